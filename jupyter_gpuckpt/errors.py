@@ -1,0 +1,140 @@
+"""The errors a person can meet: what happened, why, and what to do next."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = [
+    "BadName",
+    "Busy",
+    "Cancelled",
+    "Damaged",
+    "DriverError",
+    "GpuckptError",
+    "Incompatible",
+    "KeeperGone",
+    "KernelLost",
+    "NameTaken",
+    "NoSuchKernel",
+    "NoSuchSnapshot",
+    "Refused",
+    "RestoreFailed",
+    "SaveFailed",
+    "StoreError",
+    "Unavailable",
+]
+
+
+class GpuckptError(Exception):
+    """Base of every error of the project.
+
+    Parameters
+    ----------
+    what : what happened, one sentence.
+    why : the cause, with the cause's own words where there are any.
+    then : what the person can do next.
+    data : whatever describes the case further (JSON types only): it crosses process borders.
+    """
+
+    kinds: ClassVar[dict[str, type[GpuckptError]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        GpuckptError.kinds[cls.__name__] = cls
+
+    def __init__(self, what: str, why: str = "", then: str = "", **data: Any) -> None:
+        super().__init__(what, why, then)
+        self.what, self.why, self.then, self.data = what, why, then, data
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.why:
+            lines.append(f"Why: {self.why}")
+        if self.then:
+            lines.append(f"Next: {self.then}")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the error as JSON types; `from_dict` is its inverse."""
+        return {
+            "kind": type(self).__name__,
+            "what": self.what,
+            "why": self.why,
+            "then": self.then,
+            "data": self.data,
+        }
+
+    @staticmethod
+    def from_dict(d: dict[str, Any]) -> GpuckptError:
+        """Return the error that `as_dict` described, of the class it had."""
+        kind = GpuckptError.kinds.get(str(d.get("kind")), GpuckptError)
+        data = d.get("data")
+        return kind(
+            str(d.get("what", "")),
+            str(d.get("why", "")),
+            str(d.get("then", "")),
+            **(data if isinstance(data, dict) else {}),
+        )
+
+
+class Unavailable(GpuckptError):
+    """This machine, user or kernel cannot save or restore at all."""
+
+
+class Refused(GpuckptError):
+    """The request was refused before anything was touched."""
+
+
+class Busy(Refused):
+    """Another operation on the same kernel is still under way."""
+
+
+class Cancelled(GpuckptError):
+    """The person interrupted the operation; the kernel is as it was."""
+
+
+class SaveFailed(GpuckptError):
+    """A save failed and was undone: the kernel goes on as before."""
+
+
+class RestoreFailed(GpuckptError):
+    """A restore failed; the snapshot is as it was, and the text says which kernel runs now."""
+
+
+class KernelLost(GpuckptError):
+    """The kernel is gone, and cannot be brought back but from a snapshot."""
+
+
+class DriverError(GpuckptError):
+    """A call of the CUDA driver failed or did not return in time."""
+
+
+class StoreError(GpuckptError):
+    """The store could not be read or written."""
+
+
+class BadName(StoreError):
+    """The text cannot be the name of a snapshot."""
+
+
+class NameTaken(StoreError):
+    """A snapshot of that name exists already."""
+
+
+class NoSuchSnapshot(StoreError):
+    """No snapshot of that name exists."""
+
+
+class Damaged(StoreError):
+    """A snapshot's bytes are not the ones that were saved."""
+
+
+class Incompatible(StoreError):
+    """A snapshot was written in a format that this version does not know."""
+
+
+class NoSuchKernel(GpuckptError):
+    """No running kernel answers to that name."""
+
+
+class KeeperGone(GpuckptError):
+    """The keeper of a kernel does not answer."""

@@ -1,0 +1,61 @@
+"""Where things live and how long to wait: every path and time limit of the project, in one place.
+
+Each can be set by an environment variable, named beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
+
+NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"  # noqa: S108 - inside the sleeper's own tmpfs
+"""Where a kernel finds its run folder (FIFOs and log). The same path in every sleeper."""
+
+ENV_RUN_DIR = "GPUCKPT_RUN_DIR"
+"""Set in a kernel that a keeper holds: the run folder as the kernel sees it."""
+
+ENV_UNAVAILABLE = "GPUCKPT_UNAVAILABLE"
+"""Set in a kernel that was started plain: the reason, as `GpuckptError.as_dict` in JSON."""
+
+
+def store_dir() -> Path:
+    """Return the folder of the store: ``GPUCKPT_STORE``, or ``gpuckpt/store`` in Jupyter's data."""
+    return Path(os.environ.get("GPUCKPT_STORE") or Path(jupyter_data_dir(), "gpuckpt", "store"))
+
+
+def criu_prefix() -> Path:
+    """Return where `jupyter gpuckpt setup` puts CRIU: ``GPUCKPT_CRIU_PREFIX``, or Jupyter's data."""
+    return Path(
+        os.environ.get("GPUCKPT_CRIU_PREFIX") or Path(jupyter_data_dir(), "gpuckpt", "criu")
+    )
+
+
+def kernels_dir() -> Path:
+    """Return the folder that holds one folder a kernel: ``gpuckpt`` in Jupyter's runtime folder."""
+    return Path(jupyter_runtime_dir(), "gpuckpt")
+
+
+def _seconds(variable: str, default: float) -> float:
+    return float(os.environ.get(variable) or default)
+
+
+def hook_timeout() -> float:
+    """Return how long the hooks of a kernel may take (``GPUCKPT_HOOK_TIMEOUT``), in seconds."""
+    return _seconds("GPUCKPT_HOOK_TIMEOUT", 30)
+
+
+def lock_timeout() -> float:
+    """Return how long a save waits for GPU work to pause (``GPUCKPT_LOCK_TIMEOUT``), in seconds."""
+    return _seconds("GPUCKPT_LOCK_TIMEOUT", 10)
+
+
+def driver_timeout() -> float:
+    """Return how long one driver call may take (``GPUCKPT_DRIVER_TIMEOUT``), in seconds."""
+    return _seconds("GPUCKPT_DRIVER_TIMEOUT", 300)
+
+
+def criu_timeout() -> float:
+    """Return how long one criu run may take (``GPUCKPT_CRIU_TIMEOUT``), in seconds."""
+    return _seconds("GPUCKPT_CRIU_TIMEOUT", 900)
