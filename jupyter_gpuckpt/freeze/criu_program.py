@@ -1,0 +1,271 @@
+"""Find the CRIU program to use, and say why each one that was looked at is not fit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.errors import Unavailable
+
+__all__ = [
+    "ENV_CRIU",
+    "MINIMUM_VERSION",
+    "CriuProgram",
+    "check",
+    "find_criu",
+    "first_error",
+    "program_in_prefix",
+    "version_text",
+]
+
+ENV_CRIU = "GPUCKPT_CRIU"
+"""Names a criu program to use instead of looking for one."""
+
+MINIMUM_VERSION = (4, 1, 0)
+"""The oldest CRIU that is used: older ones fail on the vDSO of recent kernels."""
+
+Origin = Literal["environment", "prefix", "system"]
+
+_SYSTEM_FOLDERS = ("/usr/sbin", "/sbin", "/usr/local/sbin")
+_LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
+_LIBRARY_FOLDERS = ("usr/lib", "lib", "usr/lib64", "lib64")
+_PROGRAM_FOLDERS = ("usr/sbin", "sbin", "usr/bin", "usr/local/sbin")
+_VERSION_TIMEOUT = 10.0
+_CHECK_TIMEOUT = 60.0
+
+# A default configuration file (/etc/criu/default.conf, ~/.criu/default.conf) could change
+# what a dump holds, so it is never read.
+_OPTIONS = ("--no-default-config",)
+
+
+@dataclass(frozen=True)
+class CriuProgram:
+    """A CRIU that is new enough.
+
+    Attributes
+    ----------
+    argv : how to start it; append the command and its options. Configuration files are already
+        switched off.
+    version : as it reports itself.
+    path : the program's file.
+    origin : "environment" (named by ``GPUCKPT_CRIU``), "prefix" (put there by
+        ``jupyter gpuckpt setup``) or "system".
+    """
+
+    argv: tuple[str, ...]
+    version: tuple[int, int, int]
+    path: str
+    origin: Origin
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment to start it with: nothing of the caller's passes through.
+
+        ``CRIU_CONFIG_FILE`` and ``LD_*`` could change what criu does. The path is for the
+        programs that criu itself starts (``ip``, ``tar``, action scripts).
+        """
+        return _environment()
+
+
+class _UnfitError(Exception):
+    """Why one candidate cannot be used."""
+
+
+def find_criu() -> CriuProgram:
+    """Return the CRIU to use: ``GPUCKPT_CRIU``, else the private prefix's, else the system's.
+
+    A program named by ``GPUCKPT_CRIU`` is used or refused, never passed over in silence.
+
+    Raises
+    ------
+    Unavailable
+        None fits. `data["tried"]` maps every place that was looked at to why it was refused.
+    """
+    tried: dict[str, str] = {}
+    named = os.environ.get(ENV_CRIU)
+    if named:
+        try:
+            return _judge((named,), named, "environment")
+        except _UnfitError as unfit:
+            tried[named] = str(unfit)
+        raise _unavailable(tried, f"Correct {ENV_CRIU}, or unset it.")
+    prefix = settings.criu_prefix()
+    try:
+        return program_in_prefix(prefix)
+    except Unavailable as unfit:
+        tried[str(prefix)] = unfit.why
+    for path in _system_candidates():
+        try:
+            return _judge((path,), path, "system")
+        except _UnfitError as unfit:
+            tried[path] = str(unfit)
+    if len(tried) == 1:
+        tried["PATH and " + ", ".join(_SYSTEM_FOLDERS)] = "no program named criu"
+    raise _unavailable(tried, "Run `jupyter gpuckpt setup` to install one for this project alone.")
+
+
+def program_in_prefix(prefix: Path) -> CriuProgram:
+    """Return the CRIU of a folder that distribution packages were unpacked into.
+
+    It is started through the loader in that folder, so that it needs no library of the
+    system's. Both layouts are known: everything under ``usr`` and split over ``lib`` and ``sbin``.
+
+    Raises
+    ------
+    Unavailable
+        There is none, or it is too old or does not start; `why` says which.
+    """
+    try:
+        return _judge_prefix(prefix.absolute())
+    except _UnfitError as unfit:
+        raise Unavailable(
+            f"The folder {prefix} holds no CRIU that can be used.",
+            str(unfit),
+            "Run `jupyter gpuckpt setup`.",
+        ) from None
+
+
+def check(program: CriuProgram) -> None:
+    """Let CRIU judge this kernel and these rights (``criu check``).
+
+    Raises
+    ------
+    Unavailable
+        It does not look good; `why` quotes criu's first error line.
+    """
+    then = "Run `jupyter gpuckpt doctor` to see what this machine lacks."
+    what = f"CRIU {version_text(program.version)} cannot work on this machine."
+    try:
+        done = _run((*program.argv, "check"), _CHECK_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(
+            what, f"`criu check` did not end within {_CHECK_TIMEOUT:.0f} s.", then
+        ) from None
+    except OSError as error:
+        raise Unavailable(what, f"{program.path} does not start: {error.strerror}.", then) from None
+    if done.returncode != 0:
+        said = first_error(done.stderr + done.stdout) or f"exit status {done.returncode}"
+        raise Unavailable(what, f"`criu check` says: {said}", then)
+
+
+def first_error(log: str) -> str:
+    """Return the first line of a criu log that names an error, or its first line at all.
+
+    criu marks errors with ``Error (file:line):``. Its complaint that it cannot raise
+    RLIMIT_NOFILE is passed over: it is harmless.
+    """
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error (" in line and "RLIMIT_NOFILE" not in line]
+    return (errors or lines or [""])[0]
+
+
+def version_text(version: tuple[int, int, int]) -> str:
+    """Return a version as people write it: ``4.2.1``, ``4.2``."""
+    return ".".join(map(str, version if version[2] else version[:2]))
+
+
+def _environment() -> dict[str, str]:
+    return {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "LC_ALL": "C",
+    }
+
+
+def _unavailable(tried: dict[str, str], then: str) -> Unavailable:
+    return Unavailable(
+        f"No CRIU of version {version_text(MINIMUM_VERSION)} or newer was found.",
+        "; ".join(f"{place}: {why}" for place, why in tried.items()) + ".",
+        then,
+        tried=tried,
+    )
+
+
+def _system_candidates() -> list[str]:
+    folders = [*os.get_exec_path(), *_SYSTEM_FOLDERS]
+    # /sbin is a link to /usr/sbin nearly everywhere: the same file is judged once.
+    found: dict[str, str] = {}
+    for folder in folders:
+        path = Path(folder, "criu")
+        if Path(folder).is_absolute() and path.is_file():
+            found.setdefault(os.path.realpath(path), str(path))
+    return list(found.values())
+
+
+def _judge_prefix(prefix: Path) -> CriuProgram:
+    if not prefix.is_dir():
+        raise _UnfitError("not installed")
+    program = _first_file(prefix / folder / "criu" for folder in _PROGRAM_FOLDERS)
+    if program is None:
+        raise _UnfitError("no program named criu in it")
+    machine = platform.machine()
+    if machine not in _LOADERS:
+        raise _UnfitError(f"CRIU packages for {machine} are not supported")
+    # Multiarch folders (lib/x86_64-linux-gnu) before plain ones: lib64 holds the loader as a
+    # link, which in the split layout is absolute and points into the system.
+    folders = [prefix / f / f"{machine}-linux-gnu" for f in _LIBRARY_FOLDERS[:2]]
+    folders += [prefix / f for f in _LIBRARY_FOLDERS]
+    folders = [folder for folder in folders if folder.is_dir()]
+    loader = _first_file(folder / _LOADERS[machine] for folder in folders)
+    if loader is None:
+        raise _UnfitError(f"no {_LOADERS[machine]} in it: it was made for another kind of machine")
+    libraries = ":".join(map(str, folders))
+    return _judge((str(loader), "--library-path", libraries, str(program)), str(program), "prefix")
+
+
+def _first_file(candidates: Iterable[Path]) -> Path | None:
+    return next((path for path in candidates if path.is_file()), None)
+
+
+# What a program said of itself, by its command line and the file's identity, so that a
+# program that was replaced meanwhile is asked again.
+_known_versions: dict[tuple[tuple[str, ...], int, int], tuple[int, int, int]] = {}
+
+
+def _judge(start: tuple[str, ...], path: str, origin: Origin) -> CriuProgram:
+    argv = (*start, *_OPTIONS)
+    try:
+        state = Path(path).stat()
+    except OSError as error:
+        raise _UnfitError(error.strerror or str(error)) from None
+    key = (argv, state.st_mtime_ns, state.st_ino)
+    version = _known_versions.get(key)
+    if version is None:
+        version = _known_versions[key] = _ask_version(argv)
+    if version < MINIMUM_VERSION:
+        raise _UnfitError(
+            f"version {version_text(version)} is older than {version_text(MINIMUM_VERSION)}"
+        )
+    return CriuProgram(argv, version, path, origin)
+
+
+def _ask_version(argv: tuple[str, ...]) -> tuple[int, int, int]:
+    try:
+        done = _run((*argv, "--version"), _VERSION_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        raise _UnfitError(f"did not tell its version within {_VERSION_TIMEOUT:.0f} s") from None
+    except OSError as error:
+        raise _UnfitError(f"does not start ({error.strerror})") from None
+    match = re.search(r"^Version: (\d+)\.(\d+)(?:\.(\d+))?", done.stdout, re.MULTILINE)
+    if done.returncode != 0 or match is None:
+        said = first_error(done.stderr + done.stdout) or f"exit status {done.returncode}"
+        raise _UnfitError(f"does not tell its version ({said})")
+    return int(match[1]), int(match[2]), int(match[3] or 0)
+
+
+def _run(argv: tuple[str, ...], timeout: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv,
+        env=_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=timeout,
+        check=False,
+    )

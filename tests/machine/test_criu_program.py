@@ -1,0 +1,147 @@
+"""Which CRIU is used, and what a person is told of the ones that are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.errors import Unavailable
+from jupyter_gpuckpt.freeze.criu_program import (
+    MINIMUM_VERSION,
+    check,
+    find_criu,
+    first_error,
+    program_in_prefix,
+)
+
+OLD = "#!/bin/sh\necho 'Version: 3.17.1'\n"
+NEW = "#!/bin/sh\necho 'Version: 4.2'\necho 'GitID: v4.2'\n"
+BROKEN = "#!/bin/sh\necho 'error while loading shared libraries: libnet.so.1' >&2\nexit 127\n"
+NO_KERNEL = """#!/bin/sh
+case "$*" in
+*--version*) echo 'Version: 4.2' ;;
+*)
+  echo 'Error (criu/rlimit.c:1): rlimit: Cannot setup RLIMIT_NOFILE for self' >&2
+  echo 'Error (criu/cr-check.c:42): Kernel lacks everything' >&2
+  echo 'Error (criu/cr-check.c:43): And more' >&2
+  exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("GPUCKPT_CRIU", raising=False)
+    monkeypatch.setenv("GPUCKPT_CRIU_PREFIX", str(tmp_path / "no-prefix"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr("jupyter_gpuckpt.freeze.criu_program._SYSTEM_FOLDERS", ())
+
+
+def _program(tmp_path: Path, text: str, folder: str = "bin") -> Path:
+    path = tmp_path / folder / "criu"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def test_nothing_installed_says_what_to_run(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable) as caught:
+        find_criu()
+    assert "4.1" in caught.value.what
+    assert str(tmp_path / "no-prefix") in caught.value.why
+    assert "jupyter gpuckpt setup" in caught.value.then
+
+
+def test_a_new_enough_program_in_path_is_used(tmp_path: Path) -> None:
+    path = _program(tmp_path, NEW)
+    program = find_criu()
+    assert program.path == str(path)
+    assert program.version == (4, 2, 0)
+    assert program.origin == "system"
+    assert program.argv == (str(path), "--no-default-config")
+
+
+def test_an_old_program_is_refused_by_name_and_version(tmp_path: Path) -> None:
+    path = _program(tmp_path, OLD)
+    with pytest.raises(Unavailable) as caught:
+        find_criu()
+    assert caught.value.data["tried"][str(path)] == "version 3.17.1 is older than 4.1"
+    assert str(path) in caught.value.why
+
+
+def test_a_newer_one_later_in_path_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _program(tmp_path, OLD)
+    path = _program(tmp_path, NEW, "bin2")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{tmp_path / 'bin2'}")
+    assert find_criu().path == str(path)
+
+
+def test_a_program_that_does_not_start_is_quoted(tmp_path: Path) -> None:
+    path = _program(tmp_path, BROKEN)
+    with pytest.raises(Unavailable) as caught:
+        find_criu()
+    assert "libnet.so.1" in caught.value.data["tried"][str(path)]
+
+
+def test_a_program_that_was_replaced_is_asked_again(tmp_path: Path) -> None:
+    _program(tmp_path, OLD)
+    with pytest.raises(Unavailable):
+        find_criu()
+    (tmp_path / "bin" / "criu").unlink()
+    _program(tmp_path, NEW)
+    assert find_criu().version == (4, 2, 0)
+
+
+def test_the_environment_variable_wins_and_is_never_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _program(tmp_path, NEW)
+    named = _program(tmp_path, OLD, "mine")
+    monkeypatch.setenv("GPUCKPT_CRIU", str(named))
+    with pytest.raises(Unavailable, match="GPUCKPT_CRIU") as caught:
+        find_criu()
+    assert list(caught.value.data["tried"]) == [str(named)]
+    named.write_text(NEW)
+    assert find_criu().origin == "environment"
+
+
+def test_a_prefix_without_a_loader_is_refused(tmp_path: Path) -> None:
+    prefix = tmp_path / "prefix"
+    (prefix / "sbin").mkdir(parents=True)
+    (prefix / "sbin" / "criu").write_text(NEW)
+    with pytest.raises(Unavailable, match="another kind of machine"):
+        program_in_prefix(prefix)
+
+
+def test_nothing_of_the_callers_environment_reaches_criu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CRIU_CONFIG_FILE", "/etc/passwd")
+    monkeypatch.setenv("LD_PRELOAD", "")
+    seen = tmp_path / "seen"
+    _program(tmp_path, f"#!/bin/sh\nenv > {seen}\necho 'Version: 4.2'\n")
+    program = find_criu()
+    names = {line.partition("=")[0] for line in seen.read_text().splitlines()}
+    assert names <= {"PATH", "LC_ALL", "PWD", "SHLVL", "_"}
+    assert set(program.environment()) == {"PATH", "LC_ALL"}
+
+
+def test_a_failed_check_quotes_the_first_error_that_matters(tmp_path: Path) -> None:
+    _program(tmp_path, NO_KERNEL)
+    with pytest.raises(Unavailable) as caught:
+        check(find_criu())
+    assert "Error (criu/cr-check.c:42): Kernel lacks everything" in caught.value.why
+    assert "And more" not in caught.value.why
+
+
+def test_the_first_line_is_quoted_where_none_is_marked() -> None:
+    assert first_error("\n  CRIU needs a capability\nsetcap it\n") == "CRIU needs a capability"
+    assert first_error("") == ""
+
+
+def test_settings_name_the_prefix(tmp_path: Path) -> None:
+    assert settings.criu_prefix() == tmp_path / "no-prefix"
+    assert MINIMUM_VERSION == (4, 1, 0)
