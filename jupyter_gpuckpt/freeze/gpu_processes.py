@@ -1,0 +1,71 @@
+"""What `/proc` tells of processes that use a GPU, without asking the driver."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+__all__ = ["cuda_pids", "open_gpus", "stopped"]
+
+_LIBCUDA = re.compile(r"/libcuda\.so[.\d]*( \(deleted\))?$")
+_GPU_FILE = re.compile(r"^/dev/nvidia(\d+)$")
+
+
+def cuda_pids(pids: Iterable[int]) -> list[int]:
+    """Return those of the processes that may have CUDA state: cheap, and never one too few.
+
+    These are the ones that map libcuda or have an NVIDIA device open. One that only uses NVML is
+    among them; the driver's answer (`CudaWorker.state`) decides. Ended processes are left out.
+
+    Raises
+    ------
+    PermissionError : a process is not this user's.
+    """
+    return [pid for pid in pids if _has_device(pid) or _maps_libcuda(pid)]
+
+
+def open_gpus(pid: int) -> list[int]:
+    """Return the device numbers of the GPUs (``/dev/nvidiaN``) that a process has open."""
+    paths = {*_open_files(pid), *_mapped_files(pid)}
+    return sorted(int(m[1]) for m in map(_GPU_FILE.match, paths) if m)
+
+
+def stopped(pid: int) -> bool:
+    """Return whether a process is stopped, by a signal or by a tracer; an ended one is not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] in "Tt"
+
+
+def _has_device(pid: int) -> bool:
+    return any(path.startswith("/dev/nvidia") for path in _open_files(pid))
+
+
+def _maps_libcuda(pid: int) -> bool:
+    return any(_LIBCUDA.search(path) for path in _mapped_files(pid))
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    try:
+        links = list(Path(f"/proc/{pid}/fd").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for link in links:
+        try:
+            yield str(link.readlink())
+        except (FileNotFoundError, ProcessLookupError):  # closed in between
+            continue
+
+
+def _mapped_files(pid: int) -> Iterator[str]:
+    try:
+        with Path(f"/proc/{pid}/maps").open(encoding="utf-8", errors="surrogateescape") as maps:
+            for line in maps:
+                columns = line.rstrip("\n").split(maxsplit=5)
+                if len(columns) == 6:
+                    yield columns[5]
+    except (FileNotFoundError, ProcessLookupError):
+        return
