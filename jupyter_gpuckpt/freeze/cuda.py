@@ -9,15 +9,17 @@ This module is the room's door; what it re-exports is described where it is made
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from .. import settings
 from ..errors import DriverError, KernelLost, SaveFailed
 from .cuda_calls import CudaWorker, Gpu, State, Usage
-from .cuda_fit import describe, fits, preflight
-from .gpu_processes import cuda_pids
+from .cuda_fit import describe, fits, freezable, needs, preflight
+from .gpu_processes import cuda_pids, ended, stopped
 
 __all__ = [
     "CudaWorker",
@@ -28,11 +30,17 @@ __all__ = [
     "cuda_pids",
     "describe",
     "fits",
+    "freezable",
     "freeze",
     "mend",
+    "needs",
     "preflight",
     "thaw",
 ]
+
+_THEN_LOST = "Restart the kernel and restore the latest snapshot."
+_ROOM_POLL = 0.2
+"""Seconds between two looks at the memory of the GPUs."""
 
 Found = Literal["none", "running", "locked", "checkpointed", "gone"]
 """How `mend` found a process; ``gone``: it has ended."""
@@ -46,46 +54,65 @@ def freeze(worker: CudaWorker, pids: Sequence[int]) -> None:
     SaveFailed : a step failed and was undone; every process that still lives runs on.
     KernelLost : a step failed, and a process could not be brought back.
     """
+    processes: Sequence[Mapping[str, Any]] = ()
     try:
+        processes = describe(worker, pids)["processes"]
         for pid in pids:
             worker.lock(pid, settings.lock_timeout())
         for pid in pids:
             worker.checkpoint(pid)
     except DriverError as error:
-        mend(worker, pids)
+        mend(worker, pids, processes)
         raise _save_failed(error) from error
     except BaseException:  # an interrupt: the processes must not stay frozen for it
-        mend(worker, pids)
+        mend(worker, pids, processes)
         raise
 
 
-def thaw(worker: CudaWorker, pids: Sequence[int], gpu_map: Mapping[str, str] | None = None) -> None:
+def thaw(
+    worker: CudaWorker,
+    pids: Sequence[int],
+    gpu_map: Mapping[str, str] | None = None,
+    held: Mapping[str, int] | None = None,
+) -> None:
     """Restore, then unlock every checkpointed process; all of them are read back as running.
+
+    `held` says how many bytes of each GPU all of them need (`needs`). A restore that finds too
+    little loses the process for good, so this waits until there is enough.
 
     Raises
     ------
     DriverError : a step failed; what that means (a lost kernel, a failed restore) the caller knows.
+        Under the name ``NO_ROOM`` nothing was tried yet: `thaw` can be called again.
     """
+    _wait_for_room(worker, gpu_map or {}, held or {})
     for pid in reversed(pids):
         worker.restore(pid, gpu_map)
     for pid in reversed(pids):
         worker.unlock(pid)
 
 
-def mend(worker: CudaWorker, pids: Iterable[int]) -> dict[int, Found]:
+def mend(
+    worker: CudaWorker, pids: Iterable[int], processes: Iterable[Mapping[str, Any]] = ()
+) -> dict[int, Found]:
     """Bring back every process that a broken-off freeze left locked or checkpointed.
 
-    Returns how each was found. Processes that have ended are no failure here.
+    Returns how each was found. Processes that have ended are no failure here, and a stopped one is
+    let go on: the driver reaches no other. A driver call that is still under way, though its maker
+    was killed, is waited for. `processes` is what `describe` said of them before the freeze: with
+    it, a process is not restored before its GPUs have room for it.
 
     Raises
     ------
-    KernelLost : a process cannot be brought back; all others have been.
+    KernelLost : a process cannot be brought back; all others have been. Under the name ``NO_ROOM``
+        it is only not back yet: `mend` can be called again.
     """
+    held = {process["pid"]: process["used"] for process in processes}
     found: dict[int, Found] = {}
     lost: list[DriverError] = []
     for pid in reversed(list(pids)):
         try:
-            found[pid] = _restored(worker, pid)
+            found[pid] = _restored(worker, pid, held.get(pid, {}))
         except DriverError as error:
             lost.append(error)
     for pid, state in found.items():
@@ -98,14 +125,16 @@ def mend(worker: CudaWorker, pids: Iterable[int]) -> dict[int, Found]:
         raise KernelLost(
             f"The GPU state of process {lost[0].data['pid']} could not be brought back.",
             f"{lost[0].what} {lost[0].why}",
-            "Restart the kernel and restore the latest snapshot.",
+            _THEN_LOST if lost[0].data["name"] != "NO_ROOM" else lost[0].then,
             **lost[0].data,
         )
     return found
 
 
-def _restored(worker: CudaWorker, pid: int) -> Found:
+def _restored(worker: CudaWorker, pid: int, held: Mapping[str, int]) -> Found:
     """Restore the process if it is checkpointed; return how it was found."""
+    if stopped(pid):
+        os.kill(pid, signal.SIGCONT)
     try:
         state = worker.state(pid)
         if state == "failed":
@@ -118,18 +147,56 @@ def _restored(worker: CudaWorker, pid: int) -> Found:
                 name="FAILED",
             )
         if state == "checkpointed":
+            _wait_for_room(worker, {}, held, pid)
             worker.restore(pid)
     except DriverError:
-        if not Path(f"/proc/{pid}").exists():
+        if ended(pid):
             return "gone"
         raise
     return state
 
 
+def _wait_for_room(
+    worker: CudaWorker, gpu_map: Mapping[str, str], held: Mapping[str, int], pid: int | None = None
+) -> None:
+    """Wait until every GPU has free what is to come back to it.
+
+    Others may have taken the memory since the checkpoint. Measured: a restore without room gives
+    CUDA_ERROR_OUT_OF_MEMORY, and every later one CUDA_ERROR_OPERATING_SYSTEM, however much is free.
+    """
+    deadline = time.monotonic() + settings.driver_timeout()
+    while shortage := _shortage(worker, gpu_map, held):
+        if time.monotonic() > deadline:
+            raise DriverError(
+                "The GPU state was not moved back yet.",
+                shortage,
+                "End what else uses the GPU (`nvidia-smi` lists it); the state waits in memory.",
+                call="restore",
+                pid=pid,
+                number=None,
+                name="NO_ROOM",
+            )
+        time.sleep(_ROOM_POLL)
+
+
+def _shortage(worker: CudaWorker, gpu_map: Mapping[str, str], held: Mapping[str, int]) -> str:
+    """Return which GPU has too little memory free, in words; nothing if all have enough."""
+    gpus = {gpu.uuid: gpu for gpu in worker.gpus()} if held else {}
+    for old, size in held.items():
+        # Not here and not mapped: a single GPU's state, which the driver puts on the first.
+        place = gpus.get(gpu_map.get(old, old)) or next(iter(gpus.values()))
+        if place.free < size:
+            return (
+                f"it needs {size / 2**30:.1f} GiB of GPU {place.index} ({place.name}), "
+                f"and {place.free / 2**30:.1f} GiB are free"
+            )
+    return ""
+
+
 def _save_failed(error: DriverError) -> SaveFailed:
     call, name, pid = error.data["call"], error.data["name"], error.data["pid"]
     why, then = f"{error.what} {error.why}", error.then
-    if not Path(f"/proc/{pid}").exists():
+    if pid is not None and ended(pid):
         why, then = f"process {pid} of the kernel ended meanwhile", "Save again."
     elif call == "lock" and name in ("CUDA_ERROR_NOT_READY", "TIMEOUT"):
         why = f"work on the GPU of process {pid} did not come to a pause within the time limit"

@@ -21,6 +21,7 @@ from typing import IO, Any, Literal, get_args
 
 from .. import settings
 from ..errors import DriverError
+from .gpu_processes import stopped
 
 __all__ = ["CudaWorker", "Gpu", "State", "Usage"]
 
@@ -103,8 +104,11 @@ class CudaWorker:
         return [Usage(**usage) for usage in self._ask("usage", None, _QUERY_TIMEOUT)]
 
     def state(self, pid: int) -> State:
-        """Return the CUDA state of a process."""
-        name = self._ask("state", pid, _QUERY_TIMEOUT)
+        """Return the CUDA state of a process.
+
+        While another process's call on it is still under way, this waits for that one's end.
+        """
+        name = self._ask("state", pid, settings.driver_timeout())
         for state in get_args(State):
             if name == state:
                 return state  # type: ignore[no-any-return]
@@ -167,6 +171,8 @@ class CudaWorker:
             raise _error(call, pid, None, "UNEXPECTED_STATE", why)
 
     def _ask(self, call: str, pid: int | None, limit: float, **arguments: Any) -> Any:
+        if pid is not None and stopped(pid):
+            raise _error(call, pid, None, "STOPPED", "the process is stopped and cannot answer")
         with self._turn:
             process = self._running(call, pid)
             if pid is not None:
@@ -285,6 +291,8 @@ def _next(name: str) -> Iterator[str]:
         yield "install an NVIDIA driver of 570 or newer, and see that libcuda.so.1 can be found"
     elif name == "NO_SUCH_CALL":
         yield "install an NVIDIA driver of 570 or newer, and cuda-bindings of 12.8 or newer"
+    elif name == "STOPPED":
+        yield "let it go on (`kill -CONT`, or detach the debugger)"
     elif name == "TIMEOUT":
         yield "see `nvidia-smi` and the system log for a hung GPU"
         yield "GPUCKPT_DRIVER_TIMEOUT sets the seconds that a call may take"

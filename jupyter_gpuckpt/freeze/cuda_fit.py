@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,17 +10,46 @@ from typing import Any
 from ..errors import Refused
 from . import memory
 from .cuda_calls import CudaWorker, Gpu, Usage
-from .gpu_processes import open_gpus, stopped
+from .gpu_processes import cuda_pids, has_context, has_device, open_gpus, stopped
 
-__all__ = ["describe", "fits", "preflight"]
+__all__ = ["describe", "fits", "freezable", "needs", "preflight"]
 
 _FIRST_CUDA = 12080
 """The first CUDA version whose driver has the checkpoint API (driver 570)."""
 _HOST_MARGIN = 512 << 20
 """Bytes of host memory that a checkpoint must leave: it takes more than the bare GPU memory."""
 
+_FORK_SETTLES = 0.2
+"""Seconds after which a child that is about to start another program has done so."""
+
 _NOT_TOUCHED = "The save was refused; nothing was touched."
 _NO_RESTORE = "The snapshot was not restored; nothing was touched."
+
+
+def freezable(worker: CudaWorker, pids: Iterable[int]) -> list[int]:
+    """Return those of the processes that have CUDA state: the ones that a save has to freeze.
+
+    Raises
+    ------
+    Refused : a process is stopped, or holds GPU devices that its parent opened; no such process
+        can be dumped.
+    DriverError : the driver does not answer.
+    """
+    candidates = cuda_pids(pids)
+    for pid in candidates:
+        _not_stopped(pid)
+    found = [pid for pid in candidates if worker.state(pid) != "none"]
+    heirs = [pid for pid in candidates if pid not in found and has_device(pid)]
+    if heirs:
+        time.sleep(_FORK_SETTLES)
+    for pid in filter(has_device, heirs):
+        raise Refused(
+            _NOT_TOUCHED,
+            f"process {pid} holds GPU devices that it inherited when it was forked",
+            "End it and save again; children that Python's own `os.fork` starts drop them.",
+            pid=pid,
+        )
+    return found
 
 
 def preflight(worker: CudaWorker, pids: Sequence[int], peers_off: Container[int] = ()) -> None:
@@ -39,13 +69,7 @@ def preflight(worker: CudaWorker, pids: Sequence[int], peers_off: Container[int]
     gpus, usage = worker.gpus(), worker.usage()
     _no_mig(_NOT_TOUCHED, gpus)
     for pid in pids:
-        if stopped(pid):
-            raise Refused(
-                _NOT_TOUCHED,
-                f"process {pid} is stopped, and the driver cannot lock a stopped process",
-                f"Let it go on (`kill -CONT {pid}`, or detach the debugger) and save again.",
-                pid=pid,
-            )
+        _not_stopped(pid)
         state = worker.state(pid)
         if state != "running":
             raise Refused(
@@ -62,15 +86,15 @@ def preflight(worker: CudaWorker, pids: Sequence[int], peers_off: Container[int]
                 "Start the kernel without MPS (unset CUDA_MPS_PIPE_DIRECTORY).",
                 pid=pid,
             )
-        opened = open_gpus(pid)
-        if len(opened) > 1 and pid not in peers_off:
+        used = _gpus_used(pid, usage)
+        if used > 1 and pid not in peers_off:
             raise Refused(
                 _NOT_TOUCHED,
-                f"process {pid} has {len(opened)} GPUs open, and nothing says that they have no "
-                "peer access to each other: such a process could not be restored",
+                f"process {pid} uses {used} GPUs, and nothing says that they have no peer access "
+                "to each other: a process with peer access may not come back",
                 "Limit the process to one GPU (CUDA_VISIBLE_DEVICES), or end it before the save.",
                 pid=pid,
-                gpus=opened,
+                gpus=used,
             )
     _room_in_host_memory(pids, gpus, usage)
 
@@ -124,6 +148,15 @@ def fits(
     return {old: place.uuid for old, place in places.items()} if len(saved) > 1 and moved else None
 
 
+def needs(cuda_manifest: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many bytes of each GPU (by its UUID at the save) all processes held together."""
+    total: dict[str, int] = defaultdict(int)
+    for process in cuda_manifest["processes"]:
+        for gpu, held in process["used"].items():
+            total[gpu] += held
+    return dict(total)
+
+
 def _places(saved: Sequence[Mapping[str, Any]], gpus: Sequence[Gpu]) -> dict[str, Gpu]:
     """Return the GPU here for every GPU there: itself where it is here, else that of its place."""
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
@@ -161,15 +194,36 @@ def _no_mig(what: str, gpus: Iterable[Gpu]) -> None:
 def _held(pid: int, gpus: Iterable[Gpu], usage: Iterable[Usage]) -> dict[str, int]:
     """Return bytes by GPU that a process holds; all that nobody else holds, where it is not told.
 
-    The driver does not list a process of a pid namespace that it cannot name here.
+    NVML lists a process on the GPUs where it has a context, as long as it can name it in this pid
+    namespace.
     """
     listed = {one.gpu: one.bytes for one in usage if one.pid == pid and one.bytes is not None}
     if listed:
         return listed
+    if not has_context(pid):
+        return {}
     others: dict[str, int] = defaultdict(int)
     for one in usage:
         others[one.gpu] += one.bytes or 0
     return {gpu.uuid: max(gpu.total - gpu.free - others[gpu.uuid], 0) for gpu in gpus}
+
+
+def _gpus_used(pid: int, usage: Iterable[Usage]) -> int:
+    """Return on how many GPUs a process may have a context: every CUDA process opens them all."""
+    listed = {one.gpu for one in usage if one.pid == pid}
+    if listed or not has_context(pid):
+        return len(listed)
+    return len(open_gpus(pid))
+
+
+def _not_stopped(pid: int) -> None:
+    if stopped(pid):
+        raise Refused(
+            _NOT_TOUCHED,
+            f"process {pid} is stopped, and the driver cannot lock a stopped process",
+            f"Let it go on (`kill -CONT {pid}`, or detach the debugger) and save again.",
+            pid=pid,
+        )
 
 
 def _room_in_host_memory(pids: Iterable[int], gpus: Sequence[Gpu], usage: Sequence[Usage]) -> None:
@@ -196,9 +250,8 @@ def _room_on_gpus(
     leaving: Container[int],
 ) -> None:
     needed: dict[str, int] = defaultdict(int)
-    for process in cuda_manifest["processes"]:
-        for old, held in process["used"].items():
-            needed[places[old].uuid] += held
+    for old, held in needs(cuda_manifest).items():
+        needed[places[old].uuid] += held
     given_back: dict[str, int] = defaultdict(int)
     for one in worker.usage():
         if one.pid in leaving:

@@ -27,7 +27,8 @@ from .nvml import Nvml, NvmlError
 __all__ = ["DriverCallError", "answer", "main"]
 
 _NO_CUDA_STATE = frozenset({"CUDA_ERROR_NOT_INITIALIZED"})
-"""What the driver answers for a process without CUDA state."""
+"""What the driver answers for a process without CUDA state, a zombie among them (580.159). For one
+that does not exist it answers CUDA_ERROR_OPERATING_SYSTEM, for one that only uses NVML RUNNING."""
 _NO_GPU = frozenset({"CUDA_ERROR_NO_DEVICE", "NO_DRIVER"})
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["cuda_pids", "open_gpus", "stopped"]
+__all__ = ["cuda_pids", "ended", "has_context", "has_device", "open_gpus", "stopped"]
 
 _LIBCUDA = re.compile(r"/libcuda\.so[.\d]*( \(deleted\))?$")
 _GPU_FILE = re.compile(r"^/dev/nvidia(\d+)$")
@@ -15,14 +15,15 @@ _GPU_FILE = re.compile(r"^/dev/nvidia(\d+)$")
 def cuda_pids(pids: Iterable[int]) -> list[int]:
     """Return those of the processes that may have CUDA state: cheap, and never one too few.
 
-    These are the ones that map libcuda or have an NVIDIA device open. One that only uses NVML is
-    among them; the driver's answer (`CudaWorker.state`) decides. Ended processes are left out.
+    These are the ones that map libcuda or have an NVIDIA device open. Whether there is any state in
+    them the driver says (`CudaWorker.state`; one that only uses NVML has some, too). Ended
+    processes are left out.
 
     Raises
     ------
     PermissionError : a process is not this user's.
     """
-    return [pid for pid in pids if _has_device(pid) or _maps_libcuda(pid)]
+    return [pid for pid in pids if has_device(pid) or _maps_libcuda(pid)]
 
 
 def open_gpus(pid: int) -> list[int]:
@@ -31,16 +32,32 @@ def open_gpus(pid: int) -> list[int]:
     return sorted(int(m[1]) for m in map(_GPU_FILE.match, paths) if m)
 
 
+def has_context(pid: int) -> bool:
+    """Return whether a process has a CUDA context: it alone maps ``/dev/nvidia-uvm``."""
+    return "/dev/nvidia-uvm" in _mapped_files(pid)
+
+
 def stopped(pid: int) -> bool:
-    """Return whether a process is stopped, by a signal or by a tracer; an ended one is not."""
+    """Return whether a process is stopped, by a signal or by a tracer."""
+    return _state(pid) in ("T", "t")
+
+
+def ended(pid: int) -> bool:
+    """Return whether a process has ended; a zombie has."""
+    return _state(pid) in ("", "Z", "X")
+
+
+def _state(pid: int) -> str:
+    """Return the letter of a process's state (`proc_pid_stat(5)`); nothing for no process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] in "Tt"
+        return ""
+    return stat.rpartition(")")[2].split()[0]
 
 
-def _has_device(pid: int) -> bool:
+def has_device(pid: int) -> bool:
+    """Return whether a process has a file of an NVIDIA device open."""
     return any(path.startswith("/dev/nvidia") for path in _open_files(pid))
 
 
