@@ -1,0 +1,87 @@
+"""Files and folders that are their owner's alone from the first byte, and stay after a power cut.
+
+Each function names the modes itself where it creates something. A umask can only take bits away
+from them, so none is set: it belongs to the whole process, and other threads create files too.
+Every function raises `OSError` as it comes.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = [
+    "FILE_MODE",
+    "FOLDER_MODE",
+    "make_folder",
+    "make_parents",
+    "read_small",
+    "sync_file",
+    "sync_folder",
+    "write_new",
+]
+
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+
+
+def make_folder(path: Path) -> bool:
+    """Create the folder `path` with mode 0700; return False where it was there already."""
+    try:
+        path.mkdir(FOLDER_MODE)
+    except FileExistsError:
+        return False
+    path.chmod(FOLDER_MODE)  # a strict umask may have taken bits that the owner needs
+    return True
+
+
+def make_parents(path: Path) -> None:
+    """Create the folders above `path` that are missing, each with mode 0700, and make them last."""
+    if path.parent.is_dir():
+        return
+    make_parents(path.parent)
+    make_folder(path.parent)
+    sync_folder(path.parent.parent)
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Create the file `path` with mode 0600, write `content` and have it on the disk."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE)
+    try:
+        os.fchmod(fd, FILE_MODE)
+        left = memoryview(content)
+        while left:
+            left = left[os.write(fd, left) :]
+        os.fsync(fd)
+    except BaseException:
+        with suppress(OSError):
+            path.unlink()
+        raise
+    finally:
+        os.close(fd)
+
+
+def read_small(path: Path, limit: int) -> bytes:
+    """Return the content of `path`, of a longer file the first `limit` + 1 bytes."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(fd, "rb") as f:
+        return f.read(limit + 1)
+
+
+def sync_file(path: Path) -> None:
+    """Return when the bytes of `path` are on the disk."""
+    _sync(path, os.O_RDONLY | os.O_NOFOLLOW)
+
+
+def sync_folder(path: Path) -> None:
+    """Return when the entries of the folder `path` are on the disk."""
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    fd = os.open(path, flags)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,186 @@
+"""Where things lie in the store's folder, and whether that folder can be trusted and understood."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import uuid
+from pathlib import Path
+
+from ..errors import Damaged, StoreError
+from .durable import (
+    FOLDER_MODE,
+    make_folder,
+    make_parents,
+    read_small,
+    sync_folder,
+    write_new,
+)
+from .failures import storing
+from .manifest import FORMAT, check_format
+from .names import is_id
+
+__all__ = ["Layout"]
+
+_MARK = json.dumps({"features": [], "format": FORMAT}, separators=(",", ":")).encode() + b"\n"
+_MARK_LIMIT = 64 * 1024
+_SUFFIX = ".json"
+
+
+class Layout:
+    """The paths of a store, and the two checks that come before any use of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.mark = root / "format.json"
+        self.snapshots = root / "snapshots"
+        self.data = root / "data"
+        self.locks = root / "locks"
+
+    def manifest(self, name: str) -> Path:
+        """Return where the snapshot `name` has its manifest."""
+        return self.snapshots / (name + _SUFFIX)
+
+    def draft(self, snapshot_id: str) -> Path:
+        """Return where a manifest is written before it gets its name."""
+        return self.snapshots / (snapshot_id + ".tmp")
+
+    def data_of(self, snapshot_id: str) -> Path:
+        """Return the folder with a snapshot's files."""
+        return self.data / snapshot_id
+
+    def lock_of(self, snapshot_id: str) -> Path:
+        """Return the file whose lock says that a snapshot's data is in use."""
+        return self.locks / snapshot_id
+
+    def names(self) -> list[str]:
+        """Return the names that have a manifest, whatever is in it."""
+        found = _entries(self.snapshots)
+        return [e.removesuffix(_SUFFIX) for e in found if e.endswith(_SUFFIX)]
+
+    def ids(self) -> set[str]:
+        """Return the id of everything that takes room in the store."""
+        drafts = {e.removesuffix(".tmp") for e in _entries(self.snapshots) if e.endswith(".tmp")}
+        found = drafts | set(_entries(self.data)) | set(_entries(self.locks))
+        return {i for i in found if is_id(i)}
+
+    def readable(self) -> bool:
+        """Tell whether there is a store here; False where nothing was ever saved.
+
+        Raises
+        ------
+        Incompatible : a newer version wrote the store.
+        Damaged : its mark is not one.
+        StoreError : it belongs to somebody else, others can write in it, it is another kind of
+            folder, or it cannot be read.
+        """
+        with storing("The store cannot be read.", self.root):
+            try:
+                about = self.root.stat()
+            except FileNotFoundError:
+                return False
+            self._check_owner(about)
+            if self._marked():
+                self._check_private(about)
+                return True
+            self._check_unused()
+            return False
+
+    def prepare(self) -> None:
+        """Create the store where there is none, and have its folders on the disk.
+
+        Raises
+        ------
+        StoreError : as `readable`, or it cannot be written.
+        """
+        if self.readable():
+            with storing("The store cannot be written.", self.root):
+                if stat.S_IMODE(self.root.stat().st_mode) != FOLDER_MODE:
+                    self.root.chmod(FOLDER_MODE)
+            return
+        with storing("The store cannot be created.", self.root):
+            make_parents(self.root)
+            if not make_folder(self.root):
+                self.root.chmod(FOLDER_MODE)
+            for folder in (self.snapshots, self.data, self.locks):
+                make_folder(folder)
+            sync_folder(self.root)
+            sync_folder(self.root.parent)
+            # The mark comes last: where it is, everything above it is known to be on the disk.
+            draft = self.root / f"format.{uuid.uuid4().hex}.tmp"
+            write_new(draft, _MARK)
+            draft.rename(self.mark)
+            sync_folder(self.root)
+
+    def _marked(self) -> bool:
+        try:
+            raw = read_small(self.mark, _MARK_LIMIT)
+        except FileNotFoundError:
+            return False
+        if raw == _MARK:
+            return True
+        try:
+            found = json.loads(raw)
+        except (ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict):
+            check_format(found, f"The store in {self.root}")
+        raise Damaged(
+            "The store's format file is damaged.",
+            f"{self.mark} does not say a format that this or an older version wrote",
+            f"If no newer version of jupyter_gpuckpt used this store, write {_MARK.decode()!r} "
+            "into that file and list the snapshots.",
+            store=str(self.root),
+        )
+
+    def _check_owner(self, about: os.stat_result) -> None:
+        if not stat.S_ISDIR(about.st_mode):
+            raise NotADirectoryError(20, "Not a directory", str(self.root))
+        if about.st_uid != os.geteuid():
+            raise StoreError(
+                "The store belongs to somebody else.",
+                f"{self.root} is owned by uid {about.st_uid}, this process is uid {os.geteuid()}; "
+                "a snapshot is code that would run in your name",
+                "Set GPUCKPT_STORE to a folder of your own.",
+                store=str(self.root),
+                owner=about.st_uid,
+            )
+
+    def _check_private(self, about: os.stat_result) -> None:
+        if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise StoreError(
+                "Others can write in the store.",
+                f"{self.root} has mode {stat.S_IMODE(about.st_mode):04o}; "
+                "a snapshot is code that would run in your name",
+                f"If you trust what is in it, run `chmod 700 {self.root}`.",
+                store=str(self.root),
+            )
+
+    def _check_unused(self) -> None:
+        """Refuse a folder that holds other things: it would be mixed with what a store keeps."""
+        own = {f.name for f in (self.snapshots, self.data, self.locks)}
+        odd = sorted(
+            e
+            for e in _entries(self.root)
+            if e not in own and e != "lost+found" and not e.startswith("format.")
+        )
+        if not odd:
+            odd = sorted(f"{f.name}/{e}" for f in self._own() for e in _entries(f))
+        if odd and not self._marked():  # another process may have created the store meanwhile
+            raise StoreError(
+                "The folder of the store is not a store.",
+                f"{self.root} has no format.json but holds {odd[0]}",
+                "Set GPUCKPT_STORE to an empty folder or one that does not exist yet.",
+                store=str(self.root),
+            )
+
+    def _own(self) -> tuple[Path, Path, Path]:
+        return self.snapshots, self.data, self.locks
+
+
+def _entries(folder: Path) -> list[str]:
+    try:
+        return [e.name for e in os.scandir(folder)]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,58 @@
+"""What may be the name of a snapshot, and the path of a file inside one."""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import BadName
+
+__all__ = ["MAX_NAME", "check_name", "is_id", "is_plain_path"]
+
+MAX_NAME = 100
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*", re.ASCII)
+_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_MAX_PATH = 4096
+_MAX_COMPONENT = 255
+
+
+def check_name(name: str) -> str:
+    """Return `name` if a snapshot can be called that.
+
+    Raises
+    ------
+    BadName : it is empty, too long, or holds other characters than letters, digits, ``._-``.
+    """
+    if not name:
+        why = "it is empty"
+    elif len(name) > MAX_NAME:
+        why = f"it has {len(name)} characters, at most {MAX_NAME} are allowed"
+    elif name[0] in ".-":
+        why = f"it starts with {name[0]!r}"
+    elif not _NAME.fullmatch(name):
+        odd = next(c for c in name if not _NAME.fullmatch("_" + c))
+        why = f"it contains {odd!a}"
+    else:
+        return name
+    shown = ascii(name if len(name) <= MAX_NAME else name[:20] + "...")
+    raise BadName(
+        f"{shown} cannot be the name of a snapshot.",
+        why,
+        "Use 1 to 100 of the letters a-z and A-Z, digits and . _ - "
+        "(not . or - as the first), for example before_finetune.",
+        name=name[:MAX_NAME].encode("ascii", "backslashreplace").decode("ascii"),
+    )
+
+
+def is_id(text: object) -> bool:
+    """Tell whether `text` is a snapshot's id: a UUID as 32 small hexadecimal digits."""
+    return isinstance(text, str) and _ID.fullmatch(text) is not None
+
+
+def is_plain_path(text: str) -> bool:
+    """Tell whether `text` is a relative path that stays inside its folder, in its one spelling."""
+    if not text or len(text) > _MAX_PATH or not text.isprintable() or "\\" in text:
+        return False
+    return all(
+        part not in ("", ".", "..") and len(part.encode()) <= _MAX_COMPONENT
+        for part in text.split("/")
+    )

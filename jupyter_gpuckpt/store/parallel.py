@@ -1,0 +1,65 @@
+"""Run a batch of jobs on threads, count the bytes done, and stop them all at the first failure."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+
+__all__ = ["Tally", "run_all"]
+
+_REPORT_EVERY = 0.1
+"""Seconds between two reports."""
+
+
+class _StoppedError(Exception):
+    """Another job of the batch failed, so that this one's result is of no use."""
+
+
+class Tally:
+    """The bytes that a batch of jobs has done so far."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stopped = False
+        self.done = 0
+
+    def add(self, count: int) -> None:
+        """Count `count` bytes as done; ends the calling job where the batch has failed."""
+        if self._stopped:
+            raise _StoppedError
+        with self._lock:
+            self.done += count
+
+    def stop(self) -> None:
+        """Make each job of the batch end at its next `add`."""
+        self._stopped = True
+
+
+def run_all(jobs: Sequence[Callable[[Tally], None]], report: Callable[[int], None]) -> None:
+    """Run `jobs` on threads and return when all are done; raise the first failure.
+
+    `report` gets the bytes done so far, in the calling thread: what it raises (a cancellation)
+    stops the batch as well.
+    """
+    tally = Tally()
+    with ThreadPoolExecutor(min(len(jobs), _workers()) or 1, "gpuckpt-store") as pool:
+        futures = [pool.submit(job, tally) for job in jobs]
+        try:
+            pending = set(futures)
+            while pending:
+                done, pending = wait(pending, _REPORT_EVERY, FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+                report(tally.done)
+        except BaseException:
+            tally.stop()
+            for future in futures:
+                future.cancel()
+            raise
+
+
+def _workers() -> int:
+    # A few more than CPUs: some of them wait for the disk while the others hash.
+    return min(16, len(os.sched_getaffinity(0)) + 2)
