@@ -1,0 +1,1 @@
+"""Judge the machine, and install what it lacks: CRIU, rights, namespaces, driver, store."""
