@@ -146,7 +146,8 @@ class CudaWorker:
     def close(self) -> None:
         """End the worker and close its pipes; the next call would start another one."""
         self.kill()
-        self._discard()
+        with self._turn:
+            self._discard()
 
     def kill(self) -> None:
         """Kill the worker at once, also from another thread: a call under way fails."""

@@ -90,10 +90,16 @@ def _device_mappings() -> Iterator[tuple[int, int]]:
 def disable_peer_access() -> list[dict[str, int]]:
     """Switch off the access of this process's GPUs to each other's memory; return what was on.
 
-    A process with peer access checkpoints and then cannot be restored, so this comes before every
-    save. Each entry is ``{"from": DEVICE, "to": DEVICE}``, numbered as this process numbers its
-    devices; `enable_peer_access` takes the list. Only primary contexts are seen (torch, JAX, CuPy
-    and the CUDA runtime have no others). Without libcuda or with one GPU there is nothing to do.
+    A process with peer access checkpoints and may then not be restored, so this comes before every
+    save. It waits until the GPUs that are concerned have done what they were given.
+
+    `enable_peer_access` must follow, with the list returned here, before anything else runs that
+    uses these GPUs: torch remembers that access is on, and its next copy of a strided tensor from
+    one to the other would end in an illegal memory access, which no CUDA context survives.
+
+    Each entry is ``{"from": DEVICE, "to": DEVICE}``, numbered as this process numbers its devices.
+    Only primary contexts are seen (torch, JAX, CuPy and the CUDA runtime have no others). Without
+    libcuda or with one GPU there is nothing to do.
 
     Raises
     ------
@@ -101,6 +107,10 @@ def disable_peer_access() -> list[dict[str, int]]:
     """
     was_on = []
     with _active_contexts() as (cuda, contexts):
+        for device in contexts if len(contexts) > 1 else ():
+            number = _in_context(cuda, contexts[device], cuda.cuCtxSynchronize)
+            if number != _SUCCESS:
+                raise _error("cuCtxSynchronize", number, device, device)
         for start, peer in permutations(contexts, 2):
             number = _in_context(cuda, contexts[start], cuda.cuCtxDisablePeerAccess, contexts[peer])
             if number == _SUCCESS:
@@ -111,7 +121,9 @@ def disable_peer_access() -> list[dict[str, int]]:
 
 
 def enable_peer_access(pairs: Iterable[dict[str, int]]) -> None:
-    """Switch on again what `disable_peer_access` returned.
+    """Switch on again what `disable_peer_access` returned, after the save and after a restore.
+
+    Where it fails, copies of strided tensors between GPUs would crash in this process: see there.
 
     Raises
     ------
@@ -120,6 +132,8 @@ def enable_peer_access(pairs: Iterable[dict[str, int]]) -> None:
     with _active_contexts() as (cuda, contexts):
         for pair in pairs:
             start, peer = pair["from"], pair["to"]
+            if start not in contexts or peer not in contexts:
+                continue  # the process gave the device up: there is nothing left to have access to
             number = _in_context(
                 cuda, contexts[start], cuda.cuCtxEnablePeerAccess, contexts[peer], ctypes.c_uint(0)
             )

@@ -1,0 +1,71 @@
+"""What `/proc` tells of processes, asked of real ones."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpuckpt.freeze import gpu_processes, memory
+
+
+def test_process_without_cuda_is_no_candidate() -> None:
+    assert gpu_processes.cuda_pids([os.getpid()]) == []
+    assert gpu_processes.open_gpus(os.getpid()) == []
+    assert not gpu_processes.has_context(os.getpid())
+
+
+def test_ended_process_is_left_out() -> None:
+    with subprocess.Popen(["true"]) as process:
+        time.sleep(0.2)
+        assert gpu_processes.ended(process.pid)  # a zombie
+        assert gpu_processes.cuda_pids([process.pid]) == []
+    assert gpu_processes.ended(process.pid)
+    assert gpu_processes.cuda_pids([process.pid]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("libcuda.so.1", True),
+        ("libcuda.so.580.159.04", True),
+        ("libcudart.so.13", False),
+        ("mylibcuda.so.1", False),
+        ("libcuda.so.1.txt", False),
+    ],
+)
+def test_mapping_libcuda_makes_a_candidate(tmp_path: Path, name: str, counts: bool) -> None:
+    path = tmp_path / name
+    path.write_bytes(bytes(4096))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_READ):
+        assert gpu_processes.cuda_pids([os.getpid()]) == ([os.getpid()] if counts else [])
+
+
+def test_stopped_process_is_told() -> None:
+    with subprocess.Popen(["sleep", "100"]) as process:
+        assert not gpu_processes.stopped(process.pid)
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(0.1)
+        assert gpu_processes.stopped(process.pid)
+        process.kill()
+    assert not gpu_processes.stopped(process.pid)
+
+
+def test_available_memory_is_within_the_machine() -> None:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < memory.available(os.getpid()) <= total
+
+
+def test_limit_of_a_cgroup_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    group = tmp_path / Path(f"/proc/{os.getpid()}/cgroup").read_text().partition("0::/")[2].strip()
+    group.mkdir(parents=True, exist_ok=True)
+    (group / "memory.max").write_text(f"{3 << 20}\n")
+    (group / "memory.current").write_text(f"{2 << 20}\n")
+    (group / "memory.stat").write_text(f"anon 5\ninactive_file {1 << 19}\n")
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    assert memory.available(os.getpid()) == (1 << 20) + (1 << 19)
