@@ -1,1 +1,1 @@
-"""Freeze a tree of processes, and bring it back: no Jupyter and no store in here."""
+"""Freezing and thawing process trees: CRIU for the CPU side, the CUDA driver for the GPU side. Knows no Jupyter and no store."""

@@ -1,0 +1,84 @@
+"""What criu is asked to do, and what it says when it fails."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import criu_program
+
+DUMP_LOG, RESTORE_LOG = "dump.log", "restore.log"
+
+_COMMON = (
+    "--tcp-close",  # a live kernel's connections stay up; the restored one's are closed, and clients connect again
+    "--ext-unix-sk",
+    "--file-locks",
+    "--link-remap",
+    "--manage-cgroups=ignore",
+    "-v2",
+)
+
+
+def dump_arguments(pid: int, images: Path, action_script: Path, timeout: float) -> Sequence[str]:
+    """Return criu's arguments to dump the tree of `pid` (as its namespace knows it) and let it run on.
+
+    `timeout` (seconds) is how long criu may try to stop the processes of the tree.
+    """
+    return (
+        "dump",
+        "-t",
+        str(pid),
+        "-D",
+        str(images),
+        "-o",
+        DUMP_LOG,
+        "--leave-running",
+        "--action-script",
+        str(action_script),
+        "--timeout",
+        str(max(1, int(timeout))),
+        # Unlinked shared memory (NCCL, DataLoader workers) is copied into the images; criu's default stops at 1 MiB.
+        "--ghost-limit",
+        "64G",
+        *_COMMON,
+    )
+
+
+def restore_arguments(images: Path, log: Path) -> Sequence[str]:
+    """Return criu's arguments to restore a tree and leave it to process 1."""
+    return ("restore", "-D", str(images), "-o", str(log), "-d", *_COMMON)
+
+
+_STAMP = re.compile(r"^\([\d.]+\)\s*(\d+: )?")
+
+_ADVICE = (
+    # what criu says, what a person can do; the first that matches is given
+    ("No space left", "Free disk space, or set GPUCKPT_STORE to a larger disk, and try again."),
+    ("half of stream unix", "Close the connection to the other program (a database, a display, an ipc socket) and try again."),
+    ("handle_device_vma", "A process of the kernel maps a device that cannot be saved; end that process and try again."),
+    ("bad size", "Put the file back as it was when the kernel was saved."),
+    ("Address already in use", "Another program listens at a port of the snapshot; end it and try again."),
+    ("Can't lookup mount", "Close files on file systems that were mounted or unmounted after the kernel's start, and try again."),
+    ("inotify", "Stop the file watcher in the kernel and try again."),
+    ("io_uring", "Stop what uses io_uring in the kernel (criu cannot save it) and try again."),
+    ("Permission denied", "Run `jupyter gpuckpt doctor`: it checks the rights that are needed."),
+)
+
+
+def first_error(log: Path) -> str:
+    """Return criu's own first error line in a log, without its time stamp; empty when there is none."""
+    try:
+        text = log.read_text("utf-8", "replace")
+    except OSError:
+        return ""
+    line = criu_program.first_error(text)
+    return _STAMP.sub("", line) if "Error (" in line else ""
+
+
+def advice(error: str) -> str:
+    """Return what a person can do about an error line of criu."""
+    for said, then in _ADVICE:
+        if said in error:
+            return then
+    return "Run `jupyter gpuckpt doctor`; if it finds nothing, look into criu's log above that line."

@@ -1,0 +1,262 @@
+"""A sleeper as the keeper holds it: a fresh PID and mount namespace in which programs are started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import settings
+from ..errors import GpuckptError, KernelLost
+from ..freeze import processes
+from . import sleeper as sleeper_program
+from .protocol import connect_unix
+
+FIRST_PID = 10_000
+"""Kernels start at a high pid: criu itself takes low ones in the namespace that it restores into."""
+
+_START_TIMEOUT = 20.0
+_KILL_TIMEOUT = 120.0  # the driver can take a minute to take down a process that holds much VRAM
+
+
+class Namespace:
+    """A living sleeper, its run folder, and the programs that it started.
+
+    `pid` is process 1 as the machine knows it. Made by `start` or, for a sleeper that another keeper started, `attach`.
+    """
+
+    def __init__(self, kernel_dir: Path, run_dir: Path, pid: int) -> None:
+        self.kernel_dir, self.run_dir, self.pid = kernel_dir, run_dir, pid
+        self.start_time = processes.start_time(pid)
+        self._pidfd = os.pidfd_open(pid)
+        self._socket = kernel_dir / sleeper_program.socket_name(str(run_dir))
+        self._tags = itertools.count()
+        self._answers: dict[int, asyncio.Future[int]] = {}
+        self._exits: dict[int, asyncio.Future[int]] = {}
+        self._reader: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self.dead = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._pidfd, self._died)
+
+    @classmethod
+    async def start(cls, kernel_dir: Path, prepare: Callable[[Path], None]) -> Namespace:
+        """Start a sleeper over a new run folder, which `prepare` fills.
+
+        Raises
+        ------
+        GpuckptError : the namespaces could not be made; nothing is left behind.
+        """
+        run_dir = next(
+            path for n in itertools.count(1) if not (path := kernel_dir / f"run-{n}").exists()
+        )
+        run_dir.mkdir(mode=0o700)
+        prepare(run_dir)
+        program = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            "-S",
+            sleeper_program.__file__,
+            str(kernel_dir),
+            str(run_dir),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={},
+        )
+        assert program.stdout is not None
+        assert program.stderr is not None
+        pid = 0
+        try:
+            pid = int(await asyncio.wait_for(program.stdout.readline(), _START_TIMEOUT) or b"0")
+            ready = await asyncio.wait_for(program.stdout.readline(), _START_TIMEOUT)
+            if ready.strip() != b"asleep":
+                why = (await program.stderr.read()).decode("utf-8", "replace").strip()
+                raise GpuckptError(
+                    "No fresh process could be put to sleep for the kernel.",
+                    why.splitlines()[-1] if why else "it ended at once",
+                    "Run `jupyter gpuckpt doctor`: it checks the rights and kernel features that are needed.",
+                )
+            space = cls(kernel_dir, run_dir, pid)
+            await space._connect()
+            await program.wait()
+            return space
+        except BaseException:
+            if pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(run_dir, ignore_errors=True)
+            raise
+
+    @classmethod
+    async def attach(cls, kernel_dir: Path, run: str, pid: int) -> Namespace:
+        """Take over the sleeper that another keeper started."""
+        space = cls(kernel_dir, kernel_dir / run, pid)
+        await space._connect()
+        return space
+
+    async def _connect(self) -> None:
+        reader, self._writer = await connect_unix(self._socket)
+        self._reader = asyncio.create_task(self._listen(reader))
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            message: dict[str, Any] = json.loads(line)
+            if "exited" in message:
+                self._exit(message["exited"]).set_result(message["status"])
+                continue
+            answer = self._answers.pop(message["tag"])
+            if answer.done():
+                continue
+            if "spawned" in message:
+                answer.set_result(message["spawned"])
+            else:
+                answer.set_exception(OSError(message["failed"]))
+
+    def _exit(self, pid: int) -> asyncio.Future[int]:
+        return self._exits.setdefault(pid, asyncio.get_running_loop().create_future())
+
+    def _died(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        # It is this keeper's child only when this keeper started it.
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)
+        self.dead.set()
+        lost = KernelLost("The kernel's namespace is gone.", "Its process 1 ended.")
+        for pending in (*self._answers.values(), *self._exits.values()):
+            if not pending.done():
+                pending.set_exception(lost)
+                pending.exception()  # seen: who waits is told, and nobody has to
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str = "/",
+        umask: int = 0o077,
+        stdout: str,
+        after_pid: int = 0,
+        subreaper: bool = False,
+    ) -> int:
+        """Start a program in the namespace and return its pid there.
+
+        `stdout` is a path inside the namespace that output is appended to; with `after_pid` the pid is the next free
+        one after it.
+
+        Raises
+        ------
+        OSError : the program could not be started.
+        """
+        return await self._ask(
+            {
+                "argv": list(argv),
+                "env": dict(env),
+                "cwd": cwd,
+                "umask": umask,
+                "stdout": stdout,
+                "after_pid": after_pid,
+                "subreaper": subreaper,
+            }
+        )
+
+    async def adopt(self, pid: int) -> None:
+        """Count a process that criu restored (its pid in the namespace) among those whose end is told."""
+        await self._ask({"adopt": pid})
+
+    async def set_last_pid(self, pid: int) -> None:
+        """Make the next process of the namespace take the next free pid after this one."""
+        await self._ask({"after_pid": pid})
+
+    async def _ask(self, what: dict[str, Any]) -> int:
+        if self._writer is None or self.dead.is_set():
+            raise KernelLost("The kernel's namespace is gone.", "Its process 1 ended.")
+        tag = next(self._tags)
+        answer = self._answers[tag] = asyncio.get_running_loop().create_future()
+        self._writer.write(json.dumps({"spawn": what, "tag": tag}).encode() + b"\n")
+        return await asyncio.wait_for(answer, _START_TIMEOUT)
+
+    async def wait(self, pid: int) -> int:
+        """Wait until the program with this pid (in the namespace) ends; return its exit code, -N for signal N."""
+        return await asyncio.shield(self._exit(pid))
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        stdout: str,
+        timeout: float,
+        started: Callable[[int], None] | None = None,
+    ) -> int:
+        """Run a program to its end and return its exit code.
+
+        `started` is told its pid (in the namespace). After `timeout` seconds it is killed and TimeoutError raised.
+        """
+        pid = await self.spawn(argv, env=env, stdout=stdout)
+        if started is not None:
+            started(pid)
+        try:
+            return await asyncio.wait_for(self.wait(pid), timeout)
+        except (TimeoutError, asyncio.TimeoutError):
+            outer = self.outer(pid)
+            if outer:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(outer, signal.SIGKILL)
+                await self.wait(pid)
+            raise TimeoutError from None
+
+    def outer(self, pid: int) -> int | None:
+        """Return the machine's pid of a process that has this pid in the namespace, or None when there is none."""
+        for candidate in processes.descendants(self.pid):
+            with contextlib.suppress(OSError):
+                if processes.inner_pid(candidate) == pid:
+                    return candidate
+        return None
+
+    def path(self, inside: str) -> Path:
+        """Return how a path of the namespace is reached from outside."""
+        return Path(f"/proc/{self.pid}/root{inside}")
+
+    @property
+    def shared_memory(self) -> Path:
+        """The namespace's /dev/shm, from outside."""
+        return self.path("/dev/shm")  # noqa: S108
+
+    async def kill(self) -> None:
+        """End every process of the namespace, and remove its run folder.
+
+        Raises
+        ------
+        GpuckptError : a process did not end in time (it hangs in the kernel or the driver).
+        """
+        if not self.dead.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            try:
+                await asyncio.wait_for(self.dead.wait(), _KILL_TIMEOUT)
+            except (TimeoutError, asyncio.TimeoutError):
+                raise GpuckptError(
+                    "The kernel's processes do not end.",
+                    f"They were killed {_KILL_TIMEOUT:.0f} s ago and hang inside the system or the GPU driver.",
+                    "Look at `dmesg`; a process in state D ends when its device answers, or at a reboot.",
+                ) from None
+        if self._writer is not None:
+            self._writer.close()
+        if self._reader is not None:
+            self._reader.cancel()
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+        self._socket.unlink(missing_ok=True)
+
+
+def run_path(name: str) -> str:
+    """Return the path of a file of the run folder, as the kernel sees it."""
+    return f"{settings.NAMESPACE_RUN_DIR}/{name}"

@@ -1,0 +1,696 @@
+"""Save and restore, step by step: the order of steps stands here and nowhere else.
+
+A save freezes the kernel only between `_frozen`'s first line and its last, and whatever fails there is undone in
+reverse. A restore touches the running kernel only after everything that can be known beforehand is known to fit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import platform
+import shutil
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import settings
+from ..errors import (
+    Cancelled,
+    GpuckptError,
+    KernelLost,
+    NoSuchSnapshot,
+    Refused,
+    RestoreFailed,
+    SaveFailed,
+)
+from ..freeze import criu, cuda, images, processes
+from ..freeze.criu_program import CriuProgram, find_criu, version_text
+from ..store import Manifest, Snapshot, Writer
+from . import fit, ports
+from .link import AgentSilent, Link
+from .namespace import Namespace, run_path
+
+if TYPE_CHECKING:
+    from .process import Keeper, Tell
+    from .record import Operation
+
+log = logging.getLogger("gpuckpt.keeper")
+
+CRIU_IMAGES, SHARED_MEMORY, KERNEL_LOG = "criu", "shm.tar", "kernel.log"
+"""The parts of a snapshot: the folder of criu's images, what lies in /dev/shm, and the kernel's standard output."""
+
+_AT_POST_DUMP = """#!/bin/sh
+# criu runs this at every stage of a dump. At this one the dump is done and the kernel still frozen: what lies in its
+# /dev/shm belongs to the same instant as its memory.
+[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] || exit 0
+tar -c -f "$GPUCKPT_SNAPSHOT/shm.tar" --one-file-system --exclude=./gpuckpt -C /dev/shm . &&
+cp "$GPUCKPT_LOG" "$GPUCKPT_SNAPSHOT/kernel.log"
+"""
+
+
+def summary(manifest: Manifest) -> dict[str, Any]:
+    """Return what listings and results say of a snapshot, as JSON types."""
+    return {
+        "name": manifest.name,
+        "id": manifest.id,
+        "message": manifest.message,
+        "created": manifest.created,
+        "size": manifest.size,
+        "parent": manifest.parent,
+        "notebook": manifest.kernel.get("notebook", ""),
+        "kernel_id": manifest.kernel.get("kernel_id", ""),
+        "execution_count": manifest.kernel.get("execution_count"),
+        "gpu_memory": gpu_memory(manifest),
+        "frozen_seconds": manifest.process.get("frozen_seconds"),
+    }
+
+
+def gpu_memory(manifest: Manifest) -> int:
+    """Return the GPU memory that the saved processes held, in bytes."""
+    return sum(
+        held
+        for process in manifest.cuda.get("processes", [])
+        for held in process.get("used", {}).values()
+    )
+
+
+class _Stages:
+    """Tells whoever asked how far an operation is, and stops it where it may be stopped."""
+
+    def __init__(self, operation: Operation, tell: Tell) -> None:
+        self._operation, self._tell = operation, tell
+        self._began = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        self._last = 0.0
+
+    async def enter(self, stage: str, *, cancellable: bool = True) -> None:
+        self.check()
+        self._operation.stage, self._operation.cancellable = stage, cancellable
+        await self._tell({"stage": stage, "seconds": self.seconds()})
+
+    def check(self) -> None:
+        if self._operation.cancelled:
+            raise Cancelled(
+                f"The {self._operation.kind} of {self._operation.name!r} was cancelled.",
+                "It was interrupted.",
+                "The kernel is as it was, and no snapshot was made or changed.",
+            )
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def amount(self, stage: str, done: int, total: int) -> None:
+        """Report from a thread how much of a stage's bytes is done, four times a second at most."""
+        self.check()
+        now = time.monotonic()
+        if now - self._last < 0.25 and done < total:
+            return
+        self._last = now
+        progress = {"stage": stage, "done": done, "total": total, "seconds": self.seconds()}
+        asyncio.run_coroutine_threadsafe(self._forward(progress), self._loop)
+
+    async def _forward(self, progress: dict[str, Any]) -> None:
+        await self._tell(progress)
+
+
+# -- save
+
+
+@dataclass
+class _Frozen:
+    """What a freeze found and took."""
+
+    seconds: float
+    cuda: dict[str, Any] = field(default_factory=dict)
+    process: dict[str, Any] = field(default_factory=dict)
+
+
+async def save(
+    keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell
+) -> dict[str, Any]:
+    """Save the kernel under a name; it runs on.
+
+    Raises
+    ------
+    SaveFailed, Refused, StoreError, Cancelled : nothing was saved, and the kernel is as it was.
+    KernelLost : the GPU state could not be brought back.
+    """
+    stages = _Stages(operation, tell)
+    await stages.enter("checking")
+    space, link = keeper.namespace(), keeper.link
+    assert link is not None
+    program = await asyncio.to_thread(find_criu)
+    with keeper.store.writer(operation.name, replace=bool(args.get("replace"))) as writer:
+        _room_for(keeper, space)
+        await stages.enter("preparing the kernel")
+        agent = await _before_save(link, keeper.launch.agent)
+        failure: GpuckptError | None = None
+        try:
+            stages.check()
+            frozen = await _freeze(keeper, operation, writer, program, agent, stages)
+        except GpuckptError as e:
+            failure = e
+            raise
+        finally:
+            error = failure.as_dict() if failure else None
+            await _after_save(link, keeper.launch.agent, error)
+        await stages.enter("writing")
+        manifest = await asyncio.to_thread(
+            writer.commit,
+            message=str(args.get("message") or ""),
+            parent=(keeper.state.parent or {}).get("id"),
+            kernel=_about_kernel(keeper, agent),
+            machine=_about_machine(program),
+            cuda=frozen.cuda,
+            process=frozen.process,
+            progress=stages.amount,
+        )
+    keeper.state.parent = {"name": manifest.name, "id": manifest.id}
+    return {**summary(manifest), "seconds": stages.seconds()}
+
+
+def _room_for(keeper: Keeper, space: Namespace) -> None:
+    """Refuse a save that the disk has no room for."""
+    needed = processes.private_bytes(processes.descendants(space.pid))
+    free = shutil.disk_usage(keeper.store.root).free
+    if needed > free:
+        raise Refused(
+            "The save was refused: the store's disk has no room for it.",
+            f"The kernel holds {needed / 1e6:,.0f} MB of memory, and {free / 1e6:,.0f} MB are free in {keeper.store.root}",
+            "Remove snapshots (`%gpuckpt rm NAME`), free memory in the kernel, or set GPUCKPT_STORE to a larger disk.",
+            needed=needed,
+            free=free,
+        )
+
+
+async def _before_save(link: Link, has_agent: bool) -> dict[str, Any]:
+    """Have the agent run the hooks; return what it says about its kernel."""
+    if not has_agent:
+        return {}
+    try:
+        await asyncio.wait_for(asyncio.shield(link.hello), settings.hook_timeout())
+        answer: dict[str, Any] = await link.call("before_save", {}, settings.hook_timeout())
+    except (AgentSilent, TimeoutError, asyncio.TimeoutError):
+        await link.send({"call": "after_save", "id": 0, "args": {"error": None}})
+        raise SaveFailed(
+            "The kernel was not saved; it goes on as before.",
+            f"Its hooks did not finish within {settings.hook_timeout():.0f} s: something in it holds Python's lock, or a hook hangs.",
+            "Save again when the cell that runs is done, or set GPUCKPT_HOOK_TIMEOUT to more seconds.",
+        ) from None
+    return answer
+
+
+async def _after_save(link: Link, has_agent: bool, error: dict[str, Any] | None) -> None:
+    if not has_agent:
+        return
+    try:
+        await link.call("after_save", {"error": error}, settings.hook_timeout())
+    except AgentSilent:
+        log.warning("the hooks after the save did not finish in time")
+
+
+async def _freeze(
+    keeper: Keeper,
+    operation: Operation,
+    writer: Writer,
+    program: CriuProgram,
+    agent: Mapping[str, Any],
+    stages: _Stages,
+) -> _Frozen:
+    """Freeze the kernel's tree, put it into the writer's folder, and let it run on."""
+    space, worker = keeper.namespace(), keeper.worker
+    into = writer.directory / CRIU_IMAGES
+    into.mkdir(mode=0o700)
+    script = keeper.folder.path / "post-dump"
+    script.write_text(_AT_POST_DUMP)
+    script.chmod(0o700)
+    environment = {
+        **program.environment(),
+        "GPUCKPT_SNAPSHOT": str(writer.directory),
+        "GPUCKPT_LOG": run_path(KERNEL_LOG),
+    }
+    kernel = space.outer(keeper.state.kernel_pid)
+    if kernel is None:
+        raise KernelLost("The kernel has ended.", "", "Restart it.")
+    tree = [kernel, *processes.descendants(kernel)]
+    fit.refuse_unsavable(space.pid, tree)
+    on_gpu = await asyncio.to_thread(_gpu_processes, worker, tree)
+    described: dict[str, Any] = {}
+    if on_gpu:
+        peers_off = {kernel} if agent.get("peers_off") else set()
+        await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers_off)
+        described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
+    process = {
+        "pid": keeper.state.kernel_pid,
+        "last_id": processes.last_inner_id(tree),
+        "processes": [processes.inner_pid(pid) for pid in tree],
+        "cuda": [processes.inner_pid(pid) for pid in on_gpu],
+        "private_bytes": processes.private_bytes(tree),
+    }
+    keeper.state.operation = {"kind": "save", "name": operation.name, "cuda": on_gpu}
+    keeper.save_state()
+    await stages.enter("freezing", cancellable=False)
+
+    def criu_runs(pid: int) -> None:
+        # Written down so that the next keeper can end it, should this one be killed.
+        assert keeper.state.operation is not None
+        keeper.state.operation["criu"] = pid
+        keeper.save_state()
+
+    began = time.monotonic()
+    if on_gpu:
+        await asyncio.to_thread(cuda.freeze, worker, on_gpu)
+    try:
+        await _run_criu(
+            space,
+            program,
+            criu.dump_arguments(
+                keeper.state.kernel_pid, into, script, settings.criu_timeout()
+            ),
+            environment,
+            into / criu.DUMP_LOG,
+            keeper.folder.path / criu.DUMP_LOG,
+            SaveFailed("The kernel could not be saved; it goes on as before."),
+            criu_runs,
+        )
+    finally:
+        if on_gpu:
+            await asyncio.to_thread(_thaw_after_save, worker, on_gpu)
+    seconds = time.monotonic() - began
+    if space.outer(keeper.state.kernel_pid) is None:
+        raise KernelLost("The kernel ended during the save.", "", "Restart it.")
+    keeper.state.operation = None
+    keeper.save_state()
+    return _Frozen(seconds, described, {**process, "frozen_seconds": seconds})
+
+
+def _gpu_processes(worker: cuda.CudaWorker, tree: Sequence[int]) -> list[int]:
+    return [pid for pid in cuda.cuda_pids(tree) if worker.state(pid) != "none"]
+
+
+def _thaw_after_save(worker: cuda.CudaWorker, pids: Sequence[int]) -> None:
+    """Bring the GPU state back; where the straight way fails, each process by what is found."""
+    try:
+        cuda.thaw(worker, pids)
+    except GpuckptError:
+        log.exception("the GPU state did not come back at once")
+        cuda.mend(worker, pids)
+
+
+async def _run_criu(
+    space: Namespace,
+    program: CriuProgram,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    written_log: Path,
+    kept_log: Path,
+    failure: GpuckptError,
+    started: Any = None,
+) -> None:
+    """Run criu in the namespace; when it fails, raise `failure` with criu's own words, and keep its log."""
+    try:
+        status = await space.run(
+            [*program.argv, *arguments],
+            env=environment,
+            stdout=run_path("criu.out"),
+            timeout=settings.criu_timeout(),
+            started=started,
+        )
+        why = ""
+    except TimeoutError:
+        status, why = 1, f"criu did not finish within {settings.criu_timeout():.0f} s"
+    except OSError as e:
+        status, why = 1, f"criu could not be started: {e}"
+    if status == 0:
+        return
+    with contextlib.suppress(OSError):
+        shutil.copyfile(written_log, kept_log)
+        kept_log.chmod(0o600)
+    said = criu.first_error(written_log)
+    if not why:
+        ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        why = f"criu says: {said}" if said else f"criu {ended} and named no error"
+    failure.why = why
+    failure.then = f"{criu.advice(said)} criu's log: {kept_log}"
+    failure.data.update(criu_status=status, criu_error=said, log=str(kept_log))
+    raise failure
+
+
+def _about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
+    launch = keeper.launch
+    return {
+        "kernel_id": launch.kernel_id,
+        "name": launch.name,
+        "notebook": launch.notebook,
+        "agent": launch.agent,
+        "connection": ports.of_connection_file(launch.connection_file),
+        "execution_count": agent.get("execution_count"),
+        "python": agent.get("python"),
+        "ipykernel": agent.get("ipykernel"),
+    }
+
+
+def _about_machine(program: CriuProgram) -> dict[str, Any]:
+    return {
+        "arch": platform.machine(),
+        "kernel": platform.release(),
+        "criu": version_text(program.version),
+        "cpu_flags": fit.cpu_flags(),
+    }
+
+
+# -- restore
+
+
+async def restore(
+    keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell
+) -> dict[str, Any]:
+    """Put the kernel back to a snapshot, and answer the cell that asked from there.
+
+    Raises
+    ------
+    Refused, NoSuchSnapshot, Damaged, Cancelled : the running kernel was not touched.
+    RestoreFailed : the restore failed, and a fresh kernel was started in its place.
+    KernelLost : nor could a fresh kernel be started.
+    """
+    stages = _Stages(operation, tell)
+    name = operation.name = operation.name or _latest(keeper)
+    await stages.enter("verifying")
+    with await asyncio.to_thread(keeper.store.open, name, stages.amount) as snapshot:
+        await stages.enter("checking")
+        program = await asyncio.to_thread(find_criu)
+        old, old_link = keeper.namespace(), keeper.link
+        assert old_link is not None
+        leaving = processes.descendants(old.pid)
+        gpu_map = await asyncio.to_thread(
+            fit.check, snapshot, keeper.launch, keeper.worker, program, leaving
+        )
+        asked = args if "cell" in args else await _interrupted_cell(old_link, keeper.launch.agent)
+        new = await _Arrival.prepare(keeper, snapshot)
+        try:
+            await stages.enter("restoring", cancellable=False)
+        except Cancelled:
+            await new.discard()
+            raise
+        peers = ports.peers(keeper.launch.connection_file)
+        keeper.state.operation = {
+            "kind": "restore",
+            "name": name,
+            "sleeper": [new.space.pid, new.space.start_time],
+            "asked": asked,
+            "peers": peers,
+        }
+        keeper.save_state()
+        # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
+        keeper.let_go()
+        keeper.link = None
+        old_link.close()
+        await old.kill()
+        try:
+            await _put_in_place(keeper, snapshot, new, program, gpu_map)
+            result = {**summary(snapshot.manifest), "restored": True}
+            await _resume(new.link, snapshot, asked, peers, result, stages)
+        except (GpuckptError, OSError) as e:
+            log.exception("the restore of %r failed", name)
+            await new.discard()
+            raise await _start_afresh(keeper, snapshot.manifest.name, asked, peers, e) from e
+        finally:
+            shutil.rmtree(keeper.folder.path / "restore", ignore_errors=True)
+    keeper.state.parent = {"name": snapshot.manifest.name, "id": snapshot.manifest.id}
+    return {**result, "seconds": stages.seconds()}
+
+
+def _latest(keeper: Keeper) -> str:
+    """Return the name of the newest snapshot of this notebook; of all notebooks, where it has none."""
+    manifests = keeper.store.list()
+    notebook, kernel_id = keeper.launch.notebook, keeper.launch.kernel_id
+    own = [
+        m
+        for m in manifests
+        if m.kernel.get("kernel_id") == kernel_id
+        or (notebook and m.kernel.get("notebook") == notebook)
+    ]
+    if not manifests:
+        raise NoSuchSnapshot(
+            "There is no snapshot to restore.",
+            "The store is empty.",
+            "Save one first: `%gpuckpt save NAME`.",
+        )
+    return (own or manifests)[0].name
+
+
+async def _interrupted_cell(link: Link, has_agent: bool) -> dict[str, Any]:
+    """Ask the kernel which cell runs in it, when the restore was not asked for by a cell."""
+    if not has_agent:
+        return {}
+    try:
+        found: dict[str, Any] = await link.call("interrupted", {}, 2.0)
+    except AgentSilent:
+        return {}
+    return found
+
+
+@dataclass
+class _Arrival:
+    """The fresh sleeper that a snapshot is restored into."""
+
+    space: Namespace
+    link: Link
+
+    @classmethod
+    async def prepare(cls, keeper: Keeper, snapshot: Snapshot) -> _Arrival:
+        """Start a sleeper and give it the run folder and the /dev/shm of the snapshot."""
+        links: list[Link] = []
+
+        def furnish(run_dir: Path) -> None:
+            links.append(keeper.new_link(run_dir))
+            shutil.copyfile(snapshot.directory / KERNEL_LOG, run_dir / KERNEL_LOG)
+            (run_dir / KERNEL_LOG).chmod(0o600)
+
+        space = await Namespace.start(keeper.folder.path, furnish)
+        arrival = cls(space, links[0])
+        try:
+            # tar keeps what counts here: owners, modes, and several names of one semaphore's file.
+            unpack = await asyncio.create_subprocess_exec(
+                "tar",
+                "-x",
+                "-p",
+                "-f",
+                str(snapshot.directory / SHARED_MEMORY),
+                "-C",
+                str(space.shared_memory),
+            )
+            if await unpack.wait() != 0:
+                raise Refused(
+                    "The snapshot was not restored; nothing was touched.",
+                    "Its shared memory (/dev/shm) could not be put in place.",
+                    "Check with `df /dev/shm` that there is room for it.",
+                )
+        except BaseException:
+            await arrival.discard()
+            raise
+        return arrival
+
+    async def discard(self) -> None:
+        """End it and everything in it."""
+        self.link.close()
+        await self.space.kill()
+
+
+async def _put_in_place(
+    keeper: Keeper,
+    snapshot: Snapshot,
+    new: _Arrival,
+    program: CriuProgram,
+    gpu_map: Mapping[str, str] | None,
+) -> None:
+    """Have criu restore the tree into the new sleeper, and the driver its GPU state."""
+    manifest = snapshot.manifest
+    work = keeper.folder.path / "restore"
+    _working_copy(snapshot.directory / CRIU_IMAGES, work, manifest, keeper.launch.connection_file)
+    # Waiting in the FIFO when the kernel wakes: it must know its new key before the first message comes.
+    connection = json.loads(Path(keeper.launch.connection_file).read_text())
+    await new.link.send(
+        {
+            "call": "identity",
+            "id": 0,
+            "args": {
+                "connection": connection,
+                "connection_file": keeper.launch.connection_file,
+                "kernel_id": keeper.launch.kernel_id,
+            },
+        }
+    )
+    # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
+    await new.space.set_last_pid(int(manifest.process["last_id"]) + 1)
+    await _run_criu(
+        new.space,
+        program,
+        criu.restore_arguments(work, work / criu.RESTORE_LOG),
+        program.environment(),
+        work / criu.RESTORE_LOG,
+        keeper.folder.path / criu.RESTORE_LOG,
+        RestoreFailed("The snapshot could not be restored."),
+    )
+    pid = int(manifest.process["pid"])
+    on_gpu = [outer for p in manifest.process["cuda"] if (outer := new.space.outer(int(p)))]
+    if len(on_gpu) != len(manifest.process["cuda"]) or new.space.outer(pid) is None:
+        raise RestoreFailed(
+            "The snapshot could not be restored.", "A process of it did not come back."
+        )
+    if on_gpu:
+        await asyncio.to_thread(cuda.thaw, keeper.worker, on_gpu, gpu_map)
+    await new.space.adopt(pid)
+    keeper.hold(new.space, new.link, pid)
+    new.link.hello.set_result({})
+
+
+def _working_copy(source: Path, work: Path, manifest: Manifest, connection_file: str) -> None:
+    """Make criu's images ready to be restored here: links to the snapshot's, and a ``files.img`` for this kernel."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(mode=0o700)
+    for image in source.iterdir():
+        if image.name != "files.img" and image.suffix == ".img":
+            (work / image.name).symlink_to(image)
+    images.rewrite_files(
+        source / "files.img",
+        work / "files.img",
+        port=ports.Choice(manifest.kernel["connection"], connection_file),
+        abstract_name=ports.free_abstract_name,
+        file_size=fit.present_size,
+    )
+
+
+async def _resume(
+    link: Link,
+    snapshot: Snapshot,
+    asked: Mapping[str, Any],
+    peers: Mapping[str, int],
+    result: Mapping[str, Any],
+    stages: _Stages,
+) -> None:
+    """Have the restored kernel run its hooks and answer the cell that asked."""
+    if not snapshot.manifest.kernel["agent"]:
+        return
+    arguments = {
+        "asked": dict(asked),
+        "peers": dict(peers),
+        "result": dict(result),
+        "asked_at": time.time() - stages.seconds(),
+    }
+    try:
+        await link.call("resumed", arguments, settings.hook_timeout())
+    except AgentSilent:
+        # It runs, and what it holds is right; a long call that keeps Python's lock was saved in the middle.
+        log.warning("the restored kernel has not answered yet")
+
+
+async def _start_afresh(
+    keeper: Keeper,
+    name: str,
+    asked: Mapping[str, Any],
+    peers: Mapping[str, int],
+    cause: Exception,
+) -> GpuckptError:
+    """Start a fresh kernel after a failed restore, answer the cell from it, and return the error to raise."""
+    error = cause if isinstance(cause, RestoreFailed) else RestoreFailed("", str(cause))
+    if isinstance(cause, GpuckptError) and not isinstance(cause, RestoreFailed):
+        error = RestoreFailed("", f"{cause.what} {cause.why}", cause.then, **cause.data)
+    error.what = (
+        f"The restore of {name!r} failed. The snapshot is as it was; the kernel before it was "
+        "given up, and a fresh, empty one runs in its place."
+    )
+    try:
+        await keeper.start_kernel()
+    except (GpuckptError, OSError) as e:
+        lost = KernelLost(
+            f"The restore of {name!r} failed, and so did a fresh start. The snapshot is as it was.",
+            f"{error.why} Then: {e}",
+            "Restart the kernel, and run `jupyter gpuckpt doctor`.",
+        )
+        await keeper.ended(-signal.SIGKILL)
+        return lost
+    await _answer_from_fresh(keeper, asked, peers, error)
+    return error
+
+
+async def _answer_from_fresh(
+    keeper: Keeper, asked: Mapping[str, Any], peers: Mapping[str, int], error: GpuckptError
+) -> None:
+    link = keeper.link
+    if link is None or not keeper.launch.agent or not asked.get("cell"):
+        return
+    try:
+        await asyncio.wait_for(asyncio.shield(link.hello), settings.hook_timeout())
+        arguments = {"asked": dict(asked), "peers": dict(peers), "error": error.as_dict()}
+        await link.call("answer", arguments, settings.hook_timeout())
+    except (AgentSilent, TimeoutError, asyncio.TimeoutError):
+        log.warning("the fresh kernel did not answer the cell")
+
+
+# -- after a keeper's death
+
+
+async def end_criu(space: Namespace, left: Mapping[str, Any] | None) -> None:
+    """End the criu that a dead keeper left running: the processes that it had stopped run on."""
+    pid = (left or {}).get("criu")
+    outer = space.outer(int(pid)) if pid else None
+    if outer is not None and b"criu" in Path(f"/proc/{outer}/cmdline").read_bytes():
+        os.kill(outer, signal.SIGKILL)
+        with contextlib.suppress(GpuckptError):
+            await space.wait(int(str(pid)))
+
+
+async def mend(keeper: Keeper, left: Mapping[str, Any] | None) -> None:
+    """Undo what a dead keeper had begun with a kernel that still lives.
+
+    Raises
+    ------
+    KernelLost : the GPU state could not be brought back.
+    """
+    if left is None:
+        return
+    log.warning("the keeper before this one died during a %s", left.get("kind"))
+    if left.get("kind") == "save":
+        await asyncio.to_thread(cuda.mend, keeper.worker, list(left.get("cuda", [])))
+    elif left.get("kind") == "restore":
+        _kill_left(left.get("sleeper"))
+    keeper.store.collect()
+    keeper.state.operation = None
+    keeper.save_state()
+    if keeper.link is not None and keeper.launch.agent:
+        error = SaveFailed(
+            f"The {left.get('kind')} of {left.get('name')!r} was broken off; the kernel goes on as before.",
+            "Its keeper died.",
+            "Ask for it again.",
+        )
+        await keeper.link.send(
+            {"call": "after_save", "id": 0, "args": {"error": error.as_dict()}}
+        )
+
+
+async def start_over(keeper: Keeper, left: Mapping[str, Any]) -> None:
+    """Start a fresh kernel where a keeper died in the middle of a restore, and say so to the cell."""
+    _kill_left(left.get("sleeper"))
+    error = await _start_afresh(
+        keeper,
+        str(left.get("name")),
+        left.get("asked") or {},
+        left.get("peers") or {},
+        RestoreFailed("", "Its keeper died in the middle of it.", "Restore it again."),
+    )
+    if isinstance(error, KernelLost):
+        raise error
+
+
+def _kill_left(sleeper: Sequence[int] | None) -> None:
+    """End the sleeper that a broken-off restore left, if it still is the same process."""
+    if sleeper and processes.start_time(sleeper[0]) == sleeper[1]:
+        os.kill(sleeper[0], signal.SIGKILL)

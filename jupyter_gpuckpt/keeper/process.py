@@ -1,0 +1,425 @@
+"""The keeper's process: it holds one kernel, listens at one socket, and does one operation at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import datetime
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from .. import settings
+from ..errors import Busy, GpuckptError, KeeperGone, KernelLost
+from ..freeze import cuda, processes
+from ..store import Store
+from . import operations
+from .link import Link
+from .namespace import FIRST_PID, Namespace, run_path
+from .protocol import LINE_LIMIT, peer_uid, short_path
+from .record import LOCK, SOCKET, KernelFolder, Operation
+
+log = logging.getLogger("gpuckpt.keeper")
+
+
+_PR_SET_CHILD_SUBREAPER = 36
+_FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to take note, in seconds
+
+Tell = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+def now() -> str:
+    """Return the time as the manifests write it."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds")
+
+
+class Keeper:
+    """One kernel and everything that may be done to it."""
+
+    def __init__(self, folder: KernelFolder) -> None:
+        self.folder = folder
+        self.launch = folder.launch()
+        self.state = folder.state()
+        self.store = Store(settings.store_dir())
+        self.worker = cuda.CudaWorker()
+        self.space: Namespace | None = None
+        self.link: Link | None = None
+        self.operation: Operation | None = None
+        self.exit_status: int | None = None
+        self._attached: set[asyncio.StreamWriter] = set()
+        self._watch: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.closing = asyncio.Event()
+
+    # -- the kernel's life
+
+    def new_link(self, run_dir: Path) -> Link:
+        """Make the FIFOs of a run folder and listen to them; the agent sees by the lock whether this keeper lives."""
+        with contextlib.suppress(FileExistsError):
+            (run_dir / LOCK).hardlink_to(self.folder.path / LOCK)
+        return Link(run_dir, self._on_agent_request)
+
+    def namespace(self) -> Namespace:
+        """Return the namespace that the kernel lives in.
+
+        Raises
+        ------
+        KernelLost : it has ended.
+        """
+        if self.space is None or self.exit_status is not None:
+            raise KernelLost("The kernel has ended.", "", "Restart it; its snapshots are there.")
+        return self.space
+
+    async def start_kernel(self) -> None:
+        """Start the kernel afresh, in a new sleeper."""
+        links: list[Link] = []
+        space = await Namespace.start(
+            self.folder.path, lambda run_dir: links.append(self.new_link(run_dir))
+        )
+        try:
+            pid = await space.spawn(
+                self.launch.argv,
+                env={**self.launch.env, settings.ENV_RUN_DIR: settings.NAMESPACE_RUN_DIR},
+                cwd=self.launch.cwd,
+                umask=self.launch.umask,
+                stdout=run_path(operations.KERNEL_LOG),
+                after_pid=FIRST_PID - 1,
+                subreaper=True,
+            )
+        except BaseException:
+            links[0].close()
+            await space.kill()
+            raise
+        self.hold(space, links[0], pid)
+        self.state.parent = None
+        self.save_state()
+
+    def hold(self, space: Namespace, link: Link, pid: int) -> None:
+        """Take this running kernel as the one to keep; `pid` is its pid in the namespace."""
+        self.space, self.link = space, link
+        self.state.sleeper = (space.pid, space.start_time or 0)
+        self.state.run = space.run_dir.name
+        self.state.kernel_pid = pid
+        self.state.started = now()
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch = asyncio.create_task(self._watch_kernel(space, pid))
+        self.save_state()
+
+    def let_go(self) -> None:
+        """Stop watching the kernel: its end is about to be wanted."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    async def _watch_kernel(self, space: Namespace, pid: int) -> None:
+        try:
+            status = await space.wait(pid)
+        except KernelLost:
+            status = -signal.SIGKILL
+        await self.ended(status)
+
+    async def ended(self, status: int) -> None:
+        """Note that the kernel has ended, tell who wants to know, and finish."""
+        log.info("the kernel ended with status %d", status)
+        self.exit_status = status
+        for writer in list(self._attached):
+            await self._tell(writer, {"event": "exited", "status": status})
+        if self.space is not None:
+            if status != 0:
+                self._quote_kernel_log(self.space)
+            with contextlib.suppress(GpuckptError):
+                await self.space.kill()
+        loop = asyncio.get_running_loop()
+        loop.call_later(_FAREWELL if self._attached else 0, self.closing.set)
+
+    def _quote_kernel_log(self, space: Namespace) -> None:
+        with contextlib.suppress(OSError):
+            tail = (space.run_dir / operations.KERNEL_LOG).read_text("utf-8", "replace").splitlines()[-40:]
+            if tail:
+                log.warning("the kernel's last words:\n%s", "\n".join(tail))
+
+    async def take_over(self) -> None:
+        """Go on where a keeper that died left off.
+
+        Raises
+        ------
+        KernelLost : the kernel cannot be held any more.
+        """
+        state = self.state
+        left = state.operation
+        if state.sleeper is None or not self.folder.has_sleeper():
+            if left is not None and left.get("kind") == "restore":
+                await operations.start_over(self, left)
+                return
+            raise KernelLost("The kernel is gone.", "Its keeper died, and so did its namespace.")
+        space = await Namespace.attach(self.folder.path, state.run, state.sleeper[0])
+        link = self.new_link(space.run_dir)
+        await operations.end_criu(space, left)
+        if space.outer(state.kernel_pid) is None:
+            log.warning("the kernel did not outlive its keeper")
+        self.hold(space, link, state.kernel_pid)
+        link.hello.set_result({})
+        await operations.mend(self, left)
+
+    async def shut_down(self) -> None:
+        """End the kernel and all of its processes, and remove its folder."""
+        self.let_go()
+        if self.link is not None:
+            self.link.close()
+        if self.space is not None:
+            await self.space.kill()
+        self.worker.close()
+        self.folder.remove()
+
+    def save_state(self) -> None:
+        """Write down where the kernel is."""
+        self.folder.write_state(self.state)
+
+    # -- requests
+
+    async def do(self, op: str, args: dict[str, Any], tell: Tell) -> Any:
+        """Do what a client or the agent asks for; `tell` passes progress on.
+
+        Raises
+        ------
+        GpuckptError : what there is to say to the person.
+        """
+        if op == "status":
+            return self.status()
+        if op == "cancel":
+            return self._cancel()
+        if op == "signal":
+            return self._signal(int(args["signum"]))
+        if op == "save":
+            return await self._exclusively(
+                Operation("save", str(args["name"])), operations.save, args, tell
+            )
+        if op == "restore":
+            return await self._exclusively(
+                Operation("restore", str(args.get("name") or "")), operations.restore, args, tell
+            )
+        if op == "list":
+            manifests, faults = await asyncio.to_thread(self.store.scan)
+            return {
+                "snapshots": [operations.summary(m) for m in manifests],
+                "faults": [fault.as_dict() for fault in faults],
+            }
+        if op == "show":
+            return (await asyncio.to_thread(self.store.get, str(args["name"]))).as_dict()
+        if op == "rm":
+            return {"freed": await asyncio.to_thread(self.store.remove, str(args["name"]))}
+        raise GpuckptError(f"The keeper does not know {op!r}.", "", "Upgrade the older of the two.")
+
+    async def _exclusively(
+        self,
+        operation: Operation,
+        steps: Callable[[Keeper, Operation, dict[str, Any], Tell], Awaitable[Any]],
+        args: dict[str, Any],
+        tell: Tell,
+    ) -> Any:
+        self.namespace()
+        if self.operation is not None:
+            under_way = self.operation
+            raise Busy(
+                f"The kernel is busy with a {under_way.kind} of {under_way.name!r}.",
+                "One operation is done at a time.",
+                "Wait for it, or cancel it, and ask again.",
+            )
+        self.operation = operation
+        try:
+            return await steps(self, operation, args, tell)
+        finally:
+            self.operation = None
+            self.state.operation = None
+            if not self.closing.is_set():
+                self.save_state()
+
+    def status(self) -> dict[str, Any]:
+        """Return what the kernel is doing, for listings."""
+        tree = processes.descendants(self.space.pid) if self.space is not None else []
+        operation = self.operation
+        pid = self.space.outer(self.state.kernel_pid) if self.space is not None else None
+        word = {"save": "saving", "restore": "restoring"}.get(operation.kind if operation else "")
+        return {
+            "kernel_id": self.launch.kernel_id,
+            "name": self.launch.name,
+            "notebook": self.launch.notebook,
+            "connection_file": self.launch.connection_file,
+            "state": "ended" if self.exit_status is not None else word or "running",
+            "stage": operation.stage if operation else "",
+            "pid": pid,
+            "keeper_pid": os.getpid(),
+            "pids": tree,
+            "memory": processes.resident_bytes(tree),
+            "started": self.state.started,
+            "parent": self.state.parent,
+            "attended": bool(self._attached),
+        }
+
+    def _cancel(self) -> bool:
+        if self.operation is None or not self.operation.cancellable:
+            return False
+        self.operation.cancelled = True
+        return True
+
+    def _signal(self, signum: int) -> bool:
+        """Send a signal to the kernel's process group, as the kernel manager would; False when there is none now."""
+        if self.space is None or self.exit_status is not None:
+            return False
+        if signum == signal.SIGKILL:
+            # What a kernel leaves behind ends with it.
+            os.kill(self.space.pid, signal.SIGKILL)
+            return True
+        pid = self.space.outer(self.state.kernel_pid)
+        if pid is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            if signum == 0:
+                os.kill(pid, 0)
+            else:
+                os.killpg(pid, signum)
+        return True
+
+    # -- who asks: the agent in the kernel
+
+    async def _on_agent_request(self, number: int, op: str, args: dict[str, Any]) -> None:
+        async def tell(progress: dict[str, Any]) -> None:
+            if self.link is link:
+                await link.send({"for": number, "progress": progress})
+
+        link = self.link
+        if link is None:
+            return
+        answer: dict[str, Any]
+        try:
+            answer = {"result": await self.do(op, args, tell)}
+        except GpuckptError as e:
+            answer = {"error": e.as_dict()}
+        except Exception as e:
+            log.exception("%s failed", op)
+            answer = {"error": _unforeseen(op, e, self.folder).as_dict()}
+        if self.link is link:  # a restore that succeeded answers through the restored kernel
+            with contextlib.suppress(OSError):
+                await link.send({"for": number, **answer})
+
+    # -- who asks: clients of the socket
+
+    async def serve(self) -> asyncio.AbstractServer:
+        """Open the socket (0600) and listen."""
+        listener = socket.socket(socket.AF_UNIX)
+        (self.folder.path / SOCKET).unlink(missing_ok=True)
+        with short_path(self.folder.path / SOCKET) as path:
+            listener.bind(path)
+        (self.folder.path / SOCKET).chmod(0o600)
+        return await asyncio.start_unix_server(self._client, sock=listener, limit=LINE_LIMIT)
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = peer_uid(writer.get_extra_info("socket"))
+        if peer not in (0, os.getuid()):
+            log.warning("refused a connection of user %d", peer)
+            writer.close()
+            return
+        try:
+            while line := await reader.readline():
+                request = json.loads(line)
+                task = asyncio.create_task(self._serve_request(request, writer))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        except (ValueError, ConnectionError) as e:
+            log.warning("a client was cut off: %s", e)
+        finally:
+            self._attached.discard(writer)
+            writer.close()
+            if self.exit_status is not None and not self._attached:
+                self.closing.set()
+
+    async def _serve_request(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        number, op, args = request.get("id"), str(request.get("op")), request.get("args") or {}
+
+        async def tell(progress: dict[str, Any]) -> None:
+            await self._tell(writer, {"id": number, "progress": progress})
+
+        try:
+            if op == "attach":
+                self._attached.add(writer)
+                if self.exit_status is not None:
+                    await self._tell(writer, {"event": "exited", "status": self.exit_status})
+                result: Any = None
+            elif op == "close":
+                await self.shut_down()
+                result = None
+                self.closing.set()
+            else:
+                result = await self.do(op, args, tell)
+            await self._tell(writer, {"id": number, "result": result})
+        except GpuckptError as e:
+            await self._tell(writer, {"id": number, "error": e.as_dict()})
+        except Exception as e:
+            log.exception("%s failed", op)
+            await self._tell(
+                writer, {"id": number, "error": _unforeseen(op, e, self.folder).as_dict()}
+            )
+
+    async def _tell(self, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+        with contextlib.suppress(ConnectionError):
+            writer.write(json.dumps(message).encode() + b"\n")
+            await writer.drain()
+
+
+def _unforeseen(op: str, error: Exception, folder: KernelFolder) -> GpuckptError:
+    return GpuckptError(
+        f"The {op} failed in a way that was not foreseen.",
+        f"{type(error).__name__}: {error}",
+        f"The keeper's log has the details: {folder.path}/keeper.log",
+    )
+
+
+async def keep(folder: KernelFolder, take_over: bool, ready: Callable[[str], None]) -> None:
+    """Be the keeper of the kernel in this folder until it has ended.
+
+    `ready` is called once, with nothing when the kernel has been started or taken over, else with the error.
+
+    Raises
+    ------
+    KeeperGone : another keeper holds this kernel.
+    """
+    fd = os.open(folder.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise KeeperGone("The kernel has a keeper already.", "It holds the kernel's lock.") from None
+    # The sleeper's parent ends at once: sleepers become this process's children, and are reaped by it.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    keeper = Keeper(folder)
+    pid = os.getpid()
+    keeper.state.keeper = (pid, processes.start_time(pid) or 0)
+    keeper.save_state()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # A keeper ends with its kernel, not with the terminal that its server was started from.
+        loop.add_signal_handler(number, lambda: None)
+    try:
+        server = await keeper.serve()
+        try:
+            await (keeper.take_over() if take_over else keeper.start_kernel())
+        except Exception as e:
+            log.exception("the kernel could not be held")
+            error = e if isinstance(e, GpuckptError) else _unforeseen("start", e, folder)
+            ready(json.dumps(error.as_dict()))
+            return
+        ready("")
+        async with server:
+            await keeper.closing.wait()
+            await asyncio.sleep(0)  # the last answers go out
+    finally:
+        await keeper.shut_down()
+        os.close(fd)
+

@@ -1,0 +1,153 @@
+"""How one talks to a keeper: lines of JSON over a Unix stream socket.
+
+A request is ``{"id": n, "op": name, "args": {...}}``; its answers are any number of ``{"id": n, "progress": {...}}``
+and then ``{"id": n, "result": ...}`` or ``{"id": n, "error": GpuckptError.as_dict()}``. A client that asked for
+``attach`` is also told ``{"event": "exited", "status": s}`` once, when the kernel has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import GpuckptError, KeeperGone
+
+LINE_LIMIT = 64 << 20
+"""The longest line, in bytes: queued requests of a notebook travel in it."""
+
+
+@contextlib.contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """Give a name for a socket that fits its 107 bytes (unix(7)), however deep its folder lies."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+async def connect_unix(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to a Unix socket whose path may be long."""
+    with short_path(path) as short:
+        return await asyncio.open_unix_connection(short, limit=LINE_LIMIT)
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """Return the user id of the process at the other end (unix(7), SO_PEERCRED)."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("iii", raw)[1])
+
+
+class KeeperClient:
+    """A connection to a keeper, for code without an event loop.
+
+    Raises
+    ------
+    KeeperGone : from every method, when nobody answers at the socket.
+    """
+
+    def __init__(self, path: Path, timeout: float = 10.0) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(timeout)
+        try:
+            with short_path(path) as short:
+                self._socket.connect(short)
+        except OSError as e:
+            self._socket.close()
+            raise _gone(str(e)) from e
+        self._timeout = timeout
+        self._buffer = b""
+        self._ids = 0
+        self.exit_status: int | None = None
+        """The kernel's exit code, once the keeper has told it."""
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+    def __enter__(self) -> KeeperClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _line(self, timeout: float | None) -> dict[str, Any] | None:
+        """Return the next message, or None when none has come within `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while b"\n" not in self._buffer:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select([self._socket], [], [], left)
+            if not ready:
+                return None
+            try:
+                data = self._socket.recv(1 << 20)
+            except OSError as e:
+                raise _gone(str(e)) from e
+            if not data:
+                raise _gone("it hung up")
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        if message.get("event") == "exited":
+            self.exit_status = int(message["status"])
+        return message
+
+    def listen(self) -> None:
+        """Take in what the keeper has told since, without waiting."""
+        while self._line(0) is not None:
+            pass
+
+    def request(
+        self,
+        op: str,
+        args: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = 30.0,
+        progress: Callable[[dict[str, Any]], None] | None = None,
+    ) -> Any:
+        """Ask for an operation and return its result; `timeout` (seconds) is the longest silence borne.
+
+        Raises
+        ------
+        GpuckptError : whatever the keeper answered.
+        """
+        self._ids += 1
+        line = json.dumps({"id": self._ids, "op": op, "args": args or {}}).encode() + b"\n"
+        try:
+            self._socket.sendall(line)
+        except OSError as e:
+            raise _gone(str(e)) from e
+        while True:
+            message = self._line(timeout)
+            if message is None:
+                raise KeeperGone(
+                    "The kernel's keeper does not answer.",
+                    f"{op!r} was asked for {timeout:.0f} s ago and nothing was heard since.",
+                    "Ask again; if it stays silent, restart the kernel.",
+                )
+            if message.get("id") != self._ids:
+                continue
+            if "progress" in message:
+                if progress is not None:
+                    progress(message["progress"])
+            elif "error" in message:
+                raise GpuckptError.from_dict(message["error"])
+            else:
+                return message.get("result")
+
+
+def _gone(why: str) -> KeeperGone:
+    return KeeperGone(
+        "The kernel's keeper is not there.",
+        why,
+        "Run `jupyter gpuckpt kernels`: it finds the kernel and gives it a new keeper if it still runs.",
+    )

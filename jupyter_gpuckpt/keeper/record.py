@@ -1,0 +1,150 @@
+"""What a keeper writes down about its kernel, so that the next keeper, the command line and the server find it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import settings
+from ..freeze.processes import start_time
+
+LAUNCH, STATE, LOCK, SOCKET, LOG = (
+    "launch.json",
+    "state.json",
+    "keeper.lock",
+    "keeper.sock",
+    "keeper.log",
+)
+
+
+@dataclass
+class Launch:
+    """How the kernel is started, here and whenever it must be started afresh.
+
+    `agent` says whether the command starts our agent in the kernel; `connection_file` is the manager's.
+    """
+
+    kernel_id: str
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    umask: int
+    connection_file: str
+    agent: bool
+    name: str = ""
+    """The kernelspec's name."""
+    notebook: str = ""
+    """What the server calls the notebook (JPY_SESSION_NAME): usually its path; empty when unknown."""
+
+
+@dataclass
+class State:
+    """Where the kernel is now. Pids are the machine's, but for `kernel_pid`, which is the namespace's."""
+
+    keeper: tuple[int, int] | None = None
+    """The keeper's pid and start time."""
+    sleeper: tuple[int, int] | None = None
+    run: str = ""
+    """The name of the run folder in use."""
+    kernel_pid: int = 0
+    started: str = ""
+    parent: dict[str, str] | None = None
+    """Name and id of the snapshot that the kernel last came from or went to."""
+    operation: dict[str, Any] | None = None
+    """The operation under way, for whoever has to clean up after this keeper."""
+
+
+class KernelFolder:
+    """The folder of one kernel: ``gpuckpt/KERNEL_ID`` in Jupyter's runtime folder, 0700."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, launch: Launch) -> KernelFolder:
+        """Make the folder of a kernel that is about to start; what an earlier kernel of that id left is removed."""
+        root = settings.kernels_dir()
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = cls(root / launch.kernel_id)
+        folder.remove()
+        folder.path.mkdir(mode=0o700)
+        folder._write(LAUNCH, dataclasses.asdict(launch))
+        folder.write_state(State())
+        return folder
+
+    @classmethod
+    def all(cls) -> Iterator[KernelFolder]:
+        """Yield the folder of every kernel of this user."""
+        with contextlib.suppress(OSError):
+            for path in sorted(settings.kernels_dir().iterdir()):
+                if (path / LAUNCH).exists():
+                    yield cls(path)
+
+    def launch(self) -> Launch:
+        """Return how the kernel is started."""
+        return Launch(**json.loads((self.path / LAUNCH).read_text()))
+
+    def state(self) -> State:
+        """Return where the kernel is now."""
+        raw = json.loads((self.path / STATE).read_text())
+        for key in ("keeper", "sleeper"):
+            raw[key] = tuple(raw[key]) if raw[key] else None
+        return State(**raw)
+
+    def write_state(self, state: State) -> None:
+        """Replace the state in one step."""
+        self._write(STATE, dataclasses.asdict(state))
+
+    def write_launch(self, launch: Launch) -> None:
+        """Replace the launch in one step."""
+        self._write(LAUNCH, dataclasses.asdict(launch))
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        fresh = self.path / f".{name}"
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(fd, "w") as f:
+            json.dump(content, f)
+        fresh.replace(self.path / name)
+
+    def has_keeper(self) -> bool:
+        """Tell whether a keeper lives: it holds a lock for as long as it does."""
+        try:
+            fd = os.open(self.path / LOCK, os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def has_sleeper(self) -> bool:
+        """Tell whether the sleeper lives, and so the kernel may."""
+        sleeper = self.state().sleeper
+        return sleeper is not None and start_time(sleeper[0]) == sleeper[1]
+
+    def remove(self) -> None:
+        """Delete the folder and all in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+@dataclass
+class Operation:
+    """An operation under way: what, on which snapshot, and how far."""
+
+    kind: str
+    name: str
+    stage: str = "checking"
+    cancelled: bool = False
+    cancellable: bool = True
+    extra: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,288 @@
+"""The agent: a thread in the kernel, waiting at a FIFO, by which kernel and keeper talk.
+
+It is woken only by the keeper. A thread that waits at a FIFO is saved waiting, and restored waiting at the FIFO of the
+same path in the new run folder. The messages are described in `keeper/link.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import json
+import logging
+import os
+import platform
+import queue
+import select
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import GpuckptError, KeeperGone, RestoreFailed
+from . import devices, hooks, show
+from .builtin_hooks import Housekeeping
+from .cells import Asked, Cells, wait_for_peers
+
+log = logging.getLogger("gpuckpt.agent")
+
+_ALIVE_EVERY = 0.5  # how often a waiting request looks whether the keeper still lives, in seconds
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+class _Waiting:
+    """A request to the keeper that has not been answered yet."""
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+        self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+
+class Agent:
+    """One a kernel; started by `start`.
+
+    Attributes
+    ----------
+    cells : the requests that the kernel executes.
+    """
+
+    def __init__(self, run_dir: Path, kernel: Any) -> None:
+        self.cells = Cells(kernel)
+        self._kernel = kernel
+        self._run_dir = run_dir
+        self._pid = os.getpid()
+        self._housekeeping = Housekeeping(kernel.shell)
+        self._waiting: dict[int, _Waiting] = {}
+        self._ids = itertools.count(1)
+        self._sending = threading.Lock()
+        self._in = os.open(run_dir / "to-kernel", os.O_RDWR)
+        self._out = os.open(run_dir / "from-kernel", os.O_RDWR | os.O_NONBLOCK)
+
+    def start(self) -> None:
+        """Say hello to the keeper and listen to it from now on."""
+        devices.drop_in_children()
+        threading.Thread(target=self._listen, name="gpuckpt-agent", daemon=True).start()
+        self._send({"hello": {"pid": self._pid}})
+
+    # -- what the kernel asks of the keeper
+
+    def request(
+        self, op: str, args: dict[str, Any] | None = None, progress: Progress | None = None
+    ) -> Any:
+        """Ask the keeper for an operation and wait for its result.
+
+        An interrupt asks the keeper to cancel, and the keeper's answer is waited for; a second one does not wait.
+
+        Raises
+        ------
+        GpuckptError : whatever the keeper answered; KeeperGone if it died.
+        """
+        if os.getpid() != self._pid:
+            raise KeeperGone(
+                "Only the kernel itself can talk to its keeper.",
+                f"This is process {os.getpid()}, a child of it.",
+                "Use %gpuckpt in a cell.",
+            )
+        number = next(self._ids)
+        waiting = self._waiting[number] = _Waiting(op)
+        try:
+            self._send({"request": number, "op": op, "args": args or {}})
+            return self._wait(waiting, progress)
+        finally:
+            self._waiting.pop(number, None)
+
+    def _wait(self, waiting: _Waiting, progress: Progress | None) -> Any:
+        interrupted = False
+        while True:
+            try:
+                message = waiting.messages.get(timeout=_ALIVE_EVERY)
+            except queue.Empty:
+                if not self._keeper_lives():
+                    raise KeeperGone(
+                        f"The {waiting.op} was broken off; the kernel goes on as before.",
+                        "The kernel's keeper died.",
+                        "The kernel gets a new one by itself within seconds; then ask again.",
+                    ) from None
+                continue
+            except KeyboardInterrupt:
+                if interrupted:
+                    raise
+                interrupted = True
+                self._send({"request": next(self._ids), "op": "cancel", "args": {}})
+                continue
+            if "progress" in message:
+                if progress is not None:
+                    progress(message["progress"])
+            elif "error" in message:
+                raise GpuckptError.from_dict(message["error"])
+            else:
+                return message.get("result")
+
+    def _keeper_lives(self) -> bool:
+        try:
+            fd = os.open(self._run_dir / "keeper.lock", os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def _send(self, message: dict[str, Any]) -> None:
+        data = memoryview(json.dumps(message, default=str).encode() + b"\n")
+        with self._sending:
+            while data:
+                try:
+                    data = data[os.write(self._out, data) :]
+                except BlockingIOError:
+                    if not select.select([], [self._out], [], 5.0)[1]:
+                        raise KeeperGone(
+                            "The kernel's keeper does not listen.",
+                            "It has not read what the kernel told it for 5 s.",
+                            "Ask again in a few seconds.",
+                        ) from None
+
+    # -- what the keeper asks of the kernel
+
+    def _listen(self) -> None:
+        buffer = b""
+        while True:
+            data = os.read(self._in, 1 << 20)
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                try:
+                    self._take(json.loads(line))
+                except Exception:
+                    log.exception("a message of the keeper's could not be handled")
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "for" in message:
+            waiting = self._waiting.get(message["for"])
+            if waiting is not None:
+                waiting.messages.put(message)
+            return
+        do = {
+            "before_save": self._before_save,
+            "after_save": self._after_save,
+            "identity": self._identity,
+            "interrupted": self._interrupted,
+            "resumed": self._resumed,
+            "answer": self._answer,
+        }[message["call"]]
+        reply: dict[str, Any]
+        try:
+            reply = {"result": do(**message["args"])}
+        except GpuckptError as e:
+            reply = {"error": e.as_dict()}
+        except Exception as e:
+            log.exception("%s failed", message["call"])
+            what = f"The kernel could not do its part ({message['call']})."
+            reply = {"error": GpuckptError(what, f"{type(e).__name__}: {e}").as_dict()}
+        if message["id"]:
+            self._send({"reply": message["id"], **reply})
+
+    def _before_save(self) -> dict[str, Any]:
+        hooks.run_before()
+        import ipykernel
+
+        return {
+            **self._housekeeping.before_save(),
+            "execution_count": self._kernel.execution_count,
+            "python": platform.python_version(),
+            "ipykernel": ipykernel.__version__,
+        }
+
+    def _after_save(self, error: dict[str, Any] | None) -> None:
+        """The freeze is over in the kernel that was saved, or it did not come to one."""
+        self._housekeeping.after(restored=False)
+        failure = GpuckptError.from_dict(error) if error else None
+        for fault in hooks.run_after(hooks.Resumed(restored=False, error=failure)):
+            print(fault, file=sys.stderr)
+
+    def _identity(
+        self, connection: dict[str, Any], connection_file: str, kernel_id: str
+    ) -> None:
+        """Become the kernel of this connection: its key, its ports."""
+        kernel, app = self._kernel, self._kernel.parent
+        kernel.session.key = str(connection["key"]).encode()
+        if app is not None:
+            app.connection_file = connection_file
+            for channel in ("shell", "iopub", "stdin", "control", "hb"):
+                setattr(app, f"{channel}_port", connection[f"{channel}_port"])
+            kernel.record_ports(app.ports)
+
+    def _interrupted(self) -> Asked:
+        asked = self.cells.describe()
+        asked["from_outside"] = True
+        return asked
+
+    def _resumed(
+        self, asked: Asked, peers: dict[str, int], result: dict[str, Any], asked_at: float
+    ) -> dict[str, Any]:
+        """This kernel was just restored: run the hooks, and answer the cell that asked for it."""
+        self._housekeeping.after(restored=True)
+        faults = hooks.run_after(hooks.Resumed(restored=True))
+        if asked.get("cell"):
+            self._wait_for_peers(peers)
+        account = show.Restored(result, asked_at, faults)
+        if asked.get("cell"):
+            self._answer_restored(asked, account)
+        for waiting in list(self._waiting.values()):
+            if waiting.op == "save":
+                waiting.messages.put({"result": result})
+            else:
+                waiting.messages.put({"error": _overtaken(waiting.op).as_dict()})
+        return {"faults": faults}
+
+    def _wait_for_peers(self, peers: dict[str, int]) -> None:
+        """Wait for as many connections as the channels (named as in a connection file) had before."""
+        app = self._kernel.parent
+        wait_for_peers({getattr(app, channel): count for channel, count in peers.items()})
+
+    def _answer_restored(self, asked: Asked, account: show.Restored) -> None:
+        self.cells.show(asked, account.mime())
+        if self.cells.adopt(asked):
+            self.cells.take_queued(asked)
+        elif asked.get("from_outside"):
+            # The cell that ran did not ask: it ends as it would by a restart.
+            error = RestoreFailed(
+                f"This cell ended: the kernel was restored to {account.name!r} from outside.",
+                "A restore was asked for by the command line or by another client.",
+                "The kernel is at the snapshot; run the cells that follow it.",
+            )
+            self.cells.answer(asked, show.error_content(error))
+            self.cells.refuse_queued(asked)
+        else:
+            self.cells.answer(asked)
+            self.cells.take_queued(asked)
+
+    def _answer(self, asked: Asked, peers: dict[str, int], error: dict[str, Any]) -> None:
+        """This kernel is fresh, in place of one whose restore failed: say so to the cell that asked."""
+        self._wait_for_peers(peers)
+        self.cells.answer(asked, show.error_content(GpuckptError.from_dict(error)))
+        self.cells.refuse_queued(asked)
+
+
+def _overtaken(op: str) -> GpuckptError:
+    return GpuckptError(
+        f"The {op} was overtaken by a restore.", "The kernel was put back to a snapshot.", "Ask again."
+    )
+
+
+def start_agent(kernel: Any) -> Agent | None:
+    """Start the agent of a kernel that a keeper holds; None in a plain kernel."""
+    from .. import settings
+
+    run_dir = os.environ.get(settings.ENV_RUN_DIR)
+    if not run_dir or not Path(run_dir, "to-kernel").exists():
+        return None
+    agent = Agent(Path(run_dir), kernel)
+    with contextlib.suppress(GpuckptError):
+        agent.start()
+    return agent

@@ -1,0 +1,80 @@
+"""What every kernel does before a save and after: garbage, cached GPU memory, peer access, IPython's history."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from typing import Any
+
+from . import devices
+
+
+class Housekeeping:
+    """The built-in counterpart of the user's hooks, for one kernel; `shell` is IPython's."""
+
+    def __init__(self, shell: Any) -> None:
+        self._history = getattr(shell, "history_manager", None)
+        self._history_closed = False
+        self._peers: list[dict[str, Any]] = []
+
+    def before_save(self) -> dict[str, Any]:
+        """Make the kernel small and savable; return whether peer access between its GPUs is known to be off.
+
+        Raises
+        ------
+        GpuckptError : the driver did not turn peer access off; nothing else was changed.
+        """
+        self._peers = devices.disable_peer_access()
+        gc.collect()
+        _give_cached_vram_back()
+        # Other kernels write to the same file: a saved connection to it would not fit the file at a restore.
+        with contextlib.suppress(Exception):
+            self._close_history()
+        return {"peers_off": True}
+
+    def after(self, *, restored: bool) -> None:
+        """Undo what `before_save` did; a restored kernel writes a history session of its own."""
+        if self._peers:
+            with contextlib.suppress(Exception):
+                devices.enable_peer_access(self._peers)
+            self._peers = []
+        with contextlib.suppress(Exception):
+            self._open_history(new_session=restored)
+
+    def _close_history(self) -> None:
+        history = self._history
+        if history is None or not history.enabled or history.hist_file == ":memory:":
+            return
+        history.writeout_cache()
+        thread = getattr(history, "save_thread", None)
+        if thread is not None:
+            thread.stop()
+            history.save_thread = None
+        history.db.close()
+        self._history_closed = True
+
+    def _open_history(self, *, new_session: bool) -> None:
+        if not self._history_closed:
+            return
+        self._history_closed = False
+        from IPython.core.history import HistorySavingThread
+
+        history = self._history
+        history.init_db()
+        if new_session:
+            history.new_session()
+        history.save_thread = HistorySavingThread(history)
+        history.save_thread.start()
+
+
+def _give_cached_vram_back() -> None:
+    """Have torch and CuPy return GPU memory that they hold but do not use: it would be saved as if it were used."""
+    torch = sys.modules.get("torch")
+    with contextlib.suppress(Exception):
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+    cupy = sys.modules.get("cupy")
+    with contextlib.suppress(Exception):
+        if cupy is not None:
+            cupy.get_default_memory_pool().free_all_blocks()

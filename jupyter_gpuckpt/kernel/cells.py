@@ -1,0 +1,195 @@
+"""The cells that clients wait for, and how a restored kernel answers one that was asked of the kernel before it.
+
+A cell's request is known inside ipykernel as one dictionary (the message) and one list (its routing identities), which
+everything that writes or replies holds on to. Changing both in place makes a running cell answer another request: this
+is how the rest of a saved cell writes into the cell that asked for the restore.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+# ZMTP 3.0: a greeting of 64 bytes, a READY command of at least 27, and on iopub a subscription of at least 3.
+_INTRODUCED = 94
+_PEERS_TIMEOUT = 2.0
+_TCP_INFO_BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in struct tcp_info (linux/tcp.h)
+
+Asked = dict[str, Any]
+"""A request as it travels between kernels: ``cell`` (header, idents, display_id) and ``queued`` (raw messages)."""
+
+
+class Cells:
+    """The requests of one kernel that are being executed, or wait for it."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._running: list[tuple[list[bytes], dict[str, Any]]] = []
+        self._received: dict[str, list[bytes]] = {}
+
+    @contextlib.contextmanager
+    def run(self, idents: list[bytes], message: dict[str, Any]) -> Iterator[None]:
+        """Count a request as running."""
+        self._received.pop(message["header"]["msg_id"], None)
+        entry = (idents, message)
+        self._running.append(entry)
+        try:
+            yield
+        finally:
+            self._running.remove(entry)
+
+    def received(self, msg_id: str, frames: list[bytes]) -> None:
+        """Note a request that has come and is not being executed yet."""
+        self._received[msg_id] = frames
+
+    def done(self, msg_id: str) -> None:
+        """Forget a request that needs no answer any more."""
+        self._received.pop(msg_id, None)
+
+    def describe(self, display_id: str | None = None) -> Asked:
+        """Return the running cell and those behind it, to be answered by another kernel."""
+        queued = [*self._received.values(), *self._unread()]
+        asked: Asked = {"queued": [[frame.hex() for frame in frames] for frames in queued]}
+        if self._running:
+            idents, message = self._running[-1]
+            header = json.loads(json.dumps(message["header"], default=str))
+            asked["cell"] = {
+                "header": header,
+                "idents": [ident.hex() for ident in idents],
+                "display_id": display_id,
+            }
+        return asked
+
+    def _unread(self) -> list[list[bytes]]:
+        """Return requests that ipykernel 6 has queued: it reads them in the thread that the cell holds."""
+        queue = getattr(self._kernel, "msg_queue", None)
+        if queue is None:
+            return []
+        found = []
+        while not queue.empty():
+            _, _, args = queue.get_nowait()
+            found.append([bytes(frame) for frame in args[0]])
+        stream = self._kernel.shell_stream
+        with contextlib.suppress(Exception):  # zmq.Again: no more
+            while True:
+                found.append(stream.socket.recv_multipart(1))  # zmq.NOBLOCK
+        return found
+
+    def adopt(self, asked: Asked) -> bool:
+        """Make the running cell answer what was asked; False when no cell runs."""
+        if not self._running or not asked.get("cell"):
+            return False
+        idents, message = self._running[-1]
+        cell = asked["cell"]
+        idents[:] = [bytes.fromhex(ident) for ident in cell["idents"]]
+        header = message["header"]
+        header.clear()
+        header.update(cell["header"])
+        message["msg_id"] = header["msg_id"]
+        message["parent_header"] = {}
+        return True
+
+    def show(self, asked: Asked, data: dict[str, str]) -> None:
+        """Show something in the cell that asked, in place of its progress display if it has one."""
+        display_id = asked["cell"].get("display_id")
+        content: dict[str, Any] = {"data": data, "metadata": {}, "transient": {}}
+        if display_id:
+            content["transient"] = {"display_id": display_id}
+        kind = "update_display_data" if display_id else "display_data"
+        self._publish(kind, content, asked)
+
+    def answer(self, asked: Asked, error: dict[str, Any] | None = None) -> None:
+        """Complete the cell that asked, from the kernel's own thread; `error`: ename, evalue, traceback."""
+        self._kernel.io_loop.add_callback(self._answer, asked, error)
+
+    def _answer(self, asked: Asked, error: dict[str, Any] | None) -> None:
+        kernel = self._kernel
+        count = kernel.execution_count
+        content: dict[str, Any] = {"status": "ok", "user_expressions": {}, "payload": []}
+        if error is not None:
+            content = {"status": "error", **error}
+            self._publish("error", error, asked)
+        content["execution_count"] = count
+        self._reply("execute_reply", content, asked["cell"])
+        self._publish("status", {"execution_state": "idle"}, asked)
+
+    def take_queued(self, asked: Asked) -> None:
+        """Execute the requests that waited behind the cell that asked, as if they came now."""
+        for frames in asked.get("queued", []):
+            self._kernel.io_loop.add_callback(
+                self._kernel.take_request, [bytes.fromhex(frame) for frame in frames]
+            )
+
+    def refuse_queued(self, asked: Asked) -> None:
+        """Answer the requests that waited behind the cell as aborted, as after an error."""
+        self._kernel.io_loop.add_callback(self._refuse, asked)
+
+    def _refuse(self, asked: Asked) -> None:
+        session = self._kernel.session
+        for frames in asked.get("queued", []):
+            idents, rest = session.feed_identities([bytes.fromhex(frame) for frame in frames])
+            header = session.unpack(rest[1])
+            cell = {"header": header, "idents": [ident.hex() for ident in idents]}
+            reply = header["msg_type"].replace("_request", "_reply")
+            self._reply(reply, {"status": "aborted"}, cell)
+            self._publish("status", {"execution_state": "idle"}, {"cell": cell})
+
+    def _reply(self, kind: str, content: dict[str, Any], cell: dict[str, Any]) -> None:
+        idents = [bytes.fromhex(ident) for ident in cell["idents"]]
+        self._kernel.session.send(
+            self._kernel.reply_stream(), kind, content, parent=cell["header"], ident=idents
+        )
+
+    def _publish(self, kind: str, content: dict[str, Any], asked: Asked) -> None:
+        kernel = self._kernel
+        kernel.session.send(
+            kernel.iopub_socket,
+            kind,
+            content,
+            parent=asked["cell"]["header"],
+            ident=kernel._topic(kind),
+        )
+
+
+def wait_for_peers(expected: dict[int, int]) -> None:
+    """Wait until as many clients as before are connected again, by local port: what is sent earlier is lost to them.
+
+    Two seconds at most: a client that has gone does not come back.
+    """
+    deadline = time.monotonic() + _PEERS_TIMEOUT
+    while time.monotonic() < deadline:
+        present = _introduced()
+        if all(present.get(port, 0) >= count for port, count in expected.items()):
+            # What a client has said lies with zmq's own thread by now, which needs a moment to act on it.
+            time.sleep(0.02)
+            return
+        time.sleep(0.005)
+
+
+def _introduced() -> dict[int, int]:
+    """Return how many connections have said who they are and what they want, by local port."""
+    found: dict[int, int] = {}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - file descriptors are not paths
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as s:
+                if s.type != socket.SOCK_STREAM or s.family not in (
+                    socket.AF_INET,
+                    socket.AF_INET6,
+                ):
+                    continue
+                s.getpeername()
+                info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+                if struct.unpack_from("<Q", info, _TCP_INFO_BYTES_RECEIVED)[0] >= _INTRODUCED:
+                    port = s.getsockname()[1]
+                    found[port] = found.get(port, 0) + 1
+        except OSError:
+            continue
+    return found

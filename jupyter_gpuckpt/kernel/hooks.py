@@ -1,0 +1,108 @@
+"""Functions of the user's that run before a save, and when the kernel runs again."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..errors import GpuckptError, SaveFailed
+
+log = logging.getLogger("gpuckpt.agent")
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Why a kernel runs again after a freeze.
+
+    Attributes
+    ----------
+    restored : True in a kernel that was just restored, False in the one that was saved and goes on.
+    error : why the save failed, where it did; None otherwise.
+    """
+
+    restored: bool
+    error: GpuckptError | None = None
+
+
+_Before = TypeVar("_Before", bound=Callable[[], Any])
+_After = TypeVar("_After", bound=Callable[..., Any])
+
+_before: list[Callable[[], Any]] = []
+_after: list[Callable[..., Any]] = []
+_generation = secrets.token_hex(16)
+
+
+def before_save(fn: _Before) -> _Before:
+    """Have `fn()` called before every save of this kernel, the latest registered first; can be a decorator.
+
+    It runs in the agent's thread, also while a cell runs. An exception stops the save, and the kernel goes on.
+    """
+    _before.append(fn)
+    return fn
+
+
+def after_restore(fn: _After) -> _After:
+    """Have `fn()` or `fn(resumed)` called when the kernel runs again, in the order of registration; can be a decorator.
+
+    That is in a restored kernel, and also in the kernel that was saved, when the save is done or has failed: what a
+    `before_save` function put away can be taken out again. A function that takes an argument is given a `Resumed`,
+    which tells these apart. It runs in the agent's thread; an exception is shown as a warning.
+    """
+    _after.append(fn)
+    return fn
+
+
+def generation_id() -> str:
+    """Return 32 hexadecimal digits that are another's in every kernel, and after every restore."""
+    return _generation
+
+
+def run_before() -> None:
+    """Call the functions registered for before a save.
+
+    Raises
+    ------
+    SaveFailed : one of them raised.
+    """
+    for fn in reversed(_before):
+        try:
+            fn()
+        except Exception as e:
+            raise SaveFailed(
+                "The kernel was not saved; it goes on as before.",
+                f"The before_save function {_name(fn)} raised {type(e).__name__}: {e}",
+                "Mend the function, and save again.",
+            ) from e
+
+
+def run_after(resumed: Resumed) -> list[str]:
+    """Call the functions registered for after a freeze; return what went wrong in them, a text each."""
+    global _generation
+    if resumed.restored:
+        _generation = secrets.token_hex(16)
+    faults = []
+    for fn in _after:
+        try:
+            fn(*([resumed] if _takes_argument(fn) else []))
+        except Exception as e:  # noqa: BLE001 - one user's function must not keep the others from running
+            log.exception("an after_restore function failed")
+            faults.append(
+                f"The after_restore function {_name(fn)} raised {type(e).__name__}: {e}"
+            )
+    return faults
+
+
+def _takes_argument(fn: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(fn).bind(None)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__qualname__", repr(fn))

@@ -1,0 +1,66 @@
+"""The kernel class of a kernel that a keeper holds: ipykernel's own, with an agent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipykernel.ipkernel import IPythonKernel
+
+from .agent import Agent, start_agent
+from .magics import register
+
+
+class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
+    """IPython's kernel, which knows what it executes and lets its keeper save and restore it.
+
+    Without a keeper it is a plain kernel.
+    """
+
+    agent: Agent | None = None
+
+    def start(self) -> None:
+        """Start as ipykernel does, and the agent and ``%gpuckpt`` with it."""
+        super().start()
+        self.agent = start_agent(self)
+        register(self.shell, self.agent)
+
+    async def execute_request(self, stream: Any, ident: list[bytes], parent: dict[str, Any]) -> None:
+        """Execute a cell (called by ipykernel for every request)."""
+        if self.agent is None:
+            await super().execute_request(stream, ident, parent)
+            return
+        with self.agent.cells.run(ident, parent):
+            await super().execute_request(stream, ident, parent)
+
+    async def shell_channel_thread_main(self, msg: list[Any]) -> None:
+        """Note a request when it arrives (called by ipykernel 7 in the thread that reads the shell channel)."""
+        if self.agent is not None:
+            self._note(msg)
+        await super().shell_channel_thread_main(msg)
+
+    def _note(self, msg: list[Any]) -> None:
+        _, parts = self.session.feed_identities(msg, copy=False)
+        header = self.session.unpack(bytes(parts[1]))
+        # Others are asked again by a client that gets no answer, or need none.
+        if header.get("msg_type") == "execute_request" and self.agent is not None:
+            self.agent.cells.received(header["msg_id"], [bytes(part) for part in msg])
+
+    def reply_stream(self) -> Any:
+        """Return what replies on the shell channel are sent through, from the main thread."""
+        thread = getattr(self, "shell_channel_thread", None)
+        if thread is None:
+            return self.shell_stream
+        return thread.manager.get_subshell_to_shell_channel_socket(None)
+
+    async def take_request(self, frames: list[bytes]) -> None:
+        """Execute a raw request as if it had just come; called in the main thread's loop."""
+        import zmq
+
+        msg = [zmq.Frame(frame) for frame in frames]
+        thread = getattr(self, "shell_channel_thread", None)
+        if thread is not None:
+            thread.io_loop.add_callback(self.shell_channel_thread_main, msg)
+        elif hasattr(self, "schedule_dispatch"):  # ipykernel 6
+            self.schedule_dispatch(self.dispatch_shell, msg)
+        else:
+            await self.shell_main(None, msg)

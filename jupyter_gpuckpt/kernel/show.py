@@ -1,0 +1,193 @@
+"""How results, listings and progress look in a notebook: plain text everywhere, HTML where there is a browser."""
+
+from __future__ import annotations
+
+import datetime
+import html
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import GpuckptError
+
+
+def size(count: int) -> str:
+    """Return a number of bytes as people write it."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def moment(created: str) -> str:
+    """Return a time of a manifest in this machine's time zone, to the second."""
+    return datetime.datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as people write it."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min {seconds % 60:.0f} s"
+
+
+class _Shown:
+    """Something that shows itself as one line of text, and as HTML with the same words.
+
+    `%gpuckpt` shows it once; it is not shown again as the value of the cell that made it.
+    """
+
+    already_shown_in: int | None = None
+
+    def text(self) -> str:
+        raise TypeError("made by the classes below")
+
+    def html(self) -> str:
+        first, _, rest = self.text().partition(" ")
+        return f"<div><b>{html.escape(first)}</b> {html.escape(rest)}</div>"
+
+    def mime(self) -> dict[str, str]:
+        """Return the two representations, by MIME type."""
+        return {"text/plain": self.text(), "text/html": self.html()}
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _ipython_display_(self) -> None:
+        from IPython.core.getipython import get_ipython
+        from IPython.display import display
+
+        shell = get_ipython()  # type: ignore[no-untyped-call]
+        if shell is not None and shell.execution_count == self.already_shown_in:
+            return
+        display(self.mime(), raw=True)  # type: ignore[no-untyped-call]
+
+
+class Saved(_Shown):
+    """What a save gives: returned twice, like fork; once in the kernel that goes on, once in the restored one.
+
+    Attributes
+    ----------
+    name, id, message, created : of the snapshot.
+    restored : False in the kernel that was saved, True in one restored from the snapshot.
+    size, gpu_memory : of the snapshot, in bytes.
+    seconds : how long the save took; None in a restored kernel.
+    frozen_seconds : for how long the kernel stood still.
+    """
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        self.name: str = result["name"]
+        self.id: str = result["id"]
+        self.message: str = result["message"]
+        self.created: str = result["created"]
+        self.size: int = result["size"]
+        self.gpu_memory: int = result["gpu_memory"]
+        self.frozen_seconds: float = result["frozen_seconds"]
+        self.seconds: float | None = result.get("seconds")
+        self.restored: bool = bool(result.get("restored"))
+
+    def text(self) -> str:
+        if self.restored:
+            return f"Back at {self.name}, saved {moment(self.created)}."
+        gpu = f", {size(self.gpu_memory)} of it GPU memory" if self.gpu_memory else ""
+        return (
+            f"Saved {self.name}: {size(self.size)}{gpu}, in {duration(self.seconds or 0)}; "
+            f"the kernel stood still for {duration(self.frozen_seconds)}."
+        )
+
+
+class Restored(_Shown):
+    """The account of a restore, shown in the cell that asked for it."""
+
+    def __init__(self, result: dict[str, Any], asked_at: float, faults: Sequence[str]) -> None:
+        self.name: str = result["name"]
+        self._created: str = result["created"]
+        self._message: str = result["message"]
+        # The clock of the day: a restored process's monotonic clock goes on from the save.
+        self._seconds = max(0.0, time.time() - asked_at)
+        self._faults = list(faults)
+
+    def text(self) -> str:
+        message = f" ({self._message})" if self._message else ""
+        lines = [
+            f"Restored {self.name}{message}, saved {moment(self._created)}, in {duration(self._seconds)}."
+        ]
+        return "\n".join(lines + self._faults)
+
+
+class Listing(_Shown):
+    """A table; `empty` is said when it has no rows."""
+
+    def __init__(
+        self, head: Sequence[str], rows: Sequence[Sequence[str]], empty: str, faults: Sequence[str]
+    ) -> None:
+        self._head, self._rows, self._empty, self._faults = head, rows, empty, list(faults)
+
+    def text(self) -> str:
+        if not self._rows:
+            return "\n".join([self._empty, *self._faults])
+        table = [self._head, *self._rows] if any(self._head) else list(self._rows)
+        widths = [max(len(row[i]) for row in table) for i in range(len(self._head))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in table
+        ]
+        return "\n".join(lines + self._faults)
+
+    def html(self) -> str:
+        faults = "".join(f"<div>{html.escape(fault)}</div>" for fault in self._faults)
+        if not self._rows:
+            return f"<div>{html.escape(self._empty)}</div>{faults}"
+
+        def row(cells: Sequence[str], tag: str) -> str:
+            style = ' style="text-align:left"'
+            return "".join(f"<{tag}{style}>{html.escape(cell)}</{tag}>" for cell in cells)
+
+        body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in self._rows)
+        head = f"<thead><tr>{row(self._head, 'th')}</tr></thead>" if any(self._head) else ""
+        return f"<table>{head}<tbody>{body}</tbody></table>{faults}"
+
+
+def snapshots(found: dict[str, Any]) -> Listing:
+    """Return the listing of snapshots, as the keeper gives it."""
+    rows = [
+        [
+            s["name"],
+            moment(s["created"]),
+            size(s["size"]),
+            size(s["gpu_memory"]) if s["gpu_memory"] else "",
+            s["notebook"].rpartition("/")[2],
+            s["message"],
+        ]
+        for s in found["snapshots"]
+    ]
+    faults = [f["what"] for f in found["faults"]]
+    head = ["name", "saved", "size", "GPU memory", "notebook", "message"]
+    return Listing(head, rows, "No snapshots yet. Save one: %gpuckpt save NAME", faults)
+
+
+def details(pairs: Sequence[tuple[str, str]]) -> Listing:
+    """Return a table of names and values."""
+    return Listing(["", ""], [list(pair) for pair in pairs if pair[1]], "", [])
+
+
+def progress_text(verb: str, progress: dict[str, Any]) -> str:
+    """Return one line that says how far an operation is."""
+    amount = ""
+    if progress.get("total"):
+        done, total = progress["done"], progress["total"]
+        amount = f" {100 * done // total} % of {size(total)}"
+    return f"{verb}: {progress['stage']}{amount} ({duration(progress['seconds'])})"
+
+
+def error_content(error: GpuckptError) -> dict[str, Any]:
+    """Return an error as the Jupyter protocol describes one."""
+    return {
+        "ename": type(error).__name__,
+        "evalue": error.what,
+        "traceback": str(error).splitlines(),
+    }

@@ -1,0 +1,178 @@
+"""What a kernel manager starts: a kernel in the hands of a keeper, or a plain one where that cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.connect import KernelConnectionInfo
+from jupyter_client.provisioning import LocalProvisioner
+
+from . import settings
+from .errors import GpuckptError, KeeperGone, NoSuchKernel, Unavailable
+from .keeper import client
+from .keeper.protocol import KeeperClient
+from .keeper.record import KernelFolder, Launch
+from .machine.capability import why_unavailable
+
+_KERNEL_CLASS = "--IPKernelApp.kernel_class=jupyter_gpuckpt.kernel.ipython.GpuckptKernel"
+_LOST = -signal.SIGKILL
+
+
+class GpuckptProvisioner(LocalProvisioner):
+    """Starts kernels that can be saved and restored.
+
+    The manager's handle is the keeper, so that it never sees the kernel's process change. Where the machine cannot
+    save and restore, it is a `LocalProvisioner`: the kernel is a plain one, and ``%gpuckpt`` in it says why.
+    """
+
+    _keeper: KeeperClient | None = None
+    _folder: KernelFolder | None = None
+    _process: subprocess.Popen[bytes] | None = None
+    _exit_status: int | None = None
+
+    @property
+    def has_process(self) -> bool:
+        """Tell whether there is a kernel, as far as is known (asked by the manager before most other calls)."""
+        return self._folder is not None or super().has_process
+
+    async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
+        """Start the kernel (called by the manager at a start and at a restart, after `pre_launch`)."""
+        environment = dict(kwargs.get("env") or os.environ)
+        # A kernel that watches its parent would end itself when its keeper changes.
+        environment.pop("JPY_PARENT_PID", None)
+        reason = await asyncio.to_thread(why_unavailable)
+        if reason is None:
+            launch = self._launch(cmd, environment, kwargs)
+            try:
+                self._process, self._folder = await asyncio.to_thread(client.start_keeper, launch)
+                self._exit_status = None
+                self._keeper = await asyncio.to_thread(self._attach, self._folder)
+                self.pid = self._process.pid
+                return self.connection_info
+            except GpuckptError as e:
+                self._folder = None
+                reason = Unavailable(e.what, e.why, e.then)
+        self.log.warning("The kernel starts as a plain one, without save and restore. %s", reason)
+        kwargs["env"] = {**environment, settings.ENV_UNAVAILABLE: json.dumps(reason.as_dict())}
+        return await super().launch_kernel(_with_agent(cmd)[0], **kwargs)
+
+    def _launch(self, cmd: list[str], env: dict[str, str], kwargs: dict[str, Any]) -> Launch:
+        umask = os.umask(0o077)
+        os.umask(umask)
+        argv, has_agent = _with_agent(cmd)
+        return Launch(
+            kernel_id=self.kernel_id,
+            argv=argv,
+            env=env,
+            cwd=str(kwargs.get("cwd") or Path.cwd()),
+            umask=umask,
+            connection_file=str(Path(self.parent.connection_file).absolute()),
+            agent=has_agent,
+            name=self.parent.kernel_name,
+            notebook=env.get("JPY_SESSION_NAME", ""),
+        )
+
+    @staticmethod
+    def _attach(folder: KernelFolder) -> KeeperClient:
+        keeper = client.connect(folder)
+        keeper.request("attach")
+        return keeper
+
+    async def poll(self) -> int | None:
+        """Return None while the kernel lives, else its exit code (called by the manager every few seconds)."""
+        if self._folder is None:
+            return await super().poll()
+        if self._exit_status is None:
+            await asyncio.to_thread(self._listen)
+        return self._exit_status
+
+    def _listen(self) -> None:
+        """Take in what the keeper told; give the kernel a new keeper if that has died."""
+        assert self._folder is not None
+        try:
+            if self._keeper is not None:
+                self._keeper.listen()
+                self._exit_status = self._keeper.exit_status
+                return
+        except KeeperGone:
+            self._hang_up()
+        try:
+            self.log.warning("The keeper of kernel %s died; it gets a new one.", self.kernel_id)
+            self._keeper = self._attach(self._folder)
+        except NoSuchKernel:
+            self._exit_status = _LOST
+        except GpuckptError as e:
+            self.log.error("The kernel %s is lost. %s", self.kernel_id, e)
+            self._exit_status = _LOST
+
+    def _hang_up(self) -> None:
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
+
+    async def wait(self) -> int | None:
+        """Wait until the kernel has ended; return its exit code."""
+        if self._folder is None:
+            return await super().wait()
+        while await self.poll() is None:
+            await asyncio.sleep(0.05)
+        await asyncio.to_thread(self._close)
+        return self._exit_status
+
+    async def send_signal(self, signum: int) -> None:
+        """Send a signal to the kernel and the processes of its group."""
+        if self._folder is None:
+            await super().send_signal(signum)
+        elif self._keeper is not None and await self.poll() is None:
+            await asyncio.to_thread(self._keeper.request, "signal", {"signum": int(signum)})
+
+    async def cleanup(self, restart: bool = False) -> None:
+        """Leave nothing behind (called by the manager after the kernel has ended, or is given up)."""
+        await asyncio.to_thread(self._close)
+        await super().cleanup(restart)
+
+    def _close(self) -> None:
+        """End the keeper, and with it whatever is left of the kernel."""
+        folder, self._folder = self._folder, None
+        if folder is None:
+            return
+        try:
+            if self._keeper is None:
+                self._keeper = client.connect(folder)
+            self._keeper.request("close", timeout=150.0)
+        except GpuckptError:
+            folder.remove()
+        self._hang_up()
+        if self._process is not None:
+            self._process.wait(10.0)
+            self._process = None
+
+    async def get_provisioner_info(self) -> dict[str, Any]:
+        """Return what another process needs to go on holding this kernel."""
+        info = await super().get_provisioner_info()
+        return {**info, "gpuckpt_folder": str(self._folder.path) if self._folder else None}
+
+    async def load_provisioner_info(self, provisioner_info: dict[str, Any]) -> None:
+        """Go on holding a kernel that another process started."""
+        await super().load_provisioner_info(provisioner_info)
+        if path := provisioner_info.get("gpuckpt_folder"):
+            self._folder = KernelFolder(Path(path))
+            self._keeper = await asyncio.to_thread(self._attach, self._folder)
+
+
+def _with_agent(cmd: list[str]) -> tuple[list[str], bool]:
+    """Return the command with our kernel class in it, where it starts ipykernel under this very Python, and whether so."""
+    python = shutil.which(cmd[0])
+    module = cmd[2] if cmd[1:2] == ["-m"] else ""
+    ours = python is not None and os.path.samefile(python, sys.executable)
+    if ours and module in ("ipykernel_launcher", "ipykernel"):
+        return [*cmd, _KERNEL_CLASS], True
+    return cmd, False
