@@ -26,7 +26,7 @@ _KERNEL_CLASS = "--IPKernelApp.kernel_class=jupyter_gpuckpt.kernel.ipython.Gpuck
 _LOST = -signal.SIGKILL
 
 
-class GpuckptProvisioner(LocalProvisioner):
+class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     """Starts kernels that can be saved and restored.
 
     The manager's handle is the keeper, so that it never sees the kernel's process change. Where the machine cannot
@@ -52,10 +52,10 @@ class GpuckptProvisioner(LocalProvisioner):
         if reason is None:
             launch = self._launch(cmd, environment, kwargs)
             try:
-                self._process, self._folder = await asyncio.to_thread(client.start_keeper, launch)
-                self._exit_status = None
-                self._keeper = await asyncio.to_thread(self._attach, self._folder)
-                self.pid = self._process.pid
+                process, folder = await asyncio.to_thread(client.start_keeper, launch)
+                self._process, self._folder, self._exit_status = process, folder, None
+                self._keeper = await asyncio.to_thread(self._attach, folder)
+                self.pid = process.pid
                 return self.connection_info
             except GpuckptError as e:
                 self._folder = None
@@ -89,7 +89,8 @@ class GpuckptProvisioner(LocalProvisioner):
     async def poll(self) -> int | None:
         """Return None while the kernel lives, else its exit code (called by the manager every few seconds)."""
         if self._folder is None:
-            return await super().poll()
+            status: int | None = await super().poll()
+            return status
         if self._exit_status is None:
             await asyncio.to_thread(self._listen)
         return self._exit_status
@@ -121,7 +122,8 @@ class GpuckptProvisioner(LocalProvisioner):
     async def wait(self) -> int | None:
         """Wait until the kernel has ended; return its exit code."""
         if self._folder is None:
-            return await super().wait()
+            status: int | None = await super().wait()
+            return status
         while await self.poll() is None:
             await asyncio.sleep(0.05)
         await asyncio.to_thread(self._close)
@@ -133,6 +135,20 @@ class GpuckptProvisioner(LocalProvisioner):
             await super().send_signal(signum)
         elif self._keeper is not None and await self.poll() is None:
             await asyncio.to_thread(self._keeper.request, "signal", {"signum": int(signum)})
+
+    async def kill(self, restart: bool = False) -> None:
+        """End the kernel and every process that it started, at once."""
+        if self._folder is None:
+            await super().kill(restart)
+        else:
+            await self.send_signal(signal.SIGKILL)
+
+    async def terminate(self, restart: bool = False) -> None:
+        """Ask the kernel to end."""
+        if self._folder is None:
+            await super().terminate(restart)
+        else:
+            await self.send_signal(signal.SIGTERM)
 
     async def cleanup(self, restart: bool = False) -> None:
         """Leave nothing behind (called by the manager after the kernel has ended, or is given up)."""
@@ -169,10 +185,10 @@ class GpuckptProvisioner(LocalProvisioner):
 
 
 def _with_agent(cmd: list[str]) -> tuple[list[str], bool]:
-    """Return the command with our kernel class in it, where it starts ipykernel under this very Python, and whether so."""
+    """Return the command, with our kernel class where it starts ipykernel under this very Python, and whether it does."""
     python = shutil.which(cmd[0])
     module = cmd[2] if cmd[1:2] == ["-m"] else ""
-    ours = python is not None and os.path.samefile(python, sys.executable)
+    ours = python is not None and Path(python).samefile(sys.executable)
     if ours and module in ("ipykernel_launcher", "ipykernel"):
         return [*cmd, _KERNEL_CLASS], True
     return cmd, False

@@ -55,11 +55,20 @@ _STAMP = re.compile(r"^\([\d.]+\)\s*(\d+: )?")
 _ADVICE = (
     # what criu says, what a person can do; the first that matches is given
     ("No space left", "Free disk space, or set GPUCKPT_STORE to a larger disk, and try again."),
-    ("half of stream unix", "Close the connection to the other program (a database, a display, an ipc socket) and try again."),
-    ("handle_device_vma", "A process of the kernel maps a device that cannot be saved; end that process and try again."),
+    (
+        "half of stream unix",
+        "Close the connection to the other program (a database, a display, an ipc socket) and try again.",
+    ),
+    (
+        "handle_device_vma",
+        "A process of the kernel maps a device that cannot be saved; end that process and try again.",
+    ),
     ("bad size", "Put the file back as it was when the kernel was saved."),
     ("Address already in use", "Another program listens at a port of the snapshot; end it and try again."),
-    ("Can't lookup mount", "Close files on file systems that were mounted or unmounted after the kernel's start, and try again."),
+    (
+        "Can't lookup mount",
+        "Close files on file systems that were mounted or unmounted after the kernel's start, and try again.",
+    ),
     ("inotify", "Stop the file watcher in the kernel and try again."),
     ("io_uring", "Stop what uses io_uring in the kernel (criu cannot save it) and try again."),
     ("Permission denied", "Run `jupyter gpuckpt doctor`: it checks the rights that are needed."),

@@ -44,25 +44,20 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
 
 def _messages() -> dict[str, Any]:
     package = "gpuckpt.criu"
-    file = descriptor_pb2.FileDescriptorProto(
-        name="gpuckpt_criu.proto", package=package, syntax="proto2"
-    )
+    file = descriptor_pb2.FileDescriptorProto(name="gpuckpt_criu.proto", package=package, syntax="proto2")
     for name, fields in _SCHEMA.items():
         message = file.message_type.add(name=name)
         for field, number, kind, ref in fields:
             message.field.add(
                 name=field,
                 number=number,
-                type=kind,  # type: ignore[arg-type]
+                type=kind,
                 type_name=f".{package}.{ref}" if ref else None,
                 label=descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL,
             )
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)  # type: ignore[no-untyped-call]
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}"))  # type: ignore[no-untyped-call]
-        for name in _SCHEMA
-    }
+    pool.Add(file)
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in _SCHEMA}
 
 
 _MESSAGES = _messages()
@@ -82,9 +77,7 @@ def regular_files(images: Path) -> list[tuple[str, int, int]]:
     Files without a name (deleted, or made anonymous) travel inside the images and are left out.
     """
     remap = images / "remap-fpath.img"
-    nameless = (
-        {e.orig_id for e in _entries(remap.read_bytes(), "remap")} if remap.exists() else set()
-    )
+    nameless = {e.orig_id for e in _entries(remap.read_bytes(), "remap")} if remap.exists() else set()
     return [
         ("/" + e.reg.name.decode("utf-8", "surrogateescape").lstrip("/"), e.reg.size, e.reg.flags)
         for e in _entries((images / "files.img").read_bytes(), "file")
@@ -120,9 +113,7 @@ def rewrite_files(
     """
     raw = source.read_bytes()
     out = bytearray(raw[:8])
-    listening = {
-        e.isk.src_port for e in _entries(raw, "file") if e.HasField("isk") and _listens(e.isk)
-    }
+    listening = {e.isk.src_port for e in _entries(raw, "file") if e.HasField("isk") and _listens(e.isk)}
     for e in _entries(raw, "file"):
         if e.HasField("isk") and e.isk.src_port:
             isk = e.isk

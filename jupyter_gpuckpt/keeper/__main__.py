@@ -15,9 +15,7 @@ from .record import KernelFolder
 def main(folder: str, ready_fd: str, how: str) -> None:
     """Keep one kernel; what there is to say at the start goes to the file descriptor, and the log to stderr."""
     os.umask(0o077)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
 
     def ready(error: str) -> None:
         with open(int(ready_fd), "w") as f:

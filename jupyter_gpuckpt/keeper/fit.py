@@ -68,7 +68,7 @@ def check(
     if not manifest.kernel["agent"] and manifest.kernel["kernel_id"] != launch.kernel_id:
         raise Refused(
             _NOT_RESTORED,
-            f"It was saved from kernel {manifest.kernel['kernel_id']}, which has no agent, and here is {launch.kernel_id}.",
+            f"It was saved from kernel {manifest.kernel['kernel_id']}, which has no agent; here is {launch.kernel_id}.",
             "A kernel without the agent can only go back to a snapshot of its own: its connection key cannot change.",
         )
     _files_are_there(snapshot)

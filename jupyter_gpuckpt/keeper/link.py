@@ -3,7 +3,8 @@
 FIFOs, since a connected socket that leaves the namespace cannot be dumped, while a thread that waits on a FIFO comes
 back waiting on the FIFO of the same path. Lines of JSON:
 
-- agent to keeper: ``{"hello": {...}}``, ``{"request": n, "op": o, "args": {...}}``, ``{"reply": n, "result"|"error": ...}``
+- agent to keeper: ``{"hello": {...}}``, ``{"request": n, "op": o, "args": {...}}``,
+  ``{"reply": n, "result"|"error": ...}``
 - keeper to agent: ``{"call": name, "id": n, "args": {...}}``, ``{"for": n, "progress"|"result"|"error": ...}``
 """
 

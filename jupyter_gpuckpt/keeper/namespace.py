@@ -54,9 +54,7 @@ class Namespace:
         ------
         GpuckptError : the namespaces could not be made; nothing is left behind.
         """
-        run_dir = next(
-            path for n in itertools.count(1) if not (path := kernel_dir / f"run-{n}").exists()
-        )
+        run_dir = next(path for n in itertools.count(1) if not (path := kernel_dir / f"run-{n}").exists())
         run_dir.mkdir(mode=0o700)
         prepare(run_dir)
         program = await asyncio.create_subprocess_exec(

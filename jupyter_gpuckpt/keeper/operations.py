@@ -72,13 +72,20 @@ def summary(manifest: Manifest) -> dict[str, Any]:
     }
 
 
+def details(manifest: Manifest) -> dict[str, Any]:
+    """Return all there is to say of a snapshot, but for its list of files."""
+    return {
+        **summary(manifest),
+        "kernel": manifest.kernel,
+        "machine": manifest.machine,
+        "cuda": manifest.cuda,
+        "process": manifest.process,
+    }
+
+
 def gpu_memory(manifest: Manifest) -> int:
     """Return the GPU memory that the saved processes held, in bytes."""
-    return sum(
-        held
-        for process in manifest.cuda.get("processes", [])
-        for held in process.get("used", {}).values()
-    )
+    return sum(held for process in manifest.cuda.get("processes", []) for held in process.get("used", {}).values())
 
 
 class _Stages:
@@ -132,9 +139,7 @@ class _Frozen:
     process: dict[str, Any] = field(default_factory=dict)
 
 
-async def save(
-    keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell
-) -> dict[str, Any]:
+async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
     """Save the kernel under a name; it runs on.
 
     Raises
@@ -183,7 +188,7 @@ def _room_for(keeper: Keeper, space: Namespace) -> None:
     if needed > free:
         raise Refused(
             "The save was refused: the store's disk has no room for it.",
-            f"The kernel holds {needed / 1e6:,.0f} MB of memory, and {free / 1e6:,.0f} MB are free in {keeper.store.root}",
+            f"The kernel holds {needed / 1e6:,.0f} MB of memory; {free / 1e6:,.0f} MB are free in {keeper.store.root}",
             "Remove snapshots (`%gpuckpt rm NAME`), free memory in the kernel, or set GPUCKPT_STORE to a larger disk.",
             needed=needed,
             free=free,
@@ -201,7 +206,8 @@ async def _before_save(link: Link, has_agent: bool) -> dict[str, Any]:
         await link.send({"call": "after_save", "id": 0, "args": {"error": None}})
         raise SaveFailed(
             "The kernel was not saved; it goes on as before.",
-            f"Its hooks did not finish within {settings.hook_timeout():.0f} s: something in it holds Python's lock, or a hook hangs.",
+            f"Its hooks did not finish within {settings.hook_timeout():.0f} s: "
+            "something in it holds Python's lock, or a hook hangs.",
             "Save again when the cell that runs is done, or set GPUCKPT_HOOK_TIMEOUT to more seconds.",
         ) from None
     return answer
@@ -271,9 +277,7 @@ async def _freeze(
         await _run_criu(
             space,
             program,
-            criu.dump_arguments(
-                keeper.state.kernel_pid, into, script, settings.criu_timeout()
-            ),
+            criu.dump_arguments(keeper.state.kernel_pid, into, script, settings.criu_timeout()),
             environment,
             into / criu.DUMP_LOG,
             keeper.folder.path / criu.DUMP_LOG,
@@ -369,9 +373,7 @@ def _about_machine(program: CriuProgram) -> dict[str, Any]:
 # -- restore
 
 
-async def restore(
-    keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell
-) -> dict[str, Any]:
+async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
     """Put the kernel back to a snapshot, and answer the cell that asked from there.
 
     Raises
@@ -389,9 +391,7 @@ async def restore(
         old, old_link = keeper.namespace(), keeper.link
         assert old_link is not None
         leaving = processes.descendants(old.pid)
-        gpu_map = await asyncio.to_thread(
-            fit.check, snapshot, keeper.launch, keeper.worker, program, leaving
-        )
+        gpu_map = await asyncio.to_thread(fit.check, snapshot, keeper.launch, keeper.worker, program, leaving)
         asked = args if "cell" in args else await _interrupted_cell(old_link, keeper.launch.agent)
         new = await _Arrival.prepare(keeper, snapshot)
         try:
@@ -434,8 +434,7 @@ def _latest(keeper: Keeper) -> str:
     own = [
         m
         for m in manifests
-        if m.kernel.get("kernel_id") == kernel_id
-        or (notebook and m.kernel.get("notebook") == notebook)
+        if m.kernel.get("kernel_id") == kernel_id or (notebook and m.kernel.get("notebook") == notebook)
     ]
     if not manifests:
         raise NoSuchSnapshot(
@@ -542,9 +541,7 @@ async def _put_in_place(
     pid = int(manifest.process["pid"])
     on_gpu = [outer for p in manifest.process["cuda"] if (outer := new.space.outer(int(p)))]
     if len(on_gpu) != len(manifest.process["cuda"]) or new.space.outer(pid) is None:
-        raise RestoreFailed(
-            "The snapshot could not be restored.", "A process of it did not come back."
-        )
+        raise RestoreFailed("The snapshot could not be restored.", "A process of it did not come back.")
     if on_gpu:
         await asyncio.to_thread(cuda.thaw, keeper.worker, on_gpu, gpu_map)
     await new.space.adopt(pid)
@@ -671,9 +668,7 @@ async def mend(keeper: Keeper, left: Mapping[str, Any] | None) -> None:
             "Its keeper died.",
             "Ask for it again.",
         )
-        await keeper.link.send(
-            {"call": "after_save", "id": 0, "args": {"error": error.as_dict()}}
-        )
+        await keeper.link.send({"call": "after_save", "id": 0, "args": {"error": error.as_dict()}})
 
 
 async def start_over(keeper: Keeper, left: Mapping[str, Any]) -> None:

@@ -80,9 +80,7 @@ class Keeper:
     async def start_kernel(self) -> None:
         """Start the kernel afresh, in a new sleeper."""
         links: list[Link] = []
-        space = await Namespace.start(
-            self.folder.path, lambda run_dir: links.append(self.new_link(run_dir))
-        )
+        space = await Namespace.start(self.folder.path, lambda run_dir: links.append(self.new_link(run_dir)))
         try:
             pid = await space.spawn(
                 self.launch.argv,
@@ -199,9 +197,7 @@ class Keeper:
         if op == "signal":
             return self._signal(int(args["signum"]))
         if op == "save":
-            return await self._exclusively(
-                Operation("save", str(args["name"])), operations.save, args, tell
-            )
+            return await self._exclusively(Operation("save", str(args["name"])), operations.save, args, tell)
         if op == "restore":
             return await self._exclusively(
                 Operation("restore", str(args.get("name") or "")), operations.restore, args, tell
@@ -213,7 +209,7 @@ class Keeper:
                 "faults": [fault.as_dict() for fault in faults],
             }
         if op == "show":
-            return (await asyncio.to_thread(self.store.get, str(args["name"]))).as_dict()
+            return operations.details(await asyncio.to_thread(self.store.get, str(args["name"])))
         if op == "rm":
             return {"freed": await asyncio.to_thread(self.store.remove, str(args["name"]))}
         raise GpuckptError(f"The keeper does not know {op!r}.", "", "Upgrade the older of the two.")
@@ -291,13 +287,14 @@ class Keeper:
     # -- who asks: the agent in the kernel
 
     async def _on_agent_request(self, number: int, op: str, args: dict[str, Any]) -> None:
+        link = self.link
+        if link is None:
+            return
+
         async def tell(progress: dict[str, Any]) -> None:
             if self.link is link:
                 await link.send({"for": number, "progress": progress})
 
-        link = self.link
-        if link is None:
-            return
         answer: dict[str, Any]
         try:
             answer = {"result": await self.do(op, args, tell)}
@@ -364,9 +361,7 @@ class Keeper:
             await self._tell(writer, {"id": number, "error": e.as_dict()})
         except Exception as e:
             log.exception("%s failed", op)
-            await self._tell(
-                writer, {"id": number, "error": _unforeseen(op, e, self.folder).as_dict()}
-            )
+            await self._tell(writer, {"id": number, "error": _unforeseen(op, e, self.folder).as_dict()})
 
     async def _tell(self, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
         with contextlib.suppress(ConnectionError):
@@ -422,4 +417,3 @@ async def keep(folder: KernelFolder, take_over: bool, ready: Callable[[str], Non
     finally:
         await keeper.shut_down()
         os.close(fd)
-

@@ -125,7 +125,7 @@ class Sleeper:
         for line in lines:
             request = json.loads(line)
             try:
-                answer = {"spawned": self._spawn(request["spawn"])}
+                answer: dict[str, Any] = {"spawned": self._spawn(request["spawn"])}
             except OSError as e:
                 answer = {"failed": str(e)}
             self._send(client, {**answer, "tag": request["tag"]})

@@ -69,9 +69,7 @@ class Agent:
 
     # -- what the kernel asks of the keeper
 
-    def request(
-        self, op: str, args: dict[str, Any] | None = None, progress: Progress | None = None
-    ) -> Any:
+    def request(self, op: str, args: dict[str, Any] | None = None, progress: Progress | None = None) -> Any:
         """Ask the keeper for an operation and wait for its result.
 
         An interrupt asks the keeper to cancel, and the keeper's answer is waited for; a second one does not wait.
@@ -167,14 +165,15 @@ class Agent:
             if waiting is not None:
                 waiting.messages.put(message)
             return
-        do = {
+        calls: dict[str, Callable[..., Any]] = {
             "before_save": self._before_save,
             "after_save": self._after_save,
             "identity": self._identity,
             "interrupted": self._interrupted,
             "resumed": self._resumed,
             "answer": self._answer,
-        }[message["call"]]
+        }
+        do = calls[message["call"]]
         reply: dict[str, Any]
         try:
             reply = {"result": do(**message["args"])}
@@ -205,9 +204,7 @@ class Agent:
         for fault in hooks.run_after(hooks.Resumed(restored=False, error=failure)):
             print(fault, file=sys.stderr)
 
-    def _identity(
-        self, connection: dict[str, Any], connection_file: str, kernel_id: str
-    ) -> None:
+    def _identity(self, connection: dict[str, Any], connection_file: str, kernel_id: str) -> None:
         """Become the kernel of this connection: its key, its ports."""
         kernel, app = self._kernel, self._kernel.parent
         kernel.session.key = str(connection["key"]).encode()
@@ -222,9 +219,7 @@ class Agent:
         asked["from_outside"] = True
         return asked
 
-    def _resumed(
-        self, asked: Asked, peers: dict[str, int], result: dict[str, Any], asked_at: float
-    ) -> dict[str, Any]:
+    def _resumed(self, asked: Asked, peers: dict[str, int], result: dict[str, Any], asked_at: float) -> dict[str, Any]:
         """This kernel was just restored: run the hooks, and answer the cell that asked for it."""
         self._housekeeping.after(restored=True)
         faults = hooks.run_after(hooks.Resumed(restored=True))
@@ -270,9 +265,7 @@ class Agent:
 
 
 def _overtaken(op: str) -> GpuckptError:
-    return GpuckptError(
-        f"The {op} was overtaken by a restore.", "The kernel was put back to a snapshot.", "Ask again."
-    )
+    return GpuckptError(f"The {op} was overtaken by a restore.", "The kernel was put back to a snapshot.", "Ask again.")
 
 
 def start_agent(kernel: Any) -> Agent | None:

@@ -14,7 +14,7 @@ class Housekeeping:
     """The built-in counterpart of the user's hooks, for one kernel; `shell` is IPython's."""
 
     def __init__(self, shell: Any) -> None:
-        self._history = getattr(shell, "history_manager", None)
+        self._history: Any = getattr(shell, "history_manager", None)
         self._history_closed = False
         self._peers: list[dict[str, Any]] = []
 

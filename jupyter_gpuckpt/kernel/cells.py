@@ -122,9 +122,7 @@ class Cells:
     def take_queued(self, asked: Asked) -> None:
         """Execute the requests that waited behind the cell that asked, as if they came now."""
         for frames in asked.get("queued", []):
-            self._kernel.io_loop.add_callback(
-                self._kernel.take_request, [bytes.fromhex(frame) for frame in frames]
-            )
+            self._kernel.io_loop.add_callback(self._kernel.take_request, [bytes.fromhex(frame) for frame in frames])
 
     def refuse_queued(self, asked: Asked) -> None:
         """Answer the requests that waited behind the cell as aborted, as after an error."""
@@ -142,9 +140,7 @@ class Cells:
 
     def _reply(self, kind: str, content: dict[str, Any], cell: dict[str, Any]) -> None:
         idents = [bytes.fromhex(ident) for ident in cell["idents"]]
-        self._kernel.session.send(
-            self._kernel.reply_stream(), kind, content, parent=cell["header"], ident=idents
-        )
+        self._kernel.session.send(self._kernel.reply_stream(), kind, content, parent=cell["header"], ident=idents)
 
     def _publish(self, kind: str, content: dict[str, Any], asked: Asked) -> None:
         kernel = self._kernel

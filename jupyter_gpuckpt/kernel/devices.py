@@ -134,9 +134,7 @@ def enable_peer_access(pairs: Iterable[dict[str, int]]) -> None:
             start, peer = pair["from"], pair["to"]
             if start not in contexts or peer not in contexts:
                 continue  # the process gave the device up: there is nothing left to have access to
-            number = _in_context(
-                cuda, contexts[start], cuda.cuCtxEnablePeerAccess, contexts[peer], ctypes.c_uint(0)
-            )
+            number = _in_context(cuda, contexts[start], cuda.cuCtxEnablePeerAccess, contexts[peer], ctypes.c_uint(0))
             if number not in (_SUCCESS, _PEER_ACCESS_ALREADY_ENABLED):
                 raise _error("cuCtxEnablePeerAccess", number, start, peer)
 
@@ -181,9 +179,7 @@ def _is_active(cuda: ctypes.CDLL, device: int) -> bool:
     return number == _SUCCESS and bool(active.value)
 
 
-def _in_context(
-    cuda: ctypes.CDLL, context: ctypes.c_void_p, call: Callable[..., int], *arguments: Any
-) -> int:
+def _in_context(cuda: ctypes.CDLL, context: ctypes.c_void_p, call: Callable[..., int], *arguments: Any) -> int:
     number = cuda.cuCtxPushCurrent_v2(context)
     if number != _SUCCESS:
         return int(number)

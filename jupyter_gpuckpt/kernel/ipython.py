@@ -54,9 +54,9 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
 
     async def take_request(self, frames: list[bytes]) -> None:
         """Execute a raw request as if it had just come; called in the main thread's loop."""
-        import zmq
+        from zmq.sugar.frame import Frame
 
-        msg = [zmq.Frame(frame) for frame in frames]
+        msg = [Frame(frame) for frame in frames]
         thread = getattr(self, "shell_channel_thread", None)
         if thread is not None:
             thread.io_loop.add_callback(self.shell_channel_thread_main, msg)

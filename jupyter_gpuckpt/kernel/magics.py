@@ -37,9 +37,7 @@ class _Usage(GpuckptError):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise _Usage(
-            "That is not a %gpuckpt command.", f"{message}.", "`%gpuckpt help` lists them all."
-        )
+        raise _Usage("That is not a %gpuckpt command.", f"{message}.", "`%gpuckpt help` lists them all.")
 
 
 def _parser() -> _Parser:
@@ -74,7 +72,7 @@ class Gpuckpt:
             return self._run(line)
         except GpuckptError as e:
             # IPython asks an exception whether it wants to draw itself.
-            e._render_traceback_ = lambda *_: str(e).splitlines()  # type: ignore[attr-defined]
+            e._render_traceback_ = lambda *_, text=str(e): text.splitlines()  # type: ignore[attr-defined]
             raise
 
     def _run(self, line: str) -> Any:
@@ -229,5 +227,3 @@ def register(shell: Any, agent: Agent | None = None) -> None:
     magic = Gpuckpt(shell, agent)
     shell.register_magic_function(magic, magic_kind="line", magic_name="gpuckpt")
     shell.set_hook("complete_command", magic.complete, str_key="%gpuckpt")
-
-

@@ -61,10 +61,10 @@ class _Shown:
         from IPython.core.getipython import get_ipython
         from IPython.display import display
 
-        shell = get_ipython()  # type: ignore[no-untyped-call]
+        shell = get_ipython()
         if shell is not None and shell.execution_count == self.already_shown_in:
             return
-        display(self.mime(), raw=True)  # type: ignore[no-untyped-call]
+        display(self.mime(), raw=True)
 
 
 class Saved(_Shown):
@@ -113,18 +113,14 @@ class Restored(_Shown):
 
     def text(self) -> str:
         message = f" ({self._message})" if self._message else ""
-        lines = [
-            f"Restored {self.name}{message}, saved {moment(self._created)}, in {duration(self._seconds)}."
-        ]
+        lines = [f"Restored {self.name}{message}, saved {moment(self._created)}, in {duration(self._seconds)}."]
         return "\n".join(lines + self._faults)
 
 
 class Listing(_Shown):
     """A table; `empty` is said when it has no rows."""
 
-    def __init__(
-        self, head: Sequence[str], rows: Sequence[Sequence[str]], empty: str, faults: Sequence[str]
-    ) -> None:
+    def __init__(self, head: Sequence[str], rows: Sequence[Sequence[str]], empty: str, faults: Sequence[str]) -> None:
         self._head, self._rows, self._empty, self._faults = head, rows, empty, list(faults)
 
     def text(self) -> str:
@@ -133,8 +129,7 @@ class Listing(_Shown):
         table = [self._head, *self._rows] if any(self._head) else list(self._rows)
         widths = [max(len(row[i]) for row in table) for i in range(len(self._head))]
         lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in table
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
         ]
         return "\n".join(lines + self._faults)
 
