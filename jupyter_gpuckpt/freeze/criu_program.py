@@ -144,9 +144,7 @@ def check(program: CriuProgram) -> None:
     try:
         done = _run((*program.argv, "check"), _CHECK_TIMEOUT)
     except subprocess.TimeoutExpired:
-        raise Unavailable(
-            what, f"`criu check` did not end within {_CHECK_TIMEOUT:.0f} s.", then
-        ) from None
+        raise Unavailable(what, f"`criu check` did not end within {_CHECK_TIMEOUT:.0f} s.", then) from None
     except OSError as error:
         raise Unavailable(what, f"{program.path} does not start: {error.strerror}.", then) from None
     if done.returncode != 0:
@@ -238,9 +236,7 @@ def _judge(start: tuple[str, ...], path: str, origin: Origin) -> CriuProgram:
     if version is None:
         version = _known_versions[key] = _ask_version(argv)
     if version < MINIMUM_VERSION:
-        raise _UnfitError(
-            f"version {version_text(version)} is older than {version_text(MINIMUM_VERSION)}"
-        )
+        raise _UnfitError(f"version {version_text(version)} is older than {version_text(MINIMUM_VERSION)}")
     return CriuProgram(argv, version, path, origin)
 
 

@@ -86,9 +86,7 @@ def install_criu(prefix: Path, progress: Callable[[str], None]) -> CriuProgram:
 @contextmanager
 def _alone(prefix: Path) -> Iterator[None]:
     """Hold the lock of a prefix. The lock's file stays: removing it would let two through."""
-    descriptor = os.open(
-        prefix.parent / f".{prefix.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-    )
+    descriptor = os.open(prefix.parent / f".{prefix.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -143,9 +141,7 @@ def _own_archive(system: Distribution, releases: frozenset[str]) -> list[AptSour
     return list(dict.fromkeys(found))
 
 
-def _install_from(
-    stanza: str, release: str, prefix: Path, progress: Callable[[str], None]
-) -> CriuProgram:
+def _install_from(stanza: str, release: str, prefix: Path, progress: Callable[[str], None]) -> CriuProgram:
     with PrivateApt(stanza) as apt:
         progress(f"{release}: fetching the lists of packages")
         apt.update()

@@ -44,7 +44,7 @@ Dir::Etc::preferencesparts "{folder}/preferences";
 """
 
 
-class AptFailed(Exception):  # noqa: N818 - named like the project's other failures
+class AptFailed(Exception):
     """A run of apt or dpkg failed; the text is its own first error."""
 
 

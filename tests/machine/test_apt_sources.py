@@ -50,9 +50,7 @@ Components: main
 
 def test_lines() -> None:
     first, second = parse_lines(LINES)
-    assert first == AptSource(
-        "http://mirror.example/debian", ("bookworm",), ("main", "contrib"), ()
-    )
+    assert first == AptSource("http://mirror.example/debian", ("bookworm",), ("main", "contrib"), ())
     assert second.uris == "https://b.example/x"
     assert second.components == ("main", "universe")
     assert dict(second.options) == {

@@ -34,9 +34,7 @@ except Unavailable as error:
 def _state_of_apt() -> list[tuple[str, int]]:
     folders = ("/var/lib/apt/lists", "/var/cache/apt", "/var/lib/dpkg", "/etc/apt")
     return sorted(
-        (str(path), path.lstat().st_mtime_ns)
-        for folder in folders
-        for path in [Path(folder), *Path(folder).rglob("*")]
+        (str(path), path.lstat().st_mtime_ns) for folder in folders for path in [Path(folder), *Path(folder).rglob("*")]
     )
 
 

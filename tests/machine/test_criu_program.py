@@ -116,9 +116,7 @@ def test_a_prefix_without_a_loader_is_refused(tmp_path: Path) -> None:
         program_in_prefix(prefix)
 
 
-def test_nothing_of_the_callers_environment_reaches_criu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_the_callers_environment_reaches_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRIU_CONFIG_FILE", "/etc/passwd")
     monkeypatch.setenv("LD_PRELOAD", "")
     seen = tmp_path / "seen"

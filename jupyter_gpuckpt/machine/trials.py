@@ -1,0 +1,84 @@
+"""Try on this machine what a save and a restore need, and say which step failed and why."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from jupyter_gpuckpt.freeze.criu_program import CriuProgram, first_error
+
+from . import room
+
+__all__ = ["Outcome", "try_namespaces", "try_save_and_restore"]
+
+_NAMESPACES_TIMEOUT = 10.0
+_SAVE_TIMEOUT = room.CRIU_TIMEOUT + room.ANSWER_TIMEOUT + 10
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial went: the step that failed (empty when none did), why, and how long it took.
+
+    `seconds` is the time of the whole trial.
+    """
+
+    failed: str
+    why: str
+    seconds: float
+
+
+def try_namespaces() -> Outcome:
+    """Make and furnish a fresh PID and mount namespace, choose a pid in it, and leave it again."""
+    begun = time.monotonic()
+    failed, why = _in_room((), _NAMESPACES_TIMEOUT)
+    return Outcome(failed, why, time.monotonic() - begun)
+
+
+def try_save_and_restore(program: CriuProgram) -> Outcome:
+    """Save a small process in one namespace and have it back, with its memory, in another."""
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gpuckpt-trial-") as folder:
+        for step in ("save", "restore"):
+            failed, why = _in_room((step, folder, *program.argv), _SAVE_TIMEOUT)
+            if failed:
+                why = _first_error_of(Path(folder, f"{failed}.log")) or why
+                return Outcome(failed, why, time.monotonic() - begun)
+    return Outcome("", "", time.monotonic() - begun)
+
+
+def _in_room(arguments: tuple[str, ...], timeout: float) -> tuple[str, str]:
+    # A process of its own, because making namespaces is for single-threaded processes.
+    argv = [sys.executable, "-I", "-S", str(Path(room.__file__).absolute()), *arguments]
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return arguments[0] if arguments else "make namespaces", f"no end within {timeout:.0f} s"
+    except OSError as error:
+        return "start a process", f"{sys.executable}: {error.strerror}"
+    try:
+        told = json.loads(done.stdout)
+    except ValueError:
+        said = done.stderr.strip().splitlines()
+        return "start a process", said[-1] if said else f"it ended with {done.returncode}"
+    return str(told["failed"]), str(told["why"])
+
+
+def _first_error_of(log: Path) -> str:
+    try:
+        line = first_error(log.read_text("utf-8", "replace"))
+    except OSError:
+        return ""
+    return line if "Error (" in line else ""

@@ -1,0 +1,124 @@
+"""The quick judgement, and the trials behind it and behind the doctor, on the machine as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpuckpt.errors import GpuckptError
+from jupyter_gpuckpt.freeze.criu_program import CriuProgram, find_criu
+from jupyter_gpuckpt.machine.capability import why_unavailable
+from jupyter_gpuckpt.machine.trials import try_namespaces, try_save_and_restore
+
+pytestmark = pytest.mark.criu
+
+JUDGE = """
+import json
+from jupyter_gpuckpt.machine.capability import why_unavailable
+unavailable = why_unavailable()
+print(json.dumps(unavailable and unavailable.as_dict()))
+"""
+
+
+def judged_under(*wrapper: str) -> GpuckptError:
+    """Return the judgement of a process that is started through a wrapper program."""
+    done = subprocess.run(
+        [*wrapper, sys.executable, "-c", JUDGE], capture_output=True, text=True, timeout=60, check=True
+    )
+    return GpuckptError.from_dict(json.loads(done.stdout))
+
+
+@pytest.mark.usefixtures("with_criu")
+def test_this_machine_can_and_says_so_quickly() -> None:
+    assert why_unavailable() is None
+    times = []
+    for _ in range(5):
+        begun = time.monotonic()
+        assert why_unavailable() is None
+        times.append(time.monotonic() - begun)
+    assert min(times) < 0.05
+
+
+@pytest.mark.usefixtures("without_criu")
+def test_without_criu() -> None:
+    unavailable = why_unavailable()
+    assert unavailable is not None
+    assert "CRIU" in unavailable.what
+
+
+@pytest.mark.usefixtures("with_criu")
+def test_a_root_without_rights() -> None:
+    lost = judged_under("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace")
+    assert "CAP_SYS_PTRACE" in lost.why
+    assert "privileged" in lost.then
+
+
+def test_another_user() -> None:
+    # Imported before root is given up: the interpreter need not be readable for others.
+    script = f"import jupyter_gpuckpt.machine.capability, os; os.setuid(65534)\n{JUDGE}"
+    argv = [sys.executable, "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    lost = GpuckptError.from_dict(json.loads(done.stdout))
+    assert "65534" in lost.why
+    assert "as root" in lost.then
+
+
+def test_namespaces_that_cannot_be_made_are_named() -> None:
+    limit = Path("/proc/sys/user/max_pid_namespaces")
+    script = f'echo 0 > {limit} && exec "$@"'
+    # The limit is this user namespace's own; the machine's stays.
+    trial = "from jupyter_gpuckpt.machine.trials import *; print(try_namespaces())"
+    user_namespace = ("unshare", "--user", "--map-root-user", "sh", "-c", script, "sh")
+    done = subprocess.run(
+        [*user_namespace, sys.executable, "-c", trial],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "failed='make namespaces'" in done.stdout, done.stderr
+    assert "No space left on device" in done.stdout
+
+
+@pytest.mark.usefixtures("with_criu")
+def test_a_process_is_saved_and_comes_back() -> None:
+    mounts = Path("/proc/self/mountinfo").read_text()
+    outcome = try_save_and_restore(find_criu())
+    assert (outcome.failed, outcome.why) == ("", "")
+    assert outcome.seconds < 10
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+
+
+@pytest.mark.usefixtures("with_criu")
+def test_a_criu_that_fails_is_quoted(tmp_path: Path) -> None:
+    script = tmp_path / "criu"
+    script.write_text("#!/bin/sh\necho 'Error (x.c:1): nothing works' >&2\nexit 1\n")
+    script.chmod(0o755)
+    broken = CriuProgram((str(script),), (4, 2, 0), str(script), "environment")
+    outcome = try_save_and_restore(broken)
+    assert outcome.failed == "save"
+    assert "nothing works" in outcome.why
+
+
+def test_no_process_is_left() -> None:
+    outcome = try_namespaces()
+    assert outcome.failed == ""
+    left = [
+        path
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if path.parent.name != str(os.getpid()) and b"machine/room.py" in _content(path)
+    ]
+    assert left == []
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
