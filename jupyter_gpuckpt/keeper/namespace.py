@@ -73,15 +73,15 @@ class Namespace:
         assert program.stderr is not None
         pid = 0
         try:
-            pid = int(await asyncio.wait_for(program.stdout.readline(), _START_TIMEOUT) or b"0")
-            ready = await asyncio.wait_for(program.stdout.readline(), _START_TIMEOUT)
-            if ready.strip() != b"asleep":
+            said = await asyncio.wait_for(program.stdout.readline(), _START_TIMEOUT)
+            if not said.startswith(b"asleep "):
                 why = (await program.stderr.read()).decode("utf-8", "replace").strip()
                 raise GpuckptError(
                     "No fresh process could be put to sleep for the kernel.",
                     why.splitlines()[-1] if why else "it ended at once",
                     "Run `jupyter gpuckpt doctor`: it checks the rights and kernel features that are needed.",
                 )
+            pid = int(said.split()[1])
             space = cls(kernel_dir, run_dir, pid)
             await space._connect()
             await program.wait()

@@ -209,14 +209,13 @@ def main(kernel_dir: str, run_dir: str) -> None:
     os.chmod(name, 0o600)
     os.chdir("/")
     _check(_libc.unshare(CLONE_NEWPID | CLONE_NEWNS), "unshare")
-    child = os.fork()
-    if child:
+    if os.fork():
         # The keeper is a subreaper: process 1 becomes its child, or the machine's when the keeper is gone.
-        print(child, flush=True)
         os._exit(0)
+    pid = os.readlink("/proc/self")  # still the machine's /proc, which knows process 1 by the machine's pid
     _furnish(run_dir)
     listener.listen()
-    print("asleep", flush=True)
+    print("asleep", pid, flush=True)
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)

@@ -34,9 +34,13 @@ def sweep(layout: Layout, named: Callable[[], frozenset[str] | None]) -> int:
     `named` reads the manifests and returns the ids in them, or None where one cannot be read: it
     might name anything, so nothing is deleted then. Raises `OSError`.
     """
+    for path in layout.old_marks():
+        path.unlink(missing_ok=True)
     known = named()
     if known is None:
         return 0
+    for snapshot_id in layout.drafts() & known:  # its writer ended right after the commit
+        layout.draft(snapshot_id).unlink(missing_ok=True)
     locked: dict[str, Lock] = {}
     try:
         for snapshot_id in sorted(layout.ids() - known):

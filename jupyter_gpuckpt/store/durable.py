@@ -7,6 +7,7 @@ Every function raises `OSError` as it comes.
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -63,7 +64,19 @@ def write_new(path: Path, content: bytes) -> None:
 
 
 def read_small(path: Path, limit: int) -> bytes:
-    """Return the content of `path`, of a longer file the first `limit` + 1 bytes."""
+    """Return the content of `path`, of a longer file the first `limit` + 1 bytes.
+
+    A read that fails with an input/output error is tried once more.
+    """
+    try:
+        return _read_small(path, limit)
+    except OSError as e:
+        if e.errno != errno.EIO:
+            raise
+        return _read_small(path, limit)
+
+
+def _read_small(path: Path, limit: int) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as f:
         return f.read(limit + 1)

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import Damaged, StoreError
@@ -26,6 +27,7 @@ __all__ = ["Layout"]
 _MARK = json.dumps({"features": [], "format": FORMAT}, separators=(",", ":")).encode() + b"\n"
 _MARK_LIMIT = 64 * 1024
 _SUFFIX = ".json"
+_DRAFT = ".tmp"
 
 
 class Layout:
@@ -44,7 +46,7 @@ class Layout:
 
     def draft(self, snapshot_id: str) -> Path:
         """Return where a manifest is written before it gets its name."""
-        return self.snapshots / (snapshot_id + ".tmp")
+        return self.snapshots / (snapshot_id + _DRAFT)
 
     def data_of(self, snapshot_id: str) -> Path:
         """Return the folder with a snapshot's files."""
@@ -61,9 +63,17 @@ class Layout:
 
     def ids(self) -> set[str]:
         """Return the id of everything that takes room in the store."""
-        drafts = {e.removesuffix(".tmp") for e in _entries(self.snapshots) if e.endswith(".tmp")}
-        found = drafts | set(_entries(self.data)) | set(_entries(self.locks))
+        found = self.drafts() | set(_entries(self.data)) | set(_entries(self.locks))
         return {i for i in found if is_id(i)}
+
+    def drafts(self) -> set[str]:
+        """Return the ids that have a manifest under its temporary name."""
+        found = _entries(self.snapshots)
+        return {e.removesuffix(_DRAFT) for e in found if e.endswith(_DRAFT)}
+
+    def old_marks(self) -> list[Path]:
+        """Return what is left of marks that were being written when the store was created."""
+        return [self.root / e for e in _entries(self.root) if _is_mark_draft(e)]
 
     def readable(self) -> bool:
         """Tell whether there is a store here; False where nothing was ever saved.
@@ -108,9 +118,10 @@ class Layout:
             sync_folder(self.root)
             sync_folder(self.root.parent)
             # The mark comes last: where it is, everything above it is known to be on the disk.
-            draft = self.root / f"format.{uuid.uuid4().hex}.tmp"
+            draft = self.root / f"format.{uuid.uuid4().hex}{_DRAFT}"
             write_new(draft, _MARK)
-            draft.rename(self.mark)
+            with suppress(FileNotFoundError):  # swept by another process, which was first
+                draft.rename(self.mark)
             sync_folder(self.root)
 
     def _marked(self) -> bool:
@@ -159,14 +170,15 @@ class Layout:
 
     def _check_unused(self) -> None:
         """Refuse a folder that holds other things: it would be mixed with what a store keeps."""
-        own = {f.name for f in (self.snapshots, self.data, self.locks)}
+        folders = (self.snapshots, self.data, self.locks)
+        own = {f.name for f in folders}
         odd = sorted(
             e
             for e in _entries(self.root)
-            if e not in own and e != "lost+found" and not e.startswith("format.")
+            if e not in own and e != "lost+found" and not _is_mark_draft(e)
         )
         if not odd:
-            odd = sorted(f"{f.name}/{e}" for f in self._own() for e in _entries(f))
+            odd = sorted(f"{f.name}/{e}" for f in folders for e in _entries(f))
         if odd and not self._marked():  # another process may have created the store meanwhile
             raise StoreError(
                 "The folder of the store is not a store.",
@@ -175,8 +187,9 @@ class Layout:
                 store=str(self.root),
             )
 
-    def _own(self) -> tuple[Path, Path, Path]:
-        return self.snapshots, self.data, self.locks
+
+def _is_mark_draft(entry: str) -> bool:
+    return entry.startswith("format.") and entry.endswith(_DRAFT)
 
 
 def _entries(folder: Path) -> list[str]:

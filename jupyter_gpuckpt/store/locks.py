@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from .durable import FILE_MODE
@@ -57,12 +58,13 @@ class Lock:
         return None
 
     def release(self) -> None:
-        """Give the lock back; once is enough, more is harmless."""
+        """Give the lock back; once is enough, more is harmless. Raises nothing."""
         if self._fd < 0:
             return
         fd, self._fd = self._fd, -1
-        try:
+        # A lock that is not given back is dropped with the process: no reason to fail what is done.
+        with suppress(OSError):
             # Not by the close alone: a process forked meanwhile holds the same open file.
             fcntl.flock(fd, fcntl.LOCK_UN)
-        finally:
+        with suppress(OSError):
             os.close(fd)

@@ -72,8 +72,18 @@ def verify(manifest: Manifest, directory: Path, progress: Progress | None) -> No
 
 
 def _present(manifest: Manifest, directory: Path) -> set[str]:
+    try:
+        return _files_in(directory)
+    except OSError:
+        try:
+            return _files_in(directory)
+        except OSError as e:
+            raise _damage(manifest, "", f"its folder cannot be read: {e.strerror}") from e
+
+
+def _files_in(directory: Path) -> set[str]:
     def fail(error: OSError) -> None:
-        raise _damage(manifest, "", f"its folder cannot be read: {error.strerror}") from error
+        raise error
 
     return {
         str(Path(where, name).relative_to(directory))

@@ -111,8 +111,11 @@ class Store:
         BadName, NoSuchSnapshot : as `get`.
         Incompatible : a newer version wrote it.
         """
+        check_name(name)
+        if not self._layout.readable():
+            raise self._no_such(name)
         try:
-            snapshot_id = self.get(name).id
+            snapshot_id = self._read(name).id
         except Damaged:
             snapshot_id = None
         with storing(f"The snapshot {name} could not be removed.", self.root):

@@ -1,0 +1,182 @@
+"""Save and restore, as a person in a notebook does it."""
+
+from __future__ import annotations
+
+from conftest import Notebook, StartKernel
+
+
+def test_what_was_changed_after_a_save_is_undone_by_a_restore(notebook: Notebook) -> None:
+    notebook.run("x = [1, 2, 3]")
+    saved = notebook.run("%gpuckpt save first -m 'three numbers'")
+    assert saved.shown[-1].startswith("Saved first: ")
+    notebook.run("x.clear(); y = 1")
+    restored = notebook.run("%gpuckpt restore first")
+    assert "Restored first (three numbers), saved " in restored.text
+    assert notebook.value("x, 'y' in globals()") == "[1, 2, 3] False"
+
+
+def test_a_save_returns_twice_and_tells_which_time_it_is(notebook: Notebook) -> None:
+    went_on = notebook.run("r = %gpuckpt save twice\nprint('restored:', r.restored, r.name)")
+    assert "restored: False twice" in went_on.text
+    # What follows the save in its cell writes into the cell that asks for the restore.
+    came_back = notebook.run("%gpuckpt restore twice")
+    assert "restored: True twice" in came_back.text
+    assert notebook.value("r.restored") == "True"
+
+
+def test_the_latest_snapshot_of_the_notebook_is_restored_when_no_name_is_given(start: StartKernel) -> None:
+    mine, other = start(), start()
+    mine.run("x = 'mine'")
+    mine.run("%gpuckpt save mine")
+    other.run("x = 'other'")
+    other.run("%gpuckpt save other")
+    mine.run("x = None")
+    mine.run("%gpuckpt restore")
+    assert mine.value("x") == "mine"
+
+
+def test_a_restore_after_the_kernel_was_restarted(notebook: Notebook) -> None:
+    notebook.run("x = 7")
+    notebook.run("%gpuckpt save before")
+    notebook.manager.restart_kernel(now=True)
+    notebook.client.wait_for_ready(60)
+    assert notebook.value("'x' in globals()") == "False"
+    notebook.run("%gpuckpt restore before")
+    assert notebook.value("x") == "7"
+
+
+def test_a_restore_in_another_kernel_with_another_key_and_other_ports(start: StartKernel) -> None:
+    first = start()
+    first.run("x = 'from the first'")
+    first.run("%gpuckpt save shared")
+    first.run("x = 'the first went on'")
+    second = start()
+    second.run("%gpuckpt restore shared")
+    assert second.value("x") == "from the first"
+    assert first.value("x") == "the first went on"
+    # The copy answers under its own key and connection file, not under those it was saved with.
+    assert second.value("get_ipython().kernel.parent.abs_connection_file") == second.manager.connection_file
+    assert second.run("%connect_info").text.count(str(second.manager.shell_port)) == 1
+
+
+def test_ten_saves_and_restores_in_a_row(notebook: Notebook) -> None:
+    notebook.run("n = 0")
+    for i in range(10):
+        notebook.run("n += 1")
+        notebook.run(f"%gpuckpt save step{i}")
+        notebook.run("n = -1")
+        notebook.run("%gpuckpt restore")
+        assert notebook.value("n") == str(i + 1)
+    notebook.run("%gpuckpt restore step3")
+    assert notebook.value("n") == "4"
+
+
+def test_a_restored_kernel_is_interrupted_restarted_and_shut_down_like_any_other(notebook: Notebook) -> None:
+    notebook.run("%gpuckpt save here")
+    notebook.run("%gpuckpt restore here")
+    notebook.client.execute("import time; print('in it', flush=True)\nwhile True: time.sleep(0.01)")
+    while notebook.client.get_iopub_msg(timeout=10)["msg_type"] != "stream":
+        pass
+    notebook.manager.interrupt_kernel()
+    assert notebook.client.get_shell_msg(timeout=10)["content"]["ename"] == "KeyboardInterrupt"
+    notebook.manager.restart_kernel()
+    notebook.client.wait_for_ready(60)
+    assert notebook.value("1 + 1") == "2"
+    notebook.manager.shutdown_kernel()
+    assert not notebook.folder.exists()
+
+
+def test_the_cells_behind_a_restore_are_executed_by_the_restored_kernel(notebook: Notebook) -> None:
+    """As with "Run All", which sends every cell at once."""
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    requests = [
+        notebook.client.execute(code) for code in ("%gpuckpt restore here", "x += 10", "print('x is', x)")
+    ]
+    replies = [notebook.client.get_shell_msg(timeout=30) for _ in requests]
+    assert [reply["parent_header"]["msg_id"] for reply in replies] == requests
+    assert [reply["content"]["status"] for reply in replies] == ["ok", "ok", "ok"]
+    assert notebook.value("x") == "11"
+
+
+def test_the_execution_count_is_the_saved_one(notebook: Notebook) -> None:
+    notebook.run("pass")
+    saved_at = notebook.run("%gpuckpt save here").count
+    for _ in range(5):
+        notebook.run("pass")
+    assert notebook.run("%gpuckpt restore here").count == saved_at
+    assert notebook.run("pass").count == saved_at + 1
+
+
+def test_a_taken_name_is_refused_unless_it_is_to_be_replaced(notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save taken")
+    notebook.run("x = 2")
+    refused = notebook.fails("%gpuckpt save taken")
+    assert refused.ename == "NameTaken"
+    assert "--replace" in refused.text
+    notebook.run("%gpuckpt save taken --replace")
+    notebook.run("x = 3")
+    notebook.run("%gpuckpt restore taken")
+    assert notebook.value("x") == "2"
+
+
+def test_wrong_names_and_wrong_words_are_answered_in_words(notebook: Notebook) -> None:
+    for line, ename in (
+        ("save ../x", "BadName"),
+        ("save " + "x" * 101, "BadName"),
+        ("save naïve", "BadName"),
+        ("restore nothing", "NoSuchSnapshot"),
+        ("restore", "NoSuchSnapshot"),
+        ("show nothing", "NoSuchSnapshot"),
+        ("rm nothing", "NoSuchSnapshot"),
+        ("frobnicate", "_Usage"),
+        ("save", "_Usage"),
+        ("save 'open", "_Usage"),
+    ):
+        answer = notebook.fails(f"%gpuckpt {line}")
+        assert answer.ename == ename, line
+        assert "Traceback" not in answer.text
+        assert "Next: " in answer.text
+    assert notebook.value("'alive'") == "alive"
+
+
+def test_list_show_rm_status_and_help(notebook: Notebook) -> None:
+    assert "No snapshots yet" in notebook.run("%gpuckpt list").text
+    notebook.run("%gpuckpt save one -m 'a message'")
+    listing = notebook.run("%gpuckpt list")
+    assert "one" in listing.text
+    assert "a message" in listing.text
+    assert "<table>" in listing.html[-1]
+    assert "a message" in notebook.run("%gpuckpt show one").text
+    assert "came from" in notebook.run("%gpuckpt status").text
+    assert "save NAME" in notebook.run("%gpuckpt").text
+    assert "Removed one" in notebook.run("%gpuckpt rm one").text
+    assert "No snapshots yet" in notebook.run("%gpuckpt list").text
+
+
+def test_subcommands_and_names_are_completed(notebook: Notebook) -> None:
+    notebook.run("%gpuckpt save before_finetune")
+    for line, expected in (("%gpuckpt res", "restore"), ("%gpuckpt restore bef", "before_finetune")):
+        matches = notebook.client.complete(line, reply=True, timeout=10)["content"]["matches"]
+        assert expected in matches
+
+
+def test_messages_are_shown_as_text_not_as_html(notebook: Notebook) -> None:
+    notebook.run("%gpuckpt save x -m '<script>alert(1)</script>'")
+    assert "<script>" not in "".join(notebook.run("%gpuckpt list").html)
+
+
+def test_two_kernels_save_at_once(start: StartKernel) -> None:
+    notebooks = [start(), start()]
+    for i, notebook in enumerate(notebooks):
+        notebook.run(f"x = bytearray(50_000_000); me = {i}")
+    requests = [n.client.execute(f"%gpuckpt save kernel{i}") for i, n in enumerate(notebooks)]
+    for notebook, request in zip(notebooks, requests, strict=True):
+        reply = notebook.client.get_shell_msg(timeout=60)
+        assert reply["parent_header"]["msg_id"] == request
+        assert reply["content"]["status"] == "ok"
+    for i, notebook in enumerate(notebooks):
+        notebook.run(f"%gpuckpt restore kernel{i}")
+        assert notebook.value("me") == str(i)
