@@ -74,6 +74,4 @@ def _delete(layout: Layout, snapshot_id: str) -> int:
 
 
 def _bytes_in(folder: Path) -> int:
-    return sum(
-        os.lstat(Path(where, f)).st_size for where, _, files in os.walk(folder) for f in files
-    )
+    return sum(os.lstat(Path(where, f)).st_size for where, _, files in os.walk(folder) for f in files)

@@ -44,12 +44,9 @@ def store_failure(what: str, cause: OSError, root: Path) -> StoreError:
     else:
         why += f" (the store is {root})"
         then = (
-            "Look for errors of that disk (`dmesg`), then try again, "
-            "or set GPUCKPT_STORE to a folder on another disk."
+            "Look for errors of that disk (`dmesg`), then try again, or set GPUCKPT_STORE to a folder on another disk."
         )
-    return StoreError(
-        what, why, then, errno=errno.errorcode.get(number, str(number)), store=str(root), free=free
-    )
+    return StoreError(what, why, then, errno=errno.errorcode.get(number, str(number)), store=str(root), free=free)
 
 
 @contextmanager

@@ -172,11 +172,7 @@ class Layout:
         """Refuse a folder that holds other things: it would be mixed with what a store keeps."""
         folders = (self.snapshots, self.data, self.locks)
         own = {f.name for f in folders}
-        odd = sorted(
-            e
-            for e in _entries(self.root)
-            if e not in own and e != "lost+found" and not _is_mark_draft(e)
-        )
+        odd = sorted(e for e in _entries(self.root) if e not in own and e != "lost+found" and not _is_mark_draft(e))
         if not odd:
             odd = sorted(f"{f.name}/{e}" for f in folders for e in _entries(f))
         if odd and not self._marked():  # another process may have created the store meanwhile

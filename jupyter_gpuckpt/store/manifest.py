@@ -243,9 +243,7 @@ def _files(found: object) -> dict[str, StoredFile]:
         size, digest = record["size"], record["blake3"]
         if type(size) is not int or size < 0:
             raise _OddError(f"files: {path} has no size")
-        if not isinstance(digest, str) or not (
-            len(digest) == 64 and set(digest) <= set("0123456789abcdef")
-        ):
+        if not isinstance(digest, str) or not (len(digest) == 64 and set(digest) <= set("0123456789abcdef")):
             raise _OddError(f"files: {path} has no BLAKE3 hash")
         files[path] = StoredFile(size, digest)
     return files

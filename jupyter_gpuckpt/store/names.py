@@ -52,7 +52,4 @@ def is_plain_path(text: str) -> bool:
     """Tell whether `text` is a relative path that stays inside its folder, in its one spelling."""
     if not text or len(text) > _MAX_PATH or not text.isprintable() or "\\" in text:
         return False
-    return all(
-        part not in ("", ".", "..") and len(part.encode()) <= _MAX_COMPONENT
-        for part in text.split("/")
-    )
+    return all(part not in ("", ".", "..") and len(part.encode()) <= _MAX_COMPONENT for part in text.split("/"))

@@ -92,9 +92,7 @@ def _files_in(directory: Path) -> set[str]:
     }
 
 
-def _verify_file(
-    manifest: Manifest, directory: Path, path: str, record: StoredFile, tally: Tally
-) -> None:
+def _verify_file(manifest: Manifest, directory: Path, path: str, record: StoredFile, tally: Tally) -> None:
     try:
         found = digest_file(directory / path, tally.add)
     except OSError:

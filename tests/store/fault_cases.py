@@ -1,0 +1,150 @@
+"""Meet an operation on a store at each of its system calls in turn, and say what is left.
+
+A program: ``fault_cases.py FAULT OPERATION FOLDER`` prints one line of JSON for each case.
+It stands alone so that its children are forked from a process that has no other threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from store_helpers import fill, litter, readable_by_others, save
+from system_calls import CHANGES, READS, Fault, run
+
+from jupyter_gpuckpt.errors import GpuckptError
+from jupyter_gpuckpt.store import Store
+
+
+def prepare_nothing(store: Store) -> None:
+    pass
+
+
+def prepare_two(store: Store) -> None:
+    save(store, "other", "old")
+    save(store, "it", "old")
+
+
+def prepare_other(store: Store) -> None:
+    save(store, "other", "old")
+
+
+def prepare_litter(store: Store) -> None:
+    save(store, "it", "old")
+    for _ in range(2):
+        writer = store.writer("never")
+        fill(writer)
+        writer._lock.release()  # as the end of its process would
+
+
+def operate_save(store: Store) -> None:
+    save(store, "it", "new")
+
+
+def operate_replace(store: Store) -> None:
+    save(store, "it", "new", replace=True)
+
+
+def operate_remove(store: Store) -> None:
+    store.remove("it")
+
+
+def operate_collect(store: Store) -> None:
+    store.collect()
+
+
+def operate_open(store: Store) -> None:
+    store.open("it").close()
+
+
+OPERATIONS: dict[str, tuple[Callable[[Store], None], Callable[[Store], None]]] = {
+    "first save": (prepare_nothing, operate_save),
+    "save": (prepare_other, operate_save),
+    "replace": (prepare_two, operate_replace),
+    "remove": (prepare_two, operate_remove),
+    "collect": (prepare_litter, operate_collect),
+    "open": (prepare_two, operate_open),
+}
+
+
+def state(store: Store) -> dict[str, Any]:
+    """Say what the store holds now: each name with its message, or with what is wrong."""
+    manifests, broken = store.scan()
+    found: dict[str, Any] = {e.data["name"]: f"broken: {e}" for e in broken}
+    for manifest in manifests:
+        try:
+            store.open(manifest.name).close()
+            found[manifest.name] = manifest.message
+        except GpuckptError as e:
+            found[manifest.name] = f"broken: {e}"
+    return found
+
+
+def main(kind: str, operation: str, folder: Path) -> None:
+    prepare, operate = OPERATIONS[operation]
+    template = folder / "template"
+    prepare(Store(template))
+    reading = kind.startswith("read")
+    counted = READS if reading else CHANGES
+    faults: dict[str, Callable[[int], Fault]] = {
+        "kill": lambda n: Fault(n, kill=True),
+        "cut": lambda n: Fault(n, cut=True),
+        "fail once": lambda n: Fault(n, error=errno.EIO),
+        "fail for good": lambda n: Fault(n, error=errno.EIO, for_good=True),
+        "read fails once": lambda n: Fault(n, error=errno.EIO),
+        "read fails for good": lambda n: Fault(n, error=errno.EIO, for_good=True),
+    }
+
+    def attempt(fault: Fault | None, watch: Callable[[], None] | None = None) -> dict[str, Any]:
+        root = folder / "store"
+        shutil.rmtree(root, ignore_errors=True)
+        if template.exists():
+            shutil.copytree(template, root)
+            for lock in (template / "locks").iterdir():
+                (root / "locks" / lock.name).touch(0o600)
+        outcome = run(lambda: operate(Store(root)), counted, fault, watch)
+        report = {
+            "at": fault.at if fault else None,
+            "calls": outcome.calls,
+            "failure": outcome.failure,
+            "text": outcome.text,
+            "after": state(Store(root)),
+        }
+        if (root / "format.json").exists():
+            Store(root).collect()
+        else:
+            Store(root).writer("next").close()  # what was not yet a store is finished by a save
+        report["litter"] = litter(Store(root))
+        report["at last"] = state(Store(root))
+        return report
+
+    if kind == "watch":
+        os.umask(0)
+        seen: set[str] = set()
+        looks = 0
+
+        def look() -> None:
+            nonlocal looks
+            looks += 1
+            with contextlib.suppress(FileNotFoundError):
+                seen.update(readable_by_others(folder / "store"))
+
+        report = attempt(None, look)
+        print(json.dumps({**report, "seen": sorted(seen), "looks": looks}))
+        return
+    clean = attempt(None)
+    print(json.dumps(clean))
+    for at, call in enumerate(clean["calls"]):
+        if kind != "cut" or call == "write":
+            print(json.dumps(attempt(faults[kind](at))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -1,0 +1,85 @@
+"""What the tests of the store share."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from jupyter_gpuckpt.store import Manifest, Store, Writer
+
+ABOUT: dict[str, Any] = {
+    "parent": None,
+    "kernel": {"id": "k"},
+    "machine": {},
+    "cuda": {},
+    "process": {},
+}
+FILES = {"pages-1.img": b"pages" * 5000, "core-1.img": b"core" * 10, "vram/0": b"\0" * 9000}
+
+
+def fill(writer: Writer, files: dict[str, bytes] = FILES) -> None:
+    """Put files where criu would, in the way that criu does: 0644 and not synced."""
+    for path, content in files.items():
+        target = writer.directory / path
+        if not target.parent.exists():
+            target.parent.mkdir()
+        target.write_bytes(content)
+        target.chmod(0o644)
+
+
+def save(store: Store, name: str, message: str = "", files: dict[str, bytes] = FILES, **how: bool) -> Manifest:
+    with store.writer(name, **how) as writer:
+        fill(writer, files)
+        return writer.commit(message=message, **ABOUT)
+
+
+def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Return mode and content of all that is in a folder."""
+    found = {}
+    for path in sorted([folder, *folder.rglob("*")]):
+        about = path.lstat()
+        content = path.read_bytes() if stat.S_ISREG(about.st_mode) else b""
+        found[str(path.relative_to(folder))] = (about.st_mode, content)
+    return found
+
+
+def litter(store: Store) -> list[str]:
+    """Return the paths in a store that belong to none of its snapshots."""
+    if not store.root.exists():
+        return []
+    manifests = store.list()
+    owned = {".", "format.json", "snapshots", "data", "locks"}
+    owned |= {f"snapshots/{m.name}.json" for m in manifests}
+    owned |= {f"{folder}/{m.id}" for m in manifests for folder in ("data", "locks")}
+    inside = tuple(f"data/{m.id}/" for m in manifests)
+    return [p for p in everything(store.root) if p not in owned and not p.startswith(inside)]
+
+
+def readable_by_others(folder: Path) -> list[str]:
+    """Return what in `folder` somebody else could read or write, by the modes on the way to it."""
+    open_paths = []
+    pending = [folder]
+    while pending:
+        path = pending.pop()
+        mode = path.lstat().st_mode
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            open_paths.append(f"{path.relative_to(folder.parent)} {stat.S_IMODE(mode):04o}")
+            if stat.S_ISDIR(mode):
+                pending += path.iterdir()
+    return open_paths
+
+
+def python(script: Path, *arguments: object, **how: Any) -> subprocess.Popen[str]:
+    """Start a Python process that finds the modules that this one finds."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return subprocess.Popen(
+        [sys.executable, str(script), *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        **how,
+    )

@@ -1,0 +1,114 @@
+"""Several processes at one store (faults 8, 9, 11)."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import signal
+import subprocess
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier, Event
+from pathlib import Path
+
+import pytest
+from store_helpers import FILES, litter, save
+
+from jupyter_gpuckpt.errors import NameTaken
+from jupyter_gpuckpt.store import Snapshot, Store, Writer
+
+SPAWN = mp.get_context("spawn")
+ROUNDS = 60
+
+
+def compete(root: Path, me: str, start: Barrier, replace: bool, results: Queue[str]) -> None:
+    store = Store(root)
+    for number in range(ROUNDS):
+        start.wait(60)
+        name = "shared" if replace else f"round-{number}"
+        try:
+            save(store, name, me, replace=replace)
+        except NameTaken:
+            results.put("lost")
+        else:
+            results.put("won")
+
+
+def collect_until(root: Path, done: Event) -> None:
+    while not done.is_set():
+        Store(root).collect()
+
+
+def hold(root: Path, how: str, ready: Event) -> None:
+    """Write or read, and never end."""
+    store = Store(root)
+    if how == "write":
+        held: Writer | Snapshot = store.writer("never")
+        for path, content in FILES.items():
+            (held.directory / path.replace("/", "-")).write_bytes(content)
+    else:
+        held = store.open("it")
+    ready.set()
+    signal.pause()
+    held.close()
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_of_two_writers_of_a_name_one_wins_and_collect_beside_them_harms_nothing(tmp_path: Path, replace: bool) -> None:
+    root = tmp_path / "store"
+    start, done, results = SPAWN.Barrier(2), SPAWN.Event(), SPAWN.Queue()
+    writers = [SPAWN.Process(target=compete, args=(root, me, start, replace, results)) for me in "ab"]
+    collector = SPAWN.Process(target=collect_until, args=(root, done))
+    for process in (*writers, collector):
+        process.start()
+    try:
+        outcomes = [results.get(timeout=60) for _ in range(2 * ROUNDS)]
+        for process in writers:
+            process.join(60)
+    finally:
+        done.set()
+        for process in writers:
+            process.kill()
+            process.join()
+        collector.join(60)
+    assert collector.exitcode == 0
+    assert outcomes.count("won") == (2 * ROUNDS if replace else ROUNDS)
+    store = Store(root)
+    manifests, broken = store.scan()
+    assert broken == []
+    assert len(manifests) == (1 if replace else ROUNDS)
+    for manifest in manifests:
+        store.open(manifest.name).close()
+    store.collect()
+    assert litter(store) == []
+
+
+@pytest.mark.parametrize("how", ["write", "read"])
+def test_what_a_suspended_process_uses_stays_until_it_is_dead(store: Store, how: str) -> None:
+    size = save(store, "it").size
+    ready = SPAWN.Event()
+    holder = SPAWN.Process(target=hold, args=(store.root, how, ready))
+    holder.start()
+    try:
+        assert ready.wait(60)
+        os.kill(holder.pid or 0, signal.SIGSTOP)
+        if how == "read":
+            assert store.remove("it") == 0
+        assert store.collect() == 0
+        assert litter(store) != []
+    finally:
+        holder.kill()
+        holder.join()
+    assert store.collect() == size
+    assert litter(store) == []
+
+
+def test_a_child_that_inherited_a_lock_does_not_hold_it(store: Store) -> None:
+    save(store, "it")
+    snapshot = store.open("it")
+    child = subprocess.Popen(["sleep", "60"], pass_fds=[snapshot._lock._fd])
+    try:
+        snapshot.close()
+        assert store.remove("it") == snapshot.manifest.size
+    finally:
+        child.kill()
+        child.wait()
