@@ -83,18 +83,28 @@ def thaw(
     Raises
     ------
     DriverError : a step failed; what that means (a lost kernel, a failed restore) the caller knows.
-        Under the name ``NO_ROOM`` nothing was tried yet: `thaw` can be called again.
+        ``lost`` in its data names the processes that did not come back; all others run. Under the
+        name ``NO_ROOM`` nothing was tried yet: `thaw` can be called again.
     """
     _wait_for_room(worker, gpu_map or {}, held or {})
+    failures: dict[int, DriverError] = {}
     for pid in reversed(pids):
-        worker.restore(pid, gpu_map)
+        try:
+            worker.restore(pid, gpu_map)
+        except DriverError as error:  # one lost child must not take the kernel with it
+            failures[pid] = error
     for pid in reversed(pids):
-        worker.unlock(pid)
+        if pid not in failures:
+            try:
+                worker.unlock(pid)
+            except DriverError as error:
+                failures[pid] = error
+    for first in failures.values():
+        first.data["lost"] = list(failures)
+        raise first
 
 
-def mend(
-    worker: CudaWorker, pids: Iterable[int], processes: Iterable[Mapping[str, Any]] = ()
-) -> dict[int, Found]:
+def mend(worker: CudaWorker, pids: Iterable[int], processes: Iterable[Mapping[str, Any]] = ()) -> dict[int, Found]:
     """Bring back every process that a broken-off freeze left locked or checkpointed.
 
     Returns how each was found. Processes that have ended are no failure here, and a stopped one is
@@ -200,10 +210,7 @@ def _save_failed(error: DriverError) -> SaveFailed:
         why, then = f"process {pid} of the kernel ended meanwhile", "Save again."
     elif call == "lock" and name in ("CUDA_ERROR_NOT_READY", "TIMEOUT"):
         why = f"work on the GPU of process {pid} did not come to a pause within the time limit"
-        then = (
-            "Wait until the GPU work is done and save again, "
-            "or set GPUCKPT_LOCK_TIMEOUT to more seconds."
-        )
+        then = "Wait until the GPU work is done and save again, or set GPUCKPT_LOCK_TIMEOUT to more seconds."
     elif call == "checkpoint" and name == "CUDA_ERROR_NOT_SUPPORTED":
         why = "the kernel uses managed (unified) memory, which the driver cannot checkpoint"
         then = (

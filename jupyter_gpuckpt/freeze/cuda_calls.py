@@ -271,9 +271,7 @@ def _every_gpu(environment: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environment.items() if k != "CUDA_VISIBLE_DEVICES"}
 
 
-def _error(
-    call: str, pid: int | None, number: int | None, name: str, why: str, **data: Any
-) -> DriverError:
+def _error(call: str, pid: int | None, number: int | None, name: str, why: str, **data: Any) -> DriverError:
     of = "" if pid is None else f" of process {pid}"
     return DriverError(
         f"The CUDA driver's {call}{of} failed.",

@@ -127,10 +127,7 @@ class Nvml:
                 break
             room = count.value + 8  # others may start in between
         self._check(call, number)
-        return [
-            {"pid": p.pid, "bytes": None if p.used == _UNKNOWN_BYTES else p.used}
-            for p in found[: count.value]
-        ]
+        return [{"pid": p.pid, "bytes": None if p.used == _UNKNOWN_BYTES else p.used} for p in found[: count.value]]
 
     def _text(self, call: str, *arguments: Any) -> str:
         buffer = ctypes.create_string_buffer(128)

@@ -131,9 +131,7 @@ def test_stopped_process_is_named_at_once(worker: CudaWorker) -> None:
         sleeping.kill()
 
 
-@pytest.mark.parametrize(
-    "line", ["no json", "[]", '{"call": "nothing"}', '{"call": "state"}', '{"call": "restore"}']
-)
+@pytest.mark.parametrize("line", ["no json", "[]", '{"call": "nothing"}', '{"call": "state"}', '{"call": "restore"}'])
 def test_worker_answers_what_it_cannot_read_and_ends_with_its_input(line: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "jupyter_gpuckpt.freeze.cuda_worker"],

@@ -19,9 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.gpu)
             if not CONTROL.exists():
-                item.add_marker(
-                    pytest.mark.skip(reason=f"no NVIDIA driver here: {CONTROL} is missing")
-                )
+                item.add_marker(pytest.mark.skip(reason=f"no NVIDIA driver here: {CONTROL} is missing"))
 
 
 @pytest.fixture

@@ -93,9 +93,7 @@ def test_two_processes_are_frozen_together(worker: CudaWorker, cells: Start) -> 
     assert [process.run(LOOK) for process in processes] == [SUM, SUM]
 
 
-def test_managed_memory_is_refused_and_the_process_runs_on(
-    worker: CudaWorker, cells: Start
-) -> None:
+def test_managed_memory_is_refused_and_the_process_runs_on(worker: CudaWorker, cells: Start) -> None:
     process = cells(MANAGED)
     with pytest.raises(SaveFailed, match="managed") as caught:
         cuda.freeze(worker, [process.pid])
@@ -148,9 +146,7 @@ def test_hung_worker_is_killed_and_the_next_one_works(
 
 
 @pytest.mark.parametrize("step", ["checkpoint", "restore"])
-def test_row_18_worker_killed_in_the_middle_of_a_step(
-    worker: CudaWorker, cells: Start, step: str
-) -> None:
+def test_row_18_worker_killed_in_the_middle_of_a_step(worker: CudaWorker, cells: Start, step: str) -> None:
     process = cells("import torch; x = torch.arange(2**30, dtype=torch.int32, device='cuda')")
     total = process.run("answer = x.sum(dtype=torch.int64).item()")
     worker.lock(process.pid, 5)
@@ -252,9 +248,7 @@ def test_describe_and_fits_on_the_same_machine(worker: CudaWorker, cells: Start)
         cuda.fits(worker, {**manifest, "driver": "1.2"})
 
 
-def test_too_little_host_memory_is_refused(
-    worker: CudaWorker, cells: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_host_memory_is_refused(worker: CudaWorker, cells: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     process = cells(SMALL)
     monkeypatch.setattr(cuda_fit, "_HOST_MARGIN", 1 << 50)
     with pytest.raises(Refused, match="host memory"):
@@ -276,9 +270,7 @@ answer = child
 """
 
 
-def test_forked_child_holds_no_device_and_the_parent_can_be_frozen(
-    worker: CudaWorker, cells: Start
-) -> None:
+def test_forked_child_holds_no_device_and_the_parent_can_be_frozen(worker: CudaWorker, cells: Start) -> None:
     parent = cells("drop = True")
     child = parent.run(FORKING)
     time.sleep(0.5)
@@ -341,3 +333,31 @@ def test_data_loader_in_mid_epoch_goes_on(worker: CudaWorker, cells: Start) -> N
     cuda.thaw(worker, pids)
     rest = "answer = (total + sum(batch[0].cuda().sum() for batch in batches)).item()"
     assert process.run(rest) == 499500.0
+
+
+def test_process_that_imported_gpu_memory_is_lost_and_takes_no_other_with_it(worker: CudaWorker, cells: Start) -> None:
+    """A limit of the driver (580.159), told in docs/internals/cuda.md: nothing shows it before."""
+    exporter, importer = cells(SMALL), cells(SMALL)
+    handle = exporter.run("""
+        import ctypes
+        cuda, handle = ctypes.CDLL('libcuda.so.1'), ctypes.create_string_buffer(64)
+        assert cuda.cuIpcGetMemHandle(handle, ctypes.c_ulonglong(x.data_ptr())) == 0
+        answer = handle.raw.hex()
+        """)
+    importer.run(f"""
+        import ctypes
+        class Handle(ctypes.Structure):
+            _fields_ = [('bytes', ctypes.c_char * 64)]
+        cuda, there = ctypes.CDLL('libcuda.so.1'), ctypes.c_ulonglong()
+        torch.cuda.synchronize()
+        handle = Handle.from_buffer_copy(bytes.fromhex({handle!r}))
+        cuda.cuIpcOpenMemHandle_v2.argtypes = [ctypes.c_void_p, Handle, ctypes.c_uint]
+        assert cuda.cuIpcOpenMemHandle_v2(ctypes.byref(there), handle, 1) == 0
+        """)
+    pids = [exporter.pid, importer.pid]
+    cuda.freeze(worker, pids)
+    with pytest.raises(DriverError) as caught:
+        cuda.thaw(worker, pids)
+    assert caught.value.data["lost"] == [importer.pid]
+    assert worker.state(exporter.pid) == "running"
+    assert exporter.run(LOOK) == SUM
