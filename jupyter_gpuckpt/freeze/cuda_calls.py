@@ -211,7 +211,7 @@ class CudaWorker:
         limit: float,
     ) -> dict[str, Any]:
         """Send a request (a few hundred bytes: it fits a pipe) and return its answer."""
-        assert process.stdin is not None  # noqa: S101 - for the type checker
+        assert process.stdin is not None
         try:
             process.stdin.write(request)
             process.stdin.flush()
@@ -237,7 +237,7 @@ class CudaWorker:
 
     def _line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes:
         """Return one line of the worker's, or nothing when it has ended."""
-        assert process.stdout is not None  # noqa: S101 - for the type checker
+        assert process.stdout is not None
         pipe = process.stdout.fileno()
         while b"\n" not in self._pending:
             left = deadline - time.monotonic()
@@ -260,7 +260,7 @@ class CudaWorker:
                     pipe.close()
 
     def _last_words(self) -> str:
-        assert self._stderr is not None  # noqa: S101 - for the type checker
+        assert self._stderr is not None
         self._stderr.seek(0)
         lines = self._stderr.read().decode("utf-8", "replace").split("\n")
         return next((line for line in reversed(lines) if line.strip()), "no word of why")

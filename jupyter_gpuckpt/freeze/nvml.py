@@ -146,5 +146,5 @@ class Nvml:
 
     def _check(self, call: str, number: int) -> None:
         if number:
-            assert self._library is not None  # noqa: S101 - for the type checker
+            assert self._library is not None
             raise NvmlError(call, number, self._library.nvmlErrorString(number).decode())

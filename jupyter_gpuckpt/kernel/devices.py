@@ -163,7 +163,7 @@ def _active_contexts() -> Iterator[tuple[Any, dict[int, ctypes.c_void_p]]]:
         yield cuda, contexts
     finally:
         for device in contexts:
-            assert cuda is not None  # noqa: S101 - for the type checker
+            assert cuda is not None
             cuda.cuDevicePrimaryCtxRelease_v2(device)
 
 
