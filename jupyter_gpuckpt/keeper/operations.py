@@ -36,6 +36,7 @@ from ..store import Manifest, Snapshot, Writer
 from . import fit, ports
 from .link import AgentSilent, Link
 from .namespace import Namespace, run_path
+from .summary import is_of, summary
 
 if TYPE_CHECKING:
     from .process import Keeper, Tell
@@ -53,39 +54,6 @@ _AT_POST_DUMP = """#!/bin/sh
 tar -c -f "$GPUCKPT_SNAPSHOT/shm.tar" --one-file-system --exclude=./gpuckpt -C /dev/shm . &&
 cp "$GPUCKPT_LOG" "$GPUCKPT_SNAPSHOT/kernel.log"
 """
-
-
-def summary(manifest: Manifest) -> dict[str, Any]:
-    """Return what listings and results say of a snapshot, as JSON types."""
-    return {
-        "name": manifest.name,
-        "id": manifest.id,
-        "message": manifest.message,
-        "created": manifest.created,
-        "size": manifest.size,
-        "parent": manifest.parent,
-        "notebook": manifest.kernel.get("notebook", ""),
-        "kernel_id": manifest.kernel.get("kernel_id", ""),
-        "execution_count": manifest.kernel.get("execution_count"),
-        "gpu_memory": gpu_memory(manifest),
-        "frozen_seconds": manifest.process.get("frozen_seconds"),
-    }
-
-
-def details(manifest: Manifest) -> dict[str, Any]:
-    """Return all there is to say of a snapshot, but for its list of files."""
-    return {
-        **summary(manifest),
-        "kernel": manifest.kernel,
-        "machine": manifest.machine,
-        "cuda": manifest.cuda,
-        "process": manifest.process,
-    }
-
-
-def gpu_memory(manifest: Manifest) -> int:
-    """Return the GPU memory that the saved processes held, in bytes."""
-    return sum(held for process in manifest.cuda.get("processes", []) for held in process.get("used", {}).values())
 
 
 class _Stages:
@@ -431,11 +399,7 @@ def _latest(keeper: Keeper) -> str:
     """Return the name of the newest snapshot of this notebook; of all notebooks, where it has none."""
     manifests = keeper.store.list()
     notebook, kernel_id = keeper.launch.notebook, keeper.launch.kernel_id
-    own = [
-        m
-        for m in manifests
-        if m.kernel.get("kernel_id") == kernel_id or (notebook and m.kernel.get("notebook") == notebook)
-    ]
+    own = [m for m in manifests if is_of(m, kernel_id, notebook)]
     if not manifests:
         raise NoSuchSnapshot(
             "There is no snapshot to restore.",

@@ -25,6 +25,7 @@ from .link import Link
 from .namespace import FIRST_PID, Namespace, run_path
 from .protocol import LINE_LIMIT, peer_uid, short_path
 from .record import LOCK, SOCKET, KernelFolder, Operation
+from .summary import details, summary
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -205,11 +206,11 @@ class Keeper:
         if op == "list":
             manifests, faults = await asyncio.to_thread(self.store.scan)
             return {
-                "snapshots": [operations.summary(m) for m in manifests],
+                "snapshots": [summary(m) for m in manifests],
                 "faults": [fault.as_dict() for fault in faults],
             }
         if op == "show":
-            return operations.details(await asyncio.to_thread(self.store.get, str(args["name"])))
+            return details(await asyncio.to_thread(self.store.get, str(args["name"])))
         if op == "rm":
             return {"freed": await asyncio.to_thread(self.store.remove, str(args["name"]))}
         raise GpuckptError(f"The keeper does not know {op!r}.", "", "Upgrade the older of the two.")

@@ -1,0 +1,46 @@
+"""What listings and results say of a snapshot; apart from the operations, so that listings start fast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..store import Manifest
+
+
+def summary(manifest: Manifest) -> dict[str, Any]:
+    """Return what listings and results say of a snapshot, as JSON types."""
+    return {
+        "name": manifest.name,
+        "id": manifest.id,
+        "message": manifest.message,
+        "created": manifest.created,
+        "size": manifest.size,
+        "parent": manifest.parent,
+        "notebook": manifest.kernel.get("notebook", ""),
+        "kernel_id": manifest.kernel.get("kernel_id", ""),
+        "execution_count": manifest.kernel.get("execution_count"),
+        "gpu_memory": gpu_memory(manifest),
+        "frozen_seconds": manifest.process.get("frozen_seconds"),
+    }
+
+
+def details(manifest: Manifest) -> dict[str, Any]:
+    """Return all there is to say of a snapshot, but for its list of files."""
+    return {
+        **summary(manifest),
+        "kernel": manifest.kernel,
+        "machine": manifest.machine,
+        "cuda": manifest.cuda,
+        "process": manifest.process,
+    }
+
+
+def gpu_memory(manifest: Manifest) -> int:
+    """Return the GPU memory that the saved processes held, in bytes."""
+    return sum(held for process in manifest.cuda.get("processes", []) for held in process.get("used", {}).values())
+
+
+def is_of(manifest: Manifest, kernel_id: str, notebook: str) -> bool:
+    """Tell whether a snapshot was saved from this kernel, or from its notebook where that is known."""
+    kernel = manifest.kernel
+    return kernel.get("kernel_id") == kernel_id or bool(notebook and kernel.get("notebook") == notebook)
