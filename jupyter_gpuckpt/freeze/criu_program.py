@@ -40,9 +40,15 @@ _PROGRAM_FOLDERS = ("usr/sbin", "sbin", "usr/bin", "usr/local/sbin")
 _VERSION_TIMEOUT = 10.0
 _CHECK_TIMEOUT = 60.0
 
-# A default configuration file (/etc/criu/default.conf, ~/.criu/default.conf) could change
-# what a dump holds, so it is never read.
-_OPTIONS = ("--no-default-config",)
+_OPTIONS = (
+    # A default configuration file (/etc/criu/default.conf, ~/.criu/default.conf) could change
+    # what a dump holds, so it is never read.
+    "--no-default-config",
+    # No plugins: a CUDA plugin of the system's CRIU would move GPU memory on its own, between our
+    # own steps. The folder has to exist; criu takes only files that end in .so, and here are none.
+    "--libdir",
+    str(Path(__file__).absolute().parent),
+)
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,8 @@ class CriuProgram:
 
     Attributes
     ----------
-    argv : how to start it; append the command and its options. Configuration files are already
-        switched off.
+    argv : how to start it; append the command and its options. Configuration files and
+        plugins are already switched off.
     version : as it reports itself.
     path : the program's file.
     origin : "environment" (named by ``GPUCKPT_CRIU``), "prefix" (put there by
@@ -124,11 +130,10 @@ def program_in_prefix(prefix: Path) -> CriuProgram:
     try:
         return _judge_prefix(prefix.absolute())
     except _UnfitError as unfit:
-        raise Unavailable(
-            f"The folder {prefix} holds no CRIU that can be used.",
-            str(unfit),
-            "Run `jupyter gpuckpt setup`.",
-        ) from None
+        why = str(unfit)
+    except OSError as error:
+        why = error.strerror or str(error)
+    raise Unavailable(f"The folder {prefix} holds no CRIU that can be used.", why, "Run `jupyter gpuckpt setup`.")
 
 
 def check(program: CriuProgram) -> None:
@@ -189,9 +194,10 @@ def _system_candidates() -> list[str]:
     # /sbin is a link to /usr/sbin nearly everywhere: the same file is judged once.
     found: dict[str, str] = {}
     for folder in folders:
-        path = Path(folder, "criu")
-        if Path(folder).is_absolute() and path.is_file():
-            found.setdefault(os.path.realpath(path), str(path))
+        path = os.path.join(folder, "criu")  # noqa: PTH118
+        # `Path.is_file` would raise on a folder that may not be looked into.
+        if os.path.isabs(folder) and os.path.isfile(path):  # noqa: PTH113, PTH117
+            found.setdefault(os.path.realpath(path), path)
     return list(found.values())
 
 

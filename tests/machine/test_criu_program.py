@@ -61,7 +61,7 @@ def test_a_new_enough_program_in_path_is_used(tmp_path: Path) -> None:
     assert program.path == str(path)
     assert program.version == (4, 2, 0)
     assert program.origin == "system"
-    assert program.argv == (str(path), "--no-default-config")
+    assert program.argv[:2] == (str(path), "--no-default-config")
 
 
 def test_an_old_program_is_refused_by_name_and_version(tmp_path: Path) -> None:
@@ -143,3 +143,11 @@ def test_the_first_line_is_quoted_where_none_is_marked() -> None:
 def test_settings_name_the_prefix(tmp_path: Path) -> None:
     assert settings.criu_prefix() == tmp_path / "no-prefix"
     assert MINIMUM_VERSION == (4, 1, 0)
+
+
+def test_no_plugin_of_the_systems_is_loaded(tmp_path: Path) -> None:
+    _program(tmp_path, NEW)
+    argv = find_criu().argv
+    plugins = Path(argv[argv.index("--libdir") + 1])
+    assert plugins.is_dir()
+    assert list(plugins.glob("*.so")) == []

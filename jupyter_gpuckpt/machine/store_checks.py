@@ -1,0 +1,81 @@
+"""Checks of the place that snapshots are kept in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from jupyter_gpuckpt import settings
+
+from .checks import Check, judge
+
+__all__ = ["store_checks"]
+
+_GIB = 1 << 30
+_LITTLE_SPACE = _GIB // 2
+_GONE_AT_RESTART = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+_ELSEWHERE = "set GPUCKPT_STORE to a folder on a disk with room"
+
+
+def store_checks() -> list[Check]:
+    """Return the checks of the store's folder, which need not be there yet."""
+    store = settings.store_dir().absolute()
+    # `Path.exists` would raise on a folder that may not be looked into.
+    there = next(p for p in (store, *store.parents) if os.path.exists(p))  # noqa: PTH110
+    return [_writable(store, there), _space(there), _filesystem(there)]
+
+
+def _writable(store: Path, there: Path) -> Check:
+    problem = ""
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"!")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        problem = f"{there}: {error.strerror}"
+    return judge(
+        "store",
+        not problem,
+        problem or (f"{store}" if there == store else f"{store} (will be made)"),
+        "Snapshots are kept here, and are on the disk before a save says that it is done.",
+        f"Make the folder writable, or {_ELSEWHERE}.",
+    )
+
+
+def _space(there: Path) -> Check:
+    usage = shutil.disk_usage(there)
+    return judge(
+        "disk space",
+        usage.free >= _LITTLE_SPACE,
+        f"{usage.free / _GIB:.1f} of {usage.total / _GIB:.1f} GiB free",
+        "A snapshot takes at most what the kernel holds in memory, the GPU's included; often far less.",
+        f"Free disk space, or {_ELSEWHERE}.",
+    )
+
+
+def _filesystem(there: Path) -> Check:
+    kind = _kind_of_filesystem(there)
+    return judge(
+        "filesystem",
+        kind not in _GONE_AT_RESTART,
+        kind,
+        "Snapshots outlive a restart of the machine only on a disk.",
+        f"To keep snapshots, {_ELSEWHERE}.",
+        required=False,
+    )
+
+
+def _kind_of_filesystem(path: Path) -> str:
+    path = path.resolve()
+    # Of several mounts over one another the last one is seen.
+    kinds = {
+        Path(mount.mountpoint): mount.fstype
+        for mount in psutil.disk_partitions(all=True)
+        if path.is_relative_to(mount.mountpoint)
+    }
+    return kinds[max(kinds, key=lambda point: len(point.parts))] if kinds else "unknown"

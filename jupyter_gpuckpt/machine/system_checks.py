@@ -1,0 +1,120 @@
+"""Checks of the kernel, the rights and the memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import psutil
+
+from .capability import ARCHITECTURES, missing_capabilities
+from .checks import Check, judge
+from .trials import Outcome, try_namespaces
+
+__all__ = ["system_checks"]
+
+_GIB = 1 << 30
+_LITTLE_MEMORY = _GIB // 2
+_NOT_TRIED = "not tried, because namespaces cannot be made"
+
+
+def system_checks() -> list[Check]:
+    """Return the checks of what the system itself offers; on another system than Linux, only that."""
+    system = _platform()
+    if not system.ok:
+        return [system]
+    namespaces = try_namespaces()
+    return [
+        system,
+        _rights(),
+        _namespaces(namespaces),
+        _pids(namespaces),
+        _shared_memory(),
+        _ptrace_scope(),
+        _memory(),
+    ]
+
+
+def _platform() -> Check:
+    return judge(
+        "system",
+        platform.system() == "Linux" and platform.machine() in ARCHITECTURES,
+        f"{platform.system()} {platform.release()} on {platform.machine()}",
+        f"Processes are saved by CRIU, which is for Linux, here on {' and '.join(ARCHITECTURES)}.",
+        "Run the Jupyter server on such a machine.",
+    )
+
+
+def _rights() -> Check:
+    missing = missing_capabilities()
+    root = os.geteuid() == 0
+    found = "root" if root else f"user {os.geteuid()}"
+    return judge(
+        "rights",
+        root and not missing,
+        f"{found} without {' and '.join(missing)}" if root and missing else found,
+        "CRIU reads and rebuilds whole processes, which takes root.",
+        "Start the container privileged." if root else "Start the Jupyter server and this command as root.",
+    )
+
+
+def _namespaces(outcome: Outcome) -> Check:
+    ok = outcome.failed in ("", "choose a pid")
+    return judge(
+        "namespaces",
+        ok,
+        f"made in {outcome.seconds * 1000:.0f} ms" if ok else f"cannot {outcome.failed}: {outcome.why}",
+        "Every kernel lives in process and mount namespaces of its own, so that it comes back with its process ids.",
+        "Run as root; in a container, start it privileged; else raise /proc/sys/user/max_pid_namespaces "
+        "and max_mnt_namespaces.",
+    )
+
+
+def _pids(outcome: Outcome) -> Check:
+    ok = outcome.failed == ""
+    return judge(
+        "process ids",
+        ok,
+        "can be chosen" if ok else outcome.why if outcome.failed == "choose a pid" else _NOT_TRIED,
+        "A restored process needs the id that it had.",
+        "Mend the namespaces first."
+        if outcome.failed != "choose a pid"
+        else "The kernel needs CONFIG_CHECKPOINT_RESTORE; in a container, start it privileged.",
+    )
+
+
+def _shared_memory() -> Check:
+    there = Path("/dev/shm").is_dir()  # noqa: S108 - nothing is made in it
+    return judge(
+        "shared memory",
+        there,
+        "there" if there else "no folder /dev/shm",
+        "Every kernel has a /dev/shm of its own, which is saved with it.",
+        "Make the folder /dev/shm and mount a tmpfs on it.",
+    )
+
+
+def _ptrace_scope() -> Check:
+    # The values: Documentation/admin-guide/LSM/Yama.rst of the kernel.
+    path = Path("/proc/sys/kernel/yama/ptrace_scope")
+    scope = int(path.read_text()) if path.exists() else 0
+    return judge(
+        "ptrace scope",
+        scope < 3,
+        f"{scope}" if path.exists() else "not restricted",
+        "CRIU attaches to the kernel's processes; 3 forbids that even to root.",
+        "Set kernel.yama.ptrace_scope to 2 or less in /etc/sysctl.d and restart the machine.",
+    )
+
+
+def _memory() -> Check:
+    memory = psutil.virtual_memory()
+    return judge(
+        "memory",
+        memory.available >= _LITTLE_MEMORY,
+        f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB available",
+        "During a save the GPU memory of a kernel is held in the machine's memory too.",
+        "End programs that hold memory.",
+        required=False,
+    )

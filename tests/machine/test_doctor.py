@@ -1,0 +1,257 @@
+"""What `jupyter gpuckpt doctor` and `setup` tell, on this machine and on ones that lack something."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_gpuckpt.machine.checks import Check, works
+from jupyter_gpuckpt.machine.commands import add_doctor_parser, add_setup_parser
+from jupyter_gpuckpt.machine.doctor import examine
+from jupyter_gpuckpt.machine.gpu_checks import gpu_checks
+from jupyter_gpuckpt.machine.store_checks import store_checks
+
+pytestmark = pytest.mark.criu
+
+NAMES = [
+    *("system", "rights", "namespaces", "process ids", "shared memory", "ptrace scope", "memory"),
+    *("criu", "kernel features", "trial"),
+    "NVIDIA driver",
+    *("store", "disk space", "filesystem"),
+    *("jupyter_client", "ipykernel", "provisioner", "kernelspec"),
+]
+
+COMMAND = """
+import argparse, sys
+from jupyter_gpuckpt.machine.commands import add_doctor_parser, add_setup_parser
+parser = argparse.ArgumentParser()
+subparsers = parser.add_subparsers(required=True)
+add_setup_parser(subparsers)
+add_doctor_parser(subparsers)
+args = parser.parse_args()
+sys.exit(args.run(args))
+"""
+
+
+def run(*arguments: str, under: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*under, sys.executable, "-c", COMMAND, *arguments], capture_output=True, text=True, timeout=120
+    )
+
+
+def by_name(checks: list[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+def assert_each_failure_has_a_mend(checks: list[dict[str, Any]]) -> None:
+    for check in checks:
+        assert check["found"]
+        assert check["ok"] or check["mend"], check
+        assert not (check["ok"] and check["mend"]), check
+
+
+@pytest.mark.usefixtures("with_criu")
+def test_this_machine_works() -> None:
+    checks = examine(deep=True)
+    assert [check for check in checks if check.required and not check.ok] == []
+    assert works(checks)
+    assert [name for name in NAMES if name not in by_name(checks)] == []
+    assert "trial" not in by_name(examine())
+
+
+@pytest.mark.usefixtures("with_criu")
+def test_as_text() -> None:
+    done = run("doctor")
+    assert done.returncode == 0, done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "Kernels can be saved and restored here."
+    assert all(any(line[6:].startswith(name) for line in lines) for name in NAMES)
+    # Aligned: what was found begins in one column.
+    found = lines[0].index("Linux")
+    assert {line[found - 1] for line in lines[: lines.index("")] if line} == {" "}
+
+
+@pytest.mark.usefixtures("with_criu")
+def test_as_json() -> None:
+    done = run("doctor", "--json")
+    document = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert set(document) == {"works", "checks"}
+    assert document["works"] is True
+    fields = {field.name: field.type for field in dataclasses.fields(Check)}
+    for check in document["checks"]:
+        assert {name: type(value).__name__ for name, value in check.items()} == fields
+    assert_each_failure_has_a_mend(document["checks"])
+    quick = json.loads(run("doctor", "--json", "--quick").stdout)
+    assert "trial" not in [check["name"] for check in quick["checks"]]
+
+
+@pytest.mark.usefixtures("without_criu")
+def test_without_criu_it_fails_and_says_what_to_do() -> None:
+    checks = examine(deep=True)
+    assert not works(checks)
+    amiss = {check.name for check in checks if check.required and not check.ok}
+    assert amiss == {"criu", "kernel features", "trial"}
+    assert_each_failure_has_a_mend([dataclasses.asdict(check) for check in checks])
+    done = run("doctor")
+    assert done.returncode == 1
+    assert "GPUCKPT_CRIU" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith(": criu, kernel features, trial.")
+
+
+@pytest.mark.usefixtures("with_criu")
+def test_root_without_rights_fails_and_every_failure_has_a_mend() -> None:
+    done = run("doctor", "--json", under=("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"))
+    assert done.returncode == 1
+    document = json.loads(done.stdout)
+    assert document["works"] is False
+    amiss = {check["name"] for check in document["checks"] if check["required"] and not check["ok"]}
+    assert amiss >= {"rights", "namespaces", "process ids", "trial"}
+    assert_each_failure_has_a_mend(document["checks"])
+
+
+def test_another_user_is_told_all_that_is_missing() -> None:
+    # The capability to read is left, because the interpreter may lie in root's own folder.
+    reading = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+    done = run("doctor", "--json", under=("setpriv", "--reuid=65534", "--clear-groups", *reading))
+    assert done.returncode == 1, done.stderr
+    checks = json.loads(done.stdout)["checks"]
+    amiss = {check["name"] for check in checks if check["required"] and not check["ok"]}
+    assert amiss >= {"rights", "namespaces", "process ids"}
+    assert_each_failure_has_a_mend(checks)
+
+
+def test_folders_that_may_not_be_looked_into_are_told(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o700)
+    tmp_path.chmod(0o755)
+    script = """
+import json, os
+from jupyter_gpuckpt.machine.criu_checks import criu_checks
+from jupyter_gpuckpt.machine.store_checks import store_checks
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+print(json.dumps({check.name: [check.ok, check.found] for check in criu_checks(False) + store_checks()}))
+"""
+    closed = str(tmp_path / "closed" / "folder")
+    places = {"GPUCKPT_CRIU": "", "GPUCKPT_CRIU_PREFIX": closed, "GPUCKPT_STORE": closed, "PATH": closed}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | places, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["store"][0] is False
+    assert "Permission denied" in told["store"][1]
+    if not told["criu"][0]:
+        assert f"{closed}: Permission denied" in told["criu"][1]
+
+
+def test_a_store_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GPUCKPT_STORE", str(tmp_path / "file" / "store"))
+    store = by_name(store_checks())["store"]
+    assert not store.ok
+    assert str(tmp_path / "file") in store.found
+    assert "GPUCKPT_STORE" in store.mend
+
+
+def test_a_store_that_is_not_there_yet_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCKPT_STORE", str(tmp_path / "a" / "store"))
+    checks = by_name(store_checks())
+    assert checks["store"].ok
+    assert "will be made" in checks["store"].found
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="needs a tmpfs")
+def test_a_store_in_memory_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCKPT_STORE", "/dev/shm/store")
+    checks = by_name(store_checks())
+    assert checks["filesystem"].found == "tmpfs"
+    assert not checks["filesystem"].ok
+    assert not checks["filesystem"].required
+
+
+def describe_driver(folder: Path, version: str, *models: str) -> Path:
+    """Lay out what an NVIDIA driver says of itself, as it was seen on a machine with an H200."""
+    folder.mkdir()
+    (folder / "version").write_text(
+        f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (dvs-builder@host)\n"
+        "GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)\n"
+    )
+    for number, model in enumerate(models):
+        gpu = folder / "gpus" / f"0000:0{number}:00.0"
+        gpu.mkdir(parents=True)
+        (gpu / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 44\nGPU UUID: \t GPU-{number}\n")
+    return folder
+
+
+def test_a_machine_without_a_gpu_is_a_good_one(tmp_path: Path) -> None:
+    (driver,) = gpu_checks(tmp_path)
+    assert driver.ok
+    assert driver.found == "none; CPU kernels only"
+
+
+def test_a_driver_that_is_new_enough(tmp_path: Path) -> None:
+    checks = by_name(gpu_checks(describe_driver(tmp_path / "nvidia", "580.159.03", "NVIDIA H200", "NVIDIA H200")))
+    assert checks["NVIDIA driver"].ok
+    assert checks["NVIDIA driver"].found == "580.159.03"
+    assert checks["GPUs"].found == "NVIDIA H200, NVIDIA H200"
+    assert checks["CUDA for Python"].ok
+    assert works(checks.values())
+
+
+@pytest.mark.parametrize("version", ["535.129.03", "560.35", "unheard-of"])
+def test_a_driver_that_is_too_old(tmp_path: Path, version: str) -> None:
+    checks = gpu_checks(describe_driver(tmp_path / "nvidia", version, "NVIDIA H200"))
+    driver = by_name(checks)["NVIDIA driver"]
+    assert not driver.ok
+    assert version in driver.found
+    assert "570" in driver.mend
+    assert not works(checks)
+
+
+def test_a_note_alone_does_not_fail_the_machine() -> None:
+    assert works([Check("a", True, True, "x", "", ""), Check("b", False, False, "x", "", "mend")])
+    assert not works([Check("a", False, True, "x", "", "mend")])
+
+
+def test_setup_installs_once_and_tells_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: Path) -> None:
+    monkeypatch.delenv("GPUCKPT_CRIU", raising=False)
+    monkeypatch.setenv("GPUCKPT_CRIU_PREFIX", str(prefix))
+    text = run("setup")
+    assert text.returncode == 0, text.stderr
+    assert str(prefix) in text.stdout
+    document = json.loads(run("setup", "--json").stdout)
+    assert document["ok"] is True
+    assert document["criu"]["origin"] == "prefix"
+    assert set(document["criu"]) == {"argv", "version", "path", "origin"}
+
+
+@pytest.mark.usefixtures("without_criu")
+def test_setup_does_not_install_what_would_not_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCKPT_CRIU_PREFIX", str(tmp_path / "criu"))
+    text = run("setup")
+    assert text.returncode == 1
+    assert "Next: Correct GPUCKPT_CRIU" in text.stderr
+    document = json.loads(run("setup", "--json").stdout)
+    assert document["ok"] is False
+    assert document["error"]["kind"] == "Unavailable"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_both_commands_are_offered() -> None:
+    parser = argparse.ArgumentParser()
+    subparsers = parser.add_subparsers()
+    add_setup_parser(subparsers)
+    add_doctor_parser(subparsers)
+    for command in ("setup", "doctor"):
+        args = parser.parse_args([command, "--json"])
+        assert callable(args.run)
+        assert args.json
