@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from store_helpers import fill, litter, readable_by_others, save
+from store_helpers import fill, litter, open_by_mode, readable_by_others, save
 from system_calls import CHANGES, READS, Fault, run
 
 from jupyter_gpuckpt.errors import GpuckptError
@@ -113,6 +113,7 @@ def main(kind: str, operation: str, folder: Path) -> None:
         report = {
             "at": fault.at if fault else None,
             "calls": outcome.calls,
+            "synced": outcome.synced,
             "failure": outcome.failure,
             "text": outcome.text,
             "after": state(Store(root)),
@@ -134,7 +135,7 @@ def main(kind: str, operation: str, folder: Path) -> None:
             nonlocal looks
             looks += 1
             with contextlib.suppress(FileNotFoundError):
-                seen.update(readable_by_others(folder / "store"))
+                seen.update(readable_by_others(folder / "store"), open_by_mode(folder / "store"))
 
         report = attempt(None, look)
         print(json.dumps({**report, "seen": sorted(seen), "looks": looks}))

@@ -73,6 +73,12 @@ def readable_by_others(folder: Path) -> list[str]:
     return open_paths
 
 
+def open_by_mode(root: Path) -> list[str]:
+    """Return what the store itself created with a mode that is not its owner's alone."""
+    own = [root, *root.glob("*"), *root.glob("*/*")]
+    return [str(p) for p in own if p.lstat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)]
+
+
 def python(script: Path, *arguments: object, **how: Any) -> subprocess.Popen[str]:
     """Start a Python process that finds the modules that this one finds."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

@@ -15,6 +15,7 @@ import struct
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 SUPPORTED = platform.system() == "Linux" and platform.machine() == "x86_64"
@@ -61,6 +62,8 @@ class Run:
     """What became of a child."""
 
     calls: list[str] = field(default_factory=list)
+    synced: list[tuple[int, str]] = field(default_factory=list)
+    """For each fsync the number of the call and the path."""
     result: Any = None
     """What the function returned; None where the child was killed."""
     failure: str = ""
@@ -132,6 +135,8 @@ def _trace(
                 index = len(outcome.calls)
                 outcome.calls.append(name)
                 watched.add(tid)
+                if name == "fsync":
+                    outcome.synced.append((index, str(Path(f"/proc/{tid}/fd/{arguments[0]}").readlink())))
                 if fault and fault.error and (
                     index == fault.at or (fault.for_good and index > fault.at)
                 ):  # fmt: skip

@@ -94,6 +94,24 @@ def test_a_read_that_fails_for_good_is_an_error_of_the_store(tmp_path: Path) -> 
         assert case["after"] == {"other": "old", "it": "old"}, case
 
 
+@pytest.mark.parametrize(("operation", "commit"), [("save", "link"), ("replace", "rename")])
+def test_every_file_and_folder_is_synced_before_the_commit_and_the_commit_before_success(
+    operation: str, commit: str, tmp_path: Path
+) -> None:
+    process = python(CASES, "watch", operation, tmp_path)
+    output, _ = process.communicate(timeout=60)
+    report = json.loads(output)
+    committed = report["calls"].index(commit)
+    written = max(i for i, call in enumerate(report["calls"][:committed]) if call == "write")
+    synced = {path: at for at, path in report["synced"]}
+    root = tmp_path / "store"
+    (folder,) = {p.parent for p in map(Path, synced) if p.name == "core-1.img"}
+    for path in [folder.parent, folder, *folder.rglob("*")]:
+        assert synced[str(path)] < committed, path
+    assert written < synced[str(root / "snapshots" / f"{folder.name}.tmp")] < committed
+    assert committed < synced[str(root / "snapshots")]
+
+
 @pytest.mark.parametrize("operation", BEFORE)
 def test_with_umask_000_nothing_is_readable_by_others_after_any_step(operation: str) -> None:
     # Under a folder that all may enter, so that only the store's own modes protect it.
