@@ -25,7 +25,7 @@ _DOCTOR = "`jupyter gpuckpt doctor` tells more."
 def why_unavailable() -> Unavailable | None:
     """Return why no kernel can be saved here, or None when nothing speaks against it.
 
-    Takes some 30 ms the first time in a process and 15 ms later. It does not try to save
+    Takes some 30 ms, most of it for making namespaces. It does not try to save
     anything: `doctor.examine` with `deep` does.
     """
     if platform.system() != "Linux" or platform.machine() not in ARCHITECTURES:
