@@ -119,24 +119,7 @@ class Gpuckpt:
         return show.snapshots(self._keeper().request("list"))
 
     def _show(self, args: argparse.Namespace) -> show.Listing:
-        m = self._keeper().request("show", {"name": args.name})
-        gpus = ", ".join(gpu["name"] for gpu in m["cuda"].get("gpus", []))
-        return show.details(
-            [
-                ("name", m["name"]),
-                ("message", m["message"]),
-                ("saved", show.moment(m["created"])),
-                ("size", show.size(m["size"])),
-                ("notebook", m["kernel"]["notebook"]),
-                ("kernel", m["kernel"]["kernel_id"]),
-                ("processes", str(len(m["process"]["processes"]))),
-                ("stood still for", show.duration(m["process"]["frozen_seconds"])),
-                ("GPUs", gpus),
-                ("driver", str(m["cuda"].get("driver") or "")),
-                ("CRIU", m["machine"]["criu"]),
-                ("id", m["id"]),
-            ]
-        )
+        return show.snapshot(self._keeper().request("show", {"name": args.name}))
 
     def _rm(self, args: argparse.Namespace) -> None:
         agent = self._keeper()

@@ -165,6 +165,28 @@ def snapshots(found: dict[str, Any]) -> Listing:
     return Listing(head, rows, "No snapshots yet. Save one: %gpuckpt save NAME", faults)
 
 
+def snapshot(found: dict[str, Any]) -> Listing:
+    """Return all about one snapshot, as the keeper gives it."""
+    gpus = ", ".join(gpu["name"] for gpu in found["cuda"].get("gpus", []))
+    return details(
+        [
+            ("name", found["name"]),
+            ("message", found["message"]),
+            ("saved", moment(found["created"])),
+            ("size", size(found["size"])),
+            ("GPU memory", size(found["gpu_memory"]) if found["gpu_memory"] else ""),
+            ("notebook", found["notebook"]),
+            ("kernel", found["kernel_id"]),
+            ("processes", str(len(found["process"]["processes"]))),
+            ("stood still for", duration(found["frozen_seconds"])),
+            ("GPUs", gpus),
+            ("driver", str(found["cuda"].get("driver") or "")),
+            ("CRIU", found["machine"]["criu"]),
+            ("id", found["id"]),
+        ]
+    )
+
+
 def details(pairs: Sequence[tuple[str, str]]) -> Listing:
     """Return a table of names and values."""
     return Listing(["", ""], [list(pair) for pair in pairs if pair[1]], "", [])
