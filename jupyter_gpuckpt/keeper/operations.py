@@ -215,7 +215,7 @@ async def _freeze(
         raise KernelLost("The kernel has ended.", "", "Restart it.")
     tree = [kernel, *processes.descendants(kernel)]
     fit.refuse_unsavable(space.pid, tree)
-    on_gpu = await asyncio.to_thread(_gpu_processes, worker, tree)
+    on_gpu = await asyncio.to_thread(cuda.freezable, worker, tree)
     described: dict[str, Any] = {}
     if on_gpu:
         peers_off = {kernel} if agent.get("peers_off") else set()
@@ -228,7 +228,8 @@ async def _freeze(
         "cuda": [processes.inner_pid(pid) for pid in on_gpu],
         "private_bytes": processes.private_bytes(tree),
     }
-    keeper.state.operation = {"kind": "save", "name": operation.name, "cuda": on_gpu}
+    held = described.get("processes", [])
+    keeper.state.operation = {"kind": "save", "name": operation.name, "cuda": on_gpu, "held": held}
     keeper.save_state()
     await stages.enter("freezing", cancellable=False)
 
@@ -254,7 +255,7 @@ async def _freeze(
         )
     finally:
         if on_gpu:
-            await asyncio.to_thread(_thaw_after_save, worker, on_gpu)
+            await asyncio.to_thread(_thaw_after_save, worker, on_gpu, described)
     seconds = time.monotonic() - began
     if space.outer(keeper.state.kernel_pid) is None:
         raise KernelLost("The kernel ended during the save.", "", "Restart it.")
@@ -263,17 +264,18 @@ async def _freeze(
     return _Frozen(seconds, described, {**process, "frozen_seconds": seconds})
 
 
-def _gpu_processes(worker: cuda.CudaWorker, tree: Sequence[int]) -> list[int]:
-    return [pid for pid in cuda.cuda_pids(tree) if worker.state(pid) != "none"]
+def _thaw_after_save(worker: cuda.CudaWorker, pids: Sequence[int], described: Mapping[str, Any]) -> None:
+    """Bring the GPU state back; where the straight way fails, each process by what is found.
 
-
-def _thaw_after_save(worker: cuda.CudaWorker, pids: Sequence[int]) -> None:
-    """Bring the GPU state back; where the straight way fails, each process by what is found."""
+    Raises
+    ------
+    KernelLost : a process cannot be brought back.
+    """
     try:
-        cuda.thaw(worker, pids)
+        cuda.thaw(worker, pids, held=cuda.needs(described))
     except GpuckptError:
         log.exception("the GPU state did not come back at once")
-        cuda.mend(worker, pids)
+        cuda.mend(worker, pids, described["processes"])
 
 
 async def _run_criu(
@@ -507,7 +509,7 @@ async def _put_in_place(
     if len(on_gpu) != len(manifest.process["cuda"]) or new.space.outer(pid) is None:
         raise RestoreFailed("The snapshot could not be restored.", "A process of it did not come back.")
     if on_gpu:
-        await asyncio.to_thread(cuda.thaw, keeper.worker, on_gpu, gpu_map)
+        await asyncio.to_thread(cuda.thaw, keeper.worker, on_gpu, gpu_map, cuda.needs(manifest.cuda))
     await new.space.adopt(pid)
     keeper.hold(new.space, new.link, pid)
     new.link.hello.set_result({})
@@ -620,7 +622,7 @@ async def mend(keeper: Keeper, left: Mapping[str, Any] | None) -> None:
         return
     log.warning("the keeper before this one died during a %s", left.get("kind"))
     if left.get("kind") == "save":
-        await asyncio.to_thread(cuda.mend, keeper.worker, list(left.get("cuda", [])))
+        await asyncio.to_thread(cuda.mend, keeper.worker, list(left.get("cuda", [])), left.get("held", []))
     elif left.get("kind") == "restore":
         _kill_left(left.get("sleeper"))
     keeper.store.collect()

@@ -191,11 +191,15 @@ class Agent:
         import ipykernel
 
         return {
-            **self._housekeeping.before_save(),
+            **self._housekeeping.before_save(busy=self._is_busy()),
             "execution_count": self._kernel.execution_count,
             "python": platform.python_version(),
             "ipykernel": ipykernel.__version__,
         }
+
+    def _is_busy(self) -> bool:
+        saving = any(waiting.op == "save" for waiting in self._waiting.values())
+        return self.cells.are_running() and not saving
 
     def _after_save(self, error: dict[str, Any] | None) -> None:
         """The freeze is over in the kernel that was saved, or it did not come to one."""

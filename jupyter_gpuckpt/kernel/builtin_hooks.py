@@ -7,7 +7,10 @@ import gc
 import sys
 from typing import Any
 
+from ..errors import SaveFailed
 from . import devices
+
+_AS_BEFORE = "The kernel was not saved; it goes on as before."
 
 
 class Housekeeping:
@@ -18,19 +21,31 @@ class Housekeeping:
         self._history_closed = False
         self._peers: list[dict[str, Any]] = []
 
-    def before_save(self) -> dict[str, Any]:
+    def before_save(self, *, busy: bool) -> dict[str, Any]:
         """Make the kernel small and savable; return whether peer access between its GPUs is known to be off.
+
+        `busy` says whether a cell runs that does not wait for the save.
 
         Raises
         ------
-        GpuckptError : the driver did not turn peer access off; nothing else was changed.
+        SaveFailed : it cannot be made savable; nothing was changed.
+        DriverError : the driver did not turn peer access off.
         """
-        self._peers = devices.disable_peer_access()
+        _refuse_shared_vram()
+        if busy and devices.uses_several_gpus():
+            raise SaveFailed(
+                _AS_BEFORE,
+                "A cell is running in a kernel with several GPUs: their access to each other must be off for a "
+                "moment, and a copy between them at that moment would crash the kernel.",
+                "Save from a cell (`%gpuckpt save NAME`), or when no cell runs.",
+            )
         gc.collect()
         _give_cached_vram_back()
         # Other kernels write to the same file: a saved connection to it would not fit the file at a restore.
         with contextlib.suppress(Exception):
             self._close_history()
+        # The last thing before the freeze: torch's copies between GPUs must not run without it.
+        self._peers = devices.disable_peer_access()
         return {"peers_off": True}
 
     def after(self, *, restored: bool) -> None:
@@ -66,6 +81,23 @@ class Housekeeping:
             history.new_session()
         history.save_thread = HistorySavingThread(history)
         history.save_thread.start()
+
+
+def _refuse_shared_vram() -> None:
+    """Refuse a kernel that shares GPU memory with other processes through torch.
+
+    A process that has opened another's GPU memory (CUDA IPC) checkpoints well and is then lost at the restore, and
+    neither /proc nor the driver shows it beforehand; torch's own table of shared storages does.
+    """
+    reductions = sys.modules.get("torch.multiprocessing.reductions")
+    for key, storage in list(getattr(reductions, "shared_cache", {}).items()):
+        handle = key[0] if isinstance(key, tuple) else key  # CPU memory is known by a file's numbers
+        if isinstance(handle, bytes) and not storage.expired():
+            raise SaveFailed(
+                _AS_BEFORE,
+                "It shares GPU memory with other processes (torch.multiprocessing): the driver could not restore it.",
+                "Delete the shared tensors in all processes, or send copies on the CPU, and save again.",
+            )
 
 
 def _give_cached_vram_back() -> None:

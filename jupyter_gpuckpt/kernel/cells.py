@@ -44,6 +44,10 @@ class Cells:
         finally:
             self._running.remove(entry)
 
+    def are_running(self) -> bool:
+        """Tell whether a request is being executed."""
+        return bool(self._running)
+
     def received(self, msg_id: str, frames: list[bytes]) -> None:
         """Note a request that has come and is not being executed yet."""
         self._received[msg_id] = frames

@@ -120,6 +120,12 @@ def disable_peer_access() -> list[dict[str, int]]:
     return was_on
 
 
+def uses_several_gpus() -> bool:
+    """Tell whether this process has a primary context on more than one GPU."""
+    with _active_contexts() as (_, contexts):
+        return len(contexts) > 1
+
+
 def enable_peer_access(pairs: Iterable[dict[str, int]]) -> None:
     """Switch on again what `disable_peer_access` returned, after the save and after a restore.
 
