@@ -142,33 +142,33 @@ class NumpyNet(Net):
 
 
 class GpuArray:
-    """An array that lies in GPU memory and is copied to be looked at; by the CUDA driver alone."""
+    """An array that lies in GPU memory, and is copied to be looked at; by the CUDA driver alone."""
 
     def __init__(self, array: Array) -> None:
-        from cuda.core import Device
-
-        self._device = Device(0)
-        self._device.set_current()
         self.shape, self._dtype = array.shape, array.dtype
-        self._memory = self._device.allocate(array.nbytes)
+        (self._address,) = _driver("cuMemAlloc", array.nbytes)
         self[...] = array
 
-    def _copy(self, call: str, array: Array) -> None:
-        from cuda.bindings import driver
-
-        self._device.set_current()
-        ends = (int(self._memory.handle), array.ctypes.data)
-        error, *_ = getattr(driver, call)(*(ends if call == "cuMemcpyHtoD" else ends[::-1]), array.nbytes)
-        if error != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"{call}: {error}")
+    def __setitem__(self, _: Any, array: Array) -> None:
+        there = np.ascontiguousarray(array, self._dtype)
+        _driver("cuMemcpyHtoD", self._address, there.ctypes.data, there.nbytes)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        array = np.empty(self.shape, self._dtype)
-        self._copy("cuMemcpyDtoH", array)
-        return array if dtype is None else array.astype(dtype)
+        here = np.empty(self.shape, self._dtype)
+        _driver("cuMemcpyDtoH", here.ctypes.data, self._address, here.nbytes)
+        return here if dtype is None else here.astype(dtype)
 
-    def __setitem__(self, _: Any, array: Array) -> None:
-        self._copy("cuMemcpyHtoD", np.ascontiguousarray(array, self._dtype))
+
+def _driver(call: str, *arguments: Any) -> Any:
+    """Call the CUDA driver on the first GPU; return what it gives."""
+    from cuda.bindings import driver
+    from cuda.core import Device
+
+    Device(0).set_current()
+    error, *given = getattr(driver, call)(*arguments)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"{call}: {error.name}")
+    return given
 
 
 class TorchNet(Net):
@@ -202,7 +202,7 @@ class TorchNet(Net):
         loss.backward()
         self.optimizer.step()
         self.steps += 1
-        return float(loss)
+        return float(loss.item())
 
     def likely(self, context: Array) -> Array:
         with self.torch.no_grad():
