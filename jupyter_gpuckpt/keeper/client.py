@@ -159,7 +159,7 @@ def find(text: str) -> KernelFolder:
     raise NoSuchKernel(
         f"{'Several kernels fit' if found else 'No kernel fits'} {text!r}.",
         f"These do: {', '.join(ids)}." if ids else f"{len(launches) or 'No'} kernels are running, none of that name.",
-        "`jupyter gpuckpt kernels` lists them.",
+        "`jupyter gpuckpt kernels` lists them; a kernel that was not started as \"Python 3 (gpuckpt)\" is not there.",
         kernels=ids,
     )
 

@@ -1,0 +1,232 @@
+"""The command `jupyter gpuckpt`: from the words on the command line to an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from .. import __version__
+from ..errors import Cancelled, GpuckptError
+from . import output
+
+_ABOUT = """\
+Save a live notebook kernel (its variables, threads, open files and GPU memory) under
+a name, and put it back later. In a notebook, `%gpuckpt help` says how to do the same.
+
+A kernel can be saved when it was started as "Python 3 (gpuckpt)" (--kernel python3-gpuckpt)
+on a machine where `jupyter gpuckpt doctor` finds nothing amiss.
+"""
+
+_EXAMPLES = """\
+examples:
+  jupyter gpuckpt kernels                        which kernels are running
+  jupyter gpuckpt save train.ipynb epoch-3       save the kernel of that notebook; it runs on
+  jupyter gpuckpt list                           what has been saved
+  jupyter gpuckpt restore train.ipynb epoch-3    put the notebook's kernel back
+
+KERNEL is a kernel's id or the beginning of it, its notebook's name or path, its connection
+file, or its pid.
+"""
+
+_STATUSES = """\
+exit status:
+    0  done
+    1  it failed or was refused; the message says why and what to do
+    2  the command line is wrong
+    3  there is no kernel or no snapshot of that name
+    4  this machine or this kernel can be neither saved nor restored
+  130  interrupted (Ctrl-C)
+
+With --json a command prints one JSON document; an error is {"error": {"kind", "what", "why", "then", "data"}}.
+"""
+
+_KERNEL = "the kernel: its id or the beginning of it, its notebook, its connection file, or its pid"
+_Run = Callable[[argparse.Namespace], int]
+_OWN = ("list", "show", "save", "restore", "rm", "kernels", "stop")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that reports wrong usage as all other errors are reported."""
+
+    def error(self, message: str) -> NoReturn:
+        usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
+        message = message[:1].upper() + message[1:]
+        raise output.Usage(
+            "That is not a command of jupyter gpuckpt.", f"{message}.", f"Usage: {usage} (--help says more)"
+        )
+
+
+# Each command's module is imported when it runs: most need only the store, and nothing should wait for the others.
+
+
+def _list(args: argparse.Namespace) -> int:
+    from .snapshots import list_snapshots
+
+    return list_snapshots(args)
+
+
+def _show(args: argparse.Namespace) -> int:
+    from .snapshots import show_snapshot
+
+    return show_snapshot(args)
+
+
+def _rm(args: argparse.Namespace) -> int:
+    from .snapshots import remove_snapshots
+
+    return remove_snapshots(args)
+
+
+def _kernels(args: argparse.Namespace) -> int:
+    from .kernels import list_kernels
+
+    return list_kernels(args)
+
+
+def _save(args: argparse.Namespace) -> int:
+    from .kernels import save
+
+    return save(args)
+
+
+def _restore(args: argparse.Namespace) -> int:
+    from .kernels import restore
+
+    return restore(args)
+
+
+def _stop(args: argparse.Namespace) -> int:
+    from .kernels import stop
+
+    return stop(args)
+
+
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser for this command line; the machine's own commands are in it where they matter."""
+    parser: argparse.ArgumentParser = _Parser(
+        prog="jupyter gpuckpt",
+        description=_ABOUT,
+        epilog=f"{_EXAMPLES}\n{_STATUSES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"jupyter_gpuckpt {__version__}")
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error, too")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    def command(name: str, run: _Run, summary: str, description: str = "") -> argparse.ArgumentParser:
+        added = commands.add_parser(
+            name,
+            help=summary,
+            description=description or f"{summary[0].upper()}{summary[1:]}.",
+            epilog=_STATUSES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.add_argument("--json", action="store_true", help="print the result as JSON")
+        added.set_defaults(run=run)
+        return added
+
+    command("list", _list, "list the snapshots, newest first")
+    one = command("show", _show, "show all about one snapshot")
+    one.add_argument("name", metavar="NAME", help="the snapshot")
+    saving = command(
+        "save",
+        _save,
+        "save a running kernel under a name; it runs on",
+        "Save a running kernel under a name. It stands still for a moment, also in the middle of a cell, and runs on.",
+    )
+    saving.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
+    saving.add_argument("name", metavar="NAME", help="the snapshot's name: letters, digits, and . _ -, at most 100")
+    saving.add_argument("-m", "--message", metavar="MESSAGE", default="", help="a note that listings show")
+    saving.add_argument("--replace", action="store_true", help="replace a snapshot of that name")
+    restoring = command(
+        "restore",
+        _restore,
+        "put a running kernel back to a snapshot",
+        "Put a running kernel back to a snapshot. What it holds now is given up; its notebook stays connected.",
+    )
+    restoring.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
+    restoring.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        default="",
+        help="the snapshot; without it the latest of this notebook, and where it has none, the latest of all",
+    )
+    removing = command("rm", _rm, "remove snapshots")
+    removing.add_argument("names", metavar="NAME", nargs="+", help="a snapshot")
+    command(
+        "kernels",
+        _kernels,
+        "list the running kernels that can be saved",
+        "List the running kernels that can be saved, also those whose Jupyter server has crashed, and how to go on\n"
+        "with those.",
+    )
+    stopping = command("stop", _stop, "end a kernel, for example one whose server has crashed")
+    stopping.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
+    stopping.add_argument("--force", action="store_true", help="also while a Jupyter server holds it")
+    if next((word for word in words if not word.startswith("-")), "") not in _OWN:
+        from ..machine.commands import add_doctor_parser, add_setup_parser
+
+        add_doctor_parser(commands)
+        add_setup_parser(commands)
+    for added in commands.choices.values():
+        added.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="with an error's traceback")
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Do what the command line says, and return the exit status."""
+    words = sys.argv[1:] if words is None else words
+    try:
+        status = _obey(words)
+        output.finish()
+        return status
+    except BrokenPipeError:
+        return output.FAILED
+    except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - nobody should meet a traceback who did not ask for it
+        if "--debug" in words:
+            traceback.print_exc()
+        error = _as_told(e)
+        output.failure("--json" in words, error)
+        return output.exit_status(error)
+
+
+def _obey(words: Sequence[str]) -> int:
+    parser = _parser(words)
+    try:
+        args = parser.parse_args(words)
+    except SystemExit:  # after --help and --version; an error is a `Usage`
+        return output.DONE
+    if args.command is None:
+        output.note(parser.format_help())
+        return output.USAGE
+    run: _Run = args.run
+    return run(args)
+
+
+def _as_told(error: BaseException) -> GpuckptError:
+    """Return an exception as what happened, why, and what to do."""
+    if isinstance(error, GpuckptError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return Cancelled(
+            "The command was interrupted.",
+            "It got SIGINT (Ctrl-C).",
+            "Where a save or restore was under way it may still be: `jupyter gpuckpt kernels` tells.",
+        )
+    if isinstance(error, OSError):
+        where = f": {error.filename}" if error.filename is not None else ""
+        return GpuckptError(
+            "The system refused something that the command needs.",
+            f"{error.strerror or error}{where}",
+            "Check that the file or folder is yours and the disk has room. Snapshots lie in GPUCKPT_STORE, "
+            "what belongs to running kernels in JUPYTER_RUNTIME_DIR.",
+        )
+    return GpuckptError(
+        "The command failed in a way that was not foreseen.",
+        f"{type(error).__name__}: {error}",
+        "Please report it to the project, with what the same command prints when --debug is added.",
+    )

@@ -1,0 +1,233 @@
+"""`kernels`, `save`, `restore` and `stop`: commands that talk to the keepers of running kernels."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from .. import settings
+from ..errors import GpuckptError, KeeperGone, NoSuchKernel, Refused
+from ..freeze.cuda_calls import CudaWorker
+from ..freeze.gpu_processes import cuda_pids
+from ..keeper import client
+from ..keeper.record import KernelFolder
+from ..keeper.summary import is_of
+from ..kernel import show
+from ..store import Manifest, Store
+from . import output
+
+_STATUS_TIMEOUT = 5.0
+_CANCEL_TIMEOUT = 10.0
+_CLOSE_TIMEOUT = 150.0
+_SHORT = 8
+"""How much of a kernel's id is enough to name it, for people."""
+
+
+# -- kernels
+
+
+def list_kernels(args: argparse.Namespace) -> int:
+    """List the kernels that keepers hold; one whose keeper died gets a new one."""
+    kernels: list[dict[str, Any]] = []
+    faults: list[GpuckptError] = []
+    for folder in client.folders():
+        try:
+            kernels.append(_status(folder))
+        except NoSuchKernel:
+            continue  # it ended meanwhile
+        except GpuckptError as e:
+            faults.append(_about(folder, e))
+    try:
+        _add_gpu_memory(kernels)
+    except GpuckptError as e:
+        faults.append(e)
+    try:
+        manifests, _ = Store(settings.store_dir()).scan()
+    except GpuckptError as e:
+        manifests = []
+        faults.append(e)
+    _add_snapshots(kernels, manifests)
+    document = {"kernels": kernels, "faults": [fault.as_dict() for fault in faults]}
+    output.result(args.json, document, _table(kernels, faults))
+    return output.DONE
+
+
+def _status(folder: KernelFolder) -> dict[str, Any]:
+    with client.connect(folder) as keeper:
+        status: dict[str, Any] = keeper.request("status", timeout=_STATUS_TIMEOUT)
+        return status
+
+
+def _about(folder: KernelFolder, error: GpuckptError) -> GpuckptError:
+    """Say in an error which kernel it is about."""
+    kind = type(error)
+    return kind(f"Kernel {folder.path.name}: {error.what}", error.why, error.then, **error.data)
+
+
+def _add_gpu_memory(kernels: Sequence[dict[str, Any]]) -> None:
+    """Add what each kernel holds on all GPUs, in bytes: None where the driver does not tell."""
+    for kernel in kernels:
+        kernel["gpu_memory"] = 0
+    on_gpu = set(cuda_pids(pid for kernel in kernels for pid in kernel["pids"]))
+    if not on_gpu:
+        return  # asking the driver takes a while, and there may be none
+    for kernel in kernels:
+        if on_gpu.intersection(kernel["pids"]):
+            kernel["gpu_memory"] = None
+    worker = CudaWorker()
+    try:
+        usages = worker.usage()
+    finally:
+        worker.close()
+    for kernel in kernels:
+        held = [usage.bytes for usage in usages if usage.pid in kernel["pids"]]
+        if kernel["gpu_memory"] is None and None not in held:
+            kernel["gpu_memory"] = sum(filter(None, held))
+
+
+def _add_snapshots(kernels: Sequence[dict[str, Any]], manifests: Sequence[Manifest]) -> None:
+    for kernel in kernels:
+        own = [m.name for m in manifests if is_of(m, kernel["kernel_id"], kernel["notebook"])]
+        kernel["snapshots"] = own
+
+
+def _table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> str:
+    head = ["kernel", "name", "notebook", "pid", "memory", "GPU memory", "state", "started", "came from", "snapshots"]
+    rows = [
+        [
+            kernel["kernel_id"],
+            kernel["name"],
+            Path(kernel["notebook"]).name,
+            str(kernel["pid"] or ""),
+            show.size(kernel["memory"]),
+            _gpu_text(kernel["gpu_memory"]),
+            kernel["state"] if kernel["attended"] else f"{kernel['state']}, unattended",
+            show.moment(kernel["started"]),
+            (kernel["parent"] or {}).get("name", ""),
+            str(len(kernel["snapshots"])),
+        ]
+        for kernel in kernels
+    ]
+    notes = [_how_to_go_on(kernel) for kernel in kernels if not kernel["attended"] and kernel["state"] != "ended"]
+    empty = "No kernels that can be saved are running. Start one: jupyter console --kernel python3-gpuckpt"
+    return show.Listing(head, rows, empty, [*notes, *map(str, faults)]).text()
+
+
+def _gpu_text(count: int | None) -> str:
+    if count is None:
+        return "unknown"
+    return show.size(count) if count else ""
+
+
+def _how_to_go_on(kernel: dict[str, Any]) -> str:
+    """Say what can be done with a kernel that no server holds."""
+    file = shlex.quote(kernel["connection_file"])
+    short = kernel["kernel_id"][:_SHORT]
+    return (
+        f"\nNo server holds kernel {short}. It runs on.\n"
+        f"Go on with it:  jupyter console --existing {file}\n"
+        f"End it:         jupyter gpuckpt stop {short}"
+    )
+
+
+# -- save and restore
+
+
+def save(args: argparse.Namespace) -> int:
+    """Save a kernel under a name."""
+    request = {"name": args.name, "message": args.message, "replace": args.replace}
+    found = _operate(args.kernel, "save", request, f"Saving {args.name}")
+    output.result(args.json, found, show.Saved(found).text())
+    return output.DONE
+
+
+def restore(args: argparse.Namespace) -> int:
+    """Put a kernel back to a snapshot."""
+    verb = f"Restoring {args.name or 'the latest snapshot'}"
+    found = _operate(args.kernel, "restore", {"name": args.name}, verb)
+    output.result(args.json, found, show.Restored(found, time.time() - found["seconds"], []).text())
+    return output.DONE
+
+
+def _operate(kernel: str, op: str, request: dict[str, Any], verb: str) -> dict[str, Any]:
+    """Have a kernel's keeper do something long: with progress, and Ctrl-C cancels it.
+
+    There is no time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
+    """
+    folder = client.find(kernel)
+    with client.connect(folder) as keeper, _Cancelling(folder) as cancelling, output.Progress(verb) as progress:
+
+        def take(message: dict[str, Any]) -> None:
+            progress.take(message)
+            cancelling.ask_again()
+
+        found: dict[str, Any] = keeper.request(op, request, timeout=None, progress=take)
+    return found
+
+
+class _Cancelling:
+    """While it is entered, Ctrl-C asks the keeper to cancel, and the answer is still waited for.
+
+    Some stages cannot be left; the keeper is then asked again at each later one. A second Ctrl-C stops the waiting.
+    """
+
+    def __init__(self, folder: KernelFolder) -> None:
+        self._folder = folder
+        self._wanted = self._accepted = False
+        self._before: Any = None
+
+    def __enter__(self) -> _Cancelling:
+        self._before = signal.signal(signal.SIGINT, self._on_interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def ask_again(self) -> None:
+        """Ask the keeper to cancel, if that is wanted and it has not agreed yet."""
+        if not self._wanted or self._accepted:
+            return
+        # The connection of the request is in use: its answer is being waited for.
+        with contextlib.suppress(GpuckptError), client.connect(self._folder) as keeper:
+            self._accepted = bool(keeper.request("cancel", timeout=_CANCEL_TIMEOUT))
+
+    def _on_interrupt(self, _: int, __: FrameType | None) -> None:
+        if self._wanted:
+            raise KeyboardInterrupt
+        self._wanted = True
+        self.ask_again()
+
+
+# -- stop
+
+
+def stop(args: argparse.Namespace) -> int:
+    """End a kernel, all of its processes, and its keeper."""
+    folder = client.find(args.kernel)
+    with client.connect(folder) as keeper:
+        status = keeper.request("status", timeout=_STATUS_TIMEOUT)
+        if status["attended"] and not args.force:
+            raise Refused(
+                f"Kernel {status['kernel_id']} was not stopped.",
+                "A Jupyter server or another program holds it, and would take its end for a crash.",
+                "Shut it down there, or add --force.",
+                kernel_id=status["kernel_id"],
+            )
+        try:
+            keeper.request("close", timeout=_CLOSE_TIMEOUT)
+        except KeeperGone:
+            if folder.path.exists():
+                raise
+    if not status["attended"]:
+        # Whoever made it would have removed it, and is gone.
+        Path(status["connection_file"]).unlink(missing_ok=True)
+    kernel_id = status["kernel_id"]
+    output.result(args.json, {"kernel_id": kernel_id, "stopped": True}, f"Stopped kernel {kernel_id}.")
+    return output.DONE

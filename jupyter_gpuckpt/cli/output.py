@@ -1,0 +1,143 @@
+"""What the command line writes: results on standard output, errors and progress on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Any, TextIO
+
+from ..errors import Cancelled, GpuckptError, NoSuchKernel, NoSuchSnapshot, Unavailable
+from ..kernel.show import progress_text
+
+DONE, FAILED, USAGE, NOT_FOUND, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+_PROGRESS_AFTER = 1.0  # seconds
+_REDRAW = 0.5  # seconds
+_CLEAR_LINE = "\r\x1b[K"
+
+
+class Usage(GpuckptError):
+    """The command line is not one that `jupyter gpuckpt` knows."""
+
+
+def exit_status(error: GpuckptError) -> int:
+    """Return the exit status that tells a script what kind of error it was."""
+    if isinstance(error, Usage):
+        return USAGE
+    if isinstance(error, NoSuchKernel | NoSuchSnapshot):
+        return NOT_FOUND
+    if isinstance(error, Unavailable):
+        return UNAVAILABLE
+    return INTERRUPTED if isinstance(error, Cancelled) else FAILED
+
+
+def result(as_json: bool, document: dict[str, Any], text: str) -> None:
+    """Print what a command found or did: one JSON document, or text for people."""
+    if as_json:
+        _write(sys.stdout, json.dumps(document, indent=2))
+    elif text:
+        _write(sys.stdout, _printable(text))
+
+
+def failure(as_json: bool, error: GpuckptError) -> None:
+    """Print an error: as JSON on standard output, where a program reads on, or for people on standard error."""
+    if as_json:
+        try:
+            _write(sys.stdout, json.dumps({"error": error.as_dict()}, indent=2))
+            return
+        except OSError:  # it may be the very error to print
+            pass
+    note(str(error))
+
+
+def note(text: str) -> None:
+    """Print something for people that is no result, on standard error."""
+    with contextlib.suppress(OSError):  # there is no place left to complain about it
+        _write(sys.stderr, _printable(text))
+
+
+def finish() -> None:
+    """Flush standard output, so that nothing is left for Python to complain about at its end.
+
+    Raises
+    ------
+    OSError : it could not be written.
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard(sys.stdout)
+    except OSError:
+        _discard(sys.stdout)
+        raise
+
+
+def _printable(text: str) -> str:
+    """Return the text without control characters: messages and notebooks' names must not steer a terminal."""
+    return "".join(c if c == "\n" or c.isprintable() else " " for c in text)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        print(text, file=stream, flush=True)
+    except UnicodeEncodeError:
+        print(text.encode(stream.encoding, "backslashreplace").decode(stream.encoding), file=stream, flush=True)
+    except BrokenPipeError:
+        _discard(stream)  # whoever read has read enough, as `head` does
+
+
+def _discard(stream: TextIO) -> None:
+    """Let go of what a stream still holds: Python would try to write it once more at its end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+class Progress:
+    """One line on a terminal that says how far an operation is; shown from the first second on, and gone at the end.
+
+    Where standard error is no terminal nothing is shown.
+    """
+
+    def __init__(self, verb: str) -> None:
+        self._verb = verb
+        self._latest: dict[str, Any] = {"stage": "asking"}
+        self._began = time.monotonic()
+        self._over = threading.Event()
+        # A thread: the keeper is silent through a long stage, and the seconds must go on all the same.
+        terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._drawing = threading.Thread(target=self._draw, daemon=True) if terminal else None
+
+    def __enter__(self) -> Progress:
+        if self._drawing is not None:
+            self._drawing.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._over.set()
+        if self._drawing is not None:
+            self._drawing.join()
+
+    def take(self, progress: dict[str, Any]) -> None:
+        """Take in what the keeper reports."""
+        self._latest = progress
+
+    def _draw(self) -> None:
+        shown = False
+        wait = _PROGRESS_AFTER
+        while not self._over.wait(wait):
+            seconds = time.monotonic() - self._began
+            line = progress_text(self._verb, {**self._latest, "seconds": seconds})
+            width = shutil.get_terminal_size().columns
+            sys.stderr.write(_CLEAR_LINE + _printable(line)[: width - 1])
+            sys.stderr.flush()
+            shown, wait = True, _REDRAW
+        if shown:
+            sys.stderr.write(_CLEAR_LINE)
+            sys.stderr.flush()
