@@ -1,0 +1,295 @@
+"""Whole kernels on a real GPU: what was on it is there again, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Notebook, StartKernel, wait_until
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+DIGEST = """
+import hashlib
+
+def digest(*tensors):
+    h = hashlib.blake2b(digest_size=16)
+    for t in tensors:
+        h.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return h.hexdigest()
+"""
+
+TRAINING = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 512)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+def train(steps):
+    for _ in range(steps):
+        x = torch.randn(64, 512, device="cuda")
+        loss = ((model(x) - x) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+def everything():
+    moments = [v for s in optimizer.state.values() for v in s.values() if torch.is_tensor(v)]
+    return digest(*model.parameters(), *moments, torch.cuda.get_rng_state(), torch.get_rng_state())
+
+train(20)
+"""
+
+
+def gpu_processes() -> dict[int, int]:
+    """Return the bytes of GPU memory by pid, as the driver's own tool tells it."""
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    lines = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    pairs = [line.split(",") for line in lines if "," in line]
+    return {int(pid): int(used) << 20 for pid, used in pairs if used.strip().isdigit()}
+
+
+def used_bytes() -> int:
+    """Return how much memory is in use on all GPUs together."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    lines = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    return sum(int(line) << 20 for line in lines)
+
+
+def test_a_training_goes_on_from_the_snapshot_as_if_nothing_had_been(notebook: Notebook) -> None:
+    notebook.run("import torch\n" + DIGEST + TRAINING, timeout=120)
+    before = notebook.value("everything()")
+    assert "of it GPU memory" in notebook.run("%gpuckpt save trained", timeout=120).text
+    assert notebook.value("everything()") == before, "the save itself changed something"
+    straight_on = notebook.value("train(20), everything()")
+    notebook.run("with torch.no_grad():\n    for p in model.parameters(): p.fill_(float('nan'))\ndel optimizer")
+    notebook.run("%gpuckpt restore trained", timeout=120)
+    assert notebook.value("everything()") == before
+    assert notebook.value("train(20), everything()") == straight_on
+
+
+def test_graphs_pinned_memory_streams_events_and_nvml_handles_come_back(notebook: Notebook) -> None:
+    notebook.run(
+        "import torch\n"
+        + DIGEST
+        + """
+from cuda.bindings import nvml
+nvml.init_v2(); handle = nvml.device_get_handle_by_index_v2(0); name = nvml.device_get_name(handle)
+counter = torch.zeros(8, device="cuda"); graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph): counter.add_(1)
+pinned = torch.arange(1_000_000, dtype=torch.float32).pin_memory()
+stream, event = torch.cuda.Stream(), torch.cuda.Event(); event.record(stream)
+for _ in range(3): graph.replay()
+on_gpu = pinned.cuda(non_blocking=True); address = on_gpu.data_ptr(); d = digest(on_gpu, pinned)
+""",
+        timeout=120,
+    )
+    notebook.run("%gpuckpt save here", timeout=120)
+    notebook.run("graph.replay(); pinned.zero_(); on_gpu.zero_()")
+    notebook.run("%gpuckpt restore here", timeout=120)
+    assert notebook.value("digest(on_gpu, pinned) == d, on_gpu.data_ptr() == address, pinned.is_pinned()") == (
+        "True True True"
+    )
+    assert notebook.value("graph.replay() or counter[0].item()") == "4.0"
+    assert notebook.value("nvml.device_get_name(handle) == name, event.query()") == "True True"
+    notebook.run("with torch.cuda.stream(stream): again = pinned.to('cuda', non_blocking=True)\nstream.synchronize()")
+    assert notebook.value("digest(again, pinned) == d") == "True"
+
+
+def test_a_compiled_function_runs_on_without_compiling_again(notebook: Notebook) -> None:
+    notebook.run(
+        """
+import torch, torch._dynamo
+f = torch.compile(lambda x: torch.nn.functional.gelu(x) * 2 + x.sum())
+x = torch.randn(1024, 1024, device="cuda"); y = f(x); compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+""",
+        timeout=240,
+    )
+    notebook.run("%gpuckpt save here", timeout=120)
+    notebook.run("del f")
+    notebook.run("%gpuckpt restore here", timeout=120)
+    assert notebook.value("torch.equal(f(x), y)") == "True"
+    assert notebook.value("torch._dynamo.utils.counters['stats']['unique_graphs'] == compiled") == "True"
+
+
+def test_jax_arrays_and_compiled_functions_come_back(notebook: Notebook) -> None:
+    notebook.run(
+        """
+import os; os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+import jax, jax.numpy as jnp, numpy as np
+key = jax.random.key(0); step = jax.jit(lambda a: a @ a.T / 100 + 1)
+a = step(jax.random.normal(key, (512, 512))); saved = np.asarray(a).tobytes()
+""",
+        timeout=240,
+    )
+    notebook.run("%gpuckpt save here", timeout=120)
+    following = notebook.value("float(step(a).sum())")
+    notebook.run("del a")
+    notebook.run("%gpuckpt restore here", timeout=120)
+    assert notebook.value("np.asarray(a).tobytes() == saved, jax.default_backend()") == "True gpu"
+    assert notebook.value("float(step(a).sum())") == following
+
+
+def test_cupy_arrays_and_random_streams_come_back(notebook: Notebook) -> None:
+    notebook.run(
+        "import cupy; cupy.random.seed(1); a = cupy.random.rand(1000, 1000); total = float(a.sum())", timeout=120
+    )
+    notebook.run("%gpuckpt save here", timeout=120)
+    following = notebook.value("float(cupy.random.rand(10).sum())")
+    notebook.run("a[:] = 0")
+    notebook.run("%gpuckpt restore here", timeout=120)
+    assert notebook.value("float(a.sum()) == total") == "True"
+    assert notebook.value("float(cupy.random.rand(10).sum())") == following
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_data_loader_workers_go_on_in_mid_epoch(notebook: Notebook, pin_memory: bool) -> None:
+    notebook.run(
+        f"""
+import torch
+torch.zeros(1, device="cuda")
+data = torch.utils.data.TensorDataset(torch.arange(4000).float())
+loader = torch.utils.data.DataLoader(data, batch_size=100, num_workers=3, persistent_workers=True,
+                                     pin_memory={pin_memory}, shuffle=False)
+batches = iter(loader); seen = [next(batches)[0].cuda().sum().item() for _ in range(5)]
+""",
+        timeout=120,
+    )
+    notebook.run("%gpuckpt save here", timeout=120)
+    rest = "[b[0].cuda().sum().item() for b in batches]"
+    straight_on = notebook.value(rest)
+    notebook.run("del batches, loader")
+    notebook.run("%gpuckpt restore here", timeout=120)
+    assert notebook.value(rest) == straight_on
+    assert notebook.value("len([0 for b in loader])") == "40"
+
+
+def test_managed_memory_is_refused_and_the_kernel_unharmed(notebook: Notebook) -> None:
+    notebook.run(
+        "import cupy; cupy.cuda.set_allocator(cupy.cuda.malloc_managed); a = cupy.arange(1000000); s = int(a.sum())",
+        timeout=120,
+    )
+    answer = notebook.fails("%gpuckpt save here", timeout=120)
+    assert answer.ename == "SaveFailed"
+    assert "managed" in answer.text
+    assert notebook.value("int(a.sum()) == s, int((a + 1).sum()) == s + a.size") == "True True"
+    assert "No snapshots yet" in notebook.run("%gpuckpt list").text
+
+
+def test_work_on_the_gpu_that_does_not_pause_is_told_and_goes_on(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUCKPT_LOCK_TIMEOUT", "1")
+    notebook = start()
+    notebook.run("import torch; x = torch.zeros(1, device='cuda')", timeout=120)
+    answer = notebook.fails("torch.cuda._sleep(20_000_000_000)\n%gpuckpt save here", timeout=120)
+    assert answer.ename == "SaveFailed"
+    assert "did not come to a pause" in answer.text
+    assert notebook.value("(x + 1).item()") == "1.0"
+
+
+def test_two_copies_beside_each_other_and_nothing_left_on_the_gpu(start: StartKernel) -> None:
+    idle = used_bytes()
+    first = start()
+    first.run("import torch\n" + DIGEST + "x = torch.randn(2**28, device='cuda'); d = digest(x)", timeout=120)
+    first.run("%gpuckpt save shared", timeout=120)
+    second = start()
+    second.run("%gpuckpt restore shared", timeout=120)
+    assert second.value("digest(x) == d") == "True"
+    first.run("x.zero_()")
+    assert second.value("digest(x) == d") == "True"
+    assert used_bytes() > idle + 2 * 2**30
+    for notebook in (first, second):
+        notebook.close()
+    wait_until(lambda: used_bytes() <= idle + 2**27, 30, "GPU memory is still held")
+
+
+def test_many_saves_and_restores_leave_nothing_on_the_gpu(notebook: Notebook) -> None:
+    notebook.run("import torch\n" + DIGEST + "x = torch.randn(2**26, device='cuda'); d = digest(x)", timeout=120)
+    notebook.run("%gpuckpt save step", timeout=120)
+    held = used_bytes()
+    for _ in range(8):
+        notebook.run("%gpuckpt restore step", timeout=120)
+        notebook.run("%gpuckpt save step --replace", timeout=120)
+        assert notebook.value("digest(x) == d") == "True"
+    assert used_bytes() <= held + 2**26
+
+
+@pytest.mark.parametrize("moment", ["locked", "checkpointed"])
+def test_a_keeper_killed_while_the_gpu_state_is_away_is_replaced_and_mends_it(notebook: Notebook, moment: str) -> None:
+    """Fault 18: the next keeper finds the CUDA state and brings it back."""
+    from jupyter_gpuckpt.freeze.cuda import CudaWorker
+
+    notebook.run("import torch\n" + DIGEST + "x = torch.randn(2**28, device='cuda'); d = digest(x)", timeout=120)
+    with notebook.keeper as keeper:
+        status = keeper.request("status")
+    with CudaWorker() as worker:
+        worker.gpus()  # started, so that what follows is not late
+        request = notebook.client.execute("%gpuckpt save here")
+        reached = ("checkpointed",) if moment == "checkpointed" else ("locked", "checkpointed")
+        wait_until(lambda: worker.state(status["pid"]) in reached, 60)
+        os.kill(status["keeper_pid"], signal.SIGKILL)
+    assert notebook.manager.is_alive()  # its poll notices, and gives the kernel a new keeper
+    reply = notebook.client.get_shell_msg(timeout=120)
+    assert reply["parent_header"]["msg_id"] == request
+    assert reply["content"]["status"] == "error"
+    assert notebook.value("digest(x) == d") == "True"
+    notebook.run("%gpuckpt save after", timeout=120)
+    notebook.run("x.zero_()")
+    notebook.run("%gpuckpt restore after", timeout=120)
+    assert notebook.value("digest(x) == d") == "True"
+
+
+def test_a_snapshot_that_finds_no_room_on_the_gpu_is_refused_beforehand(start: StartKernel) -> None:
+    """Fault 20."""
+    notebook = start()
+    notebook.run("import torch; x = torch.ones(2**30, device='cuda')", timeout=120)  # 4 GiB
+    notebook.run("%gpuckpt save big", timeout=120)
+    notebook.run("del x; torch.cuda.empty_cache(); y = 'still here'")
+    filler = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import torch; free, _ = torch.cuda.mem_get_info()\n"
+            "x = torch.empty(free - 2 * 2**30, dtype=torch.uint8, device='cuda')\nprint('full', flush=True); input()",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert filler.stdout is not None
+        assert filler.stdout.readline() == b"full\n"
+        answer = notebook.fails("%gpuckpt restore big", timeout=120)
+        assert answer.ename == "Refused"
+        assert "free" in answer.text
+        assert notebook.value("y") == "still here"
+    finally:
+        filler.kill()
+        filler.wait()
+    notebook.run("%gpuckpt restore big", timeout=120)
+    assert notebook.value("int(x.sum().item())") == str(2**30)
+
+
+def test_shared_gpu_memory_is_refused_beforehand(notebook: Notebook, tmp_path: Path) -> None:
+    Path(tmp_path, "child_of_mine.py").write_text(
+        "def hold(queue, done):\n    t = queue.get()\n    done.put(float(t.sum()))\n    done.put(queue.get())\n"
+    )
+    notebook.run(
+        f"""
+import sys; sys.path.insert(0, {str(tmp_path)!r})
+import torch, torch.multiprocessing as mp, child_of_mine
+context = mp.get_context("spawn"); queue, done = context.Queue(), context.Queue()
+child = context.Process(target=child_of_mine.hold, args=(queue, done)); child.start()
+x = torch.ones(1000, device="cuda"); queue.put(x); total = done.get()
+""",
+        timeout=180,
+    )
+    answer = notebook.fails("%gpuckpt save here", timeout=120)
+    assert "shares GPU memory" in answer.text
+    assert notebook.value("total, x.sum().item()") == "1000.0 1000.0"
+    notebook.run("queue.put(1); child.join(20); child.kill()")
