@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Notebook, StartKernel, wait_until
+from notebooks import Notebook, StartKernel, wait_until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

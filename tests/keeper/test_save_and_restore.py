@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conftest import Notebook, StartKernel
+from notebooks import Notebook, StartKernel
 
 
 def test_what_was_changed_after_a_save_is_undone_by_a_restore(notebook: Notebook) -> None:

@@ -1,0 +1,99 @@
+"""A kernel and a client of it, as a person at a notebook has them."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jupyter_client import BlockingKernelClient, KernelManager
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Answer:
+    """What came of a cell: everything it showed, as text; `status` is the reply's."""
+
+    status: str
+    shown: list[str] = field(default_factory=list)
+    html: list[str] = field(default_factory=list)
+    ename: str = ""
+    evalue: str = ""
+    count: int | None = None
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.shown).strip()
+
+
+class Notebook:
+    """A kernel started as Jupyter starts it, and a client of it."""
+
+    def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
+        self.manager, self.client = manager, client
+
+    def run(self, code: str, timeout: float = 60, allow_error: bool = False) -> Answer:
+        """Execute a cell as a notebook does, and wait for its reply and for idle."""
+        answer = Answer("")
+
+        def hook(message: dict[str, Any]) -> None:
+            content = message["content"]
+            kind = message["msg_type"]
+            if kind == "stream":
+                answer.shown.append(content["text"])
+            elif kind in ("execute_result", "display_data", "update_display_data"):
+                answer.shown.append(content["data"].get("text/plain", ""))
+                answer.html.append(content["data"].get("text/html", ""))
+            elif kind == "error":
+                answer.ename, answer.evalue = content["ename"], content["evalue"]
+                answer.shown.append(_ANSI.sub("", "\n".join(content["traceback"])))
+
+        reply = self.client.execute_interactive(code, output_hook=hook, timeout=timeout)
+        answer.status, answer.count = reply["content"]["status"], reply["content"].get("execution_count")
+        if answer.status != "ok" and not allow_error:
+            raise AssertionError(f"{code!r} ended with {answer.status}: {answer.text}")
+        return answer
+
+    def value(self, expression: str) -> str:
+        """Return what an expression prints."""
+        return self.run(f"print({expression})").text
+
+    def fails(self, code: str, timeout: float = 60) -> Answer:
+        """Execute a cell that must end with an error."""
+        answer = self.run(code, timeout, allow_error=True)
+        assert answer.status == "error", answer.text
+        return answer
+
+    @property
+    def folder(self) -> Path:
+        """The folder of this kernel's keeper."""
+        return Path(os.environ["JUPYTER_RUNTIME_DIR"], "gpuckpt", self.manager.provisioner.kernel_id)
+
+    @property
+    def keeper(self) -> Any:
+        """A connection to this kernel's keeper."""
+        from jupyter_gpuckpt.keeper import client
+        from jupyter_gpuckpt.keeper.record import KernelFolder
+
+        return client.connect(KernelFolder(self.folder))
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+StartKernel = Callable[..., Notebook]
+
+
+def wait_until(condition: Callable[[], Any], timeout: float = 10, what: str = "") -> Any:
+    """Wait for something that other processes do; fail when it does not come."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, what or "it did not come about in time"
+        time.sleep(0.01)
+    return value
