@@ -6,56 +6,117 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from .. import settings
 from ..errors import GpuckptError, KeeperGone, NoSuchKernel
-from ..freeze.processes import descendants
+from ..freeze.processes import descendants, start_time
 from .protocol import KeeperClient
 from .record import LOG, SOCKET, KernelFolder, Launch
 
 _READY_TIMEOUT = 60.0
+_DEATH_TIMEOUT = 30.0
 _CONNECT_POLL = 0.02
 
 
 def start_keeper(launch: Launch) -> tuple[subprocess.Popen[bytes], KernelFolder]:
-    """Start a keeper, and by it the kernel.
+    """Start a keeper, and by it the kernel; what is left of an earlier kernel of that id is ended.
 
     Raises
     ------
     GpuckptError : the kernel could not be started; nothing is left behind.
     """
-    folder = KernelFolder.create(launch)
+    end(KernelFolder(settings.kernels_dir() / launch.kernel_id))
+    folder, lock = KernelFolder.create(launch)
     try:
-        return _run_keeper(folder, "start"), folder
+        return _run_keeper(folder, lock, "start"), folder
     except BaseException:
-        folder.remove()
+        end(folder)
         raise
+    finally:
+        os.close(lock)
 
 
 def take_over(folder: KernelFolder) -> None:
-    """Give a kernel whose keeper died a new one.
+    """Give a kernel whose keeper died a new one, unless somebody else is doing so.
 
     Raises
     ------
-    GpuckptError : the kernel cannot be held any more; its folder is removed.
+    NoSuchKernel : the kernel is gone; so is its folder.
+    GpuckptError : the kernel cannot be held any more; nothing of it is left.
     """
-    _run_keeper(folder, "take-over")
+    try:
+        lock = folder.lock()
+    except FileNotFoundError:
+        raise _no_such_kernel() from None
+    if lock is None:
+        return
+    try:
+        if not folder.can_be_kept():
+            end(folder)
+            raise _no_such_kernel()
+        # The process started here ends at once, and leaves the keeper to the machine's process 1: who takes a kernel
+        # over may be a short command.
+        _run_keeper(folder, lock, "take-over").wait()
+    except FileNotFoundError:
+        raise _no_such_kernel() from None
+    finally:
+        os.close(lock)
 
 
-def _run_keeper(folder: KernelFolder, how: str) -> subprocess.Popen[bytes]:
+def end(folder: KernelFolder) -> None:
+    """End a kernel by force, with its keeper and all of its processes, and remove its folder.
+
+    For when the keeper is gone or does not answer; one that does is asked to ``close``.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        keeper = folder.state().keeper
+        if keeper is not None and start_time(keeper[0]) == keeper[1]:
+            _kill(keeper[0])
+    for sleeper in folder.sleepers():
+        _kill(sleeper)
+    folder.remove()
+
+
+def _kill(pid: int) -> None:
+    """Kill a process and wait for its end; it may be somebody else's child."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        select.select([fd], [], [], _DEATH_TIMEOUT)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def _no_such_kernel() -> NoSuchKernel:
+    return NoSuchKernel(
+        "The kernel is gone.",
+        "Neither its keeper nor its processes live any more.",
+        "Start a new one; `%gpuckpt restore` brings a snapshot back into it.",
+    )
+
+
+def _run_keeper(folder: KernelFolder, lock: int, how: str) -> subprocess.Popen[bytes]:
+    """Start the keeper of this folder, hand the folder's lock to it, and wait until it holds the kernel."""
     read, write = os.pipe()
     log = os.open(folder.path / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "jupyter_gpuckpt.keeper", str(folder.path), str(write), how],
+            [sys.executable, "-m", "jupyter_gpuckpt.keeper", str(folder.path), str(lock), str(write), how],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=[write],
+            pass_fds=[lock, write],
             start_new_session=True,
             cwd="/",
         )
@@ -92,27 +153,15 @@ def connect(folder: KernelFolder, timeout: float = 10.0) -> KeeperClient:
     NoSuchKernel : the kernel is gone.
     KeeperGone : its keeper does not answer.
     """
-    if not folder.has_keeper():
-        if not folder.has_sleeper():
-            folder.remove()
-            raise NoSuchKernel(
-                "The kernel is gone.",
-                "Neither its keeper nor its processes live any more.",
-                "Start a new one; `%gpuckpt restore` brings a snapshot back into it.",
-            )
-        try:
-            take_over(folder)
-        except KeeperGone:
-            # The server or another command was quicker: theirs is as good.
-            if not folder.has_keeper():
-                raise
     deadline = time.monotonic() + timeout
     while True:
+        if not folder.has_keeper():
+            take_over(folder)
         try:
             return KeeperClient(folder.path / SOCKET, timeout)
         except KeeperGone:
-            # A new keeper has its lock a moment before it listens.
-            if time.monotonic() > deadline or not folder.has_keeper():
+            # A keeper has its lock a moment before it listens.
+            if time.monotonic() > deadline:
                 raise
             time.sleep(_CONNECT_POLL)
 
@@ -121,17 +170,15 @@ def folders() -> Iterator[KernelFolder]:
     """Yield the folder of every kernel that still lives; what dead ones left is removed."""
     for folder in KernelFolder.all():
         try:
-            if folder.has_keeper() or folder.has_sleeper():
+            if folder.has_keeper() or folder.can_be_kept():
                 yield folder
-            elif not _is_starting(folder):
-                folder.remove()
-        except FileNotFoundError:  # it is being made, or its kernel has ended meanwhile
+                continue
+            lock = folder.lock()
+        except FileNotFoundError:  # it has ended meanwhile
             continue
-
-
-def _is_starting(folder: KernelFolder) -> bool:
-    """Tell whether a keeper may still be about to take this folder, which it has not done yet."""
-    return folder.state().keeper is None and time.time() - folder.path.stat().st_mtime < _READY_TIMEOUT
+        if lock is not None:
+            end(folder)
+            os.close(lock)
 
 
 def find(text: str) -> KernelFolder:
@@ -158,7 +205,7 @@ def find(text: str) -> KernelFolder:
     ids = [launch.kernel_id for _, launch in found]
     raise NoSuchKernel(
         f"{'Several kernels fit' if found else 'No kernel fits'} {text!r}.",
-        f"These do: {', '.join(ids)}." if ids else f"{len(launches) or 'No'} kernels are running, none of that name.",
+        f"These do: {', '.join(ids)}." if ids else f"Kernels running: {len(launches)}, none of them of that name.",
         "`jupyter gpuckpt kernels` lists them; a kernel that was not started as \"Python 3 (gpuckpt)\" is not there.",
         kernels=ids,
     )
