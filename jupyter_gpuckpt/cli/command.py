@@ -166,7 +166,9 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     )
     stopping = command("stop", _stop, "end a kernel, for example one whose server has crashed")
     stopping.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
-    stopping.add_argument("--force", action="store_true", help="also while a Jupyter server holds it")
+    stopping.add_argument(
+        "--force", action="store_true", help="also while a Jupyter server holds it, or its keeper does not answer"
+    )
     if next((word for word in words if not word.startswith("-")), "") not in _OWN:
         from ..machine.commands import add_doctor_parser, add_setup_parser
 

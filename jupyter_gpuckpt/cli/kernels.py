@@ -102,7 +102,7 @@ def _table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) ->
     head = ["kernel", "name", "notebook", "pid", "memory", "GPU memory", "state", "started", "came from", "snapshots"]
     rows = [
         [
-            kernel["kernel_id"],
+            kernel["kernel_id"][:_SHORT],
             kernel["name"],
             Path(kernel["notebook"]).name,
             str(kernel["pid"] or ""),
@@ -211,23 +211,32 @@ class _Cancelling:
 def stop(args: argparse.Namespace) -> int:
     """End a kernel, all of its processes, and its keeper."""
     folder = client.find(args.kernel)
+    launch = folder.launch()
+    try:
+        attended = _close(folder, args.force)
+    except KeeperGone:
+        if not args.force:
+            raise
+        client.end(folder)
+        attended = True  # for all that is known
+    if not attended:
+        # Whoever made it would have removed it, and is gone.
+        Path(launch.connection_file).unlink(missing_ok=True)
+    document = {"kernel_id": launch.kernel_id, "stopped": True}
+    output.result(args.json, document, f"Stopped kernel {launch.kernel_id}.")
+    return output.DONE
+
+
+def _close(folder: KernelFolder, force: bool) -> bool:
+    """Have a keeper end its kernel and itself; return whether a server held the kernel."""
     with client.connect(folder) as keeper:
         status = keeper.request("status", timeout=_STATUS_TIMEOUT)
-        if status["attended"] and not args.force:
+        if status["attended"] and not force:
             raise Refused(
                 f"Kernel {status['kernel_id']} was not stopped.",
                 "A Jupyter server or another program holds it, and would take its end for a crash.",
                 "Shut it down there, or add --force.",
                 kernel_id=status["kernel_id"],
             )
-        try:
-            keeper.request("close", timeout=_CLOSE_TIMEOUT)
-        except KeeperGone:
-            if folder.path.exists():
-                raise
-    if not status["attended"]:
-        # Whoever made it would have removed it, and is gone.
-        Path(status["connection_file"]).unlink(missing_ok=True)
-    kernel_id = status["kernel_id"]
-    output.result(args.json, {"kernel_id": kernel_id, "stopped": True}, f"Stopped kernel {kernel_id}.")
-    return output.DONE
+        keeper.request("close", timeout=_CLOSE_TIMEOUT)
+    return bool(status["attended"])

@@ -1,0 +1,56 @@
+"""Running the installed command, and a kernel whose server has crashed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from command_line import PROGRAM, Cli, Orphan, Ran
+
+from jupyter_gpuckpt.errors import GpuckptError
+from jupyter_gpuckpt.keeper import client
+
+_SERVER = """
+import sys, time
+from jupyter_client import KernelManager
+manager = KernelManager(kernel_name="python3-gpuckpt")
+manager.start_kernel(env={**__import__("os").environ, "JPY_SESSION_NAME": "/home/me/deep/train.ipynb"})
+client = manager.client()
+client.start_channels()
+client.wait_for_ready(60)
+print(manager.provisioner.kernel_id, manager.connection_file, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def cli() -> Cli:
+    """Run `jupyter gpuckpt` with these words."""
+
+    def run(*words: str, **environment: str) -> Ran:
+        done = subprocess.run(
+            [PROGRAM, *words], capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
+        )
+        assert "Traceback" not in done.stderr
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def orphan(folders: None) -> Iterator[Orphan]:
+    """Start a kernel by a server that is then killed."""
+    server = subprocess.Popen([sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    with server.stdout:
+        kernel_id, connection_file = server.stdout.readline().split()
+    server.send_signal(signal.SIGKILL)
+    server.wait()
+    yield Orphan(kernel_id, connection_file)
+    with contextlib.suppress(GpuckptError), client.connect(client.find(kernel_id)) as keeper:
+        keeper.request("close")

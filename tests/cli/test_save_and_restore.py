@@ -1,0 +1,182 @@
+"""`jupyter gpuckpt save` and `restore`: real kernels, saved by CRIU, from outside."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from command_line import PROGRAM, Cli
+from notebooks import Notebook, wait_until
+
+from jupyter_gpuckpt.keeper import client
+from jupyter_gpuckpt.keeper.record import Launch
+
+_SLOW_SAVE = "import jupyter_gpuckpt, time\n@jupyter_gpuckpt.before_save\ndef slow(): time.sleep(2.5)"
+
+
+def _id(notebook: Notebook) -> str:
+    kernel_id: str = notebook.manager.provisioner.kernel_id
+    return kernel_id
+
+
+def _names(cli: Cli) -> list[str]:
+    return [s["name"] for s in cli("list", "--json").json["snapshots"]]
+
+
+def test_a_kernel_is_saved_and_restored_from_outside(cli: Cli, notebook: Notebook) -> None:
+    notebook.run("x = [1, 2, 3]")
+    saved = cli("save", _id(notebook), "outside", "-m", "by hand")
+    assert (saved.status, saved.err) == (0, "")
+    assert saved.out.startswith("Saved outside: ")
+    notebook.run("x.clear()")
+    restored = cli("restore", _id(notebook), "outside")
+    assert (restored.status, restored.err) == (0, "")
+    assert restored.out.startswith("Restored outside (by hand), saved ")
+    # Its clients are connected again: a cell that is sent now is answered.
+    assert notebook.value("x") == "[1, 2, 3]"
+
+
+def test_the_results_as_json(cli: Cli, notebook: Notebook) -> None:
+    saved = cli("save", _id(notebook), "first", "--json").json
+    assert saved["name"] == "first"
+    assert 0 < saved["frozen_seconds"] < saved["seconds"]
+    restored = cli("restore", _id(notebook), "--json").json
+    assert (restored["id"], restored["restored"]) == (saved["id"], True)
+
+
+def test_a_taken_name_is_refused_unless_it_may_be_replaced(cli: Cli, notebook: Notebook) -> None:
+    first = cli("save", _id(notebook), "taken", "--json").json
+    refused = cli("save", _id(notebook), "taken", "--json")
+    assert (refused.status, refused.json["error"]["kind"]) == (1, "NameTaken")
+    assert cli("save", _id(notebook), "taken", "--replace", "--json").json["id"] != first["id"]
+
+
+def test_a_kernel_that_is_not_there(cli: Cli) -> None:
+    for words in (["save", "nobody", "x"], ["restore", "nobody"], ["stop", "nobody"]):
+        told = cli(*words)
+        assert (told.status, told.out) == (3, "")
+        assert "No kernel fits 'nobody'." in told.err
+        assert cli(*words, "--json").json["error"]["kind"] == "NoSuchKernel"
+
+
+def test_a_snapshot_that_is_not_there_leaves_the_kernel_alone(cli: Cli, notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    assert cli("restore", _id(notebook), "nothing").status == 3
+    assert cli("restore", _id(notebook)).status == 3
+    assert notebook.value("x") == "1"
+
+
+def test_a_restore_while_a_cell_runs(cli: Cli, notebook: Notebook) -> None:
+    notebook.run("x = 'saved'")
+    cli("save", _id(notebook), "calm")
+    running = notebook.client.execute("x = 'lost'\nimport time; time.sleep(600)")
+    wait_until(lambda: notebook.client.get_iopub_msg(timeout=10)["msg_type"] == "execute_input")
+    assert cli("restore", _id(notebook), "calm").status == 0
+    # The cell that was running is answered: nobody waits for it for ever.
+    reply = notebook.client.get_shell_msg(timeout=30)
+    assert reply["parent_header"]["msg_id"] == running
+    assert notebook.value("x") == "saved"
+
+
+def test_a_save_while_a_cell_runs(cli: Cli, notebook: Notebook) -> None:
+    notebook.client.execute("import time\nfor i in range(20): time.sleep(0.1)\nx = i")
+    assert cli("save", _id(notebook), "busy").status == 0
+    assert notebook.value("x") == "19"
+
+
+def test_ctrl_c_cancels_a_save(cli: Cli, notebook: Notebook) -> None:
+    notebook.run(_SLOW_SAVE)
+    saving = subprocess.Popen(
+        [PROGRAM, "save", _id(notebook), "never"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: cli("kernels", "--json").json["kernels"][0]["state"] == "saving")
+    saving.send_signal(signal.SIGINT)
+    out, err = saving.communicate(timeout=30)
+    assert (saving.returncode, out) == (130, "")
+    assert "The save of 'never' was cancelled." in err
+    assert "Traceback" not in err
+    assert _names(cli) == []
+    assert cli("kernels", "--json").json["kernels"][0]["state"] == "running"
+    assert notebook.value("1 + 1") == "2"
+
+
+def test_a_second_ctrl_c_stops_the_waiting(cli: Cli, notebook: Notebook) -> None:
+    notebook.run(_SLOW_SAVE)
+    saving = subprocess.Popen([PROGRAM, "save", _id(notebook), "never"], stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: cli("kernels", "--json").json["kernels"][0]["state"] == "saving")
+    began = time.monotonic()
+    saving.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    saving.send_signal(signal.SIGINT)
+    _, err = saving.communicate(timeout=30)
+    assert time.monotonic() - began < 2
+    assert saving.returncode == 130
+    assert "Traceback" not in err
+    wait_until(lambda: cli("kernels", "--json").json["kernels"][0]["state"] == "running")
+    assert _names(cli) == []
+
+
+def test_ctrl_c_with_json(cli: Cli, notebook: Notebook) -> None:
+    notebook.run(_SLOW_SAVE)
+    saving = subprocess.Popen(
+        [PROGRAM, "save", _id(notebook), "never", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: cli("kernels", "--json").json["kernels"][0]["state"] == "saving")
+    saving.send_signal(signal.SIGINT)
+    out, err = saving.communicate(timeout=30)
+    assert (saving.returncode, err) == (130, "")
+    assert '"kind": "Cancelled"' in out
+
+
+def test_a_kernel_that_is_busy_with_another_save(cli: Cli, notebook: Notebook) -> None:
+    notebook.run(_SLOW_SAVE)
+    saving = subprocess.Popen([PROGRAM, "save", _id(notebook), "first"], stdout=subprocess.DEVNULL)
+    wait_until(lambda: cli("kernels", "--json").json["kernels"][0]["state"] == "saving")
+    refused = cli("save", _id(notebook), "second", "--json")
+    assert (refused.status, refused.json["error"]["kind"]) == (1, "Busy")
+    assert saving.wait(30) == 0
+    assert _names(cli) == ["first"]
+
+
+def test_a_keeper_that_dies_during_a_save_is_noticed_at_once(cli: Cli, notebook: Notebook) -> None:
+    notebook.run("x = 5\n" + _SLOW_SAVE)
+    saving = subprocess.Popen([PROGRAM, "save", _id(notebook), "never"], stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: cli("kernels", "--json").json["kernels"][0]["state"] == "saving")
+    os.kill(cli("kernels", "--json").json["kernels"][0]["keeper_pid"], signal.SIGKILL)
+    _, err = saving.communicate(timeout=5)
+    assert saving.returncode == 1
+    assert "The kernel's keeper is not there." in err
+    assert cli("kernels", "--json").json["kernels"][0]["state"] == "running"
+    assert notebook.value("x") == "5"
+
+
+def test_progress_is_shown_on_a_terminal_after_a_second(cli: Cli, notebook: Notebook) -> None:
+    notebook.run(_SLOW_SAVE)
+    terminal, end = pty.openpty()
+    saving = subprocess.Popen([PROGRAM, "save", _id(notebook), "slow"], stdout=subprocess.PIPE, stderr=end)
+    os.close(end)
+    saving.communicate(timeout=30)
+    shown = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    assert saving.returncode == 0
+    assert "Saving slow: preparing the kernel (1.0 s)" in shown
+    assert shown.endswith("\r\x1b[K"), "the line is gone at the end"
+
+
+def test_a_machine_without_criu(cli: Cli, tmp_path: Path, notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCKPT_CRIU", str(tmp_path / "no-criu"))
+    file = notebook.manager.connection_file
+    launch = Launch("no-criu", ["sleep", "60"], dict(os.environ), str(tmp_path), 0o022, file, False)
+    process, folder = client.start_keeper(launch)
+    try:
+        told = cli("save", "no-criu", "x", "--json")
+    finally:
+        with client.connect(folder) as keeper:
+            keeper.request("close")
+        process.wait(10)
+    assert (told.status, told.json["error"]["kind"]) == (4, "Unavailable")

@@ -1,0 +1,101 @@
+"""`jupyter gpuckpt list`, `show` and `rm`, with snapshots of real kernels."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from command_line import Cli
+from notebooks import Notebook
+
+
+def _manifest(name: str) -> Path:
+    return Path(os.environ["GPUCKPT_STORE"], "snapshots", f"{name}.json")
+
+
+def test_an_empty_store_is_listed_as_such(cli: Cli) -> None:
+    listed = cli("list")
+    assert (listed.status, listed.err) == (0, "")
+    assert listed.out.startswith("No snapshots yet.")
+    assert cli("list", "--json").json == {"snapshots": [], "faults": []}
+
+
+def test_snapshots_are_listed_shown_and_removed(cli: Cli, notebook: Notebook) -> None:
+    notebook.run("%gpuckpt save first -m 'three numbers'")
+    notebook.run("%gpuckpt save second")
+    lines = cli("list").out.splitlines()
+    assert lines[0].split()[:3] == ["name", "saved", "size"]
+    assert [line.split()[0] for line in lines[1:]] == ["second", "first"]
+    assert "three numbers" in lines[2]
+    first = cli("list", "--json").json["snapshots"][1]
+    assert (first["name"], first["message"]) == ("first", "three numbers")
+    assert first["size"] > 1_000_000
+
+    assert "three numbers" in cli("show", "first").out
+    shown = cli("show", "first", "--json").json
+    assert shown["id"] == first["id"]
+    assert shown["kernel"]["kernel_id"] == notebook.manager.provisioner.kernel_id
+
+    removed = cli("rm", "first")
+    assert (removed.status, removed.out.split(":")[0]) == (0, "Removed first")
+    assert [s["name"] for s in cli("list", "--json").json["snapshots"]] == ["second"]
+
+
+def test_the_command_shows_the_same_text_as_the_notebook(cli: Cli, notebook: Notebook) -> None:
+    notebook.run("%gpuckpt save same")
+    assert cli("list").out.strip() == notebook.run("%gpuckpt list").text
+    assert cli("show", "same").out.strip() == notebook.run("%gpuckpt show same").text
+
+
+def test_a_missing_snapshot_does_not_keep_the_others_from_being_removed(cli: Cli, notebook: Notebook) -> None:
+    for name in ("one", "two"):
+        notebook.run(f"%gpuckpt save {name}")
+    removed = cli("rm", "one", "nothing", "two")
+    assert removed.status == 3
+    assert removed.out.count("Removed") == 2
+    assert "There is no snapshot named nothing." in removed.err
+    document = cli("rm", "nothing", "--json")
+    assert document.status == 3
+    assert document.json["removed"] == []
+    assert document.json["errors"][0]["kind"] == "NoSuchSnapshot"
+
+
+def test_a_snapshot_that_is_not_there(cli: Cli) -> None:
+    shown = cli("show", "nothing")
+    assert (shown.status, shown.out) == (3, "")
+    assert [line.split(" ")[0] for line in shown.err.splitlines()] == ["There", "Why:", "Next:"]
+    assert cli("show", "nothing", "--json").json["error"]["kind"] == "NoSuchSnapshot"
+
+
+def test_a_text_that_can_be_no_name(cli: Cli) -> None:
+    assert cli("show", "../secret").status == 1
+    assert cli("show", "../secret", "--json").json["error"]["kind"] == "BadName"
+
+
+def test_a_damaged_snapshot_is_told_apart_and_can_be_removed(cli: Cli, notebook: Notebook) -> None:
+    notebook.run("%gpuckpt save good")
+    notebook.run("%gpuckpt save bad")
+    _manifest("bad").write_bytes(_manifest("bad").read_bytes()[:-40])
+    listed = cli("list")
+    assert listed.status == 0
+    assert "good" in listed.out
+    assert "bad" in listed.out
+    document = cli("list", "--json").json
+    assert [s["name"] for s in document["snapshots"]] == ["good"]
+    assert [f["kind"] for f in document["faults"]] == ["Damaged"]
+    assert cli("show", "bad").status == 1
+    assert cli("rm", "bad").status == 0
+    assert cli("list", "--json").json["faults"] == []
+
+
+def test_a_store_that_is_no_folder(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    listed = cli("list", GPUCKPT_STORE=str(tmp_path / "file"))
+    assert listed.status == 1
+    assert "Next: " in listed.err
+
+
+def test_a_message_cannot_steer_the_terminal(cli: Cli, notebook: Notebook) -> None:
+    notebook.run("get_ipython().run_line_magic('gpuckpt', 'save evil -m \"a\\x1b[2Jb\"')")
+    assert "\x1b" not in cli("list").out
+    assert cli("list", "--json").json["snapshots"][0]["message"] == "a\x1b[2Jb"
