@@ -18,6 +18,7 @@ SOCK_STREAM = 1
 
 _U32 = descriptor_pb2.FieldDescriptorProto.TYPE_UINT32
 _U64 = descriptor_pb2.FieldDescriptorProto.TYPE_UINT64
+_BOOL = descriptor_pb2.FieldDescriptorProto.TYPE_BOOL
 _BYTES = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
 _MESSAGE = descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE
 
@@ -30,7 +31,7 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("src_port", 7, _U32, ""),
         ("dst_port", 8, _U32, ""),
     ],
-    "unix": [("name", 11, _BYTES, "")],
+    "unix": [("name", 11, _BYTES, ""), ("deleted", 15, _BOOL, "")],
     "file": [
         ("type", 1, _U32, ""),
         ("id", 2, _U32, ""),
@@ -89,6 +90,16 @@ def listening_ports(images: Path) -> list[int]:
     """Return the TCP ports that the saved tree listens on, in ascending order."""
     entries = _entries((images / "files.img").read_bytes(), "file")
     return sorted({e.isk.src_port for e in entries if e.HasField("isk") and _listens(e.isk)})
+
+
+def socket_folders(images: Path) -> set[Path]:
+    """Return the folders in which the tree has Unix sockets that are bound to an absolute path."""
+    names = [
+        e.usk.name.rstrip(b"\0").decode("utf-8", "surrogateescape")
+        for e in _entries((images / "files.img").read_bytes(), "file")
+        if e.HasField("usk") and not e.usk.deleted
+    ]
+    return {Path(name).parent for name in names if name.startswith("/")}
 
 
 def _listens(isk: Any) -> bool:

@@ -1,0 +1,45 @@
+"""Sockets of the user's own, across a restore."""
+
+from __future__ import annotations
+
+import socket
+
+from notebooks import Notebook
+
+
+def test_a_unix_socket_is_there_again_though_its_folder_was_deleted(notebook: Notebook) -> None:
+    notebook.run(
+        """
+import os, shutil, socket, tempfile, threading
+folder = tempfile.mkdtemp(); listener = socket.socket(socket.AF_UNIX); listener.bind(f"{folder}/s"); listener.listen()
+"""
+    )
+    notebook.run("%gpuckpt save here")
+    notebook.run("listener.close(); shutil.rmtree(folder)")
+    notebook.run("%gpuckpt restore here")
+    notebook.run(
+        """
+client = socket.socket(socket.AF_UNIX); client.connect(f"{folder}/s"); client.sendall(b"hello")
+got = listener.accept()[0].recv(5); mode = oct(os.stat(folder).st_mode & 0o777); shutil.rmtree(folder)
+"""
+    )
+    assert notebook.value("got, mode") == "b'hello' 0o700"
+
+
+def test_a_port_that_was_taken_meanwhile_becomes_a_free_one(notebook: Notebook) -> None:
+    notebook.run(
+        "import socket; listener = socket.socket(); listener.bind(('127.0.0.1', 0)); listener.listen()\n"
+        "port = listener.getsockname()[1]"
+    )
+    port = int(notebook.value("port"))
+    notebook.run("%gpuckpt save here")
+    notebook.run("listener.close()")
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
+        notebook.run("%gpuckpt restore here")
+        there = int(notebook.value("listener.getsockname()[1]"))
+        assert there != port
+        with socket.create_connection(("127.0.0.1", there), timeout=5) as client:
+            client.sendall(b"hello")
+            assert notebook.value("listener.accept()[0].recv(5)") == "b'hello'"
