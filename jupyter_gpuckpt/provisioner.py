@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from .machine.capability import why_unavailable
 
 _KERNEL_CLASS = "--IPKernelApp.kernel_class=jupyter_gpuckpt.kernel.ipython.GpuckptKernel"
 _LOST = -signal.SIGKILL
+_ANSWER_TIMEOUT = 15.0  # for how long a keeper may be silent when it has been asked, in seconds
 
 
 class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
@@ -37,6 +39,11 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     _folder: KernelFolder | None = None
     _process: subprocess.Popen[bytes] | None = None
     _exit_status: int | None = None
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._one_at_a_time = threading.Lock()
+        """Held while the keeper is talked to: the manager polls while it does other things."""
 
     @property
     def has_process(self) -> bool:
@@ -83,7 +90,11 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     @staticmethod
     def _attach(folder: KernelFolder) -> KeeperClient:
         keeper = client.connect(folder)
-        keeper.request("attach")
+        try:
+            keeper.request("attach", timeout=_ANSWER_TIMEOUT)
+        except BaseException:
+            keeper.close()
+            raise
         return keeper
 
     async def poll(self) -> int | None:
@@ -97,22 +108,27 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
 
     def _listen(self) -> None:
         """Take in what the keeper told; give the kernel a new keeper if that has died."""
-        assert self._folder is not None
-        try:
-            if self._keeper is not None:
-                self._keeper.listen()
-                self._exit_status = self._keeper.exit_status
+        with self._one_at_a_time:
+            folder = self._folder
+            if folder is None:
                 return
-        except KeeperGone:
-            self._hang_up()
-        try:
-            self.log.warning("The keeper of kernel %s died; it gets a new one.", self.kernel_id)
-            self._keeper = self._attach(self._folder)
-        except NoSuchKernel:
-            self._exit_status = _LOST
-        except GpuckptError as e:
-            self.log.error("The kernel %s is lost. %s", self.kernel_id, e)
-            self._exit_status = _LOST
+            try:
+                if self._keeper is not None:
+                    self._keeper.listen()
+                    self._exit_status = self._keeper.exit_status
+                    return
+            except KeeperGone:
+                self.log.warning("The keeper of kernel %s died; it gets a new one.", self.kernel_id)
+                self._hang_up()
+            try:
+                self._keeper = self._attach(folder)
+            except NoSuchKernel:
+                self._exit_status = _LOST
+            except KeeperGone as e:
+                self.log.warning("The keeper of kernel %s is not there yet: %s", self.kernel_id, e)
+            except GpuckptError as e:
+                self.log.error("The kernel %s is lost. %s", self.kernel_id, e)
+                self._exit_status = _LOST
 
     def _hang_up(self) -> None:
         if self._keeper is not None:
@@ -133,15 +149,25 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         """Send a signal to the kernel and the processes of its group."""
         if self._folder is None:
             await super().send_signal(signum)
-        elif self._keeper is not None and await self.poll() is None:
-            await asyncio.to_thread(self._keeper.request, "signal", {"signum": int(signum)})
+        elif await self.poll() is None:
+            await asyncio.to_thread(self._send, signum)
+
+    def _send(self, signum: int) -> None:
+        with self._one_at_a_time:
+            if self._keeper is not None:
+                self._keeper.request("signal", {"signum": int(signum)}, timeout=_ANSWER_TIMEOUT)
 
     async def kill(self, restart: bool = False) -> None:
         """End the kernel and every process that it started, at once."""
         if self._folder is None:
             await super().kill(restart)
-        else:
+            return
+        try:
             await self.send_signal(signal.SIGKILL)
+        except GpuckptError as e:
+            self.log.warning("The keeper of kernel %s does not end it, so it is ended by force. %s", self.kernel_id, e)
+            await asyncio.to_thread(client.end, self._folder)
+            self._exit_status = _LOST
 
     async def terminate(self, restart: bool = False) -> None:
         """Ask the kernel to end."""
@@ -157,19 +183,25 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
 
     def _close(self) -> None:
         """End the keeper, and with it whatever is left of the kernel."""
-        folder, self._folder = self._folder, None
-        if folder is None:
-            return
-        try:
-            if self._keeper is None:
-                self._keeper = client.connect(folder)
-            self._keeper.request("close", timeout=150.0)
-        except GpuckptError:
-            folder.remove()
-        self._hang_up()
-        if self._process is not None:
-            self._process.wait(10.0)
-            self._process = None
+        with self._one_at_a_time:
+            folder, self._folder = self._folder, None
+            if folder is None:
+                return
+            try:
+                keeper = self._keeper = self._keeper or client.connect(folder)
+                keeper.request("close", timeout=_ANSWER_TIMEOUT)  # it lets hear of itself for as long as it takes
+            except GpuckptError as e:
+                if folder.path.exists():
+                    self.log.warning("Kernel %s is ended by force: %s", self.kernel_id, e)
+                client.end(folder)
+            self._hang_up()
+            if self._process is not None:
+                try:
+                    self._process.wait(_ANSWER_TIMEOUT)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    self._process.wait()
+                self._process = None
 
     async def get_provisioner_info(self) -> dict[str, Any]:
         """Return what another process needs to go on holding this kernel."""
@@ -185,7 +217,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
 
 
 def _with_agent(cmd: list[str]) -> tuple[list[str], bool]:
-    """Return the command, with our kernel class where it starts ipykernel under this very Python, and whether it does."""
+    """Return the command, with our kernel class where it starts ipykernel under this Python, and whether it does."""
     python = shutil.which(cmd[0])
     module = cmd[2] if cmd[1:2] == ["-m"] else ""
     ours = python is not None and Path(python).samefile(sys.executable)

@@ -102,6 +102,18 @@ def resident_bytes(pids: Iterable[int]) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def work_done(pid: int) -> tuple[int, int]:
+    """Return two numbers that grow while a process works: its time on the CPU (clock ticks) and the bytes it wrote."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        io = Path(f"/proc/{pid}/io").read_text()
+    except OSError:
+        return 0, 0
+    fields = stat[stat.rindex(")") + 2 :].split()
+    written = next((int(line.split()[1]) for line in io.splitlines() if line.startswith("wchar:")), 0)
+    return int(fields[11]) + int(fields[12]), written
+
+
 def connections(ports: set[int]) -> int:
     """Return how many established TCP connections end at one of these local ports (proc(5), net/tcp)."""
     count = 0

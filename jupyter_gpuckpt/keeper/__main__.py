@@ -1,4 +1,4 @@
-"""Run a keeper: ``python -m jupyter_gpuckpt.keeper FOLDER READY_FD start|take-over``."""
+"""Run a keeper: ``python -m jupyter_gpuckpt.keeper FOLDER LOCK_FD READY_FD start|take-over``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from .process import keep
 from .record import KernelFolder
 
 
-def main(folder: str, ready_fd: str, how: str) -> None:
-    """Keep one kernel; what there is to say at the start goes to the file descriptor, and the log to stderr."""
+def main(folder: str, lock_fd: str, ready_fd: str, how: str) -> None:
+    """Keep one kernel; what there is to say at the start goes to READY_FD, and the log to stderr.
+
+    The keeper holds the folder's lock by having LOCK_FD open.
+    """
+    if how == "take-over" and os.fork():
+        os._exit(0)  # the keeper does not belong to whoever happened to find the kernel without one
     os.umask(0o077)
+    for fd in (lock_fd, ready_fd):
+        os.set_inheritable(int(fd), False)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
 
     def ready(error: str) -> None:

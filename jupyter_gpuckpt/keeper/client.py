@@ -206,7 +206,7 @@ def find(text: str) -> KernelFolder:
     raise NoSuchKernel(
         f"{'Several kernels fit' if found else 'No kernel fits'} {text!r}.",
         f"These do: {', '.join(ids)}." if ids else f"Kernels running: {len(launches)}, none of them of that name.",
-        "`jupyter gpuckpt kernels` lists them; a kernel that was not started as \"Python 3 (gpuckpt)\" is not there.",
+        '`jupyter gpuckpt kernels` lists them; a kernel that was not started as "Python 3 (gpuckpt)" is not there.',
         kernels=ids,
     )
 

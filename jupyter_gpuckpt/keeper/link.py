@@ -6,20 +6,30 @@ back waiting on the FIFO of the same path. Lines of JSON:
 - agent to keeper: ``{"hello": {...}}``, ``{"request": n, "op": o, "args": {...}}``,
   ``{"reply": n, "result"|"error": ...}``
 - keeper to agent: ``{"call": name, "id": n, "args": {...}}``, ``{"for": n, "progress"|"result"|"error": ...}``
+
+User code can write to the FIFO too: what is no message is passed over.
 """
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
+import fcntl
 import itertools
 import json
+import logging
 import os
+import secrets
+import termios
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from ..errors import GpuckptError
+from .protocol import LINE_LIMIT
+
+log = logging.getLogger("gpuckpt.keeper")
 
 TO_KERNEL, FROM_KERNEL = "to-kernel", "from-kernel"
 
@@ -31,7 +41,12 @@ class AgentSilent(Exception):
 
 
 class Link:
-    """The FIFO pair of one run folder; `on_request` is called with (id, operation, arguments)."""
+    """The FIFO pair of one run folder; `on_request` is called with (id, operation, arguments).
+
+    Attributes
+    ----------
+    hello : done when an agent listens at the other end.
+    """
 
     def __init__(self, run_dir: Path, on_request: Request) -> None:
         for name in (TO_KERNEL, FROM_KERNEL):
@@ -42,38 +57,86 @@ class Link:
         self._out = os.open(run_dir / TO_KERNEL, flags)
         self._in = os.open(run_dir / FROM_KERNEL, flags)
         self._on_request = on_request
-        self._buffer = b""
+        self._line = bytearray()
+        self._too_long = False
         self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._ids = itertools.count(1)
+        # A FIFO outlives its keeper: an answer to an earlier one must not be taken for an answer to this one.
+        self._ids = itertools.count(secrets.randbits(48) + 1)
+        self._introduction: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = asyncio.Lock()
+        self._writable: asyncio.Future[None] | None = None
+        self._closed = False
         self.hello: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(self._in, self._read)
 
     def close(self) -> None:
         """Stop listening; calls under way fail."""
-        asyncio.get_running_loop().remove_reader(self._in)
+        if self._closed:
+            return
+        self._closed = True
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._in)
+        loop.remove_writer(self._out)
         os.close(self._in)
         os.close(self._out)
-        for call in self._calls.values():
-            if not call.done():
-                call.set_exception(AgentSilent("the link was closed"))
+        waiting = [*self._calls.values(), self.hello, *filter(None, [self._writable])]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(AgentSilent("the link was closed"))
+                future.exception()  # seen: nobody may be waiting for it
         self._calls.clear()
+
+    def introduce(self, has_agent: bool) -> None:
+        """Tell the agent, which another keeper had, that there is a new one: it ends whatever it waits for.
+
+        What it says until it has heard of this was meant for the dead keeper.
+        """
+        if not has_agent:
+            self.hello.set_result({})
+            return
+        self._introduction = next(self._ids)
+        # The first line ends one that the dead keeper may have left unfinished.
+        self._background(self._send(b"\n" + _line({"call": "new_keeper", "id": self._introduction, "args": {}})))
+
+    def _background(self, work: Awaitable[None]) -> None:
+        async def done() -> None:
+            with contextlib.suppress(AgentSilent):
+                await work
+
+        task = asyncio.create_task(done())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _read(self) -> None:
         try:
             data = os.read(self._in, 1 << 20)
         except BlockingIOError:
             return
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
-            with contextlib.suppress(ValueError):  # not ours: user code can write to the FIFO too
+        *ends, rest = data.split(b"\n")
+        for end in ends:
+            line = bytes(self._line) + end
+            self._line.clear()
+            if self._too_long:
+                self._too_long = False
+                continue
+            try:
                 self._take(json.loads(line))
+            except Exception as e:  # noqa: BLE001 - whatever it was, the next line may be the agent's
+                log.debug("passed over a line of %d bytes: %s", len(line), e)
+        if not self._too_long:
+            self._line += rest
+        if len(self._line) > LINE_LIMIT:
+            self._line.clear()
+            self._too_long = True
 
     def _take(self, message: Any) -> None:
-        if not isinstance(message, dict):
-            return
-        if "hello" in message:
+        if self._introduction is not None:
+            if message.get("reply") != self._introduction:
+                return
+            self._introduction = None
+            self.hello.set_result({})
+        elif "hello" in message:
             if not self.hello.done():
                 self.hello.set_result(message["hello"])
         elif "reply" in message:
@@ -84,30 +147,56 @@ class Link:
                 else:
                     call.set_result(message.get("result"))
         elif "request" in message:
-            task = asyncio.create_task(
-                self._answer(message["request"], str(message.get("op")), message.get("args") or {})
-            )
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            args = message.get("args")
+            work = self._answer(message["request"], str(message.get("op")), args if isinstance(args, dict) else {})
+            self._background(work)
 
     async def _answer(self, request: int, op: str, args: dict[str, Any]) -> None:
         await self._on_request(request, op, args)
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Write one line, waiting while the FIFO is full."""
-        loop = asyncio.get_running_loop()
-        data = memoryview(json.dumps(message).encode() + b"\n")
+        """Write one line, waiting while the FIFO is full.
+
+        Raises
+        ------
+        AgentSilent : the link was closed.
+        """
+        await self._send(_line(message))
+
+    async def pulse(self, message: dict[str, Any]) -> None:
+        """Write one line if the agent has read all others: while the kernel stands still they must not pile up."""
+        unread = array.array("i", [0])
+        if not self._closed:
+            fcntl.ioctl(self._out, termios.FIONREAD, unread)
+            if unread[0] == 0 and not self._sending.locked():
+                await self.send(message)
+
+    async def _send(self, line: bytes) -> None:
+        data = memoryview(line)
         async with self._sending:
             while data:
+                if self._closed:
+                    raise AgentSilent("the link was closed")
                 try:
                     data = data[os.write(self._out, data) :]
                 except BlockingIOError:
-                    writable = loop.create_future()
-                    loop.add_writer(self._out, writable.set_result, None)
-                    try:
-                        await writable
-                    finally:
-                        loop.remove_writer(self._out)
+                    await self._until_writable()
+
+    async def _until_writable(self) -> None:
+        loop = asyncio.get_running_loop()
+        writable = self._writable = loop.create_future()
+
+        def note() -> None:
+            if not writable.done():
+                writable.set_result(None)
+
+        loop.add_writer(self._out, note)
+        try:
+            await writable
+        finally:
+            self._writable = None
+            if not self._closed:
+                loop.remove_writer(self._out)
 
     async def call(self, name: str, args: dict[str, Any], timeout: float) -> Any:
         """Have the agent do something and return its answer.
@@ -119,10 +208,18 @@ class Link:
         """
         number = next(self._ids)
         answer = self._calls[number] = asyncio.get_running_loop().create_future()
-        await self.send({"call": name, "id": number, "args": args})
+
+        async def ask() -> Any:
+            await self.send({"call": name, "id": number, "args": args})
+            return await answer
+
         try:
-            return await asyncio.wait_for(answer, timeout)
+            return await asyncio.wait_for(ask(), timeout)
         except (TimeoutError, asyncio.TimeoutError):
             raise AgentSilent(f"no answer to {name!r} within {timeout:.0f} s") from None
         finally:
             self._calls.pop(number, None)
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"

@@ -55,24 +55,26 @@ class Namespace:
         GpuckptError : the namespaces could not be made; nothing is left behind.
         """
         run_dir = next(path for n in itertools.count(1) if not (path := kernel_dir / f"run-{n}").exists())
+        listening_at = kernel_dir / sleeper_program.socket_name(str(run_dir))
+        listening_at.unlink(missing_ok=True)
         run_dir.mkdir(mode=0o700)
-        prepare(run_dir)
-        program = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-I",
-            "-S",
-            sleeper_program.__file__,
-            str(kernel_dir),
-            str(run_dir),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={},
-        )
-        assert program.stdout is not None
-        assert program.stderr is not None
         pid = 0
         try:
+            prepare(run_dir)
+            program = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-S",
+                sleeper_program.__file__,
+                str(kernel_dir),
+                str(run_dir),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env={},
+            )
+            assert program.stdout is not None
+            assert program.stderr is not None
             said = await asyncio.wait_for(program.stdout.readline(), _START_TIMEOUT)
             if not said.startswith(b"asleep "):
                 why = (await program.stderr.read()).decode("utf-8", "replace").strip()
@@ -91,6 +93,7 @@ class Namespace:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             shutil.rmtree(run_dir, ignore_errors=True)
+            listening_at.unlink(missing_ok=True)
             raise
 
     @classmethod
@@ -108,12 +111,16 @@ class Namespace:
         while line := await reader.readline():
             message: dict[str, Any] = json.loads(line)
             if "exited" in message:
-                self._exit(message["exited"]).set_result(message["status"])
+                end = self._exit(message["exited"])
+                if not end.done():
+                    end.set_result(message["status"])
                 continue
-            answer = self._answers.pop(message["tag"])
-            if answer.done():
+            answer = self._answers.pop(message["tag"], None)
+            if answer is None or answer.done():
                 continue
             if "spawned" in message:
+                # An end that was told of this pid before was another process's: pids are used again.
+                self._exits.pop(message["spawned"], None)
                 answer.set_result(message["spawned"])
             else:
                 answer.set_exception(OSError(message["failed"]))
@@ -180,7 +187,14 @@ class Namespace:
         tag = next(self._tags)
         answer = self._answers[tag] = asyncio.get_running_loop().create_future()
         self._writer.write(json.dumps({"spawn": what, "tag": tag}).encode() + b"\n")
-        return await asyncio.wait_for(answer, _START_TIMEOUT)
+        try:
+            return await asyncio.wait_for(answer, _START_TIMEOUT)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise KernelLost(
+                "The kernel's namespace does not answer.", f"Its process 1 was silent for {_START_TIMEOUT:.0f} s."
+            ) from None
+        finally:
+            self._answers.pop(tag, None)
 
     async def wait(self, pid: int) -> int:
         """Wait until the program with this pid (in the namespace) ends; return its exit code, -N for signal N."""
@@ -211,6 +225,8 @@ class Namespace:
                     os.kill(outer, signal.SIGKILL)
                 await self.wait(pid)
             raise TimeoutError from None
+        finally:
+            self._exits.pop(pid, None)
 
     def outer(self, pid: int) -> int | None:
         """Return the machine's pid of a process that has this pid in the namespace, or None when there is none."""
@@ -229,6 +245,12 @@ class Namespace:
         """The namespace's /dev/shm, from outside."""
         return self.path("/dev/shm")  # noqa: S108
 
+    def kill_now(self) -> None:
+        """Have every process of the namespace end, without waiting for it."""
+        if not self.dead.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
     async def kill(self) -> None:
         """End every process of the namespace, and remove its run folder.
 
@@ -237,8 +259,7 @@ class Namespace:
         GpuckptError : a process did not end in time (it hangs in the kernel or the driver).
         """
         if not self.dead.is_set():
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self.kill_now()
             try:
                 await asyncio.wait_for(self.dead.wait(), _KILL_TIMEOUT)
             except (TimeoutError, asyncio.TimeoutError):

@@ -15,10 +15,10 @@ import platform
 import shutil
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import settings
 from ..errors import (
@@ -44,8 +44,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gpuckpt.keeper")
 
+_T = TypeVar("_T")
+
 CRIU_IMAGES, SHARED_MEMORY, KERNEL_LOG = "criu", "shm.tar", "kernel.log"
 """The parts of a snapshot: the folder of criu's images, what lies in /dev/shm, and the kernel's standard output."""
+
+WORKING_COPY = "restore"
+"""In the kernel's folder, while a restore is under way: criu's images as they are to be restored here."""
+
+_STALLED = 10.0  # how long the criu of a dead keeper may do nothing before it is killed, in seconds
 
 _AT_POST_DUMP = """#!/bin/sh
 # criu runs this at every stage of a dump. At this one the dump is done and the kernel still frozen: what lies in its
@@ -71,12 +78,25 @@ class _Stages:
         await self._tell({"stage": stage, "seconds": self.seconds()})
 
     def check(self) -> None:
-        if self._operation.cancelled:
+        if self._operation.cancelling.is_set():
             raise Cancelled(
                 f"The {self._operation.kind} of {self._operation.name!r} was cancelled.",
                 "It was interrupted.",
                 "The kernel is as it was, and no snapshot was made or changed.",
             )
+
+    async def or_cancelled(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Wait for something that may take long for no good; a cancellation does not wait for it."""
+        doing = asyncio.create_task(work)
+        cancelling = asyncio.create_task(self._operation.cancelling.wait())
+        try:
+            await asyncio.wait({doing, cancelling}, return_when=asyncio.FIRST_COMPLETED)
+            if not doing.done():
+                self.check()
+            return await doing
+        finally:
+            doing.cancel()
+            cancelling.cancel()
 
     def seconds(self) -> float:
         return time.monotonic() - self._began
@@ -120,20 +140,17 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     space, link = keeper.namespace(), keeper.link
     assert link is not None
     program = await asyncio.to_thread(find_criu)
-    with keeper.store.writer(operation.name, replace=bool(args.get("replace"))) as writer:
+    with await asyncio.to_thread(keeper.store.writer, operation.name, replace=bool(args.get("replace"))) as writer:
         _room_for(keeper, space)
         await stages.enter("preparing the kernel")
-        agent = await _before_save(link, keeper.launch.agent)
-        failure: GpuckptError | None = None
         try:
-            stages.check()
+            agent = await stages.or_cancelled(_before_save(link, keeper.launch.agent))
             frozen = await _freeze(keeper, operation, writer, program, agent, stages)
-        except GpuckptError as e:
-            failure = e
-            raise
-        finally:
-            error = failure.as_dict() if failure else None
-            await _after_save(link, keeper.launch.agent, error)
+        except (GpuckptError, OSError) as e:
+            failure = e if isinstance(e, GpuckptError) else _not_saved(e)
+            await _after_save(link, keeper.launch.agent, failure)
+            raise failure from e
+        await _after_save(link, keeper.launch.agent, None)
         await stages.enter("writing")
         manifest = await asyncio.to_thread(
             writer.commit,
@@ -147,6 +164,10 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         )
     keeper.state.parent = {"name": manifest.name, "id": manifest.id}
     return {**summary(manifest), "seconds": stages.seconds()}
+
+
+def _not_saved(error: OSError) -> SaveFailed:
+    return SaveFailed("The kernel could not be saved; it goes on as before.", str(error), criu.advice(str(error)))
 
 
 def _room_for(keeper: Keeper, space: Namespace) -> None:
@@ -171,7 +192,6 @@ async def _before_save(link: Link, has_agent: bool) -> dict[str, Any]:
         await asyncio.wait_for(asyncio.shield(link.hello), settings.hook_timeout())
         answer: dict[str, Any] = await link.call("before_save", {}, settings.hook_timeout())
     except (AgentSilent, TimeoutError, asyncio.TimeoutError):
-        await link.send({"call": "after_save", "id": 0, "args": {"error": None}})
         raise SaveFailed(
             "The kernel was not saved; it goes on as before.",
             f"Its hooks did not finish within {settings.hook_timeout():.0f} s: "
@@ -181,11 +201,16 @@ async def _before_save(link: Link, has_agent: bool) -> dict[str, Any]:
     return answer
 
 
-async def _after_save(link: Link, has_agent: bool, error: dict[str, Any] | None) -> None:
+async def _after_save(link: Link, has_agent: bool, failure: GpuckptError | None) -> None:
+    """Have the agent undo its part; it is not waited for after a failure, which a hook that hangs may be."""
     if not has_agent:
         return
+    arguments = {"error": failure.as_dict() if failure else None}
     try:
-        await link.call("after_save", {"error": error}, settings.hook_timeout())
+        if failure is None:
+            await link.call("after_save", arguments, settings.hook_timeout())
+        else:
+            await link.send({"call": "after_save", "id": 0, "args": arguments})
     except AgentSilent:
         log.warning("the hooks after the save did not finish in time")
 
@@ -234,10 +259,10 @@ async def _freeze(
     await stages.enter("freezing", cancellable=False)
 
     def criu_runs(pid: int) -> None:
-        # Written down so that the next keeper can end it, should this one be killed.
+        # Written down so that the next keeper finds it, should this one be killed.
         assert keeper.state.operation is not None
         keeper.state.operation["criu"] = pid
-        keeper.save_state()
+        keeper.note_state()
 
     began = time.monotonic()
     if on_gpu:
@@ -260,7 +285,7 @@ async def _freeze(
     if space.outer(keeper.state.kernel_pid) is None:
         raise KernelLost("The kernel ended during the save.", "", "Restart it.")
     keeper.state.operation = None
-    keeper.save_state()
+    keeper.note_state()
     return _Frozen(seconds, described, {**process, "frozen_seconds": seconds})
 
 
@@ -358,32 +383,23 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     with await asyncio.to_thread(keeper.store.open, name, stages.amount) as snapshot:
         await stages.enter("checking")
         program = await asyncio.to_thread(find_criu)
-        old, old_link = keeper.namespace(), keeper.link
-        assert old_link is not None
+        old = keeper.namespace()
         leaving = processes.descendants(old.pid)
         gpu_map = await asyncio.to_thread(fit.check, snapshot, keeper.launch, keeper.worker, program, leaving)
-        asked = args if "cell" in args else await _interrupted_cell(old_link, keeper.launch.agent)
+        asked = args if "cell" in args else await _interrupted_cell(keeper)
         new = await _Arrival.prepare(keeper, snapshot)
         try:
             await stages.enter("restoring", cancellable=False)
-        except Cancelled:
+            peers = ports.peers(keeper.launch.connection_file)
+            keeper.namespace()  # it may have ended meanwhile
+            keeper.state.operation = {"kind": "restore", "name": name, "asked": asked, "peers": peers}
+            keeper.save_state()
+        except BaseException:
             await new.discard()
             raise
-        peers = ports.peers(keeper.launch.connection_file)
-        keeper.state.operation = {
-            "kind": "restore",
-            "name": name,
-            "sleeper": [new.space.pid, new.space.start_time],
-            "asked": asked,
-            "peers": peers,
-        }
-        keeper.save_state()
-        # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
-        keeper.let_go()
-        keeper.link = None
-        old_link.close()
-        await old.kill()
         try:
+            # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
+            await keeper.give_up()
             await _put_in_place(keeper, snapshot, new, program, gpu_map)
             result = {**summary(snapshot.manifest), "restored": True}
             await _resume(new.link, snapshot, asked, peers, result, stages)
@@ -392,7 +408,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
             await new.discard()
             raise await _start_afresh(keeper, snapshot.manifest.name, asked, peers, e) from e
         finally:
-            shutil.rmtree(keeper.folder.path / "restore", ignore_errors=True)
+            shutil.rmtree(keeper.folder.path / WORKING_COPY, ignore_errors=True)
     keeper.state.parent = {"name": snapshot.manifest.name, "id": snapshot.manifest.id}
     return {**result, "seconds": stages.seconds()}
 
@@ -411,12 +427,12 @@ def _latest(keeper: Keeper) -> str:
     return (own or manifests)[0].name
 
 
-async def _interrupted_cell(link: Link, has_agent: bool) -> dict[str, Any]:
+async def _interrupted_cell(keeper: Keeper) -> dict[str, Any]:
     """Ask the kernel which cell runs in it, when the restore was not asked for by a cell."""
-    if not has_agent:
+    if not keeper.launch.agent or keeper.link is None:
         return {}
     try:
-        found: dict[str, Any] = await link.call("interrupted", {}, 2.0)
+        found: dict[str, Any] = await keeper.link.call("interrupted", {}, 2.0)
     except AgentSilent:
         return {}
     return found
@@ -432,15 +448,12 @@ class _Arrival:
     @classmethod
     async def prepare(cls, keeper: Keeper, snapshot: Snapshot) -> _Arrival:
         """Start a sleeper and give it the run folder and the /dev/shm of the snapshot."""
-        links: list[Link] = []
 
         def furnish(run_dir: Path) -> None:
-            links.append(keeper.new_link(run_dir))
             shutil.copyfile(snapshot.directory / KERNEL_LOG, run_dir / KERNEL_LOG)
             (run_dir / KERNEL_LOG).chmod(0o600)
 
-        space = await Namespace.start(keeper.folder.path, furnish)
-        arrival = cls(space, links[0])
+        arrival = cls(*await keeper.new_namespace(furnish))
         try:
             # tar keeps what counts here: owners, modes, and several names of one semaphore's file.
             unpack = await asyncio.create_subprocess_exec(
@@ -450,7 +463,8 @@ class _Arrival:
                 "-f",
                 str(snapshot.directory / SHARED_MEMORY),
                 "-C",
-                str(space.shared_memory),
+                str(arrival.space.shared_memory),
+                stdin=asyncio.subprocess.DEVNULL,
             )
             if await unpack.wait() != 0:
                 raise Refused(
@@ -478,7 +492,7 @@ async def _put_in_place(
 ) -> None:
     """Have criu restore the tree into the new sleeper, and the driver its GPU state."""
     manifest = snapshot.manifest
-    work = keeper.folder.path / "restore"
+    work = keeper.folder.path / WORKING_COPY
     _working_copy(snapshot.directory / CRIU_IMAGES, work, manifest, keeper.launch.connection_file)
     # Waiting in the FIFO when the kernel wakes: it must know its new key before the first message comes.
     connection = json.loads(Path(keeper.launch.connection_file).read_text())
@@ -522,6 +536,9 @@ def _working_copy(source: Path, work: Path, manifest: Manifest, connection_file:
     for image in source.iterdir():
         if image.name != "files.img" and image.suffix == ".img":
             (work / image.name).symlink_to(image)
+    for folder in images.socket_folders(source):
+        # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     images.rewrite_files(
         source / "files.img",
         work / "files.img",
@@ -555,6 +572,19 @@ async def _resume(
         log.warning("the restored kernel has not answered yet")
 
 
+def _failed(name: str, cause: Exception) -> RestoreFailed:
+    """Return the error of a restore that failed when there was no way back."""
+    error = RestoreFailed(
+        f"The restore of {name!r} failed. The snapshot is as it was; the kernel before it was "
+        "given up, and a fresh, empty one runs in its place.",
+        str(cause),
+    )
+    if isinstance(cause, GpuckptError):
+        own_words = () if isinstance(cause, RestoreFailed) else (cause.what,)
+        error.why, error.then, error.data = " ".join((*own_words, cause.why)), cause.then, cause.data
+    return error
+
+
 async def _start_afresh(
     keeper: Keeper,
     name: str,
@@ -563,13 +593,7 @@ async def _start_afresh(
     cause: Exception,
 ) -> GpuckptError:
     """Start a fresh kernel after a failed restore, answer the cell from it, and return the error to raise."""
-    error = cause if isinstance(cause, RestoreFailed) else RestoreFailed("", str(cause))
-    if isinstance(cause, GpuckptError) and not isinstance(cause, RestoreFailed):
-        error = RestoreFailed("", f"{cause.what} {cause.why}", cause.then, **cause.data)
-    error.what = (
-        f"The restore of {name!r} failed. The snapshot is as it was; the kernel before it was "
-        "given up, and a fresh, empty one runs in its place."
-    )
+    error = _failed(name, cause)
     try:
         await keeper.start_kernel()
     except (GpuckptError, OSError) as e:
@@ -601,57 +625,45 @@ async def _answer_from_fresh(
 # -- after a keeper's death
 
 
-async def end_criu(space: Namespace, left: Mapping[str, Any] | None) -> None:
-    """End the criu that a dead keeper left running: the processes that it had stopped run on."""
-    pid = (left or {}).get("criu")
-    outer = space.outer(int(pid)) if pid else None
-    if outer is not None and b"criu" in Path(f"/proc/{outer}/cmdline").read_bytes():
-        os.kill(outer, signal.SIGKILL)
-        with contextlib.suppress(GpuckptError):
-            await space.wait(int(str(pid)))
-
-
-async def mend(keeper: Keeper, left: Mapping[str, Any] | None) -> None:
-    """Undo what a dead keeper had begun with a kernel that still lives.
+async def recover(keeper: Keeper) -> None:
+    """Undo what a dead keeper had begun with the kernel, or bring it to an end; no cell waits any longer for it.
 
     Raises
     ------
     KernelLost : the GPU state could not be brought back.
     """
-    if left is None:
-        return
-    log.warning("the keeper before this one died during a %s", left.get("kind"))
+    left = keeper.state.operation or {}
+    if left:
+        log.warning("the keeper before this one died during a %s", left["kind"])
     if left.get("kind") == "save":
-        await asyncio.to_thread(cuda.mend, keeper.worker, list(left.get("cuda", [])), left.get("held", []))
-    elif left.get("kind") == "restore":
-        _kill_left(left.get("sleeper"))
-    keeper.store.collect()
+        await _end_criu(keeper.namespace(), left.get("criu"))
+        await asyncio.to_thread(cuda.mend, keeper.worker, left.get("cuda", []), left.get("held", []))
+    with contextlib.suppress(GpuckptError):
+        await asyncio.to_thread(keeper.store.collect)
+    if left.get("fresh"):
+        # The old kernel was gone already, and a fresh one has been started in its place.
+        cause = RestoreFailed("", "The kernel's keeper died in the middle of it.", "Restore it again.")
+        await _answer_from_fresh(keeper, left["asked"], left["peers"], _failed(left["name"], cause))
+    elif keeper.link is not None:
+        keeper.link.introduce(keeper.launch.agent)
     keeper.state.operation = None
-    keeper.save_state()
-    if keeper.link is not None and keeper.launch.agent:
-        error = SaveFailed(
-            f"The {left.get('kind')} of {left.get('name')!r} was broken off; the kernel goes on as before.",
-            "Its keeper died.",
-            "Ask for it again.",
-        )
-        await keeper.link.send({"call": "after_save", "id": 0, "args": {"error": error.as_dict()}})
+    keeper.note_state()
 
 
-async def start_over(keeper: Keeper, left: Mapping[str, Any]) -> None:
-    """Start a fresh kernel where a keeper died in the middle of a restore, and say so to the cell."""
-    _kill_left(left.get("sleeper"))
-    error = await _start_afresh(
-        keeper,
-        str(left.get("name")),
-        left.get("asked") or {},
-        left.get("peers") or {},
-        RestoreFailed("", "Its keeper died in the middle of it.", "Restore it again."),
-    )
-    if isinstance(error, KernelLost):
-        raise error
+async def _end_criu(space: Namespace, pid: int | None) -> None:
+    """Wait for the criu that a dead keeper left running: it lets the processes run on when it is done.
 
-
-def _kill_left(sleeper: Sequence[int] | None) -> None:
-    """End the sleeper that a broken-off restore left, if it still is the same process."""
-    if sleeper and processes.start_time(sleeper[0]) == sleeper[1]:
-        os.kill(sleeper[0], signal.SIGKILL)
+    One that does nothing any more is killed. That is the worse way: it may have put code of its own into a process.
+    """
+    outer = space.outer(pid) if pid else None
+    if outer is None or b"criu" not in Path(f"/proc/{outer}/cmdline").read_bytes():
+        return
+    done, quiet_since = processes.work_done(outer), time.monotonic()
+    while processes.start_time(outer) is not None:
+        await asyncio.sleep(0.05)
+        if (now := processes.work_done(outer)) != done:
+            done, quiet_since = now, time.monotonic()
+        elif time.monotonic() - quiet_since > _STALLED:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(outer, signal.SIGKILL)
+            quiet_since = time.monotonic()

@@ -6,22 +6,23 @@ import asyncio
 import contextlib
 import ctypes
 import datetime
-import fcntl
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from .. import settings
-from ..errors import Busy, GpuckptError, KeeperGone, KernelLost
+from ..errors import Busy, GpuckptError, KernelLost
 from ..freeze import cuda, processes
 from ..store import Store
 from . import operations
-from .link import Link
+from .link import AgentSilent, Link
 from .namespace import FIRST_PID, Namespace, run_path
 from .protocol import LINE_LIMIT, peer_uid, short_path
 from .record import LOCK, SOCKET, KernelFolder, Operation
@@ -32,6 +33,8 @@ log = logging.getLogger("gpuckpt.keeper")
 
 _PR_SET_CHILD_SUBREAPER = 36
 _FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to take note, in seconds
+_PATIENCE = 30.0  # how long a shutdown waits for a broken-off operation to end, in seconds
+PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
 
 Tell = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -54,10 +57,18 @@ class Keeper:
         self.link: Link | None = None
         self.operation: Operation | None = None
         self.exit_status: int | None = None
+        self.ending = False
+        """Set when the kernel is to end: no other is to be started in its place."""
+        self.held = asyncio.Event()
+        """Set when the kernel can be asked for something: it was started, or taken over and mended."""
+        self.idle = asyncio.Event()
+        """Set while no operation is under way."""
+        self.idle.set()
+        self.closing = asyncio.Event()
+        self._spaces: list[Namespace] = []
         self._attached: set[asyncio.StreamWriter] = set()
         self._watch: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.closing = asyncio.Event()
 
     # -- the kernel's life
 
@@ -66,6 +77,32 @@ class Keeper:
         with contextlib.suppress(FileExistsError):
             (run_dir / LOCK).hardlink_to(self.folder.path / LOCK)
         return Link(run_dir, self._on_agent_request)
+
+    async def new_namespace(self, furnish: Callable[[Path], None] = lambda _: None) -> tuple[Namespace, Link]:
+        """Start a sleeper over a new run folder, which `furnish` may put more into.
+
+        Raises
+        ------
+        GpuckptError, OSError : it could not be started; nothing is left behind.
+        """
+        links: list[Link] = []
+
+        def prepare(run_dir: Path) -> None:
+            links.append(self.new_link(run_dir))
+            furnish(run_dir)
+
+        try:
+            space = await Namespace.start(self.folder.path, prepare)
+        except BaseException:
+            for link in links:
+                link.close()
+            raise
+        self._spaces = [s for s in self._spaces if not s.dead.is_set()] + [space]
+        if self.ending:
+            links[0].close()
+            await space.kill()
+            raise KernelLost("The kernel was ended.", "It was shut down meanwhile.", "Start it again.")
+        return space, links[0]
 
     def namespace(self) -> Namespace:
         """Return the namespace that the kernel lives in.
@@ -80,8 +117,7 @@ class Keeper:
 
     async def start_kernel(self) -> None:
         """Start the kernel afresh, in a new sleeper."""
-        links: list[Link] = []
-        space = await Namespace.start(self.folder.path, lambda run_dir: links.append(self.new_link(run_dir)))
+        space, link = await self.new_namespace()
         try:
             pid = await space.spawn(
                 self.launch.argv,
@@ -93,12 +129,11 @@ class Keeper:
                 subreaper=True,
             )
         except BaseException:
-            links[0].close()
+            link.close()
             await space.kill()
             raise
-        self.hold(space, links[0], pid)
         self.state.parent = None
-        self.save_state()
+        self.hold(space, link, pid)
 
     def hold(self, space: Namespace, link: Link, pid: int) -> None:
         """Take this running kernel as the one to keep; `pid` is its pid in the namespace."""
@@ -110,13 +145,22 @@ class Keeper:
         if self._watch is not None:
             self._watch.cancel()
         self._watch = asyncio.create_task(self._watch_kernel(space, pid))
-        self.save_state()
+        self.note_state()
 
     def let_go(self) -> None:
         """Stop watching the kernel: its end is about to be wanted."""
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
+
+    async def give_up(self) -> None:
+        """End the kernel, on the way to another one."""
+        self.let_go()
+        link, self.link = self.link, None
+        if link is not None:
+            link.close()
+        if self.space is not None:
+            await self.space.kill()
 
     async def _watch_kernel(self, space: Namespace, pid: int) -> None:
         try:
@@ -129,6 +173,8 @@ class Keeper:
         """Note that the kernel has ended, tell who wants to know, and finish."""
         log.info("the kernel ended with status %d", status)
         self.exit_status = status
+        if self.link is not None:
+            self.link.close()  # who waits for the agent need not wait any longer
         for writer in list(self._attached):
             await self._tell(writer, {"event": "exited", "status": status})
         if self.space is not None:
@@ -146,41 +192,74 @@ class Keeper:
                 log.warning("the kernel's last words:\n%s", "\n".join(tail))
 
     async def take_over(self) -> None:
-        """Go on where a keeper that died left off.
+        """Hold the kernel that a dead keeper held; `recover` then undoes or finishes what that one had begun.
 
         Raises
         ------
         KernelLost : the kernel cannot be held any more.
         """
-        state = self.state
-        left = state.operation
-        if state.sleeper is None or not self.folder.has_sleeper():
-            if left is not None and left.get("kind") == "restore":
-                await operations.start_over(self, left)
-                return
-            raise KernelLost("The kernel is gone.", "Its keeper died, and so did its namespace.")
-        space = await Namespace.attach(self.folder.path, state.run, state.sleeper[0])
-        link = self.new_link(space.run_dir)
-        await operations.end_criu(space, left)
+        state, left = self.state, self.state.operation
+        kept = state.sleeper[0] if state.sleeper is not None and self.folder.has_sleeper() else None
+        for pid in self.folder.sleepers():
+            if pid != kept:  # a restore had begun with it
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        for run_dir in self.folder.path.glob("run-*/"):
+            if kept is None or run_dir.name != state.run:
+                shutil.rmtree(run_dir, ignore_errors=True)
+        shutil.rmtree(self.folder.path / operations.WORKING_COPY, ignore_errors=True)
+        if kept is None:
+            if left is None or left.get("kind") != "restore":
+                raise KernelLost("The kernel is gone.", "Its keeper died, and so did its namespace.", "Restart it.")
+            log.warning("the keeper before this one died in the middle of a restore; the kernel starts afresh")
+            state.operation = {**left, "fresh": True}
+            await self.start_kernel()
+            return
+        space = await Namespace.attach(self.folder.path, state.run, kept)
+        self._spaces.append(space)
         if space.outer(state.kernel_pid) is None:
             log.warning("the kernel did not outlive its keeper")
-        self.hold(space, link, state.kernel_pid)
-        link.hello.set_result({})
-        await operations.mend(self, left)
+        self.hold(space, self.new_link(space.run_dir), state.kernel_pid)
+
+    async def recover(self) -> None:
+        """Undo or finish what a dead keeper had begun."""
+        try:
+            await operations.recover(self)
+        except KernelLost as e:
+            log.error("the kernel is lost: %s", e)
+            await self.ended(-signal.SIGKILL)
 
     async def shut_down(self) -> None:
-        """End the kernel and all of its processes, and remove its folder."""
+        """End the kernel and all of its processes, and what is under way; remove its folder."""
+        self.ending = True
         self.let_go()
+        if self.operation is not None:
+            self.operation.cancelling.set()
+        for space in self._spaces:
+            await space.kill()
         if self.link is not None:
             self.link.close()
-        if self.space is not None:
-            await self.space.kill()
-        self.worker.close()
+        await asyncio.to_thread(self.worker.close)
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self.idle.wait(), _PATIENCE)
         self.folder.remove()
 
     def save_state(self) -> None:
-        """Write down where the kernel is."""
+        """Write down where the kernel is, for the keeper that comes after this one.
+
+        Raises
+        ------
+        OSError : it could not be written.
+        """
         self.folder.write_state(self.state)
+
+    def note_state(self) -> None:
+        """Write down where the kernel is, if that can be done: it has changed already."""
+        try:
+            self.save_state()
+        except OSError as e:
+            if not self.ending:
+                log.error("the keeper's record could not be written: %s", e)
 
     # -- requests
 
@@ -198,11 +277,9 @@ class Keeper:
         if op == "signal":
             return self._signal(int(args["signum"]))
         if op == "save":
-            return await self._exclusively(Operation("save", str(args["name"])), operations.save, args, tell)
+            return await self._exclusively("save", str(args["name"]), operations.save, args, tell)
         if op == "restore":
-            return await self._exclusively(
-                Operation("restore", str(args.get("name") or "")), operations.restore, args, tell
-            )
+            return await self._exclusively("restore", str(args.get("name") or ""), operations.restore, args, tell)
         if op == "list":
             manifests, faults = await asyncio.to_thread(self.store.scan)
             return {
@@ -217,11 +294,13 @@ class Keeper:
 
     async def _exclusively(
         self,
-        operation: Operation,
+        kind: str,
+        name: str,
         steps: Callable[[Keeper, Operation, dict[str, Any], Tell], Awaitable[Any]],
         args: dict[str, Any],
         tell: Tell,
     ) -> Any:
+        await self.held.wait()
         self.namespace()
         if self.operation is not None:
             under_way = self.operation
@@ -230,14 +309,16 @@ class Keeper:
                 "One operation is done at a time.",
                 "Wait for it, or cancel it, and ask again.",
             )
-        self.operation = operation
+        operation = self.operation = Operation(kind, name)
+        self.idle.clear()
         try:
             return await steps(self, operation, args, tell)
         finally:
             self.operation = None
-            self.state.operation = None
-            if not self.closing.is_set():
-                self.save_state()
+            if self.state.operation is not None:
+                self.state.operation = None
+                self.note_state()
+            self.idle.set()
 
     def status(self) -> dict[str, Any]:
         """Return what the kernel is doing, for listings."""
@@ -264,18 +345,20 @@ class Keeper:
     def _cancel(self) -> bool:
         if self.operation is None or not self.operation.cancellable:
             return False
-        self.operation.cancelled = True
+        self.operation.cancelling.set()
         return True
 
     def _signal(self, signum: int) -> bool:
         """Send a signal to the kernel's process group, as the kernel manager would; False when there is none now."""
-        if self.space is None or self.exit_status is not None:
+        if self.exit_status is not None:
             return False
         if signum == signal.SIGKILL:
-            # What a kernel leaves behind ends with it.
-            os.kill(self.space.pid, signal.SIGKILL)
+            # What a kernel leaves behind ends with it, and so does one that is on its way back from a snapshot.
+            self.ending = True
+            for space in self._spaces:
+                space.kill_now()
             return True
-        pid = self.space.outer(self.state.kernel_pid)
+        pid = self.space.outer(self.state.kernel_pid) if self.space is not None else None
         if pid is None:
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -293,20 +376,40 @@ class Keeper:
             return
 
         async def tell(progress: dict[str, Any]) -> None:
-            if self.link is link:
+            with contextlib.suppress(AgentSilent):
                 await link.send({"for": number, "progress": progress})
+
+        async def pulse(progress: dict[str, Any]) -> None:
+            with contextlib.suppress(AgentSilent):
+                await link.pulse({"for": number, "progress": progress})
 
         answer: dict[str, Any]
         try:
-            answer = {"result": await self.do(op, args, tell)}
+            answer = {"result": await self._with_pulse(self.do(op, args, tell), pulse)}
         except GpuckptError as e:
             answer = {"error": e.as_dict()}
         except Exception as e:
             log.exception("%s failed", op)
             answer = {"error": _unforeseen(op, e, self.folder).as_dict()}
-        if self.link is link:  # a restore that succeeded answers through the restored kernel
-            with contextlib.suppress(OSError):
-                await link.send({"for": number, **answer})
+        # A restore that succeeded has closed this link, and answers through the restored kernel.
+        with contextlib.suppress(AgentSilent):
+            await link.send({"for": number, **answer})
+
+    async def _with_pulse(self, work: Coroutine[Any, Any, Any], pulse: Tell) -> Any:
+        """Do something for somebody, and let them hear now and then that it is being done."""
+
+        async def beat() -> None:
+            began = time.monotonic()
+            while True:
+                await asyncio.sleep(PULSE)
+                stage = self.operation.stage if self.operation is not None else ""
+                await pulse({"stage": stage, "seconds": time.monotonic() - began})
+
+        beating = asyncio.create_task(beat())
+        try:
+            return await work
+        finally:
+            beating.cancel()
 
     # -- who asks: clients of the socket
 
@@ -328,10 +431,12 @@ class Keeper:
         try:
             while line := await reader.readline():
                 request = json.loads(line)
+                if not isinstance(request, dict):
+                    raise ValueError("a request is a JSON object")
                 task = asyncio.create_task(self._serve_request(request, writer))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-        except (ValueError, ConnectionError) as e:
+        except (ValueError, RecursionError, ConnectionError) as e:
             log.warning("a client was cut off: %s", e)
         finally:
             self._attached.discard(writer)
@@ -352,11 +457,11 @@ class Keeper:
                     await self._tell(writer, {"event": "exited", "status": self.exit_status})
                 result: Any = None
             elif op == "close":
-                await self.shut_down()
+                await self._with_pulse(self.shut_down(), tell)
                 result = None
                 self.closing.set()
             else:
-                result = await self.do(op, args, tell)
+                result = await self._with_pulse(self.do(op, args, tell), tell)
             await self._tell(writer, {"id": number, "result": result})
         except GpuckptError as e:
             await self._tell(writer, {"id": number, "error": e.as_dict()})
@@ -379,32 +484,23 @@ def _unforeseen(op: str, error: Exception, folder: KernelFolder) -> GpuckptError
 
 
 async def keep(folder: KernelFolder, take_over: bool, ready: Callable[[str], None]) -> None:
-    """Be the keeper of the kernel in this folder until it has ended.
+    """Be the keeper of the kernel in this folder until it has ended; its lock is held by this process.
 
     `ready` is called once, with nothing when the kernel has been started or taken over, else with the error.
-
-    Raises
-    ------
-    KeeperGone : another keeper holds this kernel.
     """
-    fd = os.open(folder.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise KeeperGone("The kernel has a keeper already.", "It holds the kernel's lock.") from None
     # The sleeper's parent ends at once: sleepers become this process's children, and are reaped by it.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     keeper = Keeper(folder)
     pid = os.getpid()
     keeper.state.keeper = (pid, processes.start_time(pid) or 0)
-    keeper.save_state()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # A keeper ends with its kernel, not with the terminal that its server was started from.
         loop.add_signal_handler(number, lambda: None)
     try:
-        server = await keeper.serve()
         try:
+            keeper.save_state()
+            server = await keeper.serve()
             await (keeper.take_over() if take_over else keeper.start_kernel())
         except Exception as e:
             log.exception("the kernel could not be held")
@@ -412,9 +508,11 @@ async def keep(folder: KernelFolder, take_over: bool, ready: Callable[[str], Non
             ready(json.dumps(error.as_dict()))
             return
         ready("")
-        async with server:
-            await keeper.closing.wait()
-            await asyncio.sleep(0)  # the last answers go out
+        if take_over:
+            await keeper.recover()
+        keeper.held.set()
+        await keeper.closing.wait()
+        server.close()
+        await asyncio.sleep(0)  # the last answers go out
     finally:
         await keeper.shut_down()
-        os.close(fd)

@@ -43,8 +43,24 @@ async def connect_unix(path: Path) -> tuple[asyncio.StreamReader, asyncio.Stream
 
 def peer_uid(connection: socket.socket) -> int:
     """Return the user id of the process at the other end (unix(7), SO_PEERCRED)."""
+    return _peer(connection)[1]
+
+
+def listener_pid(path: Path) -> int | None:
+    """Return the pid of the process that listens at a Unix socket; None when none does."""
+    with socket.socket(socket.AF_UNIX) as s, contextlib.suppress(OSError):
+        s.setblocking(False)
+        with short_path(path) as short:
+            s.connect(short)
+        return _peer(s)[0]
+    return None
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return the pid and the user id of the process at the other end."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int(struct.unpack("iii", raw)[1])
+    pid, uid, _ = struct.unpack("iii", raw)
+    return int(pid), int(uid)
 
 
 class KeeperClient:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 from .. import settings
 from ..freeze.processes import start_time
+from .protocol import listener_pid
 
 LAUNCH, STATE, LOCK, SOCKET, LOG = (
     "launch.json",
@@ -23,6 +26,10 @@ LAUNCH, STATE, LOCK, SOCKET, LOG = (
     "keeper.sock",
     "keeper.log",
 )
+_SLEEPERS = "run-*.sock"
+"""The sockets of sleepers: each stands beside its run folder."""
+
+_LOOK = 0.5  # how long to try for a lock that others hold for an instant, to see whether it is free, in seconds
 
 
 @dataclass
@@ -60,6 +67,8 @@ class State:
     """Name and id of the snapshot that the kernel last came from or went to."""
     operation: dict[str, Any] | None = None
     """The operation under way, for whoever has to clean up after this keeper."""
+    boot: str = ""
+    """Which boot of the machine this is of (proc(5), random/boot_id): pids mean nothing in the next."""
 
 
 class KernelFolder:
@@ -69,16 +78,20 @@ class KernelFolder:
         self.path = path
 
     @classmethod
-    def create(cls, launch: Launch) -> KernelFolder:
-        """Make the folder of a kernel that is about to start; what an earlier kernel of that id left is removed."""
+    def create(cls, launch: Launch) -> tuple[KernelFolder, int]:
+        """Make the folder of a kernel that is about to start, and return it with its lock, held.
+
+        Who lists kernels removes the folders of dead ones: this one is held before it can be seen.
+        """
         root = settings.kernels_dir()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = cls(root / launch.kernel_id)
-        folder.remove()
         folder.path.mkdir(mode=0o700)
-        folder._write(LAUNCH, dataclasses.asdict(launch))
+        lock = folder.lock()
+        assert lock is not None
         folder.write_state(State())
-        return folder
+        folder._write(LAUNCH, dataclasses.asdict(launch))
+        return folder, lock
 
     @classmethod
     def all(cls) -> Iterator[KernelFolder]:
@@ -101,6 +114,7 @@ class KernelFolder:
 
     def write_state(self, state: State) -> None:
         """Replace the state in one step."""
+        state.boot = _boot()
         self._write(STATE, dataclasses.asdict(state))
 
     def write_launch(self, launch: Launch) -> None:
@@ -114,28 +128,65 @@ class KernelFolder:
             json.dump(content, f)
         fresh.replace(self.path / name)
 
+    def lock(self) -> int | None:
+        """Take the lock that says a keeper lives and return it, open; None when a keeper has it.
+
+        It is passed on to the keeper, and held for as long as any process has it open.
+        """
+        fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        deadline = time.monotonic() + _LOOK
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return fd
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    os.close(fd)
+                    return None
+                time.sleep(0.01)
+
     def has_keeper(self) -> bool:
         """Tell whether a keeper lives: it holds a lock for as long as it does."""
-        try:
-            fd = os.open(self.path / LOCK, os.O_RDWR)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
+        return is_locked(self.path / LOCK)
+
+    def sleepers(self) -> list[int]:
+        """Return the pid of every sleeper of this kernel that lives; there are two in the middle of a restore."""
+        pids = (listener_pid(path) for path in sorted(self.path.glob(_SLEEPERS)))
+        return [pid for pid in pids if pid]
 
     def has_sleeper(self) -> bool:
         """Tell whether the sleeper lives, and so the kernel may."""
         sleeper = self.state().sleeper
         return sleeper is not None and start_time(sleeper[0]) == sleeper[1]
 
+    def can_be_kept(self) -> bool:
+        """Tell whether a new keeper has anything to do here: a kernel that lives, or a restore to bring to an end."""
+        state = self.state()
+        in_restore = (state.operation or {}).get("kind") == "restore" and state.boot == _boot()
+        return in_restore or self.has_sleeper()
+
     def remove(self) -> None:
         """Delete the folder and all in it."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def is_locked(path: Path) -> bool:
+    """Tell whether somebody holds this lock file; looking does not get in the way of others who look."""
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @dataclass
@@ -145,6 +196,6 @@ class Operation:
     kind: str
     name: str
     stage: str = "checking"
-    cancelled: bool = False
     cancellable: bool = True
-    extra: dict[str, Any] = field(default_factory=dict)
+    cancelling: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it is to be cancelled, where `cancellable` says that it can be."""

@@ -14,6 +14,7 @@ Inside the namespace /proc shows its processes alone, /dev/shm is its own, and t
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import json
@@ -29,6 +30,8 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
 MS_BIND, MS_REC, MS_SLAVE = 0x1000, 0x4000, 0x80000
 PR_SET_CHILD_SUBREAPER = 36
 NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"  # the same as in settings.py, which this program must not import
+
+LINE_LIMIT = 16 << 20  # bytes: a program's arguments and environment travel in a line
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -69,7 +72,7 @@ class Sleeper:
         self.selector = selectors.DefaultSelector()
         self.clients: dict[socket.socket, bytes] = {}
         self.spawned: set[int] = set()
-        self.exits: list[dict[str, int]] = []
+        self.exits: collections.deque[dict[str, int]] = collections.deque(maxlen=100)
         self.wake, wake_write = socket.socketpair()
         self.wake.setblocking(False)
         wake_write.setblocking(False)
@@ -121,14 +124,22 @@ class Sleeper:
             self._drop(client)
             return
         *lines, rest = (self.clients[client] + data).split(b"\n")
+        if len(rest) > LINE_LIMIT:
+            self._drop(client)
+            return
         self.clients[client] = rest
         for line in lines:
-            request = json.loads(line)
             try:
-                answer: dict[str, Any] = {"spawned": self._spawn(request["spawn"])}
-            except OSError as e:
-                answer = {"failed": str(e)}
-            self._send(client, {**answer, "tag": request["tag"]})
+                request = json.loads(line)
+                tag, what = request["tag"], request["spawn"]
+            except (ValueError, TypeError, KeyError, RecursionError):
+                self._drop(client)  # no keeper: the end of this process would be the end of the kernel
+                return
+            try:
+                answer: dict[str, Any] = {"spawned": self._spawn(what)}
+            except Exception as e:  # noqa: BLE001 - as above
+                answer = {"failed": f"{type(e).__name__}: {e}"}
+            self._send(client, {**answer, "tag": tag})
 
     def _reap(self) -> None:
         while True:

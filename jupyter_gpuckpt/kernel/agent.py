@@ -15,9 +15,10 @@ import os
 import platform
 import queue
 import select
+import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from .cells import Asked, Cells, wait_for_peers
 log = logging.getLogger("gpuckpt.agent")
 
 _ALIVE_EVERY = 0.5  # how often a waiting request looks whether the keeper still lives, in seconds
+_QUIET = 10.0  # after how long a silence a keeper, which is heard of every two seconds, is taken to hang, in seconds
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -56,8 +58,9 @@ class Agent:
         self._pid = os.getpid()
         self._housekeeping = Housekeeping(kernel.shell)
         self._waiting: dict[int, _Waiting] = {}
+        self._saving = False
         self._ids = itertools.count(1)
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()
         self._in = os.open(run_dir / "to-kernel", os.O_RDWR)
         self._out = os.open(run_dir / "from-kernel", os.O_RDWR | os.O_NONBLOCK)
 
@@ -72,11 +75,13 @@ class Agent:
     def request(self, op: str, args: dict[str, Any] | None = None, progress: Progress | None = None) -> Any:
         """Ask the keeper for an operation and wait for its result.
 
-        An interrupt asks the keeper to cancel, and the keeper's answer is waited for; a second one does not wait.
+        An interrupt asks the keeper to cancel, and the keeper's answer is waited for. A second one, or a keeper that
+        has fallen silent, ends the waiting; what was asked for may then still be done.
 
         Raises
         ------
-        GpuckptError : whatever the keeper answered; KeeperGone if it died.
+        GpuckptError : whatever the keeper answered; KeeperGone if it died, or was silent at an interrupt.
+        KeyboardInterrupt : at the second interrupt.
         """
         if os.getpid() != self._pid:
             raise KeeperGone(
@@ -85,32 +90,39 @@ class Agent:
                 "Use %gpuckpt in a cell.",
             )
         number = next(self._ids)
-        waiting = self._waiting[number] = _Waiting(op)
+        waiting = _Waiting(op)
         try:
-            self._send({"request": number, "op": op, "args": args or {}})
-            return self._wait(waiting, progress)
+            with _interrupts_into(waiting.messages):
+                with self._sending:
+                    self._waiting[number] = waiting
+                    self._send({"request": number, "op": op, "args": args or {}})
+                return self._wait(waiting, progress)
         finally:
             self._waiting.pop(number, None)
 
     def _wait(self, waiting: _Waiting, progress: Progress | None) -> Any:
         interrupted = False
+        quiet = 0.0  # counted, not measured: the time for which this process stands still is not the keeper's silence
         while True:
             try:
                 message = waiting.messages.get(timeout=_ALIVE_EVERY)
             except queue.Empty:
                 if not self._keeper_lives():
-                    raise KeeperGone(
-                        f"The {waiting.op} was broken off; the kernel goes on as before.",
-                        "The kernel's keeper died.",
-                        "The kernel gets a new one by itself within seconds; then ask again.",
-                    ) from None
+                    raise _broken_off(waiting.op, "The kernel gets a new one by itself within seconds.") from None
+                quiet += _ALIVE_EVERY
+                if quiet >= _QUIET:
+                    if interrupted:
+                        raise _silent(waiting.op, quiet) from None
+                    if progress is not None:
+                        progress({"stage": f"the keeper has been silent for {quiet:.0f} s; interrupt to stop waiting"})
                 continue
-            except KeyboardInterrupt:
+            if "interrupted" in message:
                 if interrupted:
-                    raise
+                    raise KeyboardInterrupt
                 interrupted = True
                 self._send({"request": next(self._ids), "op": "cancel", "args": {}})
                 continue
+            quiet = 0.0
             if "progress" in message:
                 if progress is not None:
                     progress(message["progress"])
@@ -125,7 +137,7 @@ class Agent:
         except OSError:
             return False
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         finally:
@@ -165,6 +177,9 @@ class Agent:
             if waiting is not None:
                 waiting.messages.put(message)
             return
+        if message["call"] == "new_keeper":
+            self._new_keeper(message["id"])
+            return
         calls: dict[str, Callable[..., Any]] = {
             "before_save": self._before_save,
             "after_save": self._after_save,
@@ -186,7 +201,18 @@ class Agent:
         if message["id"]:
             self._send({"reply": message["id"], **reply})
 
+    def _new_keeper(self, number: int) -> None:
+        """The keeper died and another holds the kernel now: nothing that was asked of the old one will be answered."""
+        if self._saving:
+            self._after_save(_broken_off("save", "Save again.").as_dict())
+        # The new keeper passes over every request that comes before the reply: these, and no others, end here.
+        with self._sending:
+            for waiting in list(self._waiting.values()):
+                waiting.messages.put({"error": _broken_off(waiting.op, "It has a new one: ask again.").as_dict()})
+            self._send({"reply": number, "result": None})
+
     def _before_save(self) -> dict[str, Any]:
+        self._saving = True
         hooks.run_before()
         import ipykernel
 
@@ -203,6 +229,7 @@ class Agent:
 
     def _after_save(self, error: dict[str, Any] | None) -> None:
         """The freeze is over in the kernel that was saved, or it did not come to one."""
+        self._saving = False
         self._housekeeping.after(restored=False)
         failure = GpuckptError.from_dict(error) if error else None
         for fault in hooks.run_after(hooks.Resumed(restored=False, error=failure)):
@@ -225,6 +252,7 @@ class Agent:
 
     def _resumed(self, asked: Asked, peers: dict[str, int], result: dict[str, Any], asked_at: float) -> dict[str, Any]:
         """This kernel was just restored: run the hooks, and answer the cell that asked for it."""
+        self._saving = False
         self._housekeeping.after(restored=True)
         faults = hooks.run_after(hooks.Resumed(restored=True))
         if asked.get("cell"):
@@ -266,6 +294,31 @@ class Agent:
         self._wait_for_peers(peers)
         self.cells.answer(asked, show.error_content(GpuckptError.from_dict(error)))
         self.cells.refuse_queued(asked)
+
+
+def _broken_off(op: str, then: str) -> KeeperGone:
+    return KeeperGone(f"The {op} was broken off; the kernel goes on as before.", "The kernel's keeper died.", then)
+
+
+def _silent(op: str, seconds: float) -> KeeperGone:
+    return KeeperGone(
+        f"The {op} is not waited for any longer; it may still be done.",
+        f"The kernel's keeper is stopped or hangs: nothing was heard of it for {seconds:.0f} s.",
+        "Ask for `%gpuckpt status`; if it does not answer either, restart the kernel.",
+    )
+
+
+@contextlib.contextmanager
+def _interrupts_into(messages: queue.SimpleQueue[dict[str, Any]]) -> Iterator[None]:
+    """Have interrupts come as a message: an exception could break off a request at any point."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: messages.put({"interrupted": True}))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
 
 
 def _overtaken(op: str) -> GpuckptError:
