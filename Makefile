@@ -36,18 +36,21 @@ setup: $(READY)
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo 'Python 3.10 or newer is needed, and "$(PYTHON)" is not. Name another: make PYTHON=python3.12'; exit 1; }
-	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(MAKE) --no-print-directory python3-venv
 	@echo 'Installing packages into .venv (a minute or two, once) ...'
-	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory new-venv
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 # Debian keeps a part of Python's venv in a package of its own.
-.PHONY: python3-venv
+.PHONY: new-venv python3-venv
+new-venv:
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(MAKE) --no-print-directory python3-venv
+	@$(PYTHON) -m venv --clear .venv
+
 python3-venv:
 	@test "$$(id -u)" = 0 && command -v apt-get >/dev/null || \
 		{ echo 'Python lacks its module ensurepip. As root: apt-get install python3-venv'; exit 1; }
-	@echo 'Installing python3-venv, which Python needs to make .venv ...'
+	@echo 'Python needs python3-venv to make .venv; installing it ...'
 	@apt-get update -qq
 	@DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends python3-venv >/dev/null
 
