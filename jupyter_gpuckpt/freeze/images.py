@@ -6,8 +6,10 @@ An image is two 32-bit magic numbers, then entries, each a 32-bit length and a p
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,19 @@ _U64 = descriptor_pb2.FieldDescriptorProto.TYPE_UINT64
 _BOOL = descriptor_pb2.FieldDescriptorProto.TYPE_BOOL
 _BYTES = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
 _MESSAGE = descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE
+_OPTIONAL = descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL
+_REPEATED = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
 
 _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
-    # message: (field, number, type, message type); numbers from fdinfo, regfile, sk-inet, sk-unix and remap-file-path
-    "reg": [("flags", 2, _U32, ""), ("name", 6, _BYTES, ""), ("size", 8, _U64, "")],
+    # message: (field, number, type, message type); numbers from fdinfo, regfile, sk-inet, sk-unix,
+    # remap-file-path and pstree
+    "reg": [
+        ("flags", 2, _U32, ""),
+        ("name", 6, _BYTES, ""),
+        ("size", 8, _U64, ""),
+        ("mode", 10, _U32, ""),
+        ("build_id", 11, _U32, ""),
+    ],
     "inet": [
         ("type", 4, _U32, ""),
         ("state", 6, _U32, ""),
@@ -40,7 +51,15 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("usk", 16, _MESSAGE, "unix"),
     ],
     "remap": [("orig_id", 1, _U32, ""), ("remap_id", 2, _U32, "")],
+    "pstree": [
+        ("pid", 1, _U32, ""),
+        ("ppid", 2, _U32, ""),
+        ("pgid", 3, _U32, ""),
+        ("sid", 4, _U32, ""),
+        ("threads", 5, _U32, ""),
+    ],
 }
+_LISTS = ("build_id", "threads")
 
 
 def _messages() -> dict[str, Any]:
@@ -54,7 +73,7 @@ def _messages() -> dict[str, Any]:
                 number=number,
                 type=kind,
                 type_name=f".{package}.{ref}" if ref else None,
-                label=descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL,
+                label=_REPEATED if field in _LISTS else _OPTIONAL,
             )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -72,18 +91,51 @@ def _entries(raw: bytes, kind: str) -> Iterator[Any]:
         at += 4 + size
 
 
-def regular_files(images: Path) -> list[tuple[str, int, int]]:
-    """Return (absolute path, size in bytes, open flags) of every file that the tree maps or holds open by name.
+@dataclass(frozen=True)
+class NamedFile:
+    """A file, folder or FIFO that a saved tree maps, holds open or stands in.
+
+    Attributes
+    ----------
+    path : absolute.
+    size : in bytes; None but for regular files.
+    flags, mode : as open(2) and stat(2) have them.
+    build_id : of a program or library, padded with zeros to a multiple of four bytes; else empty.
+    """
+
+    path: str
+    size: int | None
+    flags: int
+    mode: int
+    build_id: bytes
+
+
+def named_files(images: Path) -> list[NamedFile]:
+    """Return what the tree uses of the file system by name.
 
     Files without a name (deleted, or made anonymous) travel inside the images and are left out.
     """
-    remap = images / "remap-fpath.img"
-    nameless = {e.orig_id for e in _entries(remap.read_bytes(), "remap")} if remap.exists() else set()
+    nameless = _nameless(images)
     return [
-        ("/" + e.reg.name.decode("utf-8", "surrogateescape").lstrip("/"), e.reg.size, e.reg.flags)
+        NamedFile(
+            _path(e.reg),
+            e.reg.size if e.reg.HasField("size") else None,
+            e.reg.flags,
+            e.reg.mode,
+            struct.pack(f"<{len(e.reg.build_id)}I", *e.reg.build_id),
+        )
         for e in _entries((images / "files.img").read_bytes(), "file")
-        if e.HasField("reg") and e.reg.HasField("size") and e.id not in nameless
+        if e.HasField("reg") and e.id not in nameless
     ]
+
+
+def _nameless(images: Path) -> set[int]:
+    remap = images / "remap-fpath.img"
+    return {e.orig_id for e in _entries(remap.read_bytes(), "remap")} if remap.exists() else set()
+
+
+def _path(reg: Any) -> str:
+    return "/" + str(reg.name.decode("utf-8", "surrogateescape")).lstrip("/")
 
 
 def listening_ports(images: Path) -> list[int]:
@@ -112,16 +164,17 @@ def rewrite_files(
     *,
     port: Callable[[int], int],
     abstract_name: Callable[[bytes], bytes],
-    file_size: Callable[[str, int], int],
+    found: Callable[[str], os.stat_result | None],
 ) -> None:
-    """Copy ``files.img`` with other ports, abstract socket names and expected file sizes.
+    """Copy ``files.img`` with other ports, abstract socket names, and files as they are now.
 
     Parameters
     ----------
     port : gives the new port for a bound one (listening TCP, or UDP).
     abstract_name : gives the new name for an abstract Unix socket's (without its leading NUL).
-    file_size : gives the size in bytes that criu shall expect of a path, from the size that was saved.
+    found : gives what a path is now: criu shall expect that size and mode; None leaves it to expect the saved ones.
     """
+    nameless = _nameless(source.parent)
     raw = source.read_bytes()
     out = bytearray(raw[:8])
     listening = {e.isk.src_port for e in _entries(raw, "file") if e.HasField("isk") and _listens(e.isk)}
@@ -136,9 +189,41 @@ def rewrite_files(
                 isk.src_port = port(isk.src_port)
         if e.HasField("usk") and e.usk.name[:1] == b"\0":
             e.usk.name = b"\0" + abstract_name(e.usk.name[1:])
-        if e.HasField("reg") and e.reg.HasField("size"):
-            path = "/" + e.reg.name.decode("utf-8", "surrogateescape").lstrip("/")
-            e.reg.size = file_size(path, e.reg.size)
-        body = e.SerializeToString()
-        out += struct.pack("<I", len(body)) + body
+        if e.HasField("reg") and e.id not in nameless and (now := found(_path(e.reg))) is not None:
+            e.reg.mode = now.st_mode
+            if e.reg.HasField("size"):
+                e.reg.size = now.st_size
+        out += _packed(e)
     target.write_bytes(bytes(out))
+
+
+def highest_id(images: Path) -> int:
+    """Return the highest id of a process, thread, group or session of the saved tree."""
+    tree = _entries((images / "pstree.img").read_bytes(), "pstree")
+    return max(int(number) for e in tree for number in (e.pid, e.pgid, e.sid, *e.threads))
+
+
+def rewrite_tree(source: Path, target: Path) -> None:
+    """Copy ``pstree.img`` so that processes whose session has lost its leader lead one of their own.
+
+    A daemon that forked twice is such a process. criu would restore it by way of a stand-in for the leader, whose end
+    leaves the daemon to process 1: out of the kernel's tree, although the kernel is a subreaper.
+    """
+    raw = source.read_bytes()
+    tree = {e.pid: e for e in _entries(raw, "pstree")}  # parents come before their children
+    orphaned = {pid: e.sid for pid, e in tree.items() if e.sid not in tree}
+    for pid, session in orphaned.items():
+        parent = tree[pid].ppid
+        tree[pid].sid = tree[parent].sid if orphaned.get(parent) == session else pid
+    for pid in orphaned:
+        e = tree[pid]
+        if e.sid == pid:
+            e.pgid = pid
+        elif e.pgid not in tree or tree[e.pgid].sid != e.sid:
+            e.pgid = tree[e.ppid].pgid
+    target.write_bytes(raw[:8] + b"".join(map(_packed, tree.values())))
+
+
+def _packed(entry: Any) -> bytes:
+    body: bytes = entry.SerializeToString()
+    return struct.pack("<I", len(body)) + body

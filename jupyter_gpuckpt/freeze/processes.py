@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -49,18 +50,21 @@ def inner_pid(pid: int) -> int:
     return pid
 
 
-def last_inner_id(pids: Iterable[int]) -> int:
-    """Return the highest process or thread id that these processes have in their namespace."""
-    highest = 0
+def inner_pids(pids: Iterable[int]) -> list[int]:
+    """Return the pids that these processes have in their namespace; those that are gone by now are left out."""
+    found = []
     for pid in pids:
-        try:
-            for thread in Path(f"/proc/{pid}/task").iterdir():
-                for line in (thread / "status").read_text().splitlines():
-                    if line.startswith("NSpid:"):
-                        highest = max(highest, int(line.split()[-1]))
-        except OSError:
-            continue
-    return highest
+        with contextlib.suppress(OSError):
+            found.append(inner_pid(pid))
+    return found
+
+
+def ancestors(pid: int) -> list[int]:
+    """Return the pids of a process's parent, its parent's parent and so on; cut short where one ends meanwhile."""
+    found: list[int] = []
+    while pid := _status_number(pid, "PPid:"):
+        found.append(pid)
+    return found
 
 
 def name(pid: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import platform
 import stat
@@ -20,14 +21,13 @@ _ELSEWHERE = ("/dev/", "/proc/", "/sys/")
 """Not files of the disk: /dev/shm travels with the snapshot, the others are the system's."""
 
 
-def refuse_unsavable(sleeper: int, tree: Collection[int]) -> None:
-    """Refuse a tree with processes that criu cannot dump.
+def refuse_unsavable(sleeper: int, kernel: int, tree: Collection[int]) -> None:
+    """Refuse a tree with processes that criu cannot dump; `tree` is the kernel and what is below it.
 
     Raises
     ------
     Refused : naming the process and why.
     """
-    strays = set(processes.descendants(sleeper)) - set(tree)
     for pid in sorted(tree):
         tracer = processes.tracer(pid)
         if tracer and tracer not in tree:
@@ -38,6 +38,7 @@ def refuse_unsavable(sleeper: int, tree: Collection[int]) -> None:
                 pid=pid,
                 tracer=tracer,
             )
+    strays = [pid for pid in processes.descendants(sleeper) if _is_stray(pid, sleeper, kernel)]
     if strays:
         named = ", ".join(f"{pid} ({processes.name(pid)})" for pid in sorted(strays))
         raise Refused(
@@ -46,6 +47,12 @@ def refuse_unsavable(sleeper: int, tree: Collection[int]) -> None:
             "End them, or wait for them, and save again.",
             pids=sorted(strays),
         )
+
+
+def _is_stray(pid: int, sleeper: int, kernel: int) -> bool:
+    """Tell whether a process is below the sleeper by another way than through the kernel; processes come and go."""
+    above = processes.ancestors(pid)
+    return sleeper in above and kernel not in (pid, *above) and processes.start_time(pid) is not None
 
 
 def check(
@@ -113,43 +120,63 @@ def cpu_flags() -> list[str]:
     return []
 
 
-def present_size(path: str, saved: int) -> int:
-    """Return the size (bytes) that criu shall expect of a file that `check` has let pass."""
+def found(path: str) -> os.stat_result | None:
+    """Return what criu shall expect a path to be, now that `check` has let it pass; None for what was saved."""
     if path.startswith(_ELSEWHERE):
-        return saved
+        return None
     try:
-        return Path(path).stat().st_size
+        return Path(path).stat()
     except OSError:
-        return saved
+        return None
 
 
 def _files_are_there(snapshot: Snapshot) -> None:
-    """Hold every file that the tree maps or holds open against the disk.
-
-    A file that is open for writing may have grown: a log goes on, and the kernel with it from its saved offset.
-    """
-    wrong: list[str] = []
-    for path, size, flags in images.regular_files(snapshot.directory / "criu"):
-        if path.startswith(_ELSEWHERE):
-            continue
-        try:
-            found = Path(path).stat()
-        except OSError as e:
-            wrong.append(f"{path}: had {size} bytes, here {e.strerror}")
-            continue
-        if not stat.S_ISREG(found.st_mode) or found.st_size == size:
-            continue
-        writable = flags & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR)
-        if not (writable and found.st_size > size):
-            wrong.append(f"{path}: had {size} bytes, here {found.st_size}")
+    """Hold everything that the tree uses of the file system by name against the disk."""
+    files = images.named_files(snapshot.directory / "criu")
+    changes = (_change(file) for file in files if not file.path.startswith(_ELSEWHERE))
+    wrong = sorted({change for change in changes if change})
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise Refused(
             _NOT_RESTORED,
-            f"Files that the kernel holds open have changed since: {'; '.join(wrong[:5])}{more}.",
+            f"Files that the kernel uses have changed since: {'; '.join(wrong[:5])}{more}.",
             "Put them back as they were (reinstall the same versions of changed packages) and restore again.",
             files=wrong,
         )
+
+
+def _change(file: images.NamedFile) -> str:
+    """Return what keeps a file from being opened again, with its path; empty where nothing does.
+
+    A file that is open for writing may have grown: a log goes on, and the kernel with it from its saved offset.
+    """
+    was = _kind(file.mode) if file.size is None else f"{file.size} bytes"
+    try:
+        now = Path(file.path).stat()
+    except OSError as e:
+        return f"{file.path}: had {was}, here {e.strerror}" if file.size is not None else f"{file.path}: {e.strerror}"
+    if stat.S_IFMT(now.st_mode) != stat.S_IFMT(file.mode):
+        return f"{file.path}: was {_kind(file.mode)}, here {_kind(now.st_mode)}"
+    if file.size is None:
+        return ""
+    writable = file.flags & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR)
+    if now.st_size != file.size and not (writable and now.st_size > file.size):
+        return f"{file.path}: had {was}, here {now.st_size}"
+    if file.build_id and not _has_build_id(Path(file.path), file.build_id):
+        return f"{file.path}: another build, of the same size"
+    return ""
+
+
+def _kind(mode: int) -> str:
+    names = {stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    return names.get(stat.S_IFMT(mode), "a device")
+
+
+def _has_build_id(path: Path, padded: bytes) -> bool:
+    """Tell whether a build id stands in a program or library; criu compares it before it maps the file again."""
+    # It stands near the beginning: the rest is hardly ever read.
+    with path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(padded.rstrip(b"\0")) >= 0
 
 
 def _room_in_memory(manifest: Manifest, leaving: Sequence[int]) -> None:

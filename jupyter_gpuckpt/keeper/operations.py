@@ -239,7 +239,7 @@ async def _freeze(
     if kernel is None:
         raise KernelLost("The kernel has ended.", "", "Restart it.")
     tree = [kernel, *processes.descendants(kernel)]
-    fit.refuse_unsavable(space.pid, tree)
+    fit.refuse_unsavable(space.pid, kernel, tree)
     on_gpu = await asyncio.to_thread(cuda.freezable, worker, tree)
     described: dict[str, Any] = {}
     if on_gpu:
@@ -248,8 +248,7 @@ async def _freeze(
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     process = {
         "pid": keeper.state.kernel_pid,
-        "last_id": processes.last_inner_id(tree),
-        "processes": [processes.inner_pid(pid) for pid in tree],
+        "processes": processes.inner_pids(tree),
         "cuda": [processes.inner_pid(pid) for pid in on_gpu],
         "private_bytes": processes.private_bytes(tree),
     }
@@ -508,7 +507,7 @@ async def _put_in_place(
         }
     )
     # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
-    await new.space.set_last_pid(int(manifest.process["last_id"]) + 1)
+    await new.space.set_last_pid(images.highest_id(snapshot.directory / CRIU_IMAGES) + 1)
     await _run_criu(
         new.space,
         program,
@@ -534,8 +533,9 @@ def _working_copy(source: Path, work: Path, manifest: Manifest, connection_file:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(mode=0o700)
     for image in source.iterdir():
-        if image.name != "files.img" and image.suffix == ".img":
+        if image.name not in ("files.img", "pstree.img") and image.suffix == ".img":
             (work / image.name).symlink_to(image)
+    images.rewrite_tree(source / "pstree.img", work / "pstree.img")
     for folder in images.socket_folders(source):
         # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -544,7 +544,7 @@ def _working_copy(source: Path, work: Path, manifest: Manifest, connection_file:
         work / "files.img",
         port=ports.Choice(manifest.kernel["connection"], connection_file),
         abstract_name=ports.free_abstract_name,
-        file_size=fit.present_size,
+        found=fit.found,
     )
 
 
