@@ -21,9 +21,9 @@ def of_connection_file(path: str) -> dict[str, int]:
 
 
 def peers(connection_file: str) -> dict[str, int]:
-    """Return how many clients are connected to the channels on which a cell is answered."""
+    """Return how many clients are connected to the channels on which a cell is answered, and asks."""
     ports = of_connection_file(connection_file)
-    return {channel: processes.connections({ports[channel]}) for channel in ("shell_port", "iopub_port")}
+    return {channel: processes.connections({ports[channel]}) for channel in ("shell_port", "iopub_port", "stdin_port")}
 
 
 class Choice:

@@ -97,6 +97,7 @@ class Cells:
         header.update(cell["header"])
         message["msg_id"] = header["msg_id"]
         message["parent_header"] = {}
+        self._kernel.ask_again()
         return True
 
     def show(self, asked: Asked, data: dict[str, str]) -> None:

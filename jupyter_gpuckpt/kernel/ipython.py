@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from ipykernel.ipkernel import IPythonKernel
 
 from .agent import Agent, start_agent
 from .magics import register
+
+_PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
 class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
@@ -17,6 +20,7 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
     """
 
     agent: Agent | None = None
+    _question: tuple[str, Any, Any, bool] | None = None
 
     def start(self) -> None:
         """Start as ipykernel does, and the agent and ``%gpuckpt`` with it."""
@@ -44,6 +48,28 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         # Others are asked again by a client that gets no answer, or need none.
         if header.get("msg_type") == "execute_request" and self.agent is not None:
             self.agent.cells.received(header["msg_id"], [bytes(part) for part in msg])
+
+    def _input_request(self, prompt: str, ident: Any, parent: Any, password: bool = False) -> str:
+        """Ask the client, and note what was asked (called by ipykernel for ``input()`` and ``getpass()``)."""
+        self._question = (prompt, ident, parent, password)
+        try:
+            answer: str = super()._input_request(prompt, ident, parent, password)
+        finally:
+            self._question = None
+        return answer
+
+    def ask_again(self) -> None:
+        """Ask what the running cell waits for once more, of the client that it answers now; from any thread."""
+        # The main thread waits in ipykernel's loop, which no event loop reaches; nobody else may use its sockets.
+        self._in_main_thread = _PENDING(self._repeat_question)
+        ctypes.pythonapi.Py_AddPendingCall(self._in_main_thread, None)
+
+    def _repeat_question(self, _: Any) -> int:
+        if self._question is not None:
+            prompt, ident, parent, password = self._question
+            content = {"prompt": prompt, "password": password}
+            self.session.send(self.stdin_socket, "input_request", content, parent, ident=ident)
+        return 0
 
     def reply_stream(self) -> Any:
         """Return what replies on the shell channel are sent through, from the main thread."""
