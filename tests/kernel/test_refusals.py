@@ -1,0 +1,316 @@
+"""What cannot be saved or restored is refused, or fails, in words, and the kernel goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from notebooks import Answer, Notebook, wait_until
+
+
+def processes_of(notebook: Notebook) -> set[int]:
+    """Every process that this kernel's keeper has started, and itself."""
+    with notebook.keeper as keeper:
+        pid = keeper.request("status")["keeper_pid"]
+    keeper_process = psutil.Process(pid)
+    return {pid, *(child.pid for child in keeper_process.children(recursive=True))}
+
+
+def in_the_store() -> set[str]:
+    root = Path(os.environ["GPUCKPT_STORE"])
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} - {"format.json"}
+
+
+@pytest.fixture
+def unharmed(notebook: Notebook) -> Callable[[str], Answer]:
+    """Run a line that must fail in words, and see that it left the kernel, its processes and the store alone."""
+
+    def fails(line: str) -> Answer:
+        notebook.run("alive = 41")
+        processes, stored = processes_of(notebook), in_the_store()
+        answer = notebook.fails(line)
+        assert answer.ename in ("Refused", "SaveFailed"), answer.text
+        assert "Traceback" not in answer.text
+        what, why, then = answer.shown[-1].splitlines()
+        assert what
+        assert why.startswith("Why: ")
+        assert then.startswith("Next: ")
+        assert notebook.value("alive + 1") == "42"
+        wait_until(lambda: processes_of(notebook) == processes, what="processes came or went")
+        assert in_the_store() == stored
+        return answer
+
+    return fails
+
+
+@pytest.fixture
+def cannot_save(unharmed: Callable[[str], Answer]) -> Callable[[], Answer]:
+    return lambda: unharmed("%gpuckpt save here")
+
+
+def saves_and_restores(notebook: Notebook) -> None:
+    """The other side of it: once the obstacle is gone, the same kernel is saved and restored."""
+    notebook.run("%gpuckpt save after --replace")
+    notebook.run("alive = 0")
+    notebook.run("%gpuckpt restore after")
+    assert notebook.value("alive") == "41"
+
+
+# -- what cannot be saved
+
+
+def test_a_unix_connection_to_another_program(
+    notebook: Notebook, cannot_save: Callable[[], Answer], tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        notebook.run(f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({str(tmp_path / 's')!r})")
+        mine, _ = listener.accept()
+        with mine:
+            answer = cannot_save()
+            assert "half of stream unix connection" in answer.text
+            assert "Close the connection to the other program" in answer.text
+            # The connection is alive as well.
+            notebook.run("s.sendall(b'still there')")
+            assert mine.recv(100) == b"still there"
+            notebook.run("s.close()")
+            saves_and_restores(notebook)
+
+
+def test_a_process_that_is_being_traced(notebook: Notebook, cannot_save: Callable[[], Answer]) -> None:
+    notebook.run("import subprocess; child = subprocess.Popen(['sleep', '1000'])")
+    with notebook.keeper as keeper:
+        pids = keeper.request("status")["pids"]
+    child = next(pid for pid in pids if psutil.Process(pid).name() == "sleep")
+    with traced(child):
+        answer = cannot_save()
+        assert answer.ename == "Refused"
+        assert f"Process {child} of the kernel is being traced by process {os.getpid()}" in answer.text
+    saves_and_restores(notebook)
+    assert notebook.value("child.poll()") == "None"
+
+
+class traced:  # noqa: N801 - used as a function
+    """Trace a process from this one, as a debugger does; it runs on."""
+
+    _PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 17, 0x4206, 0x4207
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+        self._ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+
+    def _call(self, request: int) -> None:
+        assert self._ptrace(request, self._pid, None, None) == 0, os.strerror(ctypes.get_errno())
+
+    def __enter__(self) -> None:
+        self._call(self._PTRACE_SEIZE)
+
+    def __exit__(self, *_: object) -> None:
+        self._call(self._PTRACE_INTERRUPT)
+        os.waitpid(self._pid, 0x40000000)  # __WALL
+        self._call(self._PTRACE_DETACH)
+
+
+def test_an_inotify_watch_is_saved(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(f"""
+        import ctypes, os
+        libc = ctypes.CDLL(None)
+        watch = libc.inotify_init1(os.O_NONBLOCK)
+        assert libc.inotify_add_watch(watch, {str(tmp_path).encode()!r}, 0x100) > 0  # IN_CREATE
+        alive = 41
+    """)
+    saves_and_restores(notebook)
+    (tmp_path / "new").touch()
+    assert notebook.value("b'new' in os.read(watch, 4096)") == "True"
+
+
+def test_io_uring(notebook: Notebook, cannot_save: Callable[[], Answer]) -> None:
+    notebook.run("""
+        import ctypes, os
+        ring = ctypes.CDLL(None, use_errno=True).syscall(425, 4, bytes(120))  # io_uring_setup
+    """)
+    if notebook.value("ring") == "-1":
+        pytest.skip("this machine forbids io_uring")
+    answer = cannot_save()
+    assert "io_uring" in answer.text
+    notebook.run("os.close(ring)")
+    saves_and_restores(notebook)
+
+
+def test_a_child_at_a_terminal_of_its_own_is_saved(notebook: Notebook) -> None:
+    """As pexpect, `script` and jupyter's terminals do it: a pty, with both of its ends in the kernel's tree."""
+    notebook.run("""
+        import os, pty
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execvp("sh", ["sh", "-c", "stty -echo; read a; echo got $a; read b; echo got $b; sleep 1000"])
+        alive = 41
+        os.write(terminal, b"one\\n")
+        def until(text, said=b""):
+            while text not in said:
+                said += os.read(terminal, 1000)
+            return True
+        until(b"got one")
+    """)
+    saves_and_restores(notebook)
+    assert notebook.run("os.write(terminal, b'two\\n'); print(until(b'got two'))").text == "True"
+
+
+def test_daemons_stay_in_the_kernels_tree_and_are_saved(notebook: Notebook, tmp_path: Path) -> None:
+    """Forked twice, with a session of their own and no parent left; also ones that a restored kernel makes."""
+    notebook.run("""
+        import os, time
+        alive = 41
+        def daemon(path):
+            if (child := os.fork()) == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    while True:
+                        with open(path, "a") as f:
+                            f.write(".")
+                        time.sleep(0.01)
+                os._exit(0)
+            os.waitpid(child, 0)
+    """)
+    for beats in (tmp_path / "first", tmp_path / "second"):
+        notebook.run(f"daemon({str(beats)!r})")
+        wait_until(beats.exists)
+        saves_and_restores(notebook)
+    for beats in (tmp_path / "first", tmp_path / "second"):
+        before = beats.stat().st_size
+        wait_until(lambda beats=beats, before=before: beats.stat().st_size > before, what=f"{beats} did not come back")
+
+
+def test_a_process_that_is_no_child_of_the_kernel_is_named(
+    notebook: Notebook, cannot_save: Callable[[], Answer]
+) -> None:
+    """Nothing but clone(2) with CLONE_PARENT makes one; a restore would leave it behind."""
+    notebook.run("""
+        import ctypes, os, signal
+        stray = ctypes.PyDLL(None).syscall(56, 0x8000 | signal.SIGCHLD, 0, 0, 0, 0)
+        if stray == 0:
+            os.execv("/bin/sleep", ["sleep", "1000"])
+    """)
+    answer = cannot_save()
+    assert answer.ename == "Refused"
+    assert "(sleep)" in answer.text
+    notebook.run("os.kill(stray, signal.SIGKILL)")
+    saves_and_restores(notebook)
+
+
+# -- what cannot be restored
+
+
+@pytest.fixture
+def saved_with_a_file(notebook: Notebook, tmp_path: Path) -> Path:
+    path = tmp_path / "data.txt"
+    path.write_text("0123456789")
+    notebook.run(f"f = open({str(path)!r}, 'rb', buffering=0); f.read(3)")
+    notebook.run("%gpuckpt save here")
+    notebook.run("f.close()")
+    return path
+
+
+def deleted(path: Path) -> None:
+    path.unlink()
+
+
+def shrunk(path: Path) -> None:
+    path.write_text("012")
+
+
+def grown(path: Path) -> None:
+    path.write_text("0123456789 and more")
+
+
+def replaced(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (deleted, "had 10 bytes, here No such file"),
+        (shrunk, "had 10 bytes, here 3"),
+        (grown, "had 10 bytes, here 19"),
+        (replaced, "was a file, here a folder"),
+    ],
+)
+def test_an_open_file_that_changed_is_named_and_the_running_kernel_is_not_touched(
+    notebook: Notebook,
+    saved_with_a_file: Path,
+    unharmed: Callable[[str], Answer],
+    changed: Callable[[Path], None],
+    said: str,
+) -> None:
+    changed(saved_with_a_file)
+    answer = unharmed("%gpuckpt restore here")
+    assert answer.ename == "Refused"
+    assert f"{saved_with_a_file}: {said}" in answer.text
+    # The snapshot was not touched either: with the file as it was, it is restored.
+    if saved_with_a_file.is_dir():
+        saved_with_a_file.rmdir()
+    saved_with_a_file.write_text("0123456789")
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("f.read()") == "b'3456789'"
+
+
+def test_a_file_that_was_replaced_by_one_of_the_same_size_is_the_new_one(
+    notebook: Notebook, saved_with_a_file: Path
+) -> None:
+    """What criu and this project compare is the size: an editor's way of saving (write, rename) is no obstacle."""
+    fresh = saved_with_a_file.with_suffix(".new")
+    fresh.write_text("abcdefghij")
+    fresh.rename(saved_with_a_file)
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("f.read()") == "b'defghij'"
+
+
+def test_a_file_whose_mode_changed_is_no_obstacle(notebook: Notebook, saved_with_a_file: Path) -> None:
+    saved_with_a_file.chmod(0o600)
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("f.read()") == "b'3456789'"
+    assert saved_with_a_file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_library_that_was_built_anew_is_refused(
+    notebook: Notebook, unharmed: Callable[[str], Answer], tmp_path: Path
+) -> None:
+    """What is mapped of it and unchanged is not saved, but mapped again: another build would be a mixture."""
+    maps = Path("/proc/self/maps").read_text().split()
+    content = Path(next(word for word in maps if word.rpartition("/")[2].startswith("libm.so"))).read_bytes()
+    note = content.index(b"\x03\x00\x00\x00GNU\x00") + 8  # NT_GNU_BUILD_ID, see elf(5)
+    own = tmp_path / "library.so"
+    own.write_bytes(content)
+    notebook.run(f"import ctypes; library = ctypes.CDLL({str(own)!r}); library.cos.restype = ctypes.c_double")
+    notebook.run("%gpuckpt save here")
+    own.unlink()
+    own.write_bytes(content[:note] + bytes(20) + content[note + 20 :])
+    answer = unharmed("%gpuckpt restore here")
+    assert answer.ename == "Refused"
+    assert f"{own}: another build, of the same size" in answer.text
+    own.write_bytes(content)
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("library.cos(ctypes.c_double(0.0))") == "1.0"
+
+
+def test_a_snapshot_whose_working_folder_is_gone(
+    notebook: Notebook, unharmed: Callable[[str], Answer], tmp_path: Path
+) -> None:
+    notebook.run(f"import os; os.mkdir({str(tmp_path / 'work')!r}); os.chdir({str(tmp_path / 'work')!r})")
+    notebook.run("%gpuckpt save here")
+    notebook.run("os.chdir('/')")
+    (tmp_path / "work").rmdir()
+    answer = unharmed("%gpuckpt restore here")
+    assert str(tmp_path / "work") in answer.text
+    (tmp_path / "work").mkdir()
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("os.getcwd()") == str(tmp_path / "work")

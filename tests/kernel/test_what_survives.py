@@ -1,0 +1,713 @@
+"""What survives a restore: one test a row of the table in docs/what-survives.md.
+
+Every test makes something, saves, sees that the live kernel was not harmed by it, changes or destroys the thing, and
+restores: what is found then came back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sqlite3
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from notebooks import Notebook, StartKernel, wait_until
+
+
+def save(notebook: Notebook, name: str = "here") -> None:
+    assert notebook.run(f"%gpuckpt save {name}").shown[-1].startswith(f"Saved {name}: ")
+
+
+def restore(notebook: Notebook, name: str = "here") -> None:
+    assert f"Restored {name}, saved " in notebook.run(f"%gpuckpt restore {name}").text
+
+
+def value(notebook: Notebook, expression: str) -> str:
+    return notebook.value(f"({expression})")
+
+
+def grows(notebook: Notebook, expression: str) -> bool:
+    """Whether a number in the kernel still goes up, with nobody asking it to."""
+    before = int(value(notebook, expression))
+    return bool(wait_until(lambda: int(value(notebook, expression)) > before, what=f"{expression} stands still"))
+
+
+# -- Python objects
+
+
+def test_arrays(notebook: Notebook) -> None:
+    notebook.run("""
+        import hashlib, numpy as np
+        a = np.random.default_rng(1).standard_normal((2000, 500))
+        view = a[::3, 1:7]
+        digest = lambda: hashlib.sha256(a.tobytes()).hexdigest()
+    """)
+    before = value(notebook, "digest(), view.sum(), a.flags.writeable")
+    save(notebook)
+    assert value(notebook, "digest(), view.sum(), a.flags.writeable") == before
+    notebook.run("a[:] = 0; a.flags.writeable = False")
+    restore(notebook)
+    assert value(notebook, "digest(), view.sum(), a.flags.writeable") == before
+    # The view still is one.
+    notebook.run("a[0, 1] = 123.0")
+    assert value(notebook, "float(view[0, 0])") == "123.0"
+
+
+def test_generators(notebook: Notebook) -> None:
+    notebook.run("""
+        def count():
+            for i in range(100):
+                yield i
+        g = count()
+    """)
+    assert value(notebook, "next(g), next(g)") == "(0, 1)"
+    save(notebook)
+    assert value(notebook, "next(g), next(g)") == "(2, 3)"
+    notebook.run("g.close()")
+    restore(notebook)
+    assert value(notebook, "next(g), next(g)") == "(2, 3)"
+
+
+def test_closures(notebook: Notebook) -> None:
+    notebook.run("""
+        def counter():
+            n = 0
+            def step():
+                nonlocal n
+                n += 1
+                return n
+            return step
+        step = counter(); step()
+    """)
+    save(notebook)
+    assert value(notebook, "step()") == "2"
+    notebook.run("step(); del step, counter")
+    restore(notebook)
+    assert value(notebook, "step()") == "2"
+
+
+def test_random_streams(notebook: Notebook) -> None:
+    notebook.run("""
+        import random, numpy as np
+        random.seed(); np.random.seed(); rng = np.random.default_rng(); random.gauss(0, 1)
+        draw = lambda: [random.random(), random.gauss(0, 1), float(np.random.rand()), float(rng.standard_normal())]
+    """)
+    save(notebook)
+    went_on = value(notebook, "draw()")
+    notebook.run("random.seed(0); np.random.seed(0); rng = None")
+    restore(notebook)
+    assert value(notebook, "draw()") == went_on
+
+
+def test_environment_variables_and_the_working_folder(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(f"""
+        import os, subprocess
+        os.makedirs({str(tmp_path / "there")!r}); os.chdir({str(tmp_path / "there")!r})
+        os.environ["MY_SETTING"] = "saved"; os.umask(0o027)
+    """)
+    told = "os.getcwd(), subprocess.check_output(['sh', '-c', 'echo $MY_SETTING $(pwd) $(umask)'], text=True)"
+    save(notebook)
+    before = value(notebook, told)
+    assert "saved" in before
+    assert "0027" in before
+    notebook.run("os.chdir('/'); os.environ['MY_SETTING'] = 'changed'; os.umask(0o022)")
+    restore(notebook)
+    assert value(notebook, told) == before
+
+
+# -- threads, tasks and time
+
+
+def test_threads_go_on_counting(notebook: Notebook) -> None:
+    notebook.run("""
+        import threading, time
+        n, stop = 0, False
+        def count():
+            global n
+            while not stop:
+                n += 1
+                time.sleep(0.001)
+        thread = threading.Thread(target=count, name="counting"); thread.start()
+        local = threading.local(); local.mine = "main"
+    """)
+    grows(notebook, "n")
+    save(notebook)
+    assert grows(notebook, "n")
+    at = int(notebook.run("stop = True; thread.join(); n += 1_000_000; del local; print(n)").text)
+    restore(notebook)
+    assert int(value(notebook, "n")) < at
+    assert grows(notebook, "n")
+    assert value(notebook, "thread.is_alive(), thread.name, local.mine") == "(True, 'counting', 'main')"
+    notebook.run("stop = True; thread.join(5)")
+    assert value(notebook, "thread.is_alive()") == "False"
+
+
+def test_locks_with_a_thread_that_waits(notebook: Notebook) -> None:
+    notebook.run("""
+        import threading
+        lock, condition, passed = threading.Lock(), threading.Condition(), []
+        def at_the_lock():
+            with lock:
+                passed.append("lock")
+        def at_the_condition():
+            with condition:
+                waiting.set()
+                condition.wait()
+                passed.append("condition")
+        waiting = threading.Event()
+        lock.acquire()
+        threads = [threading.Thread(target=f) for f in (at_the_lock, at_the_condition)]
+        [t.start() for t in threads]; waiting.wait()
+        def let_pass():
+            lock.release()
+            with condition:
+                condition.notify()
+            [t.join(5) for t in threads]
+            return sorted(passed)
+    """)
+    save(notebook)
+    assert value(notebook, "passed, lock.locked()") == "([], True)"
+    assert value(notebook, "let_pass()") == "['condition', 'lock']"
+    restore(notebook)
+    assert value(notebook, "passed, lock.locked()") == "([], True)"
+    assert value(notebook, "let_pass()") == "['condition', 'lock']"
+
+
+def test_asyncio_tasks(notebook: Notebook) -> None:
+    notebook.run("""
+        import asyncio
+        ticks, mail = 0, asyncio.Queue()
+        async def tick():
+            global ticks
+            while True:
+                await asyncio.sleep(0.01)
+                ticks += 1
+        async def echo():
+            return await mail.get()
+        ticking, echoing = asyncio.create_task(tick()), asyncio.create_task(echo())
+        await asyncio.sleep(0.05)
+    """)
+    save(notebook)
+    assert grows(notebook, "ticks")
+    notebook.run("ticking.cancel(); echoing.cancel(); ticks += 1_000_000")
+    restore(notebook)
+    assert int(value(notebook, "ticks")) < 1_000_000
+    assert grows(notebook, "ticks")
+    assert notebook.run("mail.put_nowait('a letter'); print(await echoing)").text == "a letter"
+
+
+def test_the_clock_never_steps_back_and_timers_fire(notebook: Notebook) -> None:
+    notebook.run("""
+        import signal, threading, time
+        fired = []
+        signal.signal(signal.SIGALRM, lambda *_: fired.append("alarm"))
+        signal.setitimer(signal.ITIMER_REAL, 3)
+        timer = threading.Timer(3, fired.append, ["timer"]); timer.start()
+        before = time.monotonic(), time.perf_counter(), time.time()
+    """)
+    save(notebook)
+    assert value(notebook, "fired") == "[]"
+    notebook.run("signal.setitimer(signal.ITIMER_REAL, 0); timer.cancel()")
+    restore(notebook)
+    after = "time.monotonic(), time.perf_counter(), time.time()"
+    assert value(notebook, f"all(a > b for a, b in zip(({after}), before))") == "True"
+    wait_until(lambda: value(notebook, "sorted(fired)") == "['alarm', 'timer']")
+
+
+def test_signal_handlers(notebook: Notebook) -> None:
+    notebook.run("""
+        import os, signal, threading
+        got = []
+        signal.signal(signal.SIGUSR1, lambda number, _: got.append(number))
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
+    """)
+    save(notebook)
+    notebook.run("os.kill(os.getpid(), signal.SIGUSR1)")
+    assert value(notebook, "got == [signal.SIGUSR1]") == "True"
+    notebook.run("signal.signal(signal.SIGUSR1, signal.SIG_IGN); signal.sigtimedwait([signal.SIGUSR2], 0)")
+    assert value(notebook, "signal.sigpending()") == "set()"
+    restore(notebook)
+    notebook.run("os.kill(os.getpid(), signal.SIGUSR1)")
+    assert value(notebook, "got == [signal.SIGUSR1]") == "True"
+    assert value(notebook, "signal.sigpending() == {signal.SIGUSR2}") == "True"
+
+
+# -- files and memory
+
+
+def test_open_files_with_their_offset(notebook: Notebook, tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("one\ntwo\nthree\n")
+    notebook.run(f"f = open({str(tmp_path / 'lines.txt')!r}); head = f.readline()")
+    save(notebook)
+    assert value(notebook, "f.readline()") == "two"
+    notebook.run("f.read(); f.close()")
+    restore(notebook)
+    assert value(notebook, "head, f.tell()") == "('one\\n', 4)"
+    assert value(notebook, "f.read()") == "two\nthree"
+
+
+def test_a_log_that_grew_after_the_save_is_appended_to(notebook: Notebook, tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    notebook.run(f"log = open({str(log)!r}, 'a', buffering=1); print('before', file=log)")
+    save(notebook)
+    notebook.run("print('after the save', file=log)")
+    restore(notebook)
+    notebook.run("print('after the restore', file=log)")
+    # Files are the disk's, not the kernel's: what was written stays written, and nothing writes over it.
+    assert log.read_text().splitlines() == ["before", "after the save", "after the restore"]
+
+
+def test_a_file_that_was_deleted_but_is_open(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(f"""
+        import os, tempfile
+        named = open({str(tmp_path / "gone")!r}, "w+"); os.unlink(named.name)
+        nameless = tempfile.TemporaryFile("w+")
+        for f in named, nameless:
+            f.write("still here"); f.flush(); f.seek(6)
+    """)
+    save(notebook)
+    assert value(notebook, "named.read(), nameless.read()") == "('here', 'here')"
+    notebook.run("[(f.truncate(0), f.close()) for f in (named, nameless)]")
+    restore(notebook)
+    assert value(notebook, "named.read(), nameless.read()") == "('here', 'here')"
+    notebook.run("named.seek(0); named.write('written')")
+    assert not (tmp_path / "gone").exists()
+
+
+def test_mapped_files(notebook: Notebook, tmp_path: Path) -> None:
+    data = tmp_path / "data.bin"
+    data.write_bytes(b"a" * 8192)
+    notebook.run(f"""
+        import mmap
+        f = open({str(data)!r}, "r+b")
+        shared = mmap.mmap(f.fileno(), 8192)
+        private = mmap.mmap(f.fileno(), 8192, access=mmap.ACCESS_COPY); private[0:3] = b"own"
+        anonymous = mmap.mmap(-1, 8192); anonymous[0:3] = b"mem"
+    """)
+    save(notebook)
+    assert value(notebook, "bytes(private[:4]), bytes(anonymous[:3])") == "(b'owna', b'mem')"
+    notebook.run("private[0:3] = b'xxx'; anonymous[0:3] = b'xxx'; shared[4096:4099] = b'new'; shared.close()")
+    restore(notebook)
+    assert value(notebook, "bytes(private[:4]), bytes(anonymous[:3])") == "(b'owna', b'mem')"
+    # A shared mapping is the file, which is as the disk has it.
+    assert value(notebook, "bytes(shared[4096:4099])") == "b'new'"
+    notebook.run("shared[0:1] = b'b'; shared.flush()")
+    assert data.read_bytes()[:2] == b"ba"
+
+
+def test_shared_memory(notebook: Notebook) -> None:
+    notebook.run("""
+        from multiprocessing import shared_memory
+        memory = shared_memory.SharedMemory("block", create=True, size=300_000); memory.buf[:5] = b"saved"
+        def by_name():
+            other = shared_memory.SharedMemory("block")
+            found = bytes(other.buf[:5])
+            other.close()
+            return found
+    """)
+    look = "bytes(memory.buf[:5]), by_name()"
+    save(notebook)
+    assert value(notebook, look) == "(b'saved', b'saved')"
+    notebook.run("memory.buf[:5] = b'xxxxx'; memory.close(); memory.unlink()")
+    restore(notebook)
+    assert value(notebook, look) == "(b'saved', b'saved')"
+    notebook.run("memory.close(); memory.unlink()")
+
+
+def test_pipes_with_data_in_them(notebook: Notebook) -> None:
+    notebook.run("""
+        import os, socket
+        r, w = os.pipe(); os.write(w, b"in the pipe")
+        a, b = socket.socketpair(); a.sendall(b"in the socket")
+    """)
+    save(notebook)
+    assert value(notebook, "os.read(r, 100), b.recv(100)") == "(b'in the pipe', b'in the socket')"
+    notebook.run("os.close(r); os.close(w); a.close(); b.close()")
+    restore(notebook)
+    assert value(notebook, "os.read(r, 100), b.recv(100)") == "(b'in the pipe', b'in the socket')"
+    notebook.run("os.write(w, b'more'); b.sendall(b'back')")
+    assert value(notebook, "os.read(r, 100), a.recv(100)") == "(b'more', b'back')"
+
+
+def test_descriptors_that_are_no_files(notebook: Notebook) -> None:
+    """Memory files, event counters and an epoll that watches: what event loops and libraries are made of."""
+    notebook.run("""
+        import ctypes, os, select, signal, struct
+        memory = os.memfd_create("mine"); os.write(memory, b"in memory")
+        counter = os.eventfd(7) if hasattr(os, "eventfd") else ctypes.CDLL(None).eventfd(7, 0)
+        timer = ctypes.CDLL(None).timerfd_create(1, 0)
+        spec = struct.pack("qqqq", 0, 0, 1000, 0)
+        ctypes.CDLL(None).timerfd_settime(timer, 0, spec, None)
+        mask = struct.pack("Q128x", 1 << (signal.SIGUSR2 - 1))
+        signals = ctypes.CDLL(None).signalfd(-1, mask, 0)
+        watch = select.epoll(); watch.register(counter, select.EPOLLIN)
+        everything = memory, counter, timer, signals, watch.fileno()
+        look = lambda: (os.pread(memory, 100, 0), struct.unpack("Q", os.read(counter, 8))[0])
+    """)
+    polled = "watch.poll(0) == [(counter, select.EPOLLIN)]"
+    assert value(notebook, "min(everything) >= 0") == "True"
+    save(notebook)
+    assert value(notebook, polled) == "True"
+    assert value(notebook, "look()") == "(b'in memory', 7)"
+    notebook.run("os.ftruncate(memory, 0); [os.close(fd) for fd in everything]")
+    restore(notebook)
+    assert value(notebook, polled) == "True"
+    assert value(notebook, "look()") == "(b'in memory', 7)"
+    assert value(notebook, "[os.readlink(f'/proc/self/fd/{fd}') for fd in (timer, signals)]") == (
+        "['anon_inode:[timerfd]', 'anon_inode:[signalfd]']"
+    )
+
+
+def test_sqlite_in_memory(notebook: Notebook) -> None:
+    notebook.run("""
+        import sqlite3
+        db = sqlite3.connect(":memory:")
+        db.execute("create table t (x)"); db.executemany("insert into t values (?)", [(i,) for i in range(1000)])
+        db.commit(); db.execute("insert into t values (5)")
+    """)
+    total = "db.execute('select sum(x) from t').fetchone()[0], db.in_transaction"
+    save(notebook)
+    assert value(notebook, total) == "(499505, True)"
+    notebook.run("db.execute('drop table t'); db.close()")
+    restore(notebook)
+    assert value(notebook, total) == "(499505, True)"
+    notebook.run("db.rollback()")
+    assert value(notebook, total) == "(499500, False)"
+
+
+# -- processes
+
+
+def test_a_subprocess_in_conversation(notebook: Notebook) -> None:
+    notebook.run("""
+        import subprocess, sys
+        program = "n = 0\\nwhile True:\\n    n += int(input())\\n    print(n, flush=True)"
+        child = subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True)
+        def add(n):
+            child.stdin.write(f"{n}\\n"); child.stdin.flush()
+            return child.stdout.readline().strip()
+    """)
+    assert value(notebook, "add(5)") == "5"
+    save(notebook)
+    assert value(notebook, "add(1)") == "6"
+    pid = notebook.run("child.kill(); child.wait(); print(child.pid)").text
+    restore(notebook)
+    assert value(notebook, "child.pid, child.poll()") == f"({pid}, None)"
+    assert value(notebook, "add(1)") == "6"
+    assert notebook.run("child.stdin.close(); child.wait(5); child.stdout.close(); print(child.returncode)").text == "1"
+
+
+def test_processes_in_the_background(notebook: Notebook, tmp_path: Path) -> None:
+    """``%%script --bg``, a shell's ``&``, and one that made itself a daemon."""
+    names = ("script", "shell", "daemon")
+    files = {name: tmp_path / name for name in names}
+    loops = {name: f"while true; do echo . >> {files[name]}; sleep 0.02; done" for name in names}
+    in_shell = f"( {loops['shell']} ) > /dev/null 2>&1 &"
+    as_daemon = f"setsid sh -c '{loops['daemon']}' > /dev/null 2>&1 &"
+    notebook.run(f"%%script --bg sh\n{loops['script']}")
+    notebook.run(f"import os; os.system({in_shell!r}); os.system({as_daemon!r})")
+
+    def written(name: str) -> int:
+        return files[name].stat().st_size if files[name].exists() else 0
+
+    def all_go_on() -> bool:
+        before = {name: written(name) for name in names}
+        return bool(wait_until(lambda: all(written(name) > before[name] for name in names), what=str(before)))
+
+    all_go_on()
+    save(notebook)
+    assert all_go_on()
+    notebook.run("""
+        import contextlib, psutil
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    """)
+    wait_until(lambda: value(notebook, "sum(p.status() != 'zombie' for p in psutil.Process().children(True))") == "0")
+    restore(notebook)
+    assert all_go_on()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_pools(notebook: Notebook, method: str) -> None:
+    notebook.run(f"""
+        import math, multiprocessing, os
+        pool = multiprocessing.get_context({method!r}).Pool(2)
+        pids = sorted(p.pid for p in pool._pool)
+        roots = lambda: pool.map(math.sqrt, [4.0, 9.0, 16.0])
+        slow = pool.map_async(math.sqrt, [25.0])
+    """)
+    assert value(notebook, "roots(), slow.get(20)") == "([2.0, 3.0, 4.0], [5.0])"
+    save(notebook)
+    assert value(notebook, "roots(), pool.apply_async(math.sqrt, [36.0]).get(20)") == "([2.0, 3.0, 4.0], 6.0)"
+    notebook.run("pool.terminate(); pool.join()")
+    restore(notebook)
+    assert value(notebook, "roots(), pool.apply_async(math.sqrt, [36.0]).get(20)") == "([2.0, 3.0, 4.0], 6.0)"
+    assert value(notebook, "sorted(p.pid for p in pool._pool) == pids") == "True"
+    notebook.run("pool.close(); pool.join()")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_process_pool_executors(notebook: Notebook, method: str) -> None:
+    notebook.run(f"""
+        import concurrent.futures, math, multiprocessing
+        context = multiprocessing.get_context({method!r})
+        pool = concurrent.futures.ProcessPoolExecutor(2, mp_context=context)
+        roots = lambda: list(pool.map(math.sqrt, [4.0, 9.0, 16.0]))
+    """)
+    assert value(notebook, "roots()") == "[2.0, 3.0, 4.0]"
+    save(notebook)
+    assert value(notebook, "roots()") == "[2.0, 3.0, 4.0]"
+    notebook.run("pool.shutdown()")
+    restore(notebook)
+    assert value(notebook, "roots()") == "[2.0, 3.0, 4.0]"
+    notebook.run("pool.shutdown()")
+
+
+def test_queues_locks_and_events_between_processes(notebook: Notebook) -> None:
+    notebook.run("""
+        import multiprocessing
+        fork = multiprocessing.get_context("fork")
+        asked, answers, lock, gate = fork.Queue(), fork.Queue(), fork.Lock(), fork.Event()
+        number = fork.Value("i", 0)
+        def work():
+            gate.wait()
+            while (n := asked.get()) is not None:
+                with lock:
+                    number.value += n
+                answers.put(number.value)
+        worker = fork.Process(target=work); worker.start()
+        lock.acquire(); asked.put(3)
+    """)
+    save(notebook)
+    notebook.run("lock.release(); gate.set()")
+    assert value(notebook, "answers.get(timeout=10), number.value") == "(3, 3)"
+    notebook.run("worker.kill(); worker.join()")
+    restore(notebook)
+    assert value(notebook, "worker.is_alive(), number.value, gate.is_set()") == "(True, 0, False)"
+    notebook.run("lock.release(); gate.set()")
+    assert value(notebook, "answers.get(timeout=10), number.value") == "(3, 3)"
+    notebook.run("asked.put(None); worker.join(10)")
+    assert value(notebook, "worker.exitcode") == "0"
+
+
+# -- the network
+
+
+SERVER = """
+    import http.server, threading
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200); self.end_headers(); self.wfile.write(f"{name}: {self.path}".encode())
+        def log_message(self, *_):
+            pass
+    name = "saved"
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True); thread.start()
+"""
+
+
+def page(port: str | int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/page", timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+def test_listening_sockets(notebook: Notebook) -> None:
+    notebook.run(SERVER)
+    port = value(notebook, "server.server_port")
+    assert page(port) == "saved: /page"
+    save(notebook)
+    assert page(port) == "saved: /page"
+    notebook.run("server.shutdown(); server.server_close()")
+    with pytest.raises(OSError, match="refused"):
+        page(port)
+    restore(notebook)
+    assert page(port) == "saved: /page"
+    notebook.run("server.shutdown()")
+
+
+def test_a_listening_socket_whose_port_was_taken_gets_a_free_one(start: StartKernel) -> None:
+    first = start()
+    first.run(SERVER)
+    port = value(first, "server.server_port")
+    save(first)
+    first.run("name = 'the first'")
+    copy = start()
+    restore(copy)
+    # The first kernel still has the port.
+    other = value(copy, "server.socket.getsockname()[1]")
+    assert other != port
+    assert page(port) == "the first: /page"
+    assert page(other) == "saved: /page"
+
+
+def test_connections_come_back_closed(notebook: Notebook) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        notebook.run(f"""
+            import socket
+            connection = socket.create_connection(("127.0.0.1", {server.getsockname()[1]}), 10)
+        """)
+        mine, _ = server.accept()
+        with mine:
+            save(notebook)
+            notebook.run("connection.sendall(b'still connected')")
+            assert mine.recv(100) == b"still connected"
+            restore(notebook)
+            assert notebook.fails("connection.sendall(b'x'); connection.recv(1) or 1/0").ename
+            notebook.run(f"again = socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 10)")
+
+
+# -- the notebook
+
+
+def test_widgets_answer_the_browser(notebook: Notebook) -> None:
+    notebook.run("""
+        import ipywidgets
+        seen = []
+        slider = ipywidgets.IntSlider(value=3); slider.observe(lambda change: seen.append(change.new), "value")
+    """)
+    comm_id = value(notebook, "slider.model_id")
+
+    def move(value: int) -> None:
+        content = {
+            "comm_id": comm_id,
+            "data": {"method": "update", "state": {"value": value}, "buffer_paths": []},
+        }
+        notebook.client.shell_channel.send(notebook.client.session.msg("comm_msg", content))
+
+    save(notebook)
+    move(5)
+    assert value(notebook, "slider.value, seen") == "(5, [5])"
+    notebook.run("slider.close(); del slider")
+    restore(notebook)
+    assert value(notebook, "slider.value, seen") == "(3, [])"
+    move(7)
+    assert value(notebook, "slider.value, seen") == "(7, [7])"
+
+
+def rows() -> list[tuple[int, int, str]]:
+    """What all kernels of this test have written into IPython's history."""
+    with contextlib.closing(sqlite3.connect(history_file())) as db:
+        return list(db.execute("select session, line, source_raw from history order by session, line"))
+
+
+def history_file() -> Path:
+    return Path(os.environ["IPYTHONDIR"], "profile_default", "history.sqlite")
+
+
+def test_the_history_of_cells_goes_on_in_a_session_of_its_own(start: StartKernel) -> None:
+    first = start()
+    first.run("'before the save'")
+    session = int(value(first, "get_ipython().history_manager.session_number"))
+    save(first)
+    first.run("'after the save'")
+    copy = start()
+    restore(copy)
+    shown = []
+    for i in range(3):
+        shown += [first.run(f"'in the first, {i}'").text, copy.run(f"'in the copy, {i}'").text]
+    restored = int(value(copy, "get_ipython().history_manager.session_number"))
+    assert restored not in (session, int(value(first, "get_ipython().history_manager.session_number")))
+    assert value(copy, "In[1]") == "'before the save'"
+    wanted = ["'before the save'", "'after the save'"]
+    wanted += [f"'in the {which}, {i}'" for which in ("first", "copy") for i in range(3)]
+    wait_until(lambda: set(wanted) <= {source for _, _, source in rows()}, what=str(wanted))
+    assert {number for number, _, source in rows() if "in the copy" in source} == {restored}
+    assert {number for number, _, source in rows() if "in the first" in source} == {session}
+    for notebook in (first, copy):
+        assert "not unique" not in "".join(shown) + logged(notebook)
+
+
+def logged(notebook: Notebook) -> str:
+    """What the kernel wrote on its standard output past the notebook."""
+    return "".join(path.read_text() for path in notebook.folder.glob("run-*/kernel.log"))
+
+
+# -- saved from outside, in the middle of a cell
+
+
+def messages(notebook: Notebook, request: str, timeout: float = 20) -> list[dict[str, Any]]:
+    """Everything that was published for a request, up to its idle."""
+    found: list[dict[str, Any]] = []
+    while not found or found[-1]["content"].get("execution_state") != "idle":
+        message = notebook.client.get_iopub_msg(timeout=timeout)
+        if message["parent_header"].get("msg_id") == request:
+            found.append(message)
+    return found
+
+
+def printed(found: list[dict[str, Any]]) -> str:
+    return "".join(m["content"]["text"] for m in found if m["msg_type"] == "stream")
+
+
+def until_printed(notebook: Notebook, text: str) -> None:
+    while True:
+        message = notebook.client.get_iopub_msg(timeout=20)
+        if message["msg_type"] == "stream" and text in message["content"]["text"]:
+            return
+
+
+def test_a_cell_that_was_saved_while_it_looped_runs_on_in_the_cell_that_restores(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    gate = tmp_path / "go on"
+    looping = notebook.client.execute(f"""
+        import os, time
+        print("looping", flush=True)
+        while not os.path.exists({str(gate)!r}):
+            time.sleep(0.005)
+        done = "the rest of the cell"
+        print(done)
+    """)
+    until_printed(notebook, "looping")
+    with notebook.keeper as keeper:
+        saved = keeper.request("save", {"name": "looping"}, timeout=60)
+    assert saved["name"] == "looping"
+    # The live cell was not harmed, and ends as it would have.
+    gate.touch()
+    assert notebook.client.get_shell_msg(timeout=20)["parent_header"]["msg_id"] == looping
+    assert printed(messages(notebook, looping)) == "the rest of the cell\n"
+    notebook.run("done = None")
+    gate.unlink()
+    asked = notebook.client.execute("%gpuckpt restore looping")
+    until_displayed(notebook, "Restored looping")
+    gate.touch()
+    reply = notebook.client.get_shell_msg(timeout=20)
+    assert (reply["parent_header"]["msg_id"], reply["content"]["status"]) == (asked, "ok")
+    assert printed(messages(notebook, asked)) == "the rest of the cell\n"
+    assert value(notebook, "done") == "the rest of the cell"
+
+
+def until_displayed(notebook: Notebook, text: str) -> None:
+    while True:
+        message = notebook.client.get_iopub_msg(timeout=20)
+        if "data" in message["content"] and text in json.dumps(message["content"]["data"]):
+            return
+
+
+def test_a_cell_that_was_saved_while_it_waited_for_input_asks_again(notebook: Notebook) -> None:
+    asking = notebook.client.execute("name = input('Who? '); print('Hello', name)", allow_stdin=True)
+    assert notebook.client.get_stdin_msg(timeout=20)["content"]["prompt"] == "Who? "
+    with notebook.keeper as keeper:
+        keeper.request("save", {"name": "asking"}, timeout=60)
+    notebook.client.input("the first")
+    assert notebook.client.get_shell_msg(timeout=20)["parent_header"]["msg_id"] == asking
+    assert printed(messages(notebook, asking)) == "Hello the first\n"
+    prompts, shown = [], []
+
+    def answer(message: dict[str, Any]) -> None:
+        prompts.append(message["content"]["prompt"])
+        notebook.client.input("the second")
+
+    reply = notebook.client.execute_interactive(
+        "%gpuckpt restore asking", stdin_hook=answer, output_hook=shown.append, timeout=20
+    )
+    assert (reply["content"]["status"], prompts) == ("ok", ["Who? "])
+    assert printed(shown) == "Hello the second\n"
+    assert notebook.value("name") == "the second"
