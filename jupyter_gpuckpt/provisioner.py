@@ -25,7 +25,7 @@ from .machine.capability import why_unavailable
 
 _KERNEL_CLASS = "--IPKernelApp.kernel_class=jupyter_gpuckpt.kernel.ipython.GpuckptKernel"
 _LOST = -signal.SIGKILL
-_ANSWER_TIMEOUT = 15.0  # for how long a keeper may be silent when it has been asked, in seconds
+_ANSWER_TIMEOUT = 8.0  # for how long a keeper may be silent when it has been asked, in seconds
 
 
 class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
@@ -150,7 +150,13 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         if self._folder is None:
             await super().send_signal(signum)
         elif await self.poll() is None:
-            await asyncio.to_thread(self._send, signum)
+            try:
+                await asyncio.to_thread(self._send, signum)
+            except GpuckptError as e:
+                if signum == signal.SIGKILL:
+                    raise
+                # A shutdown begins with an interrupt, and must not end with it.
+                self.log.warning("Kernel %s was not sent signal %d. %s", self.kernel_id, signum, e)
 
     def _send(self, signum: int) -> None:
         with self._one_at_a_time:

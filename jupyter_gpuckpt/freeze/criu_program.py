@@ -163,8 +163,8 @@ def first_error(log: str) -> str:
     criu marks errors with ``Error (file:line):``. Its complaint that it cannot raise
     RLIMIT_NOFILE is passed over: it is harmless.
     """
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error (" in line and "RLIMIT_NOFILE" not in line]
+    lines = [line.strip() for line in log.splitlines() if line.strip() and "RLIMIT_NOFILE" not in line]
+    errors = [line for line in lines if "Error (" in line]
     return (errors or lines or [""])[0]
 
 

@@ -401,10 +401,12 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
             await keeper.give_up()
             await _put_in_place(keeper, snapshot, new, program, gpu_map)
             result = {**summary(snapshot.manifest), "restored": True}
+            operation.answering = True
             await _resume(new.link, snapshot, asked, peers, result, stages)
         except (GpuckptError, OSError) as e:
             log.exception("the restore of %r failed", name)
             await new.discard()
+            operation.answering = True
             raise await _start_afresh(keeper, snapshot.manifest.name, asked, peers, e) from e
         finally:
             shutil.rmtree(keeper.folder.path / WORKING_COPY, ignore_errors=True)
@@ -626,7 +628,7 @@ async def _answer_from_fresh(
 
 
 async def recover(keeper: Keeper) -> None:
-    """Undo what a dead keeper had begun with the kernel, or bring it to an end; no cell waits any longer for it.
+    """Undo what a dead keeper had begun with the kernel, or bring it to an end.
 
     Raises
     ------
@@ -644,8 +646,6 @@ async def recover(keeper: Keeper) -> None:
         # The old kernel was gone already, and a fresh one has been started in its place.
         cause = RestoreFailed("", "The kernel's keeper died in the middle of it.", "Restore it again.")
         await _answer_from_fresh(keeper, left["asked"], left["peers"], _failed(left["name"], cause))
-    elif keeper.link is not None:
-        keeper.link.introduce(keeper.launch.agent)
     keeper.state.operation = None
     keeper.note_state()
 

@@ -219,7 +219,9 @@ class Keeper:
         self._spaces.append(space)
         if space.outer(state.kernel_pid) is None:
             log.warning("the kernel did not outlive its keeper")
-        self.hold(space, self.new_link(space.run_dir), state.kernel_pid)
+        link = self.new_link(space.run_dir)
+        self.hold(space, link, state.kernel_pid)
+        link.introduce(self.launch.agent)
 
     async def recover(self) -> None:
         """Undo or finish what a dead keeper had begun."""
@@ -301,6 +303,8 @@ class Keeper:
         tell: Tell,
     ) -> Any:
         await self.held.wait()
+        if self.operation is not None and self.operation.answering:
+            await self.idle.wait()
         self.namespace()
         if self.operation is not None:
             under_way = self.operation

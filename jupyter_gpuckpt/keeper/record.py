@@ -197,5 +197,7 @@ class Operation:
     name: str
     stage: str = "checking"
     cancellable: bool = True
+    answering: bool = False
+    """Set when all is done but the answer: whoever has it may ask for the next operation."""
     cancelling: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it is to be cancelled, where `cancellable` says that it can be."""

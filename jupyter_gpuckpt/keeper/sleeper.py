@@ -203,10 +203,8 @@ class Sleeper:
         os.dup2(null, 0)
         os.dup2(out, 1)
         os.dup2(out, 2)
-        os.closerange(3, null)
         os.chdir(what["cwd"])
-        for fd in (null, out):
-            os.set_inheritable(fd, False)
+        # All other files are closed by the exec, as Python opens them; the parent hears by one of them if it fails.
         os.execvpe(what["argv"][0], what["argv"], what["env"])
 
 

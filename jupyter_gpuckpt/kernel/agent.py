@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ class Agent:
         self._pid = os.getpid()
         self._housekeeping = Housekeeping(kernel.shell)
         self._waiting: dict[int, _Waiting] = {}
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._saving = False
         self._ids = itertools.count(1)
         self._sending = threading.RLock()
@@ -68,6 +70,7 @@ class Agent:
         """Say hello to the keeper and listen to it from now on."""
         devices.drop_in_children()
         threading.Thread(target=self._listen, name="gpuckpt-agent", daemon=True).start()
+        threading.Thread(target=self._do_calls, name="gpuckpt-hooks", daemon=True).start()
         self._send({"hello": {"pid": self._pid}})
 
     # -- what the kernel asks of the keeper
@@ -114,7 +117,7 @@ class Agent:
                     if interrupted:
                         raise _silent(waiting.op, quiet) from None
                     if progress is not None:
-                        progress({"stage": f"the keeper has been silent for {quiet:.0f} s; interrupt to stop waiting"})
+                        progress({"stage": "the keeper is silent (interrupt to stop waiting)", "seconds": quiet})
                 continue
             if "interrupted" in message:
                 if interrupted:
@@ -167,7 +170,11 @@ class Agent:
             *lines, buffer = (buffer + data).split(b"\n")
             for line in lines:
                 try:
-                    self._take(json.loads(line))
+                    message = json.loads(line)
+                except ValueError:
+                    continue  # a keeper was killed in the middle of a line
+                try:
+                    self._take(message)
                 except Exception:
                     log.exception("a message of the keeper's could not be handled")
 
@@ -179,7 +186,20 @@ class Agent:
             return
         if message["call"] == "new_keeper":
             self._new_keeper(message["id"])
-            return
+        elif message["call"] in ("identity", "interrupted"):
+            self._call(message)
+        else:
+            self._calls.put(partial(self._call, message))
+
+    def _do_calls(self) -> None:
+        """Run hooks and what waits for clients: a hook that hangs must not keep answers from the cell that waits."""
+        while True:
+            try:
+                self._calls.get()()
+            except Exception:
+                log.exception("a call of the keeper's could not be answered")
+
+    def _call(self, message: dict[str, Any]) -> None:
         calls: dict[str, Callable[..., Any]] = {
             "before_save": self._before_save,
             "after_save": self._after_save,
@@ -203,13 +223,16 @@ class Agent:
 
     def _new_keeper(self, number: int) -> None:
         """The keeper died and another holds the kernel now: nothing that was asked of the old one will be answered."""
-        if self._saving:
-            self._after_save(_broken_off("save", "Save again.").as_dict())
+        self._calls.put(self._after_broken_save)
         # The new keeper passes over every request that comes before the reply: these, and no others, end here.
         with self._sending:
             for waiting in list(self._waiting.values()):
                 waiting.messages.put({"error": _broken_off(waiting.op, "It has a new one: ask again.").as_dict()})
             self._send({"reply": number, "result": None})
+
+    def _after_broken_save(self) -> None:
+        if self._saving:
+            self._after_save(_broken_off("save", "Save again.").as_dict())
 
     def _before_save(self) -> dict[str, Any]:
         self._saving = True

@@ -1,0 +1,214 @@
+"""What the fault tests share: a criu that does as it is told, cells that are asked and not waited for, what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from notebooks import Notebook, wait_until
+
+from jupyter_gpuckpt.freeze.criu_program import find_criu
+
+
+class Criu:
+    """The real criu, started by a script that tests can have do something first: ``GPUCKPT_CRIU`` names it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        found = find_criu()
+        real = found.argv[: found.argv.index(found.path) + 1]
+        self.program = folder / "criu"
+        self._write(
+            self.program,
+            'case " $* " in *" dump "*) command=dump ;; *" restore "*) command=restore ;; *) command=none ;; esac\n'
+            f'[ -f "{folder}/first-$command" ] && . "{folder}/first-$command"\n'
+            f'echo $$ > "{folder}/pid"\nexec {" ".join(real)} "$@"',
+        )
+
+    def _write(self, path: Path, script: str) -> None:
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o700)
+
+    def first(self, command: str, script: str) -> None:
+        """Before the next runs of ``criu dump`` or ``criu restore``, run this shell script."""
+        (self.folder / f"first-{command}").write_text(script)
+
+    def at(self, command: str, stage: str, script: str, fault: int | None = None) -> None:
+        """Run this shell script at a stage of criu's, and have that `fault` happen as well."""
+        action = self.folder / f"action-{command}"
+        self._write(action, f'[ "$CRTOOLS_SCRIPT_ACTION" = {stage} ] || exit 0\n{script}')
+        self.first(command, f'{f"export CRIU_FAULT={fault}" if fault else ""}\nset -- "$@" --action-script "{action}"')
+
+    def kill_at(self, command: str, stage: str) -> None:
+        """Have criu be killed at a stage."""
+        self.at(command, stage, f'kill -9 $(cat "{self.folder}/pid")')
+
+    def fault(self, command: str, number: int) -> None:
+        """Have criu fail at one of its own fault points (criu/include/fault-injection.h)."""
+        self.first(command, f"export CRIU_FAULT={number}")
+
+    @contextlib.contextmanager
+    def held_at(self, command: str, stage: str) -> Iterator[Callable[[], None]]:
+        """Hold criu at a stage ("start": before it does anything); what this gives waits until it is there."""
+        reached, go = self.folder / "reached", self.folder / "go"
+        for path in (reached, go):
+            path.unlink(missing_ok=True)
+        gate = f'touch "{reached}"\nwhile [ ! -e "{go}" ]; do sleep 0.01; done'
+        if stage == "start":
+            self.first(command, gate)
+        else:
+            self.at(command, stage, gate)
+        try:
+            yield lambda: wait_until(reached.exists, 20, f"criu {command} never came to {stage}")
+        finally:
+            self.honest()
+            go.touch()
+
+    def honest(self) -> None:
+        """From now on, only be the real one."""
+        for path in self.folder.glob("first-*"):
+            path.unlink()
+
+
+class Asked:
+    """A cell that was sent, and is answered while the test does something else."""
+
+    def __init__(self, notebook: Notebook, code: str) -> None:
+        self._client = notebook.client
+        self._content: dict[str, Any] | None = None
+        self.id = notebook.client.execute(code)
+
+    def is_answered(self) -> bool:
+        """Tell whether the cell's reply has come."""
+        while self._content is None and self._client.shell_channel.msg_ready():
+            self._take(1)
+        return self._content is not None
+
+    def _take(self, timeout: float) -> None:
+        message = self._client.get_shell_msg(timeout=timeout)
+        if message["parent_header"].get("msg_id") == self.id:
+            self._content = message["content"]
+
+    def answer(self, timeout: float = 20) -> dict[str, Any]:
+        """Return the content of the cell's reply, which must come in time."""
+        deadline = time.monotonic() + timeout
+        while self._content is None:
+            self._take(max(0.01, deadline - time.monotonic()))
+        return self._content
+
+
+class Requested(threading.Thread):
+    """A request to the keeper from outside; `on_stage` is called when the keeper enters a stage."""
+
+    def __init__(
+        self, notebook: Notebook, op: str, args: dict[str, Any], on_stage: Callable[[str], None] = lambda _: None
+    ) -> None:
+        super().__init__(daemon=True)
+        self._keeper, self._op, self._args, self._on_stage = notebook.keeper, op, args, on_stage
+        self._last = ""
+        self.result: Any = None
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self._keeper.request(self._op, self._args, timeout=30, progress=self._take)
+        except Exception as e:
+            self.error = e
+        finally:
+            self._keeper.close()
+
+    def _take(self, progress: dict[str, Any]) -> None:
+        if progress["stage"] != self._last:
+            self._last = progress["stage"]
+            self._on_stage(self._last)
+
+    def outcome(self, timeout: float = 30) -> Any:
+        """Wait for the answer; return the result or the error."""
+        self.join(timeout)
+        assert not self.is_alive(), "the keeper gave no answer"
+        return self.error or self.result
+
+
+def state(notebook: Notebook) -> dict[str, Any]:
+    """Return what the keeper wrote down about its kernel."""
+    found: dict[str, Any] = json.loads((notebook.folder / "state.json").read_text())
+    return found
+
+
+def keeper_pid(notebook: Notebook) -> int:
+    return int(state(notebook)["keeper"][0])
+
+
+def kill_keeper(notebook: Notebook) -> None:
+    """Kill the keeper and wait for its end."""
+    fd = os.pidfd_open(keeper_pid(notebook))
+    signal.pidfd_send_signal(fd, signal.SIGKILL)
+    assert select.select([fd], [], [], 10)[0]
+    os.close(fd)
+
+
+def until_stage(notebook: Notebook, stage: str) -> None:
+    """Wait until the keeper is at this stage of an operation."""
+    with notebook.keeper as keeper:
+        wait_until(lambda: keeper.request("status")["stage"] == stage, 20, f"never came to {stage}")
+
+
+def store() -> Path:
+    return Path(os.environ["GPUCKPT_STORE"])
+
+
+def names() -> set[str]:
+    """Return the names of the snapshots that exist."""
+    return {path.stem for path in (store() / "snapshots").glob("*.json")}
+
+
+def assert_no_litter() -> None:
+    """The store holds what its manifests name, and nothing else."""
+    manifests = [json.loads(path.read_bytes()) for path in (store() / "snapshots").glob("*.json")]
+    ids = {manifest["id"] for manifest in manifests}
+    assert {path.name for path in (store() / "data").iterdir()} == ids
+    assert {path.name for path in (store() / "snapshots").iterdir()} == {m["name"] + ".json" for m in manifests}
+    assert {path.name for path in (store() / "locks").iterdir()} <= ids
+
+
+def assert_works(notebook: Notebook) -> None:
+    """The kernel can be saved and restored as if nothing had happened, and no litter is left by what did."""
+    notebook.run("check = 1")
+    notebook.run("%gpuckpt save afterwards --replace")
+    assert_no_litter()
+    notebook.run("check = 2")
+    notebook.run("%gpuckpt restore afterwards")
+    assert notebook.value("check") == "1"
+    # One sleeper with its run folder, and no working copies.
+    assert len(list(notebook.folder.glob("run-*.sock"))) == 1
+    assert len(list(notebook.folder.glob("run-*/"))) == 1
+    wait_until(lambda: not (notebook.folder / "restore").exists())
+
+
+def processes_of(folder: Path) -> set[int]:
+    """Return the living processes of this test: those that name its folder on their command line or environment."""
+    found = set()
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal() and int(path.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                words = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
+                if os.fsencode(folder) in words:
+                    found.add(int(path.name))
+    return found
+
+
+def assert_nothing_left(folder: Path) -> None:
+    """No process of this test lives, and the runtime folder holds no kernel."""
+    wait_until(lambda: not processes_of(folder), 10, "processes are left")
+    kernels = Path(os.environ["JUPYTER_RUNTIME_DIR"], "gpuckpt")
+    assert not kernels.exists() or not list(kernels.iterdir())

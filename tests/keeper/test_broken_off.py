@@ -1,0 +1,207 @@
+"""Operations that are interrupted, shut down in the middle, asked for twice, or held up by a stopped keeper."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from keeper_faults import (
+    Asked,
+    Criu,
+    Requested,
+    assert_no_litter,
+    assert_nothing_left,
+    assert_works,
+    keeper_pid,
+    names,
+    until_stage,
+)
+from notebooks import Notebook, wait_until
+
+_SLOW_HOOK = """
+import os, time, jupyter_gpuckpt
+def slow(reached):
+    @jupyter_gpuckpt.before_save
+    def before():
+        if not os.path.exists(reached):
+            open(reached, "w").close()
+            time.sleep(8)
+"""
+
+
+def test_an_interrupt_while_the_hooks_run_cancels_a_save(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(_SLOW_HOOK)
+    notebook.run(f"x = 1; slow({str(tmp_path / 'reached')!r})")
+    cell = Asked(notebook, "%gpuckpt save never")
+    wait_until((tmp_path / "reached").exists)
+    notebook.manager.interrupt_kernel()
+    answer = cell.answer(4)  # the hook takes longer
+    assert answer["ename"] == "Cancelled"
+    assert not names()
+    assert notebook.value("x") == "1"
+    assert_works(notebook)
+
+
+def test_an_interrupt_while_criu_dumps_comes_too_late_or_cancels(criu: Criu, notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    with criu.held_at("dump", "post-dump") as reached:
+        cell = Asked(notebook, "%gpuckpt save here")
+        reached()
+        notebook.manager.interrupt_kernel()
+    answer = cell.answer()
+    assert (answer["status"], names()) in (("ok", {"here"}), ("error", set()))
+    assert answer.get("ename", "Cancelled") == "Cancelled"
+    assert_works(notebook)
+
+
+def test_an_interrupt_while_the_snapshot_is_written_cancels_it(notebook: Notebook) -> None:
+    notebook.run("import os; x = os.urandom(200_000_000)")
+    cell = Asked(notebook, "%gpuckpt save never")
+    until_stage(notebook, "writing")
+    notebook.manager.interrupt_kernel()
+    answer = cell.answer()
+    assert answer.get("ename", "Cancelled") == "Cancelled"
+    assert names() == (set() if answer["status"] == "error" else {"never"})
+    notebook.run("x = None")
+    assert_works(notebook)
+
+
+def test_an_interrupt_while_a_snapshot_is_verified_leaves_the_kernel_alone(notebook: Notebook) -> None:
+    notebook.run("import os; x = os.urandom(300_000_000)")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    cell = Asked(notebook, "%gpuckpt restore here")
+    until_stage(notebook, "verifying")
+    notebook.manager.interrupt_kernel()
+    assert cell.answer()["ename"] == "Cancelled"
+    assert notebook.value("x") == "2"
+    assert_works(notebook)
+
+
+@pytest.mark.parametrize("stage", ["start", "pre-restore", "post-resume"])
+def test_an_interrupt_while_criu_restores_comes_too_late(criu: Criu, notebook: Notebook, stage: str) -> None:
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    with criu.held_at("restore", stage) as reached:
+        cell = Asked(notebook, "%gpuckpt restore here")
+        reached()
+        notebook.manager.interrupt_kernel()
+    assert cell.answer()["status"] in ("ok", "error")
+    assert notebook.value("x") == "1"
+    assert_works(notebook)
+
+
+def test_a_second_operation_is_told_that_the_kernel_is_busy(criu: Criu, notebook: Notebook) -> None:
+    with criu.held_at("dump", "start") as reached:
+        cell = Asked(notebook, "%gpuckpt save first")
+        reached()
+        for op, name in (("save", "second"), ("restore", "first")):
+            busy = Requested(notebook, op, {"name": name}).outcome()
+            assert type(busy).__name__ == "Busy"
+            assert "a save of 'first'" in str(busy)
+    assert cell.answer()["status"] == "ok"
+    assert names() == {"first"}
+
+
+_STAGES = [("dump", "start"), ("dump", "post-dump"), ("restore", "start"), ("restore", "pre-resume")]
+
+
+@pytest.mark.parametrize(("command", "stage"), _STAGES)
+def test_a_shutdown_in_the_middle_leaves_nothing(
+    criu: Criu, notebook: Notebook, tmp_path: Path, command: str, stage: str
+) -> None:
+    notebook.run("%gpuckpt save here")
+    with criu.held_at(command, stage) as reached:
+        Asked(notebook, "%gpuckpt save never" if command == "dump" else "%gpuckpt restore here")
+        reached()
+        notebook.manager.shutdown_kernel(now=True)
+        assert_nothing_left(tmp_path)
+    assert names() == {"here"}
+    assert_no_litter()
+
+
+@pytest.mark.parametrize(("command", "stage"), _STAGES[1:3])
+def test_a_restart_in_the_middle_gives_a_fresh_kernel(criu: Criu, notebook: Notebook, command: str, stage: str) -> None:
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    with criu.held_at(command, stage) as reached:
+        Asked(notebook, "%gpuckpt save never" if command == "dump" else "%gpuckpt restore here")
+        reached()
+        notebook.manager.restart_kernel(now=True)
+    notebook.client.wait_for_ready(30)
+    assert notebook.value("'x' in globals()") == "False"
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("x") == "1"
+    assert_works(notebook)
+
+
+def test_a_shutdown_while_a_snapshot_is_written_leaves_nothing(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run("import os; x = os.urandom(200_000_000)")
+    Asked(notebook, "%gpuckpt save never")
+    until_stage(notebook, "writing")
+    notebook.manager.shutdown_kernel(now=True)
+    assert_nothing_left(tmp_path)
+    assert names() <= {"never"}
+    assert_no_litter()
+
+
+def test_the_kernel_is_killed_in_the_middle_of_a_save(criu: Criu, notebook: Notebook) -> None:
+    """Its end is told within seconds, and the request is answered."""
+    with criu.held_at("dump", "start") as reached:
+        asked = Requested(notebook, "save", {"name": "never"})
+        reached()
+        with notebook.keeper as keeper:
+            os.kill(keeper.request("status")["pid"], signal.SIGKILL)
+        wait_until(lambda: not notebook.manager.is_alive(), 5)
+    assert type(asked.outcome(10)).__name__ in ("KernelLost", "SaveFailed", "KeeperGone")
+    assert not names()
+
+
+def test_a_stopped_keeper_is_waited_for_in_words_and_goes_on(notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    stopped = keeper_pid(notebook)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        cell = Asked(notebook, "%gpuckpt save here")
+
+        def says_so() -> bool:
+            message = notebook.client.get_iopub_msg(timeout=15)
+            return "the keeper is silent" in str(message["content"].get("data", ""))
+
+        wait_until(says_so, 15)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert cell.answer()["status"] == "ok"
+    assert names() == {"here"}
+    assert_works(notebook)
+
+
+def test_a_cell_that_waits_for_a_stopped_keeper_can_be_interrupted(notebook: Notebook) -> None:
+    stopped = keeper_pid(notebook)
+    with notebook.keeper as keeper:
+        kernel = keeper.request("status")["pid"]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        cell = Asked(notebook, "%gpuckpt save never")
+
+        def interrupted() -> bool:
+            os.kill(kernel, signal.SIGINT)  # a manager would send it by the keeper
+            time.sleep(0.5)
+            return cell.is_answered()
+
+        wait_until(interrupted)
+        assert cell.answer()["ename"] in ("KeeperGone", "KeyboardInterrupt")
+        assert notebook.value("'alive'") == "alive"
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert_works(notebook)
+
+
+def test_a_kernel_whose_keeper_is_stopped_can_be_shut_down(notebook: Notebook, tmp_path: Path) -> None:
+    os.kill(keeper_pid(notebook), signal.SIGSTOP)
+    notebook.manager.shutdown_kernel(now=True)
+    assert_nothing_left(tmp_path)

@@ -1,0 +1,203 @@
+"""Rows 16 and 17: criu fails, or is killed, at any point of a dump and of a restore."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from keeper_faults import (
+    Asked,
+    Criu,
+    Requested,
+    assert_nothing_left,
+    assert_works,
+    kill_keeper,
+    names,
+)
+from notebooks import Notebook, StartKernel, wait_until
+
+# criu/include/fault-injection.h
+DUMP_EARLY, RESTORE_ROOT_ONLY, DUMP_PAGES, PARASITE_CONNECT, POST_RESTORE, DUMP_CRASH = 1, 2, 3, 5, 6, 136
+NOT_FATAL = {128: "CHECK_OPEN_HANDLE", 130: "NO_BREAKPOINTS", 131: "PARTIAL_PAGES", 132: "HUGE_ANON_SHMEM_ID"}
+
+_STATE = """
+import threading, time
+x, ticks = 1, []
+def tick():
+    while True:
+        ticks.append(1); time.sleep(0.01)
+threading.Thread(target=tick, daemon=True).start()
+"""
+
+
+def assert_runs_on(notebook: Notebook) -> None:
+    """The kernel has its variables, and its threads go on."""
+    assert notebook.value("x") == "1"
+    before = int(notebook.value("len(ticks)"))
+    wait_until(lambda: int(notebook.value("len(ticks)")) > before)
+
+
+@pytest.mark.parametrize("fault", [DUMP_EARLY, DUMP_PAGES, PARASITE_CONNECT])
+def test_row_16_a_dump_that_fails_leaves_the_kernel_as_it_was(criu: Criu, notebook: Notebook, fault: int) -> None:
+    notebook.run(_STATE)
+    criu.fault("dump", fault)
+    answer = notebook.fails("%gpuckpt save never")
+    assert answer.ename == "SaveFailed"
+    assert "goes on as before" in answer.text
+    assert "criu" in answer.text
+    assert not names()
+    criu.honest()
+    assert_runs_on(notebook)
+    assert_works(notebook)
+
+
+def test_row_16_a_dump_that_aborts_leaves_the_kernel_as_it_was(criu: Criu, notebook: Notebook) -> None:
+    notebook.run(_STATE)
+    criu.at("dump", "post-dump", "exit 1", fault=DUMP_CRASH)
+    answer = notebook.fails("%gpuckpt save never")
+    assert answer.ename == "SaveFailed"
+    assert not names()
+    criu.honest()
+    assert_runs_on(notebook)
+    assert_works(notebook)
+
+
+@pytest.mark.parametrize("fault", NOT_FATAL, ids=NOT_FATAL.values())
+def test_row_16_detours_of_criu_change_nothing(criu: Criu, notebook: Notebook, fault: int) -> None:
+    notebook.run(_STATE)
+    criu.fault("dump", fault)
+    notebook.run("%gpuckpt save here")
+    criu.fault("restore", fault)
+    notebook.run("x = 2")
+    notebook.run("%gpuckpt restore here")
+    assert_runs_on(notebook)
+
+
+@pytest.mark.parametrize("fault", [RESTORE_ROOT_ONLY, POST_RESTORE])
+def test_row_16_a_restore_that_fails_is_answered_by_a_fresh_kernel(criu: Criu, notebook: Notebook, fault: int) -> None:
+    notebook.run(_STATE)
+    notebook.run("%gpuckpt save here")
+    criu.fault("restore", fault)
+    answer = notebook.fails("%gpuckpt restore here")
+    assert answer.ename == "RestoreFailed"
+    assert "a fresh, empty one runs in its place" in answer.text
+    assert notebook.value("'x' in globals()") == "False"
+    criu.honest()
+    notebook.run("%gpuckpt restore here")
+    assert_runs_on(notebook)
+    assert_works(notebook)
+
+
+@pytest.mark.parametrize("stage", ["pre-dump", "post-dump"])
+def test_row_17_criu_is_killed_at_a_stage_of_a_dump(criu: Criu, notebook: Notebook, stage: str) -> None:
+    notebook.run(_STATE)
+    criu.kill_at("dump", stage)
+    answer = notebook.fails("%gpuckpt save never")
+    assert answer.ename == "SaveFailed"
+    assert "was killed by signal 9" in answer.text
+    assert not names()
+    criu.honest()
+    assert_runs_on(notebook)
+    assert_works(notebook)
+
+
+@pytest.mark.parametrize("after", [0.01, 0.03, 0.05])
+def test_row_17_criu_is_killed_in_mid_dump(criu: Criu, notebook: Notebook, tmp_path: Path, after: float) -> None:
+    """It may have its own code in the kernel at that moment: the kernel runs on, or is declared lost at once."""
+    notebook.run(_STATE)
+    notebook.run("import os; ballast = os.urandom(100_000_000)")
+    criu.first("dump", f"me=$$; (sleep {after}; kill -9 $me) &")
+    began = time.monotonic()
+    cell = Asked(notebook, "%gpuckpt save here")
+    wait_until(lambda: cell.is_answered() or not notebook.manager.is_alive(), 10)
+    assert time.monotonic() - began < 10
+    criu.honest()
+    if not notebook.manager.is_alive():
+        assert not names()
+        assert_nothing_left(tmp_path)
+        return
+    assert_runs_on(notebook)
+    assert_works(notebook)
+
+
+@pytest.mark.parametrize("stage", ["pre-restore", "post-restore", "pre-resume"])
+def test_row_17_criu_is_killed_at_a_stage_of_a_restore(criu: Criu, notebook: Notebook, stage: str) -> None:
+    notebook.run(_STATE)
+    notebook.run("%gpuckpt save here")
+    criu.kill_at("restore", stage)
+    answer = notebook.fails("%gpuckpt restore here")
+    assert answer.ename == "RestoreFailed"
+    assert "was killed by signal 9" in answer.text
+    assert notebook.value("'x' in globals()") == "False"
+    criu.honest()
+    notebook.run("%gpuckpt restore here")
+    assert_runs_on(notebook)
+    assert_works(notebook)
+
+
+@pytest.mark.parametrize("command", ["dump", "restore"])
+def test_a_criu_that_does_not_end_is_ended(
+    criu: Criu, start: StartKernel, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("GPUCKPT_CRIU_TIMEOUT", "2")
+    notebook = start()
+    notebook.run(_STATE)
+    notebook.run("%gpuckpt save here")
+    with criu.held_at(command, "start"):
+        answer = notebook.fails("%gpuckpt save never" if command == "dump" else "%gpuckpt restore here")
+        assert "did not finish within 2 s" in answer.text
+    assert names() == {"here"}
+    notebook.run("%gpuckpt restore here")
+    assert_runs_on(notebook)
+    assert_works(notebook)
+
+
+def test_a_failed_restore_tells_the_cells_behind_it_that_they_do_not_run(criu: Criu, notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    criu.first("restore", "exit 7")
+    cells = [Asked(notebook, code) for code in ("%gpuckpt restore here", "x = 'ran'", "x = 'ran too'")]
+    answers = [cell.answer(30) for cell in cells]
+    assert answers[0]["ename"] == "RestoreFailed"
+    assert "The snapshot is as it was" in answers[0]["evalue"]
+    assert [answer["status"] for answer in answers[1:]] == ["aborted", "aborted"]
+    assert notebook.value("'x' in globals()") == "False"
+    criu.honest()
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("x") == "1"
+
+
+def test_a_criu_that_is_gone_when_it_is_needed(criu: Criu, notebook: Notebook) -> None:
+    """The running kernel is not touched for a restore that cannot begin."""
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    away = criu.program.rename(criu.program.with_name("away"))
+    for line in ("save other", "restore here"):
+        answer = notebook.fails(f"%gpuckpt {line}")
+        assert answer.ename == "Unavailable"
+        assert str(criu.program) in answer.text
+    away.rename(criu.program)
+    assert notebook.value("x") == "2"
+    assert_works(notebook)
+
+
+def test_the_fresh_kernel_fails_too(criu: Criu, notebook: Notebook, tmp_path: Path) -> None:
+    """Without a kernel to answer with, the kernel is declared lost, and nothing of it is left."""
+    notebook.run("%gpuckpt save here")
+    launch = notebook.folder / "launch.json"
+    content = json.loads(launch.read_text())
+    content["argv"] = ["/nonexistent/python"]
+    # What a keeper starts afresh is what it read at its own start.
+    launch.write_text(json.dumps(content))
+    kill_keeper(notebook)
+    criu.first("restore", "exit 7")
+    lost = Requested(notebook, "restore", {"name": "here"}).outcome()
+    assert type(lost).__name__ == "KernelLost"
+    assert "The snapshot is as it was" in str(lost)
+    wait_until(lambda: not notebook.manager.is_alive())
+    assert names() == {"here"}
+    notebook.close()
+    assert_nothing_left(tmp_path)
