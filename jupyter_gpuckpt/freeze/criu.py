@@ -51,6 +51,7 @@ def restore_arguments(images: Path, log: Path) -> Sequence[str]:
 
 
 _STAMP = re.compile(r"^\([\d.]+\)\s*(\d+: )?")
+_OWN = re.compile(r"^(\([\d.]+\)\s*(\d+: )?)?(Error|Warn) |^\s*$")
 
 _ADVICE = (
     # what criu says, what a person can do; the first that matches is given
@@ -76,12 +77,17 @@ _ADVICE = (
 
 
 def first_error(log: Path) -> str:
-    """Return criu's own first error line in a log, without its time stamp; empty when there is none."""
+    """Return the first error in a log of criu's, without its time stamp; empty when there is none."""
     try:
         text = log.read_text("utf-8", "replace")
     except OSError:
         return ""
     line = criu_program.first_error(text)
+    if "exited, status=" in line:
+        # A program that criu ran failed: its own words stand before.
+        before = text[: text.index(line)].splitlines()
+        line = next((said for said in before if not _OWN.match(said)), line)
+        return line.strip()
     return _STAMP.sub("", line) if "Error (" in line else ""
 
 

@@ -1,0 +1,116 @@
+"""Row 24: nothing grows with the number of saves and restores, and nothing is left by a shutdown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from keeper_faults import assert_no_litter, assert_nothing_left, keeper_pid, processes_of
+from notebooks import Notebook, wait_until
+
+from jupyter_gpuckpt.freeze.processes import resident_bytes
+from jupyter_gpuckpt.keeper.record import KernelFolder
+
+
+def children(pid: int) -> list[int]:
+    """Return all children of a process, zombies too."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def listening(pids: set[int]) -> int:
+    """Return how many TCP sockets these processes listen at."""
+    inodes = set()
+    for pid in pids:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            target = str(fd.readlink())
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[3] == "0A" and row[9] in inodes for row in rows)
+
+
+def look(notebook: Notebook, folder: Path) -> dict[str, Any]:
+    """Count all there is of a kernel, its keeper and its store."""
+    wait_until(lambda: not (notebook.folder / "restore").exists())
+    keeper = keeper_pid(notebook)
+    (sleeper,) = KernelFolder(notebook.folder).sleepers()
+    (kernel,) = children(sleeper)
+    pids = processes_of(folder)
+    names = {path.name.replace(f"run-{n}", "run-N") for path in notebook.folder.rglob("*") for n in range(300, 0, -1)}
+    return {
+        "processes": len(pids),
+        "of the keeper's": len(children(keeper)),
+        "of the kernel's": len(children(kernel)),
+        "ports": listening(pids),
+        "descriptors of the keeper": len(list(Path(f"/proc/{keeper}/fd").iterdir())),
+        "descriptors of the kernel": len(list(Path(f"/proc/{kernel}/fd").iterdir())),
+        "threads of the kernel": len(list(Path(f"/proc/{kernel}/task").iterdir())),
+        "mounts": len(Path(f"/proc/{sleeper}/mounts").read_text().splitlines()),
+        "mounts here": len(Path("/proc/mounts").read_text().splitlines()),
+        "files": len([name for name in names if not name.startswith(".")]),
+        "shared memory": sorted(path.name for path in Path(f"/proc/{sleeper}/root/dev/shm").iterdir()),
+    }
+
+
+def memory(notebook: Notebook) -> dict[str, int]:
+    (sleeper,) = KernelFolder(notebook.folder).sleepers()
+    return {
+        "keeper": resident_bytes([keeper_pid(notebook)]),
+        "sleeper": resident_bytes([sleeper]),
+        "kernel": resident_bytes(children(sleeper)),
+    }
+
+
+def cycle(notebook: Notebook, times: int) -> None:
+    for _ in range(times):
+        notebook.run("n += 1")
+        notebook.run("%gpuckpt save here --replace")
+        notebook.run("%gpuckpt restore here")
+
+
+def assert_flat(notebook: Notebook, folder: Path, times: int) -> None:
+    notebook.run("n = 0")
+    cycle(notebook, 5)  # what is set up once is there by then
+    before, held = look(notebook, folder), memory(notebook)
+    cycle(notebook, times)
+    assert look(notebook, folder) == before
+    assert_no_litter()
+    assert notebook.value("n") == str(5 + times)
+    for who, size in memory(notebook).items():
+        assert size - held[who] < 8e6 + 0.1 * held[who], f"{who} grew from {held[who]} to {size} bytes"
+    notebook.close()
+    assert_nothing_left(folder)
+
+
+def test_row_24_ten_cycles_leave_nothing(notebook: Notebook, tmp_path: Path) -> None:
+    assert_flat(notebook, tmp_path, 10)
+
+
+@pytest.mark.slow
+def test_row_24_a_hundred_cycles_leave_nothing(notebook: Notebook, tmp_path: Path) -> None:
+    assert_flat(notebook, tmp_path, 100)
+
+
+def test_row_24_one_snapshot_is_restored_twenty_times(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    for _ in range(3):
+        notebook.run("%gpuckpt restore here")
+    before = look(notebook, tmp_path)
+    for _ in range(20):
+        notebook.run("%gpuckpt restore here")
+    assert look(notebook, tmp_path) == before
+    assert notebook.value("x") == "1"
+
+
+@pytest.mark.parametrize("now", [True, False])
+def test_a_shutdown_leaves_no_child_of_the_kernel(notebook: Notebook, tmp_path: Path, now: bool) -> None:
+    notebook.run("import subprocess; subprocess.Popen('sleep 1000 & setsid sleep 1000 & wait', shell=True)")
+    notebook.run("%gpuckpt save here")
+    notebook.run("%gpuckpt restore here")
+    assert len(processes_of(tmp_path)) >= 5
+    mounts = Path("/proc/mounts").read_text()
+    notebook.manager.shutdown_kernel(now=now)
+    assert_nothing_left(tmp_path)
+    assert len(Path("/proc/mounts").read_text().splitlines()) <= len(mounts.splitlines())

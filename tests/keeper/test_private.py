@@ -1,0 +1,229 @@
+"""Rows 31, 32, 34 and 36, and who may talk to a keeper."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from keeper_faults import Requested, assert_works, keeper_pid, names, store
+from notebooks import Notebook, StartKernel, wait_until
+
+from jupyter_gpuckpt.keeper.protocol import short_path
+
+_NOBODY = 65534
+
+_SPY = """
+import os, sys
+os.setgroups([]); os.setgid({nobody}); os.setuid({nobody})
+base, stop = sys.argv[1:]
+print("looking", flush=True)
+seen = set()
+while not os.path.exists(stop):
+    for where, folders, files in os.walk(base):
+        for name in files:
+            path = os.path.join(where, name)
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            except OSError:
+                continue
+            os.close(fd)
+            seen.add(path)
+print("\\n".join(sorted(seen)))
+"""
+
+
+def test_row_31_configuration_and_environment_of_others_do_not_reach_criu(
+    start: StartKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, hostile = tmp_path / "home", tmp_path / "hostile"
+    (home / ".criu").mkdir(parents=True)
+    hostile.mkdir()
+    trace = hostile / "was-here"
+    (hostile / "script").write_text(f"#!/bin/sh\ntouch {trace}\n")
+    for name in ("sh", "tar", "cp", "ip", "iptables-restore"):
+        (hostile / name).write_text(f"#!/bin/sh\ntouch {trace}\nexit 1\n")
+    for program in hostile.iterdir():
+        program.chmod(0o755)
+    options = f"action-script {hostile}/script\nlog-file {hostile}/was-here\nghost-limit 1\n"
+    (home / ".criu" / "default.conf").write_text(options)
+    (hostile / "criu.conf").write_text(options)
+    environment = {
+        **os.environ,
+        "HOME": str(home),
+        "CRIU_CONFIG_FILE": str(hostile / "criu.conf"),
+        "CRIU_LIBS_DIR": str(hostile),
+        "LD_LIBRARY_PATH": str(hostile),
+        "PATH": f"{hostile}:{os.environ['PATH']}",
+    }
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("CRIU_CONFIG_FILE", str(hostile / "criu.conf"))
+    monkeypatch.setenv("CRIU_LIBS_DIR", str(hostile))
+    notebook = start(env=environment)
+    notebook.run("x = 1")
+    notebook.run("import os; os.environ['LD_PRELOAD'] = '/nonexistent.so'")
+    assert_works(notebook)
+    assert notebook.value("x") == "1"
+    assert not trace.exists()
+
+
+@pytest.fixture
+def open_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that everybody can look into, with the store and the runtime folder in it."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
+    monkeypatch.setenv("GPUCKPT_STORE", str(folder / "store"))
+    before = os.umask(0)
+    yield folder
+    os.umask(before)
+    shutil.rmtree(folder)
+
+
+def test_row_32_another_user_never_reads_a_byte_even_with_umask_000(
+    open_folder: Path, start: StartKernel, tmp_path: Path
+) -> None:
+    bait, stop = open_folder / "bait", open_folder / "stop"
+    bait.touch(0o644)
+    with subprocess.Popen(
+        ["/usr/bin/env", "python3", "-c", _SPY.format(nobody=_NOBODY), str(open_folder), str(stop)],
+        cwd="/",
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as spy:
+        assert spy.stdout is not None
+        try:
+            assert spy.stdout.readline() == "looking\n"
+            notebook = start()
+            notebook.run("secret = 'x' * 1000")
+            for _ in range(3):
+                notebook.run("%gpuckpt save here --replace")
+                notebook.run("%gpuckpt restore here")
+            notebook.close()
+        finally:
+            stop.touch()
+        seen = set(spy.stdout.read().split())
+    assert seen - {str(stop)} == {str(bait)}
+
+
+def test_row_32_all_that_is_kept_is_for_its_owner_alone(open_folder: Path, notebook: Notebook) -> None:
+    notebook.run("%gpuckpt save here")
+    notebook.run("%gpuckpt restore here")
+    wait_until(lambda: not (notebook.folder / "restore").exists())
+    for top in (store(), notebook.folder):
+        for path in (top, *top.rglob("*")):
+            assert path.lstat().st_mode & 0o077 == 0, path
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "a/b", ".", "..", "", "nul\0", "ｆｕｌｌ", "x" * 10_000, "-rf", "new\nline", "com\u2024mon"]
+)
+def test_row_34_a_hostile_name_is_refused_in_words_from_outside(notebook: Notebook, name: str) -> None:
+    for op in ("save", "restore", "show", "rm"):
+        if op == "restore" and not name:
+            continue  # the latest
+        error = Requested(notebook, op, {"name": name}).outcome()
+        assert type(error).__name__ == "BadName", op
+        assert len(str(error)) < 1000
+    assert not names()
+
+
+def test_row_36_no_secret_is_in_logs_listings_errors_or_manifests(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "geheim-" + os.urandom(8).hex()
+    monkeypatch.setenv("MY_API_TOKEN", secret)
+    notebook = start()
+    key = notebook.client.session.key.decode()
+    shown = [notebook.run("%gpuckpt save here").text]
+    shown += [notebook.fails(f"%gpuckpt {line}").text for line in ("save here", "restore none", "save ../x")]
+    shown.append(notebook.run("%gpuckpt restore here").text)
+    shown += [notebook.run(f"%gpuckpt {line}").text for line in ("list", "show here", "status")]
+    with notebook.keeper as keeper:
+        shown += [json.dumps(keeper.request(op, {"name": "here"})) for op in ("status", "list", "show")]
+    files = [*notebook.folder.glob("*.log"), *(store() / "snapshots").iterdir(), notebook.folder / "state.json"]
+    shown += [path.read_text("utf-8", "replace") for path in files]
+    shown.append(Path(f"/proc/{keeper_pid(notebook)}/cmdline").read_text())
+    for text in shown:
+        assert secret not in text
+        assert key not in text
+
+
+def test_another_user_cannot_talk_to_a_keeper(open_folder: Path, notebook: Notebook) -> None:
+    """The folder's mode stops them; if that were open, the keeper hangs up on them."""
+    path = notebook.folder / "keeper.sock"
+    attempt = """
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+s = socket.socket(socket.AF_UNIX); s.settimeout(10)
+try:
+    s.connect(sys.argv[1])
+    s.sendall(b'{"id": 1, "op": "status"}\\n')
+    print("heard", len(s.recv(100)))
+except PermissionError:
+    print("denied")
+except OSError:
+    print("heard 0")
+"""
+
+    def as_nobody() -> str:
+        argv = ["/usr/bin/env", "python3", "-c", attempt, str(path)]
+        return subprocess.run(argv, cwd="/", capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+
+    assert as_nobody() == "denied"
+    for folder in (path.parent, path.parent.parent, path.parent.parent.parent):
+        folder.chmod(0o755)
+    path.chmod(0o777)
+    assert as_nobody() == "heard 0"
+    path.chmod(0o600)
+    path.parent.chmod(0o700)
+    assert notebook.value("1 + 1") == "2"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\n",
+        b"not JSON\n",
+        b"[1, 2]\n",
+        b'"text"\n',
+        b"\xff\xfe\n",
+        b"[" * 100_000 + b"\n",
+        b'{"id": 1, "op": "save", "args": [1]}\n',
+        b'{"id": {}, "op": "save", "args": {"name": {"a": 1}}}\n',
+        b'{"op": "signal", "args": {"signum": "x"}}\n',
+        b'{"op": "no such thing"}\n',
+        b"endless " * (9 << 20),
+        b'{"id": 1',
+    ],
+    ids=range(12),
+)
+def test_nonsense_at_its_doors_does_not_end_a_keeper(notebook: Notebook, said: bytes, tmp_path: Path) -> None:
+    before = keeper_pid(notebook)
+    with socket.socket(socket.AF_UNIX) as s:
+        s.settimeout(20)
+        with short_path(notebook.folder / "keeper.sock") as path:
+            s.connect(path)
+        with contextlib.suppress(OSError):  # it may hang up in the middle
+            s.sendall(said)
+            s.shutdown(socket.SHUT_WR)
+            s.recv(100)
+    (tmp_path / "said").write_bytes(said[: 1 << 20])
+    notebook.run(f"""
+import os
+fifo = os.open('/dev/shm/gpuckpt/from-kernel', os.O_WRONLY)
+data = open({str(tmp_path / "said")!r}, 'rb').read()
+while data:
+    data = data[os.write(fifo, data):]
+os.write(fifo, b'\\n' + b'{{"reply": [], "hello": 1, "request": null}}\\n' + b'{{"request": 1, "op": 3, "args": 4}}\\n')
+os.close(fifo)""")
+    assert notebook.run("%gpuckpt list").status == "ok"
+    assert keeper_pid(notebook) == before
+    assert notebook.manager.is_alive()

@@ -1,0 +1,146 @@
+"""Restores and saves that are refused before anything is touched, and what does not stand in their way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from keeper_faults import Asked, Criu, assert_no_litter, assert_works, names, store
+from notebooks import Notebook, StartKernel, wait_until
+
+
+def test_row_22_pids_that_are_taken_do_not_matter(start: StartKernel) -> None:
+    first, second = start(), start()
+    first.run("import subprocess, threading, os; child = subprocess.Popen(['sleep', '100'])")
+    first.run("%gpuckpt save here")
+    pids = first.value("os.getpid(), child.pid, threading.get_native_id()")
+    # All of these are taken, by the first itself, when the second becomes its copy.
+    second.run("%gpuckpt restore here")
+    assert second.value("os.getpid(), child.pid, threading.get_native_id()") == pids
+    assert second.value("child.poll()") == first.value("child.poll()") == "None"
+
+
+@pytest.mark.parametrize("change", ["shorter", "gone", "a folder"])
+def test_row_23_an_open_file_that_changed_is_named_and_the_kernel_goes_on(
+    notebook: Notebook, tmp_path: Path, change: str
+) -> None:
+    path = tmp_path / "data.txt"
+    path.write_text("ten bytes\n")
+    notebook.run(f"f = open({str(path)!r}); x = f.read(3)")
+    notebook.run("%gpuckpt save here")
+    notebook.run("f.close(); x = 2")
+    if change == "shorter":
+        path.write_text("ten")
+    else:
+        path.unlink()
+        if change == "a folder":
+            path.mkdir()
+    answer = notebook.fails("%gpuckpt restore here")
+    assert notebook.value("x") == "2"
+    assert answer.ename == "Refused"
+    assert str(path) in answer.text
+    if change == "a folder":
+        path.rmdir()
+    path.write_text("ten bytes\n")
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("x, f.read()") == "ten  bytes\n".strip()
+
+
+@pytest.mark.parametrize("damage", ["format", "feature", "cut", "byte", "missing", "not JSON"])
+def test_a_damaged_or_newer_snapshot_is_refused_before_the_kernel_is_touched(notebook: Notebook, damage: str) -> None:
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    manifest = store() / "snapshots" / "here.json"
+    pages = max((store() / "data").rglob("pages-*.img"), key=lambda path: path.stat().st_size)
+    content = json.loads(manifest.read_text())
+    if damage == "format":
+        manifest.write_text(json.dumps({**content, "format": content["format"] + 1}))
+    elif damage == "feature":
+        manifest.write_text(json.dumps({**content, "features": ["teleport"]}))
+    elif damage == "not JSON":
+        manifest.write_text("{")
+    elif damage == "missing":
+        pages.unlink()
+    else:
+        with pages.open("r+b") as f:
+            if damage == "cut":
+                f.truncate(pages.stat().st_size - 4096)
+            else:
+                f.seek(pages.stat().st_size // 2)
+                byte = f.read(1)
+                f.seek(-1, os.SEEK_CUR)
+                f.write(bytes([byte[0] ^ 1]))
+    sleepers = list(notebook.folder.glob("run-*"))
+    answer = notebook.fails("%gpuckpt restore here")
+    assert answer.ename == ("Incompatible" if damage in ("format", "feature") else "Damaged")
+    assert list(notebook.folder.glob("run-*")) == sleepers
+    assert notebook.value("x") == "2"
+
+
+# -- row 3: the disk is full
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file system of its own for the store, with 100 MB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m,mode=0700", "none", str(path)], check=True)
+    monkeypatch.setenv("GPUCKPT_STORE", str(path / "store"))
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Leave no room on a disk."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as f:
+        try:
+            while True:
+                f.write(bytes(1 << 16))
+        except OSError:
+            pass
+    return filler
+
+
+def test_row_3_a_save_without_room_is_refused_and_snapshots_can_be_removed(
+    small_disk: Path, notebook: Notebook
+) -> None:
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save first")
+    filler = fill(small_disk)
+    answer = notebook.fails("%gpuckpt save second")
+    assert answer.ename in ("Refused", "StoreError")
+    assert "Why: " in answer.text
+    assert "Next: " in answer.text
+    assert notebook.value("x") == "1"
+    assert names() == {"first"}
+    assert "Removed first" in notebook.run("%gpuckpt rm first").text
+    filler.unlink()
+    assert_works(notebook)
+
+
+def test_row_3_a_disk_that_fills_in_mid_save(small_disk: Path, criu: Criu, start: StartKernel) -> None:
+    notebook = start()
+    notebook.run("x = 1")
+    with criu.held_at("dump", "start") as reached:
+        cell = Asked(notebook, "%gpuckpt save never")
+        reached()
+        filler = fill(small_disk)
+    answer = cell.answer()
+    assert answer["ename"] in ("SaveFailed", "StoreError")
+    said = "\n".join(answer["traceback"])
+    assert "No space left" in said
+    assert "Free disk space" in said
+    assert not names()
+    assert_no_litter()
+    assert notebook.value("x") == "1"
+    assert "No snapshots yet" in notebook.run("%gpuckpt list").text
+    filler.unlink()
+    wait_until(lambda: not filler.exists())
+    assert_works(notebook)
