@@ -209,15 +209,19 @@ class Namespace:
         timeout: float,
         started: Callable[[int], None] | None = None,
     ) -> int:
-        """Run a program to its end and return its exit code.
+        """Run a program to its end and return its exit code; if it fails, what it started ends with it.
 
         `started` is told its pid (in the namespace). After `timeout` seconds it is killed and TimeoutError raised.
         """
         pid = await self.spawn(argv, env=env, stdout=stdout)
+        leader = self.outer(pid)
+        failed = True
         if started is not None:
             started(pid)
         try:
-            return await asyncio.wait_for(self.wait(pid), timeout)
+            status = await asyncio.wait_for(self.wait(pid), timeout)
+            failed = status != 0
+            return status
         except (TimeoutError, asyncio.TimeoutError):
             outer = self.outer(pid)
             if outer:
@@ -227,6 +231,15 @@ class Namespace:
             raise TimeoutError from None
         finally:
             self._exits.pop(pid, None)
+            if failed and leader is not None:
+                self.end_session(leader)
+
+    def end_session(self, leader: int) -> None:
+        """Kill the processes that a program (its pid on the machine) left; every program is spawned as a session."""
+        for pid in processes.descendants(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(pid) == leader:
+                    os.kill(pid, signal.SIGKILL)
 
     def outer(self, pid: int) -> int | None:
         """Return the machine's pid of a process that has this pid in the namespace, or None when there is none."""

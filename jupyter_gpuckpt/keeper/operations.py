@@ -667,3 +667,4 @@ async def _end_criu(space: Namespace, pid: int | None) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(outer, signal.SIGKILL)
             quiet_since = time.monotonic()
+    space.end_session(outer)
