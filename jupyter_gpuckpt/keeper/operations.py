@@ -52,6 +52,7 @@ CRIU_IMAGES, SHARED_MEMORY, KERNEL_LOG = "criu", "shm.tar", "kernel.log"
 WORKING_COPY = "restore"
 """In the kernel's folder, while a restore is under way: criu's images as they are to be restored here."""
 
+_LOG_ROOM = 1 << 16  # below so much free disk criu's log may have been lost, in bytes
 _STALLED = 10.0  # how long the criu of a dead keeper may do nothing before it is killed, in seconds
 
 _AT_POST_DUMP = """#!/bin/sh
@@ -332,6 +333,8 @@ async def _run_criu(
         shutil.copyfile(written_log, kept_log)
         kept_log.chmod(0o600)
     said = criu.first_error(written_log)
+    if not said and shutil.disk_usage(written_log.parent).free < _LOG_ROOM:
+        said = f"No space left on the disk, not even for criu's log: {written_log.parent}"
     if not why:
         ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         why = f"criu says: {said}" if said else f"criu {ended} and named no error"
