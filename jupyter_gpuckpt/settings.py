@@ -13,6 +13,9 @@ from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"  # noqa: S108 - inside the sleeper's own tmpfs
 """Where a kernel finds its run folder (FIFOs and log). The same path in every sleeper."""
 
+NAMESPACE_STAGING_DIR = "/dev/shm/gpuckpt-staging"  # noqa: S108 - likewise
+"""Where criu writes a small kernel's images, in memory, before they go to the disk. The same path in every sleeper."""
+
 ENV_RUN_DIR = "GPUCKPT_RUN_DIR"
 """Set in a kernel that a keeper holds: the run folder as the kernel sees it."""
 
@@ -27,9 +30,7 @@ def store_dir() -> Path:
 
 def criu_prefix() -> Path:
     """Return where `jupyter gpuckpt setup` puts CRIU: ``GPUCKPT_CRIU_PREFIX``, or Jupyter's data."""
-    return Path(
-        os.environ.get("GPUCKPT_CRIU_PREFIX") or Path(jupyter_data_dir(), "gpuckpt", "criu")
-    )
+    return Path(os.environ.get("GPUCKPT_CRIU_PREFIX") or Path(jupyter_data_dir(), "gpuckpt", "criu"))
 
 
 def kernels_dir() -> Path:

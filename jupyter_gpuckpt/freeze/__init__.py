@@ -1,1 +1,1 @@
-"""Freezing and thawing process trees: CRIU for the CPU side, the CUDA driver for the GPU side. Knows no Jupyter and no store."""
+"""Freezing and thawing process trees: CRIU for the CPU side, the CUDA driver for the GPU side."""

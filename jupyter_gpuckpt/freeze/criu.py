@@ -20,7 +20,7 @@ _COMMON = (
 )
 
 
-def dump_arguments(pid: int, images: Path, action_script: Path, timeout: float) -> Sequence[str]:
+def dump_arguments(pid: int, images: str, action_script: Path, timeout: float) -> Sequence[str]:
     """Return criu's arguments to dump the tree of `pid` (as its namespace knows it) and let it run on.
 
     `timeout` (seconds) is how long criu may try to stop the processes of the tree.
@@ -30,7 +30,7 @@ def dump_arguments(pid: int, images: Path, action_script: Path, timeout: float) 
         "-t",
         str(pid),
         "-D",
-        str(images),
+        images,
         "-o",
         DUMP_LOG,
         "--leave-running",

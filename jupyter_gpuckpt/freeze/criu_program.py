@@ -16,20 +16,17 @@ from jupyter_gpuckpt.errors import Unavailable
 
 __all__ = [
     "ENV_CRIU",
-    "MINIMUM_VERSION",
     "CriuProgram",
     "check",
     "find_criu",
     "first_error",
+    "minimum_version",
     "program_in_prefix",
     "version_text",
 ]
 
 ENV_CRIU = "GPUCKPT_CRIU"
 """Names a criu program to use instead of looking for one."""
-
-MINIMUM_VERSION = (4, 1, 0)
-"""The oldest CRIU that is used: older ones fail on the vDSO of recent kernels."""
 
 Origin = Literal["environment", "prefix", "system"]
 
@@ -49,6 +46,17 @@ _OPTIONS = (
     "--libdir",
     str(Path(__file__).absolute().parent),
 )
+
+
+def minimum_version() -> tuple[int, int, int]:
+    """Return the oldest CRIU that works on this kernel.
+
+    Older ones than 4.1 fail on the vDSO of recent kernels. Since Linux 6.16 a kernel answers for SO_PASSCRED on few
+    kinds of sockets, and CRIU before 4.2 fails on all others; ``criu check`` does not notice.
+    """
+    match = re.match(r"(\d+)\.(\d+)", platform.release())
+    recent = match is not None and (int(match[1]), int(match[2])) >= (6, 16)
+    return (4, 2, 0) if recent else (4, 1, 0)
 
 
 @dataclass(frozen=True)
@@ -182,7 +190,7 @@ def _environment() -> dict[str, str]:
 
 def _unavailable(tried: dict[str, str], then: str) -> Unavailable:
     return Unavailable(
-        f"No CRIU of version {version_text(MINIMUM_VERSION)} or newer was found.",
+        f"No CRIU of version {version_text(minimum_version())} or newer was found.",
         "; ".join(f"{place}: {why}" for place, why in tried.items()) + ".",
         then,
         tried=tried,
@@ -241,8 +249,8 @@ def _judge(start: tuple[str, ...], path: str, origin: Origin) -> CriuProgram:
     version = _known_versions.get(key)
     if version is None:
         version = _known_versions[key] = _ask_version(argv)
-    if version < MINIMUM_VERSION:
-        raise _UnfitError(f"version {version_text(version)} is older than {version_text(MINIMUM_VERSION)}")
+    if version < minimum_version():
+        raise _UnfitError(f"version {version_text(version)} is older than {version_text(minimum_version())}")
     return CriuProgram(argv, version, path, origin)
 
 

@@ -151,7 +151,7 @@ def fits(
 def needs(cuda_manifest: Mapping[str, Any]) -> dict[str, int]:
     """Return how many bytes of each GPU (by its UUID at the save) all processes held together."""
     total: dict[str, int] = defaultdict(int)
-    for process in cuda_manifest["processes"]:
+    for process in cuda_manifest.get("processes", []):
         for gpu, held in process["used"].items():
             total[gpu] += held
     return dict(total)

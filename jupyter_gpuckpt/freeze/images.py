@@ -51,6 +51,8 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("usk", 16, _MESSAGE, "unix"),
     ],
     "remap": [("orig_id", 1, _U32, ""), ("remap_id", 2, _U32, "")],
+    "dump_stats": [("freezing_time", 1, _U32, ""), ("frozen_time", 2, _U32, "")],
+    "stats": [("dump", 1, _MESSAGE, "dump_stats")],
     "pstree": [
         ("pid", 1, _U32, ""),
         ("ppid", 2, _U32, ""),
@@ -127,6 +129,12 @@ def named_files(images: Path) -> list[NamedFile]:
         for e in _entries((images / "files.img").read_bytes(), "file")
         if e.HasField("reg") and e.id not in nameless
     ]
+
+
+def frozen_seconds(images: Path) -> float:
+    """Return for how long criu kept the tree stopped during a dump, in seconds, as it writes down itself."""
+    (stats,) = _entries((images / "stats-dump").read_bytes(), "stats")
+    return float(stats.dump.freezing_time + stats.dump.frozen_time) / 1e6
 
 
 def _nameless(images: Path) -> set[int]:

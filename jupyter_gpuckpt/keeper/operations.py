@@ -36,6 +36,7 @@ from ..store import Manifest, Snapshot, Writer
 from . import fit, ports
 from .link import AgentSilent, Link
 from .namespace import Namespace, run_path
+from .staging import Staging
 from .summary import is_of, summary
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ _AT_POST_DUMP = """#!/bin/sh
 # criu runs this at every stage of a dump. At this one the dump is done and the kernel still frozen: what lies in its
 # /dev/shm belongs to the same instant as its memory.
 [ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] || exit 0
-tar -c -f "$GPUCKPT_SNAPSHOT/shm.tar" --one-file-system --exclude=./gpuckpt -C /dev/shm . &&
+tar -c -f "$GPUCKPT_SNAPSHOT/shm.tar" --one-file-system --exclude=./gpuckpt --exclude=./gpuckpt-staging -C /dev/shm . &&
 cp "$GPUCKPT_LOG" "$GPUCKPT_SNAPSHOT/kernel.log"
 """
 
@@ -138,21 +139,26 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     """
     stages = _Stages(operation, tell)
     await stages.enter("checking")
-    space, link = keeper.namespace(), keeper.link
+    link = keeper.link
     assert link is not None
     program = await asyncio.to_thread(find_criu)
     with await asyncio.to_thread(keeper.store.writer, operation.name, replace=bool(args.get("replace"))) as writer:
-        _room_for(keeper, space)
         await stages.enter("preparing the kernel")
         try:
             agent = await stages.or_cancelled(_before_save(link, keeper.launch.agent))
-            frozen = await _freeze(keeper, operation, writer, program, agent, stages)
+            staging, frozen = await _freeze(keeper, operation, writer, program, agent, stages)
         except (GpuckptError, OSError) as e:
             failure = e if isinstance(e, GpuckptError) else _not_saved(e)
             await _after_save(link, keeper.launch.agent, failure)
             raise failure from e
         await _after_save(link, keeper.launch.agent, None)
-        await stages.enter("writing")
+        try:
+            await stages.enter("writing")
+            await asyncio.to_thread(staging.empty, stages.check)
+        except OSError as e:
+            raise _not_saved(e) from e
+        finally:
+            await asyncio.to_thread(staging.discard)
         manifest = await asyncio.to_thread(
             writer.commit,
             message=str(args.get("message") or ""),
@@ -171,14 +177,13 @@ def _not_saved(error: OSError) -> SaveFailed:
     return SaveFailed("The kernel could not be saved; it goes on as before.", str(error), criu.advice(str(error)))
 
 
-def _room_for(keeper: Keeper, space: Namespace) -> None:
-    """Refuse a save that the disk has no room for."""
-    needed = processes.private_bytes(processes.descendants(space.pid))
+def _room_for(keeper: Keeper, needed: int) -> None:
+    """Refuse a save of so many bytes that the disk has no room for."""
     free = shutil.disk_usage(keeper.store.root).free
     if needed > free:
         raise Refused(
             "The save was refused: the store's disk has no room for it.",
-            f"The kernel holds {needed / 1e6:,.0f} MB of memory; {free / 1e6:,.0f} MB are free in {keeper.store.root}",
+            f"The kernel holds {needed / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free in {keeper.store.root}",
             "Remove snapshots (`%gpuckpt rm NAME`), free memory in the kernel, or set GPUCKPT_STORE to a larger disk.",
             needed=needed,
             free=free,
@@ -223,11 +228,9 @@ async def _freeze(
     program: CriuProgram,
     agent: Mapping[str, Any],
     stages: _Stages,
-) -> _Frozen:
-    """Freeze the kernel's tree, put it into the writer's folder, and let it run on."""
+) -> tuple[Staging, _Frozen]:
+    """Freeze the kernel's tree, take it, and let it run on; what criu wrote is in the staging."""
     space, worker = keeper.namespace(), keeper.worker
-    into = writer.directory / CRIU_IMAGES
-    into.mkdir(mode=0o700)
     script = keeper.folder.path / "post-dump"
     script.write_text(_AT_POST_DUMP)
     script.chmod(0o700)
@@ -247,16 +250,20 @@ async def _freeze(
         peers_off = {kernel} if agent.get("peers_off") else set()
         await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers_off)
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
-    process = {
+    private = processes.private_bytes(tree)
+    process: dict[str, Any] = {
         "pid": keeper.state.kernel_pid,
         "processes": processes.inner_pids(tree),
         "cuda": [processes.inner_pid(pid) for pid in on_gpu],
-        "private_bytes": processes.private_bytes(tree),
+        "private_bytes": private,
     }
+    needed = private + sum(cuda.needs(described).values())
+    _room_for(keeper, needed)
     held = described.get("processes", [])
     keeper.state.operation = {"kind": "save", "name": operation.name, "cuda": on_gpu, "held": held}
     keeper.save_state()
     await stages.enter("freezing", cancellable=False)
+    staging = await asyncio.to_thread(Staging, space, writer.directory / CRIU_IMAGES, needed)
 
     def criu_runs(pid: int) -> None:
         # Written down so that the next keeper finds it, should this one be killed.
@@ -271,22 +278,26 @@ async def _freeze(
         await _run_criu(
             space,
             program,
-            criu.dump_arguments(keeper.state.kernel_pid, into, script, settings.criu_timeout()),
+            criu.dump_arguments(keeper.state.kernel_pid, staging.inside, script, settings.criu_timeout()),
             environment,
-            into / criu.DUMP_LOG,
+            staging.outside / criu.DUMP_LOG,
             keeper.folder.path / criu.DUMP_LOG,
             SaveFailed("The kernel could not be saved; it goes on as before."),
             criu_runs,
         )
+    except BaseException:
+        staging.discard()
+        raise
     finally:
         if on_gpu:
             await asyncio.to_thread(_thaw_after_save, worker, on_gpu, described)
-    seconds = time.monotonic() - began
+    # Without GPU state, only criu stops the kernel, and for less long than it runs.
+    seconds = time.monotonic() - began if on_gpu else images.frozen_seconds(staging.outside)
     if space.outer(keeper.state.kernel_pid) is None:
         raise KernelLost("The kernel ended during the save.", "", "Restart it.")
     keeper.state.operation = None
     keeper.note_state()
-    return _Frozen(seconds, described, {**process, "frozen_seconds": seconds})
+    return staging, _Frozen(seconds, described, {**process, "frozen_seconds": seconds})
 
 
 def _thaw_after_save(worker: cuda.CudaWorker, pids: Sequence[int], described: Mapping[str, Any]) -> None:

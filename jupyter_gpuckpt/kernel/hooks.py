@@ -88,7 +88,7 @@ def run_after(resumed: Resumed) -> list[str]:
     for fn in _after:
         try:
             fn(*([resumed] if _takes_argument(fn) else []))
-        except Exception as e:  # noqa: BLE001 - one user's function must not keep the others from running
+        except Exception as e:
             log.exception("an after_restore function failed")
             faults.append(f"The after_restore function {_name(fn)} raised {type(e).__name__}: {e}")
     return faults

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from jupyter_gpuckpt.errors import Unavailable
 from jupyter_gpuckpt.freeze.criu_program import (
-    MINIMUM_VERSION,
     CriuProgram,
     check,
+    minimum_version,
     program_in_prefix,
     version_text,
 )
@@ -173,7 +173,7 @@ def _install_from(stanza: str, release: str, prefix: Path, progress: Callable[[s
 def _new_enough(debian_version: str) -> bool:
     # [epoch:]upstream[-revision], deb-version(7)
     match = re.match(r"(?:\d+:)?(\d+)\.(\d+)", debian_version)
-    return match is not None and (int(match[1]), int(match[2])) >= MINIMUM_VERSION[:2]
+    return match is not None and (int(match[1]), int(match[2])) >= minimum_version()[:2]
 
 
 def _remove_leftovers(prefix: Path) -> None:

@@ -15,6 +15,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -86,11 +87,14 @@ def travel(folder: str) -> None:
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.closerange(3, 256)
+    # Kernels listen, and some CRIUs cannot save a socket on some systems.
+    listener = socket.create_server(("127.0.0.1", 0))
     secret = os.urandom(16)
     go = os.open(f"{folder}/go", os.O_RDWR)
     write(f"{folder}/before", secret)
     os.read(go, 1)
     write(f"{folder}/after", secret)
+    listener.close()
 
 
 def write(path: str, content: bytes) -> None:

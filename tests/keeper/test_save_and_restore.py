@@ -91,9 +91,7 @@ def test_the_cells_behind_a_restore_are_executed_by_the_restored_kernel(notebook
     notebook.run("x = 1")
     notebook.run("%gpuckpt save here")
     notebook.run("x = 2")
-    requests = [
-        notebook.client.execute(code) for code in ("%gpuckpt restore here", "x += 10", "print('x is', x)")
-    ]
+    requests = [notebook.client.execute(code) for code in ("%gpuckpt restore here", "x += 10", "print('x is', x)")]
     replies = [notebook.client.get_shell_msg(timeout=30) for _ in requests]
     assert [reply["parent_header"]["msg_id"] for reply in replies] == requests
     assert [reply["content"]["status"] for reply in replies] == ["ok", "ok", "ok"]

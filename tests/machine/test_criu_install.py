@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.errors import GpuckptError, Unavailable
-from jupyter_gpuckpt.freeze.criu_program import MINIMUM_VERSION, check, program_in_prefix
+from jupyter_gpuckpt.freeze.criu_program import check, minimum_version, program_in_prefix
 from jupyter_gpuckpt.machine.criu_install import install_criu
 from jupyter_gpuckpt.machine.private_apt import AptFailed, PrivateApt
 
@@ -44,7 +44,7 @@ def test_it_is_installed_works_and_changes_nothing_else(tmp_path: Path) -> None:
     steps: list[str] = []
     prefix = tmp_path / "deep" / "criu"
     program = install_criu(prefix, steps.append)
-    assert program.version >= MINIMUM_VERSION
+    assert program.version >= minimum_version()
     assert program.origin == "prefix"
     assert Path(program.path).is_relative_to(prefix)
     if os.geteuid() == 0:
@@ -65,7 +65,7 @@ def test_it_is_installed_works_and_changes_nothing_else(tmp_path: Path) -> None:
 def test_a_moved_prefix_still_works(tmp_path: Path) -> None:
     install_criu(tmp_path / "criu", lambda _: None)
     (tmp_path / "criu").rename(tmp_path / "elsewhere")
-    assert program_in_prefix(tmp_path / "elsewhere").version >= MINIMUM_VERSION
+    assert program_in_prefix(tmp_path / "elsewhere").version >= minimum_version()
 
 
 @needs_apt
@@ -75,7 +75,7 @@ def test_what_is_unfit_or_left_over_is_replaced(tmp_path: Path) -> None:
     (prefix / "usr/sbin/criu").write_text("half of one")
     (tmp_path / ".criu-interrupted").mkdir()
     install_criu(prefix, lambda _: None)
-    assert program_in_prefix(prefix).version >= MINIMUM_VERSION
+    assert program_in_prefix(prefix).version >= minimum_version()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".criu.lock", "criu"]
 
 

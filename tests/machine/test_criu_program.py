@@ -9,11 +9,12 @@ import pytest
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import Unavailable
 from jupyter_gpuckpt.freeze.criu_program import (
-    MINIMUM_VERSION,
     check,
     find_criu,
     first_error,
+    minimum_version,
     program_in_prefix,
+    version_text,
 )
 
 OLD = "#!/bin/sh\necho 'Version: 3.17.1'\n"
@@ -50,7 +51,7 @@ def _program(tmp_path: Path, text: str, folder: str = "bin") -> Path:
 def test_nothing_installed_says_what_to_run(tmp_path: Path) -> None:
     with pytest.raises(Unavailable) as caught:
         find_criu()
-    assert "4.1" in caught.value.what
+    assert version_text(minimum_version()) in caught.value.what
     assert str(tmp_path / "no-prefix") in caught.value.why
     assert "jupyter gpuckpt setup" in caught.value.then
 
@@ -68,7 +69,7 @@ def test_an_old_program_is_refused_by_name_and_version(tmp_path: Path) -> None:
     path = _program(tmp_path, OLD)
     with pytest.raises(Unavailable) as caught:
         find_criu()
-    assert caught.value.data["tried"][str(path)] == "version 3.17.1 is older than 4.1"
+    assert caught.value.data["tried"][str(path)] == f"version 3.17.1 is older than {version_text(minimum_version())}"
     assert str(path) in caught.value.why
 
 
@@ -142,7 +143,14 @@ def test_the_first_line_is_quoted_where_none_is_marked() -> None:
 
 def test_settings_name_the_prefix(tmp_path: Path) -> None:
     assert settings.criu_prefix() == tmp_path / "no-prefix"
-    assert MINIMUM_VERSION == (4, 1, 0)
+
+
+@pytest.mark.parametrize(("kernel", "oldest"), [("6.15.4-amd64", (4, 1, 0)), ("6.16.0", (4, 2, 0)), ("7.0", (4, 2, 0))])
+def test_a_recent_kernel_needs_a_recent_criu(
+    monkeypatch: pytest.MonkeyPatch, kernel: str, oldest: tuple[int, int, int]
+) -> None:
+    monkeypatch.setattr("platform.release", lambda: kernel)
+    assert minimum_version() == oldest
 
 
 def test_no_plugin_of_the_systems_is_loaded(tmp_path: Path) -> None:

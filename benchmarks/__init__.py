@@ -1,0 +1,1 @@
+"""Measurements beside the plain way of doing the same."""

@@ -1,0 +1,56 @@
+"""This project's way: the kernel as Jupyter starts it, saved and restored by ``%gpuckpt`` in a cell."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from jupyter_client import KernelManager
+
+from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.store import Store
+
+
+class OurKernel:
+    """One kernel held by a keeper."""
+
+    def __init__(self) -> None:
+        self._manager = KernelManager(kernel_name="python3-gpuckpt")
+        self._manager.start_kernel()
+        self.client = self._manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(60)
+
+    def save(self) -> tuple[float, float, int]:
+        """Save; return for how long the kernel stood still, how long the cell took (seconds), and the bytes stored."""
+        began = time.perf_counter()
+        said = self.run("r = %gpuckpt save benchmark --replace\nprint('RESULT', [r.frozen_seconds, int(r.restored)])")
+        seconds = time.perf_counter() - began
+        frozen, restored = json.loads(said.partition("RESULT ")[2])
+        assert not restored
+        return frozen, seconds, Store(settings.store_dir()).get("benchmark").size
+
+    def restore(self) -> float:
+        """Restore; return the time until the cell after it is answered, in seconds."""
+        began = time.perf_counter()
+        self.run("%gpuckpt restore benchmark")
+        self.run("pass")
+        return time.perf_counter() - began
+
+    def run(self, code: str) -> str:
+        """Execute a cell and return what it printed."""
+        printed: list[str] = []
+
+        def hook(message: dict[str, Any]) -> None:
+            if message["msg_type"] == "stream":
+                printed.append(message["content"]["text"])
+
+        reply = self.client.execute_interactive(code, output_hook=hook, timeout=600)
+        assert reply["content"]["status"] == "ok", reply
+        return "".join(printed).strip()
+
+    def close(self) -> None:
+        """End it."""
+        self.client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
