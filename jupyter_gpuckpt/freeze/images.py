@@ -42,7 +42,13 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("src_port", 7, _U32, ""),
         ("dst_port", 8, _U32, ""),
     ],
-    "unix": [("name", 11, _BYTES, ""), ("deleted", 15, _BOOL, "")],
+    "unix": [
+        ("ino", 2, _U32, ""),
+        ("type", 3, _U32, ""),
+        ("peer", 8, _U32, ""),
+        ("name", 11, _BYTES, ""),
+        ("deleted", 15, _BOOL, ""),
+    ],
     "file": [
         ("type", 1, _U32, ""),
         ("id", 2, _U32, ""),
@@ -150,6 +156,17 @@ def listening_ports(images: Path) -> list[int]:
     """Return the TCP ports that the saved tree listens on, in ascending order."""
     entries = _entries((images / "files.img").read_bytes(), "file")
     return sorted({e.isk.src_port for e in entries if e.HasField("isk") and _listens(e.isk)})
+
+
+def has_half_connection(images: Path) -> bool:
+    """Tell whether a Unix stream socket of the tree is connected to one outside of it.
+
+    criu refuses that in a dump, but for a connection that the other side has not accepted yet: that one is dumped, and
+    then cannot be restored ("Peer unresolved").
+    """
+    sockets = [e.usk for e in _entries((images / "files.img").read_bytes(), "file") if e.HasField("usk")]
+    here = {s.ino for s in sockets}
+    return any(s.type == SOCK_STREAM and s.peer and s.peer not in here for s in sockets)
 
 
 def socket_folders(images: Path) -> set[Path]:

@@ -295,6 +295,13 @@ async def _freeze(
     seconds = time.monotonic() - began if on_gpu else images.frozen_seconds(staging.outside)
     if space.outer(keeper.state.kernel_pid) is None:
         raise KernelLost("The kernel ended during the save.", "", "Restart it.")
+    if images.has_half_connection(staging.outside):
+        staging.discard()
+        raise SaveFailed(
+            "The kernel could not be saved; it goes on as before.",
+            "It waits for another program to accept a Unix connection: a restore of it would fail.",
+            "Close the connection, or wait until it is accepted, and save again.",
+        )
     keeper.state.operation = None
     keeper.note_state()
     return staging, _Frozen(seconds, described, {**process, "frozen_seconds": seconds})

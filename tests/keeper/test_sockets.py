@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 from notebooks import Notebook
 
@@ -43,3 +44,20 @@ def test_a_port_that_was_taken_meanwhile_becomes_a_free_one(notebook: Notebook) 
         with socket.create_connection(("127.0.0.1", there), timeout=5) as client:
             client.sendall(b"hello")
             assert notebook.value("listener.accept()[0].recv(5)") == "b'hello'"
+
+
+def test_a_connection_that_nobody_accepted_yet_is_not_saved(notebook: Notebook, tmp_path: Path) -> None:
+    """criu would dump it and could never restore it."""
+    with socket.socket(socket.AF_UNIX) as outside:
+        outside.bind(str(tmp_path / "s"))
+        outside.listen()
+        notebook.run(f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({str(tmp_path / 's')!r}); x = 1")
+        answer = notebook.fails("%gpuckpt save here")
+        assert answer.ename == "SaveFailed"
+        assert "accept" in answer.text
+        assert notebook.value("x") == "1"
+    notebook.run("s.close()")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("x") == "1"
