@@ -198,6 +198,13 @@ def test_a_cell_that_waits_for_a_stopped_keeper_can_be_interrupted(notebook: Not
         assert notebook.value("'alive'") == "alive"
     finally:
         os.kill(stopped, signal.SIGCONT)
+
+    def idle() -> bool:
+        # The keeper still finds the request that was given up, and does it: nobody could cancel it meanwhile.
+        with notebook.keeper as keeper:
+            return bool(keeper.request("status")["state"] == "running")
+
+    wait_until(idle)
     assert_works(notebook)
 
 

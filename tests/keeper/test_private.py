@@ -16,6 +16,7 @@ import pytest
 from keeper_faults import Requested, assert_works, keeper_pid, names, store
 from notebooks import Notebook, StartKernel, wait_until
 
+from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.keeper.protocol import short_path
 
 _NOBODY = 65534
@@ -43,6 +44,7 @@ print("\\n".join(sorted(seen)))
 def test_row_31_configuration_and_environment_of_others_do_not_reach_criu(
     start: StartKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("GPUCKPT_CRIU_PREFIX", str(settings.criu_prefix()))  # it lies in the home that is left
     home, hostile = tmp_path / "home", tmp_path / "hostile"
     (home / ".criu").mkdir(parents=True)
     hostile.mkdir()
