@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -29,7 +30,7 @@ def manual() -> str:
     return "".join(c for c in text if c == "\n" or " " <= c <= "~")
 
 
-class Net:
+class Net(ABC):
     """What the notebook sees of a network, whatever computes it.
 
     Attributes
@@ -51,21 +52,21 @@ class Net:
         codes = np.array([[self._code[c] for c in text[i : i + CONTEXT + 1]] for i in starts])
         return codes[:, :-1], codes[:, -1]
 
+    @abstractmethod
     def step(self, batch: tuple[Array, Array]) -> float:
         """Learn from a batch; return its loss."""
-        raise NotImplementedError
 
+    @abstractmethod
     def likely(self, context: Array) -> Array:
         """Return how likely each character is after this one context."""
-        raise NotImplementedError
 
+    @abstractmethod
     def state(self) -> list[Array]:
         """Return copies of the weights, and of the optimizer's moments."""
-        raise NotImplementedError
 
+    @abstractmethod
     def spoil(self) -> None:
         """Fill all weights with NaN."""
-        raise NotImplementedError
 
     def fingerprint(self) -> str:
         """Return a hash of every bit that was learned."""
