@@ -191,8 +191,10 @@ class Sleeper:
         """Turn this forked child into the program asked for."""
         os.setsid()
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+        # What is ignored here would be ignored in the kernel and in all that it starts: none of them could be terminated.
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if what.get("subreaper"):
             # Processes that a cell sends into the background stay in the kernel's tree, and are saved with it.
             _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
