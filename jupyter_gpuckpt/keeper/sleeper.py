@@ -191,7 +191,7 @@ class Sleeper:
         """Turn this forked child into the program asked for."""
         os.setsid()
         signal.set_wakeup_fd(-1)
-        # What is ignored here would be ignored in the kernel and in all that it starts: none of them could be terminated.
+        # What is ignored here would be in the kernel and in all that it starts: none of them could be terminated.
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
