@@ -16,6 +16,9 @@ NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"  # noqa: S108 - inside the sleeper's own 
 NAMESPACE_STAGING_DIR = "/dev/shm/gpuckpt-staging"  # noqa: S108 - likewise
 """Where criu writes a small kernel's images, in memory, before they go to the disk. The same path in every sleeper."""
 
+NAMESPACE_VRAM_DIR = "/dev/shm/gpuckpt-vram"  # noqa: S108 - likewise
+"""Where the VRAM of a checkpointed process lies, in a tmpfs of huge pages. The same path in every sleeper."""
+
 ENV_RUN_DIR = "GPUCKPT_RUN_DIR"
 """Set in a kernel that a keeper holds: the run folder as the kernel sees it."""
 

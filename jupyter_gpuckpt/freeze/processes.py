@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
@@ -93,6 +93,18 @@ def _status_number(pid: int, key: str) -> int:
     except OSError:
         pass
     return 0
+
+
+def mapped_files(pid: int) -> Iterator[str]:
+    """Yield the path of every file that a process maps, once a mapping; none when it is gone."""
+    try:
+        with Path(f"/proc/{pid}/maps").open(encoding="utf-8", errors="surrogateescape") as maps:
+            for line in maps:
+                columns = line.rstrip("\n").split(maxsplit=5)
+                if len(columns) == 6:
+                    yield columns[5]
+    except (FileNotFoundError, ProcessLookupError):
+        return
 
 
 def resident_bytes(pids: Iterable[int]) -> int:

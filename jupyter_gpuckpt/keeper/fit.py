@@ -180,7 +180,8 @@ def _has_build_id(path: Path, padded: bytes) -> bool:
 
 
 def _room_in_memory(manifest: Manifest, leaving: Sequence[int]) -> None:
-    needed = int(manifest.process["private_bytes"])
+    # What was in VRAM lies in memory, too, until it is on the GPU.
+    needed = int(manifest.process["private_bytes"]) + sum(cuda.needs(manifest.cuda).values())
     room = memory.available(os.getpid()) + processes.private_bytes(leaving)
     if needed > room:
         raise Refused(

@@ -36,7 +36,7 @@ from ..store import Manifest, Snapshot, Writer
 from . import fit, ports
 from .link import AgentSilent, Link
 from .namespace import Namespace, run_path
-from .staging import Staging
+from .staging import Staging, place_vram, vram_files
 from .summary import is_of, summary
 
 if TYPE_CHECKING:
@@ -47,8 +47,9 @@ log = logging.getLogger("gpuckpt.keeper")
 
 _T = TypeVar("_T")
 
-CRIU_IMAGES, SHARED_MEMORY, KERNEL_LOG = "criu", "shm.tar", "kernel.log"
-"""The parts of a snapshot: the folder of criu's images, what lies in /dev/shm, and the kernel's standard output."""
+CRIU_IMAGES, VRAM, SHARED_MEMORY, KERNEL_LOG = "criu", "vram", "shm.tar", "kernel.log"
+"""The parts of a snapshot: the folders of criu's images and of what was in VRAM, what lies in /dev/shm, and the
+kernel's standard output."""
 
 WORKING_COPY = "restore"
 """In the kernel's folder, while a restore is under way: criu's images as they are to be restored here."""
@@ -60,7 +61,8 @@ _AT_POST_DUMP = """#!/bin/sh
 # criu runs this at every stage of a dump. At this one the dump is done and the kernel still frozen: what lies in its
 # /dev/shm belongs to the same instant as its memory.
 [ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] || exit 0
-tar -c -f "$GPUCKPT_SNAPSHOT/shm.tar" --one-file-system --exclude=./gpuckpt --exclude=./gpuckpt-staging -C /dev/shm . &&
+tar -c -f "$GPUCKPT_SNAPSHOT/shm.tar" --one-file-system -C /dev/shm \\
+    --exclude=./gpuckpt --exclude=./gpuckpt-staging --exclude=./gpuckpt-vram . &&
 cp "$GPUCKPT_LOG" "$GPUCKPT_SNAPSHOT/kernel.log"
 """
 
@@ -154,7 +156,7 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         await _after_save(link, keeper.launch.agent, None)
         try:
             await stages.enter("writing")
-            await asyncio.to_thread(staging.empty, stages.check)
+            await asyncio.to_thread(staging.bring, stages.check)
         except OSError as e:
             raise _not_saved(e) from e
         finally:
@@ -257,13 +259,12 @@ async def _freeze(
         "cuda": [processes.inner_pid(pid) for pid in on_gpu],
         "private_bytes": private,
     }
-    needed = private + sum(cuda.needs(described).values())
-    _room_for(keeper, needed)
+    in_vram = sum(cuda.needs(described).values())
+    _room_for(keeper, private + in_vram)
     held = described.get("processes", [])
     keeper.state.operation = {"kind": "save", "name": operation.name, "cuda": on_gpu, "held": held}
     keeper.save_state()
-    await stages.enter("freezing", cancellable=False)
-    staging = await asyncio.to_thread(Staging, space, writer.directory / CRIU_IMAGES, needed)
+    staging = await asyncio.to_thread(Staging, space, writer.directory / CRIU_IMAGES, writer.directory / VRAM)
 
     def criu_runs(pid: int) -> None:
         # Written down so that the next keeper finds it, should this one be killed.
@@ -271,37 +272,45 @@ async def _freeze(
         keeper.state.operation["criu"] = pid
         keeper.note_state()
 
-    began = time.monotonic()
-    if on_gpu:
-        await asyncio.to_thread(cuda.freeze, worker, on_gpu)
     try:
-        await _run_criu(
-            space,
-            program,
-            criu.dump_arguments(keeper.state.kernel_pid, staging.inside, script, settings.criu_timeout()),
-            environment,
-            staging.outside / criu.DUMP_LOG,
-            keeper.folder.path / criu.DUMP_LOG,
-            SaveFailed("The kernel could not be saved; it goes on as before."),
-            criu_runs,
-        )
-    except BaseException:
-        staging.discard()
-        raise
-    finally:
         if on_gpu:
-            await asyncio.to_thread(_thaw_after_save, worker, on_gpu, described)
-    # Without GPU state, only criu stops the kernel, and for less long than it runs.
-    seconds = time.monotonic() - began if on_gpu else images.frozen_seconds(staging.outside)
-    if space.outer(keeper.state.kernel_pid) is None:
-        raise KernelLost("The kernel ended during the save.", "", "Restart it.")
-    if images.has_half_connection(staging.outside):
-        staging.discard()
-        raise SaveFailed(
-            "The kernel could not be saved; it goes on as before.",
-            "It waits for another program to accept a Unix connection: a restore of it would fail.",
-            "Close the connection, or wait until it is accepted, and save again.",
-        )
+            used = {one["pid"]: sum(one["used"].values()) for one in held}
+            await asyncio.to_thread(
+                staging.vram.prepare, {pid: (str(processes.inner_pid(pid)), used[pid]) for pid in on_gpu}
+            )
+        await stages.enter("freezing", cancellable=False)
+        began = time.monotonic()
+        if on_gpu:
+            await asyncio.to_thread(cuda.freeze, worker, on_gpu, described, staging.vram.taking)
+        try:
+            # VRAM that could not be had in files is in the processes, for criu to write.
+            staging.open_for(private + in_vram - staging.vram.taken(on_gpu))
+            await _run_criu(
+                space,
+                program,
+                criu.dump_arguments(keeper.state.kernel_pid, staging.inside, script, settings.criu_timeout()),
+                environment,
+                staging.outside / criu.DUMP_LOG,
+                keeper.folder.path / criu.DUMP_LOG,
+                SaveFailed("The kernel could not be saved; it goes on as before."),
+                criu_runs,
+            )
+        finally:
+            if on_gpu:
+                await asyncio.to_thread(_thaw_after_save, worker, on_gpu, described)
+        # Without GPU state, only criu stops the kernel, and for less long than it runs.
+        seconds = time.monotonic() - began if on_gpu else images.frozen_seconds(staging.outside)
+        if space.outer(keeper.state.kernel_pid) is None:
+            raise KernelLost("The kernel ended during the save.", "", "Restart it.")
+        if images.has_half_connection(staging.outside):
+            raise SaveFailed(
+                "The kernel could not be saved; it goes on as before.",
+                "It waits for another program to accept a Unix connection: a restore of it would fail.",
+                "Close the connection, or wait until it is accepted, and save again.",
+            )
+    except BaseException:
+        await asyncio.to_thread(staging.discard)
+        raise
     keeper.state.operation = None
     keeper.note_state()
     return staging, _Frozen(seconds, described, {**process, "frozen_seconds": seconds})
@@ -469,7 +478,7 @@ class _Arrival:
 
     @classmethod
     async def prepare(cls, keeper: Keeper, snapshot: Snapshot) -> _Arrival:
-        """Start a sleeper and give it the run folder and the /dev/shm of the snapshot."""
+        """Start a sleeper and give it the run folder, the /dev/shm and the VRAM of the snapshot."""
 
         def furnish(run_dir: Path) -> None:
             shutil.copyfile(snapshot.directory / KERNEL_LOG, run_dir / KERNEL_LOG)
@@ -494,6 +503,7 @@ class _Arrival:
                     "Its shared memory (/dev/shm) could not be put in place.",
                     "Check with `df /dev/shm` that there is room for it.",
                 )
+            await asyncio.to_thread(place_vram, snapshot.directory / VRAM, arrival.space)
         except BaseException:
             await arrival.discard()
             raise
@@ -546,6 +556,7 @@ async def _put_in_place(
         raise RestoreFailed("The snapshot could not be restored.", "A process of it did not come back.")
     if on_gpu:
         await asyncio.to_thread(cuda.thaw, keeper.worker, on_gpu, gpu_map, cuda.needs(manifest.cuda))
+        await asyncio.to_thread(vram_files(new.space).discard)
     await new.space.adopt(pid)
     keeper.hold(new.space, new.link, pid)
     new.link.hello.set_result({})
@@ -661,6 +672,7 @@ async def recover(keeper: Keeper) -> None:
     if left.get("kind") == "save":
         await _end_criu(keeper.namespace(), left.get("criu"))
         await asyncio.to_thread(cuda.mend, keeper.worker, left.get("cuda", []), left.get("held", []))
+        await asyncio.to_thread(vram_files(keeper.namespace()).discard)
     with contextlib.suppress(GpuckptError):
         await asyncio.to_thread(keeper.store.collect)
     if left.get("fresh"):
