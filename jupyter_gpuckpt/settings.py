@@ -36,6 +36,16 @@ def criu_prefix() -> Path:
     return Path(os.environ.get("GPUCKPT_CRIU_PREFIX") or Path(jupyter_data_dir(), "gpuckpt", "criu"))
 
 
+def named_criu() -> str:
+    """Return the criu program to use instead of looking for one: ``GPUCKPT_CRIU``; empty when none is named."""
+    return os.environ.get("GPUCKPT_CRIU", "")
+
+
+def logs_dir() -> Path:
+    """Return where the logs of CRIU's failures are kept: ``GPUCKPT_LOGS``, or ``gpuckpt/logs`` in Jupyter's data."""
+    return Path(os.environ.get("GPUCKPT_LOGS") or Path(jupyter_data_dir(), "gpuckpt", "logs"))
+
+
 def kernels_dir() -> Path:
     """Return the folder that holds one folder a kernel: ``gpuckpt`` in Jupyter's runtime folder."""
     return Path(jupyter_runtime_dir(), "gpuckpt")

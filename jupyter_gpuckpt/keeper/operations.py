@@ -33,7 +33,7 @@ from ..errors import (
 from ..freeze import criu, cuda, images, processes
 from ..freeze.criu_program import CriuProgram, find_criu, version_text
 from ..store import Manifest, Snapshot, Writer
-from . import fit, ports
+from . import criu_logs, fit, ports
 from .link import AgentSilent, Link
 from .namespace import Namespace, run_path
 from .staging import Staging, place_vram, vram_files
@@ -291,7 +291,6 @@ async def _freeze(
                 criu.dump_arguments(keeper.state.kernel_pid, staging.inside, script, settings.criu_timeout()),
                 environment,
                 staging.outside / criu.DUMP_LOG,
-                keeper.folder.path / criu.DUMP_LOG,
                 SaveFailed("The kernel could not be saved; it goes on as before."),
                 criu_runs,
             )
@@ -335,8 +334,7 @@ async def _run_criu(
     program: CriuProgram,
     arguments: Sequence[str],
     environment: Mapping[str, str],
-    written_log: Path,
-    kept_log: Path,
+    log_file: Path,
     failure: GpuckptError,
     started: Any = None,
 ) -> None:
@@ -356,18 +354,19 @@ async def _run_criu(
         status, why = 1, f"criu could not be started: {e}"
     if status == 0:
         return
-    with contextlib.suppress(OSError):
-        shutil.copyfile(written_log, kept_log)
-        kept_log.chmod(0o600)
-    said = criu.first_error(written_log)
-    if not said and shutil.disk_usage(written_log.parent).free < _LOG_ROOM:
-        said = f"No space left on the disk, not even for criu's log: {written_log.parent}"
+    kept_log = criu_logs.keep(log_file)
+    said = criu.first_error(log_file)
+    if not said and shutil.disk_usage(log_file.parent).free < _LOG_ROOM:
+        said = f"No space left on the disk, not even for criu's log: {log_file.parent}"
     if not why:
         ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         why = f"criu says: {said}" if said else f"criu {ended} and named no error"
     failure.why = why
-    failure.then = f"{criu.advice(said)} criu's log: {kept_log}"
-    failure.data.update(criu_status=status, criu_error=said, log=str(kept_log))
+    failure.then = criu.advice(said)
+    failure.data.update(criu_status=status, criu_error=said)
+    if kept_log is not None:
+        failure.then += f" criu's log: {kept_log}"
+        failure.data["log"] = str(kept_log)
     raise failure
 
 
@@ -415,12 +414,12 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         old = keeper.namespace()
         leaving = processes.descendants(old.pid)
         gpu_map = await asyncio.to_thread(fit.check, snapshot, keeper.launch, keeper.worker, program, leaving)
-        asked = args if "cell" in args else await _interrupted_cell(keeper)
         new = await _Arrival.prepare(keeper, snapshot)
         try:
             await stages.enter("restoring", cancellable=False)
             peers = ports.peers(keeper.launch.connection_file)
             keeper.namespace()  # it may have ended meanwhile
+            asked = await _interrupted(keeper, args)
             keeper.state.operation = {"kind": "restore", "name": name, "asked": asked, "peers": peers}
             keeper.save_state()
         except BaseException:
@@ -429,10 +428,10 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         try:
             # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
             await keeper.give_up()
-            await _put_in_place(keeper, snapshot, new, program, gpu_map)
+            await _put_in_place(keeper, snapshot, new, program, gpu_map, peers)
             result = {**summary(snapshot.manifest), "restored": True}
             operation.answering = True
-            await _resume(new.link, snapshot, asked, peers, result, stages)
+            await _resume(new.link, snapshot, asked, result, stages)
         except (GpuckptError, OSError) as e:
             log.exception("the restore of %r failed", name)
             await new.discard()
@@ -458,15 +457,19 @@ def _latest(keeper: Keeper) -> str:
     return (own or manifests)[0].name
 
 
-async def _interrupted_cell(keeper: Keeper) -> dict[str, Any]:
-    """Ask the kernel which cell runs in it, when the restore was not asked for by a cell."""
+async def _interrupted(keeper: Keeper, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask the kernel which cells it leaves unanswered: the one that asked, or else runs, and those behind it.
+
+    As late as can be: cells that come to the kernel afterwards are lost with it.
+    """
+    asked = {"cell": args["cell"]} if "cell" in args else {}
     if not keeper.launch.agent or keeper.link is None:
-        return {}
+        return asked
     try:
         found: dict[str, Any] = await keeper.link.call("interrupted", {}, 2.0)
     except AgentSilent:
-        return {}
-    return found
+        return asked
+    return {"cell": args["cell"], "queued": found["queued"]} if asked else found
 
 
 @dataclass
@@ -521,6 +524,7 @@ async def _put_in_place(
     new: _Arrival,
     program: CriuProgram,
     gpu_map: Mapping[str, str] | None,
+    peers: Mapping[str, int],
 ) -> None:
     """Have criu restore the tree into the new sleeper, and the driver its GPU state."""
     manifest = snapshot.manifest
@@ -536,6 +540,7 @@ async def _put_in_place(
                 "connection": connection,
                 "connection_file": keeper.launch.connection_file,
                 "kernel_id": keeper.launch.kernel_id,
+                "peers": dict(peers),
             },
         }
     )
@@ -547,7 +552,6 @@ async def _put_in_place(
         criu.restore_arguments(work, work / criu.RESTORE_LOG),
         program.environment(),
         work / criu.RESTORE_LOG,
-        keeper.folder.path / criu.RESTORE_LOG,
         RestoreFailed("The snapshot could not be restored."),
     )
     pid = int(manifest.process["pid"])
@@ -586,7 +590,6 @@ async def _resume(
     link: Link,
     snapshot: Snapshot,
     asked: Mapping[str, Any],
-    peers: Mapping[str, int],
     result: Mapping[str, Any],
     stages: _Stages,
 ) -> None:
@@ -595,7 +598,6 @@ async def _resume(
         return
     arguments = {
         "asked": dict(asked),
-        "peers": dict(peers),
         "result": dict(result),
         "asked_at": time.time() - stages.seconds(),
     }

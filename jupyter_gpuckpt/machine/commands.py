@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import Unavailable
-from jupyter_gpuckpt.freeze.criu_program import ENV_CRIU, CriuProgram, check, find_criu, version_text
+from jupyter_gpuckpt.freeze.criu_program import CriuProgram, check, find_criu, version_text
 
 from .checks import Check, works
 from .criu_install import install_criu
@@ -73,7 +73,7 @@ def _working_criu(to_stderr: bool) -> CriuProgram:
     try:
         return _checked(find_criu())
     except Unavailable:
-        if ENV_CRIU in os.environ:
+        if settings.named_criu():
             # Whatever is installed, the program that is named there is the one that is used.
             raise
         stream = sys.stderr if to_stderr else sys.stdout
