@@ -176,8 +176,10 @@ class Store:
         close = difflib.get_close_matches(name, names, 3, 0.5)
         return NoSuchSnapshot(
             f"There is no snapshot named {name}.",
-            f"the store {self.root} has {len(names)} snapshots, none of that name",
-            f"Did you mean {' or '.join(close)}?" if close else "`list` shows all names.",
+            f"Snapshots in the store {self.root}: {len(names)}, none of them of that name.",
+            f"Did you mean {' or '.join(close)}?"
+            if close
+            else "`%gpuckpt list`, or in a terminal `jupyter gpuckpt list`, shows all names.",
             name=name,
             close=close,
         )
