@@ -55,6 +55,7 @@ WORKING_COPY = "restore"
 """In the kernel's folder, while a restore is under way: criu's images as they are to be restored here."""
 
 _LOG_ROOM = 1 << 16  # below so much free disk criu's log may have been lost, in bytes
+_AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
 _STALLED = 10.0  # how long the criu of a dead keeper may do nothing before it is killed, in seconds
 
 _AT_POST_DUMP = """#!/bin/sh
@@ -210,15 +211,12 @@ async def _before_save(link: Link, has_agent: bool) -> dict[str, Any]:
 
 
 async def _after_save(link: Link, has_agent: bool, failure: GpuckptError | None) -> None:
-    """Have the agent undo its part; it is not waited for after a failure, which a hook that hangs may be."""
+    """Have the agent undo its part; it is not waited for long after a failure, which a hook that hangs may be."""
     if not has_agent:
         return
     arguments = {"error": failure.as_dict() if failure else None}
     try:
-        if failure is None:
-            await link.call("after_save", arguments, settings.hook_timeout())
-        else:
-            await link.send({"call": "after_save", "id": 0, "args": arguments})
+        await link.call("after_save", arguments, _AFTER_FAILURE if failure else settings.hook_timeout())
     except AgentSilent:
         log.warning("the hooks after the save did not finish in time")
 
@@ -249,8 +247,8 @@ async def _freeze(
     on_gpu = await asyncio.to_thread(cuda.freezable, worker, tree)
     described: dict[str, Any] = {}
     if on_gpu:
-        peers_off = {kernel} if agent.get("peers_off") else set()
-        await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers_off)
+        peers = {kernel: agent["peers"]} if "peers" in agent else {}
+        await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     private = processes.private_bytes(tree)
     process: dict[str, Any] = {

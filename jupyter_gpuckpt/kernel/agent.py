@@ -242,9 +242,9 @@ class Agent:
     def _after_save(self, error: dict[str, Any] | None) -> None:
         """The freeze is over in the kernel that was saved, or it did not come to one."""
         self._saving = False
-        self._housekeeping.after(restored=False)
+        faults = self._housekeeping.after(restored=False)
         failure = GpuckptError.from_dict(error) if error else None
-        for fault in hooks.run_after(hooks.Resumed(restored=False, error=failure)):
+        for fault in [*faults, *hooks.run_after(hooks.Resumed(restored=False, error=failure))]:
             print(fault, file=sys.stderr)
 
     def _identity(
@@ -266,8 +266,8 @@ class Agent:
     def _resumed(self, asked: Asked, result: dict[str, Any], asked_at: float) -> dict[str, Any]:
         """This kernel was just restored: run the hooks, and answer the cell that asked for it."""
         self._saving = False
-        self._housekeeping.after(restored=True)
-        faults = hooks.run_after(hooks.Resumed(restored=True))
+        faults = self._housekeeping.after(restored=True)
+        faults += hooks.run_after(hooks.Resumed(restored=True))
         if asked.get("cell") or asked.get("queued"):
             self._wait_for_clients()
         account = show.Restored(result, asked_at, faults)

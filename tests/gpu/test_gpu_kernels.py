@@ -95,24 +95,42 @@ def test_vram_passes_criu_by_and_its_memory_is_given_back(notebook: Notebook) ->
         notebook.run("%gpuckpt restore here", timeout=120)
 
 
-@pytest.mark.parametrize("spread", [False, True])
-def test_two_gpus_with_peer_access_come_back(start: StartKernel, spread: bool) -> None:
+PEERS = """
+x = torch.randint(0, 2**62, ({size},), device='cuda:0'); y = x.to('cuda:1')
+strided = lambda: x.view(1024, -1)[::2, ::3].to('cuda:1').sum().item()
+d, s = digest(x, y), strided()
+"""
+
+
+@pytest.fixture
+def two_gpus() -> None:
     if len(used_by_gpu()) != 2:
         pytest.skip(f"needs two GPUs, and this machine has {len(used_by_gpu())}")
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("size", "segments"), [(2**20, ""), (2**25, ""), (2**27, "expandable_segments:True")], ids=["small", "256M", "1G"]
+)
+def test_two_gpus_with_access_to_each_other_come_back(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch, size: int, segments: str
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", segments)
     notebook = start()
-    size = 2**27 if spread else 2**20
-    notebook.run(
-        "import torch\n" + DIGEST + f"x = torch.randint(0, 2**62, ({size},), device='cuda:0'); y = x.to('cuda:1')\n"
-        "strided = lambda: x.view(1024, -1)[::2, ::3].to('cuda:1').sum().item()\n"
-        "d, s = digest(x, y), strided()",
-        timeout=120,
-    )
+    notebook.run("import torch\n" + DIGEST + PEERS.format(size=size), timeout=120)
     notebook.run("%gpuckpt save here", timeout=120)
     assert notebook.value("digest(x, y) == d, strided() == s") == "True True"
     for _ in range(2):
         notebook.run("x.zero_(); y.zero_()")
         notebook.run("%gpuckpt restore here", timeout=120)
         assert notebook.value("digest(x, y) == d, strided() == s") == "True True"
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_large_allocations_on_gpus_with_access_to_each_other_are_refused_beforehand(notebook: Notebook) -> None:
+    notebook.run("import torch\n" + DIGEST + PEERS.format(size=2**27), timeout=120)
+    assert "expandable_segments" in notebook.fails("%gpuckpt save here", timeout=120).text
+    assert notebook.value("digest(x, y) == d, strided() == s") == "True True"
 
 
 def test_graphs_pinned_memory_streams_events_and_nvml_handles_come_back(notebook: Notebook) -> None:
