@@ -169,14 +169,14 @@ def has_half_connection(images: Path) -> bool:
     return any(s.type == SOCK_STREAM and s.peer and s.peer not in here for s in sockets)
 
 
-def socket_folders(images: Path) -> set[Path]:
-    """Return the folders in which the tree has Unix sockets that are bound to an absolute path."""
+def socket_paths(images: Path) -> set[Path]:
+    """Return the absolute paths that Unix sockets of the tree are bound to."""
     names = [
         e.usk.name.rstrip(b"\0").decode("utf-8", "surrogateescape")
         for e in _entries((images / "files.img").read_bytes(), "file")
         if e.HasField("usk") and not e.usk.deleted
     ]
-    return {Path(name).parent for name in names if name.startswith("/")}
+    return {Path(name) for name in names if name.startswith("/")}
 
 
 def _listens(isk: Any) -> bool:

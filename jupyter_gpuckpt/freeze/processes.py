@@ -130,6 +130,27 @@ def work_done(pid: int) -> tuple[int, int]:
     return int(fields[11]) + int(fields[12]), written
 
 
+def unix_sockets() -> Iterator[tuple[int, str]]:
+    """Yield inode and name of every Unix socket that has one (proc(5), net/unix); the NUL of abstract ones is an @."""
+    for line in Path("/proc/net/unix").read_text("utf-8", "surrogateescape").splitlines()[1:]:
+        fields = line.split(maxsplit=7)
+        if len(fields) == 8:
+            yield int(fields[6]), fields[7]
+
+
+def sockets(pids: Iterable[int]) -> set[int]:
+    """Return the inodes of the sockets that these processes have open."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    kind, _, inode = str(fd.readlink()).partition(":")
+                    if kind == "socket":
+                        found.add(int(inode.strip("[]")))
+    return found
+
+
 def connections(ports: set[int]) -> int:
     """Return how many established TCP connections end at one of these local ports (proc(5), net/tcp)."""
     count = 0

@@ -85,6 +85,21 @@ def check(
     return None
 
 
+def warnings(snapshot: Snapshot, leaving: Sequence[int]) -> list[str]:
+    """Return what the restore takes from other programs: paths that both they and the snapshot have Unix sockets at.
+
+    `leaving` are the processes that end before the restore. Paths in /dev/shm are each kernel's own.
+    """
+    wanted = {str(path) for path in images.socket_paths(snapshot.directory / "criu")}
+    ours = processes.sockets(leaving)
+    taken = {name for inode, name in processes.unix_sockets() if name in wanted and inode not in ours}
+    return [
+        f"Another program had a Unix socket at {path}; new connections now come to the restored kernel."
+        for path in sorted(taken)
+        if not path.startswith(_ELSEWHERE)
+    ]
+
+
 def _same_machine(saved: Mapping[str, Any], program: CriuProgram) -> None:
     here = platform.machine()
     if saved["arch"] != here:

@@ -412,6 +412,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         old = keeper.namespace()
         leaving = processes.descendants(old.pid)
         gpu_map = await asyncio.to_thread(fit.check, snapshot, keeper.launch, keeper.worker, program, leaving)
+        warnings = await asyncio.to_thread(fit.warnings, snapshot, leaving)
         new = await _Arrival.prepare(keeper, snapshot)
         try:
             await stages.enter("restoring", cancellable=False)
@@ -427,7 +428,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
             # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
             await keeper.give_up()
             await _put_in_place(keeper, snapshot, new, program, gpu_map, peers)
-            result = {**summary(snapshot.manifest), "restored": True}
+            result = {**summary(snapshot.manifest), "restored": True, "warnings": warnings}
             operation.answering = True
             await _resume(new.link, snapshot, asked, result, stages)
         except (GpuckptError, OSError) as e:
@@ -572,9 +573,9 @@ def _working_copy(source: Path, work: Path, manifest: Manifest, connection_file:
         if image.name not in ("files.img", "pstree.img") and image.suffix == ".img":
             (work / image.name).symlink_to(image)
     images.rewrite_tree(source / "pstree.img", work / "pstree.img")
-    for folder in images.socket_folders(source):
+    for path in images.socket_paths(source):
         # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     images.rewrite_files(
         source / "files.img",
         work / "files.img",

@@ -46,7 +46,7 @@ def test_the_results_as_json(cli: Cli, notebook: Notebook) -> None:
     assert saved["name"] == "first"
     assert 0 < saved["frozen_seconds"] < saved["seconds"]
     restored = cli("restore", _id(notebook), "--json").json
-    assert (restored["id"], restored["restored"]) == (saved["id"], True)
+    assert (restored["id"], restored["restored"], restored["warnings"]) == (saved["id"], True, [])
 
 
 def test_a_taken_name_is_refused_unless_it_may_be_replaced(cli: Cli, notebook: Notebook) -> None:
