@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -267,6 +268,15 @@ def test_two_copies_beside_each_other_and_nothing_left_on_the_gpu(start: StartKe
     for notebook in (first, second):
         notebook.close()
     wait_until(lambda: sum(used_by_gpu()) <= idle + 2**27, 30, "GPU memory is still held")
+
+
+def test_the_list_of_kernels_tells_their_gpu_memory(notebook: Notebook) -> None:
+    notebook.run("import torch; x = torch.ones(2**28, device='cuda'); torch.cuda.synchronize()", timeout=120)  # 1 GiB
+    command = [sys.executable, "-c", "from jupyter_gpuckpt.cli import main; main()", "kernels", "--json"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    (kernel,) = json.loads(said)["kernels"]
+    assert kernel["kernel_id"] == notebook.manager.provisioner.kernel_id
+    assert 1 << 30 < kernel["gpu_memory"] < 3 << 30
 
 
 def test_many_saves_and_restores_leave_nothing_on_the_gpu(notebook: Notebook) -> None:
