@@ -147,14 +147,17 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     program = await asyncio.to_thread(find_criu)
     with await asyncio.to_thread(keeper.store.writer, operation.name, replace=bool(args.get("replace"))) as writer:
         await stages.enter("preparing the kernel")
+        # A kernel that is not prepared has nothing to put right but its hooks, and one of them may hang.
+        patience = 0.0
         try:
             agent = await stages.or_cancelled(_before_save(link, keeper.launch.agent))
+            patience = _AFTER_FAILURE
             staging, frozen = await _freeze(keeper, operation, writer, program, agent, stages)
         except (GpuckptError, OSError) as e:
             failure = e if isinstance(e, GpuckptError) else _not_saved(e)
-            await _after_save(link, keeper.launch.agent, failure)
+            await _after_save(link, keeper.launch.agent, failure, patience)
             raise failure from e
-        await _after_save(link, keeper.launch.agent, None)
+        await _after_save(link, keeper.launch.agent, None, settings.hook_timeout())
         try:
             await stages.enter("writing")
             await asyncio.to_thread(staging.bring, stages.check)
@@ -210,13 +213,16 @@ async def _before_save(link: Link, has_agent: bool) -> dict[str, Any]:
     return answer
 
 
-async def _after_save(link: Link, has_agent: bool, failure: GpuckptError | None) -> None:
-    """Have the agent undo its part; it is not waited for long after a failure, which a hook that hangs may be."""
+async def _after_save(link: Link, has_agent: bool, failure: GpuckptError | None, patience: float) -> None:
+    """Have the agent undo its part, and wait until it has, for `patience` seconds at most."""
     if not has_agent:
         return
     arguments = {"error": failure.as_dict() if failure else None}
     try:
-        await link.call("after_save", arguments, _AFTER_FAILURE if failure else settings.hook_timeout())
+        if patience:
+            await link.call("after_save", arguments, patience)
+        else:
+            await link.send({"call": "after_save", "id": 0, "args": arguments})
     except AgentSilent:
         log.warning("the hooks after the save did not finish in time")
 
