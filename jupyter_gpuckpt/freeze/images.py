@@ -224,8 +224,17 @@ def rewrite_files(
 
 def highest_id(images: Path) -> int:
     """Return the highest id of a process, thread, group or session of the saved tree."""
-    tree = _entries((images / "pstree.img").read_bytes(), "pstree")
+    tree = _tree((images / "pstree.img").read_bytes()).values()
     return max(int(number) for e in tree for number in (e.pid, e.pgid, e.sid, *e.threads))
+
+
+def _tree(raw: bytes) -> dict[int, Any]:
+    """Return the entries of ``pstree.img`` by pid, parents before their children."""
+    tree = {e.pid: e for e in _entries(raw, "pstree")}
+    for pid, e in tree.items():
+        if len(e.threads) == 1:
+            e.threads[0] = pid  # for a zombie, criu writes whatever number stands in its memory
+    return tree
 
 
 def rewrite_tree(source: Path, target: Path) -> None:
@@ -235,7 +244,7 @@ def rewrite_tree(source: Path, target: Path) -> None:
     leaves the daemon to process 1: out of the kernel's tree, although the kernel is a subreaper.
     """
     raw = source.read_bytes()
-    tree = {e.pid: e for e in _entries(raw, "pstree")}  # parents come before their children
+    tree = _tree(raw)
     orphaned = {pid: e.sid for pid, e in tree.items() if e.sid not in tree}
     for pid, session in orphaned.items():
         parent = tree[pid].ppid
