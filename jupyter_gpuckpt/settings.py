@@ -14,7 +14,8 @@ NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"  # noqa: S108 - inside the sleeper's own 
 """Where a kernel finds its run folder (FIFOs and log). The same path in every sleeper."""
 
 NAMESPACE_STAGING_DIR = "/dev/shm/gpuckpt-staging"  # noqa: S108 - likewise
-"""Where criu writes a small kernel's images, in memory, before they go to the disk. The same path in every sleeper."""
+"""Where a small kernel's images lie in memory before they are stored and while they are restored. The same path in
+every sleeper."""
 
 ENV_RUN_DIR = "GPUCKPT_RUN_DIR"
 """Set in a kernel that a keeper holds: the run folder as the kernel sees it."""

@@ -18,8 +18,8 @@ __all__ = [
     "make_folder",
     "make_parents",
     "read_small",
-    "sync_file",
     "sync_folder",
+    "write_at",
     "write_new",
 ]
 
@@ -63,6 +63,18 @@ def write_new(path: Path, content: bytes) -> None:
         os.close(fd)
 
 
+def write_at(fd: int, offset: int, *parts: bytes | bytearray) -> None:
+    """Write all of `parts`, one after the other, at `offset` of an open file."""
+    left = [memoryview(part) for part in parts]
+    while left:
+        written = os.pwritev(fd, left, offset)
+        offset += written
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if left:
+            left[0] = left[0][written:]
+
+
 def read_small(path: Path, limit: int) -> bytes:
     """Return the content of `path`, of a longer file the first `limit` + 1 bytes.
 
@@ -82,18 +94,9 @@ def _read_small(path: Path, limit: int) -> bytes:
         return f.read(limit + 1)
 
 
-def sync_file(path: Path) -> None:
-    """Return when the bytes of `path` are on the disk."""
-    _sync(path, os.O_RDONLY | os.O_NOFOLLOW)
-
-
 def sync_folder(path: Path) -> None:
     """Return when the entries of the folder `path` are on the disk."""
-    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
-
-
-def _sync(path: Path, flags: int) -> None:
-    fd = os.open(path, flags)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
     finally:

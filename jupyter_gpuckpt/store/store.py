@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import Damaged, GpuckptError, NoSuchSnapshot
-from .collect import discard, sweep
+from .collect import Collected, collect, sweep, would_collect
 from .durable import read_small, sync_folder
 from .failures import storing
 from .layout import Layout
-from .locks import Lock
 from .manifest import MAX_SIZE, Manifest
 from .names import check_name
-from .snapshot import Progress, Snapshot, verify
+from .parallel import Progress
+from .reading import extract, locate, read_contents
+from .sessions import Session
+from .snapshot import Snapshot
 from .writer import Writer, name_taken
 
 __all__ = ["Store"]
@@ -44,8 +48,8 @@ class Store:
         with storing(f"The snapshot {name} cannot be written.", self.root):
             if not replace and self._layout.manifest(name).exists():
                 raise name_taken(name)
-        self.collect()
-        return Writer(self._layout, name, replace=replace)
+            sweep(self._layout)
+        return Writer(self._layout, name, replace=replace, collect=self.collect)
 
     def get(self, name: str) -> Manifest:
         """Return the manifest of the snapshot `name`; its files are not looked at.
@@ -81,30 +85,47 @@ class Store:
         """Return the manifests that can be used, newest first."""
         return self.scan()[0]
 
-    def open(self, name: str, progress: Progress | None = None) -> Snapshot:
-        """Verify every byte of the snapshot `name` and return its files, to be closed after use.
+    def open(self, name: str, into: Path, progress: Progress | None = None) -> Snapshot:
+        """Write the files of the snapshot `name` into the new folder `into`, and return them, to be closed after use.
 
-        `progress` is called with the stage ``verify``.
+        Every byte is verified on its way. `progress` is called with the stage ``verify``.
 
         Raises
         ------
         BadName, NoSuchSnapshot : as `get`.
-        Damaged, Incompatible : it cannot be used; the text and data say which file and why.
+        Damaged, Incompatible : it cannot be used; the text and data say which file and why. `into` is gone then.
+        StoreError : `into` has no room for it, or cannot be written.
         """
-        manifest, lock = self._hold(name)
-        directory = self._layout.data_of(manifest.id)
-        try:
-            verify(manifest, directory, progress)
-        except BaseException:
-            lock.release()
-            raise
-        return Snapshot(manifest, directory, lock)
+        while True:
+            manifest = self.get(name)
+            with storing(f"The snapshot {name} cannot be read.", self.root):
+                session = Session.for_reading(self._layout.locks)
+            try:
+                if self.get(name).id != manifest.id:
+                    continue  # replaced before its chunks were safe from a collection
+                snapshot = Snapshot(manifest, into)
+                try:
+                    self._extract(manifest, into, progress)
+                except BaseException:
+                    snapshot.close()
+                    raise
+                return snapshot
+            finally:
+                if session is not None:
+                    session.close()
+
+    def _extract(self, manifest: Manifest, into: Path, progress: Progress | None) -> None:
+        contents = read_contents(self._layout, manifest)
+        with storing(f"The snapshot {manifest.name} cannot be read.", self.root):
+            index = locate(self._layout, manifest, contents)
+        with storing(f"The files of the snapshot {manifest.name} cannot be written.", into.parent):
+            extract(self._layout, manifest, contents, index, into, progress)
 
     def remove(self, name: str) -> int:
         """Remove the snapshot `name` and return the bytes freed.
 
-        That is 0 where somebody is reading it: its data then goes with a later `collect`. A
-        damaged snapshot is removed as well.
+        Those that other snapshots need are not among them, nor those that somebody at work may rely on: these go with
+        a later `collect`. A damaged snapshot is removed as well.
 
         Raises
         ------
@@ -114,35 +135,37 @@ class Store:
         check_name(name)
         if not self._layout.readable():
             raise self._no_such(name)
-        try:
-            snapshot_id = self._read(name).id
-        except Damaged:
-            snapshot_id = None
+        with suppress(Damaged):
+            self._read(name)
         with storing(f"The snapshot {name} could not be removed.", self.root):
             try:
                 self._layout.manifest(name).unlink()
             except FileNotFoundError:
                 raise self._no_such(name) from None
             sync_folder(self._layout.snapshots)
-        with storing(f"The data of the snapshot {name} could not be deleted.", self.root):
-            if snapshot_id is not None:
-                return discard(self._layout, snapshot_id)
-        return self.collect()
+        return self.collect().freed
 
-    def collect(self) -> int:
-        """Delete what interrupted or removed work left behind; return the bytes freed.
+    def collect(self, grace: float = 0.0) -> Collected:
+        """Delete what interrupted or removed work left behind, and return what that freed.
 
-        Nothing is deleted that a snapshot names or that somebody writes or reads, and nothing at
-        all while a manifest cannot be read: it may name anything.
+        Nothing is deleted that a snapshot needs or that somebody at work may rely on, and nothing at all while a
+        manifest cannot be read: it may name anything. What is found needless stays for `grace` seconds.
         """
         if not self._layout.readable():
-            return 0
+            return Collected()
         with storing("Left-over data could not be deleted.", self.root):
-            return sweep(self._layout, self._named)
+            return collect(self._layout, self._all_manifests, grace)
 
-    def _named(self) -> frozenset[str] | None:
+    def would_collect(self) -> Collected:
+        """Return what `collect` would free; nothing is changed."""
+        if not self._layout.readable():
+            return Collected()
+        with storing("The store cannot be read.", self.root):
+            return would_collect(self._layout, self._all_manifests)
+
+    def _all_manifests(self) -> Sequence[Manifest] | None:
         manifests, broken = self.scan()
-        return None if broken else frozenset(m.id for m in manifests)
+        return None if broken else manifests
 
     def _read(self, name: str) -> Manifest:
         with storing(f"The snapshot {name} cannot be read.", self.root):
@@ -151,22 +174,6 @@ class Store:
             except FileNotFoundError:
                 raise self._no_such(name) from None
         return Manifest.from_json(raw, name)
-
-    def _hold(self, name: str) -> tuple[Manifest, Lock]:
-        """Return the manifest of `name` with a share of its lock: its data will stay."""
-        while True:
-            manifest = self.get(name)
-            with storing(f"The snapshot {name} cannot be read.", self.root):
-                lock = Lock.shared(self._layout.lock_of(manifest.id))
-            if lock is None:
-                continue
-            try:
-                if self.get(name).id == manifest.id:
-                    return manifest, lock
-            except BaseException:
-                lock.release()
-                raise
-            lock.release()  # replaced meanwhile
 
     def _no_such(self, name: str) -> NoSuchSnapshot:
         try:
