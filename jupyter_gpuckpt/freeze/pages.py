@@ -18,7 +18,7 @@ WINDOW = 2 * 1024 * 1024
 """Pages are kept together with those of the same 2 MiB of address space."""
 
 _PAGES_ID = 1
-_ADDRESS, _COUNT, _IN_PARENT, _FLAGS = 1, 2, 3, 4
+_ADDRESS, _COUNT, _IN_PARENT, _FLAGS, _LONG_COUNT = 1, 2, 3, 4, 5  # CRIU before 4.2 has no long count
 _PRESENT = 4
 _VARINT = 0
 
@@ -48,7 +48,7 @@ def _cut(runs: Iterator[dict[int, int]]) -> list[int]:
     for run in runs:
         present = run[_FLAGS] & _PRESENT if _FLAGS in run else not run.get(_IN_PARENT)
         at = run.get(_ADDRESS, 0)
-        end = at + run.get(_COUNT, 0) * PAGE if present else at
+        end = at + (run.get(_LONG_COUNT) or run.get(_COUNT, 0)) * PAGE if present else at
         while at < end:
             window = at // WINDOW
             upto = min(end, (window + 1) * WINDOW)

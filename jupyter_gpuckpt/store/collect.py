@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from .durable import read_small, sync_folder, write_new
-from .index import DamagedPart, pack_sizes, read_part
+from .index import DamagedPart, named_packs, pack_sizes
 from .layout import Layout
 from .manifest import Manifest
 from .names import session_of
 from .sessions import Lock, held
 
-__all__ = ["Collected", "Named", "collect", "named_packs", "sweep", "would_collect"]
+__all__ = ["Collected", "Named", "collect", "sweep", "would_collect"]
 
 _RECORD_LIMIT = 64 * 1024 * 1024
 
@@ -90,6 +90,7 @@ def collect(layout: Layout, named: Named, grace: float = 0.0) -> Collected:
     lock = Lock.take(layout.collecting)
     if lock is None:
         return Collected(obstacle=_BUSY)
+    freed = 0
     try:
         freed = sweep(layout)
         needless = _needless(layout, named)
@@ -98,13 +99,13 @@ def collect(layout: Layout, named: Named, grace: float = 0.0) -> Collected:
         # A removal that is not yet on the disk may be undone by a power cut.
         sync_folder(layout.snapshots)
         before = named_packs(layout, layout.parts())
-        if before is None:
-            return Collected(freed, obstacle=_DAMAGE)
         freed += _delete(layout.part_of(i) for i in needless)
         sync_folder(layout.index)
         freed += _delete(layout.contents_of(i) for i in needless)
         freed += _delete(layout.labels_of(i) for i in needless)
         return _delete_packs(layout, before, grace, freed)
+    except DamagedPart:
+        return Collected(freed, obstacle=_DAMAGE)
     finally:
         lock.release()
 
@@ -112,8 +113,11 @@ def collect(layout: Layout, named: Named, grace: float = 0.0) -> Collected:
 def would_collect(layout: Layout, named: Named) -> Collected:
     """Return what `collect` would free if nobody was at work; nothing is changed. Raises `OSError`."""
     needless = _needless(layout, named)
-    packs = named_packs(layout, layout.parts() - needless) if needless is not None else None
-    if needless is None or packs is None:
+    if needless is None:
+        return Collected(obstacle=_DAMAGE)
+    try:
+        packs = named_packs(layout, layout.parts() - needless)
+    except DamagedPart:
         return Collected(obstacle=_DAMAGE)
     at_work = held(layout.locks)
     paths = [p for i in needless for p in (layout.part_of(i), layout.contents_of(i), layout.labels_of(i))]
@@ -131,19 +135,6 @@ def _needless(layout: Layout, named: Named) -> set[str] | None:
     return None if manifests is None else found - at_work - {m.id for m in manifests}
 
 
-def named_packs(layout: Layout, sessions: Iterable[str]) -> set[str] | None:
-    """Return the packs that these parts of the index name; None where one is damaged. Raises `OSError`."""
-    packs: set[str] = set()
-    for session in sessions:
-        try:
-            packs.update(at.pack for at in read_part(layout, session).values())
-        except FileNotFoundError:
-            continue  # its session was given up meanwhile
-        except DamagedPart:
-            return None
-    return packs
-
-
 def _delete(paths: Iterable[Path]) -> int:
     freed = 0
     for path in paths:
@@ -159,8 +150,6 @@ def _delete_packs(layout: Layout, named_before: set[str], grace: float, freed: i
     # In this order: who was at work before the index was read, and has ended since, is among those waited for.
     at_work = held(layout.locks)
     named_now = named_packs(layout, layout.parts())
-    if named_now is None:
-        return Collected(freed, obstacle=_DAMAGE)
     # A pack that was named until just now is condemned only now: somebody may have come to rely on it meanwhile.
     condemned = {pack: entry for pack, entry in _condemned(layout).items() if pack not in named_before}
     waiting: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from .layout import Layout
 from .names import pack_name, session_of
 from .pack import Location, entries, plausible
 
-__all__ = ["DamagedPart", "Index", "from_packs", "pack_sizes", "read_index", "read_part", "write_part"]
+__all__ = ["DamagedPart", "Index", "from_packs", "named_packs", "pack_sizes", "read_index", "read_part", "write_part"]
 
 MAGIC = b"gpuckpt index 2\n"
 _RECORD = struct.Struct("<32s16sIQIIB3x")
@@ -81,6 +81,23 @@ def read_index(layout: Layout) -> Index:
             continue  # it was deleted meanwhile; or nothing new is stored in reliance on it
     sizes = pack_sizes(layout)
     return {key: at for key, at in index.items() if at.offset + at.stored <= sizes.get(at.pack, 0)}
+
+
+def named_packs(layout: Layout, sessions: Iterable[str]) -> set[str]:
+    """Return the packs that these parts of the index name.
+
+    Raises
+    ------
+    DamagedPart : one of them is damaged.
+    OSError : one of them cannot be read.
+    """
+    packs: set[str] = set()
+    for session in sessions:
+        try:
+            packs.update(at.pack for at in read_part(layout, session).values())
+        except FileNotFoundError:
+            continue  # its session was given up meanwhile
+    return packs
 
 
 def pack_sizes(layout: Layout) -> dict[str, int]:

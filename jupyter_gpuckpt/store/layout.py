@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -242,7 +243,13 @@ def _is_mark_draft(entry: str) -> bool:
 
 
 def _entries(folder: Path) -> list[str]:
-    try:
-        return [e.name for e in os.scandir(folder)]
-    except FileNotFoundError:
-        return []
+    """Return the names in a folder; none where it is missing. A read that fails is tried once more."""
+    for last in (False, True):
+        try:
+            return os.listdir(folder)  # noqa: PTH208 - names are what is wanted, of 10,000 files at times
+        except FileNotFoundError:
+            break
+        except OSError as e:
+            if last or e.errno != errno.EIO:
+                raise
+    return []
