@@ -25,7 +25,7 @@ from .manifest import Manifest
 from .names import session_of
 from .sessions import Lock, held
 
-__all__ = ["Collected", "Named", "collect", "sweep", "would_collect"]
+__all__ = ["Collected", "Named", "collect", "sweep", "used", "would_collect"]
 
 _RECORD_LIMIT = 64 * 1024 * 1024
 
@@ -67,6 +67,7 @@ def sweep(layout: Layout) -> int:
                 shutil.rmtree(saving)
             layout.draft(session).unlink(missing_ok=True)
             layout.part_draft(session).unlink(missing_ok=True)
+            layout.labels_draft(session).unlink(missing_ok=True)
             # The lock file goes last: while anything is left, the session is found again by the next sweep.
             (layout.locks / session).unlink(missing_ok=True)
         finally:
@@ -76,6 +77,11 @@ def sweep(layout: Layout) -> int:
 
 def _bytes_in(folder: Path) -> int:
     return sum(os.lstat(Path(where, f)).st_size for where, _, files in os.walk(folder) for f in files)
+
+
+def used(layout: Layout) -> int:
+    """Return how many bytes packs, contents and index take. Raises `OSError`."""
+    return sum(pack_sizes(layout).values()) + _bytes_in(layout.contents) + _bytes_in(layout.index)
 
 
 def collect(layout: Layout, named: Named, grace: float = 0.0) -> Collected:

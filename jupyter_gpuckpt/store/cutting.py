@@ -11,6 +11,7 @@ from pathlib import Path
 
 from .chunks import CHUNK, HOLE, Chunk, digest, equal_pieces, is_zero
 from .codec import encode
+from .durable import free_range
 from .index import Index
 from .pack import PackWriter
 from .parallel import Tally, run_all
@@ -22,6 +23,9 @@ Cut = Callable[[Path], Sequence[int] | None]
 
 _BATCH = 8 * 1024 * 1024
 """Bytes of one file that one job reads, about."""
+
+_FREED_FROM = 64 * 1024
+"""Larger pieces are freed as soon as they are stored: there is seldom room for all of a snapshot twice."""
 
 _local = threading.local()
 
@@ -59,7 +63,7 @@ def store_files(
 ) -> dict[str, list[Chunk]]:
     """Return each file as its chunks, all of them in packs and on the disk; `report` gets the bytes done.
 
-    `index` says what the store holds already.
+    `index` says what the store holds already. The files are used up: what is stored of them is freed.
 
     Raises
     ------
@@ -98,11 +102,13 @@ def _batches(pieces: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
 def _store(
     file: Path, offset: int, sizes: Sequence[int], claims: _Claims, packs: PackWriter, into: list[Chunk], tally: Tally
 ) -> None:
-    fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         for size in sizes:
             data = _read(fd, offset, size)
             into.append(_put(data, claims, packs))
+            if size >= _FREED_FROM:
+                free_range(fd, offset, size)
             offset += size
             tally.add(size)
     finally:

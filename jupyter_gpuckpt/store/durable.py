@@ -7,6 +7,7 @@ Every function raises `OSError` as it comes.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from contextlib import suppress
@@ -15,6 +16,7 @@ from pathlib import Path
 __all__ = [
     "FILE_MODE",
     "FOLDER_MODE",
+    "free_range",
     "make_folder",
     "make_parents",
     "read_small",
@@ -22,6 +24,9 @@ __all__ = [
     "write_at",
     "write_new",
 ]
+
+_libc = ctypes.CDLL(None)
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
@@ -73,6 +78,11 @@ def write_at(fd: int, offset: int, *parts: bytes | bytearray) -> None:
             written -= len(left.pop(0))
         if left:
             left[0] = left[0][written:]
+
+
+def free_range(fd: int, offset: int, size: int) -> None:
+    """Give back the disk or memory of a part of an open file, where the file system can: zeros stand there then."""
+    _libc.fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, ctypes.c_long(offset), ctypes.c_long(size))
 
 
 def read_small(path: Path, limit: int) -> bytes:

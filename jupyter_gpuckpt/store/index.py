@@ -7,8 +7,10 @@ index is all parts together. So a part goes with its snapshot, and what no part 
 
 from __future__ import annotations
 
+import stat
 import struct
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from .chunks import digest
 from .durable import read_small, sync_folder, write_new
@@ -33,13 +35,16 @@ class DamagedPart(ValueError):
     """A part of the index is not as it was written; what it said can be read from the packs again."""
 
 
-def write_part(layout: Layout, session: str, chunks: Mapping[bytes, Location]) -> None:
-    """Put a part with these chunks in place, also of an older one, and have it on the disk. Raises `OSError`."""
+def write_part(layout: Layout, part: str, chunks: Mapping[bytes, Location], session: str) -> None:
+    """Put a part with these chunks in place, also of an older one, and have it on the disk; as work of `session`.
+
+    Raises `OSError`.
+    """
     raw = MAGIC + b"".join(_record(key, at) for key, at in sorted(chunks.items()))
     draft = layout.part_draft(session)
     draft.unlink(missing_ok=True)  # of one who was killed while rewriting it
     write_new(draft, raw + digest(raw))
-    draft.rename(layout.part_of(session))
+    draft.rename(layout.part_of(part))
     sync_folder(layout.index)
 
 
@@ -104,10 +109,10 @@ def pack_sizes(layout: Layout) -> dict[str, int]:
     """Return the size of each pack, in bytes, by its name. Raises `OSError`."""
     sizes = {}
     for path in layout.all_packs():
-        try:
-            sizes[path.name] = path.lstat().st_size
-        except FileNotFoundError:
-            continue  # deleted meanwhile
+        with suppress(FileNotFoundError):  # deleted meanwhile
+            about = path.lstat()
+            if stat.S_ISREG(about.st_mode):
+                sizes[path.name] = about.st_size
     return sizes
 
 

@@ -101,6 +101,10 @@ class Layout:
         """Return where the tags and the pin of a snapshot are."""
         return self.labels / (snapshot_id + _SUFFIX)
 
+    def labels_draft(self, session: str) -> Path:
+        """Return where these are written before they get their name."""
+        return self.labels / (session + _DRAFT)
+
     def saving_of(self, snapshot_id: str) -> Path:
         """Return the folder that is filled with a snapshot's files while it is being saved."""
         return self.saving / snapshot_id
@@ -115,15 +119,11 @@ class Layout:
         found = _entries(self.snapshots)
         return [e.removesuffix(_SUFFIX) for e in found if e.endswith(_SUFFIX)]
 
-    def drafts(self) -> set[str]:
-        """Return the ids that have a manifest under its temporary name."""
-        found = _entries(self.snapshots)
-        return {e.removesuffix(_DRAFT) for e in found if e.endswith(_DRAFT)}
-
     def begun(self) -> set[str]:
         """Return the ids of sessions that are at work, or were when their process ended."""
-        drafts = {e.removesuffix(_DRAFT) for e in _entries(self.index) if e.endswith(_DRAFT)}
-        found = {*_entries(self.locks), *_entries(self.saving), *self.drafts(), *drafts}
+        drafts = (e for folder in (self.snapshots, self.index, self.labels) for e in _entries(folder))
+        found = {*_entries(self.locks), *_entries(self.saving)}
+        found |= {e.removesuffix(_DRAFT) for e in drafts if e.endswith(_DRAFT)}
         return {e for e in found if is_id(e)}
 
     def old_marks(self) -> list[Path]:

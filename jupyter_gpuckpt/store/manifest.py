@@ -123,8 +123,9 @@ def check_format(found: Mapping[str, Any], subject: str) -> None:
     ------
     Incompatible : what is asked for and what is known here are in its text.
     """
+    number = found.get("format")
     then = "Update jupyter_gpuckpt. Nothing was changed."
-    if found.get("format") == 1:
+    if type(number) is int and number == 1:
         raise Incompatible(
             f"{subject} was written by a version before the first release.",
             f"it has format 1, this version knows format {FORMAT}",
@@ -132,7 +133,6 @@ def check_format(found: Mapping[str, Any], subject: str) -> None:
             format=1,
             known=FORMAT,
         )
-    number = found.get("format")
     if type(number) is int and number > FORMAT:
         raise Incompatible(
             f"{subject} was written by a newer version.",

@@ -16,8 +16,8 @@ _MAX_PATH = 4096
 _MAX_COMPONENT = 255
 
 
-def check_name(name: str) -> str:
-    """Return `name` if a snapshot can be called that.
+def check_name(name: str, what: str = "the name of a snapshot") -> str:
+    """Return `name` if a snapshot can be called that; `what` it is otherwise, for the error.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def check_name(name: str) -> str:
         return name
     shown = ascii(name if len(name) <= MAX_NAME else name[:20] + "...")
     raise BadName(
-        f"{shown} cannot be the name of a snapshot.",
+        f"{shown} cannot be {what}.",
         why,
         "Use 1 to 100 of the letters a-z and A-Z, digits and . _ - "
         "(not . or - as the first), for example before_finetune.",

@@ -8,6 +8,7 @@ is written once, by one session whose id its name begins with, and never changed
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import threading
@@ -66,6 +67,8 @@ class PackWriter:
 
     folder: Path
     session: str
+    room: int | None = None
+    """How many bytes may be put; None where there is no limit but the disk's."""
     placed: dict[bytes, Location] = field(default_factory=dict)
     """The chunks that were put, by hash."""
     _current: _Open | None = None
@@ -73,9 +76,13 @@ class PackWriter:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def put(self, key: bytes, size: int, codec: int, stored: bytes | bytearray) -> None:
-        """Store a chunk of `size` bytes, encoded as `stored`. Raises `OSError`."""
+        """Store a chunk of `size` bytes, encoded as `stored`. Raises `OSError`, EDQUOT where there is no room."""
         header = _ENTRY.pack(_ENTRY_MAGIC, codec, len(stored), size, key)
         with self._lock:
+            if self.room is not None:
+                self.room -= len(header) + len(stored)
+                if self.room < 0:
+                    raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
             pack = self._current or self._begin()
             at = pack.end
             pack.end += len(header) + len(stored)
@@ -178,18 +185,21 @@ def entries(path: Path) -> Iterator[tuple[bytes, Location]]:
 
     The bytes behind the headers are not looked at. Raises `OSError`.
     """
-    with path.open("rb", buffering=0) as f:
-        end = os.fstat(f.fileno()).st_size
-        if f.read(len(MAGIC)) != MAGIC:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        end = os.fstat(fd).st_size
+        if os.pread(fd, len(MAGIC), 0) != MAGIC:
             return
         at = len(MAGIC)
-        while len(header := os.pread(f.fileno(), _ENTRY.size, at)) == _ENTRY.size:
+        while len(header := os.pread(fd, _ENTRY.size, at)) == _ENTRY.size:
             magic, codec, stored, size, key = _ENTRY.unpack(header)
             at += _ENTRY.size
             if magic != _ENTRY_MAGIC or not plausible(codec, stored, size) or at + stored > end:
                 return
             yield key, Location(path.name, at, stored, size, codec)
             at += stored
+    finally:
+        os.close(fd)
 
 
 def plausible(codec: int, stored: int, size: int) -> bool:

@@ -75,7 +75,7 @@ class Lock:
             os.close(fd)
 
     def stands(self) -> bool:
-        """Tell whether the file is still there: who deletes it takes the lock away."""
+        """Tell whether it is held and its file still there: who deletes that takes the lock away."""
         return self._fd >= 0 and os.fstat(self._fd).st_nlink > 0
 
     def write(self, text: bytes) -> None:

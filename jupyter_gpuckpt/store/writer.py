@@ -64,10 +64,12 @@ class Writer:
     what was written.
     """
 
-    def __init__(self, layout: Layout, name: str, *, replace: bool, collect: Callable[[], object]) -> None:
+    def __init__(
+        self, layout: Layout, name: str, *, replace: bool, room: int | None, collect: Callable[[], object]
+    ) -> None:
         """Begin; `Store.writer` checks the name and the store first. Raises `StoreError`.
 
-        `collect` deletes what only a snapshot needed that was replaced.
+        `room` is how many bytes may be added to the packs; `collect` deletes what only a replaced snapshot needed.
         """
         self._layout = layout
         self._name = name
@@ -78,7 +80,7 @@ class Writer:
             self._session = Session(layout.locks, "save")
             self.id = self._session.id
             self._folders: dict[str, Path] = {"": self.directory}
-            self._packs = PackWriter(layout.packs, self.id)
+            self._packs = PackWriter(layout.packs, self.id, room)
             try:
                 make_folder(self.directory)
             except BaseException:
@@ -91,7 +93,7 @@ class Writer:
         return self._layout.saving_of(self.id)
 
     def include(self, folder: Path, inside: str) -> None:
-        """Let the files in `folder` be files of the snapshot, under the path `inside`; they stay where they are."""
+        """Let the files in `folder` be files of the snapshot, under the path `inside`; the commit uses them up."""
         self._folders[inside] = folder
 
     def __enter__(self) -> Writer:
@@ -110,15 +112,21 @@ class Writer:
         self._packs.close()
         shutil.rmtree(self.directory, ignore_errors=True)
         if not self._kept:
-            # What cannot be deleted now is litter for a collection: the cause must not be hidden. So is all that
-            # others may rely on since it has been in the index.
-            with suppress(OSError):
+            # What cannot be deleted now is litter for a collection: the cause must not be hidden.
+            with suppress(OSError, StoreError):
                 self._layout.draft(self.id).unlink(missing_ok=True)
-                if not self._layout.part_of(self.id).exists():
-                    self._layout.part_draft(self.id).unlink(missing_ok=True)
-                    for pack in self._layout.packs_of(self.id):
-                        pack.unlink(missing_ok=True)
+                self._give_up_chunks()
         self._session.close()
+
+    def _give_up_chunks(self) -> None:
+        if self._layout.part_of(self.id).exists():
+            # Others may rely on these chunks since they have been in the index.
+            self._session.close()
+            self._collect()
+            return
+        self._layout.part_draft(self.id).unlink(missing_ok=True)
+        for pack in self._layout.packs_of(self.id):
+            pack.unlink(missing_ok=True)
 
     def commit(
         self,
@@ -194,7 +202,7 @@ class Writer:
         known = {**index, **self._packs.placed}
         # Also those that were there before: a collection may be about to delete what no other snapshot needs.
         chunks = {chunk.hash: known[chunk.hash] for chunk in contents.chunks()}
-        write_part(self._layout, self.id, chunks)
+        write_part(self._layout, self.id, chunks, self.id)
         return contents
 
     def _survey(self, top: Path, inside: str) -> list[Source]:
