@@ -123,7 +123,7 @@ class Machine(RuleBasedStateMachine):
     @rule(files=CONTENT)
     def begin(self, files: Files) -> None:
         """Begin a save that somebody else will end, or nobody."""
-        writer = Store(self.root).writer("w")
+        writer = Store(self.root).writer("w", replace=True)
         fill(writer, files)
         self.writers.append(writer)
 
@@ -135,7 +135,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def finish(self) -> None:
         if self.writers:
-            with self.writers.pop() as writer, contextlib.suppress(NameTaken):
+            with self.writers.pop() as writer:
                 files = {
                     str(p.relative_to(writer.directory)): p.read_bytes()
                     for p in writer.directory.rglob("*")
