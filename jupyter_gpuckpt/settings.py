@@ -17,6 +17,9 @@ NAMESPACE_STAGING_DIR = "/dev/shm/gpuckpt-staging"  # noqa: S108 - likewise
 """Where a small kernel's images lie in memory before they are stored and while they are restored. The same path in
 every sleeper."""
 
+NAMESPACE_VRAM_DIR = "/dev/shm/gpuckpt-vram"  # noqa: S108 - likewise
+"""Where the VRAM of a checkpointed process lies, in a tmpfs of huge pages. The same path in every sleeper."""
+
 ENV_RUN_DIR = "GPUCKPT_RUN_DIR"
 """Set in a kernel that a keeper holds: the run folder as the kernel sees it."""
 
@@ -32,6 +35,16 @@ def store_dir() -> Path:
 def criu_prefix() -> Path:
     """Return where `jupyter gpuckpt setup` puts CRIU: ``GPUCKPT_CRIU_PREFIX``, or Jupyter's data."""
     return Path(os.environ.get("GPUCKPT_CRIU_PREFIX") or Path(jupyter_data_dir(), "gpuckpt", "criu"))
+
+
+def named_criu() -> str:
+    """Return the criu program to use instead of looking for one: ``GPUCKPT_CRIU``; empty when none is named."""
+    return os.environ.get("GPUCKPT_CRIU", "")
+
+
+def logs_dir() -> Path:
+    """Return where the logs of CRIU's failures are kept: ``GPUCKPT_LOGS``, or ``gpuckpt/logs`` in Jupyter's data."""
+    return Path(os.environ.get("GPUCKPT_LOGS") or Path(jupyter_data_dir(), "gpuckpt", "logs"))
 
 
 def kernels_dir() -> Path:

@@ -20,6 +20,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, name in (
         ("JUPYTER_RUNTIME_DIR", "runtime"),
         ("GPUCKPT_STORE", "store"),
+        ("GPUCKPT_LOGS", "logs"),
         ("IPYTHONDIR", "ipython"),
     ):
         monkeypatch.setenv(variable, str(tmp_path / name))

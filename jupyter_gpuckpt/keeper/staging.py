@@ -1,7 +1,7 @@
-"""Where criu's images lie before they are stored and while they are restored: in memory, where there is plenty.
+"""Where a kernel's bytes lie before they are stored and while they are restored: in memory, where there is plenty.
 
-A disk that is busy writing earlier snapshots would hold up a frozen kernel. The memory is the sleeper's own /dev/shm:
-it is freed when the images have been stored or restored, and at the latest with the namespace.
+A disk that is busy writing earlier snapshots would hold up a frozen kernel. The memory is the sleeper's own: it is
+freed when the bytes have been stored or restored, and at the latest with the namespace.
 """
 
 from __future__ import annotations
@@ -12,34 +12,51 @@ from pathlib import Path
 
 from .. import settings
 from ..freeze import memory
+from ..freeze.vram import VramFiles
 from .namespace import Namespace
 
 _SHARE = 4
-"""Images take one part in this many of the memory that is free, at most; else it goes to the disk directly."""
+"""criu's images take one part in this many of the memory that is free, at most; else they go to the disk directly."""
 _SLACK = 64 << 20
 """Bytes that images need beside the memory of the processes: page tables, files, logs."""
 
 
+def vram_files(space: Namespace) -> VramFiles:
+    """Return the files in which a namespace's processes have their VRAM while it is not on a GPU."""
+    return VramFiles(space.path(settings.NAMESPACE_VRAM_DIR), settings.NAMESPACE_VRAM_DIR)
+
+
 def fits_in_memory(space: Namespace, needed: int) -> bool:
-    """Tell whether images of so many bytes should lie in the namespace's memory for a while."""
+    """Tell whether criu's images of so many bytes should lie in the namespace's memory for a while."""
     room = min(memory.available(os.getpid()) // _SHARE, shutil.disk_usage(space.shared_memory).free)
     return needed + _SLACK < room
 
 
 class Staging:
-    """The folder that criu writes into: `inside` as the namespace names it, `outside` as the keeper does."""
+    """What one save has taken, until it is stored; `images` is the folder for criu's where there is no memory.
 
-    def __init__(self, space: Namespace, folder: Path, needed: int) -> None:
-        """Choose for a tree that holds `needed` bytes; `folder` is on the store's disk, and yet to be made."""
-        memory_folder = space.path(settings.NAMESPACE_STAGING_DIR)
-        shutil.rmtree(memory_folder, ignore_errors=True)  # of a save whose keeper was killed
-        self.in_memory = fits_in_memory(space, needed)
-        self.outside, self.inside = folder, str(folder)
-        if self.in_memory:
-            self.outside, self.inside = memory_folder, settings.NAMESPACE_STAGING_DIR
+    Attributes
+    ----------
+    vram : the files that VRAM goes into.
+    outside, inside : the folder that criu writes into, as the keeper names it and as the namespace does; known once it
+        is `open_for` so many bytes.
+    """
+
+    def __init__(self, space: Namespace, images: Path) -> None:
+        self._space = space
+        self._memory = space.path(settings.NAMESPACE_STAGING_DIR)
+        self.outside, self.inside = images, str(images)
+        shutil.rmtree(self._memory, ignore_errors=True)  # of a save whose keeper was killed
+        self.vram = vram_files(space)
+        self.vram.discard()
+
+    def open_for(self, needed: int) -> None:
+        """Choose where criu writes so many bytes."""
+        if fits_in_memory(self._space, needed):
+            self.outside, self.inside = self._memory, settings.NAMESPACE_STAGING_DIR
         self.outside.mkdir(mode=0o700)
 
     def discard(self) -> None:
         """Free the memory."""
-        if self.in_memory:
-            shutil.rmtree(self.outside, ignore_errors=True)
+        self.vram.discard()
+        shutil.rmtree(self._memory, ignore_errors=True)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from .. import settings
 from ..errors import GpuckptError, Unavailable
 from . import show
 from .agent import Agent
@@ -90,7 +91,7 @@ class Gpuckpt:
     def _keeper(self) -> Agent:
         if self._agent is not None:
             return self._agent
-        reason = os.environ.get("GPUCKPT_UNAVAILABLE")
+        reason = os.environ.get(settings.ENV_UNAVAILABLE)
         if reason:
             raise GpuckptError.from_dict(json.loads(reason))
         raise Unavailable(

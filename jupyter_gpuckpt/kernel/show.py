@@ -109,12 +109,12 @@ class Restored(_Shown):
         self._message: str = result["message"]
         # The clock of the day: a restored process's monotonic clock goes on from the save.
         self._seconds = max(0.0, time.time() - asked_at)
-        self._faults = list(faults)
+        self._notes = [*result["warnings"], *faults]
 
     def text(self) -> str:
         message = f" ({self._message})" if self._message else ""
         lines = [f"Restored {self.name}{message}, saved {moment(self._created)}, in {duration(self._seconds)}."]
-        return "\n".join(lines + self._faults)
+        return "\n".join(lines + self._notes)
 
 
 class Listing(_Shown):

@@ -25,18 +25,22 @@ _BATCH = 8 * 1024 * 1024
 """Bytes of one file that one job reads, about."""
 
 _FREED_FROM = 64 * 1024
-"""Larger pieces are freed as soon as they are stored: there is seldom room for all of a snapshot twice."""
+"""The size of the pieces, in bytes, that it pays to free one by one."""
 
 _local = threading.local()
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file to be stored: where it lies, how long it is (bytes), and its path inside the snapshot."""
+    """A file to be stored: where it lies, how long it is (bytes), and its path inside the snapshot.
+
+    One that is `used_up` is freed as it is stored: there is seldom room on a disk for all of a snapshot twice.
+    """
 
     file: Path
     size: int
     path: str
+    used_up: bool
 
 
 @dataclass
@@ -63,7 +67,7 @@ def store_files(
 ) -> dict[str, list[Chunk]]:
     """Return each file as its chunks, all of them in packs and on the disk; `report` gets the bytes done.
 
-    `index` says what the store holds already. The files are used up: what is stored of them is freed.
+    `index` says what the store holds already.
 
     Raises
     ------
@@ -80,7 +84,7 @@ def store_files(
         batches = found[source.path] = []
         for offset, sizes in _batches(pieces):
             batches.append([])
-            jobs.append(partial(_store, source.file, offset, sizes, claims, packs, batches[-1]))
+            jobs.append(partial(_store, source, offset, sizes, claims, packs, batches[-1]))
     run_all(jobs, report)
     packs.finish()
     return {path: _joined(batches) for path, batches in found.items()}
@@ -100,14 +104,20 @@ def _batches(pieces: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
 
 
 def _store(
-    file: Path, offset: int, sizes: Sequence[int], claims: _Claims, packs: PackWriter, into: list[Chunk], tally: Tally
+    source: Source,
+    offset: int,
+    sizes: Sequence[int],
+    claims: _Claims,
+    packs: PackWriter,
+    into: list[Chunk],
+    tally: Tally,
 ) -> None:
-    fd = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = os.open(source.file, (os.O_RDWR if source.used_up else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         for size in sizes:
             data = _read(fd, offset, size)
             into.append(_put(data, claims, packs))
-            if size >= _FREED_FROM:
+            if source.used_up and size >= _FREED_FROM:
                 free_range(fd, offset, size)
             offset += size
             tally.add(size)

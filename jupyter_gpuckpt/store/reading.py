@@ -101,9 +101,17 @@ def _is_there(at: Location | None, chunk: Chunk, sizes: Mapping[str, int]) -> bo
 
 
 def extract(
-    layout: Layout, manifest: Manifest, contents: Contents, index: Index, folder: Path, progress: Progress | None
+    layout: Layout,
+    manifest: Manifest,
+    contents: Contents,
+    index: Index,
+    folder: Path,
+    elsewhere: Mapping[str, Path],
+    progress: Progress | None,
 ) -> None:
     """Write all files of a snapshot into the new folder `folder`, for their owner alone, with holes where zeros were.
+
+    What lies in a folder of the snapshot that `elsewhere` names goes into the folder there, which exists.
 
     Raises
     ------
@@ -111,12 +119,13 @@ def extract(
     OSError : the folder cannot be written.
     """
     make_folder(folder)
-    made = {folder}
+    made = {folder, *elsewhere.values()}
     reader = PackReader(layout.packs)
     jobs = []
     # The largest first, so that no thread is left alone with one at the end.
     for path in sorted(contents.files, key=contents.size_of, reverse=True):
-        target = folder / path
+        top, _, rest = path.partition("/")
+        target = elsewhere[top] / rest if rest and top in elsewhere else folder / path
         _make_folders(target.parent, made)
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE)
         try:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from ..errors import Damaged, GpuckptError, NoSuchSnapshot, Pinned
 from .check import Checked, check
@@ -99,10 +100,17 @@ class Store:
         """Return the manifests that can be used, newest first."""
         return self.scan()[0]
 
-    def open(self, name: str, into: Path, progress: Progress | None = None) -> Snapshot:
+    def open(
+        self,
+        name: str,
+        into: Path,
+        progress: Progress | None = None,
+        elsewhere: Mapping[str, Path] = MappingProxyType({}),
+    ) -> Snapshot:
         """Write the files of the snapshot `name` into the new folder `into`, and return them, to be closed after use.
 
-        Every byte is verified on its way. `progress` is called with the stage ``verify``.
+        Every byte is verified on its way. What is below a path of the snapshot that `elsewhere` names goes into the
+        existing folder there, and is the caller's to delete. `progress` is called with the stage ``verify``.
 
         Raises
         ------
@@ -119,7 +127,7 @@ class Store:
                     continue  # replaced before its chunks were safe from a collection
                 snapshot = Snapshot(manifest, into)
                 try:
-                    self._extract(manifest, into, progress)
+                    self._extract(manifest, into, elsewhere, progress)
                 except BaseException:
                     snapshot.close()
                     raise
@@ -128,12 +136,14 @@ class Store:
                 if session is not None:
                     session.close()
 
-    def _extract(self, manifest: Manifest, into: Path, progress: Progress | None) -> None:
+    def _extract(
+        self, manifest: Manifest, into: Path, elsewhere: Mapping[str, Path], progress: Progress | None
+    ) -> None:
         contents = read_contents(self._layout, manifest)
         with storing(f"The snapshot {manifest.name} cannot be read.", self.root):
             index = locate(self._layout, manifest, contents)
         with storing(f"The files of the snapshot {manifest.name} cannot be written.", into.parent):
-            extract(self._layout, manifest, contents, index, into, progress)
+            extract(self._layout, manifest, contents, index, into, elsewhere, progress)
 
     def remove(self, name: str) -> int:
         """Remove the snapshot `name` and return the bytes freed.
@@ -306,8 +316,10 @@ class Store:
         close = difflib.get_close_matches(name, names, 3, 0.5)
         return NoSuchSnapshot(
             f"There is no snapshot named {name}.",
-            f"the store {self.root} has {len(names)} snapshots, none of that name",
-            f"Did you mean {' or '.join(close)}?" if close else "`list` shows all names.",
+            f"Snapshots in the store {self.root}: {len(names)}, none of them of that name.",
+            f"Did you mean {' or '.join(close)}?"
+            if close
+            else "`%gpuckpt list`, or in a terminal `jupyter gpuckpt list`, shows all names.",
             name=name,
             close=close,
         )

@@ -89,11 +89,11 @@ class Writer:
 
     @property
     def directory(self) -> Path:
-        """A folder to fill, with mode 0700; it may get sub-folders."""
+        """A folder to fill, with mode 0700; it may get sub-folders. The commit uses its files up."""
         return self._layout.saving_of(self.id)
 
     def include(self, folder: Path, inside: str) -> None:
-        """Let the files in `folder` be files of the snapshot, under the path `inside`; the commit uses them up."""
+        """Let the files in `folder` be files of the snapshot, under the path `inside`; they stay where they are."""
         self._folders[inside] = folder
 
     def __enter__(self) -> Writer:
@@ -219,7 +219,7 @@ class Writer:
                     path = str(Path(inside) / Path(entry.path).relative_to(top))
                     if not stat.S_ISREG(about.st_mode) or not is_plain_path(path):
                         raise _odd_file(self._name, path)
-                    sources.append(Source(Path(entry.path), about.st_size, path))
+                    sources.append(Source(Path(entry.path), about.st_size, path, top == self.directory))
         return sources
 
     def _write_draft(self, content: bytes) -> None:

@@ -98,6 +98,19 @@ def test_the_cells_behind_a_restore_are_executed_by_the_restored_kernel(notebook
     assert notebook.value("x") == "11"
 
 
+def test_the_cells_behind_a_refused_restore_are_executed_all_the_same(notebook: Notebook) -> None:
+    refused = """
+        try:
+            get_ipython().run_line_magic("gpuckpt", "restore nothing")
+        except Exception:
+            x = []
+    """
+    requests = [notebook.client.execute(code) for code in (refused, "x.append(1)", "x.append(2)")]
+    replies = [notebook.client.get_shell_msg(timeout=30) for _ in requests]
+    assert [reply["parent_header"]["msg_id"] for reply in replies] == requests
+    assert notebook.value("x") == "[1, 2]"
+
+
 def test_the_execution_count_is_the_saved_one(notebook: Notebook) -> None:
     notebook.run("pass")
     saved_at = notebook.run("%gpuckpt save here").count
