@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -33,6 +34,7 @@ from ..errors import (
 from ..freeze import criu, cuda, images, pages, processes
 from ..freeze.criu_program import CriuProgram, find_criu, version_text
 from ..store import Manifest, Snapshot, Writer
+from ..store.retention import keep_last, keep_under
 from . import criu_logs, fit, ports
 from .link import AgentSilent, Link
 from .namespace import Namespace, run_path
@@ -145,7 +147,10 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     link = keeper.link
     assert link is not None
     program = await asyncio.to_thread(find_criu)
-    with await asyncio.to_thread(keeper.store.writer, operation.name, replace=bool(args.get("replace"))) as writer:
+    begin = functools.partial(
+        keeper.store.writer, operation.name, replace=bool(args.get("replace")), quota=settings.store_quota()
+    )
+    with await asyncio.to_thread(begin) as writer:
         await stages.enter("preparing the kernel")
         # A kernel that is not prepared has nothing to put right but its hooks, and one of them may hang.
         patience = 0.0
@@ -177,7 +182,20 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         finally:
             await asyncio.to_thread(staging.discard)
     keeper.state.parent = {"name": manifest.name, "id": manifest.id}
+    await asyncio.to_thread(_remove_old, keeper)
     return {**summary(manifest), "seconds": stages.seconds()}
+
+
+def _remove_old(keeper: Keeper) -> None:
+    """Remove this kernel's old snapshots as the settings ask for; what cannot be removed stays."""
+    own = functools.partial(is_of, kernel_id=keeper.launch.kernel_id, notebook=keeper.launch.notebook)
+    try:
+        if (count := settings.keep_last()) is not None:
+            keep_last(keeper.store, count, own)
+        if (size := settings.keep_under()) is not None:
+            keep_under(keeper.store, size, own)
+    except GpuckptError:
+        log.exception("old snapshots could not be removed")
 
 
 def _not_saved(error: OSError) -> SaveFailed:

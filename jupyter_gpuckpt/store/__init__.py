@@ -21,6 +21,7 @@ This package knows no process, no CRIU and no Jupyter.
 from __future__ import annotations
 
 from .collect import Collected
+from .labels import Labels
 from .manifest import Manifest
 from .names import MAX_NAME, check_name
 from .parallel import Progress
@@ -31,6 +32,7 @@ from .writer import Writer
 __all__ = [
     "MAX_NAME",
     "Collected",
+    "Labels",
     "Manifest",
     "Progress",
     "Snapshot",

@@ -45,7 +45,7 @@ class Collected:
 
 
 _BUSY = "another collection is under way"
-_DAMAGE = "a manifest or a part of the index is damaged, and it may name anything"
+_DAMAGE = "a manifest or a part of the index is damaged or missing, and it may name anything"
 
 
 def sweep(layout: Layout) -> int:
@@ -134,11 +134,14 @@ def would_collect(layout: Layout, named: Named) -> Collected:
 
 
 def _needless(layout: Layout, named: Named) -> set[str] | None:
-    """Return the ids that no snapshot and nobody at work has; None where a manifest cannot be read."""
+    """Return the ids that no snapshot and nobody at work has; None where it cannot be known what snapshots need."""
     # Asked before the manifests are read: who ends meanwhile has its manifest in place by then.
     at_work, found = held(layout.locks), layout.parts() | layout.lists() | layout.labelled()
     manifests = named()
-    return None if manifests is None else found - at_work - {m.id for m in manifests}
+    if manifests is None:
+        return None
+    needed = {m.id for m in manifests}
+    return found - at_work - needed if needed <= layout.parts() else None
 
 
 def _delete(paths: Iterable[Path]) -> int:

@@ -210,6 +210,11 @@ class Store:
         with storing(f"The labels of {manifest.name} cannot be read.", self.root):
             return read_labels(self._layout, manifest.id)
 
+    def all_labels(self) -> dict[str, Labels]:
+        """Return the tags and pins of all snapshots that have any, by id."""
+        with storing("The labels cannot be read.", self.root):
+            return {i: read_labels(self._layout, i) for i in self._layout.labelled()}
+
     def pin(self, name: str, pinned: bool) -> Labels:
         """Keep the snapshot `name` from being removed or replaced, or no longer; return its labels. Errors as `get`."""
         return self._label(name, lambda labels: replace(labels, pinned=pinned))
