@@ -11,6 +11,7 @@ from typing import NoReturn
 from .. import __version__
 from ..errors import Cancelled, GpuckptError
 from . import output
+from .store_parsers import add_store_parsers
 
 _ABOUT = """\
 Save a live notebook kernel (its variables, threads, open files and GPU memory) under
@@ -167,6 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     removing = command("rm", _rm, "remove snapshots")
     removing.add_argument("names", metavar="NAME", nargs="+", help="a snapshot")
+    add_store_parsers(command)
     command(
         "kernels",
         _kernels,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -30,13 +31,14 @@ from ..errors import (
     RestoreFailed,
     SaveFailed,
 )
-from ..freeze import criu, cuda, images, processes
+from ..freeze import criu, cuda, images, pages, processes
 from ..freeze.criu_program import CriuProgram, find_criu, version_text
 from ..store import Manifest, Snapshot, Writer
+from ..store.retention import keep_last, keep_under
 from . import criu_logs, fit, ports
 from .link import AgentSilent, Link
 from .namespace import Namespace, run_path
-from .staging import Staging, place_vram, vram_files
+from .staging import Staging, fits_in_memory, vram_files
 from .summary import is_of, summary
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ CRIU_IMAGES, VRAM, SHARED_MEMORY, KERNEL_LOG = "criu", "vram", "shm.tar", "kerne
 kernel's standard output."""
 
 WORKING_COPY = "restore"
-"""In the kernel's folder, while a restore is under way: criu's images as they are to be restored here."""
+"""In the kernel's folder, while a restore is under way: the snapshot's files, where they do not fit in memory."""
 
 _LOG_ROOM = 1 << 16  # below so much free disk criu's log may have been lost, in bytes
 _AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
@@ -145,7 +147,10 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     link = keeper.link
     assert link is not None
     program = await asyncio.to_thread(find_criu)
-    with await asyncio.to_thread(keeper.store.writer, operation.name, replace=bool(args.get("replace"))) as writer:
+    begin = functools.partial(
+        keeper.store.writer, operation.name, replace=bool(args.get("replace")), quota=settings.store_quota()
+    )
+    with await asyncio.to_thread(begin) as writer:
         await stages.enter("preparing the kernel")
         # A kernel that is not prepared has nothing to put right but its hooks, and one of them may hang.
         patience = 0.0
@@ -160,23 +165,37 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         await _after_save(link, keeper.launch.agent, None, settings.hook_timeout())
         try:
             await stages.enter("writing")
-            await asyncio.to_thread(staging.bring, stages.check)
-        except OSError as e:
-            raise _not_saved(e) from e
+            for folder, inside in ((staging.outside, CRIU_IMAGES), (staging.vram.outside, VRAM)):
+                if not folder.is_relative_to(writer.directory):
+                    writer.include(folder, inside)
+            manifest = await asyncio.to_thread(
+                writer.commit,
+                message=str(args.get("message") or ""),
+                parent=(keeper.state.parent or {}).get("id"),
+                kernel=_about_kernel(keeper, agent),
+                machine=_about_machine(program),
+                cuda=frozen.cuda,
+                process=frozen.process,
+                cut=pages.windows,
+                progress=stages.amount,
+            )
         finally:
             await asyncio.to_thread(staging.discard)
-        manifest = await asyncio.to_thread(
-            writer.commit,
-            message=str(args.get("message") or ""),
-            parent=(keeper.state.parent or {}).get("id"),
-            kernel=_about_kernel(keeper, agent),
-            machine=_about_machine(program),
-            cuda=frozen.cuda,
-            process=frozen.process,
-            progress=stages.amount,
-        )
     keeper.state.parent = {"name": manifest.name, "id": manifest.id}
+    await asyncio.to_thread(_remove_old, keeper)
     return {**summary(manifest), "seconds": stages.seconds()}
+
+
+def _remove_old(keeper: Keeper) -> None:
+    """Remove this kernel's old snapshots as the settings ask for; what cannot be removed stays."""
+    own = functools.partial(is_of, kernel_id=keeper.launch.kernel_id, notebook=keeper.launch.notebook)
+    try:
+        if (count := settings.keep_last()) is not None:
+            keep_last(keeper.store, count, own)
+        if (size := settings.keep_under()) is not None:
+            keep_under(keeper.store, size, own)
+    except GpuckptError:
+        log.exception("old snapshots could not be removed")
 
 
 def _not_saved(error: OSError) -> SaveFailed:
@@ -268,7 +287,7 @@ async def _freeze(
     held = described.get("processes", [])
     keeper.state.operation = {"kind": "save", "name": operation.name, "cuda": on_gpu, "held": held}
     keeper.save_state()
-    staging = await asyncio.to_thread(Staging, space, writer.directory / CRIU_IMAGES, writer.directory / VRAM)
+    staging = await asyncio.to_thread(Staging, space, writer.directory / CRIU_IMAGES)
 
     def criu_runs(pid: int) -> None:
         # Written down so that the next keeper finds it, should this one be killed.
@@ -412,38 +431,39 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     stages = _Stages(operation, tell)
     name = operation.name = operation.name or _latest(keeper)
     await stages.enter("verifying")
-    with await asyncio.to_thread(keeper.store.open, name, stages.amount) as snapshot:
+    new = await _Arrival.prepare(keeper, await asyncio.to_thread(keeper.store.get, name))
+    try:
+        snapshot = await asyncio.to_thread(keeper.store.open, name, new.files, stages.amount, {VRAM: new.vram})
         await stages.enter("checking")
         program = await asyncio.to_thread(find_criu)
         old = keeper.namespace()
         leaving = processes.descendants(old.pid)
         gpu_map = await asyncio.to_thread(fit.check, snapshot, keeper.launch, keeper.worker, program, leaving)
         warnings = await asyncio.to_thread(fit.warnings, snapshot, leaving)
-        new = await _Arrival.prepare(keeper, snapshot)
-        try:
-            await stages.enter("restoring", cancellable=False)
-            peers = ports.peers(keeper.launch.connection_file)
-            keeper.namespace()  # it may have ended meanwhile
-            asked = await _interrupted(keeper, args)
-            keeper.state.operation = {"kind": "restore", "name": name, "asked": asked, "peers": peers}
-            keeper.save_state()
-        except BaseException:
-            await new.discard()
-            raise
-        try:
-            # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
-            await keeper.give_up()
-            await _put_in_place(keeper, snapshot, new, program, gpu_map, peers)
-            result = {**summary(snapshot.manifest), "restored": True, "warnings": warnings}
-            operation.answering = True
-            await _resume(new.link, snapshot, asked, result, stages)
-        except (GpuckptError, OSError) as e:
-            log.exception("the restore of %r failed", name)
-            await new.discard()
-            operation.answering = True
-            raise await _start_afresh(keeper, snapshot.manifest.name, asked, peers, e) from e
-        finally:
-            shutil.rmtree(keeper.folder.path / WORKING_COPY, ignore_errors=True)
+        await new.furnish(snapshot)
+        await stages.enter("restoring", cancellable=False)
+        peers = ports.peers(keeper.launch.connection_file)
+        keeper.namespace()  # it may have ended meanwhile
+        asked = await _interrupted(keeper, args)
+        keeper.state.operation = {"kind": "restore", "name": name, "asked": asked, "peers": peers}
+        keeper.save_state()
+    except BaseException:
+        await new.discard()
+        raise
+    try:
+        # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
+        await keeper.give_up()
+        await _put_in_place(keeper, snapshot, new, program, gpu_map, peers)
+        result = {**summary(snapshot.manifest), "restored": True, "warnings": warnings}
+        operation.answering = True
+        await _resume(new.link, snapshot, asked, result, stages)
+    except (GpuckptError, OSError) as e:
+        log.exception("the restore of %r failed", name)
+        await new.discard()
+        operation.answering = True
+        raise await _start_afresh(keeper, snapshot.manifest.name, asked, peers, e) from e
+    finally:
+        await asyncio.to_thread(snapshot.close)
     keeper.state.parent = {"name": snapshot.manifest.name, "id": snapshot.manifest.id}
     return {**result, "seconds": stages.seconds()}
 
@@ -483,44 +503,57 @@ class _Arrival:
 
     space: Namespace
     link: Link
+    files: Path
+    """Where the snapshot's files are put, as the keeper names it."""
+    files_inside: str
+    """The same folder, as the namespace names it."""
 
     @classmethod
-    async def prepare(cls, keeper: Keeper, snapshot: Snapshot) -> _Arrival:
-        """Start a sleeper and give it the run folder, the /dev/shm and the VRAM of the snapshot."""
+    async def prepare(cls, keeper: Keeper, manifest: Manifest) -> _Arrival:
+        """Start a sleeper, and choose where it gets the snapshot's files: in its memory, or on the disk."""
+        contents = await asyncio.to_thread(keeper.store.contents, manifest)
+        needed = sum(contents.size_of(path) for path in contents.files if not path.startswith(VRAM + "/"))
+        space, link = await keeper.new_namespace()
+        if fits_in_memory(space, needed):
+            inside = settings.NAMESPACE_STAGING_DIR
+            return cls(space, link, space.path(inside), inside)
+        folder = keeper.folder.path / WORKING_COPY
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # of a restore whose keeper was killed
+        return cls(space, link, folder, str(folder))
 
-        def furnish(run_dir: Path) -> None:
-            shutil.copyfile(snapshot.directory / KERNEL_LOG, run_dir / KERNEL_LOG)
-            (run_dir / KERNEL_LOG).chmod(0o600)
+    @property
+    def vram(self) -> Path:
+        """Where the snapshot's VRAM is put, as the keeper names it: the processes take it from there."""
+        return vram_files(self.space).outside
 
-        arrival = cls(*await keeper.new_namespace(furnish))
-        try:
-            # tar keeps what counts here: owners, modes, and several names of one semaphore's file.
-            unpack = await asyncio.create_subprocess_exec(
-                "tar",
-                "-x",
-                "-p",
-                "-f",
-                str(snapshot.directory / SHARED_MEMORY),
-                "-C",
-                str(arrival.space.shared_memory),
-                stdin=asyncio.subprocess.DEVNULL,
+    async def furnish(self, snapshot: Snapshot) -> None:
+        """Give the sleeper the run folder and the /dev/shm of the snapshot."""
+        kernel_log = self.space.run_dir / KERNEL_LOG
+        shutil.copyfile(snapshot.directory / KERNEL_LOG, kernel_log)
+        kernel_log.chmod(0o600)
+        # tar keeps what counts here: owners, modes, and several names of one semaphore's file.
+        unpack = await asyncio.create_subprocess_exec(
+            "tar",
+            "-x",
+            "-p",
+            "-f",
+            str(snapshot.directory / SHARED_MEMORY),
+            "-C",
+            str(self.space.shared_memory),
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+        if await unpack.wait() != 0:
+            raise Refused(
+                "The snapshot was not restored; nothing was touched.",
+                "Its shared memory (/dev/shm) could not be put in place.",
+                "Check with `df /dev/shm` that there is room for it.",
             )
-            if await unpack.wait() != 0:
-                raise Refused(
-                    "The snapshot was not restored; nothing was touched.",
-                    "Its shared memory (/dev/shm) could not be put in place.",
-                    "Check with `df /dev/shm` that there is room for it.",
-                )
-            await asyncio.to_thread(place_vram, snapshot.directory / VRAM, arrival.space)
-        except BaseException:
-            await arrival.discard()
-            raise
-        return arrival
 
     async def discard(self) -> None:
         """End it and everything in it."""
         self.link.close()
         await self.space.kill()
+        await asyncio.to_thread(shutil.rmtree, self.files, ignore_errors=True)
 
 
 async def _put_in_place(
@@ -533,8 +566,8 @@ async def _put_in_place(
 ) -> None:
     """Have criu restore the tree into the new sleeper, and the driver its GPU state."""
     manifest = snapshot.manifest
-    work = keeper.folder.path / WORKING_COPY
-    _working_copy(snapshot.directory / CRIU_IMAGES, work, manifest, keeper.launch.connection_file)
+    work = snapshot.directory / CRIU_IMAGES
+    _make_ready(work, manifest, keeper.launch.connection_file)
     # Waiting in the FIFO when the kernel wakes: it must know its new key before the first message comes.
     connection = json.loads(Path(keeper.launch.connection_file).read_text())
     await new.link.send(
@@ -550,11 +583,12 @@ async def _put_in_place(
         }
     )
     # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
-    await new.space.set_last_pid(images.highest_id(snapshot.directory / CRIU_IMAGES) + 1)
+    await new.space.set_last_pid(images.highest_id(work) + 1)
+    inside = Path(new.files_inside, CRIU_IMAGES)
     await _run_criu(
         new.space,
         program,
-        criu.restore_arguments(work, work / criu.RESTORE_LOG),
+        criu.restore_arguments(inside, inside / criu.RESTORE_LOG),
         program.environment(),
         work / criu.RESTORE_LOG,
         RestoreFailed("The snapshot could not be restored."),
@@ -571,19 +605,14 @@ async def _put_in_place(
     new.link.hello.set_result({})
 
 
-def _working_copy(source: Path, work: Path, manifest: Manifest, connection_file: str) -> None:
-    """Make criu's images ready to be restored here: links to the snapshot's, and a ``files.img`` for this kernel."""
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(mode=0o700)
-    for image in source.iterdir():
-        if image.name not in ("files.img", "pstree.img") and image.suffix == ".img":
-            (work / image.name).symlink_to(image)
-    images.rewrite_tree(source / "pstree.img", work / "pstree.img")
-    for path in images.socket_paths(source):
+def _make_ready(work: Path, manifest: Manifest, connection_file: str) -> None:
+    """Make criu's images ready to be restored here: what differs from one kernel to the next is written anew."""
+    images.rewrite_tree(work / "pstree.img", work / "pstree.img")
+    for path in images.socket_paths(work):
         # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     images.rewrite_files(
-        source / "files.img",
+        work / "files.img",
         work / "files.img",
         port=ports.Choice(manifest.kernel["connection"], connection_file),
         abstract_name=ports.free_abstract_name,

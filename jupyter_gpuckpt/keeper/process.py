@@ -27,7 +27,7 @@ from .link import AgentSilent, Link
 from .namespace import FIRST_PID, Namespace, run_path
 from .protocol import LINE_LIMIT, peer_uid, short_path
 from .record import SOCKET, KernelFolder, Operation
-from .summary import details, summary
+from .summary import details, listing
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -284,11 +284,7 @@ class Keeper:
         if op == "restore":
             return await self._exclusively("restore", str(args.get("name") or ""), operations.restore, args, tell)
         if op == "list":
-            manifests, faults = await asyncio.to_thread(self.store.scan)
-            return {
-                "snapshots": [summary(m) for m in manifests],
-                "faults": [fault.as_dict() for fault in faults],
-            }
+            return await asyncio.to_thread(listing, self.store)
         if op == "show":
             return details(await asyncio.to_thread(self.store.get, str(args["name"])))
         if op == "rm":

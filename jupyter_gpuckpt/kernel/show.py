@@ -154,14 +154,16 @@ def snapshots(found: dict[str, Any]) -> Listing:
             s["name"],
             moment(s["created"]),
             size(s["size"]),
+            size(s["stored"]),
             size(s["gpu_memory"]) if s["gpu_memory"] else "",
+            " ".join([*(["pinned"] if s["pinned"] else []), *s["tags"]]),
             s["notebook"].rpartition("/")[2],
             s["message"],
         ]
         for s in found["snapshots"]
     ]
     faults = [f["what"] for f in found["faults"]]
-    head = ["name", "saved", "size", "GPU memory", "notebook", "message"]
+    head = ["name", "saved", "size", "new bytes", "GPU memory", "tags", "notebook", "message"]
     return Listing(head, rows, "No snapshots yet. Save one: %gpuckpt save NAME", faults)
 
 
@@ -174,6 +176,7 @@ def snapshot(found: dict[str, Any]) -> Listing:
             ("message", found["message"]),
             ("saved", moment(found["created"])),
             ("size", size(found["size"])),
+            ("new bytes", f"{size(found['stored'])} (what no snapshot before it held, compressed)"),
             ("GPU memory", size(found["gpu_memory"]) if found["gpu_memory"] else ""),
             ("notebook", found["notebook"]),
             ("kernel", found["kernel_id"]),

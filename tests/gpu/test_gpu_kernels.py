@@ -81,8 +81,9 @@ def test_vram_passes_criu_by_and_its_memory_is_given_back(notebook: Notebook) ->
     notebook.run("import torch\n" + DIGEST + "x = torch.randint(0, 2**62, (2**27,), device='cuda'); d = digest(x)")
     notebook.run("torch.cuda.synchronize(); torch.cuda.empty_cache()")
     notebook.run("%gpuckpt save here", timeout=120)
-    with Store(settings.store_dir()).open("here") as snapshot:
-        sizes = {path: file.size for path, file in snapshot.manifest.files.items()}
+    store = Store(settings.store_dir())
+    contents = store.contents(store.get("here"))
+    sizes = {path: contents.size_of(path) for path in contents.files}
     vram = {path: size for path, size in sizes.items() if path.startswith("vram/")}
     assert len(vram) == 1
     assert 1 << 30 <= sum(vram.values()) < 2 << 30
