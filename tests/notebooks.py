@@ -12,6 +12,8 @@ from typing import Any
 
 from jupyter_client import BlockingKernelClient, KernelManager
 
+SPEC = "python3-gpuckpt"
+
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
