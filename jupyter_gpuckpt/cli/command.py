@@ -221,7 +221,8 @@ def _obey(words: Sequence[str]) -> int:
     parser = _parser()
     try:
         args = parser.parse_args(words)
-    except SystemExit:  # after --help and --version; an error is a `Usage`
+    # After --help and --version, which until Python 3.11 raise also where nobody reads them; an error is a `Usage`.
+    except (SystemExit, BrokenPipeError):
         return output.DONE
     if args.command is None:
         output.note(parser.format_help())

@@ -25,7 +25,7 @@ from typing import Any
 from .. import settings
 from ..errors import GpuckptError, KeeperGone, RestoreFailed
 from ..lock_files import KEEPER_LOCK, is_locked
-from . import devices, hooks, show
+from . import debugger, devices, hooks, show
 from .builtin_hooks import Housekeeping
 from .cells import Asked, Cells, wait_for_peers
 
@@ -33,6 +33,9 @@ log = logging.getLogger("gpuckpt.agent")
 
 _ALIVE_EVERY = 0.5  # how often a waiting request looks whether the keeper still lives, in seconds
 _QUIET = 10.0  # after how long a silence a keeper, which is heard of every two seconds, is taken to hang, in seconds
+
+_MENDING = 5.0  # how long a restored kernel waits for the debugger to be mended, in seconds
+_CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -63,6 +66,8 @@ class Agent:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._saving = False
         self._clients: dict[str, int] = {}
+        self._mended = threading.Event()
+        self._mended.set()
         self._ids = itertools.count(1)
         self._sending = threading.RLock()
         self._in = os.open(run_dir / "to-kernel", os.O_RDWR)
@@ -71,8 +76,10 @@ class Agent:
     def start(self) -> None:
         """Say hello to the keeper and listen to it from now on."""
         devices.drop_in_children()
-        threading.Thread(target=self._listen, name="gpuckpt-agent", daemon=True).start()
-        threading.Thread(target=self._do_calls, name="gpuckpt-hooks", daemon=True).start()
+        for name, work in (("gpuckpt-agent", self._listen), ("gpuckpt-hooks", self._do_calls)):
+            thread: Any = threading.Thread(target=work, name=name, daemon=True)
+            thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # the debugger must not stop it
+            thread.start()
         self._send({"hello": {"pid": self._pid}})
 
     # -- what the kernel asks of the keeper
@@ -224,6 +231,7 @@ class Agent:
             self._after_save(_broken_off("save", "Save again.").as_dict())
 
     def _before_save(self) -> dict[str, Any]:
+        debugger.refuse_stopped(self._kernel)
         self._saving = True
         hooks.run_before()
         import ipykernel
@@ -256,9 +264,13 @@ class Agent:
         kernel.session.key = str(connection["key"]).encode()
         if app is not None:
             app.connection_file = connection_file
-            for channel in ("shell", "iopub", "stdin", "control", "hb"):
-                setattr(app, f"{channel}_port", connection[f"{channel}_port"])
-            kernel.record_ports(app.ports)
+            ports = {f"{channel}_port": connection[f"{channel}_port"] for channel in _CHANNELS}
+            for name, port in ports.items():
+                setattr(app, name, port)
+            kernel.record_ports(ports)
+            # Before the first request that comes: the control thread reads them.
+            self._mended.clear()
+            kernel.control_thread.io_loop.add_callback(debugger.mend, kernel, self._mended)
 
     def _interrupted(self) -> Asked:
         return {**self.cells.describe(), "queued": self.cells.queued(), "from_outside": True}
@@ -266,6 +278,7 @@ class Agent:
     def _resumed(self, asked: Asked, result: dict[str, Any], asked_at: float) -> dict[str, Any]:
         """This kernel was just restored: run the hooks, and answer the cell that asked for it."""
         self._saving = False
+        self._mended.wait(_MENDING)
         faults = self._housekeeping.after(restored=True)
         faults += hooks.run_after(hooks.Resumed(restored=True))
         if asked.get("cell") or asked.get("queued"):

@@ -231,6 +231,35 @@ batches = iter(loader); seen = [next(batches)[0].cuda().sum().item() for _ in ra
     assert notebook.value("len([0 for b in loader])") == "40"
 
 
+def test_a_child_with_gpu_state_of_its_own_comes_back(notebook: Notebook, tmp_path: Path) -> None:
+    Path(tmp_path, "child_with_gpu.py").write_text(
+        "import torch\n"
+        "def work(asked, answers):\n"
+        "    x = torch.arange(2**26, device='cuda')\n"
+        "    answers.put(int(x.sum()))\n"
+        "    while (n := asked.get()) is not None:\n"
+        "        x += n\n"
+        "        answers.put(int(x.sum()))\n"
+    )
+    notebook.run(
+        f"""
+import sys; sys.path.insert(0, {str(tmp_path)!r})
+import torch, multiprocessing, child_with_gpu
+context = multiprocessing.get_context("spawn"); asked, answers = context.Queue(), context.Queue()
+child = context.Process(target=child_with_gpu.work, args=(asked, answers)); child.start()
+x = torch.ones(2**26, device="cuda"); first = answers.get()
+add = lambda n: asked.put(n) or answers.get()
+""",
+        timeout=120,
+    )
+    notebook.run("%gpuckpt save here", timeout=120)
+    assert notebook.value("add(1) - first == 2**26") == "True"
+    notebook.run("x.zero_(); asked.put(None); child.join()")
+    notebook.run("%gpuckpt restore here", timeout=120)
+    assert notebook.value("int(x.sum()) == 2**26, add(3) - first == 3 * 2**26") == "True True"
+    notebook.run("asked.put(None); child.join()")
+
+
 def test_managed_memory_is_refused_and_the_kernel_unharmed(notebook: Notebook) -> None:
     notebook.run(
         "import cupy; cupy.cuda.set_allocator(cupy.cuda.malloc_managed); a = cupy.arange(1000000); s = int(a.sum())",

@@ -57,6 +57,9 @@ def test_a_restore_in_another_kernel_with_another_key_and_other_ports(start: Sta
     # The copy answers under its own key and connection file, not under those it was saved with.
     assert second.value("get_ipython().kernel.parent.abs_connection_file") == second.manager.connection_file
     assert second.run("%connect_info").text.count(str(second.manager.shell_port)) == 1
+    second.client.shell_channel.send(second.client.session.msg("connect_request"))
+    ports = second.client.get_shell_msg(timeout=20)["content"]
+    assert ports["shell_port"] == second.manager.shell_port
 
 
 def test_ten_saves_and_restores_in_a_row(notebook: Notebook) -> None:
