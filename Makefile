@@ -4,13 +4,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: help demo test lint bench setup clean
+.PHONY: help demo test lint bench bench-store setup clean
 
 help:
 	@echo 'make demo    run the example notebook: build state, save it, break it, restore it'
 	@echo 'make test    check the code, and run every test that this machine can run'
 	@echo 'make lint    only check the code'
 	@echo 'make bench   measure saves and restores beside criu by hand'
+	@echo 'make bench-store  measure the store beside cp, tar, and (where they are installed) restic and borg'
 	@echo 'make setup   only what these need: packages in .venv, and CRIU for you alone'
 	@echo 'make clean   remove .venv and what the tools left here'
 
@@ -28,6 +29,9 @@ lint: $(READY)
 
 bench: setup
 	@$(BIN)/python -m benchmarks.kernel
+
+bench-store: setup
+	@$(BIN)/python -m benchmarks.store
 
 # Asked for every time, since CRIU lies outside of this folder; where it is there already, that takes a moment.
 setup: $(READY)

@@ -454,9 +454,12 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
         await keeper.give_up()
         await _put_in_place(keeper, snapshot, new, program, gpu_map, peers)
+        # criu is done with them, and the memory that they lie in may be much.
+        tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
         result = {**summary(snapshot.manifest), "restored": True, "warnings": warnings}
         operation.answering = True
         await _resume(new.link, snapshot, asked, result, stages)
+        await tidying
     except (GpuckptError, OSError) as e:
         log.exception("the restore of %r failed", name)
         await new.discard()

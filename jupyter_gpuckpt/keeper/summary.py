@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from .. import __version__
 from ..store import Labels, Manifest, Store
 
 
@@ -15,11 +16,12 @@ def listing(store: Store) -> dict[str, Any]:
     ------
     StoreError : the store cannot be read.
     """
-    manifests, faults = store.scan()
-    labels = store.all_labels()
-    nothing = Labels()
+    snapshots, faults = store.listed(summary, __version__)
+    labels = {snapshot_id: asdict(one) for snapshot_id, one in store.all_labels().items()}
+    nothing = asdict(Labels())
+    newest_first = sorted(snapshots, key=lambda said: (said["created"], said["name"]), reverse=True)
     return {
-        "snapshots": [{**summary(m), **asdict(labels.get(m.id, nothing))} for m in manifests],
+        "snapshots": [{**said, **labels.get(said["id"], nothing)} for said in newest_first],
         "faults": [fault.as_dict() for fault in faults],
     }
 

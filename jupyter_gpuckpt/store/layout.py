@@ -46,6 +46,8 @@ class Layout:
         self.locks = root / "locks"
         self.condemned = root / "condemned.json"
         self.condemned_draft = root / f"condemned{_DRAFT}"
+        self.listing = root / "listing.json"
+        self.listing_draft = root / f"listing{_DRAFT}"
         self.folders = (
             self.snapshots,
             self.contents,
@@ -113,6 +115,10 @@ class Layout:
     def collecting(self) -> Path:
         """The file whose lock is held by whoever deletes what is not needed, or gives a snapshot another name."""
         return self.locks / "collect"
+
+    def name_of(self, file: str) -> str | None:
+        """Return the name of the snapshot whose manifest is this file of `snapshots`; None where it is none's."""
+        return file.removesuffix(_SUFFIX) if file.endswith(_SUFFIX) else None
 
     def names(self) -> list[str]:
         """Return the names that have a manifest, whatever is in it."""

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from ..errors import Damaged, GpuckptError, NoSuchSnapshot, Pinned
 from .check import Checked, check
@@ -19,6 +20,7 @@ from .durable import read_small, sync_folder, write_new
 from .failures import storing
 from .labels import Labels, read_labels, write_labels
 from .layout import Layout
+from .listing import listed
 from .manifest import MAX_SIZE, Manifest
 from .names import check_name
 from .parallel import Progress
@@ -95,6 +97,18 @@ class Store:
                     broken.append(e)
         manifests.sort(key=lambda m: (m.created, m.name), reverse=True)
         return manifests, broken
+
+    def listed(
+        self, describe: Callable[[Manifest], dict[str, Any]], version: str
+    ) -> tuple[Sequence[dict[str, Any]], Sequence[GpuckptError]]:
+        """Return what `describe` says of each snapshot, as JSON types, and an error for each that cannot be used.
+
+        What it said is kept, so that a list of very many is fast; `version` changes with what it says.
+        """
+        if not self._layout.readable():
+            return [], []
+        with storing("The snapshots cannot be listed.", self.root):
+            return listed(self._layout, lambda name: self._read(check_name(name)), describe, version)
 
     def list(self) -> list[Manifest]:
         """Return the manifests that can be used, newest first."""

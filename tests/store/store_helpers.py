@@ -75,7 +75,7 @@ def litter(store: Store) -> list[str]:
         return []
     manifests = store.list()
     layout = store._layout
-    owned = {".", "format.json", "locks/collect", *(folder.name for folder in layout.folders)}
+    owned = {".", "format.json", "listing.json", "locks/collect", *(folder.name for folder in layout.folders)}
     owned |= {f"snapshots/{m.name}.json" for m in manifests}
     owned |= {f"{folder}/{m.id}" for m in manifests for folder in ("contents", "index")}
     owned |= {f"labels/{m.id}.json" for m in manifests}

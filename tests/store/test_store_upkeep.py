@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
 from store_helpers import everything, fill, litter, packs_of, read_back, save
 
 from jupyter_gpuckpt.errors import Damaged, NameTaken, NoSuchSnapshot, Pinned, StoreError
-from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.store import Manifest, Store
 from jupyter_gpuckpt.store.chunks import CHUNK
 from jupyter_gpuckpt.store.retention import keep_last, keep_under
 
@@ -209,3 +210,49 @@ def test_a_save_beyond_the_quota_is_refused_and_leaves_nothing(store: Store) -> 
     with store.writer("new", quota=used) as writer:
         fill(writer, read_back(store, "old"))
         writer.commit(message="", parent=None, kernel={}, machine={}, cuda={}, process={})
+
+
+def describe(manifest: Manifest) -> dict[str, str]:
+    return {"name": manifest.name, "message": manifest.message}
+
+
+def test_a_list_of_many_snapshots_is_kept_and_always_right(store: Store) -> None:
+    for number in range(120):
+        save(store, f"s{number}", "old", files={})
+    asked = []
+
+    def say(manifest: Manifest) -> dict[str, str]:
+        asked.append(manifest.name)
+        return describe(manifest)
+
+    def listed(version: str = "1") -> list[tuple[str, str]]:
+        asked.clear()
+        found, broken = store.listed(say, version)
+        assert broken == []
+        return sorted((one["name"], one["message"]) for one in found)
+
+    expected = sorted((m.name, m.message) for m in store.list())
+    assert (listed(), len(asked)) == (expected, 120)
+    assert (listed(), len(asked)) == (expected, 0)
+    save(store, "s7", "new", files={}, replace=True)
+    store.remove("s8")
+    store.rename("s9", "nine")
+    expected = sorted((m.name, m.message) for m in store.list())
+    assert ("s7", "new") in expected
+    assert (listed(), sorted(asked)) == (expected, ["nine", "s7"])
+    assert (listed("2"), len(asked)) == (expected, 119)
+    kept = store.root / "listing.json"
+    for spoil in (lambda: flip(kept, 100), lambda: kept.write_bytes(b""), kept.unlink):
+        spoil()
+        assert (listed("2"), len(asked)) == (expected, 119)
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+def test_a_damaged_manifest_is_told_in_a_list_that_was_kept(store: Store) -> None:
+    for number in range(101):
+        save(store, f"s{number}", files={})
+    store.listed(describe, "1")
+    flip(store.root / "snapshots" / "s5.json", 9)
+    found, broken = store.listed(describe, "1")
+    assert len(found) == 100
+    assert [e.data["name"] for e in broken] == ["s5"]
