@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 from jupyter_client import KernelManager
-from notebooks import Notebook, StartKernel
-
-SPEC = "python3-gpuckpt"
+from notebooks import SPEC, Notebook, StartKernel
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import argparse
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import Cancelled, GpuckptError
@@ -49,7 +49,10 @@ _Run = Callable[[argparse.Namespace], int]
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports wrong usage as all other errors are reported."""
+    """A parser that reports wrong usage as all other errors are reported, and takes options only in full."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         usage = " ".join(self.format_usage().split()).removeprefix("usage: ")

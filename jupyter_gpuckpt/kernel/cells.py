@@ -21,6 +21,7 @@ from typing import Any
 # ZMTP 3.0: a greeting of 64 bytes, a READY command of at least 27, and on iopub a subscription of at least 3.
 _INTRODUCED = 94
 _PEERS_TIMEOUT = 2.0
+_COMING, _COMING_TIMEOUT = 0.05, 1.0  # how long no request has to come, and how long that is waited for, in seconds
 _TCP_INFO_BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in struct tcp_info (linux/tcp.h)
 
 Asked = dict[str, Any]
@@ -68,8 +69,16 @@ class Cells:
 
     def queued(self) -> list[list[str]]:
         """Return the requests that wait behind the running cell; they stay where they are."""
+        self._let_come()
         queued = [*self._received.values(), *self._unread()]
         return [[frame.hex() for frame in frames] for frames in queued]
+
+    def _let_come(self) -> None:
+        """Wait while requests keep coming: a client that sends hundreds at once takes its time."""
+        deadline, before = time.monotonic() + _COMING_TIMEOUT, 0
+        while len(self._received) > before and time.monotonic() < deadline:
+            before = len(self._received)
+            time.sleep(_COMING)
 
     def _unread(self) -> list[list[bytes]]:
         """Return requests that ipykernel 6 has queued: it reads them in the thread that the cell holds."""

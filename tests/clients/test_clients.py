@@ -10,8 +10,8 @@ from pathlib import Path
 import nbformat
 import pexpect
 import pytest
-from conftest import SPEC
 from nbclient import NotebookClient
+from notebooks import SPEC
 
 BIN = Path(sys.executable).parent
 CELLS = [

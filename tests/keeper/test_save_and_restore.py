@@ -147,6 +147,8 @@ def test_wrong_names_and_wrong_words_are_answered_in_words(notebook: Notebook) -
         ("rm nothing", "NoSuchSnapshot"),
         ("frobnicate", "_Usage"),
         ("save", "_Usage"),
+        ("save x --rep", "_Usage"),
+        ("save --help x", "_Usage"),
         ("save 'open", "_Usage"),
     ):
         answer = notebook.fails(f"%gpuckpt {line}")
@@ -165,8 +167,14 @@ def test_list_show_rm_status_and_help(notebook: Notebook) -> None:
     assert "<table>" in listing.html[-1]
     assert "a message" in notebook.run("%gpuckpt show one").text
     assert "came from" in notebook.run("%gpuckpt status").text
-    assert "save NAME" in notebook.run("%gpuckpt").text
-    assert "Removed one" in notebook.run("%gpuckpt rm one").text
+    for asking in ("%gpuckpt", "%gpuckpt help", "%gpuckpt --help", "%gpuckpt save -h"):
+        assert "save NAME" in notebook.run(asking).text
+    notebook.run("%gpuckpt save two")
+    removed = notebook.fails("%gpuckpt rm none one neither two")
+    assert "Removed one" in removed.text
+    assert "Removed two" in removed.text
+    assert "no snapshot named none" in removed.text
+    assert "no snapshot named neither" in removed.text
     assert "No snapshots yet" in notebook.run("%gpuckpt list").text
 
 

@@ -166,7 +166,8 @@ def test_a_child_at_a_terminal_of_its_own_is_saved(notebook: Notebook) -> None:
 def test_daemons_stay_in_the_kernels_tree_and_are_saved(notebook: Notebook, tmp_path: Path) -> None:
     """Forked twice, with a session of their own and no parent left; also ones that a restored kernel makes."""
     notebook.run("""
-        import os, time
+        import os, time, warnings
+        warnings.simplefilter("ignore")  # of Python 3.12 and newer: a kernel has threads, and forks all the same
         alive = 41
         def daemon(path):
             if (child := os.fork()) == 0:
