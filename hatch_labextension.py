@@ -1,4 +1,4 @@
-"""Building the JupyterLab extension where a wheel or an editable installation is made (called by hatch-jupyter-builder).
+"""Building the JupyterLab extension for a wheel or an editable installation (called by hatch-jupyter-builder).
 
 What is built already is taken as it is: a source distribution has it. Without node the Python part is installed all
 the same, and everything but the sidebar works.

@@ -24,14 +24,16 @@ export class Model {
   private readonly _running = new Map<string, IProgress>();
   private readonly _changed = new Signal<this, void>(this);
   private readonly _moved = new Signal<this, IProgress>(this);
-  private readonly _poll: Poll;
+  private _wanted = false;
+  private _updating: Promise<void> | null = null;
 
   constructor(
     readonly api: Api,
     events: Event.Stream
   ) {
-    this._poll = new Poll({
-      factory: () => this._fetch(),
+    // It goes by itself from here on.
+    void new Poll({
+      factory: () => this._update(),
       frequency: { interval: INTERVAL, backoff: true, max: 10 * INTERVAL },
       standby: () => !this._visible || 'when-hidden',
       name: 'jupyter_gpuckpt'
@@ -120,10 +122,9 @@ export class Model {
     return this.running.find(operation => operation.kernel_id === kernelId);
   }
 
-  /** Ask the server for everything, soon; nothing is shown twice. */
+  /** Ask the server for everything; while it is being asked, once more afterwards. */
   refresh(): void {
-    // Refused while the page is hidden or being left.
-    void this._poll.refresh().catch(() => undefined);
+    void this._update();
   }
 
   /** Take in an operation that this page has begun, or found under way. */
@@ -148,6 +149,21 @@ export class Model {
     }
     this._moved.emit(progress);
     this._changed.emit();
+  }
+
+  private _update(): Promise<void> {
+    this._wanted = true;
+    this._updating ??= this._fetchWhileWanted().finally(() => {
+      this._updating = null;
+    });
+    return this._updating;
+  }
+
+  private async _fetchWhileWanted(): Promise<void> {
+    while (this._wanted) {
+      this._wanted = false;
+      await this._fetch();
+    }
   }
 
   private async _fetch(): Promise<void> {
