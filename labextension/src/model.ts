@@ -153,9 +153,7 @@ export class Model {
 
   private _update(): Promise<void> {
     this._wanted = true;
-    this._updating ??= this._fetchWhileWanted().finally(() => {
-      this._updating = null;
-    });
+    this._updating ??= this._fetchWhileWanted();
     return this._updating;
   }
 
@@ -164,6 +162,7 @@ export class Model {
       this._wanted = false;
       await this._fetch();
     }
+    this._updating = null;
   }
 
   private async _fetch(): Promise<void> {

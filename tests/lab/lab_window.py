@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Locator, expect
 CONFIG = "c.LabApp.expose_app_in_browser = True\n"
 """For the server: tests reach the application by ``window.jupyterapp``."""
 PATIENCE = 60_000  # milliseconds
+_IS_IDLE = "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
 _AXE = Path(__file__).parents[2] / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
 expect.set_options(timeout=PATIENCE)
 
@@ -74,6 +75,8 @@ class Window:
         self.loaded()
         if notebook is not None:
             self.page.locator(".jp-Notebook .jp-Cell").first.wait_for()
+            if spec:
+                self.page.wait_for_function(_IS_IDLE)
 
     def loaded(self) -> None:
         """Wait until JupyterLab is there."""
@@ -88,9 +91,8 @@ class Window:
 
     def kernel_is_ready(self) -> None:
         """Wait until the toolbar lets the kernel be saved."""
-        expect(self.toolbar("gpuckpt-save").locator("jp-button, button").first).to_be_enabled()
-        idle = self.page.locator('.jp-NotebookPanel-toolbar [data-status="idle"]')
-        idle.first.wait_for()
+        self.page.wait_for_function(_IS_IDLE)
+        self.toolbar("gpuckpt-save").locator('[aria-disabled="false"]').wait_for()
 
     def toolbar(self, item: str) -> Locator:
         return self.page.locator(f'.jp-NotebookPanel-toolbar [data-jp-item-name="{item}"]')
