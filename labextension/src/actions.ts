@@ -11,10 +11,29 @@ import type { IError, IOperation, IProgress, ISnapshot } from './types';
 
 /** For how long a notification of a success stays, in milliseconds. */
 const SUCCESS_STAYS = 5000;
+/** How long an operation takes before it gets a notification of its progress, in milliseconds. */
+const PROGRESS_AFTER = 500;
+/** How long a notification is left alone: JupyterLab loses changes of one that it is still drawing. In milliseconds. */
+const DRAWN_AFTER = 1000;
+
+/** The notification of an operation that this page follows. */
+interface IFollowed {
+  progress: IProgress;
+  timer: number;
+  /** The notification's id and when it was made; null before. */
+  made: { id: string; at: number } | null;
+}
+
+/** The notification of how an operation ended. */
+interface IOutcome {
+  message: string;
+  type: Notification.TypeOptions;
+  options: { autoClose: number | false; actions: Notification.IAction[] };
+}
 
 export class Actions {
-  /** The notifications of the operations that this page follows, by the operation's id. */
-  private readonly _shown = new Map<string, string>();
+  /** By the operation's id. */
+  private readonly _followed = new Map<string, IFollowed>();
   private readonly _waiting = new Map<string, (operation: IOperation) => void>();
 
   constructor(
@@ -52,14 +71,13 @@ export class Actions {
     if (!kernelId) {
       return;
     }
+    const { name, created } = snapshot;
     const saveFirst = Dialog.createButton({ label: trans.__('Save first…'), actions: ['save'] });
     const asked = await showDialog({
-      title: trans.__('Restore %1?', snapshot.name),
+      title: trans.__('Restore %1?', name),
       body: new ParagraphsBody([
-        trans.__('The kernel goes back to where it was %1.', ago(snapshot.created, new Date())),
-        trans.__(
-          'What it holds now will be lost: every variable, every thread, and what it has on the GPU since then. Cells, outputs and files stay as they are.'
-        )
+        trans.__('The kernel goes back to where it was when %1 was saved (%2).', name, ago(created, new Date())),
+        trans.__('What came since is lost: variables, threads, GPU memory. Cells, outputs and files stay as they are.')
       ]),
       buttons: [
         Dialog.cancelButton({ label: trans.__('Cancel') }),
@@ -71,7 +89,7 @@ export class Actions {
     if (!asked.button.accept || (asked.button.actions.includes('save') && !(await this.save()))) {
       return;
     }
-    await this._do(() => model.api.restore(kernelId, snapshot.name));
+    await this._do(() => model.api.restore(kernelId, name));
   }
 
   /** Ask whether to remove a snapshot, and do it. */
@@ -167,11 +185,19 @@ export class Actions {
   }
 
   private _show(operation: IProgress): void {
-    const id = Notification.emit(this.progressText(operation), 'in-progress', {
-      autoClose: false,
-      actions: [{ label: this.trans.__('Cancel'), callback: e => (e.preventDefault(), void this.cancel(operation.id)) }]
-    });
-    this._shown.set(operation.id, id);
+    const followed: IFollowed = { progress: operation, made: null, timer: 0 };
+    followed.timer = window.setTimeout(() => {
+      const cancel = (event: MouseEvent): void => {
+        event.preventDefault(); // it stays open
+        void this.cancel(operation.id);
+      };
+      const id = Notification.emit(this.progressText(followed.progress), 'in-progress', {
+        autoClose: false,
+        actions: [{ label: this.trans.__('Cancel'), callback: cancel }]
+      });
+      followed.made = { id, at: Date.now() };
+    }, PROGRESS_AFTER);
+    this._followed.set(operation.id, followed);
   }
 
   /** Say in one line how far an operation is. */
@@ -185,43 +211,56 @@ export class Actions {
   }
 
   private async _onMoved(progress: IProgress): Promise<void> {
-    const id = this._shown.get(progress.id);
-    if (id === undefined) {
+    const followed = this._followed.get(progress.id);
+    if (followed === undefined) {
       return;
     }
+    followed.progress = progress;
     if (progress.state === 'running') {
-      Notification.update({ id, message: this.progressText(progress) });
+      if (followed.made !== null) {
+        Notification.update({ id: followed.made.id, message: this.progressText(progress) });
+      }
       return;
     }
-    this._shown.delete(progress.id);
+    this._followed.delete(progress.id);
+    window.clearTimeout(followed.timer);
     try {
       const operation = await this.model.api.operation(progress.id);
-      this._conclude(id, operation);
       this._waiting.get(progress.id)?.(operation);
+      this._conclude(followed, operation);
     } catch (reason) {
-      Notification.dismiss(id);
       this._complain(asError(reason));
     }
     this._waiting.delete(progress.id);
   }
 
-  private _conclude(id: string, operation: IOperation): void {
-    const { trans } = this;
-    const { result, error } = operation;
-    if (operation.state === 'cancelled') {
-      const message = trans.__('Cancelled; the kernel is as it was.');
-      Notification.update({ id, message, type: 'info', autoClose: SUCCESS_STAYS, actions: [] });
-    } else if (error !== null) {
-      const explain = { label: trans.__('Why, and what next'), callback: () => void this.explain(error) };
-      Notification.update({ id, message: error.what, type: 'error', autoClose: false, actions: [explain] });
-    } else if (result !== null) {
-      const seconds = result.seconds.toFixed(1);
-      const message =
-        operation.kind === 'save'
-          ? trans.__('Saved %1: %2 in %3 s.', result.name, size(result.size), seconds)
-          : trans.__('Restored %1 in %2 s.', result.name, seconds);
-      Notification.update({ id, message, type: 'success', autoClose: SUCCESS_STAYS, actions: [] });
+  private _conclude({ made }: IFollowed, operation: IOperation): void {
+    const { message, type, options } = this._outcome(operation);
+    if (made === null) {
+      Notification.emit(message, type, options);
+    } else {
+      const left = Math.max(0, made.at + DRAWN_AFTER - Date.now());
+      window.setTimeout(() => Notification.update({ id: made.id, message, type, ...options }), left);
     }
+  }
+
+  private _outcome({ kind, result, error, state }: IOperation): IOutcome {
+    const { trans } = this;
+    if (state === 'cancelled') {
+      const message = trans.__('Cancelled; the kernel is as it was.');
+      return { message, type: 'info', options: { autoClose: SUCCESS_STAYS, actions: [] } };
+    }
+    if (error !== null || result === null) {
+      const why = error ?? { kind: '', what: trans.__('It failed.'), why: '', then: '' };
+      const explain = { label: trans.__('Why, and what next'), callback: () => void this.explain(why) };
+      return { message: why.what, type: 'error', options: { autoClose: false, actions: [explain] } };
+    }
+    const seconds = result.seconds.toFixed(1);
+    const message =
+      kind === 'save'
+        ? trans.__('Saved %1: %2 in %3 s.', result.name, size(result.size), seconds)
+        : trans.__('Restored %1 in %2 s.', result.name, seconds);
+    return { message, type: 'success', options: { autoClose: SUCCESS_STAYS, actions: [] } };
   }
 
   private _complain(error: IError): void {

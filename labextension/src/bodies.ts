@@ -3,7 +3,7 @@
 import type { Dialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { Widget } from '@lumino/widgets';
-import { isName } from './names';
+import { isName, NAME_PATTERN } from './names';
 import type { ICheck, IError } from './types';
 
 function element<K extends keyof HTMLElementTagNameMap>(
@@ -37,6 +37,7 @@ export class ChecksBody extends Widget {
   constructor(checks: ICheck[], trans: TranslationBundle) {
     super();
     this.addClass('jp-gpuckpt-Body');
+    this.node.tabIndex = 0; // a long list is scrolled by the keyboard, too
     const list = element('dl', '', { className: 'jp-gpuckpt-Checks' });
     for (const check of [...checks].sort((a, b) => Number(a.ok) - Number(b.ok))) {
       list.append(
@@ -71,7 +72,9 @@ export class SaveBody extends Widget implements Dialog.IBodyWidget<ISaveRequest>
     super();
     this.addClass('jp-gpuckpt-Body');
     this._name = element('input', '', { id: 'jp-gpuckpt-name', value: suggested, className: 'jp-mod-styled' });
+    // The dialog accepts nothing while a field is invalid.
     this._name.required = true;
+    this._name.pattern = NAME_PATTERN;
     this._name.setAttribute('aria-describedby', 'jp-gpuckpt-hint');
     this._message = element('input', '', { id: 'jp-gpuckpt-message', className: 'jp-mod-styled' });
     this._hint = element('p', '', { id: 'jp-gpuckpt-hint' });
@@ -89,7 +92,7 @@ export class SaveBody extends Widget implements Dialog.IBodyWidget<ISaveRequest>
   }
 
   getValue(): ISaveRequest {
-    const name = this._name.value.trim();
+    const name = this._name.value;
     return { name, message: this._message.value.trim(), replace: this.taken.has(name) };
   }
 
@@ -99,12 +102,10 @@ export class SaveBody extends Widget implements Dialog.IBodyWidget<ISaveRequest>
 
   private _judge(): void {
     const { trans } = this;
-    const name = this._name.value.trim();
+    const name = this._name.value;
     const refusal = isName(name)
       ? ''
       : trans.__('1 to 100 of the letters a–z and A–Z, digits and . _ -, not . or - as the first.');
-    // The dialog accepts nothing while a field is invalid.
-    this._name.setCustomValidity(refusal);
     this._hint.textContent =
       refusal || (this.taken.has(name) ? trans.__('This replaces the snapshot of that name.') : '');
   }

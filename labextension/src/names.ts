@@ -1,11 +1,15 @@
 /** Names of snapshots: which are allowed, and which to suggest. */
 
 const LONGEST = 100;
-const ALLOWED = /^[A-Za-z0-9_][A-Za-z0-9._-]*$/;
+
+/** What a name looks like, as the pattern of an input field. */
+export const NAME_PATTERN = '[A-Za-z0-9_][A-Za-z0-9._\\-]{0,99}';
+
+const ALLOWED = new RegExp(`^${NAME_PATTERN}$`);
 
 /** Tell whether a snapshot can be called that. */
 export function isName(text: string): boolean {
-  return text.length <= LONGEST && ALLOWED.test(text);
+  return ALLOWED.test(text);
 }
 
 /** Suggest a name that is not taken: the notebook's, with a number. */

@@ -6,12 +6,12 @@ import { UseSignal } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
 import type { Actions } from './actions';
-import { arrange, type IRow } from './arrange';
+import { arrange, isOf, type IRow } from './arrange';
 import { CommandIDs } from './ids';
 import { ago, basename, moment, size } from './format';
 import { snapshotIcon } from './icons';
 import type { Model } from './model';
-import type { IError, IKernel, ISnapshot } from './types';
+import type { IError, IKernel, INotebook, ISnapshot } from './types';
 
 /** How many lines are drawn at first, and with each wish for more: a thousand would take too long. */
 const PAGE = 100;
@@ -285,7 +285,7 @@ function Line({ row, active, onFocus, model, actions, trans }: ILineProps): Reac
       </div>
       {snapshot.message && <div className="jp-gpuckpt-Message">{snapshot.message}</div>}
       <div className="jp-gpuckpt-About" title={moment(snapshot.created)}>
-        {about(snapshot, origin, trans)}
+        {about(snapshot, origin, model.notebook, trans)}
       </div>
       <div className="jp-gpuckpt-Buttons">
         <button
@@ -310,12 +310,12 @@ function Line({ row, active, onFocus, model, actions, trans }: ILineProps): Reac
   );
 }
 
-function about(snapshot: ISnapshot, origin: string, trans: TranslationBundle): string {
+function about(snapshot: ISnapshot, origin: string, notebook: INotebook | null, trans: TranslationBundle): string {
   const parts = [ago(snapshot.created, new Date()), size(snapshot.size)];
   if (snapshot.gpu_memory > 0) {
     parts.push(trans.__('%1 on GPUs', size(snapshot.gpu_memory)));
   }
-  if (snapshot.notebook) {
+  if (snapshot.notebook && !isOf(snapshot, notebook)) {
     parts.push(basename(snapshot.notebook));
   }
   if (origin) {

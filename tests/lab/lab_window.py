@@ -92,7 +92,7 @@ class Window:
     def kernel_is_ready(self) -> None:
         """Wait until the toolbar lets the kernel be saved."""
         self.page.wait_for_function(_IS_IDLE)
-        self.toolbar("gpuckpt-save").locator('[aria-disabled="false"]').wait_for()
+        self.toolbar("gpuckpt-save").locator('jp-button[aria-disabled="false"]').wait_for()
 
     def toolbar(self, item: str) -> Locator:
         return self.page.locator(f'.jp-NotebookPanel-toolbar [data-jp-item-name="{item}"]')
