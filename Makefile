@@ -12,6 +12,7 @@ help:
 	@echo 'make demo    run the example notebook: build state, save it, break it, restore it'
 	@echo 'make test    check the code, and run every test that this machine can run'
 	@echo 'make lint    only check the code'
+	@echo 'make screenshots     make the pictures in the README anew'
 	@echo 'make bench   measure saves and restores beside criu by hand'
 	@echo 'make labextension   build the JupyterLab extension, and install it for .venv'
 	@echo 'make setup   only what these need: packages in .venv, and CRIU for you alone'
@@ -70,6 +71,10 @@ labextension: $(LABEXTENSION)
 $(BIN)/chromium: $(READY)
 	@command -v chromium >/dev/null || $(MAKE) --no-print-directory install-chromium
 	@ln -sf "$$(command -v chromium || echo /usr/bin/chromium)" $@
+
+.PHONY: screenshots
+screenshots: setup labextension $(BIN)/chromium
+	@GPUCKPT_SCREENSHOTS=docs $(BIN)/python -m pytest -q tests/lab/test_looks.py -k light
 
 .PHONY: install-chromium
 install-chromium:
