@@ -4,28 +4,34 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: help demo test lint bench bench-store setup clean
+LABEXTENSION := jupyter_gpuckpt/labextension/package.json
+
+.PHONY: help demo test lint bench bench-store setup clean labextension
 
 help:
 	@echo 'make demo    run the example notebook: build state, save it, break it, restore it'
 	@echo 'make test    check the code, and run every test that this machine can run'
 	@echo 'make lint    only check the code'
+	@echo 'make screenshots     make the pictures in the README anew'
 	@echo 'make bench   measure saves and restores beside criu by hand'
 	@echo 'make bench-store  measure the store beside cp, tar, and (where they are installed) restic and borg'
+	@echo 'make labextension   build the JupyterLab extension, and install it for .venv'
 	@echo 'make setup   only what these need: packages in .venv, and CRIU for you alone'
 	@echo 'make clean   remove .venv and what the tools left here'
 
 demo: setup
 	@$(BIN)/python examples/demo.py
 
-test: lint setup
+test: lint setup labextension $(BIN)/chromium
 	@test -e /dev/nvidiactl || echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
 	@$(BIN)/python -m pytest
 
-lint: $(READY)
+lint: $(READY) labextension/node_modules/.package-lock.json
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m ruff format --check .
 	@$(BIN)/python -m mypy
+	@$(NPM) run lint
+	@$(NPM) test
 
 bench: setup
 	@$(BIN)/python -m benchmarks.kernel
@@ -42,8 +48,45 @@ $(READY): pyproject.toml
 		{ echo 'Python 3.10 or newer is needed, and "$(PYTHON)" is not. Name another: make PYTHON=python3.12'; exit 1; }
 	@echo 'Installing packages into .venv (a minute or two, once) ...'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory new-venv
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@rm -rf .venv/share/jupyter/labextensions/jupyter_gpuckpt  # a link, when `make labextension` made it
+	@mkdir -p jupyter_gpuckpt/labextension
+	@SKIP_JUPYTER_BUILDER=1 $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
 	@touch $@
+
+# Node comes with the packages in .venv.
+NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix labextension --silent
+
+labextension/node_modules/.package-lock.json: $(READY) labextension/package.json labextension/package-lock.json
+	@echo 'Installing what the JupyterLab extension is built with (a minute, once) ...'
+	@$(NPM) ci --no-audit --no-fund
+	@touch $@
+
+$(LABEXTENSION): labextension/node_modules/.package-lock.json $(shell find labextension/src labextension/style labextension/schema -type f)
+	@$(NPM) run build >build.log 2>&1 || { cat build.log; rm -f build.log $@; exit 1; }
+	@rm -f build.log
+
+# JupyterLab finds it by a link, so that what is built anew counts at once.
+labextension: $(LABEXTENSION)
+	@mkdir -p .venv/share/jupyter/labextensions
+	@rm -rf .venv/share/jupyter/labextensions/jupyter_gpuckpt
+	@ln -s "$(CURDIR)/jupyter_gpuckpt/labextension" .venv/share/jupyter/labextensions/jupyter_gpuckpt
+
+# The tests click in a real browser: the machine's own, or Debian's.
+$(BIN)/chromium: $(READY)
+	@command -v chromium >/dev/null || $(MAKE) --no-print-directory install-chromium
+	@ln -sf "$$(command -v chromium || echo /usr/bin/chromium)" $@
+
+.PHONY: screenshots
+screenshots: setup labextension $(BIN)/chromium
+	@GPUCKPT_SCREENSHOTS=docs $(BIN)/python -m pytest -q tests/lab/test_looks.py -k light
+
+.PHONY: install-chromium
+install-chromium:
+	@test "$$(id -u)" = 0 && command -v apt-get >/dev/null || \
+		{ echo 'The tests need chromium. As root: apt-get install chromium'; exit 1; }
+	@echo 'The tests need chromium; installing it ...'
+	@apt-get update -qq
+	@DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium >/dev/null
 
 # Debian keeps a part of Python's venv in a package of its own.
 .PHONY: new-venv python3-venv
@@ -59,5 +102,6 @@ python3-venv:
 	@DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends python3-venv >/dev/null
 
 clean:
+	rm -rf labextension/node_modules labextension/lib jupyter_gpuckpt/labextension
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,17 +13,16 @@ from types import FrameType
 from typing import Any
 
 from .. import settings
-from ..errors import GpuckptError, KeeperGone, NoSuchKernel, Refused
+from ..errors import GpuckptError, KeeperGone, Refused
 from ..freeze.cuda_calls import CudaWorker
-from ..freeze.gpu_processes import cuda_pids
 from ..keeper import client
+from ..keeper.listing import STATUS_TIMEOUT, running_kernels
 from ..keeper.record import KernelFolder
 from ..keeper.summary import is_of
 from ..kernel import show
 from ..store import Manifest, Store
 from . import output
 
-_STATUS_TIMEOUT = 5.0
 _CANCEL_TIMEOUT = 10.0
 _CLOSE_TIMEOUT = 150.0
 _SHORT = 8
@@ -35,19 +34,11 @@ _SHORT = 8
 
 def list_kernels(args: argparse.Namespace) -> int:
     """List the kernels that keepers hold; one whose keeper died gets a new one."""
-    kernels: list[dict[str, Any]] = []
-    faults: list[GpuckptError] = []
-    for folder in client.folders():
-        try:
-            kernels.append(_status(folder))
-        except NoSuchKernel:
-            continue  # it ended meanwhile
-        except GpuckptError as e:
-            faults.append(_about(folder, e))
+    worker = CudaWorker()
     try:
-        _add_gpu_memory(kernels)
-    except GpuckptError as e:
-        faults.append(e)
+        kernels, faults = running_kernels(worker)
+    finally:
+        worker.close()
     try:
         manifests, _ = Store(settings.store_dir()).scan()
     except GpuckptError as e:
@@ -57,39 +48,6 @@ def list_kernels(args: argparse.Namespace) -> int:
     document = {"kernels": kernels, "faults": [fault.as_dict() for fault in faults]}
     output.result(args.json, document, _table(kernels, faults))
     return output.DONE
-
-
-def _status(folder: KernelFolder) -> dict[str, Any]:
-    with client.connect(folder) as keeper:
-        status: dict[str, Any] = keeper.request("status", timeout=_STATUS_TIMEOUT)
-        return status
-
-
-def _about(folder: KernelFolder, error: GpuckptError) -> GpuckptError:
-    """Say in an error which kernel it is about."""
-    kind = type(error)
-    return kind(f"Kernel {folder.path.name}: {error.what}", error.why, error.then, **error.data)
-
-
-def _add_gpu_memory(kernels: Sequence[dict[str, Any]]) -> None:
-    """Add what each kernel holds on all GPUs, in bytes: None where the driver does not tell."""
-    for kernel in kernels:
-        kernel["gpu_memory"] = 0
-    on_gpu = set(cuda_pids(pid for kernel in kernels for pid in kernel["pids"]))
-    if not on_gpu:
-        return  # asking the driver takes a while, and there may be none
-    for kernel in kernels:
-        if on_gpu.intersection(kernel["pids"]):
-            kernel["gpu_memory"] = None
-    worker = CudaWorker()
-    try:
-        usages = worker.usage()
-    finally:
-        worker.close()
-    for kernel in kernels:
-        held = [usage.bytes for usage in usages if usage.pid in kernel["pids"]]
-        if kernel["gpu_memory"] is None and None not in held:
-            kernel["gpu_memory"] = sum(filter(None, held))
 
 
 def _add_snapshots(kernels: Sequence[dict[str, Any]], manifests: Sequence[Manifest]) -> None:
@@ -230,7 +188,7 @@ def stop(args: argparse.Namespace) -> int:
 def _close(folder: KernelFolder, force: bool) -> bool:
     """Have a keeper end its kernel and itself; return whether a server held the kernel."""
     with client.connect(folder) as keeper:
-        status = keeper.request("status", timeout=_STATUS_TIMEOUT)
+        status = keeper.request("status", timeout=STATUS_TIMEOUT)
         if status["attended"] and not force:
             raise Refused(
                 f"Kernel {status['kernel_id']} was not stopped.",

@@ -1,6 +1,6 @@
-"""The extension of Jupyter Server: kernels are started by our provisioner unless something else is asked for.
+"""The extension of Jupyter Server: our provisioner as its default, and the REST API under ``/api/gpuckpt``.
 
-A file in ``jupyter_server_config.d`` can only switch extensions on; that is why this setting is made by one.
+A file in ``jupyter_server_config.d`` can only switch extensions on; that is why the provisioner is set by one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 
 
 def _load_jupyter_server_extension(app: ServerApp) -> None:
-    """Start kernels whose specification names no provisioner by ours (called by Jupyter Server at its start).
+    """Set up provisioner and API (called by Jupyter Server at its start).
 
-    A provisioner that the person chose, by configuration or by environment, stays.
+    Kernels whose specification names no provisioner are started by ours. One that the person chose, by
+    configuration or by environment, stays.
     """
+    from .routes import add_routes
+
     chosen = "default_provisioner_name" in app.config.KernelProvisionerFactory
     if not chosen and not os.environ.get(KernelProvisionerFactory.default_provisioner_name_env):
         KernelProvisionerFactory.instance(parent=app).default_provisioner_name = PROVISIONER
+    add_routes(app)

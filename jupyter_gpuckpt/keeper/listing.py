@@ -1,0 +1,67 @@
+"""The kernels that keepers hold, as every listing tells of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import GpuckptError, NoSuchKernel
+from ..freeze.cuda_calls import CudaWorker
+from ..freeze.gpu_processes import cuda_pids
+from . import client
+from .record import KernelFolder
+
+__all__ = ["STATUS_TIMEOUT", "running_kernels"]
+
+STATUS_TIMEOUT = 5.0
+"""For how long a keeper may be silent when it is asked how its kernel is, in seconds."""
+
+
+def running_kernels(worker: CudaWorker) -> tuple[list[dict[str, Any]], list[GpuckptError]]:
+    """Return the status of every kernel that a keeper holds, and an error for each that cannot be told.
+
+    A kernel whose keeper died gets a new one. ``gpu_memory`` is what the kernel holds on all GPUs, in bytes: None
+    where the driver does not tell. `worker` is only called where a kernel uses a GPU.
+    """
+    kernels: list[dict[str, Any]] = []
+    faults: list[GpuckptError] = []
+    for folder in client.folders():
+        try:
+            kernels.append(_status(folder))
+        except NoSuchKernel:
+            continue  # it ended meanwhile
+        except GpuckptError as e:
+            faults.append(_about(folder, e))
+    try:
+        _add_gpu_memory(kernels, worker)
+    except GpuckptError as e:
+        faults.append(e)
+    return kernels, faults
+
+
+def _status(folder: KernelFolder) -> dict[str, Any]:
+    with client.connect(folder) as keeper:
+        status: dict[str, Any] = keeper.request("status", timeout=STATUS_TIMEOUT)
+        return status
+
+
+def _about(folder: KernelFolder, error: GpuckptError) -> GpuckptError:
+    """Say in an error which kernel it is about."""
+    kind = type(error)
+    return kind(f"Kernel {folder.path.name}: {error.what}", error.why, error.then, **error.data)
+
+
+def _add_gpu_memory(kernels: Sequence[dict[str, Any]], worker: CudaWorker) -> None:
+    for kernel in kernels:
+        kernel["gpu_memory"] = 0
+    on_gpu = set(cuda_pids(pid for kernel in kernels for pid in kernel["pids"]))
+    if not on_gpu:
+        return  # asking the driver takes a while, and there may be none
+    for kernel in kernels:
+        if on_gpu.intersection(kernel["pids"]):
+            kernel["gpu_memory"] = None
+    usages = worker.usage()
+    for kernel in kernels:
+        held = [usage.bytes for usage in usages if usage.pid in kernel["pids"]]
+        if kernel["gpu_memory"] is None and None not in held:
+            kernel["gpu_memory"] = sum(filter(None, held))

@@ -1,0 +1,263 @@
+"""The requests of the REST API: each reads its arguments, asks the service, and writes the answer as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from tornado import web
+
+from ..errors import (
+    BadName,
+    Busy,
+    Damaged,
+    GpuckptError,
+    Incompatible,
+    KeeperGone,
+    NameTaken,
+    NoSuchKernel,
+    NoSuchSnapshot,
+    Refused,
+    Unavailable,
+)
+from .operations import NoSuchOperation
+from .service import Service
+
+__all__ = [
+    "RESOURCE",
+    "DoctorHandler",
+    "KernelsHandler",
+    "NotYetHandler",
+    "NotYetReadHandler",
+    "NowhereHandler",
+    "OperationHandler",
+    "OperationsHandler",
+    "RestoreHandler",
+    "SaveHandler",
+    "SnapshotHandler",
+    "SnapshotsHandler",
+]
+
+RESOURCE = "gpuckpt"
+"""What an authorizer is asked about: ``read`` for what only looks, ``write`` for all else."""
+
+
+class BadRequest(GpuckptError):
+    """The request's body is not what the API asks for."""
+
+
+class NotYet(GpuckptError):
+    """The API has a place for it, but this version cannot do it."""
+
+
+_STATUSES: tuple[tuple[type[GpuckptError], int], ...] = (
+    (BadRequest, 400),
+    (BadName, 400),
+    (NoSuchKernel, 404),
+    (NoSuchSnapshot, 404),
+    (NoSuchOperation, 404),
+    (NotYet, 404),
+    (NameTaken, 409),
+    (Busy, 409),
+    (Refused, 409),
+    (Damaged, 409),
+    (Incompatible, 409),
+    (Unavailable, 503),
+    (KeeperGone, 503),
+)
+
+
+class _Handler(APIHandler):
+    """What all requests share."""
+
+    auth_resource = RESOURCE
+
+    def initialize(self, service: Service) -> None:
+        self.service = service
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Write an error; one of ours as Jupyter's clients expect errors, with all of it as ``error``."""
+        error = kwargs.get("exc_info", (None, None, None))[1]
+        if not isinstance(error, GpuckptError):
+            super().write_error(status_code, **kwargs)
+            return
+        self.set_status(next((status for kind, status in _STATUSES if isinstance(error, kind)), 500))
+        self.finish({"message": error.what, "reason": error.why or None, "error": error.as_dict()})
+
+    def set_status(self, status_code: int, reason: str | None = None) -> None:
+        """Set the answer's status; with the methods that there are where it is that another is not one of them."""
+        super().set_status(status_code, reason)
+        if status_code == 405:
+            methods = [name.upper() for name in ("get", "post", "delete") if name in vars(type(self))]
+            self.set_header("Allow", ", ".join([*methods, "OPTIONS"]))
+
+    def log_exception(self, kind: Any, error: Any, trace: Any) -> None:
+        """Leave errors that are answers out of the log."""
+        if not isinstance(error, GpuckptError):
+            super().log_exception(kind, error, trace)
+
+    def arguments_in_body(self, **fields: type) -> dict[str, Any]:
+        """Return the members of the request's JSON object; those left out have their type's empty value.
+
+        Raises
+        ------
+        BadRequest : it is no JSON object, or has other members or types.
+        """
+        try:
+            found = json.loads(self.request.body or b"{}")
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, Mapping):
+            raise _bad_request("It is not a JSON object.", fields)
+        if odd := sorted(found.keys() - fields.keys()):
+            raise _bad_request(f"It has {', '.join(map(repr, odd))}.", fields)
+        for name, kind in fields.items():
+            if not isinstance(found.get(name, kind()), kind):
+                raise _bad_request(f"Its {name!r} is not of that type.", fields)
+        return {name: found.get(name, kind()) for name, kind in fields.items()}
+
+
+def _bad_request(why: str, fields: Mapping[str, type]) -> BadRequest:
+    known = ", ".join(f"{name} ({_TYPES[kind]})" for name, kind in fields.items())
+    return BadRequest("The request's body cannot be used.", why, f"Send a JSON object; it can have: {known}.")
+
+
+_TYPES = {str: "a string", bool: "true or false"}
+
+
+class KernelsHandler(_Handler):
+    """``kernels``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """List the kernels."""
+        running: list[dict[str, Any]] = self.kernel_manager.list_kernels()  # type: ignore[no-untyped-call]
+        self.finish(await self.service.kernels(running))
+
+
+class SaveHandler(_Handler):
+    """``kernels/ID/save``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Begin to save a kernel."""
+        asked = self.arguments_in_body(name=str, message=str, replace=bool)
+        operation = await self.service.save(kernel_id, asked["name"], asked["message"], asked["replace"])
+        self.set_status(202)
+        self.finish(operation.as_dict())
+
+
+class RestoreHandler(_Handler):
+    """``kernels/ID/restore``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Begin to restore a kernel."""
+        operation = await self.service.restore(kernel_id, self.arguments_in_body(name=str)["name"])
+        self.set_status(202)
+        self.finish(operation.as_dict())
+
+
+class SnapshotsHandler(_Handler):
+    """``snapshots``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """List the snapshots."""
+        self.finish(await self.service.snapshots())
+
+
+class SnapshotHandler(_Handler):
+    """``snapshots/NAME``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Tell all about one snapshot."""
+        self.finish(await self.service.snapshot(name))
+
+    @web.authenticated
+    @authorized
+    async def delete(self, name: str) -> None:
+        """Remove a snapshot."""
+        self.finish(await self.service.remove(name))
+
+
+class OperationsHandler(_Handler):
+    """``operations``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """List the operations."""
+        self.finish({"operations": [operation.as_dict() for operation in self.service.operations.all()]})
+
+
+class OperationHandler(_Handler):
+    """``operations/ID``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, operation_id: str) -> None:
+        """Tell how far an operation is, or how it ended."""
+        self.finish(self.service.operations.get(operation_id).as_dict())
+
+    @web.authenticated
+    @authorized
+    async def delete(self, operation_id: str) -> None:
+        """Cancel an operation."""
+        self.finish((await self.service.cancel(operation_id)).as_dict())
+
+
+class DoctorHandler(_Handler):
+    """``doctor``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Judge the machine."""
+        self.finish(await self.service.doctor())
+
+
+class NowhereHandler(_Handler):
+    """An address below ours that leads nowhere."""
+
+    async def prepare(self) -> None:  # type: ignore[override]  # as in the class above
+        """Say so, as JSON; Jupyter Server would answer with a page for people."""
+        await super().prepare()
+        raise web.HTTPError(404, "The API of gpuckpt has no such address.")
+
+
+class _NotYet(_Handler):
+    """What has its place in the API and cannot be done yet."""
+
+    def initialize(self, service: Service, what: str = "", instead: str = "") -> None:
+        super().initialize(service)
+        self._error = NotYet(f"{what} is not possible yet.", "This version cannot do it.", instead)
+
+
+class NotYetReadHandler(_NotYet):
+    """What would only look."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, _: str = "") -> None:
+        """Say that it cannot be done yet."""
+        raise self._error
+
+
+class NotYetHandler(_NotYet):
+    """What would change something."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, _: str = "") -> None:
+        """Say that it cannot be done yet."""
+        raise self._error

@@ -1,0 +1,198 @@
+"""Saves and restores under way: long work that has an id, says how far it is, and can be cancelled.
+
+All of it belongs to the server's event loop, but for the one thread of each operation, which waits for its keeper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import Cancelled, GpuckptError
+from ..keeper import client
+from ..keeper.record import KernelFolder
+
+__all__ = ["NoSuchOperation", "Operation", "Operations"]
+
+_KEPT = 50
+"""How many operations that have ended are remembered."""
+_CANCEL_TIMEOUT = 10.0  # seconds
+
+
+class NoSuchOperation(GpuckptError):
+    """No operation has that id, or it ended long ago."""
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds")
+
+
+@dataclass
+class Operation:
+    """A save or a restore, asked for by way of the API."""
+
+    kind: str
+    kernel_id: str
+    name: str
+    """The snapshot's; empty where a restore leaves the choice to the keeper."""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    state: str = "running"
+    """``running``, ``done``, ``failed`` or ``cancelled``."""
+    stage: str = "asking"
+    percent: int | None = None
+    """How much of the stage is done; None where that is not known."""
+    started: str = field(default_factory=_now)
+    ended: str | None = None
+    result: dict[str, Any] | None = None
+    error: GpuckptError | None = None
+    cancelling: bool = False
+    """Whether somebody wants it cancelled; a stage that cannot be left is waited for."""
+
+    def outline(self) -> dict[str, Any]:
+        """Return what an event tells: where it is, but neither result nor error."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "kernel_id": self.kernel_id,
+            "name": self.name,
+            "state": self.state,
+            "stage": self.stage,
+            "percent": self.percent,
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all there is to say, as JSON types."""
+        return {
+            **self.outline(),
+            "cancelling": self.cancelling,
+            "started": self.started,
+            "ended": self.ended,
+            "result": self.result,
+            "error": self.error.as_dict() if self.error else None,
+        }
+
+
+class Operations:
+    """Those under way, and the last ones that ended.
+
+    `changed` is called in the event loop whenever one has moved on.
+    """
+
+    def __init__(self, changed: Callable[[Operation], None]) -> None:
+        self._changed = changed
+        self._all: dict[str, Operation] = {}
+
+    def all(self) -> list[Operation]:
+        """Return them, the newest first."""
+        return list(reversed(self._all.values()))
+
+    def get(self, operation_id: str) -> Operation:
+        """Return the one of this id.
+
+        Raises
+        ------
+        NoSuchOperation : there is none.
+        """
+        try:
+            return self._all[operation_id]
+        except KeyError:
+            raise NoSuchOperation(
+                "There is no operation of that id.",
+                f"The server remembers those under way and the {_KEPT} that ended last, until it is restarted.",
+                "Ask for the kernels and snapshots as they are now.",
+            ) from None
+
+    def start(self, operation: Operation, folder: KernelFolder, request: dict[str, Any]) -> Operation:
+        """Have the keeper of a kernel do it; returns at once."""
+        self._all[operation.id] = operation
+        ended = [o.id for o in self._all.values() if o.ended]
+        for old in ended[: max(0, len(ended) - _KEPT)]:
+            del self._all[old]
+        self._changed(operation)
+        waiting = _Waiting(self, operation, folder, request, asyncio.get_running_loop())
+        # A thread of its own, which no pool waits for: the keeper goes on by itself when the server ends.
+        threading.Thread(target=waiting.wait, name=f"gpuckpt-{operation.kind}", daemon=True).start()
+        return operation
+
+    async def cancel(self, operation_id: str, folder: KernelFolder) -> Operation:
+        """Ask for an operation to be cancelled; one that cannot be at this stage is asked again at the next.
+
+        Raises
+        ------
+        NoSuchOperation : there is none of this id.
+        """
+        operation = self.get(operation_id)
+        if operation.ended is None and not operation.cancelling:
+            operation.cancelling = True
+            await asyncio.to_thread(_ask_to_cancel, folder)
+        return operation
+
+    def moved(self, operation: Operation, stage: str, percent: int | None) -> None:
+        """Take in how far it is."""
+        if (stage, percent) != (operation.stage, operation.percent) and operation.ended is None:
+            operation.stage, operation.percent = stage, percent
+            self._changed(operation)
+
+    def end(self, operation: Operation, result: dict[str, Any] | None, error: GpuckptError | None) -> None:
+        """Take in how it ended."""
+        operation.result, operation.error, operation.percent = result, error, None
+        if error is None:
+            operation.state, operation.name = "done", str((result or {}).get("name", operation.name))
+        else:
+            operation.state = "cancelled" if isinstance(error, Cancelled) else "failed"
+        operation.ended = _now()
+        self._changed(operation)
+
+
+@dataclass
+class _Waiting:
+    """The thread that asks a keeper for an operation and waits for its answer."""
+
+    operations: Operations
+    operation: Operation
+    folder: KernelFolder
+    request: dict[str, Any]
+    loop: asyncio.AbstractEventLoop
+    _agreed: bool = False
+
+    def wait(self) -> None:
+        result: dict[str, Any] | None = None
+        error: GpuckptError | None = None
+        try:
+            with client.connect(self.folder) as keeper:
+                # No time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
+                result = keeper.request(self.operation.kind, self.request, timeout=None, progress=self._take)
+        except GpuckptError as e:
+            error = e
+        except Exception as e:  # noqa: BLE001 - the operation must end, and say how
+            error = GpuckptError(
+                f"The {self.operation.kind} failed in a way that was not foreseen.",
+                f"{type(e).__name__}: {e}",
+                "Please report it to the project, with the server's log.",
+            )
+        self._tell(self.operations.end, self.operation, result, error)
+
+    def _take(self, progress: dict[str, Any]) -> None:
+        total = progress.get("total")
+        percent = 100 * progress["done"] // total if total else None
+        self._tell(self.operations.moved, self.operation, str(progress["stage"]), percent)
+        if self.operation.cancelling and not self._agreed:
+            self._agreed = _ask_to_cancel(self.folder)
+
+    def _tell(self, do: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
+            self.loop.call_soon_threadsafe(do, *args)
+
+
+def _ask_to_cancel(folder: KernelFolder) -> bool:
+    """Ask a keeper to cancel what it does, and return whether it will."""
+    # The connection of the request is in use: its answer is being waited for.
+    with contextlib.suppress(GpuckptError), client.connect(folder) as keeper:
+        return bool(keeper.request("cancel", timeout=_CANCEL_TIMEOUT))
+    return False

@@ -1,0 +1,60 @@
+"""Which address of the API leads to which handler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jupyter_server.utils import url_path_join
+
+from . import handlers
+from .events import Events
+from .service import Service
+
+if TYPE_CHECKING:
+    from jupyter_server.serverapp import ServerApp
+
+__all__ = ["ROUTES", "add_routes"]
+
+_KERNEL = r"kernels/([^/]+)"
+_SNAPSHOT = r"snapshots/([^/]+)"
+
+
+def _not_yet(what: str, instead: str) -> tuple[type[Any], dict[str, str]]:
+    return handlers.NotYetHandler, {"what": what, "instead": instead}
+
+
+_AGAIN = "Save under another name, and remove this snapshot."
+_COPY = "Copy the store's folder (GPUCKPT_STORE)."
+
+ROUTES: dict[str, tuple[type[Any], dict[str, str]]] = {
+    r"kernels": (handlers.KernelsHandler, {}),
+    rf"{_KERNEL}/save": (handlers.SaveHandler, {}),
+    rf"{_KERNEL}/restore": (handlers.RestoreHandler, {}),
+    rf"{_KERNEL}/fork": _not_yet("Forking a kernel", "Save it, and restore the snapshot in another notebook."),
+    r"snapshots": (handlers.SnapshotsHandler, {}),
+    _SNAPSHOT: (handlers.SnapshotHandler, {}),
+    rf"{_SNAPSHOT}/rename": _not_yet("Renaming a snapshot", _AGAIN),
+    rf"{_SNAPSHOT}/pin": _not_yet("Pinning a snapshot", "Snapshots stay until they are removed by hand."),
+    rf"{_SNAPSHOT}/log": (
+        handlers.NotYetReadHandler,
+        {"what": "The log of a snapshot", "instead": "Follow `parent` in the list of snapshots."},
+    ),
+    rf"{_SNAPSHOT}/push": _not_yet("Sending a snapshot elsewhere", _COPY),
+    r"pull": _not_yet("Fetching a snapshot from elsewhere", _COPY),
+    r"operations": (handlers.OperationsHandler, {}),
+    r"operations/([^/]+)": (handlers.OperationHandler, {}),
+    r"doctor": (handlers.DoctorHandler, {}),
+}
+"""By the path below ``/api/gpuckpt/``, as a regular expression. ``rest-api.yml`` describes them."""
+
+
+def add_routes(app: ServerApp) -> None:
+    """Add the API to a server that is starting."""
+    assert app.event_logger is not None  # made before any extension is loaded
+    service = Service(Events(app.event_logger))
+    base = url_path_join(app.web_app.settings["base_url"], "api/gpuckpt")
+    routes = [*ROUTES.items(), (r".*", (handlers.NowhereHandler, {}))]
+    app.web_app.add_handlers(  # type: ignore[no-untyped-call]
+        ".*$",
+        [(rf"{base}/{path}", handler, {"service": service, **extra}) for path, (handler, extra) in routes],
+    )

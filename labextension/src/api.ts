@@ -1,0 +1,89 @@
+/** The server's REST API, `api/gpuckpt`. */
+
+import { URLExt } from '@jupyterlab/coreutils';
+import { ServerConnection } from '@jupyterlab/services';
+import type { ICheck, IError, IKernels, IOperation, ISnapshot, ISnapshots } from './types';
+
+/** An error of the API, with what happened, why, and what to do next. */
+export class ApiError extends Error {
+  constructor(readonly error: IError) {
+    super(error.what);
+  }
+}
+
+/** Return any error as what happened, why, and what to do next. */
+export function asError(reason: unknown): IError {
+  if (reason instanceof ApiError) {
+    return reason.error;
+  }
+  return {
+    kind: 'Unreachable',
+    what: 'The Jupyter server does not answer.',
+    why: reason instanceof Error ? reason.message : String(reason),
+    then: 'Check that the server still runs, and reload the page.'
+  };
+}
+
+/** Asks the server; every method throws an `ApiError` where the server refuses. */
+export class Api {
+  constructor(private readonly settings: ServerConnection.ISettings) {}
+
+  kernels(): Promise<IKernels> {
+    return this.ask('GET', 'kernels');
+  }
+
+  snapshots(): Promise<ISnapshots> {
+    return this.ask('GET', 'snapshots');
+  }
+
+  async operations(): Promise<IOperation[]> {
+    return (await this.ask<{ operations: IOperation[] }>('GET', 'operations')).operations;
+  }
+
+  operation(id: string): Promise<IOperation> {
+    return this.ask('GET', `operations/${id}`);
+  }
+
+  cancel(id: string): Promise<IOperation> {
+    return this.ask('DELETE', `operations/${id}`);
+  }
+
+  save(kernelId: string, request: { name: string; message: string; replace: boolean }): Promise<IOperation> {
+    return this.ask('POST', `kernels/${kernelId}/save`, request);
+  }
+
+  restore(kernelId: string, name: string): Promise<IOperation> {
+    return this.ask('POST', `kernels/${kernelId}/restore`, { name });
+  }
+
+  remove(snapshot: ISnapshot): Promise<{ freed: number }> {
+    return this.ask('DELETE', `snapshots/${encodeURIComponent(snapshot.name)}`);
+  }
+
+  doctor(): Promise<{ works: boolean; checks: ICheck[] }> {
+    return this.ask('GET', 'doctor');
+  }
+
+  private async ask<T>(method: string, path: string, body?: object): Promise<T> {
+    const url = URLExt.join(this.settings.baseUrl, 'api/gpuckpt', path);
+    const init = { method, ...(body ? { body: JSON.stringify(body) } : {}) };
+    const response = await ServerConnection.makeRequest(url, init, this.settings);
+    const answer = (await response.json().catch(() => ({}))) as { message?: string; error?: IError };
+    if (!response.ok) {
+      throw new ApiError(answer.error ?? refusal(response.status, answer.message));
+    }
+    return answer as T;
+  }
+}
+
+function refusal(status: number, message: string | undefined): IError {
+  const absent = status === 404;
+  return {
+    kind: 'HttpError',
+    what: absent ? "The server's part of gpuckpt is not there." : 'The Jupyter server refused the request.',
+    why: message ?? `It answered with status ${status}.`,
+    then: absent
+      ? 'Install jupyter_gpuckpt in the environment of the Jupyter server, and restart it.'
+      : 'Log in again, or ask whoever runs the server for the right to do this.'
+  };
+}

@@ -1,0 +1,11 @@
+/** The project's own icon: a kernel in the frame of a camera. */
+
+import { LabIcon } from '@jupyterlab/ui-components';
+
+export const snapshotIcon = new LabIcon({
+  name: 'jupyter_gpuckpt:snapshot',
+  svgstr:
+    '<svg xmlns="http://www.w3.org/2000/svg" width="16" viewBox="0 0 24 24">' +
+    '<path class="jp-icon3 jp-icon-selectable" fill="#616161" d="M3 3h6v2H5v4H3zm12 0h6v6h-2V5h-4zM3 15h2v4h4v2H3zm16 0h2v6h-6v-2h4z' +
+    'M12 7a5 5 0 1 0 0 10 5 5 0 0 0 0-10zm0 2a3 3 0 1 1 0 6 3 3 0 0 1 0-6z"/></svg>'
+});

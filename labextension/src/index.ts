@@ -1,0 +1,99 @@
+/** Snapshots of kernels in JupyterLab and Notebook: what is put together of what. */
+
+import { ILabShell, ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { ICommandPalette, IToolbarWidgetRegistry } from '@jupyterlab/apputils';
+import { INotebookTracker, type NotebookPanel } from '@jupyterlab/notebook';
+import { IRunningSessionManagers } from '@jupyterlab/running';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { IStatusBar } from '@jupyterlab/statusbar';
+import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+import { Actions } from './actions';
+import { Api } from './api';
+import { addCommands } from './commands';
+import { CommandIDs } from './ids';
+import { Model } from './model';
+import { markStaleCells, trackNotebook } from './notebooks';
+import { addRunning } from './running';
+import { Sidebar } from './sidebar';
+import { StatusItem } from './status';
+import { Indicator, restoreButton } from './toolbar';
+
+const ID = 'jupyter_gpuckpt:plugin';
+
+function activate(
+  app: JupyterFrontEnd,
+  tracker: INotebookTracker,
+  translator: ITranslator | null,
+  settings: ISettingRegistry | null,
+  palette: ICommandPalette | null,
+  restorer: ILayoutRestorer | null,
+  labShell: ILabShell | null,
+  statusBar: IStatusBar | null,
+  toolbars: IToolbarWidgetRegistry | null,
+  managers: IRunningSessionManagers | null
+): void {
+  const trans = (translator ?? nullTranslator).load('jupyter_gpuckpt');
+  const { commands, serviceManager, shell } = app;
+  const model = new Model(new Api(serviceManager.serverSettings), serviceManager.events.stream);
+  const actions = new Actions(model, trans);
+  const sidebar = new Sidebar({ model, actions, commands, trans });
+
+  addCommands(commands, {
+    model,
+    actions,
+    trans,
+    show: () => shell.activateById(sidebar.id),
+    clicked: () => {
+      const line = app.contextMenuHitTest(node => node.dataset.snapshot !== undefined);
+      return model.snapshots.find(snapshot => snapshot.name === line?.dataset.snapshot);
+    }
+  });
+  for (const command of [CommandIDs.save, CommandIDs.restoreLatest, CommandIDs.show, CommandIDs.doctor]) {
+    palette?.addItem({ command, category: trans.__('Kernel Snapshots') });
+  }
+
+  shell.add(sidebar, 'left', { rank: 350, type: 'Kernel Snapshots' });
+  restorer?.add(sidebar, sidebar.id);
+  void settings?.load(ID).then(({ composite }) => {
+    if (composite.side === 'right') {
+      shell.add(sidebar, 'right', { rank: 350, type: 'Kernel Snapshots' });
+    }
+  });
+  const item = new StatusItem(model, actions, trans);
+  statusBar?.registerStatusItem(ID, { item, align: 'middle', isActive: () => model.running.length > 0 });
+  if (labShell === null || statusBar === null) {
+    item.dispose(); // Notebook has no status bar; the notification and the sidebar say the same
+  }
+  toolbars?.addFactory<NotebookPanel>('Notebook', 'gpuckpt-restore', () => restoreButton(model, commands, trans));
+  toolbars?.addFactory<NotebookPanel>('Notebook', 'gpuckpt-state', panel => new Indicator(panel, model, trans));
+  if (managers) {
+    addRunning(managers, model, trans);
+  }
+
+  trackNotebook(tracker, model);
+  markStaleCells(tracker, model, trans);
+  void app.restored.then(() => {
+    model.refresh();
+    return actions.resume();
+  });
+}
+
+const plugin: JupyterFrontEndPlugin<void> = {
+  id: ID,
+  description: 'Saves live kernels with all that they have on the GPU, and restores them.',
+  autoStart: true,
+  requires: [INotebookTracker],
+  optional: [
+    ITranslator,
+    ISettingRegistry,
+    ICommandPalette,
+    ILayoutRestorer,
+    ILabShell,
+    IStatusBar,
+    IToolbarWidgetRegistry,
+    IRunningSessionManagers
+  ],
+  activate
+};
+
+export default plugin;

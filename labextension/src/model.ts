@@ -1,0 +1,183 @@
+/** What the person sees, apart from how: kernels, snapshots and operations as the server tells of them. */
+
+import type { Event } from '@jupyterlab/services';
+import { Poll } from '@lumino/polling';
+import { Signal, type ISignal } from '@lumino/signaling';
+import { Api, asError } from './api';
+import type { IError, IKernel, IKernels, INotebook, IOperation, IPlainKernel, IProgress, ISnapshot } from './types';
+
+const OPERATION = 'https://schema.jupyter.org/jupyter_gpuckpt/operation/v1';
+const SNAPSHOTS = 'https://schema.jupyter.org/jupyter_gpuckpt/snapshots/v1';
+
+/** How often the server is asked while somebody looks: cells and terminals save, too. In milliseconds. */
+const INTERVAL = 10_000;
+
+export class Model {
+  private _kernels: IKernels = { kernels: [], plain: [], faults: [], unavailable: null };
+  private _snapshots: ISnapshot[] = [];
+  private _faults: IError[] = [];
+  private _problem: IError | null = null;
+  private _loaded = false;
+  private _visible = false;
+  private _notebook: INotebook | null = null;
+  private _told = '';
+  private readonly _running = new Map<string, IProgress>();
+  private readonly _changed = new Signal<this, void>(this);
+  private readonly _moved = new Signal<this, IProgress>(this);
+  private _wanted = false;
+  private _updating: Promise<void> | null = null;
+
+  constructor(
+    readonly api: Api,
+    events: Event.Stream
+  ) {
+    // It goes by itself from here on.
+    void new Poll({
+      factory: () => this._update(),
+      frequency: { interval: INTERVAL, backoff: true, max: 10 * INTERVAL },
+      standby: () => !this._visible || 'when-hidden',
+      name: 'jupyter_gpuckpt'
+    });
+    events.connect((_, event) => this._hear(event));
+  }
+
+  /** Emitted when anything that is shown has changed. */
+  get changed(): ISignal<this, void> {
+    return this._changed;
+  }
+
+  /** Emitted when an operation has begun, moved on or ended. */
+  get moved(): ISignal<this, IProgress> {
+    return this._moved;
+  }
+
+  /** All snapshots, newest first. */
+  get snapshots(): readonly ISnapshot[] {
+    return this._snapshots;
+  }
+
+  /** Kernels and snapshots that cannot be told of. */
+  get faults(): readonly IError[] {
+    return [...this._kernels.faults, ...this._faults];
+  }
+
+  /** Why nothing is known; null where the server answers. */
+  get problem(): IError | null {
+    return this._problem;
+  }
+
+  /** Whether the server has answered at all. */
+  get loaded(): boolean {
+    return this._loaded;
+  }
+
+  /** Why no kernel can be saved on this machine; null where nothing speaks against it. */
+  get unavailable(): IError | null {
+    return this._kernels.unavailable;
+  }
+
+  /** The operations under way. */
+  get running(): IProgress[] {
+    return [...this._running.values()];
+  }
+
+  /** The notebook that the person is at. */
+  get notebook(): INotebook | null {
+    return this._notebook;
+  }
+
+  set notebook(notebook: INotebook | null) {
+    if (JSON.stringify(notebook) !== JSON.stringify(this._notebook)) {
+      this._notebook = notebook;
+      this._changed.emit();
+      this.refresh();
+    }
+  }
+
+  /** Whether somebody looks at the list. */
+  set visible(visible: boolean) {
+    this._visible = visible;
+    if (visible) {
+      this.refresh();
+    }
+  }
+
+  /** The notebook's kernel, if it can be saved. */
+  get kernel(): IKernel | undefined {
+    return this._kernels.kernels.find(kernel => kernel.kernel_id === this._notebook?.kernelId);
+  }
+
+  /** The notebook's kernel, if it cannot be saved. */
+  get plain(): IPlainKernel | undefined {
+    return this._kernels.plain.find(kernel => kernel.kernel_id === this._notebook?.kernelId);
+  }
+
+  /** All kernels that can be saved. */
+  get kernels(): readonly IKernel[] {
+    return this._kernels.kernels;
+  }
+
+  /** What is under way on a kernel. */
+  operationOf(kernelId: string | null | undefined): IProgress | undefined {
+    return this.running.find(operation => operation.kernel_id === kernelId);
+  }
+
+  /** Ask the server for everything; while it is being asked, once more afterwards. */
+  refresh(): void {
+    void this._update();
+  }
+
+  /** Take in an operation that this page has begun, or found under way. */
+  follow(operation: IOperation): void {
+    this._take(operation);
+  }
+
+  private _hear(event: Event.Emission): void {
+    if (event.schema_id === OPERATION) {
+      this._take(event as unknown as IProgress);
+    } else if (event.schema_id === SNAPSHOTS) {
+      this.refresh();
+    }
+  }
+
+  private _take(progress: IProgress): void {
+    if (progress.state === 'running') {
+      this._running.set(progress.id, progress);
+    } else {
+      this._running.delete(progress.id);
+      this.refresh();
+    }
+    this._moved.emit(progress);
+    this._changed.emit();
+  }
+
+  private _update(): Promise<void> {
+    this._wanted = true;
+    this._updating ??= this._fetchWhileWanted();
+    return this._updating;
+  }
+
+  private async _fetchWhileWanted(): Promise<void> {
+    while (this._wanted) {
+      this._wanted = false;
+      await this._fetch();
+    }
+    this._updating = null;
+  }
+
+  private async _fetch(): Promise<void> {
+    try {
+      const [kernels, found] = await Promise.all([this.api.kernels(), this.api.snapshots()]);
+      const told = JSON.stringify([kernels, found]);
+      if (told === this._told && this._problem === null) {
+        return;
+      }
+      [this._kernels, this._snapshots, this._faults] = [kernels, found.snapshots, found.faults];
+      [this._told, this._problem] = [told, null];
+    } catch (reason) {
+      this._problem = asError(reason);
+    }
+    this._loaded = true;
+    this._changed.emit();
+  }
+}

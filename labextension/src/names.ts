@@ -1,0 +1,28 @@
+/** Names of snapshots: which are allowed, and which to suggest. */
+
+const LONGEST = 100;
+
+/** What a name looks like, as the pattern of an input field. */
+export const NAME_PATTERN = '[A-Za-z0-9_][A-Za-z0-9._\\-]{0,99}';
+
+const ALLOWED = new RegExp(`^${NAME_PATTERN}$`);
+
+/** Tell whether a snapshot can be called that. */
+export function isName(text: string): boolean {
+  return ALLOWED.test(text);
+}
+
+/** Suggest a name that is not taken: the notebook's, with a number. */
+export function suggest(path: string, taken: ReadonlySet<string>): string {
+  const file = path.slice(path.lastIndexOf('/') + 1).replace(/\.ipynb$/, '');
+  const stem =
+    file
+      .replace(/[^A-Za-z0-9._-]+/g, '-')
+      .replace(/^[.-]+|-+$/g, '')
+      .slice(0, LONGEST - 6) || 'snapshot';
+  let number = 1;
+  while (taken.has(`${stem}-${number}`)) {
+    number++;
+  }
+  return `${stem}-${number}`;
+}

@@ -1,0 +1,325 @@
+/** The list of snapshots in the sidebar. */
+
+import { ReactWidget } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { UseSignal } from '@jupyterlab/ui-components';
+import type { CommandRegistry } from '@lumino/commands';
+import * as React from 'react';
+import type { Actions } from './actions';
+import { arrange, isOf, type IRow } from './arrange';
+import { CommandIDs } from './ids';
+import { ago, basename, moment, size } from './format';
+import { snapshotIcon } from './icons';
+import type { Model } from './model';
+import type { IError, IKernel, INotebook, ISnapshot } from './types';
+
+/** How many lines are drawn at first, and with each wish for more: a thousand would take too long. */
+const PAGE = 100;
+/** Deeper ones are drawn at this depth; the sidebar is narrow. */
+const DEEPEST = 6;
+
+interface IProps {
+  model: Model;
+  actions: Actions;
+  commands: CommandRegistry;
+  trans: TranslationBundle;
+}
+
+export class Sidebar extends ReactWidget {
+  constructor(private readonly props: IProps) {
+    super();
+    this.id = 'jp-gpuckpt-sidebar';
+    this.addClass('jp-gpuckpt-Sidebar');
+    this.title.icon = snapshotIcon;
+    this.title.caption = props.trans.__('Kernel Snapshots');
+    this.node.setAttribute('role', 'region');
+    this.node.setAttribute('aria-label', props.trans.__('Kernel snapshots'));
+  }
+
+  protected override render(): React.JSX.Element {
+    return <UseSignal signal={this.props.model.changed}>{() => <Contents {...this.props} />}</UseSignal>;
+  }
+
+  protected override onAfterShow(): void {
+    this.props.model.visible = true;
+  }
+
+  protected override onAfterHide(): void {
+    this.props.model.visible = false;
+  }
+}
+
+function Contents(props: IProps): React.JSX.Element {
+  const { model, trans } = props;
+  const [search, setSearch] = React.useState('');
+  const [limit, setLimit] = React.useState(PAGE);
+  const rows = React.useMemo(
+    () => arrange(model.snapshots, model.notebook, search),
+    [model.snapshots, model.notebook, search]
+  );
+  if (model.problem !== null) {
+    return <Blank error={model.problem} {...props} />;
+  }
+  if (!model.loaded) {
+    return <p className="jp-gpuckpt-Hint">{trans.__('Asking the server …')}</p>;
+  }
+  const others = rows.others.slice(0, Math.max(0, limit - rows.own.length));
+  const hidden = rows.own.length + rows.others.length - limit;
+  return (
+    <>
+      <KernelBox {...props} />
+      {model.snapshots.length > 0 && (
+        <input
+          type="search"
+          className="jp-mod-styled jp-gpuckpt-Search"
+          placeholder={trans.__('Search snapshots')}
+          aria-label={trans.__('Search snapshots')}
+          value={search}
+          onChange={event => {
+            setSearch(event.target.value);
+            setLimit(PAGE);
+          }}
+        />
+      )}
+      {model.faults.map(fault => (
+        <p className="jp-gpuckpt-Fault" key={fault.what} title={`${fault.why} ${fault.then}`}>
+          {fault.what}
+        </p>
+      ))}
+      {model.notebook !== null && (
+        <List
+          title={trans.__('This notebook')}
+          empty={search ? trans.__('None of this notebook fits.') : trans.__('No snapshots of this notebook yet.')}
+          rows={rows.own.slice(0, limit)}
+          {...props}
+        />
+      )}
+      {(rows.others.length > 0 || model.notebook === null) && (
+        <List
+          title={model.notebook === null ? trans.__('All snapshots') : trans.__('Other notebooks')}
+          empty={search ? trans.__('None fits.') : trans.__('No snapshots yet.')}
+          rows={others}
+          {...props}
+        />
+      )}
+      {hidden > 0 && (
+        <button className="jp-gpuckpt-Button" onClick={() => setLimit(limit + PAGE)}>
+          {trans.__('Show %1 more', Math.min(hidden, PAGE))}
+        </button>
+      )}
+    </>
+  );
+}
+
+function Blank({ error, actions, trans }: IProps & { error: IError }): React.JSX.Element {
+  return (
+    <div className="jp-gpuckpt-Kernel">
+      <strong>{error.what}</strong>
+      <p>{error.why}</p>
+      <p>{error.then}</p>
+      <button className="jp-gpuckpt-Button" onClick={() => void actions.doctor()}>
+        {trans.__('What the doctor says')}
+      </button>
+    </div>
+  );
+}
+
+/** Where the notebook's kernel is and what it holds, or why it cannot be saved and what to do about it. */
+function KernelBox(props: IProps): React.JSX.Element {
+  const { model, commands, trans } = props;
+  const change = (
+    <button className="jp-gpuckpt-Button" onClick={() => void commands.execute('notebook:change-kernel')}>
+      {trans.__('Change the kernel…')}
+    </button>
+  );
+  if (model.notebook === null) {
+    return model.unavailable ? (
+      <Blank error={model.unavailable} {...props} />
+    ) : (
+      <p className="jp-gpuckpt-Hint">{trans.__('Open a notebook to save its kernel, or to restore one.')}</p>
+    );
+  }
+  if (model.notebook.kernelId === null) {
+    return (
+      <div className="jp-gpuckpt-Kernel">
+        <strong>{trans.__('This notebook has no kernel.')}</strong>
+        <p>{trans.__('Choose “Python 3 (gpuckpt)”; then it can be saved and restored.')}</p>
+        {change}
+      </div>
+    );
+  }
+  if (model.kernel) {
+    return <SavableKernel kernel={model.kernel} {...props} />;
+  }
+  if (model.unavailable) {
+    return <Blank error={model.unavailable} {...props} />;
+  }
+  return (
+    <div className="jp-gpuckpt-Kernel">
+      <strong>{model.plain ? model.plain.why.what : trans.__('The kernel is starting.')}</strong>
+      {model.plain && <p>{model.plain.why.why}</p>}
+      {model.plain && <p>{model.plain.why.then}</p>}
+      {model.plain && change}
+    </div>
+  );
+}
+
+function SavableKernel({ kernel, model, actions, commands, trans }: IProps & { kernel: IKernel }): React.JSX.Element {
+  const operation = model.operationOf(kernel.kernel_id);
+  const words = {
+    running: trans.__('running'),
+    saving: trans.__('being saved'),
+    restoring: trans.__('being restored')
+  };
+  const state = operation ? words[operation.kind === 'save' ? 'saving' : 'restoring'] : words.running;
+  const gpu = kernel.gpu_memory === null ? trans.__('unknown') : size(kernel.gpu_memory);
+  return (
+    <div className="jp-gpuckpt-Kernel">
+      <strong>{basename(model.notebook?.path ?? '')}</strong>
+      <p>
+        {trans.__('Kernel: %1 · %2 memory · %3 on GPUs', state, size(kernel.memory), gpu)}
+        <br />
+        {kernel.parent ? trans.__('At or after %1', kernel.parent.name) : trans.__('Started afresh')}
+      </p>
+      {operation ? (
+        <>
+          <p role="status">{actions.progressText(operation)}</p>
+          <progress
+            aria-label={actions.progressText(operation)}
+            {...(operation.percent === null ? {} : { max: 100, value: operation.percent })}
+          />
+          <button className="jp-gpuckpt-Button" onClick={() => void actions.cancel(operation.id)}>
+            {trans.__('Cancel')}
+          </button>
+        </>
+      ) : (
+        <button
+          className="jp-gpuckpt-Button jp-gpuckpt-mod-accept"
+          onClick={() => void commands.execute(CommandIDs.save)}
+        >
+          {trans.__('Save the kernel…')}
+        </button>
+      )}
+    </div>
+  );
+}
+
+function List(props: IProps & { title: string; empty: string; rows: IRow[] }): React.JSX.Element {
+  const { title, empty, rows } = props;
+  const [active, setActive] = React.useState(0);
+  const focus = (list: Element, place: number): void => {
+    const to = Math.max(0, Math.min(rows.length - 1, place));
+    setActive(to);
+    (list.children[to] as HTMLElement | undefined)?.focus();
+  };
+  const onKeyDown = (event: React.KeyboardEvent): void => {
+    const at = [...event.currentTarget.children].indexOf(event.target as Element);
+    const places: Record<string, number> = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: rows.length - 1 };
+    const place = places[event.key];
+    if (at >= 0 && place !== undefined) {
+      event.preventDefault();
+      focus(event.currentTarget, place);
+    }
+  };
+  return (
+    <section className="jp-gpuckpt-Section">
+      <h3>{title}</h3>
+      {rows.length === 0 ? (
+        <p className="jp-gpuckpt-Hint">{empty}</p>
+      ) : (
+        <ul role="tree" aria-label={title} onKeyDown={onKeyDown}>
+          {rows.map((row, place) => (
+            <Line
+              key={row.snapshot.id}
+              row={row}
+              active={place === Math.min(active, rows.length - 1)}
+              onFocus={() => setActive(place)}
+              {...props}
+            />
+          ))}
+        </ul>
+      )}
+    </section>
+  );
+}
+
+interface ILineProps extends IProps {
+  row: IRow;
+  active: boolean;
+  onFocus: () => void;
+}
+
+function Line({ row, active, onFocus, model, actions, trans }: ILineProps): React.JSX.Element {
+  const { snapshot, depth, origin } = row;
+  const here = model.kernel?.parent?.id === snapshot.id;
+  const restorable = model.kernel !== undefined && model.operationOf(model.kernel.kernel_id) === undefined;
+  const tab = active ? 0 : -1;
+  const onKeyDown = (event: React.KeyboardEvent): void => {
+    if (event.target !== event.currentTarget) {
+      return;
+    }
+    if (event.key === 'Enter' && restorable) {
+      event.preventDefault();
+      void actions.restore(snapshot);
+    } else if (event.key === 'Delete') {
+      event.preventDefault();
+      void actions.remove(snapshot);
+    }
+  };
+  return (
+    <li
+      role="treeitem"
+      className="jp-gpuckpt-Line"
+      data-snapshot={snapshot.name}
+      aria-level={depth + 1}
+      aria-current={here ? 'true' : undefined}
+      aria-selected={active}
+      tabIndex={tab}
+      style={{ paddingLeft: `${8 + 12 * Math.min(depth, DEEPEST)}px` }}
+      onFocus={onFocus}
+      onKeyDown={onKeyDown}
+    >
+      <div className="jp-gpuckpt-Name">
+        <span title={snapshot.name}>{snapshot.name}</span>
+        {here && <em>{trans.__('here')}</em>}
+      </div>
+      {snapshot.message && <div className="jp-gpuckpt-Message">{snapshot.message}</div>}
+      <div className="jp-gpuckpt-About" title={moment(snapshot.created)}>
+        {about(snapshot, origin, model.notebook, trans)}
+      </div>
+      <div className="jp-gpuckpt-Buttons">
+        <button
+          className="jp-gpuckpt-Button"
+          tabIndex={tab}
+          disabled={!restorable}
+          aria-label={trans.__('Restore %1', snapshot.name)}
+          onClick={() => void actions.restore(snapshot)}
+        >
+          {trans.__('Restore')}
+        </button>
+        <button
+          className="jp-gpuckpt-Button"
+          tabIndex={tab}
+          aria-label={trans.__('Remove %1', snapshot.name)}
+          onClick={() => void actions.remove(snapshot)}
+        >
+          {trans.__('Remove')}
+        </button>
+      </div>
+    </li>
+  );
+}
+
+function about(snapshot: ISnapshot, origin: string, notebook: INotebook | null, trans: TranslationBundle): string {
+  const parts = [ago(snapshot.created, new Date()), size(snapshot.size)];
+  if (snapshot.gpu_memory > 0) {
+    parts.push(trans.__('%1 on GPUs', size(snapshot.gpu_memory)));
+  }
+  if (snapshot.notebook && !isOf(snapshot, notebook)) {
+    parts.push(basename(snapshot.notebook));
+  }
+  if (origin) {
+    parts.push(trans.__('from %1', origin));
+  }
+  return parts.join(' · ');
+}

@@ -1,0 +1,40 @@
+/** The status bar's item: how far the operations are, and a way to cancel them. */
+
+import { ReactWidget } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { UseSignal } from '@jupyterlab/ui-components';
+import * as React from 'react';
+import type { Actions } from './actions';
+import type { Model } from './model';
+
+export class StatusItem extends ReactWidget {
+  constructor(
+    private readonly model: Model,
+    private readonly actions: Actions,
+    private readonly trans: TranslationBundle
+  ) {
+    super();
+    this.addClass('jp-gpuckpt-Status');
+  }
+
+  protected override render(): React.JSX.Element {
+    const { model, actions, trans } = this;
+    return (
+      <UseSignal signal={model.changed}>
+        {() =>
+          model.running.map(operation => (
+            <span key={operation.id}>
+              {actions.progressText(operation)}
+              <button
+                aria-label={trans.__('Cancel: %1', actions.progressText(operation))}
+                onClick={() => void actions.cancel(operation.id)}
+              >
+                {trans.__('Cancel')}
+              </button>
+            </span>
+          ))
+        }
+      </UseSignal>
+    );
+  }
+}

@@ -1,0 +1,128 @@
+import { arrange, isOf, matches } from '../src/arrange';
+import { ago, basename, size } from '../src/format';
+import { isName, suggest } from '../src/names';
+import { isStale } from '../src/stale';
+import type { ISnapshot } from '../src/types';
+
+function snapshot(name: string, more: Partial<ISnapshot> = {}): ISnapshot {
+  return {
+    name,
+    id: `id-${name}`,
+    message: '',
+    created: '2026-01-31T12:00:00.000000+00:00',
+    size: 1000,
+    gpu_memory: 0,
+    parent: null,
+    notebook: '/home/me/train.ipynb',
+    kernel_id: 'k',
+    execution_count: 3,
+    ...more
+  };
+}
+
+const here = { path: 'train.ipynb', kernelId: null };
+
+describe('format', () => {
+  it.each([
+    [0, '0 B'],
+    [999, '999 B'],
+    [1000, '1.0 kB'],
+    [85_400_000, '85.4 MB'],
+    [999_000_000, '999 MB'],
+    [24e9, '24.0 GB'],
+    [5e15, '5000 TB']
+  ])('writes %d bytes as %s', (bytes, text) => expect(size(bytes)).toBe(text));
+
+  it.each([
+    [5, 'now'],
+    [60, '1 minute ago'],
+    [7200, '2 hours ago'],
+    [86400, 'yesterday'],
+    [40 * 86400, 'Jan 31, 2026'],
+    [-100, 'now']
+  ])('writes %d seconds ago as %s', (seconds, text) => {
+    const created = '2026-01-31T12:00:00+00:00';
+    expect(ago(created, new Date(new Date(created).getTime() + seconds * 1000), 'en')).toBe(text);
+  });
+
+  it('takes the last part of a path', () => {
+    expect(basename('/a/b.ipynb')).toBe('b.ipynb');
+    expect(basename('b.ipynb')).toBe('b.ipynb');
+  });
+});
+
+describe('names', () => {
+  it.each(['a', 'epoch-3', '_x', 'a.b', 'x'.repeat(100)])('allows %s', name => expect(isName(name)).toBe(true));
+  it.each(['', '.a', '-a', 'a b', 'a/b', 'é', 'x'.repeat(101)])('refuses %j', name => expect(isName(name)).toBe(false));
+
+  it('suggests the notebook and a number that is free', () => {
+    expect(suggest('deep/train.ipynb', new Set())).toBe('train-1');
+    expect(suggest('train.ipynb', new Set(['train-1', 'train-2']))).toBe('train-3');
+  });
+
+  it.each(['Größe & Maß.ipynb', '.hidden.ipynb', '---.ipynb', '', 'x'.repeat(200), '日本語.ipynb'])(
+    'suggests an allowed name for %j',
+    path => expect(isName(suggest(path, new Set()))).toBe(true)
+  );
+});
+
+describe('arrange', () => {
+  it('puts the snapshots of the notebook first', () => {
+    const { own, others } = arrange(
+      [snapshot('b', { notebook: '/elsewhere/x.ipynb', kernel_id: 'o' }), snapshot('a')],
+      here,
+      ''
+    );
+    expect(own.map(row => row.snapshot.name)).toEqual(['a']);
+    expect(others.map(row => row.snapshot.name)).toEqual(['b']);
+  });
+
+  it('knows a notebook by its kernel and by the end of its path, not by a part of its name', () => {
+    expect(isOf(snapshot('a', { notebook: '' }), { path: 'x.ipynb', kernelId: 'k' })).toBe(true);
+    expect(isOf(snapshot('a', { notebook: '/home/me/my-train.ipynb' }), here)).toBe(false);
+    expect(isOf(snapshot('a'), null)).toBe(false);
+  });
+
+  it('shows who came from whom', () => {
+    const c = snapshot('c', { parent: 'id-a' });
+    const b = snapshot('b', { parent: 'id-a' });
+    const rows = arrange([c, b, snapshot('lone', { parent: 'id-gone' }), snapshot('a')], here, '').own;
+    expect(rows.map(row => [row.snapshot.name, row.depth, row.origin])).toEqual([
+      ['lone', 0, ''],
+      ['a', 0, ''],
+      ['c', 1, 'a'],
+      ['b', 1, 'a']
+    ]);
+  });
+
+  it('arranges a chain of thousands', () => {
+    const chain = Array.from({ length: 5000 }, (_, i) => snapshot(`s${i}`, { parent: i ? `id-s${i - 1}` : null }));
+    expect(arrange(chain.reverse(), here, '').own.at(-1)?.depth).toBe(4999);
+  });
+
+  it('loses none whose parents go round in a circle', () => {
+    const rows = arrange([snapshot('a', { parent: 'id-b' }), snapshot('b', { parent: 'id-a' })], here, '').own;
+    expect(rows.map(row => row.snapshot.name).sort()).toEqual(['a', 'b']);
+  });
+
+  it('finds every word in name, message or notebook', () => {
+    const one = snapshot('epoch-3', { message: 'Best loss yet' });
+    expect(matches(one, 'LOSS epoch')).toBe(true);
+    expect(matches(one, 'train')).toBe(true);
+    expect(matches(one, 'epoch-4')).toBe(false);
+    expect(arrange([one, snapshot('other')], here, ' best ').own).toHaveLength(1);
+  });
+});
+
+describe('isStale', () => {
+  it.each([
+    [4, 'x = 1', 3, true],
+    [2, 'x = 1', 3, false],
+    [3, '%gpuckpt save a', 3, false],
+    [3, 'x = 1', 3, true],
+    [null, 'x = 1', 3, false],
+    [9, 'x = 1', null, false]
+  ])('for cell [%s] %j and a snapshot saved at %s is %s', (executionCount, source, savedAt, stale) =>
+    expect(isStale({ executionCount, source }, savedAt)).toBe(stale)
+  );
+});

@@ -1,0 +1,127 @@
+"""A real Jupyter server in a process of its own, and what a program asks of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import requests
+from jupyter_client import BlockingKernelClient
+from notebooks import Notebook, wait_until
+
+SPEC = "python3-gpuckpt"
+TOKEN = "token-of-the-tests"
+START_TIMEOUT = 60.0
+SAVE_TIMEOUT = 60.0
+
+
+class Server:
+    """A running server; every request carries its token unless told otherwise."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes], url: str) -> None:
+        self.folder, self.process, self.url = folder, process, url
+        self.root, self.store, self.log = folder / "work", folder / "store", folder / "server.log"
+
+    def request(self, method: str, path: str, **how: Any) -> requests.Response:
+        """Ask for a path below the server's base address."""
+        headers = {"Authorization": f"token {TOKEN}", **how.pop("headers", {})}
+        return requests.request(method, self.url + path, headers=headers, timeout=60, **how)
+
+    def ask(self, method: str, path: str, body: Any = None, status: int = 200) -> Any:
+        """Ask our API for something, and return the answer, which must have this status."""
+        response = self.request(method, f"api/gpuckpt/{path}", json=body)
+        assert response.status_code == status, response.text
+        return response.json()
+
+    def finish(self, operation: dict[str, Any]) -> dict[str, Any]:
+        """Wait until an operation has ended."""
+
+        def look() -> dict[str, Any] | None:
+            found: dict[str, Any] = self.ask("GET", f"operations/{operation['id']}")
+            return found if found["ended"] else None
+
+        ended: dict[str, Any] = wait_until(look, SAVE_TIMEOUT)
+        return ended
+
+    def save(self, kernel_id: str, name: str) -> dict[str, Any]:
+        """Save a kernel and wait for it."""
+        done = self.finish(self.ask("POST", f"kernels/{kernel_id}/save", {"name": name}, 202))
+        assert done["state"] == "done", done["error"]
+        result: dict[str, Any] = done["result"]
+        return result
+
+    @contextlib.contextmanager
+    def notebook(self, path: str = "train.ipynb", spec: str = SPEC) -> Iterator[tuple[str, Notebook]]:
+        """Open a notebook's session as JupyterLab does; give its kernel's id and a client of it."""
+        wanted = {"path": path, "name": path, "type": "notebook", "kernel": {"name": spec}}
+        session = self.request("POST", "api/sessions", json=wanted).json()
+        kernel_id = session["kernel"]["id"]
+        client = BlockingKernelClient()
+        client.load_connection_file(str(self.folder / "runtime" / f"kernel-{kernel_id}.json"))
+        client.start_channels()
+        try:
+            client.wait_for_ready(START_TIMEOUT)
+            yield kernel_id, Notebook(None, client)  # type: ignore[arg-type]
+        finally:
+            client.stop_channels()
+            self.request("DELETE", f"api/sessions/{session['id']}")
+
+
+@contextlib.contextmanager
+def running(folder: Path, config: str = "", app: str = "server", **environment: str) -> Iterator[Server]:
+    """Start a server whose folders all lie in `folder`; `config` is Python for its configuration file."""
+    for name in ("work", "config"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "config" / "jupyter_server_config.py").write_text(config)
+    own = {
+        "JUPYTER_RUNTIME_DIR": "runtime",
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTERLAB_SETTINGS_DIR": "lab/settings",
+        "JUPYTERLAB_WORKSPACES_DIR": "lab/workspaces",
+        "GPUCKPT_STORE": "store",
+        "IPYTHONDIR": "ipython",
+    }
+    words = [
+        *(sys.executable, "-m", "jupyter", app, "--allow-root", "--no-browser", "--ip=127.0.0.1", "--port=0"),
+        *(f"--ServerApp.root_dir={folder / 'work'}", f"--IdentityProvider.token={TOKEN}"),
+        *("--ServerApp.answer_yes=True",),
+    ]
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            words,
+            env={**os.environ, **{name: str(folder / path) for name, path in own.items()}, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield Server(folder, process, _url(folder, process))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _url(folder: Path, process: subprocess.Popen[bytes]) -> str:
+    def look() -> str | None:
+        assert process.poll() is None, (folder / "server.log").read_text()
+        with contextlib.suppress(OSError, ValueError):
+            about = json.loads((folder / "runtime" / f"jpserver-{process.pid}.json").read_text())
+            url = str(about["url"])
+            if requests.get(f"{url}api", timeout=10).ok:
+                return url
+        return None
+
+    found: str = wait_until(look, START_TIMEOUT)
+    return found

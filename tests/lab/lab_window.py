@@ -1,0 +1,173 @@
+"""One browser window with JupyterLab in it, and what a person does there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from jupyter_servers import TOKEN, Server
+from playwright.sync_api import Browser, ConsoleMessage, Locator, expect
+
+CONFIG = "c.LabApp.expose_app_in_browser = True\n"
+"""For the server: tests reach the application by ``window.jupyterapp``."""
+PATIENCE = 60_000  # milliseconds
+_IS_IDLE = "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+_AXE = Path(__file__).parents[2] / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
+expect.set_options(timeout=PATIENCE)
+
+
+_NO_NEWS = {"fetchNews": "false", "checkForUpdates": False}
+_PLAIN = {
+    "argv": ["python3", "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+    "display_name": "Plain",
+    "language": "python",
+    "metadata": {"kernel_provisioner": {"provisioner_name": "local-provisioner"}},
+}
+
+
+def prepare(folder: Path) -> dict[str, str]:
+    """Give a server the settings and the plain kernel that the tests want; return its environment."""
+    settings = folder / "lab" / "settings" / "@jupyterlab" / "apputils-extension"
+    settings.mkdir(parents=True)
+    (settings / "notification.jupyterlab-settings").write_text(json.dumps(_NO_NEWS))
+    spec = folder / "share" / "kernels" / "plain"
+    spec.mkdir(parents=True)
+    (spec / "kernel.json").write_text(json.dumps(_PLAIN))
+    return {"JUPYTER_PATH": os.pathsep.join(filter(None, [str(folder / "share"), os.environ.get("JUPYTER_PATH")]))}
+
+
+class Window:
+    """A browser window that shares nothing with others but the server."""
+
+    def __init__(self, browser: Browser, server: Server, workspace: str) -> None:
+        self.server, self.workspace = server, workspace
+        self.complaints: list[str] = []
+        self._context = browser.new_context(viewport={"width": 1280, "height": 800})
+        self.page = self._context.new_page()
+        self.page.set_default_timeout(PATIENCE)
+        self.page.on("console", self._on_console)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and "gpuckpt" in f"{message.text} {message.location}":
+            self.complaints.append(message.text)
+
+    def close(self) -> None:
+        self._context.close()
+
+    def open(self, notebook: str | None, spec: str) -> None:
+        """Load JupyterLab, with a notebook or without; a new notebook is made where there is none of that name."""
+        where = f"lab/workspaces/{self.workspace}"
+        if notebook is not None:
+            path = self.server.root / notebook
+            if not path.exists():
+                new = nbformat.v4.new_notebook(
+                    cells=[nbformat.v4.new_code_cell("")],
+                    metadata={"kernelspec": {"name": spec, "display_name": spec, "language": "python"}},
+                )
+                nbformat.write(new, path)
+            where += f"/tree/{notebook}"
+        self.page.goto(f"{self.server.url}{where}?token={TOKEN}")
+        self.loaded()
+        if notebook is not None:
+            self.page.locator(".jp-Notebook .jp-Cell").first.wait_for()
+            if spec:
+                self.page.wait_for_function(_IS_IDLE)
+
+    def loaded(self) -> None:
+        """Wait until JupyterLab is there."""
+        self.page.locator("#jupyterlab-splash").wait_for(state="detached")
+        self.page.wait_for_function("window.jupyterapp?.restored.then(() => true)")
+
+    def command(self, command: str, **arguments: Any) -> None:
+        """Execute one of JupyterLab's commands."""
+        self.page.evaluate("([id, args]) => window.jupyterapp.commands.execute(id, args)", [command, arguments])
+
+    # -- the notebook
+
+    def kernel_is_ready(self) -> None:
+        """Wait until the toolbar lets the kernel be saved."""
+        self.page.wait_for_function(_IS_IDLE)
+        self.toolbar("gpuckpt-save").locator('jp-button[aria-disabled="false"]').wait_for()
+
+    def toolbar(self, item: str) -> Locator:
+        return self.page.locator(f'.jp-NotebookPanel-toolbar [data-jp-item-name="{item}"]')
+
+    def run(self, code: str) -> Locator:
+        """Type code into the last cell, run it, wait until it is done, and return the cell."""
+        cells = self.page.locator(".jp-Notebook .jp-CodeCell")
+        before = cells.count()
+        cell = cells.nth(before - 1)
+        cell.locator(".cm-content").click()
+        self.page.keyboard.insert_text(code)
+        self.page.keyboard.press("Shift+Enter")
+        expect(cells).to_have_count(before + 1)
+        expect(cell.locator(".jp-InputPrompt")).to_contain_text("[")
+        expect(cell.locator(".jp-InputPrompt")).not_to_contain_text("*")
+        expect(cell.locator(".jp-InputPrompt")).not_to_have_text("[ ]:")
+        return cell
+
+    def value(self, expression: str) -> str:
+        """Return what a new cell shows for an expression."""
+        return self.run(expression).locator(".jp-OutputArea-executeResult .jp-OutputArea-output").inner_text().strip()
+
+    # -- ours
+
+    @property
+    def sidebar(self) -> Locator:
+        return self.page.locator("#jp-gpuckpt-sidebar")
+
+    def show_sidebar(self) -> None:
+        self.page.get_by_role("tab", name="Kernel Snapshots").click()
+        self.sidebar.wait_for(state="visible")
+
+    def line(self, name: str) -> Locator:
+        return self.sidebar.locator(f'[data-snapshot="{name}"]')
+
+    @property
+    def dialog(self) -> Locator:
+        return self.page.get_by_role("dialog")
+
+    def accept(self, button: str) -> None:
+        self.dialog.get_by_role("button", name=button, exact=True).click()
+
+    def is_told(self, text: str) -> Locator:
+        """Wait for a notification, and return it."""
+        told = self.page.locator(".Toastify__toast", has_text=text)
+        told.wait_for()
+        return told
+
+    def save(self, name: str) -> None:
+        """Save the kernel by way of the toolbar, and wait for it."""
+        self.kernel_is_ready()
+        self.toolbar("gpuckpt-save").click()
+        self.dialog.get_by_label("Name").fill(name)
+        self.accept("Save")
+        self.is_told(f"Saved {name}")
+
+    def restore(self, name: str) -> None:
+        """Restore by way of the sidebar, and wait for it."""
+        self.line(name).hover()
+        self.line(name).get_by_role("button", name=f"Restore {name}").click()
+        self.accept("Restore")
+        self.is_told(f"Restored {name}")
+
+    def dark(self) -> None:
+        """Change to the dark theme, and wait until it is there."""
+        self.command("apputils:change-theme", theme="JupyterLab Dark")
+        self.page.locator('body[data-jp-theme-light="false"]').wait_for(state="attached")
+
+    def accessibility_faults(self, selector: str) -> list[str]:
+        """Return what axe-core finds amiss in one part of the page."""
+        if not self.page.evaluate("Boolean(window.axe)"):
+            self.page.evaluate(_AXE.read_text("utf-8"))
+        found = self.page.evaluate("selector => axe.run(selector)", selector)
+        return [f"{v['id']}: {v['help']}: {n['html']}" for v in found["violations"] for n in v["nodes"]]
+
+
+OpenWindow = Callable[..., Window]
+"""Opens a window on a server, a notebook in it, and that on a kernel of a kernelspec."""

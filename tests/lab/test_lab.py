@@ -1,0 +1,245 @@
+"""JupyterLab as a person has it: a browser, a notebook on our kernel, a mouse and a keyboard."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from jupyter_servers import Server
+from lab_window import OpenWindow, Window
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.criu
+
+_STALE = re.compile("jp-gpuckpt-mod-stale")
+
+
+def _remove_all(server: Server) -> None:
+    for snapshot in server.ask("GET", "snapshots")["snapshots"]:
+        server.ask("DELETE", f"snapshots/{snapshot['name']}")
+
+
+@pytest.fixture(autouse=True)
+def _no_snapshots(lab: Server) -> None:
+    _remove_all(lab)
+
+
+def test_a_kernel_is_saved_changed_and_restored(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "changed.ipynb")
+    kept = window.run("x = 1")
+    window.save("before")
+    changed = window.run("x = 2")
+    assert window.value("x") == "2"
+    window.show_sidebar()
+    expect(window.line("before")).to_contain_text("here")
+    window.restore("before")
+    expect(changed).to_have_class(_STALE)
+    expect(kept).not_to_have_class(_STALE)
+    assert window.value("x") == "1"
+    expect(kept).not_to_have_class(_STALE)
+
+
+def test_a_stale_cell_that_is_run_again_is_no_longer_marked(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "again.ipynb")
+    window.save("start")
+    window.run("x = 2")
+    window.show_sidebar()
+    window.restore("start")
+    cell = window.page.locator(".jp-CodeCell").first
+    expect(cell).to_have_class(_STALE)
+    cell.locator(".cm-content").click()
+    window.page.keyboard.press("Shift+Enter")
+    expect(cell).not_to_have_class(_STALE)
+    assert window.value("x") == "2"
+
+
+def test_what_would_be_lost_can_be_saved_first(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "first.ipynb")
+    window.run("x = 1")
+    window.save("one")
+    window.run("x = 2")
+    window.show_sidebar()
+    window.line("one").hover()
+    window.line("one").get_by_role("button", name="Restore one").click()
+    window.accept("Save first…")
+    window.dialog.get_by_label("Name").fill("two")
+    window.accept("Save")
+    window.is_told("Restored one")
+    assert window.value("x") == "1"
+    window.restore("two")
+    assert window.value("x") == "2"
+
+
+def test_the_toolbar_s_menu_restores(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "menu.ipynb")
+    window.run("x = 1")
+    window.save("from-menu")
+    window.run("x = 2")
+    window.toolbar("gpuckpt-restore").click()
+    window.page.get_by_role("menuitem", name="Restore from-menu").click()
+    window.accept("Restore")
+    window.is_told("Restored from-menu")
+    assert window.value("x") == "1"
+
+
+def test_a_snapshot_is_removed(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "remove.ipynb")
+    window.save("unwanted")
+    window.show_sidebar()
+    window.line("unwanted").click(button="right")
+    window.page.get_by_role("menuitem", name="Remove Snapshot…").click()
+    window.accept("Remove")
+    window.is_told("Removed unwanted")
+    expect(window.line("unwanted")).to_have_count(0)
+    expect(window.sidebar).to_contain_text("No snapshots of this notebook yet.")
+
+
+def test_snapshots_form_a_tree_and_are_searched(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "tree.ipynb")
+    window.show_sidebar()
+    expect(window.sidebar).to_contain_text("No snapshots of this notebook yet.")
+    for name in ("root", "left"):
+        window.save(name)
+    window.restore("root")
+    window.save("right")
+    levels = {"root": "1", "left": "2", "right": "2"}
+    for name, level in levels.items():
+        expect(window.line(name)).to_have_attribute("aria-level", level)
+    expect(window.line("right")).to_contain_text("from root")
+    expect(window.line("right")).to_have_attribute("aria-current", "true")
+    window.sidebar.get_by_label("Search snapshots").fill("lef")
+    expect(window.line("root")).to_have_count(0)
+    expect(window.line("left")).to_be_visible()
+
+
+def test_by_the_keyboard_alone(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "keyboard.ipynb")
+    press = window.page.keyboard.press
+    window.run("x = 1")
+    window.kernel_is_ready()
+    press("Escape")
+    press("Control+Alt+s")
+    window.dialog.wait_for()
+    window.page.keyboard.insert_text("by-hand")
+    press("Enter")
+    window.is_told("Saved by-hand")
+    window.run("x = 2")
+    press("Control+Alt+k")
+    window.sidebar.wait_for()
+    window.sidebar.get_by_label("Search snapshots").focus()
+    press("Tab")
+    expect(window.line("by-hand")).to_be_focused()
+    press("Enter")
+    expect(window.dialog.get_by_role("button", name="Restore", exact=True)).to_be_focused()
+    press("Enter")
+    window.is_told("Restored by-hand")
+    assert window.value("x") == "1"
+    window.line("by-hand").focus()
+    press("Delete")
+    window.dialog.wait_for()
+    press("Escape")
+    expect(window.line("by-hand")).to_be_visible()
+
+
+def test_a_failure_says_why_and_what_next(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "failure.ipynb")
+    window.run("import jupyter_gpuckpt; jupyter_gpuckpt.before_save(lambda: 1 / 0)")
+    window.toolbar("gpuckpt-save").click()
+    window.accept("Save")
+    told = window.page.locator(".Toastify__toast--error")
+    told.get_by_role("button", name="Why, and what next").click()
+    expect(window.dialog).to_contain_text("ZeroDivisionError")
+    expect(window.dialog).to_contain_text("Next:")
+    assert window.accessibility_faults(".jp-Dialog") == []
+    window.accept("Close")
+    assert window.value("1 + 1") == "2"
+
+
+def test_a_save_is_cancelled(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "cancel.ipynb")
+    window.run("import jupyter_gpuckpt, time; jupyter_gpuckpt.before_save(lambda: time.sleep(60))")
+    window.show_sidebar()
+    window.toolbar("gpuckpt-save").click()
+    window.accept("Save")
+    expect(window.sidebar).to_contain_text("preparing the kernel")
+    expect(window.page.locator(".jp-gpuckpt-Status")).to_contain_text("preparing the kernel")
+    expect(window.toolbar("gpuckpt-state")).to_have_text("Saving")
+    window.sidebar.get_by_role("button", name="Cancel").click()
+    window.is_told("Cancelled; the kernel is as it was.")
+    expect(window.toolbar("gpuckpt-state")).to_have_text("")
+    assert lab.ask("GET", "snapshots")["snapshots"] == []
+
+
+def test_a_name_that_cannot_be_is_refused_as_it_is_typed(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "name.ipynb")
+    window.kernel_is_ready()
+    window.toolbar("gpuckpt-save").click()
+    window.dialog.get_by_label("Name").fill("no good")
+    expect(window.dialog).to_contain_text("1 to 100 of the letters")
+    expect(window.dialog.get_by_role("button", name="Save", exact=True)).to_be_disabled()
+    window.dialog.get_by_label("Name").fill("good")
+    expect(window.dialog.get_by_role("button", name="Save", exact=True)).to_be_enabled()
+    window.accept("Cancel")
+
+
+def test_blank_states(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab)
+    window.show_sidebar()
+    expect(window.sidebar).to_contain_text("Open a notebook to save its kernel")
+    plain = open_window(lab, "plain.ipynb", "plain")
+    plain.show_sidebar()
+    expect(plain.sidebar).to_contain_text("This kernel can be neither saved nor restored.")
+    expect(plain.sidebar.get_by_role("button", name="Change the kernel…")).to_be_visible()
+    assert plain.accessibility_faults("#jp-gpuckpt-sidebar") == []
+    without = open_window(lab, "none.ipynb")
+    without.show_sidebar()
+    without.command("kernelmenu:shutdown")
+    expect(without.sidebar).to_contain_text("This notebook has no kernel.")
+
+
+def test_without_criu_the_sidebar_says_so(bare_lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(bare_lab, "bare.ipynb")
+    window.show_sidebar()
+    expect(window.sidebar).to_contain_text("No CRIU of version")
+    window.sidebar.get_by_role("button", name="What the doctor says").click()
+    expect(window.dialog).to_contain_text("criu", ignore_case=True)
+    expect(window.dialog).to_contain_text("Next:")
+    assert window.accessibility_faults(".jp-Dialog") == []
+    window.accept("Close")
+    assert window.value("1 + 1") == "2"
+
+
+def test_two_windows_see_the_same(lab: Server, open_window: OpenWindow) -> None:
+    one, other = open_window(lab, "shared.ipynb"), open_window(lab)
+    other.show_sidebar()
+    one.save("seen-by-both")
+    expect(other.line("seen-by-both")).to_be_visible()
+    one.show_sidebar()
+    one.line("seen-by-both").focus()
+    one.page.keyboard.press("Delete")
+    one.accept("Remove")
+    expect(other.line("seen-by-both")).to_have_count(0)
+
+
+def _slow_to_restore(window: Window) -> None:
+    window.run("import jupyter_gpuckpt, time")
+    window.run("jupyter_gpuckpt.after_restore(lambda r: time.sleep(8 if r.restored else 0))")
+
+
+def test_a_page_reloaded_in_mid_restore_goes_on_telling(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "reload.ipynb")
+    _slow_to_restore(window)
+    window.run("x = 1")
+    window.save("slow")
+    window.run("x = 2")
+    window.command("docmanager:save")
+    window.show_sidebar()
+    window.line("slow").focus()
+    window.page.keyboard.press("Enter")
+    window.accept("Restore")
+    expect(window.toolbar("gpuckpt-state")).to_have_text("Restoring")
+    window.page.reload()
+    window.loaded()
+    window.is_told("Restoring slow")
+    window.is_told("Restored slow")
+    assert window.value("x") == "1"

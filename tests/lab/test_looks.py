@@ -1,0 +1,83 @@
+"""How it looks, in light and dark, also to a screen reader, and with a thousand snapshots."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from jupyter_servers import Server
+from lab_window import OpenWindow, Window
+from many_snapshots import store_of
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.criu
+
+_OPENED = 200  # milliseconds
+_OPEN = """async () => {
+  const began = performance.now();
+  await window.jupyterapp.commands.execute("gpuckpt:show");
+  const shown = () => {
+    const lines = document.querySelectorAll(".jp-gpuckpt-Line");
+    return lines.length >= 100 && lines[0].getBoundingClientRect().height > 0;
+  };
+  while (!shown()) {
+    await new Promise(resolve => requestAnimationFrame(resolve));
+  }
+  return performance.now() - began;
+}"""
+
+
+def _faults(window: Window) -> list[str]:
+    """Open each part of ours and ask axe-core what is amiss with it."""
+    faults = window.accessibility_faults("#jp-gpuckpt-sidebar")
+    for button in ("Restore epoch-1", "Remove epoch-1", "Save the kernel…"):
+        window.line("epoch-1").hover()
+        window.sidebar.get_by_role("button", name=button).click()
+        window.dialog.wait_for()
+        faults += window.accessibility_faults(".jp-Dialog")
+        window.accept("Cancel")
+    return faults
+
+
+def test_light_and_dark(lab: Server, open_window: OpenWindow, tmp_path: Path) -> None:
+    # `make screenshots` keeps them for the README.
+    folder = Path(os.environ.get("GPUCKPT_SCREENSHOTS") or tmp_path)
+    window = open_window(lab, "finetune.ipynb")
+    window.show_sidebar()
+    window.run("weights = list(range(6))")
+    for number in (1, 2):
+        window.run(f"weights = [w * {number} for w in weights]")
+        window.save(f"epoch-{number}")
+    window.run("weights = None  # by mistake")
+    window.restore("epoch-1")
+    window.run("weights")
+    window.save("other-rate")
+    expect(window.page.locator(".Toastify__toast")).to_have_count(0)
+    for theme in ("light", "dark"):
+        if theme == "dark":
+            window.dark()
+        window.line("epoch-1").hover()
+        expect(window.line("epoch-1").get_by_role("button", name="Restore epoch-1")).to_be_visible()
+        window.page.screenshot(path=folder / f"jupyterlab-{theme}.png")
+        assert (folder / f"jupyterlab-{theme}.png").stat().st_size > 10_000
+        assert _faults(window) == []
+
+
+def test_a_thousand_snapshots_are_shown_at_once(lab: Server, open_window: OpenWindow) -> None:
+    store_of(lab.store, 1000)
+    window = open_window(lab, "many.ipynb")
+    window.kernel_is_ready()
+    took = []
+    for _ in range(5):
+        window.command("filebrowser:activate")
+        expect(window.sidebar).to_be_hidden()
+        took.append(window.page.evaluate(_OPEN))
+    # What else the machine does can hold up any one of them, but not all.
+    assert min(took) < _OPENED, took
+    lines = window.sidebar.locator(".jp-gpuckpt-Line")
+    expect(lines).to_have_count(100)
+    window.sidebar.get_by_role("button", name="Show 100 more").click()
+    expect(lines).to_have_count(200)
+    window.sidebar.get_by_label("Search snapshots").fill("many-0007")
+    expect(lines).to_have_count(1)

@@ -1,0 +1,163 @@
+"""The REST API, asked by a program, with real kernels."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+
+import pytest
+import websocket
+from jupyter_servers import TOKEN, Server
+from notebooks import wait_until
+
+from jupyter_gpuckpt.server.events import OPERATION, SNAPSHOTS
+
+needs_criu = pytest.mark.criu
+
+
+@needs_criu
+def test_a_kernel_is_saved_and_restored(server: Server) -> None:
+    with server.notebook() as (kernel_id, notebook):
+        notebook.run("x = 1")
+        asked = {"name": "one", "message": "x is 1"}
+        operation = server.ask("POST", f"kernels/{kernel_id}/save", asked, 202)
+        assert (operation["kind"], operation["state"], operation["name"]) == ("save", "running", "one")
+        saved = server.finish(operation)
+        assert (saved["state"], saved["result"]["message"]) == ("done", "x is 1")
+        notebook.run("x = 2")
+        restored = server.finish(server.ask("POST", f"kernels/{kernel_id}/restore", {"name": "one"}, 202))
+        assert restored["state"] == "done"
+        assert notebook.value("x") == "1"
+        (kernel,) = server.ask("GET", "kernels")["kernels"]
+        assert (kernel["kernel_id"], kernel["parent"]["name"]) == (kernel_id, "one")
+        assert kernel["notebook"] == str(server.root / "train.ipynb")
+        listed = server.ask("GET", "snapshots")["snapshots"][0]
+        assert (listed["name"], listed["notebook"]) == ("one", kernel["notebook"])
+        assert server.ask("GET", "snapshots/one")["process"]["pid"] > 0
+
+
+@needs_criu
+def test_a_restore_without_a_name_takes_the_latest(server: Server) -> None:
+    with server.notebook() as (kernel_id, notebook):
+        for number in (1, 2):
+            notebook.run(f"y = {number}")
+            server.save(kernel_id, f"y{number}")
+        notebook.run("y = 3")
+        assert server.finish(server.ask("POST", f"kernels/{kernel_id}/restore", {}, 202))["name"] == "y2"
+        assert notebook.value("y") == "2"
+
+
+@needs_criu
+def test_a_snapshot_is_removed(server: Server) -> None:
+    with server.notebook() as (kernel_id, _):
+        server.save(kernel_id, "gone")
+    assert server.ask("DELETE", "snapshots/gone")["freed"] > 1_000_000
+    assert server.ask("GET", "snapshots/gone", status=404)["error"]["kind"] == "NoSuchSnapshot"
+    assert "gone" not in [s["name"] for s in server.ask("GET", "snapshots")["snapshots"]]
+
+
+@needs_criu
+def test_a_taken_name_is_the_operation_s_error(server: Server) -> None:
+    with server.notebook() as (kernel_id, _):
+        server.save(kernel_id, "taken")
+        failed = server.finish(server.ask("POST", f"kernels/{kernel_id}/save", {"name": "taken"}, 202))
+        assert (failed["state"], failed["error"]["kind"]) == ("failed", "NameTaken")
+        assert failed["error"]["then"]
+        again = {"name": "taken", "replace": True}
+        assert server.finish(server.ask("POST", f"kernels/{kernel_id}/save", again, 202))["state"] == "done"
+
+
+@needs_criu
+def test_an_operation_is_cancelled(server: Server) -> None:
+    with server.notebook() as (kernel_id, notebook):
+        notebook.run("import jupyter_gpuckpt, time\njupyter_gpuckpt.before_save(lambda: time.sleep(60))")
+        operation = server.ask("POST", f"kernels/{kernel_id}/save", {"name": "never"}, 202)
+        path = f"operations/{operation['id']}"
+        wait_until(lambda: server.ask("GET", path)["stage"] == "preparing the kernel", 30)
+        assert server.ask("DELETE", path)["cancelling"] is True
+        ended = server.finish(operation)
+        assert (ended["state"], ended["error"]["kind"]) == ("cancelled", "Cancelled")
+        assert server.ask("DELETE", path)["state"] == "cancelled"
+        server.ask("GET", "snapshots/never", status=404)
+
+
+@needs_criu
+def test_events_tell_each_step(server: Server) -> None:
+    address = server.url.replace("http", "ws", 1) + "api/events/subscribe"
+    stream = websocket.create_connection(address, header=[f"Authorization: token {TOKEN}"], timeout=60)
+    try:
+        with server.notebook() as (kernel_id, _):
+            operation = server.ask("POST", f"kernels/{kernel_id}/save", {"name": "told"}, 202)
+            events = []
+            while not events or events[-1]["schema_id"] != SNAPSHOTS:
+                event = json.loads(stream.recv())
+                if event["schema_id"] in (OPERATION, SNAPSHOTS):
+                    events.append(event)
+    finally:
+        stream.close()
+    steps = [event for event in events if event["schema_id"] == OPERATION]
+    assert {step["id"] for step in steps} == {operation["id"]}
+    stages = list(dict.fromkeys(step["stage"] for step in steps))
+    assert stages[:1] == ["asking"]
+    assert {"checking", "preparing the kernel", "freezing", "writing"} <= set(stages)
+    assert [step["state"] for step in steps][-1] == "done"
+    assert (events[-1]["change"], events[-1]["name"]) == ("saved", "told")
+
+
+def test_a_kernel_that_is_not_there(server: Server) -> None:
+    for what in ("save", "restore"):
+        error = server.ask("POST", f"kernels/{uuid.uuid4()}/{what}", {"name": "x"}, 404)["error"]
+        assert error["kind"] == "NoSuchKernel"
+        assert error["then"]
+
+
+@pytest.mark.parametrize("name", ["..%2Fsecret", "a%00b", "%D0%B0bc", "x" * 10_000, ".hidden", "%20"])
+def test_odd_names_are_refused(server: Server, name: str) -> None:
+    for method in ("GET", "DELETE"):
+        assert server.ask(method, f"snapshots/{name}", status=400)["error"]["kind"] == "BadName"
+
+
+@pytest.mark.parametrize("body", ["", "[]", "{", '"x"', "1", '{"name": 5}', '{"name": "x", "more": 1}', "[" * 10_000])
+def test_odd_bodies_are_refused(server: Server, body: str) -> None:
+    response = server.request("POST", f"api/gpuckpt/kernels/{uuid.uuid4()}/save", data=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["then"]
+
+
+@pytest.mark.parametrize("path", [f"kernels/{uuid.uuid4()}/fork", "snapshots/x/rename", "snapshots/x/pin", "pull"])
+def test_what_does_not_exist_yet_says_so(server: Server, path: str) -> None:
+    error = server.ask("POST", path, status=404)["error"]
+    assert error["kind"] == "NotYet"
+    assert error["then"]
+
+
+def test_an_operation_that_is_not_there(server: Server) -> None:
+    for method in ("GET", "DELETE"):
+        assert server.ask(method, f"operations/{uuid.uuid4().hex}", status=404)["error"]["kind"] == "NoSuchOperation"
+
+
+def test_the_doctor_is_asked(server: Server) -> None:
+    judged = server.ask("GET", "doctor")
+    assert {"name", "ok", "required", "found", "means", "mend"} == set(judged["checks"][0])
+
+
+def test_without_criu_the_server_says_so(bare_server: Server) -> None:
+    with bare_server.notebook() as (kernel_id, notebook):
+        assert notebook.value("1 + 1") == "2"
+        found = bare_server.ask("GET", "kernels")
+        assert found["unavailable"]["kind"] == "Unavailable"
+        assert [plain["kernel_id"] for plain in found["plain"]] == [kernel_id]
+        assert found["kernels"] == []
+        assert bare_server.ask("POST", f"kernels/{kernel_id}/save", {"name": "x"}, 503)["error"]["then"]
+    assert bare_server.ask("GET", "doctor")["works"] is False
+    assert bare_server.ask("GET", "snapshots") == {"snapshots": [], "faults": []}
+
+
+def test_a_store_that_cannot_be_used_is_an_error_with_a_reason(bare_server: Server) -> None:
+    bare_server.store.write_text("")
+    try:
+        error = bare_server.ask("GET", "snapshots", status=500)["error"]
+        assert (error["kind"], bool(error["why"]), bool(error["then"])) == ("StoreError", True, True)
+    finally:
+        Path(bare_server.store).unlink()
