@@ -6,7 +6,7 @@ READY := .venv/ready
 
 LABEXTENSION := jupyter_gpuckpt/labextension/package.json
 
-.PHONY: help demo test lint bench setup clean labextension
+.PHONY: help demo test lint bench bench-store setup clean labextension
 
 help:
 	@echo 'make demo    run the example notebook: build state, save it, break it, restore it'
@@ -15,6 +15,7 @@ help:
 	@echo 'make screenshots     make the pictures in the README anew'
 	@echo 'make bench   measure saves and restores beside criu by hand'
 	@echo 'make labextension   build the JupyterLab extension, and install it for .venv'
+	@echo 'make bench-store  measure the store beside cp, tar, and (where they are installed) restic and borg'
 	@echo 'make setup   only what these need: packages in .venv, and CRIU for you alone'
 	@echo 'make clean   remove .venv and what the tools left here'
 
@@ -34,6 +35,9 @@ lint: $(READY) labextension/node_modules/.package-lock.json
 
 bench: setup
 	@$(BIN)/python -m benchmarks.kernel
+
+bench-store: setup
+	@$(BIN)/python -m benchmarks.store
 
 # Asked for every time, since CRIU lies outside of this folder; where it is there already, that takes a moment.
 setup: $(READY)

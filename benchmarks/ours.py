@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from jupyter_client import KernelManager
 
 from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.errors import NoSuchSnapshot
 from jupyter_gpuckpt.store import Store
 
 
@@ -23,13 +25,19 @@ class OurKernel:
         self.client.wait_for_ready(60)
 
     def save(self) -> tuple[float, float, int]:
-        """Save; return for how long the kernel stood still, how long the cell took (seconds), and the bytes stored."""
+        """Save; return for how long the kernel stood still, how long the cell took (seconds), and the bytes stored.
+
+        The snapshot before is removed first: the disk need hold one.
+        """
+        store = Store(settings.store_dir())
+        with contextlib.suppress(NoSuchSnapshot):
+            store.remove("benchmark")
         began = time.perf_counter()
-        said = self.run("r = %gpuckpt save benchmark --replace\nprint('RESULT', [r.frozen_seconds, int(r.restored)])")
+        said = self.run("r = %gpuckpt save benchmark\nprint('RESULT', [r.frozen_seconds, int(r.restored)])")
         seconds = time.perf_counter() - began
         frozen, restored = json.loads(said.partition("RESULT ")[2])
         assert not restored
-        return frozen, seconds, Store(settings.store_dir()).get("benchmark").size
+        return frozen, seconds, store.get("benchmark").size
 
     def restore(self) -> float:
         """Restore; return the time until the cell after it is answered, in seconds."""

@@ -17,6 +17,7 @@ __all__ = [
     "NameTaken",
     "NoSuchKernel",
     "NoSuchSnapshot",
+    "Pinned",
     "Refused",
     "RestoreFailed",
     "SaveFailed",
@@ -118,6 +119,10 @@ class BadName(StoreError):
 
 class NameTaken(StoreError):
     """A snapshot of that name exists already."""
+
+
+class Pinned(StoreError):
+    """A snapshot that is to be kept was to be removed or replaced."""
 
 
 class NoSuchSnapshot(StoreError):

@@ -10,11 +10,17 @@ from pathlib import Path
 
 from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 
+from .errors import Refused
+
 NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"  # noqa: S108 - inside the sleeper's own tmpfs
 """Where a kernel finds its run folder (FIFOs and log). The same path in every sleeper."""
 
 NAMESPACE_STAGING_DIR = "/dev/shm/gpuckpt-staging"  # noqa: S108 - likewise
-"""Where criu writes a small kernel's images, in memory, before they go to the disk. The same path in every sleeper."""
+"""Where a small kernel's images lie in memory before they are stored and while they are restored. The same path in
+every sleeper."""
+
+NAMESPACE_VRAM_DIR = "/dev/shm/gpuckpt-vram"  # noqa: S108 - likewise
+"""Where the VRAM of a checkpointed process lies, in a tmpfs of huge pages. The same path in every sleeper."""
 
 ENV_RUN_DIR = "GPUCKPT_RUN_DIR"
 """Set in a kernel that a keeper holds: the run folder as the kernel sees it."""
@@ -31,6 +37,16 @@ def store_dir() -> Path:
 def criu_prefix() -> Path:
     """Return where `jupyter gpuckpt setup` puts CRIU: ``GPUCKPT_CRIU_PREFIX``, or Jupyter's data."""
     return Path(os.environ.get("GPUCKPT_CRIU_PREFIX") or Path(jupyter_data_dir(), "gpuckpt", "criu"))
+
+
+def named_criu() -> str:
+    """Return the criu program to use instead of looking for one: ``GPUCKPT_CRIU``; empty when none is named."""
+    return os.environ.get("GPUCKPT_CRIU", "")
+
+
+def logs_dir() -> Path:
+    """Return where the logs of CRIU's failures are kept: ``GPUCKPT_LOGS``, or ``gpuckpt/logs`` in Jupyter's data."""
+    return Path(os.environ.get("GPUCKPT_LOGS") or Path(jupyter_data_dir(), "gpuckpt", "logs"))
 
 
 def kernels_dir() -> Path:
@@ -60,3 +76,73 @@ def driver_timeout() -> float:
 def criu_timeout() -> float:
     """Return how long one criu run may take (``GPUCKPT_CRIU_TIMEOUT``), in seconds."""
     return _seconds("GPUCKPT_CRIU_TIMEOUT", 900)
+
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that a text such as ``500M`` or ``1.5T`` means.
+
+    Raises
+    ------
+    ValueError : it is no size.
+    """
+    digits = text.strip().upper().removesuffix("B")
+    unit = digits[-1:] if digits[-1:] in "KMGT" else ""
+    try:
+        number = float(digits.removesuffix(unit))
+    except ValueError:
+        number = -1
+    if not 0 <= number < 10**9:
+        raise ValueError(f"{text!r} is not a size such as 500M, 20G or 1.5T")
+    return int(number * _UNITS[unit])
+
+
+def store_quota() -> int | None:
+    """Return how many bytes the store may take (``GPUCKPT_STORE_QUOTA``); None where there is no limit.
+
+    Raises
+    ------
+    Refused : it is no size.
+    """
+    return _size("GPUCKPT_STORE_QUOTA")
+
+
+def keep_under() -> int | None:
+    """Return how many bytes the store may have after a save (``GPUCKPT_KEEP_UNDER``); None where there is no limit.
+
+    Raises
+    ------
+    Refused : it is no size.
+    """
+    return _size("GPUCKPT_KEEP_UNDER")
+
+
+def keep_last() -> int | None:
+    """Return how many snapshots of a notebook are kept (``GPUCKPT_KEEP_LAST``), 1 at least; None where all are.
+
+    Raises
+    ------
+    Refused : it is no number.
+    """
+    text = os.environ.get("GPUCKPT_KEEP_LAST")
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise _wrong("GPUCKPT_KEEP_LAST", f"{text!r} is not a number of snapshots")
+    return int(text)
+
+
+def _size(variable: str) -> int | None:
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    try:
+        return parse_size(text)
+    except ValueError as e:
+        raise _wrong(variable, str(e)) from None
+
+
+def _wrong(variable: str, why: str) -> Refused:
+    return Refused(f"The setting {variable} cannot be understood.", why, "Set it anew where the Jupyter server starts.")

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 from jupyter_client import KernelManager
-from notebooks import Notebook, StartKernel
-
-SPEC = "python3-gpuckpt"
+from notebooks import SPEC, Notebook, StartKernel
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +18,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, name in (
         ("JUPYTER_RUNTIME_DIR", "runtime"),
         ("GPUCKPT_STORE", "store"),
+        ("GPUCKPT_LOGS", "logs"),
         ("IPYTHONDIR", "ipython"),
     ):
         monkeypatch.setenv(variable, str(tmp_path / name))

@@ -12,6 +12,9 @@ from typing import Any
 
 from jupyter_client import BlockingKernelClient, KernelManager
 
+SPEC = "python3-gpuckpt"
+"""The name of our kernelspec."""
+
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 

@@ -6,11 +6,12 @@ import argparse
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import Cancelled, GpuckptError
 from . import output
+from .store_parsers import add_store_parsers
 
 _ABOUT = """\
 Save a live notebook kernel (its variables, threads, open files and GPU memory) under
@@ -45,11 +46,13 @@ With --json a command prints one JSON document; an error is {"error": {"kind", "
 
 _KERNEL = "the kernel: its id or the beginning of it, its notebook, its connection file, or its pid"
 _Run = Callable[[argparse.Namespace], int]
-_OWN = ("list", "show", "save", "restore", "rm", "kernels", "stop")
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports wrong usage as all other errors are reported."""
+    """A parser that reports wrong usage as all other errors are reported, and takes options only in full."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
@@ -104,8 +107,19 @@ def _stop(args: argparse.Namespace) -> int:
     return stop(args)
 
 
-def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser for this command line; the machine's own commands are in it where they matter."""
+def _doctor(args: argparse.Namespace) -> int:
+    from .machine import doctor
+
+    return doctor(args)
+
+
+def _setup(args: argparse.Namespace) -> int:
+    from .machine import setup
+
+    return setup(args)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = _Parser(
         prog="jupyter gpuckpt",
         description=_ABOUT,
@@ -157,6 +171,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     )
     removing = command("rm", _rm, "remove snapshots")
     removing.add_argument("names", metavar="NAME", nargs="+", help="a snapshot")
+    add_store_parsers(command)
     command(
         "kernels",
         _kernels,
@@ -169,11 +184,20 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     stopping.add_argument(
         "--force", action="store_true", help="also while a Jupyter server holds it, or its keeper does not answer"
     )
-    if next((word for word in words if not word.startswith("-")), "") not in _OWN:
-        from ..machine.commands import add_doctor_parser, add_setup_parser
-
-        add_doctor_parser(commands)
-        add_setup_parser(commands)
+    judging = command(
+        "doctor",
+        _doctor,
+        "say whether kernels can be saved and restored on this machine, and what is missing",
+        "Check everything that a save and a restore need. The exit status is 0 only when they would work, else 4.",
+    )
+    judging.add_argument("--quick", action="store_true", help="do not save and restore a small process for a trial")
+    command(
+        "setup",
+        _setup,
+        "install CRIU for this project alone, where the machine has none that works",
+        "Look for a CRIU that works, and where there is none, install one into a folder of its own\n"
+        "(GPUCKPT_CRIU_PREFIX). Nothing else of the system changes.",
+    )
     for added in commands.choices.values():
         added.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="with an error's traceback")
     return parser
@@ -197,10 +221,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _obey(words: Sequence[str]) -> int:
-    parser = _parser(words)
+    parser = _parser()
     try:
         args = parser.parse_args(words)
-    except SystemExit:  # after --help and --version; an error is a `Usage`
+    # After --help and --version, which until Python 3.11 raise also where nobody reads them; an error is a `Usage`.
+    except (SystemExit, BrokenPipeError):
         return output.DONE
     if args.command is None:
         output.note(parser.format_help())

@@ -80,7 +80,11 @@ def finish() -> None:
 
 def _printable(text: str) -> str:
     """Return the text without control characters: messages and notebooks' names must not steer a terminal."""
-    return "".join(c if c == "\n" or c.isprintable() else " " for c in text)
+    lines = (
+        line if line.isprintable() else "".join(c if c.isprintable() else " " for c in line)
+        for line in text.split("\n")
+    )
+    return "\n".join(lines)
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -6,7 +6,7 @@ import argparse
 
 from .. import settings
 from ..errors import GpuckptError
-from ..keeper.summary import details, summary
+from ..keeper.summary import details, listing
 from ..kernel import show
 from ..store import Store
 from . import output
@@ -14,11 +14,7 @@ from . import output
 
 def list_snapshots(args: argparse.Namespace) -> int:
     """List all snapshots, newest first."""
-    manifests, faults = _store().scan()
-    document = {
-        "snapshots": [summary(manifest) for manifest in manifests],
-        "faults": [fault.as_dict() for fault in faults],
-    }
+    document = listing(_store())
     output.result(args.json, document, show.snapshots(document).text())
     return output.DONE
 

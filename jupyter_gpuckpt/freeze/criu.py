@@ -55,6 +55,7 @@ _OWN = re.compile(r"^(\([\d.]+\)\s*(\d+: )?)?(Error|Warn) |^\s*$")
 
 _ADVICE = (
     # what criu says, what a person can do; the first that matches is given
+    ("Can't get 1:16 opt", "This CRIU is too old for this Linux: run `jupyter gpuckpt setup`, and try again."),
     ("No space left", "Free disk space, or set GPUCKPT_STORE to a larger disk, and try again."),
     (
         "half of stream unix",

@@ -15,7 +15,6 @@ from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import Unavailable
 
 __all__ = [
-    "ENV_CRIU",
     "CriuProgram",
     "check",
     "find_criu",
@@ -24,9 +23,6 @@ __all__ = [
     "program_in_prefix",
     "version_text",
 ]
-
-ENV_CRIU = "GPUCKPT_CRIU"
-"""Names a criu program to use instead of looking for one."""
 
 Origin = Literal["environment", "prefix", "system"]
 
@@ -102,13 +98,13 @@ def find_criu() -> CriuProgram:
         None fits. `data["tried"]` maps every place that was looked at to why it was refused.
     """
     tried: dict[str, str] = {}
-    named = os.environ.get(ENV_CRIU)
+    named = settings.named_criu()
     if named:
         try:
             return _judge((named,), named, "environment")
         except _UnfitError as unfit:
             tried[named] = str(unfit)
-        raise _unavailable(tried, f"Correct {ENV_CRIU}, or unset it.")
+        raise _unavailable(tried, "Correct GPUCKPT_CRIU, or unset it.")
     prefix = settings.criu_prefix()
     try:
         return program_in_prefix(prefix)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 from .. import settings
@@ -46,21 +47,29 @@ Found = Literal["none", "running", "locked", "checkpointed", "gone"]
 """How `mend` found a process; ``gone``: it has ended."""
 
 
-def freeze(worker: CudaWorker, pids: Sequence[int]) -> None:
+def freeze(
+    worker: CudaWorker,
+    pids: Sequence[int],
+    described: Mapping[str, Any] | None = None,
+    taking: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext(),
+) -> None:
     """Lock, then checkpoint every process; on any failure undo all of it.
+
+    `described` is what `describe` says of the running processes, where that was asked already. Each is checkpointed
+    within the context that `taking` gives for its pid.
 
     Raises
     ------
     SaveFailed : a step failed and was undone; every process that still lives runs on.
     KernelLost : a step failed, and a process could not be brought back.
     """
-    processes: Sequence[Mapping[str, Any]] = ()
+    processes = (described or describe(worker, pids))["processes"]
     try:
-        processes = describe(worker, pids)["processes"]
         for pid in pids:
             worker.lock(pid, settings.lock_timeout())
         for pid in pids:
-            worker.checkpoint(pid)
+            with taking(pid):
+                worker.checkpoint(pid)
     except DriverError as error:
         mend(worker, pids, processes)
         raise _save_failed(error) from error

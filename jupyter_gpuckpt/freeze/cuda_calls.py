@@ -5,23 +5,17 @@ This side imports no CUDA package: the keeper stays small, and a driver that han
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import select
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from .. import settings
 from ..errors import DriverError
 from .gpu_processes import stopped
+from .line_program import LineProgram
 
 __all__ = ["CudaWorker", "Gpu", "State", "Usage"]
 
@@ -32,8 +26,6 @@ _QUERY_TIMEOUT = 30.0
 """Seconds that a call may take which only asks."""
 _LOCK_GRACE = 5.0
 """Seconds that `lock` may outlast its own time limit."""
-_DEATH_TIMEOUT = 5.0
-"""Seconds to wait for a killed worker; one that sits in the kernel's driver is left to itself."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +72,14 @@ class CudaWorker:
     """
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pending = b""
+        self._program: LineProgram | None = None
         self._turn = threading.Lock()
-        self._stderr: IO[bytes] | None = None
 
     @property
     def pid(self) -> int | None:
         """The worker's process id; None while none is running."""
-        process = self._process
-        return None if process is None or process.poll() is not None else process.pid
+        program = self._program
+        return None if program is None else program.pid
 
     def version(self) -> int:
         """Return the newest CUDA that the driver knows: 1000 * major + 10 * minor."""
@@ -151,13 +141,9 @@ class CudaWorker:
 
     def kill(self) -> None:
         """Kill the worker at once, also from another thread: a call under way fails."""
-        process = self._process
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_DEATH_TIMEOUT)
+        program = self._program
+        if program is not None:
+            program.kill()
 
     def __enter__(self) -> CudaWorker:
         return self
@@ -175,95 +161,47 @@ class CudaWorker:
         if pid is not None and stopped(pid):
             raise _error(call, pid, None, "STOPPED", "the process is stopped and cannot answer")
         with self._turn:
-            process = self._running(call, pid)
+            program = self._running(call, pid)
             if pid is not None:
                 arguments["pid"] = pid
-            request = json.dumps({"call": call, **arguments}).encode() + b"\n"
-            answer = self._exchange(process, request, call, pid, limit)
+            program.tell(json.dumps({"call": call, **arguments}).encode())
+            answer = self._answer(program, call, pid, limit)
         if "error" in answer:
             error = answer["error"]
             raise _error(call, pid, error["number"], error["name"], error["text"])
         return answer["value"]
 
-    def _running(self, call: str, pid: int | None) -> subprocess.Popen[bytes]:
-        if self._process is not None and self._process.poll() is None:
-            return self._process
+    def _running(self, call: str, pid: int | None) -> LineProgram:
+        if self._program is not None and self._program.pid is not None:
+            return self._program
         self._discard()
-        self._pending = b""
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - _discard closes it
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "jupyter_gpuckpt.freeze.cuda_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env=_every_gpu(os.environ),
-            start_new_session=True,  # neither a terminal's Ctrl-C nor the kernel's group reaches it
-        )
-        self._exchange(self._process, b"", call, pid, settings.driver_timeout())
-        return self._process
+        self._program = LineProgram("jupyter_gpuckpt.freeze.cuda_worker", environment=_every_gpu(os.environ))
+        self._answer(self._program, call, pid, settings.driver_timeout())
+        return self._program
 
-    def _exchange(
-        self,
-        process: subprocess.Popen[bytes],
-        request: bytes,
-        call: str,
-        pid: int | None,
-        limit: float,
-    ) -> dict[str, Any]:
-        """Send a request (a few hundred bytes: it fits a pipe) and return its answer."""
-        assert process.stdin is not None
+    def _answer(self, program: LineProgram, call: str, pid: int | None, limit: float) -> dict[str, Any]:
         try:
-            process.stdin.write(request)
-            process.stdin.flush()
-            line = self._line(process, time.monotonic() + limit)
-        except BrokenPipeError:
-            line = b""
+            line = program.hear(limit)
         except TimeoutError:
-            self.kill()
             self._discard()
             why = f"it did not return within {limit:g} s; the process that made it was killed"
             raise _error(call, pid, None, "TIMEOUT", why, timeout_s=limit) from None
         except BaseException:  # interrupted: its answer must not be taken for that of another call
-            self.kill()
             self._discard()
             raise
         if not line:
-            self.kill()
-            why = f"the process that made it ended: {self._last_words()}"
+            program.kill()
+            why = f"the process that made it ended: {program.last_words()}"
             self._discard()
             raise _error(call, pid, None, "WORKER_DIED", why)
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes:
-        """Return one line of the worker's, or nothing when it has ended."""
-        assert process.stdout is not None
-        pipe = process.stdout.fileno()
-        while b"\n" not in self._pending:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([pipe], [], [], left)[0]:
-                raise TimeoutError
-            read = os.read(pipe, 65536)
-            if not read:
-                return b""
-            self._pending += read
-        line, _, self._pending = self._pending.partition(b"\n")
-        return line
-
     def _discard(self) -> None:
-        process, self._process = self._process, None
-        stderr, self._stderr = self._stderr, None
-        pipes = () if process is None else (process.stdin, process.stdout)
-        for pipe in (*pipes, stderr):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-
-    def _last_words(self) -> str:
-        assert self._stderr is not None
-        self._stderr.seek(0)
-        lines = self._stderr.read().decode("utf-8", "replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "no word of why")
+        program, self._program = self._program, None
+        if program is not None:
+            program.kill()
+            program.close()
 
 
 def _every_gpu(environment: Mapping[str, str]) -> dict[str, str]:

@@ -19,6 +19,11 @@ _FIRST_CUDA = 12080
 _HOST_MARGIN = 512 << 20
 """Bytes of host memory that a checkpoint must leave: it takes more than the bare GPU memory."""
 
+_PEER_SAFE = 448 << 20
+"""Bytes up to which no single allocation was seen to stand in the way of peer access after a restore; 512 MiB does."""
+_CONTEXT = 1 << 30
+"""Bytes of GPU memory that a context takes at most, with the programs loaded into it (0.5 to 0.7 GiB with torch)."""
+
 _FORK_SETTLES = 0.2
 """Seconds after which a child that is about to start another program has done so."""
 
@@ -52,11 +57,12 @@ def freezable(worker: CudaWorker, pids: Iterable[int]) -> list[int]:
     return found
 
 
-def preflight(worker: CudaWorker, pids: Sequence[int], peers_off: Container[int] = ()) -> None:
+def preflight(worker: CudaWorker, pids: Sequence[int], peers: Mapping[int, Mapping[str, int]] | None = None) -> None:
     """Refuse a save of these CUDA processes that could not be done or could not be undone.
 
-    `peers_off` holds the processes of which it is known that no GPU of theirs has peer access to
-    another: a process with peer access checkpoints well and then cannot be restored.
+    `peers` holds the processes of which it is known that no GPU of theirs has peer access to another now: a process
+    with peer access checkpoints well and then cannot be restored. Where it was on before, the value says how many bytes
+    of GPU memory the process's allocators know of (``total``), and of the largest single allocation (``largest``).
 
     Raises
     ------
@@ -87,7 +93,7 @@ def preflight(worker: CudaWorker, pids: Sequence[int], peers_off: Container[int]
                 pid=pid,
             )
         used = _gpus_used(pid, usage)
-        if used > 1 and pid not in peers_off:
+        if used > 1 and pid not in (peers or {}):
             raise Refused(
                 _NOT_TOUCHED,
                 f"process {pid} uses {used} GPUs, and nothing says that they have no peer access "
@@ -96,6 +102,8 @@ def preflight(worker: CudaWorker, pids: Sequence[int], peers_off: Container[int]
                 pid=pid,
                 gpus=used,
             )
+        if peers and peers.get(pid):
+            _peers_can_be_had_back(pid, peers[pid], sum(_held(pid, gpus, usage).values()), used)
     _room_in_host_memory(pids, gpus, usage)
 
 
@@ -165,6 +173,26 @@ def _places(saved: Sequence[Mapping[str, Any]], gpus: Sequence[Gpu]) -> dict[str
     if len(saved) > 1 and len(saved) != len(gpus):
         raise _differs("number of GPUs", len(saved), len(gpus))
     return {old["uuid"]: new for old, new in zip(saved, gpus, strict=False)}
+
+
+def _peers_can_be_had_back(pid: int, known: Mapping[str, int], held: int, gpus: int) -> None:
+    """Refuse a process whose GPUs could not have access to each other again after a restore.
+
+    Measured (580.159, H200): `cuCtxEnablePeerAccess` then gives CUDA_ERROR_INVALID_HANDLE where an allocation of
+    `cudaMalloc` has 512 MiB or more, and works with smaller ones, and with expandable segments of any size.
+    """
+    if known["largest"] <= _PEER_SAFE and held - known["total"] <= gpus * _CONTEXT:
+        return
+    raise Refused(
+        _NOT_TOUCHED,
+        "copies between GPUs would not work afterwards: the driver does not give GPUs access to each other again "
+        f"where one allocation of GPU memory has more than {_PEER_SAFE >> 20} MiB (process {pid})",
+        "Have torch allocate in small pieces: restart the kernel, and run "
+        "`%env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before torch uses a GPU.",
+        pid=pid,
+        largest=known["largest"],
+        unknown=max(held - known["total"], 0),
+    )
 
 
 def _has_checkpoint_api(worker: CudaWorker, what: str = _NOT_TOUCHED) -> None:

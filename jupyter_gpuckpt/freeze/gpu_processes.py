@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from .processes import mapped_files
 
 __all__ = ["cuda_pids", "ended", "has_context", "has_device", "open_gpus", "stopped"]
 
 _LIBCUDA = re.compile(r"/libcuda\.so[.\d]*( \(deleted\))?$")
+_LOOKS, _BETWEEN_LOOKS = 20, 0.001
+"""How often, and after how many seconds again, a process is looked at that a tracer holds."""
 _GPU_FILE = re.compile(r"^/dev/nvidia(\d+)$")
 
 
@@ -28,18 +33,23 @@ def cuda_pids(pids: Iterable[int]) -> list[int]:
 
 def open_gpus(pid: int) -> list[int]:
     """Return the device numbers of the GPUs (``/dev/nvidiaN``) that a process has open."""
-    paths = {*_open_files(pid), *_mapped_files(pid)}
+    paths = {*_open_files(pid), *mapped_files(pid)}
     return sorted(int(m[1]) for m in map(_GPU_FILE.match, paths) if m)
 
 
 def has_context(pid: int) -> bool:
     """Return whether a process has a CUDA context: it alone maps ``/dev/nvidia-uvm``."""
-    return "/dev/nvidia-uvm" in _mapped_files(pid)
+    return "/dev/nvidia-uvm" in mapped_files(pid)
 
 
 def stopped(pid: int) -> bool:
-    """Return whether a process is stopped, by a signal or by a tracer."""
-    return _state(pid) in ("T", "t")
+    """Return whether a process is stopped, by a signal or by a tracer that holds it longer than for a system call."""
+    for _ in range(_LOOKS):
+        state = _state(pid)
+        if state != "t":
+            return state == "T"
+        time.sleep(_BETWEEN_LOOKS)
+    return True
 
 
 def ended(pid: int) -> bool:
@@ -62,7 +72,7 @@ def has_device(pid: int) -> bool:
 
 
 def _maps_libcuda(pid: int) -> bool:
-    return any(_LIBCUDA.search(path) for path in _mapped_files(pid))
+    return any(_LIBCUDA.search(path) for path in mapped_files(pid))
 
 
 def _open_files(pid: int) -> Iterator[str]:
@@ -75,14 +85,3 @@ def _open_files(pid: int) -> Iterator[str]:
             yield str(link.readlink())
         except (FileNotFoundError, ProcessLookupError):  # closed in between
             continue
-
-
-def _mapped_files(pid: int) -> Iterator[str]:
-    try:
-        with Path(f"/proc/{pid}/maps").open(encoding="utf-8", errors="surrogateescape") as maps:
-            for line in maps:
-                columns = line.rstrip("\n").split(maxsplit=5)
-                if len(columns) == 6:
-                    yield columns[5]
-    except (FileNotFoundError, ProcessLookupError):
-        return

@@ -169,14 +169,14 @@ def has_half_connection(images: Path) -> bool:
     return any(s.type == SOCK_STREAM and s.peer and s.peer not in here for s in sockets)
 
 
-def socket_folders(images: Path) -> set[Path]:
-    """Return the folders in which the tree has Unix sockets that are bound to an absolute path."""
+def socket_paths(images: Path) -> set[Path]:
+    """Return the absolute paths that Unix sockets of the tree are bound to."""
     names = [
         e.usk.name.rstrip(b"\0").decode("utf-8", "surrogateescape")
         for e in _entries((images / "files.img").read_bytes(), "file")
         if e.HasField("usk") and not e.usk.deleted
     ]
-    return {Path(name).parent for name in names if name.startswith("/")}
+    return {Path(name) for name in names if name.startswith("/")}
 
 
 def _listens(isk: Any) -> bool:
@@ -224,8 +224,17 @@ def rewrite_files(
 
 def highest_id(images: Path) -> int:
     """Return the highest id of a process, thread, group or session of the saved tree."""
-    tree = _entries((images / "pstree.img").read_bytes(), "pstree")
+    tree = _tree((images / "pstree.img").read_bytes()).values()
     return max(int(number) for e in tree for number in (e.pid, e.pgid, e.sid, *e.threads))
+
+
+def _tree(raw: bytes) -> dict[int, Any]:
+    """Return the entries of ``pstree.img`` by pid, parents before their children."""
+    tree = {e.pid: e for e in _entries(raw, "pstree")}
+    for pid, e in tree.items():
+        if len(e.threads) == 1:
+            e.threads[0] = pid  # for a zombie, criu writes whatever number stands in its memory
+    return tree
 
 
 def rewrite_tree(source: Path, target: Path) -> None:
@@ -235,7 +244,7 @@ def rewrite_tree(source: Path, target: Path) -> None:
     leaves the daemon to process 1: out of the kernel's tree, although the kernel is a subreaper.
     """
     raw = source.read_bytes()
-    tree = {e.pid: e for e in _entries(raw, "pstree")}  # parents come before their children
+    tree = _tree(raw)
     orphaned = {pid: e.sid for pid, e in tree.items() if e.sid not in tree}
     for pid, session in orphaned.items():
         parent = tree[pid].ppid

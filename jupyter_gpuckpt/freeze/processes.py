@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
@@ -95,6 +95,18 @@ def _status_number(pid: int, key: str) -> int:
     return 0
 
 
+def mapped_files(pid: int) -> Iterator[str]:
+    """Yield the path of every file that a process maps, once a mapping; none when it is gone."""
+    try:
+        with Path(f"/proc/{pid}/maps").open(encoding="utf-8", errors="surrogateescape") as maps:
+            for line in maps:
+                columns = line.rstrip("\n").split(maxsplit=5)
+                if len(columns) == 6:
+                    yield columns[5]
+    except (FileNotFoundError, ProcessLookupError):
+        return
+
+
 def resident_bytes(pids: Iterable[int]) -> int:
     """Return the resident memory of these processes together, in bytes."""
     pages = 0
@@ -116,6 +128,27 @@ def work_done(pid: int) -> tuple[int, int]:
     fields = stat[stat.rindex(")") + 2 :].split()
     written = next((int(line.split()[1]) for line in io.splitlines() if line.startswith("wchar:")), 0)
     return int(fields[11]) + int(fields[12]), written
+
+
+def unix_sockets() -> Iterator[tuple[int, str]]:
+    """Yield inode and name of every Unix socket that has one (proc(5), net/unix); the NUL of abstract ones is an @."""
+    for line in Path("/proc/net/unix").read_text("utf-8", "surrogateescape").splitlines()[1:]:
+        fields = line.split(maxsplit=7)
+        if len(fields) == 8:
+            yield int(fields[6]), fields[7]
+
+
+def sockets(pids: Iterable[int]) -> set[int]:
+    """Return the inodes of the sockets that these processes have open."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    kind, _, inode = str(fd.readlink()).partition(":")
+                    if kind == "socket":
+                        found.add(int(inode.strip("[]")))
+    return found
 
 
 def connections(ports: set[int]) -> int:

@@ -85,6 +85,21 @@ def check(
     return None
 
 
+def warnings(snapshot: Snapshot, leaving: Sequence[int]) -> list[str]:
+    """Return what the restore takes from other programs: paths that both they and the snapshot have Unix sockets at.
+
+    `leaving` are the processes that end before the restore. Paths in /dev/shm are each kernel's own.
+    """
+    wanted = {str(path) for path in images.socket_paths(snapshot.directory / "criu")}
+    ours = processes.sockets(leaving)
+    taken = {name for inode, name in processes.unix_sockets() if name in wanted and inode not in ours}
+    return [
+        f"Another program had a Unix socket at {path}; new connections now come to the restored kernel."
+        for path in sorted(taken)
+        if not path.startswith(_ELSEWHERE)
+    ]
+
+
 def _same_machine(saved: Mapping[str, Any], program: CriuProgram) -> None:
     here = platform.machine()
     if saved["arch"] != here:
@@ -180,7 +195,8 @@ def _has_build_id(path: Path, padded: bytes) -> bool:
 
 
 def _room_in_memory(manifest: Manifest, leaving: Sequence[int]) -> None:
-    needed = int(manifest.process["private_bytes"])
+    # What was in VRAM lies in memory, too, until it is on the GPU.
+    needed = int(manifest.process["private_bytes"]) + sum(cuda.needs(manifest.cuda).values())
     room = memory.available(os.getpid()) + processes.private_bytes(leaving)
     if needed > room:
         raise Refused(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -30,13 +31,14 @@ from ..errors import (
     RestoreFailed,
     SaveFailed,
 )
-from ..freeze import criu, cuda, images, processes
+from ..freeze import criu, cuda, images, pages, processes
 from ..freeze.criu_program import CriuProgram, find_criu, version_text
 from ..store import Manifest, Snapshot, Writer
-from . import fit, ports
+from ..store.retention import keep_last, keep_under
+from . import criu_logs, fit, ports
 from .link import AgentSilent, Link
 from .namespace import Namespace, run_path
-from .staging import Staging
+from .staging import Staging, fits_in_memory, vram_files
 from .summary import is_of, summary
 
 if TYPE_CHECKING:
@@ -47,20 +49,23 @@ log = logging.getLogger("gpuckpt.keeper")
 
 _T = TypeVar("_T")
 
-CRIU_IMAGES, SHARED_MEMORY, KERNEL_LOG = "criu", "shm.tar", "kernel.log"
-"""The parts of a snapshot: the folder of criu's images, what lies in /dev/shm, and the kernel's standard output."""
+CRIU_IMAGES, VRAM, SHARED_MEMORY, KERNEL_LOG = "criu", "vram", "shm.tar", "kernel.log"
+"""The parts of a snapshot: the folders of criu's images and of what was in VRAM, what lies in /dev/shm, and the
+kernel's standard output."""
 
 WORKING_COPY = "restore"
-"""In the kernel's folder, while a restore is under way: criu's images as they are to be restored here."""
+"""In the kernel's folder, while a restore is under way: the snapshot's files, where they do not fit in memory."""
 
 _LOG_ROOM = 1 << 16  # below so much free disk criu's log may have been lost, in bytes
+_AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
 _STALLED = 10.0  # how long the criu of a dead keeper may do nothing before it is killed, in seconds
 
 _AT_POST_DUMP = """#!/bin/sh
 # criu runs this at every stage of a dump. At this one the dump is done and the kernel still frozen: what lies in its
 # /dev/shm belongs to the same instant as its memory.
 [ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] || exit 0
-tar -c -f "$GPUCKPT_SNAPSHOT/shm.tar" --one-file-system --exclude=./gpuckpt --exclude=./gpuckpt-staging -C /dev/shm . &&
+tar -c -f "$GPUCKPT_SNAPSHOT/shm.tar" --one-file-system -C /dev/shm \\
+    --exclude=./gpuckpt --exclude=./gpuckpt-staging --exclude=./gpuckpt-vram . &&
 cp "$GPUCKPT_LOG" "$GPUCKPT_SNAPSHOT/kernel.log"
 """
 
@@ -142,35 +147,55 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     link = keeper.link
     assert link is not None
     program = await asyncio.to_thread(find_criu)
-    with await asyncio.to_thread(keeper.store.writer, operation.name, replace=bool(args.get("replace"))) as writer:
+    begin = functools.partial(
+        keeper.store.writer, operation.name, replace=bool(args.get("replace")), quota=settings.store_quota()
+    )
+    with await asyncio.to_thread(begin) as writer:
         await stages.enter("preparing the kernel")
+        # A kernel that is not prepared has nothing to put right but its hooks, and one of them may hang.
+        patience = 0.0
         try:
             agent = await stages.or_cancelled(_before_save(link, keeper.launch.agent))
+            patience = _AFTER_FAILURE
             staging, frozen = await _freeze(keeper, operation, writer, program, agent, stages)
         except (GpuckptError, OSError) as e:
             failure = e if isinstance(e, GpuckptError) else _not_saved(e)
-            await _after_save(link, keeper.launch.agent, failure)
+            await _after_save(link, keeper.launch.agent, failure, patience)
             raise failure from e
-        await _after_save(link, keeper.launch.agent, None)
+        await _after_save(link, keeper.launch.agent, None, settings.hook_timeout())
         try:
             await stages.enter("writing")
-            await asyncio.to_thread(staging.empty, stages.check)
-        except OSError as e:
-            raise _not_saved(e) from e
+            for folder, inside in ((staging.outside, CRIU_IMAGES), (staging.vram.outside, VRAM)):
+                if not folder.is_relative_to(writer.directory):
+                    writer.include(folder, inside)
+            manifest = await asyncio.to_thread(
+                writer.commit,
+                message=str(args.get("message") or ""),
+                parent=(keeper.state.parent or {}).get("id"),
+                kernel=_about_kernel(keeper, agent),
+                machine=_about_machine(program),
+                cuda=frozen.cuda,
+                process=frozen.process,
+                cut=pages.windows,
+                progress=stages.amount,
+            )
         finally:
             await asyncio.to_thread(staging.discard)
-        manifest = await asyncio.to_thread(
-            writer.commit,
-            message=str(args.get("message") or ""),
-            parent=(keeper.state.parent or {}).get("id"),
-            kernel=_about_kernel(keeper, agent),
-            machine=_about_machine(program),
-            cuda=frozen.cuda,
-            process=frozen.process,
-            progress=stages.amount,
-        )
     keeper.state.parent = {"name": manifest.name, "id": manifest.id}
+    await asyncio.to_thread(_remove_old, keeper)
     return {**summary(manifest), "seconds": stages.seconds()}
+
+
+def _remove_old(keeper: Keeper) -> None:
+    """Remove this kernel's old snapshots as the settings ask for; what cannot be removed stays."""
+    own = functools.partial(is_of, kernel_id=keeper.launch.kernel_id, notebook=keeper.launch.notebook)
+    try:
+        if (count := settings.keep_last()) is not None:
+            keep_last(keeper.store, count, own)
+        if (size := settings.keep_under()) is not None:
+            keep_under(keeper.store, size, own)
+    except GpuckptError:
+        log.exception("old snapshots could not be removed")
 
 
 def _not_saved(error: OSError) -> SaveFailed:
@@ -207,14 +232,14 @@ async def _before_save(link: Link, has_agent: bool) -> dict[str, Any]:
     return answer
 
 
-async def _after_save(link: Link, has_agent: bool, failure: GpuckptError | None) -> None:
-    """Have the agent undo its part; it is not waited for after a failure, which a hook that hangs may be."""
+async def _after_save(link: Link, has_agent: bool, failure: GpuckptError | None, patience: float) -> None:
+    """Have the agent undo its part, and wait until it has, for `patience` seconds at most."""
     if not has_agent:
         return
     arguments = {"error": failure.as_dict() if failure else None}
     try:
-        if failure is None:
-            await link.call("after_save", arguments, settings.hook_timeout())
+        if patience:
+            await link.call("after_save", arguments, patience)
         else:
             await link.send({"call": "after_save", "id": 0, "args": arguments})
     except AgentSilent:
@@ -247,8 +272,8 @@ async def _freeze(
     on_gpu = await asyncio.to_thread(cuda.freezable, worker, tree)
     described: dict[str, Any] = {}
     if on_gpu:
-        peers_off = {kernel} if agent.get("peers_off") else set()
-        await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers_off)
+        peers = {kernel: agent["peers"]} if "peers" in agent else {}
+        await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     private = processes.private_bytes(tree)
     process: dict[str, Any] = {
@@ -257,13 +282,12 @@ async def _freeze(
         "cuda": [processes.inner_pid(pid) for pid in on_gpu],
         "private_bytes": private,
     }
-    needed = private + sum(cuda.needs(described).values())
-    _room_for(keeper, needed)
+    in_vram = sum(cuda.needs(described).values())
+    _room_for(keeper, private + in_vram)
     held = described.get("processes", [])
     keeper.state.operation = {"kind": "save", "name": operation.name, "cuda": on_gpu, "held": held}
     keeper.save_state()
-    await stages.enter("freezing", cancellable=False)
-    staging = await asyncio.to_thread(Staging, space, writer.directory / CRIU_IMAGES, needed)
+    staging = await asyncio.to_thread(Staging, space, writer.directory / CRIU_IMAGES)
 
     def criu_runs(pid: int) -> None:
         # Written down so that the next keeper finds it, should this one be killed.
@@ -271,37 +295,44 @@ async def _freeze(
         keeper.state.operation["criu"] = pid
         keeper.note_state()
 
-    began = time.monotonic()
-    if on_gpu:
-        await asyncio.to_thread(cuda.freeze, worker, on_gpu)
     try:
-        await _run_criu(
-            space,
-            program,
-            criu.dump_arguments(keeper.state.kernel_pid, staging.inside, script, settings.criu_timeout()),
-            environment,
-            staging.outside / criu.DUMP_LOG,
-            keeper.folder.path / criu.DUMP_LOG,
-            SaveFailed("The kernel could not be saved; it goes on as before."),
-            criu_runs,
-        )
-    except BaseException:
-        staging.discard()
-        raise
-    finally:
         if on_gpu:
-            await asyncio.to_thread(_thaw_after_save, worker, on_gpu, described)
-    # Without GPU state, only criu stops the kernel, and for less long than it runs.
-    seconds = time.monotonic() - began if on_gpu else images.frozen_seconds(staging.outside)
-    if space.outer(keeper.state.kernel_pid) is None:
-        raise KernelLost("The kernel ended during the save.", "", "Restart it.")
-    if images.has_half_connection(staging.outside):
-        staging.discard()
-        raise SaveFailed(
-            "The kernel could not be saved; it goes on as before.",
-            "It waits for another program to accept a Unix connection: a restore of it would fail.",
-            "Close the connection, or wait until it is accepted, and save again.",
-        )
+            used = {one["pid"]: sum(one["used"].values()) for one in held}
+            await asyncio.to_thread(
+                staging.vram.prepare, {pid: (str(processes.inner_pid(pid)), used[pid]) for pid in on_gpu}
+            )
+        await stages.enter("freezing", cancellable=False)
+        began = time.monotonic()
+        if on_gpu:
+            await asyncio.to_thread(cuda.freeze, worker, on_gpu, described, staging.vram.taking)
+        try:
+            # VRAM that could not be had in files is in the processes, for criu to write.
+            staging.open_for(private + in_vram - staging.vram.taken(on_gpu))
+            await _run_criu(
+                space,
+                program,
+                criu.dump_arguments(keeper.state.kernel_pid, staging.inside, script, settings.criu_timeout()),
+                environment,
+                staging.outside / criu.DUMP_LOG,
+                SaveFailed("The kernel could not be saved; it goes on as before."),
+                criu_runs,
+            )
+        finally:
+            if on_gpu:
+                await asyncio.to_thread(_thaw_after_save, worker, on_gpu, described)
+        # Without GPU state, only criu stops the kernel, and for less long than it runs.
+        seconds = time.monotonic() - began if on_gpu else images.frozen_seconds(staging.outside)
+        if space.outer(keeper.state.kernel_pid) is None:
+            raise KernelLost("The kernel ended during the save.", "", "Restart it.")
+        if images.has_half_connection(staging.outside):
+            raise SaveFailed(
+                "The kernel could not be saved; it goes on as before.",
+                "It waits for another program to accept a Unix connection: a restore of it would fail.",
+                "Close the connection, or wait until it is accepted, and save again.",
+            )
+    except BaseException:
+        await asyncio.to_thread(staging.discard)
+        raise
     keeper.state.operation = None
     keeper.note_state()
     return staging, _Frozen(seconds, described, {**process, "frozen_seconds": seconds})
@@ -326,8 +357,7 @@ async def _run_criu(
     program: CriuProgram,
     arguments: Sequence[str],
     environment: Mapping[str, str],
-    written_log: Path,
-    kept_log: Path,
+    log_file: Path,
     failure: GpuckptError,
     started: Any = None,
 ) -> None:
@@ -347,18 +377,19 @@ async def _run_criu(
         status, why = 1, f"criu could not be started: {e}"
     if status == 0:
         return
-    with contextlib.suppress(OSError):
-        shutil.copyfile(written_log, kept_log)
-        kept_log.chmod(0o600)
-    said = criu.first_error(written_log)
-    if not said and shutil.disk_usage(written_log.parent).free < _LOG_ROOM:
-        said = f"No space left on the disk, not even for criu's log: {written_log.parent}"
+    kept_log = criu_logs.keep(log_file)
+    said = criu.first_error(log_file)
+    if not said and shutil.disk_usage(log_file.parent).free < _LOG_ROOM:
+        said = f"No space left on the disk, not even for criu's log: {log_file.parent}"
     if not why:
         ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         why = f"criu says: {said}" if said else f"criu {ended} and named no error"
     failure.why = why
-    failure.then = f"{criu.advice(said)} criu's log: {kept_log}"
-    failure.data.update(criu_status=status, criu_error=said, log=str(kept_log))
+    failure.then = criu.advice(said)
+    failure.data.update(criu_status=status, criu_error=said)
+    if kept_log is not None:
+        failure.then += f" criu's log: {kept_log}"
+        failure.data["log"] = str(kept_log)
     raise failure
 
 
@@ -400,37 +431,42 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     stages = _Stages(operation, tell)
     name = operation.name = operation.name or _latest(keeper)
     await stages.enter("verifying")
-    with await asyncio.to_thread(keeper.store.open, name, stages.amount) as snapshot:
+    new = await _Arrival.prepare(keeper, await asyncio.to_thread(keeper.store.get, name))
+    try:
+        snapshot = await asyncio.to_thread(keeper.store.open, name, new.files, stages.amount, {VRAM: new.vram})
         await stages.enter("checking")
         program = await asyncio.to_thread(find_criu)
         old = keeper.namespace()
         leaving = processes.descendants(old.pid)
         gpu_map = await asyncio.to_thread(fit.check, snapshot, keeper.launch, keeper.worker, program, leaving)
-        asked = args if "cell" in args else await _interrupted_cell(keeper)
-        new = await _Arrival.prepare(keeper, snapshot)
-        try:
-            await stages.enter("restoring", cancellable=False)
-            peers = ports.peers(keeper.launch.connection_file)
-            keeper.namespace()  # it may have ended meanwhile
-            keeper.state.operation = {"kind": "restore", "name": name, "asked": asked, "peers": peers}
-            keeper.save_state()
-        except BaseException:
-            await new.discard()
-            raise
-        try:
-            # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
-            await keeper.give_up()
-            await _put_in_place(keeper, snapshot, new, program, gpu_map)
-            result = {**summary(snapshot.manifest), "restored": True}
-            operation.answering = True
-            await _resume(new.link, snapshot, asked, peers, result, stages)
-        except (GpuckptError, OSError) as e:
-            log.exception("the restore of %r failed", name)
-            await new.discard()
-            operation.answering = True
-            raise await _start_afresh(keeper, snapshot.manifest.name, asked, peers, e) from e
-        finally:
-            shutil.rmtree(keeper.folder.path / WORKING_COPY, ignore_errors=True)
+        warnings = await asyncio.to_thread(fit.warnings, snapshot, leaving)
+        await new.furnish(snapshot)
+        await stages.enter("restoring", cancellable=False)
+        peers = ports.peers(keeper.launch.connection_file)
+        keeper.namespace()  # it may have ended meanwhile
+        asked = await _interrupted(keeper, args)
+        keeper.state.operation = {"kind": "restore", "name": name, "asked": asked, "peers": peers}
+        keeper.save_state()
+    except BaseException:
+        await new.discard()
+        raise
+    try:
+        # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
+        await keeper.give_up()
+        await _put_in_place(keeper, snapshot, new, program, gpu_map, peers)
+        # criu is done with them, and the memory that they lie in may be much.
+        tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
+        result = {**summary(snapshot.manifest), "restored": True, "warnings": warnings}
+        operation.answering = True
+        await _resume(new.link, snapshot, asked, result, stages)
+        await tidying
+    except (GpuckptError, OSError) as e:
+        log.exception("the restore of %r failed", name)
+        await new.discard()
+        operation.answering = True
+        raise await _start_afresh(keeper, snapshot.manifest.name, asked, peers, e) from e
+    finally:
+        await asyncio.to_thread(snapshot.close)
     keeper.state.parent = {"name": snapshot.manifest.name, "id": snapshot.manifest.id}
     return {**result, "seconds": stages.seconds()}
 
@@ -449,15 +485,19 @@ def _latest(keeper: Keeper) -> str:
     return (own or manifests)[0].name
 
 
-async def _interrupted_cell(keeper: Keeper) -> dict[str, Any]:
-    """Ask the kernel which cell runs in it, when the restore was not asked for by a cell."""
+async def _interrupted(keeper: Keeper, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask the kernel which cells it leaves unanswered: the one that asked, or else runs, and those behind it.
+
+    As late as can be: cells that come to the kernel afterwards are lost with it.
+    """
+    asked = {"cell": args["cell"]} if "cell" in args else {}
     if not keeper.launch.agent or keeper.link is None:
-        return {}
+        return asked
     try:
         found: dict[str, Any] = await keeper.link.call("interrupted", {}, 2.0)
     except AgentSilent:
-        return {}
-    return found
+        return asked
+    return {"cell": args["cell"], "queued": found["queued"]} if asked else found
 
 
 @dataclass
@@ -466,43 +506,57 @@ class _Arrival:
 
     space: Namespace
     link: Link
+    files: Path
+    """Where the snapshot's files are put, as the keeper names it."""
+    files_inside: str
+    """The same folder, as the namespace names it."""
 
     @classmethod
-    async def prepare(cls, keeper: Keeper, snapshot: Snapshot) -> _Arrival:
-        """Start a sleeper and give it the run folder and the /dev/shm of the snapshot."""
+    async def prepare(cls, keeper: Keeper, manifest: Manifest) -> _Arrival:
+        """Start a sleeper, and choose where it gets the snapshot's files: in its memory, or on the disk."""
+        contents = await asyncio.to_thread(keeper.store.contents, manifest)
+        needed = sum(contents.size_of(path) for path in contents.files if not path.startswith(VRAM + "/"))
+        space, link = await keeper.new_namespace()
+        if fits_in_memory(space, needed):
+            inside = settings.NAMESPACE_STAGING_DIR
+            return cls(space, link, space.path(inside), inside)
+        folder = keeper.folder.path / WORKING_COPY
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # of a restore whose keeper was killed
+        return cls(space, link, folder, str(folder))
 
-        def furnish(run_dir: Path) -> None:
-            shutil.copyfile(snapshot.directory / KERNEL_LOG, run_dir / KERNEL_LOG)
-            (run_dir / KERNEL_LOG).chmod(0o600)
+    @property
+    def vram(self) -> Path:
+        """Where the snapshot's VRAM is put, as the keeper names it: the processes take it from there."""
+        return vram_files(self.space).outside
 
-        arrival = cls(*await keeper.new_namespace(furnish))
-        try:
-            # tar keeps what counts here: owners, modes, and several names of one semaphore's file.
-            unpack = await asyncio.create_subprocess_exec(
-                "tar",
-                "-x",
-                "-p",
-                "-f",
-                str(snapshot.directory / SHARED_MEMORY),
-                "-C",
-                str(arrival.space.shared_memory),
-                stdin=asyncio.subprocess.DEVNULL,
+    async def furnish(self, snapshot: Snapshot) -> None:
+        """Give the sleeper the run folder and the /dev/shm of the snapshot."""
+        kernel_log = self.space.run_dir / KERNEL_LOG
+        shutil.copyfile(snapshot.directory / KERNEL_LOG, kernel_log)
+        kernel_log.chmod(0o600)
+        # tar keeps what counts here: owners, modes, and several names of one semaphore's file.
+        unpack = await asyncio.create_subprocess_exec(
+            "tar",
+            "-x",
+            "-p",
+            "-f",
+            str(snapshot.directory / SHARED_MEMORY),
+            "-C",
+            str(self.space.shared_memory),
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+        if await unpack.wait() != 0:
+            raise Refused(
+                "The snapshot was not restored; nothing was touched.",
+                "Its shared memory (/dev/shm) could not be put in place.",
+                "Check with `df /dev/shm` that there is room for it.",
             )
-            if await unpack.wait() != 0:
-                raise Refused(
-                    "The snapshot was not restored; nothing was touched.",
-                    "Its shared memory (/dev/shm) could not be put in place.",
-                    "Check with `df /dev/shm` that there is room for it.",
-                )
-        except BaseException:
-            await arrival.discard()
-            raise
-        return arrival
 
     async def discard(self) -> None:
         """End it and everything in it."""
         self.link.close()
         await self.space.kill()
+        await asyncio.to_thread(shutil.rmtree, self.files, ignore_errors=True)
 
 
 async def _put_in_place(
@@ -511,11 +565,12 @@ async def _put_in_place(
     new: _Arrival,
     program: CriuProgram,
     gpu_map: Mapping[str, str] | None,
+    peers: Mapping[str, int],
 ) -> None:
     """Have criu restore the tree into the new sleeper, and the driver its GPU state."""
     manifest = snapshot.manifest
-    work = keeper.folder.path / WORKING_COPY
-    _working_copy(snapshot.directory / CRIU_IMAGES, work, manifest, keeper.launch.connection_file)
+    work = snapshot.directory / CRIU_IMAGES
+    _make_ready(work, manifest, keeper.launch.connection_file)
     # Waiting in the FIFO when the kernel wakes: it must know its new key before the first message comes.
     connection = json.loads(Path(keeper.launch.connection_file).read_text())
     await new.link.send(
@@ -526,18 +581,19 @@ async def _put_in_place(
                 "connection": connection,
                 "connection_file": keeper.launch.connection_file,
                 "kernel_id": keeper.launch.kernel_id,
+                "peers": dict(peers),
             },
         }
     )
     # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
-    await new.space.set_last_pid(images.highest_id(snapshot.directory / CRIU_IMAGES) + 1)
+    await new.space.set_last_pid(images.highest_id(work) + 1)
+    inside = Path(new.files_inside, CRIU_IMAGES)
     await _run_criu(
         new.space,
         program,
-        criu.restore_arguments(work, work / criu.RESTORE_LOG),
+        criu.restore_arguments(inside, inside / criu.RESTORE_LOG),
         program.environment(),
         work / criu.RESTORE_LOG,
-        keeper.folder.path / criu.RESTORE_LOG,
         RestoreFailed("The snapshot could not be restored."),
     )
     pid = int(manifest.process["pid"])
@@ -546,24 +602,20 @@ async def _put_in_place(
         raise RestoreFailed("The snapshot could not be restored.", "A process of it did not come back.")
     if on_gpu:
         await asyncio.to_thread(cuda.thaw, keeper.worker, on_gpu, gpu_map, cuda.needs(manifest.cuda))
+        await asyncio.to_thread(vram_files(new.space).discard)
     await new.space.adopt(pid)
     keeper.hold(new.space, new.link, pid)
     new.link.hello.set_result({})
 
 
-def _working_copy(source: Path, work: Path, manifest: Manifest, connection_file: str) -> None:
-    """Make criu's images ready to be restored here: links to the snapshot's, and a ``files.img`` for this kernel."""
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(mode=0o700)
-    for image in source.iterdir():
-        if image.name not in ("files.img", "pstree.img") and image.suffix == ".img":
-            (work / image.name).symlink_to(image)
-    images.rewrite_tree(source / "pstree.img", work / "pstree.img")
-    for folder in images.socket_folders(source):
+def _make_ready(work: Path, manifest: Manifest, connection_file: str) -> None:
+    """Make criu's images ready to be restored here: what differs from one kernel to the next is written anew."""
+    images.rewrite_tree(work / "pstree.img", work / "pstree.img")
+    for path in images.socket_paths(work):
         # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     images.rewrite_files(
-        source / "files.img",
+        work / "files.img",
         work / "files.img",
         port=ports.Choice(manifest.kernel["connection"], connection_file),
         abstract_name=ports.free_abstract_name,
@@ -575,7 +627,6 @@ async def _resume(
     link: Link,
     snapshot: Snapshot,
     asked: Mapping[str, Any],
-    peers: Mapping[str, int],
     result: Mapping[str, Any],
     stages: _Stages,
 ) -> None:
@@ -584,7 +635,6 @@ async def _resume(
         return
     arguments = {
         "asked": dict(asked),
-        "peers": dict(peers),
         "result": dict(result),
         "asked_at": time.time() - stages.seconds(),
     }
@@ -661,6 +711,7 @@ async def recover(keeper: Keeper) -> None:
     if left.get("kind") == "save":
         await _end_criu(keeper.namespace(), left.get("criu"))
         await asyncio.to_thread(cuda.mend, keeper.worker, left.get("cuda", []), left.get("held", []))
+        await asyncio.to_thread(vram_files(keeper.namespace()).discard)
     with contextlib.suppress(GpuckptError):
         await asyncio.to_thread(keeper.store.collect)
     if left.get("fresh"):

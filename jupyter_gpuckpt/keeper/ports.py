@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import socket
 from collections.abc import Mapping
@@ -62,9 +63,7 @@ def _is_free(port: int) -> bool:
 
 def free_abstract_name(name: bytes) -> bytes:
     """Return the abstract socket name itself, or a fresh one if somebody has it (proc(5), net/unix)."""
-    shown = b"@" + name.rstrip(b"\0").replace(b"\0", b"@")
-    for line in Path("/proc/net/unix").read_bytes().splitlines()[1:]:
-        fields = line.split(maxsplit=7)
-        if len(fields) == 8 and fields[7].rstrip(b"@") == shown.rstrip(b"@"):
-            return b"gpuckpt-" + secrets.token_hex(8).encode()
+    shown = "@" + os.fsdecode(name.rstrip(b"\0").replace(b"\0", b"@"))
+    if any(other.rstrip("@") == shown.rstrip("@") for _, other in processes.unix_sockets()):
+        return b"gpuckpt-" + secrets.token_hex(8).encode()
     return name

@@ -20,13 +20,14 @@ from typing import Any
 from .. import settings
 from ..errors import Busy, GpuckptError, KernelLost
 from ..freeze import cuda, processes
+from ..lock_files import KEEPER_LOCK
 from ..store import Store
 from . import operations
 from .link import AgentSilent, Link
 from .namespace import FIRST_PID, Namespace, run_path
 from .protocol import LINE_LIMIT, peer_uid, short_path
-from .record import LOCK, SOCKET, KernelFolder, Operation
-from .summary import details, summary
+from .record import SOCKET, KernelFolder, Operation
+from .summary import details, listing
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -75,7 +76,7 @@ class Keeper:
     def new_link(self, run_dir: Path) -> Link:
         """Make the FIFOs of a run folder and listen to them; the agent sees by the lock whether this keeper lives."""
         with contextlib.suppress(FileExistsError):
-            (run_dir / LOCK).hardlink_to(self.folder.path / LOCK)
+            (run_dir / KEEPER_LOCK).hardlink_to(self.folder.path / KEEPER_LOCK)
         return Link(run_dir, self._on_agent_request)
 
     async def new_namespace(self, furnish: Callable[[Path], None] = lambda _: None) -> tuple[Namespace, Link]:
@@ -283,11 +284,7 @@ class Keeper:
         if op == "restore":
             return await self._exclusively("restore", str(args.get("name") or ""), operations.restore, args, tell)
         if op == "list":
-            manifests, faults = await asyncio.to_thread(self.store.scan)
-            return {
-                "snapshots": [summary(m) for m in manifests],
-                "faults": [fault.as_dict() for fault in faults],
-            }
+            return await asyncio.to_thread(listing, self.store)
         if op == "show":
             return details(await asyncio.to_thread(self.store.get, str(args["name"])))
         if op == "rm":

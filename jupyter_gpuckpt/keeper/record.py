@@ -17,15 +17,10 @@ from typing import Any
 
 from .. import settings
 from ..freeze.processes import start_time
+from ..lock_files import KEEPER_LOCK, is_locked
 from .protocol import listener_pid
 
-LAUNCH, STATE, LOCK, SOCKET, LOG = (
-    "launch.json",
-    "state.json",
-    "keeper.lock",
-    "keeper.sock",
-    "keeper.log",
-)
+LAUNCH, STATE, SOCKET, LOG = "launch.json", "state.json", "keeper.sock", "keeper.log"
 _SLEEPERS = "run-*.sock"
 """The sockets of sleepers: each stands beside its run folder."""
 
@@ -133,7 +128,7 @@ class KernelFolder:
 
         It is passed on to the keeper, and held for as long as any process has it open.
         """
-        fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        fd = os.open(self.path / KEEPER_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         deadline = time.monotonic() + _LOOK
         while True:
             try:
@@ -147,7 +142,7 @@ class KernelFolder:
 
     def has_keeper(self) -> bool:
         """Tell whether a keeper lives: it holds a lock for as long as it does."""
-        return is_locked(self.path / LOCK)
+        return is_locked(self.path / KEEPER_LOCK)
 
     def sleepers(self) -> list[int]:
         """Return the pid of every sleeper of this kernel that lives; there are two in the middle of a restore."""
@@ -168,21 +163,6 @@ class KernelFolder:
     def remove(self) -> None:
         """Delete the folder and all in it."""
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-def is_locked(path: Path) -> bool:
-    """Tell whether somebody holds this lock file; looking does not get in the way of others who look."""
-    try:
-        fd = os.open(path, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def _boot() -> str:

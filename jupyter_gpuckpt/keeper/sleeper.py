@@ -29,7 +29,9 @@ CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
 MS_BIND, MS_REC, MS_SLAVE = 0x1000, 0x4000, 0x80000
 PR_SET_CHILD_SUBREAPER = 36
-NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"  # the same as in settings.py, which this program must not import
+# The same as in settings.py, which this program must not import:
+NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"
+NAMESPACE_VRAM_DIR = "/dev/shm/gpuckpt-vram"
 
 LINE_LIMIT = 16 << 20  # bytes: a program's arguments and environment travel in a line
 
@@ -62,6 +64,13 @@ def _furnish(run_dir: str) -> None:
     _mount("gpuckpt", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
     os.mkdir(NAMESPACE_RUN_DIR, 0o700)
     _mount(run_dir, NAMESPACE_RUN_DIR, "none", MS_BIND)
+    # Whoever writes here has seen to it that there is memory: the usual half of it may be too little.
+    os.mkdir(NAMESPACE_VRAM_DIR, 0o700)
+    room = "mode=0700,size=100%"
+    try:
+        _mount("gpuckpt-vram", NAMESPACE_VRAM_DIR, "tmpfs", MS_NOSUID | MS_NODEV, f"{room},huge=always")
+    except OSError:  # a kernel without transparent huge pages
+        _mount("gpuckpt-vram", NAMESPACE_VRAM_DIR, "tmpfs", MS_NOSUID | MS_NODEV, room)
 
 
 class Sleeper:

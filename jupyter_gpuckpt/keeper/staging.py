@@ -1,58 +1,62 @@
-"""Where criu writes while the kernel stands still: memory, where there is plenty, and the snapshot's folder otherwise.
+"""Where a kernel's bytes lie before they are stored and while they are restored: in memory, where there is plenty.
 
-A disk that is busy writing earlier snapshots would hold up a frozen kernel. The memory is the sleeper's own /dev/shm:
-it is freed when the images have been copied, and at the latest with the namespace.
+A disk that is busy writing earlier snapshots would hold up a frozen kernel. The memory is the sleeper's own: it is
+freed when the bytes have been stored or restored, and at the latest with the namespace.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from .. import settings
 from ..freeze import memory
+from ..freeze.vram import VramFiles
 from .namespace import Namespace
 
 _SHARE = 4
-"""A save takes one part in this many of the memory that is free, at most; else it goes to the disk directly."""
+"""criu's images take one part in this many of the memory that is free, at most; else they go to the disk directly."""
 _SLACK = 64 << 20
 """Bytes that images need beside the memory of the processes: page tables, files, logs."""
-_BLOCK = 16 << 20
+
+
+def vram_files(space: Namespace) -> VramFiles:
+    """Return the files in which a namespace's processes have their VRAM while it is not on a GPU."""
+    return VramFiles(space.path(settings.NAMESPACE_VRAM_DIR), settings.NAMESPACE_VRAM_DIR)
+
+
+def fits_in_memory(space: Namespace, needed: int) -> bool:
+    """Tell whether criu's images of so many bytes should lie in the namespace's memory for a while."""
+    room = min(memory.available(os.getpid()) // _SHARE, shutil.disk_usage(space.shared_memory).free)
+    return needed + _SLACK < room
 
 
 class Staging:
-    """The folder that criu writes into: `inside` as the namespace names it, `outside` as the keeper does."""
+    """What one save has taken, until it is stored; `images` is the folder for criu's where there is no memory.
 
-    def __init__(self, space: Namespace, folder: Path, needed: int) -> None:
-        """Choose for a tree that holds `needed` bytes; `folder` is the snapshot's, in which the images end up."""
-        self._folder = folder
-        folder.mkdir(mode=0o700)
-        self.outside, self.inside = folder, str(folder)
-        in_memory = space.path(settings.NAMESPACE_STAGING_DIR)
-        shutil.rmtree(in_memory, ignore_errors=True)  # of a save whose keeper was killed
-        if needed + _SLACK < min(memory.available(os.getpid()) // _SHARE, shutil.disk_usage(in_memory.parent).free):
-            in_memory.mkdir(mode=0o700)
-            self.outside, self.inside = in_memory, settings.NAMESPACE_STAGING_DIR
+    Attributes
+    ----------
+    vram : the files that VRAM goes into.
+    outside, inside : the folder that criu writes into, as the keeper names it and as the namespace does; known once it
+        is `open_for` so many bytes.
+    """
 
-    def empty(self, check: Callable[[], None]) -> None:
-        """Bring the images into the snapshot's folder; `check` is called often, and may stop it by raising.
+    def __init__(self, space: Namespace, images: Path) -> None:
+        self._space = space
+        self._memory = space.path(settings.NAMESPACE_STAGING_DIR)
+        self.outside, self.inside = images, str(images)
+        shutil.rmtree(self._memory, ignore_errors=True)  # of a save whose keeper was killed
+        self.vram = vram_files(space)
+        self.vram.discard()
 
-        Raises
-        ------
-        OSError : the disk is full or broken.
-        """
-        if self.outside == self._folder:
-            return
-        for image in self.outside.iterdir():
-            with image.open("rb") as source, (self._folder / image.name).open("xb") as target:
-                while block := source.read(_BLOCK):
-                    check()
-                    target.write(block)
-            image.unlink()
+    def open_for(self, needed: int) -> None:
+        """Choose where criu writes so many bytes."""
+        if fits_in_memory(self._space, needed):
+            self.outside, self.inside = self._memory, settings.NAMESPACE_STAGING_DIR
+        self.outside.mkdir(mode=0o700)
 
     def discard(self) -> None:
         """Free the memory."""
-        if self.outside != self._folder:
-            shutil.rmtree(self.outside, ignore_errors=True)
+        self.vram.discard()
+        shutil.rmtree(self._memory, ignore_errors=True)

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from ..store import Manifest
+from .. import __version__
+from ..store import Labels, Manifest, Store
+
+
+def listing(store: Store) -> dict[str, Any]:
+    """Return all snapshots, newest first, each with its tags and pin, and what is wrong with those that are damaged.
+
+    Raises
+    ------
+    StoreError : the store cannot be read.
+    """
+    snapshots, faults = store.listed(summary, __version__)
+    labels = {snapshot_id: asdict(one) for snapshot_id, one in store.all_labels().items()}
+    nothing = asdict(Labels())
+    newest_first = sorted(snapshots, key=lambda said: (said["created"], said["name"]), reverse=True)
+    return {
+        "snapshots": [{**said, **labels.get(said["id"], nothing)} for said in newest_first],
+        "faults": [fault.as_dict() for fault in faults],
+    }
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:
@@ -15,6 +34,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "message": manifest.message,
         "created": manifest.created,
         "size": manifest.size,
+        "stored": manifest.stored,
         "parent": manifest.parent,
         "notebook": manifest.kernel.get("notebook", ""),
         "kernel_id": manifest.kernel.get("kernel_id", ""),
@@ -44,3 +64,9 @@ def is_of(manifest: Manifest, kernel_id: str, notebook: str) -> bool:
     """Tell whether a snapshot was saved from this kernel, or from its notebook where that is known."""
     kernel = manifest.kernel
     return kernel.get("kernel_id") == kernel_id or bool(notebook and kernel.get("notebook") == notebook)
+
+
+def is_of_notebook(manifest: Manifest, notebook: str) -> bool:
+    """Tell whether a snapshot was saved from a notebook with this path, the end of it, or this name."""
+    saved = "/" + str(manifest.kernel.get("notebook", ""))
+    return saved.endswith((f"/{notebook}", f"/{notebook}.ipynb"))

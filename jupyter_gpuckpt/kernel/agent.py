@@ -7,7 +7,6 @@ same path in the new run folder. The messages are described in `keeper/link.py`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import logging
@@ -23,8 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .. import settings
 from ..errors import GpuckptError, KeeperGone, RestoreFailed
-from . import devices, hooks, show
+from ..lock_files import KEEPER_LOCK, is_locked
+from . import debugger, devices, hooks, show
 from .builtin_hooks import Housekeeping
 from .cells import Asked, Cells, wait_for_peers
 
@@ -32,6 +33,9 @@ log = logging.getLogger("gpuckpt.agent")
 
 _ALIVE_EVERY = 0.5  # how often a waiting request looks whether the keeper still lives, in seconds
 _QUIET = 10.0  # after how long a silence a keeper, which is heard of every two seconds, is taken to hang, in seconds
+
+_MENDING = 5.0  # how long a restored kernel waits for the debugger to be mended, in seconds
+_CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -61,6 +65,9 @@ class Agent:
         self._waiting: dict[int, _Waiting] = {}
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._saving = False
+        self._clients: dict[str, int] = {}
+        self._mended = threading.Event()
+        self._mended.set()
         self._ids = itertools.count(1)
         self._sending = threading.RLock()
         self._in = os.open(run_dir / "to-kernel", os.O_RDWR)
@@ -69,8 +76,10 @@ class Agent:
     def start(self) -> None:
         """Say hello to the keeper and listen to it from now on."""
         devices.drop_in_children()
-        threading.Thread(target=self._listen, name="gpuckpt-agent", daemon=True).start()
-        threading.Thread(target=self._do_calls, name="gpuckpt-hooks", daemon=True).start()
+        for name, work in (("gpuckpt-agent", self._listen), ("gpuckpt-hooks", self._do_calls)):
+            thread: Any = threading.Thread(target=work, name=name, daemon=True)
+            thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # the debugger must not stop it
+            thread.start()
         self._send({"hello": {"pid": self._pid}})
 
     # -- what the kernel asks of the keeper
@@ -110,7 +119,7 @@ class Agent:
             try:
                 message = waiting.messages.get(timeout=_ALIVE_EVERY)
             except queue.Empty:
-                if not self._keeper_lives():
+                if not is_locked(self._run_dir / KEEPER_LOCK):
                     raise _broken_off(waiting.op, "The kernel gets a new one by itself within seconds.") from None
                 quiet += _ALIVE_EVERY
                 if quiet >= _QUIET:
@@ -133,19 +142,6 @@ class Agent:
                 raise GpuckptError.from_dict(message["error"])
             else:
                 return message.get("result")
-
-    def _keeper_lives(self) -> bool:
-        try:
-            fd = os.open(self._run_dir / "keeper.lock", os.O_RDWR)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
 
     def _send(self, message: dict[str, Any]) -> None:
         data = memoryview(json.dumps(message, default=str).encode() + b"\n")
@@ -235,6 +231,7 @@ class Agent:
             self._after_save(_broken_off("save", "Save again.").as_dict())
 
     def _before_save(self) -> dict[str, Any]:
+        debugger.refuse_stopped(self._kernel)
         self._saving = True
         hooks.run_before()
         import ipykernel
@@ -253,36 +250,44 @@ class Agent:
     def _after_save(self, error: dict[str, Any] | None) -> None:
         """The freeze is over in the kernel that was saved, or it did not come to one."""
         self._saving = False
-        self._housekeeping.after(restored=False)
+        faults = self._housekeeping.after(restored=False)
         failure = GpuckptError.from_dict(error) if error else None
-        for fault in hooks.run_after(hooks.Resumed(restored=False, error=failure)):
+        for fault in [*faults, *hooks.run_after(hooks.Resumed(restored=False, error=failure))]:
             print(fault, file=sys.stderr)
 
-    def _identity(self, connection: dict[str, Any], connection_file: str, kernel_id: str) -> None:
-        """Become the kernel of this connection: its key, its ports."""
+    def _identity(
+        self, connection: dict[str, Any], connection_file: str, kernel_id: str, peers: dict[str, int]
+    ) -> None:
+        """Become the kernel of this connection: its key, its ports, its clients."""
+        self._clients = peers
         kernel, app = self._kernel, self._kernel.parent
         kernel.session.key = str(connection["key"]).encode()
         if app is not None:
             app.connection_file = connection_file
-            for channel in ("shell", "iopub", "stdin", "control", "hb"):
-                setattr(app, f"{channel}_port", connection[f"{channel}_port"])
-            kernel.record_ports(app.ports)
+            ports = {f"{channel}_port": connection[f"{channel}_port"] for channel in _CHANNELS}
+            for name, port in ports.items():
+                setattr(app, name, port)
+            kernel.record_ports(ports)
+            # Before the first request that comes: the control thread reads them.
+            self._mended.clear()
+            kernel.control_thread.io_loop.add_callback(debugger.mend, kernel, self._mended)
 
     def _interrupted(self) -> Asked:
-        asked = self.cells.describe()
-        asked["from_outside"] = True
-        return asked
+        return {**self.cells.describe(), "queued": self.cells.queued(), "from_outside": True}
 
-    def _resumed(self, asked: Asked, peers: dict[str, int], result: dict[str, Any], asked_at: float) -> dict[str, Any]:
+    def _resumed(self, asked: Asked, result: dict[str, Any], asked_at: float) -> dict[str, Any]:
         """This kernel was just restored: run the hooks, and answer the cell that asked for it."""
         self._saving = False
-        self._housekeeping.after(restored=True)
-        faults = hooks.run_after(hooks.Resumed(restored=True))
-        if asked.get("cell"):
-            self._wait_for_peers(peers)
+        self._mended.wait(_MENDING)
+        faults = self._housekeeping.after(restored=True)
+        faults += hooks.run_after(hooks.Resumed(restored=True))
+        if asked.get("cell") or asked.get("queued"):
+            self._wait_for_clients()
         account = show.Restored(result, asked_at, faults)
         if asked.get("cell"):
             self._answer_restored(asked, account)
+        else:
+            self.cells.refuse_queued(asked)
         for waiting in list(self._waiting.values()):
             if waiting.op == "save":
                 waiting.messages.put({"result": result})
@@ -290,10 +295,21 @@ class Agent:
                 waiting.messages.put({"error": _overtaken(waiting.op).as_dict()})
         return {"faults": faults}
 
-    def _wait_for_peers(self, peers: dict[str, int]) -> None:
-        """Wait for as many connections as the channels (named as in a connection file) had before."""
+    def request_came(self) -> None:
+        """Wait, before the first request after a restore, for clients to hear what comes of it (called by the kernel).
+
+        A client subscribes again only when it looks at its outputs. One that was not looking during the restore does so
+        now, after its request: what the kernel says before that is lost to it.
+        """
+        if self._clients:
+            self._wait_for_clients()
+            self._clients = {}
+
+    def _wait_for_clients(self) -> None:
+        """Wait for as many connections as the channels (named as in a connection file) had before the restore."""
         app = self._kernel.parent
-        wait_for_peers({getattr(app, channel): count for channel, count in peers.items()})
+        if wait_for_peers({getattr(app, channel): count for channel, count in self._clients.items()}):
+            self._clients = {}
 
     def _answer_restored(self, asked: Asked, account: show.Restored) -> None:
         self.cells.show(asked, account.mime())
@@ -314,7 +330,8 @@ class Agent:
 
     def _answer(self, asked: Asked, peers: dict[str, int], error: dict[str, Any]) -> None:
         """This kernel is fresh, in place of one whose restore failed: say so to the cell that asked."""
-        self._wait_for_peers(peers)
+        self._clients = peers
+        self._wait_for_clients()
         self.cells.answer(asked, show.error_content(GpuckptError.from_dict(error)))
         self.cells.refuse_queued(asked)
 
@@ -350,8 +367,6 @@ def _overtaken(op: str) -> GpuckptError:
 
 def start_agent(kernel: Any) -> Agent | None:
     """Start the agent of a kernel that a keeper holds; None in a plain kernel."""
-    from .. import settings
-
     run_dir = os.environ.get(settings.ENV_RUN_DIR)
     if not run_dir or not Path(run_dir, "to-kernel").exists():
         return None

@@ -7,7 +7,7 @@ import gc
 import sys
 from typing import Any
 
-from ..errors import SaveFailed
+from ..errors import DriverError, SaveFailed
 from . import devices
 
 _AS_BEFORE = "The kernel was not saved; it goes on as before."
@@ -22,9 +22,11 @@ class Housekeeping:
         self._peers: list[dict[str, Any]] = []
 
     def before_save(self, *, busy: bool) -> dict[str, Any]:
-        """Make the kernel small and savable; return whether peer access between its GPUs is known to be off.
+        """Make the kernel small and savable.
 
-        `busy` says whether a cell runs that does not wait for the save.
+        `busy` says whether a cell runs that does not wait for the save. Returns ``peers``: empty where no GPU of the
+        kernel had access to another's memory, and otherwise how much GPU memory torch has: ``total`` bytes, of it
+        ``largest`` in one allocation. All access is off now.
 
         Raises
         ------
@@ -46,16 +48,22 @@ class Housekeeping:
             self._close_history()
         # The last thing before the freeze: torch's copies between GPUs must not run without it.
         self._peers = devices.disable_peer_access()
-        return {"peers_off": True}
+        return {"peers": _torch_memory() if self._peers else {}}
 
-    def after(self, *, restored: bool) -> None:
-        """Undo what `before_save` did; a restored kernel writes a history session of its own."""
-        if self._peers:
-            with contextlib.suppress(Exception):
-                devices.enable_peer_access(self._peers)
-            self._peers = []
+    def after(self, *, restored: bool) -> list[str]:
+        """Undo what `before_save` did; return what could not be undone, in words.
+
+        A restored kernel writes a history session of its own.
+        """
+        faults = []
+        try:
+            devices.enable_peer_access(self._peers)
+        except DriverError as e:
+            faults.append(f"{e} Until then copies of tensors between GPUs can end all GPU work of this kernel.")
+        self._peers = []
         with contextlib.suppress(Exception):
             self._open_history(new_session=restored)
+        return faults
 
     def _close_history(self) -> None:
         history = self._history
@@ -98,6 +106,17 @@ def _refuse_shared_vram() -> None:
                 "It shares GPU memory with other processes (torch.multiprocessing): the driver could not restore it.",
                 "Delete the shared tensors in all processes, or send copies on the CPU, and save again.",
             )
+
+
+def _torch_memory() -> dict[str, int]:
+    """Return the bytes of GPU memory that torch has in all, and in its largest single allocation.
+
+    Expandable segments count as small: they are made of pieces of 20 MiB at most.
+    """
+    torch = sys.modules.get("torch")
+    segments = torch.cuda.memory_snapshot() if torch is not None and torch.cuda.is_initialized() else []
+    single = [segment["total_size"] for segment in segments if not segment.get("is_expandable")]
+    return {"total": sum(segment["total_size"] for segment in segments), "largest": max(single, default=0)}
 
 
 def _give_cached_vram_back() -> None:

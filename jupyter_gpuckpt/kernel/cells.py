@@ -8,10 +8,12 @@ is how the rest of a saved cell writes into the cell that asked for the restore.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
 import struct
+import termios
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +21,7 @@ from typing import Any
 # ZMTP 3.0: a greeting of 64 bytes, a READY command of at least 27, and on iopub a subscription of at least 3.
 _INTRODUCED = 94
 _PEERS_TIMEOUT = 2.0
+_COMING, _COMING_TIMEOUT = 0.05, 1.0  # how long no request has to come, and how long that is waited for, in seconds
 _TCP_INFO_BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in struct tcp_info (linux/tcp.h)
 
 Asked = dict[str, Any]
@@ -57,33 +60,39 @@ class Cells:
         self._received.pop(msg_id, None)
 
     def describe(self, display_id: str | None = None) -> Asked:
-        """Return the running cell and those behind it, to be answered by another kernel."""
+        """Return the running cell, to be answered by another kernel."""
+        if not self._running:
+            return {}
+        idents, message = self._running[-1]
+        header = json.loads(json.dumps(message["header"], default=str))
+        return {"cell": {"header": header, "idents": [ident.hex() for ident in idents], "display_id": display_id}}
+
+    def queued(self) -> list[list[str]]:
+        """Return the requests that wait behind the running cell; they stay where they are."""
+        self._let_come()
         queued = [*self._received.values(), *self._unread()]
-        asked: Asked = {"queued": [[frame.hex() for frame in frames] for frames in queued]}
-        if self._running:
-            idents, message = self._running[-1]
-            header = json.loads(json.dumps(message["header"], default=str))
-            asked["cell"] = {
-                "header": header,
-                "idents": [ident.hex() for ident in idents],
-                "display_id": display_id,
-            }
-        return asked
+        return [[frame.hex() for frame in frames] for frames in queued]
+
+    def _let_come(self) -> None:
+        """Wait while requests keep coming: a client that sends hundreds at once takes its time."""
+        deadline, before = time.monotonic() + _COMING_TIMEOUT, 0
+        while len(self._received) > before and time.monotonic() < deadline:
+            before = len(self._received)
+            time.sleep(_COMING)
 
     def _unread(self) -> list[list[bytes]]:
         """Return requests that ipykernel 6 has queued: it reads them in the thread that the cell holds."""
-        queue = getattr(self._kernel, "msg_queue", None)
-        if queue is None:
+        kernel = self._kernel
+        queue = getattr(kernel, "msg_queue", None)
+        if queue is None or not self._running:
             return []
-        found = []
-        while not queue.empty():
-            _, _, args = queue.get_nowait()
-            found.append([bytes(frame) for frame in args[0]])
-        stream = self._kernel.shell_stream
         with contextlib.suppress(Exception):  # zmq.Again: no more
             while True:
-                found.append(stream.socket.recv_multipart(1))  # zmq.NOBLOCK
-        return found
+                frames = kernel.shell_stream.socket.recv_multipart(1, copy=False)  # zmq.NOBLOCK
+                kernel.schedule_dispatch(kernel.dispatch_shell, frames)
+        # The queue holds calls of ipykernel's own, too.
+        waiting = [args[0] for _, do, args in list(queue._queue) if do == kernel.dispatch_shell]
+        return [[bytes(frame) for frame in frames] for frames in waiting]
 
     def adopt(self, asked: Asked) -> bool:
         """Make the running cell answer what was asked; False when no cell runs."""
@@ -158,10 +167,10 @@ class Cells:
         )
 
 
-def wait_for_peers(expected: dict[int, int]) -> None:
+def wait_for_peers(expected: dict[int, int]) -> bool:
     """Wait until as many clients as before are connected again, by local port: what is sent earlier is lost to them.
 
-    Two seconds at most: a client that has gone does not come back.
+    Two seconds at most, since a client that has gone does not come back; return whether all are there.
     """
     deadline = time.monotonic() + _PEERS_TIMEOUT
     while time.monotonic() < deadline:
@@ -169,8 +178,9 @@ def wait_for_peers(expected: dict[int, int]) -> None:
         if all(present.get(port, 0) >= count for port, count in expected.items()):
             # What a client has said lies with zmq's own thread by now, which needs a moment to act on it.
             time.sleep(0.02)
-            return
+            return True
         time.sleep(0.005)
+    return False
 
 
 def _introduced() -> dict[int, int]:
@@ -188,7 +198,8 @@ def _introduced() -> dict[int, int]:
                     continue
                 s.getpeername()
                 info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
-                if struct.unpack_from("<Q", info, _TCP_INFO_BYTES_RECEIVED)[0] >= _INTRODUCED:
+                unread = struct.unpack("i", fcntl.ioctl(s, termios.FIONREAD, bytes(4)))[0]
+                if struct.unpack_from("<Q", info, _TCP_INFO_BYTES_RECEIVED)[0] >= _INTRODUCED and not unread:
                     port = s.getsockname()[1]
                     found[port] = found.get(port, 0) + 1
         except OSError:

@@ -40,7 +40,14 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         """Note a request when it arrives (called by ipykernel 7 in the thread that reads the shell channel)."""
         if self.agent is not None:
             self._note(msg)
+            self.agent.request_came()
         await super().shell_channel_thread_main(msg)
+
+    def schedule_dispatch(self, dispatch: Any, *args: Any) -> None:
+        """Note that a request has come (called by ipykernel 6 when it has read one, and for calls of its own)."""
+        if self.agent is not None and dispatch == self.dispatch_shell:
+            self.agent.request_came()
+        super().schedule_dispatch(dispatch, *args)
 
     def _note(self, msg: list[Any]) -> None:
         _, parts = self.session.feed_identities(msg, copy=False)
@@ -79,14 +86,16 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         return thread.manager.get_subshell_to_shell_channel_socket(None)
 
     async def take_request(self, frames: list[bytes]) -> None:
-        """Execute a raw request as if it had just come; called in the main thread's loop."""
+        """Execute a request that came to the kernel before this one; called in the main thread's loop."""
         from zmq.sugar.frame import Frame
 
         msg = [Frame(frame) for frame in frames]
         thread = getattr(self, "shell_channel_thread", None)
         if thread is not None:
-            thread.io_loop.add_callback(self.shell_channel_thread_main, msg)
-        elif hasattr(self, "schedule_dispatch"):  # ipykernel 6
-            self.schedule_dispatch(self.dispatch_shell, msg)
+            if self.agent is not None:
+                self._note(msg)
+            thread.io_loop.add_callback(super().shell_channel_thread_main, msg)
+        elif hasattr(self, "msg_queue"):  # ipykernel 6
+            super().schedule_dispatch(self.dispatch_shell, msg)
         else:
             await self.shell_main(None, msg)

@@ -7,11 +7,13 @@ import contextlib
 import json
 import os
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from ..errors import GpuckptError, Unavailable
+from .. import settings
+from ..errors import GpuckptError, StoreError, Unavailable
 from . import show
 from .agent import Agent
 from .hooks import generation_id
@@ -36,22 +38,26 @@ class _Usage(GpuckptError):
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **kwargs: Any) -> None:
+        # Neither prefixes of options, which would change meaning with the next option, nor argparse's own help.
+        super().__init__(**kwargs, add_help=False, allow_abbrev=False)
+
     def error(self, message: str) -> NoReturn:
         raise _Usage("That is not a %gpuckpt command.", f"{message}.", "`%gpuckpt help` lists them all.")
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog="%gpuckpt", add_help=False)
+    parser = _Parser(prog="%gpuckpt")
     commands = parser.add_subparsers(dest="command", parser_class=_Parser)
-    save = commands.add_parser("save", add_help=False)
+    save = commands.add_parser("save")
     save.add_argument("name")
     save.add_argument("-m", "--message", default="")
     save.add_argument("--replace", action="store_true")
-    commands.add_parser("restore", add_help=False).add_argument("name", nargs="?", default="")
-    commands.add_parser("show", add_help=False).add_argument("name")
-    commands.add_parser("rm", add_help=False).add_argument("names", nargs="+")
+    commands.add_parser("restore").add_argument("name", nargs="?", default="")
+    commands.add_parser("show").add_argument("name")
+    commands.add_parser("rm").add_argument("names", nargs="+")
     for plain in ("list", "status", "help"):
-        commands.add_parser(plain, add_help=False)
+        commands.add_parser(plain)
     return parser
 
 
@@ -80,7 +86,8 @@ class Gpuckpt:
             words = shlex.split(line)
         except ValueError as e:
             raise _Usage("That line cannot be read.", f"{e}.", "Close the quotation.") from None
-        args = _parser().parse_args(words or ["help"])
+        asks_for_help = not words or {"-h", "--help"} & {words[0], words[-1]}
+        args = _parser().parse_args(["help"] if asks_for_help else words)
         if args.command in (None, "help"):
             print(HELP)
             return None
@@ -90,7 +97,7 @@ class Gpuckpt:
     def _keeper(self) -> Agent:
         if self._agent is not None:
             return self._agent
-        reason = os.environ.get("GPUCKPT_UNAVAILABLE")
+        reason = os.environ.get(settings.ENV_UNAVAILABLE)
         if reason:
             raise GpuckptError.from_dict(json.loads(reason))
         raise Unavailable(
@@ -123,9 +130,18 @@ class Gpuckpt:
 
     def _rm(self, args: argparse.Namespace) -> None:
         agent = self._keeper()
+        failures = []
         for name in args.names:
-            freed = agent.request("rm", {"name": name})["freed"]
-            print(f"Removed {name}: {show.size(freed)} freed.")
+            try:
+                freed = agent.request("rm", {"name": name})["freed"]
+            except StoreError as e:
+                failures.append(e)
+            else:
+                print(f"Removed {name}: {show.size(freed)} freed.")
+        for failure in failures[1:]:
+            print(failure, file=sys.stderr)
+        if failures:
+            raise failures[0]
 
     def _status(self, _: argparse.Namespace) -> show.Listing:
         s = self._keeper().request("status")

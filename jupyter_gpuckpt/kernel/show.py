@@ -109,12 +109,12 @@ class Restored(_Shown):
         self._message: str = result["message"]
         # The clock of the day: a restored process's monotonic clock goes on from the save.
         self._seconds = max(0.0, time.time() - asked_at)
-        self._faults = list(faults)
+        self._notes = [*result["warnings"], *faults]
 
     def text(self) -> str:
         message = f" ({self._message})" if self._message else ""
         lines = [f"Restored {self.name}{message}, saved {moment(self._created)}, in {duration(self._seconds)}."]
-        return "\n".join(lines + self._faults)
+        return "\n".join(lines + self._notes)
 
 
 class Listing(_Shown):
@@ -154,14 +154,16 @@ def snapshots(found: dict[str, Any]) -> Listing:
             s["name"],
             moment(s["created"]),
             size(s["size"]),
+            size(s["stored"]),
             size(s["gpu_memory"]) if s["gpu_memory"] else "",
+            " ".join([*(["pinned"] if s["pinned"] else []), *s["tags"]]),
             s["notebook"].rpartition("/")[2],
             s["message"],
         ]
         for s in found["snapshots"]
     ]
     faults = [f["what"] for f in found["faults"]]
-    head = ["name", "saved", "size", "GPU memory", "notebook", "message"]
+    head = ["name", "saved", "size", "new bytes", "GPU memory", "tags", "notebook", "message"]
     return Listing(head, rows, "No snapshots yet. Save one: %gpuckpt save NAME", faults)
 
 
@@ -174,6 +176,7 @@ def snapshot(found: dict[str, Any]) -> Listing:
             ("message", found["message"]),
             ("saved", moment(found["created"])),
             ("size", size(found["size"])),
+            ("new bytes", f"{size(found['stored'])} (what no snapshot before it held, compressed)"),
             ("GPU memory", size(found["gpu_memory"]) if found["gpu_memory"] else ""),
             ("notebook", found["notebook"]),
             ("kernel", found["kernel_id"]),

@@ -1,35 +1,42 @@
-"""Snapshots on disk: whole or not at all, their owner's alone, verified before any use.
+"""Snapshots on disk: each distinct byte once, whole or not at all, verified before any use.
 
 A store is a folder::
 
     ROOT/                    0700
       format.json            the format's number and mandatory features
       snapshots/NAME.json    manifests; one that is in place is a snapshot that exists
-      snapshots/ID.tmp       a manifest that is not yet in place
-      data/ID/...            the files of one snapshot
-      locks/ID               locked by whoever writes, reads or deletes data/ID
+      contents/ID            which chunks the files of a snapshot are made of
+      index/ID               which packs hold those chunks
+      packs/ID-N             the chunks
+      labels/ID.json         tags and pin of a snapshot
+      saving/ID/...          files of a snapshot that is being saved
+      locks/ID               who is at work
 
-`store.writer` documents the order of writes of a save. A removal goes the other way: the manifest
-is unlinked, ``snapshots/`` synced, then ``data/ID``, then ``locks/ID``.
+Names that end with ``.tmp`` are of what is not yet in place. `store.writer` documents the order of writes of a save,
+`store.collect` that of a deletion.
 
 This package knows no process, no CRIU and no Jupyter.
 """
 
 from __future__ import annotations
 
-from .manifest import Manifest, StoredFile
+from .collect import Collected
+from .labels import Labels
+from .manifest import Manifest
 from .names import MAX_NAME, check_name
-from .snapshot import Progress, Snapshot
+from .parallel import Progress
+from .snapshot import Snapshot
 from .store import Store
 from .writer import Writer
 
 __all__ = [
     "MAX_NAME",
+    "Collected",
+    "Labels",
     "Manifest",
     "Progress",
     "Snapshot",
     "Store",
-    "StoredFile",
     "Writer",
     "check_name",
 ]

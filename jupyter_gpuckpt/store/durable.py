@@ -7,6 +7,7 @@ Every function raises `OSError` as it comes.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from contextlib import suppress
@@ -15,13 +16,17 @@ from pathlib import Path
 __all__ = [
     "FILE_MODE",
     "FOLDER_MODE",
+    "free_range",
     "make_folder",
     "make_parents",
     "read_small",
-    "sync_file",
     "sync_folder",
+    "write_at",
     "write_new",
 ]
+
+_libc = ctypes.CDLL(None)
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
@@ -63,6 +68,23 @@ def write_new(path: Path, content: bytes) -> None:
         os.close(fd)
 
 
+def write_at(fd: int, offset: int, *parts: bytes | bytearray) -> None:
+    """Write all of `parts`, one after the other, at `offset` of an open file."""
+    left = [memoryview(part) for part in parts]
+    while left:
+        written = os.pwritev(fd, left, offset)
+        offset += written
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if left:
+            left[0] = left[0][written:]
+
+
+def free_range(fd: int, offset: int, size: int) -> None:
+    """Give back the disk or memory of a part of an open file, where the file system can: zeros stand there then."""
+    _libc.fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, ctypes.c_long(offset), ctypes.c_long(size))
+
+
 def read_small(path: Path, limit: int) -> bytes:
     """Return the content of `path`, of a longer file the first `limit` + 1 bytes.
 
@@ -82,18 +104,9 @@ def _read_small(path: Path, limit: int) -> bytes:
         return f.read(limit + 1)
 
 
-def sync_file(path: Path) -> None:
-    """Return when the bytes of `path` are on the disk."""
-    _sync(path, os.O_RDONLY | os.O_NOFOLLOW)
-
-
 def sync_folder(path: Path) -> None:
     """Return when the entries of the folder `path` are on the disk."""
-    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
-
-
-def _sync(path: Path, flags: int) -> None:
-    fd = os.open(path, flags)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
     finally:

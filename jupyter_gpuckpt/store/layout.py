@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -20,7 +21,7 @@ from .durable import (
 )
 from .failures import storing
 from .manifest import FORMAT, check_format
-from .names import is_id
+from .names import is_id, is_pack, session_of
 
 __all__ = ["Layout"]
 
@@ -37,8 +38,25 @@ class Layout:
         self.root = root
         self.mark = root / "format.json"
         self.snapshots = root / "snapshots"
-        self.data = root / "data"
+        self.contents = root / "contents"
+        self.index = root / "index"
+        self.packs = root / "packs"
+        self.saving = root / "saving"
+        self.labels = root / "labels"
         self.locks = root / "locks"
+        self.condemned = root / "condemned.json"
+        self.condemned_draft = root / f"condemned{_DRAFT}"
+        self.listing = root / "listing.json"
+        self.listing_draft = root / f"listing{_DRAFT}"
+        self.folders = (
+            self.snapshots,
+            self.contents,
+            self.index,
+            self.packs,
+            self.saving,
+            self.labels,
+            self.locks,
+        )
 
     def manifest(self, name: str) -> Path:
         """Return where the snapshot `name` has its manifest."""
@@ -48,28 +66,71 @@ class Layout:
         """Return where a manifest is written before it gets its name."""
         return self.snapshots / (snapshot_id + _DRAFT)
 
-    def data_of(self, snapshot_id: str) -> Path:
-        """Return the folder with a snapshot's files."""
-        return self.data / snapshot_id
+    def contents_of(self, snapshot_id: str) -> Path:
+        """Return where it is written which chunks a snapshot's files are made of."""
+        return self.contents / snapshot_id
 
-    def lock_of(self, snapshot_id: str) -> Path:
-        """Return the file whose lock says that a snapshot's data is in use."""
-        return self.locks / snapshot_id
+    def part_of(self, session: str) -> Path:
+        """Return where a session has its part of the index."""
+        return self.index / session
+
+    def part_draft(self, session: str) -> Path:
+        """Return where that is written before it gets its name."""
+        return self.index / (session + _DRAFT)
+
+    def parts(self) -> set[str]:
+        """Return the ids that have a part of the index."""
+        return {e for e in _entries(self.index) if is_id(e)}
+
+    def lists(self) -> set[str]:
+        """Return the ids that have a list of contents."""
+        return {e for e in _entries(self.contents) if is_id(e)}
+
+    def labelled(self) -> set[str]:
+        """Return the ids that have labels."""
+        found = {e.removesuffix(_SUFFIX) for e in _entries(self.labels)}
+        return {e for e in found if is_id(e)}
+
+    def all_packs(self) -> list[Path]:
+        """Return all packs."""
+        return [self.packs / e for e in _entries(self.packs) if is_pack(e)]
+
+    def packs_of(self, session: str) -> list[Path]:
+        """Return the packs that a session wrote."""
+        return [path for path in self.all_packs() if session_of(path.name) == session]
+
+    def labels_of(self, snapshot_id: str) -> Path:
+        """Return where the tags and the pin of a snapshot are."""
+        return self.labels / (snapshot_id + _SUFFIX)
+
+    def labels_draft(self, session: str) -> Path:
+        """Return where these are written before they get their name."""
+        return self.labels / (session + _DRAFT)
+
+    def saving_of(self, snapshot_id: str) -> Path:
+        """Return the folder that is filled with a snapshot's files while it is being saved."""
+        return self.saving / snapshot_id
+
+    @property
+    def collecting(self) -> Path:
+        """The file whose lock is held by whoever deletes what is not needed, or gives a snapshot another name."""
+        return self.locks / "collect"
+
+    def name_of(self, file: str) -> str | None:
+        """Return the name of the snapshot whose manifest is this file of `snapshots`; None where it is none's."""
+        return file.removesuffix(_SUFFIX) if file.endswith(_SUFFIX) else None
 
     def names(self) -> list[str]:
         """Return the names that have a manifest, whatever is in it."""
         found = _entries(self.snapshots)
         return [e.removesuffix(_SUFFIX) for e in found if e.endswith(_SUFFIX)]
 
-    def ids(self) -> set[str]:
-        """Return the id of everything that takes room in the store."""
-        found = self.drafts() | set(_entries(self.data)) | set(_entries(self.locks))
-        return {i for i in found if is_id(i)}
-
-    def drafts(self) -> set[str]:
-        """Return the ids that have a manifest under its temporary name."""
-        found = _entries(self.snapshots)
-        return {e.removesuffix(_DRAFT) for e in found if e.endswith(_DRAFT)}
+    def begun(self) -> set[str]:
+        """Return the ids of sessions that are at work, or were when their process ended."""
+        drafts = (e for folder in (self.snapshots, self.index, self.labels) for e in _entries(folder))
+        found = {*_entries(self.locks), *_entries(self.saving)}
+        found |= {e.removesuffix(_DRAFT) for e in drafts if e.endswith(_DRAFT)}
+        return {e for e in found if is_id(e)}
 
     def old_marks(self) -> list[Path]:
         """Return what is left of marks that were being written when the store was created."""
@@ -113,7 +174,7 @@ class Layout:
             make_parents(self.root)
             if not make_folder(self.root):
                 self.root.chmod(FOLDER_MODE)
-            for folder in (self.snapshots, self.data, self.locks):
+            for folder in self.folders:
                 make_folder(folder)
             sync_folder(self.root)
             sync_folder(self.root.parent)
@@ -170,11 +231,10 @@ class Layout:
 
     def _check_unused(self) -> None:
         """Refuse a folder that holds other things: it would be mixed with what a store keeps."""
-        folders = (self.snapshots, self.data, self.locks)
-        own = {f.name for f in folders}
+        own = {f.name for f in self.folders}
         odd = sorted(e for e in _entries(self.root) if e not in own and e != "lost+found" and not _is_mark_draft(e))
         if not odd:
-            odd = sorted(f"{f.name}/{e}" for f in folders for e in _entries(f))
+            odd = sorted(f"{f.name}/{e}" for f in self.folders for e in _entries(f))
         if odd and not self._marked():  # another process may have created the store meanwhile
             raise StoreError(
                 "The folder of the store is not a store.",
@@ -189,7 +249,13 @@ def _is_mark_draft(entry: str) -> bool:
 
 
 def _entries(folder: Path) -> list[str]:
-    try:
-        return [e.name for e in os.scandir(folder)]
-    except FileNotFoundError:
-        return []
+    """Return the names in a folder; none where it is missing. A read that fails is tried once more."""
+    for last in (False, True):
+        try:
+            return os.listdir(folder)  # noqa: PTH208 - names are what is wanted, of 10,000 files at times
+        except FileNotFoundError:
+            break
+        except OSError as e:
+            if last or e.errno != errno.EIO:
+                raise
+    return []

@@ -7,6 +7,7 @@ that a change of any byte is seen.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
@@ -15,12 +16,12 @@ from typing import Any, NoReturn
 from blake3 import blake3
 
 from ..errors import BadName, Damaged, Incompatible, StoreError
-from .names import check_name, is_id, is_plain_path
+from .names import check_name, is_id
 
-__all__ = ["FEATURES", "FORMAT", "MAX_SIZE", "Manifest", "StoredFile", "check_format"]
+__all__ = ["FEATURES", "FORMAT", "MAX_SIZE", "Manifest", "check_format"]
 
-FORMAT = 1
-"""The format that this version writes, and the newest that it reads."""
+FORMAT = 2
+"""The format that this version writes, and the only one that it reads."""
 
 FEATURES: frozenset[str] = frozenset()
 """The mandatory features that this version knows."""
@@ -31,19 +32,12 @@ MAX_SIZE = 16 * 1024 * 1024
 _SEAL = b',"blake3":"'
 _SEAL_END = b'"}\n'
 _SEAL_SIZE = len(_SEAL) + 64 + len(_SEAL_END)
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """One file of a snapshot: its size in bytes and its BLAKE3 in hexadecimal."""
-
-    size: int
-    blake3: str
+_HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a snapshot is: who it is, where it came from, and every file with its hash.
+    """What a snapshot is: who it is, where it came from, and the hash of its contents.
 
     ``kernel``, ``machine``, ``cuda`` and ``process`` are the caller's own JSON objects; the store
     keeps them and looks at nothing in them.
@@ -56,10 +50,12 @@ class Manifest:
     """UTC, ISO 8601 with microseconds: ``2025-01-31T12:00:00.000000+00:00``."""
     parent: str | None
     """The id of the snapshot that the kernel last came from."""
-    files: Mapping[str, StoredFile]
-    """By path relative to the snapshot's folder."""
+    contents: str
+    """The BLAKE3 of the snapshot's `Contents`, in hexadecimal."""
     size: int
-    """Bytes of all files together."""
+    """Bytes of all files together, holes included."""
+    stored: int
+    """Bytes that were added to the store for it: what no snapshot before it held, compressed."""
     kernel: Mapping[str, Any]
     machine: Mapping[str, Any]
     cuda: Mapping[str, Any]
@@ -127,12 +123,20 @@ def check_format(found: Mapping[str, Any], subject: str) -> None:
     ------
     Incompatible : what is asked for and what is known here are in its text.
     """
-    then = "Update jupyter_gpuckpt. Nothing was changed."
     number = found.get("format")
+    then = "Update jupyter_gpuckpt. Nothing was changed."
+    if type(number) is int and number == 1:
+        raise Incompatible(
+            f"{subject} was written by a version before the first release.",
+            f"it has format 1, this version knows format {FORMAT}",
+            "Set GPUCKPT_STORE to another folder, or delete this one. Nothing was changed.",
+            format=1,
+            known=FORMAT,
+        )
     if type(number) is int and number > FORMAT:
         raise Incompatible(
             f"{subject} was written by a newer version.",
-            f"it has format {number}, this version knows formats up to {FORMAT}",
+            f"it has format {number}, this version knows format {FORMAT}",
             then,
             format=number,
             known=FORMAT,
@@ -192,17 +196,20 @@ def _build(found: dict[str, Any]) -> Manifest:
     for member in ("kernel", "machine", "cuda", "process"):
         if not isinstance(found[member], dict):
             raise _OddError(f"{member} is not an object")
-    files = _files(found["files"])
-    if type(found["size"]) is not int or found["size"] != sum(f.size for f in files.values()):
-        raise _OddError("size is not the sum of the files' sizes")
+    if not (isinstance(found["contents"], str) and _HASH.fullmatch(found["contents"])):
+        raise _OddError("contents is not a BLAKE3 hash")
+    for member in ("size", "stored"):
+        if type(found[member]) is not int or found[member] < 0:
+            raise _OddError(f"{member} is not a number of bytes")
     return Manifest(
         name=_name(found["name"]),
         id=found["id"],
         message=found["message"],
         created=_moment(found["created"]),
         parent=found["parent"],
-        files=files,
+        contents=found["contents"],
         size=found["size"],
+        stored=found["stored"],
         kernel=found["kernel"],
         machine=found["machine"],
         cuda=found["cuda"],
@@ -229,21 +236,3 @@ def _moment(found: object) -> str:
     if moment.utcoffset() != timedelta(0) or moment.isoformat(timespec="microseconds") != found:
         raise _OddError("created is not a time in UTC with microseconds")
     return found
-
-
-def _files(found: object) -> dict[str, StoredFile]:
-    if not isinstance(found, dict):
-        raise _OddError("files is not an object")
-    files: dict[str, StoredFile] = {}
-    for path, record in found.items():
-        if not is_plain_path(path):
-            raise _OddError(f"files: {path[:200]!a} is not a path inside the snapshot")
-        if not isinstance(record, dict) or record.keys() != {"size", "blake3"}:
-            raise _OddError(f"files: {path} does not have just a size and a hash")
-        size, digest = record["size"], record["blake3"]
-        if type(size) is not int or size < 0:
-            raise _OddError(f"files: {path} has no size")
-        if not isinstance(digest, str) or not (len(digest) == 64 and set(digest) <= set("0123456789abcdef")):
-            raise _OddError(f"files: {path} has no BLAKE3 hash")
-        files[path] = StoredFile(size, digest)
-    return files

@@ -1,4 +1,4 @@
-"""What may be the name of a snapshot, and the path of a file inside one."""
+"""What may be the name of a snapshot, of a pack, and the path of a file inside a snapshot."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import re
 
 from ..errors import BadName
 
-__all__ = ["MAX_NAME", "check_name", "is_id", "is_plain_path"]
+__all__ = ["MAX_NAME", "check_name", "is_id", "is_pack", "is_plain_path", "pack_name", "session_of"]
 
 MAX_NAME = 100
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*", re.ASCII)
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_PACK = re.compile(r"[0-9a-f]{32}-[0-9]{6,10}", re.ASCII)
 _MAX_PATH = 4096
 _MAX_COMPONENT = 255
 
 
-def check_name(name: str) -> str:
-    """Return `name` if a snapshot can be called that.
+def check_name(name: str, what: str = "the name of a snapshot") -> str:
+    """Return `name` if a snapshot can be called that; `what` it is otherwise, for the error.
 
     Raises
     ------
@@ -35,7 +36,7 @@ def check_name(name: str) -> str:
         return name
     shown = ascii(name if len(name) <= MAX_NAME else name[:20] + "...")
     raise BadName(
-        f"{shown} cannot be the name of a snapshot.",
+        f"{shown} cannot be {what}.",
         why,
         "Use 1 to 100 of the letters a-z and A-Z, digits and . _ - "
         "(not . or - as the first), for example before_finetune.",
@@ -53,3 +54,18 @@ def is_plain_path(text: str) -> bool:
     if not text or len(text) > _MAX_PATH or not text.isprintable() or "\\" in text:
         return False
     return all(part not in ("", ".", "..") and len(part.encode()) <= _MAX_COMPONENT for part in text.split("/"))
+
+
+def pack_name(session: str, number: int) -> str:
+    """Return the name of the pack with this number (from 1) of a session."""
+    return f"{session}-{number:06d}"
+
+
+def is_pack(name: str) -> bool:
+    """Tell whether a file's name is that of a pack."""
+    return _PACK.fullmatch(name) is not None
+
+
+def session_of(pack: str) -> str:
+    """Return the id of the session that wrote the pack of this name."""
+    return pack[:32]

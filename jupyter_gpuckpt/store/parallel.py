@@ -7,7 +7,10 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
-__all__ = ["Tally", "run_all"]
+__all__ = ["Progress", "Tally", "run_all"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with the stage's name, the bytes done and the bytes in all; may raise to cancel."""
 
 _REPORT_EVERY = 0.1
 """Seconds between two reports."""

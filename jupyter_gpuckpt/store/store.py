@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import difflib
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from ..errors import Damaged, GpuckptError, NoSuchSnapshot
-from .collect import discard, sweep
-from .durable import read_small, sync_folder
+from ..errors import Damaged, GpuckptError, NoSuchSnapshot, Pinned
+from .check import Checked, check
+from .collect import Collected, collect, sweep, used, would_collect
+from .compact import compact
+from .contents import Contents
+from .durable import read_small, sync_folder, write_new
 from .failures import storing
+from .labels import Labels, read_labels, write_labels
 from .layout import Layout
-from .locks import Lock
+from .listing import listed
 from .manifest import MAX_SIZE, Manifest
 from .names import check_name
-from .snapshot import Progress, Snapshot, verify
+from .parallel import Progress
+from .reading import extract, locate, read_contents
+from .repair import Repaired, repair
+from .sessions import Lock, Session
+from .snapshot import Snapshot
 from .writer import Writer, name_taken
 
 __all__ = ["Store"]
@@ -31,21 +45,28 @@ class Store:
         self.root = root
         self._layout = Layout(root)
 
-    def writer(self, name: str, *, replace: bool = False) -> Writer:
+    def writer(self, name: str, *, replace: bool = False, quota: int | None = None) -> Writer:
         """Begin a snapshot called `name`; with `replace` its commit may replace one.
+
+        A commit after which the store would take more than `quota` bytes fails, and leaves it as it was.
 
         Raises
         ------
         BadName : no snapshot can be called that.
         NameTaken : one is called that already; a commit can still find it so.
+        Pinned : the one to be replaced is pinned.
         """
         check_name(name)
         self._layout.prepare()
         with storing(f"The snapshot {name} cannot be written.", self.root):
-            if not replace and self._layout.manifest(name).exists():
-                raise name_taken(name)
-        self.collect()
-        return Writer(self._layout, name, replace=replace)
+            if self._layout.manifest(name).exists():
+                if not replace:
+                    raise name_taken(name)
+                with suppress(Damaged, NoSuchSnapshot):
+                    self._refuse_pinned(self._read(name), "replaced")
+            sweep(self._layout)
+            room = None if quota is None else quota - used(self._layout)
+        return Writer(self._layout, name, replace=replace, room=room, collect=self.collect)
 
     def get(self, name: str) -> Manifest:
         """Return the manifest of the snapshot `name`; its files are not looked at.
@@ -77,72 +98,226 @@ class Store:
         manifests.sort(key=lambda m: (m.created, m.name), reverse=True)
         return manifests, broken
 
+    def listed(
+        self, describe: Callable[[Manifest], dict[str, Any]], version: str
+    ) -> tuple[Sequence[dict[str, Any]], Sequence[GpuckptError]]:
+        """Return what `describe` says of each snapshot, as JSON types, and an error for each that cannot be used.
+
+        What it said is kept, so that a list of very many is fast; `version` changes with what it says.
+        """
+        if not self._layout.readable():
+            return [], []
+        with storing("The snapshots cannot be listed.", self.root):
+            return listed(self._layout, lambda name: self._read(check_name(name)), describe, version)
+
     def list(self) -> list[Manifest]:
         """Return the manifests that can be used, newest first."""
         return self.scan()[0]
 
-    def open(self, name: str, progress: Progress | None = None) -> Snapshot:
-        """Verify every byte of the snapshot `name` and return its files, to be closed after use.
+    def open(
+        self,
+        name: str,
+        into: Path,
+        progress: Progress | None = None,
+        elsewhere: Mapping[str, Path] = MappingProxyType({}),
+    ) -> Snapshot:
+        """Write the files of the snapshot `name` into the new folder `into`, and return them, to be closed after use.
 
-        `progress` is called with the stage ``verify``.
+        Every byte is verified on its way. What is below a path of the snapshot that `elsewhere` names goes into the
+        existing folder there, and is the caller's to delete. `progress` is called with the stage ``verify``.
 
         Raises
         ------
         BadName, NoSuchSnapshot : as `get`.
-        Damaged, Incompatible : it cannot be used; the text and data say which file and why.
+        Damaged, Incompatible : it cannot be used; the text and data say which file and why. `into` is gone then.
+        StoreError : `into` has no room for it, or cannot be written.
         """
-        manifest, lock = self._hold(name)
-        directory = self._layout.data_of(manifest.id)
-        try:
-            verify(manifest, directory, progress)
-        except BaseException:
-            lock.release()
-            raise
-        return Snapshot(manifest, directory, lock)
+        while True:
+            manifest = self.get(name)
+            with storing(f"The snapshot {name} cannot be read.", self.root):
+                session = Session.for_reading(self._layout.locks)
+            try:
+                if self.get(name).id != manifest.id:
+                    continue  # replaced before its chunks were safe from a collection
+                snapshot = Snapshot(manifest, into)
+                try:
+                    self._extract(manifest, into, elsewhere, progress)
+                except BaseException:
+                    snapshot.close()
+                    raise
+                return snapshot
+            finally:
+                if session is not None:
+                    session.close()
+
+    def _extract(
+        self, manifest: Manifest, into: Path, elsewhere: Mapping[str, Path], progress: Progress | None
+    ) -> None:
+        contents = read_contents(self._layout, manifest)
+        with storing(f"The snapshot {manifest.name} cannot be read.", self.root):
+            index = locate(self._layout, manifest, contents)
+        with storing(f"The files of the snapshot {manifest.name} cannot be written.", into.parent):
+            extract(self._layout, manifest, contents, index, into, elsewhere, progress)
 
     def remove(self, name: str) -> int:
         """Remove the snapshot `name` and return the bytes freed.
 
-        That is 0 where somebody is reading it: its data then goes with a later `collect`. A
-        damaged snapshot is removed as well.
+        Those that other snapshots need are not among them, nor those that somebody at work may rely on: these go with
+        a later `collect`. A damaged snapshot is removed as well.
 
         Raises
         ------
         BadName, NoSuchSnapshot : as `get`.
+        Pinned : it is to be kept.
         Incompatible : a newer version wrote it.
         """
         check_name(name)
         if not self._layout.readable():
             raise self._no_such(name)
-        try:
-            snapshot_id = self._read(name).id
-        except Damaged:
-            snapshot_id = None
+        with suppress(Damaged):
+            self._refuse_pinned(self._read(name), "removed")
         with storing(f"The snapshot {name} could not be removed.", self.root):
             try:
                 self._layout.manifest(name).unlink()
             except FileNotFoundError:
                 raise self._no_such(name) from None
             sync_folder(self._layout.snapshots)
-        with storing(f"The data of the snapshot {name} could not be deleted.", self.root):
-            if snapshot_id is not None:
-                return discard(self._layout, snapshot_id)
-        return self.collect()
+        return self.collect().freed
 
-    def collect(self) -> int:
-        """Delete what interrupted or removed work left behind; return the bytes freed.
+    def rename(self, name: str, new: str) -> Manifest:
+        """Give the snapshot `name` another name, and return its manifest.
 
-        Nothing is deleted that a snapshot names or that somebody writes or reads, and nothing at
-        all while a manifest cannot be read: it may name anything.
+        An interruption may leave it with both names; either can be removed.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `get`.
+        NameTaken : there is one called `new`.
         """
+        check_name(new)
+        manifest = replace(self.get(name), name=new)
+        with storing(f"The snapshot {name} could not be renamed.", self.root):
+            # A collection might see neither name while it reads all of them.
+            lock = Lock.wait(self._layout.collecting)
+            try:
+                session = Session(self._layout.locks, "rename")
+                try:
+                    draft = self._layout.draft(session.id)
+                    write_new(draft, manifest.to_json())
+                    try:
+                        os.link(draft, self._layout.manifest(new))
+                    except FileExistsError:
+                        raise name_taken(new) from None
+                    finally:
+                        draft.unlink()
+                    sync_folder(self._layout.snapshots)
+                    self._layout.manifest(name).unlink(missing_ok=True)
+                    sync_folder(self._layout.snapshots)
+                finally:
+                    session.close()
+            finally:
+                lock.release()
+        return manifest
+
+    def labels(self, manifest: Manifest) -> Labels:
+        """Return the tags and the pin of a snapshot."""
+        with storing(f"The labels of {manifest.name} cannot be read.", self.root):
+            return read_labels(self._layout, manifest.id)
+
+    def all_labels(self) -> dict[str, Labels]:
+        """Return the tags and pins of all snapshots that have any, by id."""
+        with storing("The labels cannot be read.", self.root):
+            return {i: read_labels(self._layout, i) for i in self._layout.labelled()}
+
+    def pin(self, name: str, pinned: bool) -> Labels:
+        """Keep the snapshot `name` from being removed or replaced, or no longer; return its labels. Errors as `get`."""
+        return self._label(name, lambda labels: replace(labels, pinned=pinned))
+
+    def tag(self, name: str, tags: Collection[str], remove: Collection[str] = ()) -> Labels:
+        """Add tags to the snapshot `name`, take others from it, and return its labels.
+
+        Raises
+        ------
+        BadName : a tag has other characters than a name can have, or as `get`.
+        NoSuchSnapshot, Damaged, Incompatible : as `get`.
+        """
+        for tag in tags:
+            check_name(tag, "a tag")
+        return self._label(name, lambda had: replace(had, tags=tuple(sorted({*had.tags, *tags} - {*remove}))))
+
+    def _label(self, name: str, change: Callable[[Labels], Labels]) -> Labels:
+        manifest = self.get(name)
+        with storing(f"The labels of {name} could not be written.", self.root):
+            labels = change(read_labels(self._layout, manifest.id))
+            write_labels(self._layout, manifest.id, labels)
+        return labels
+
+    def contents(self, manifest: Manifest) -> Contents:
+        """Return the files of a snapshot, as chunks. Raises `Damaged`."""
+        return read_contents(self._layout, manifest)
+
+    def used(self) -> int:
+        """Return how many bytes the snapshots take on the disk."""
         if not self._layout.readable():
             return 0
-        with storing("Left-over data could not be deleted.", self.root):
-            return sweep(self._layout, self._named)
+        with storing("The store cannot be read.", self.root):
+            return used(self._layout)
 
-    def _named(self) -> frozenset[str] | None:
+    def check(self, read_data: bool = False, progress: Progress | None = None) -> Checked:
+        """Look for damage; with `read_data` in every byte, else in what is written about them. Nothing is changed."""
         manifests, broken = self.scan()
-        return None if broken else frozenset(m.id for m in manifests)
+        if not self._layout.readable():
+            return Checked()
+        with storing("The store cannot be read.", self.root):
+            return check(self._layout, manifests, broken, read_data, progress)
+
+    def repair(self) -> Repaired:
+        """Mend what can be mended, and say what cannot; every byte is read."""
+        if not self._layout.readable():
+            return Repaired()
+        manifests, broken = self.scan()
+        with storing("The store could not be repaired.", self.root):
+            done = repair(self._layout, manifests)
+        done.lost.update({str(e.data.get("name", "")): e.why for e in broken})
+        return done
+
+    def compact(self, grace: float = 0.0) -> Collected:
+        """Do what `collect` does, and write packs anew of which little is still needed."""
+        if not self._layout.readable():
+            return Collected()
+        with storing("Left-over data could not be deleted.", self.root):
+            return compact(self._layout, self._all_manifests, grace)
+
+    def collect(self, grace: float = 0.0) -> Collected:
+        """Delete what interrupted or removed work left behind, and return what that freed.
+
+        Nothing is deleted that a snapshot needs or that somebody at work may rely on, and nothing at all while a
+        manifest cannot be read: it may name anything. What is found needless stays for `grace` seconds.
+        """
+        if not self._layout.readable():
+            return Collected()
+        with storing("Left-over data could not be deleted.", self.root):
+            return collect(self._layout, self._all_manifests, grace)
+
+    def would_collect(self) -> Collected:
+        """Return what `collect` would free; nothing is changed."""
+        if not self._layout.readable():
+            return Collected()
+        with storing("The store cannot be read.", self.root):
+            return would_collect(self._layout, self._all_manifests)
+
+    def _refuse_pinned(self, manifest: Manifest, verb: str) -> None:
+        if self.labels(manifest).pinned:
+            raise Pinned(
+                f"The snapshot {manifest.name} is not {verb}.",
+                "it is pinned",
+                f"If it is no longer needed: `jupyter gpuckpt unpin {manifest.name}`.",
+                name=manifest.name,
+            )
+
+    def _all_manifests(self) -> Sequence[Manifest] | None:
+        manifests, broken = self.scan()
+        return None if broken else manifests
 
     def _read(self, name: str) -> Manifest:
         with storing(f"The snapshot {name} cannot be read.", self.root):
@@ -152,22 +327,6 @@ class Store:
                 raise self._no_such(name) from None
         return Manifest.from_json(raw, name)
 
-    def _hold(self, name: str) -> tuple[Manifest, Lock]:
-        """Return the manifest of `name` with a share of its lock: its data will stay."""
-        while True:
-            manifest = self.get(name)
-            with storing(f"The snapshot {name} cannot be read.", self.root):
-                lock = Lock.shared(self._layout.lock_of(manifest.id))
-            if lock is None:
-                continue
-            try:
-                if self.get(name).id == manifest.id:
-                    return manifest, lock
-            except BaseException:
-                lock.release()
-                raise
-            lock.release()  # replaced meanwhile
-
     def _no_such(self, name: str) -> NoSuchSnapshot:
         try:
             names = sorted(self._layout.names())
@@ -176,8 +335,10 @@ class Store:
         close = difflib.get_close_matches(name, names, 3, 0.5)
         return NoSuchSnapshot(
             f"There is no snapshot named {name}.",
-            f"the store {self.root} has {len(names)} snapshots, none of that name",
-            f"Did you mean {' or '.join(close)}?" if close else "`list` shows all names.",
+            f"Snapshots in the store {self.root}: {len(names)}, none of them of that name.",
+            f"Did you mean {' or '.join(close)}?"
+            if close
+            else "`%gpuckpt list`, or in a terminal `jupyter gpuckpt list`, shows all names.",
             name=name,
             close=close,
         )

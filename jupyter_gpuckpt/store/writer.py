@@ -2,52 +2,47 @@
 
 The order of writes of a save:
 
-1. ``locks/ID`` is created and its lock shared: from here the data below is in use.
-2. ``data/ID/`` is created; the caller fills it.
-3. Each file is made 0600 and synced, and hashed on the way; then every folder, from the leaves up
-   to ``data/`` itself.
-4. ``snapshots/ID.tmp`` gets the manifest, is synced and read back.
-5. It becomes ``snapshots/NAME.json``: by `link`, which fails where the name is taken, or by
-   `rename`, which replaces. This is the commit.
-6. ``snapshots/`` is synced: only now is success reported.
-7. The temporary name goes, and the data of a replaced snapshot.
+1. ``locks/ID``: the session begins; what the store holds from here on, stays.
+2. ``saving/ID/`` is created; the caller fills it, or names other folders.
+3. The chunks that no snapshot has go into ``packs/ID-N``; each pack is synced, then ``packs/``.
+4. ``index/ID.tmp`` says where each chunk of the snapshot lies, is synced, and becomes ``index/ID``; ``index/`` is
+   synced.
+5. ``contents/ID`` says which chunks each file is made of, and is synced; ``contents/`` is synced.
+6. ``snapshots/ID.tmp`` gets the manifest, is synced and read back.
+7. It becomes ``snapshots/NAME.json``: by `link`, which fails where the name is taken, or by `rename`, which replaces.
+   This is the commit.
+8. ``snapshots/`` is synced: only now is success reported.
+9. The temporary name goes, ``saving/ID/``, ``locks/ID``, and what only a replaced snapshot needed.
 
-A crash before 5 leaves what `collect` deletes. Between 5 and 6 the snapshot is whole, and a power
+A crash before 7 leaves what the next save or a collection deletes. Between 7 and 8 the snapshot is whole, and a power
 cut decides whether it has its name.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import stat
-import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..errors import GpuckptError, NameTaken, StoreError
-from .collect import discard
-from .digest import digest_file
-from .durable import (
-    FILE_MODE,
-    FOLDER_MODE,
-    make_folder,
-    read_small,
-    sync_file,
-    sync_folder,
-    write_new,
-)
+from ..errors import NameTaken, StoreError
+from .chunks import digest
+from .contents import Contents
+from .cutting import Cut, Source, store_files
+from .durable import make_folder, read_small, sync_folder, write_new
 from .failures import storing
+from .index import read_index, write_part
 from .layout import Layout
-from .locks import Lock
-from .manifest import MAX_SIZE, Manifest, StoredFile
+from .manifest import MAX_SIZE, Manifest
 from .names import is_plain_path
-from .parallel import Tally, run_all
-from .snapshot import Progress
+from .pack import PackWriter
+from .parallel import Progress
+from .sessions import Session
 
 __all__ = ["Writer", "name_taken"]
 
@@ -65,21 +60,27 @@ def name_taken(name: str) -> NameTaken:
 class Writer:
     """A snapshot being written; a context manager.
 
-    Put the files in `directory`, then `commit`. Leaving the block without a commit deletes them.
+    Put files into `directory`, or `include` other folders, then `commit`. Leaving the block without a commit deletes
+    what was written.
     """
 
-    def __init__(self, layout: Layout, name: str, *, replace: bool) -> None:
-        """Begin; `Store.writer` checks the name and the store first. Raises `StoreError`."""
+    def __init__(
+        self, layout: Layout, name: str, *, replace: bool, room: int | None, collect: Callable[[], object]
+    ) -> None:
+        """Begin; `Store.writer` checks the name and the store first. Raises `StoreError`.
+
+        `room` is how many bytes may be added to the packs; `collect` deletes what only a replaced snapshot needed.
+        """
         self._layout = layout
         self._name = name
         self._replace = replace
-        self._kept = False  # the manifest may be in place: the data must stay
-        self.id = uuid.uuid4().hex
+        self._collect = collect
+        self._kept = False  # the manifest may be in place: what it needs must stay
         with storing(f"The snapshot {name} cannot be written.", layout.root):
-            lock = Lock.shared(layout.lock_of(self.id))
-            while lock is None:  # swept between its creation and its locking
-                lock = Lock.shared(layout.lock_of(self.id))
-            self._lock = lock
+            self._session = Session(layout.locks, "save")
+            self.id = self._session.id
+            self._folders: dict[str, Path] = {"": self.directory}
+            self._packs = PackWriter(layout.packs, self.id, room)
             try:
                 make_folder(self.directory)
             except BaseException:
@@ -88,8 +89,12 @@ class Writer:
 
     @property
     def directory(self) -> Path:
-        """The folder to fill, with mode 0700; it may get sub-folders."""
-        return self._layout.data_of(self.id)
+        """A folder to fill, with mode 0700; it may get sub-folders. The commit uses its files up."""
+        return self._layout.saving_of(self.id)
+
+    def include(self, folder: Path, inside: str) -> None:
+        """Let the files in `folder` be files of the snapshot, under the path `inside`; they stay where they are."""
+        self._folders[inside] = folder
 
     def __enter__(self) -> Writer:
         return self
@@ -104,11 +109,24 @@ class Writer:
 
     def close(self) -> None:
         """Give up what was not committed and delete it; harmless after a commit."""
-        self._lock.release()
+        self._packs.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
         if not self._kept:
-            # What cannot be deleted now is litter for `collect`: the cause must not be hidden.
-            with suppress(OSError):
-                discard(self._layout, self.id)
+            # What cannot be deleted now is litter for a collection: the cause must not be hidden.
+            with suppress(OSError, StoreError):
+                self._layout.draft(self.id).unlink(missing_ok=True)
+                self._give_up_chunks()
+        self._session.close()
+
+    def _give_up_chunks(self) -> None:
+        if self._layout.part_of(self.id).exists():
+            # Others may rely on these chunks since they have been in the index.
+            self._session.close()
+            self._collect()
+            return
+        self._layout.part_draft(self.id).unlink(missing_ok=True)
+        for pack in self._layout.packs_of(self.id):
+            pack.unlink(missing_ok=True)
 
     def commit(
         self,
@@ -119,11 +137,13 @@ class Writer:
         machine: Mapping[str, Any],
         cuda: Mapping[str, Any],
         process: Mapping[str, Any],
+        cut: Cut = lambda _: None,
         progress: Progress | None = None,
     ) -> Manifest:
         """Make the snapshot exist, whole and on the disk, and return its manifest.
 
-        `progress` is called with the stage ``store``. May be called once.
+        `cut` may know better than the store where the chunks of a file begin. `progress` is called with the stage
+        ``store``. May be called once.
 
         Raises
         ------
@@ -133,86 +153,80 @@ class Writer:
         TypeError, ValueError : one of the objects is not JSON.
         """
         with storing(f"The snapshot {self._name} could not be stored.", self._layout.root):
-            files = self._store_files(progress)
+            contents = self._store_files(cut, progress)
+            raw = contents.to_bytes()
             manifest = Manifest(
                 name=self._name,
                 id=self.id,
                 message=message,
                 created=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
                 parent=parent,
-                files=files,
-                size=sum(f.size for f in files.values()),
+                contents=digest(raw).hex(),
+                size=contents.size,
+                stored=sum(at.taken for at in self._packs.placed.values()),
                 kernel=kernel,
                 machine=machine,
                 cuda=cuda,
                 process=process,
             )
-            self._write_draft(manifest.to_json())
-            replaced = self._replaced_id()
+            sealed = manifest.to_json()
+            write_new(self._layout.contents_of(self.id), raw)
+            sync_folder(self._layout.contents)
+            self._write_draft(sealed)
+            if not self._session.stands():
+                raise StoreError(
+                    f"The snapshot {self._name} was not stored.",
+                    f"somebody deleted the file of its lock, {self._layout.locks / self.id}, so that what it needs "
+                    "may have been deleted, too",
+                    "Save again, and delete nothing by hand in the store.",
+                    name=self._name,
+                )
             self._put_in_place()
         self._make_last()
-        self._tidy(replaced)
+        # The snapshot is safe: what cannot be tidied up now is litter for a collection.
+        with suppress(OSError):
+            self._layout.draft(self.id).unlink(missing_ok=True)
+        self.close()
+        if self._replace:
+            with suppress(StoreError):
+                self._collect()
         return manifest
 
-    def _store_files(self, progress: Progress | None) -> dict[str, StoredFile]:
-        """Make all files and folders private and lasting; return the record of each file."""
-        paths, folders = self._survey()
-        total = sum(size for _, size in paths)
-        records: dict[str, StoredFile] = {}
+    def _store_files(self, cut: Cut, progress: Progress | None) -> Contents:
+        """Have all chunks on the disk, and the index that says where; return which they are."""
+        sources = [source for inside, folder in self._folders.items() for source in self._survey(folder, inside)]
+        total = sum(source.size for source in sources)
+        index = read_index(self._layout)
+        report = (lambda done: progress("store", done, total)) if progress else (lambda _: None)
+        contents = Contents(store_files(sources, cut, index, self._packs, report))
+        known = {**index, **self._packs.placed}
+        # Also those that were there before: a collection may be about to delete what no other snapshot needs.
+        chunks = {chunk.hash: known[chunk.hash] for chunk in contents.chunks()}
+        write_part(self._layout, self.id, chunks, self.id)
+        return contents
 
-        def sync(path: str, size: int, tally: Tally) -> None:
-            sync_file(self.directory / path)
-            tally.add(size)
-
-        def digest(path: str, size: int, tally: Tally) -> None:
-            records[path] = digest_file(self.directory / path, tally.add)
-
-        # A sync waits for the disk while others hash: each file is two jobs, the largest first.
-        paths.sort(key=lambda item: -item[1])
-        jobs = [partial(job, *item) for item in paths for job in (sync, digest)]
-        run_all(
-            jobs,
-            (lambda done: progress("store", done // 2, total)) if progress else (lambda _: None),
-        )
-        for folder in reversed(folders):
-            sync_folder(folder)
-        sync_folder(self._layout.data)
-        return records
-
-    def _survey(self) -> tuple[list[tuple[str, int]], list[Path]]:
-        """Set all modes; return each file's path and size, and the folders, parents first."""
-        paths: list[tuple[str, int]] = []
-        folders = [self.directory]
+    def _survey(self, top: Path, inside: str) -> list[Source]:
+        """Return all files in a folder and below."""
+        sources: list[Source] = []
+        folders = [top]
         for folder in folders:  # grows on the way
-            folder.chmod(FOLDER_MODE)
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    path = Path(entry.path)
                     about = entry.stat(follow_symlinks=False)
                     if stat.S_ISDIR(about.st_mode):
-                        folders.append(path)
+                        folders.append(Path(entry.path))
                         continue
-                    inside = str(path.relative_to(self.directory))
-                    if not stat.S_ISREG(about.st_mode) or not is_plain_path(inside):
-                        raise _odd_file(self._name, inside)
-                    path.chmod(FILE_MODE)
-                    paths.append((inside, about.st_size))
-        return paths, folders
+                    path = str(Path(inside) / Path(entry.path).relative_to(top))
+                    if not stat.S_ISREG(about.st_mode) or not is_plain_path(path):
+                        raise _odd_file(self._name, path)
+                    sources.append(Source(Path(entry.path), about.st_size, path, top == self.directory))
+        return sources
 
     def _write_draft(self, content: bytes) -> None:
         draft = self._layout.draft(self.id)
         write_new(draft, content)
         if read_small(draft, MAX_SIZE) != content:
             raise OSError(5, "the manifest reads back with other bytes", str(draft))
-
-    def _replaced_id(self) -> str | None:
-        if not self._replace:
-            return None
-        try:
-            raw = read_small(self._layout.manifest(self._name), MAX_SIZE)
-            return Manifest.from_json(raw, self._name).id
-        except (FileNotFoundError, GpuckptError):
-            return None
 
     def _put_in_place(self) -> None:
         draft, target = self._layout.draft(self.id), self._layout.manifest(self._name)
@@ -251,13 +265,6 @@ class Writer:
                 name=self._name,
                 in_doubt=True,
             ) from e
-
-    def _tidy(self, replaced: str | None) -> None:
-        # The snapshot is safe: what cannot be tidied up now is litter for `collect`.
-        with suppress(OSError):
-            self._layout.draft(self.id).unlink(missing_ok=True)
-            if replaced is not None:
-                discard(self._layout, replaced)
 
 
 def _odd_file(name: str, path: str) -> StoreError:

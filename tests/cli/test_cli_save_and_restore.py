@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pty
-import queue
 import signal
 import subprocess
 import time
@@ -26,13 +24,6 @@ def _id(notebook: Notebook) -> str:
     return kernel_id
 
 
-def _listen(notebook: Notebook) -> None:
-    """Look at the outputs for a moment, as a server's client does all the time: only so does zmq subscribe again."""
-    with contextlib.suppress(queue.Empty):
-        while True:
-            notebook.client.get_iopub_msg(timeout=0.3)
-
-
 def _names(cli: Cli) -> list[str]:
     return [s["name"] for s in cli("list", "--json").json["snapshots"]]
 
@@ -46,7 +37,7 @@ def test_a_kernel_is_saved_and_restored_from_outside(cli: Cli, notebook: Noteboo
     restored = cli("restore", _id(notebook), "outside")
     assert (restored.status, restored.err) == (0, "")
     assert restored.out.startswith("Restored outside (by hand), saved ")
-    _listen(notebook)
+    # The client did not listen during the restore, and hears the first cell all the same.
     assert notebook.value("x") == "[1, 2, 3]"
 
 
@@ -55,7 +46,7 @@ def test_the_results_as_json(cli: Cli, notebook: Notebook) -> None:
     assert saved["name"] == "first"
     assert 0 < saved["frozen_seconds"] < saved["seconds"]
     restored = cli("restore", _id(notebook), "--json").json
-    assert (restored["id"], restored["restored"]) == (saved["id"], True)
+    assert (restored["id"], restored["restored"], restored["warnings"]) == (saved["id"], True, [])
 
 
 def test_a_taken_name_is_refused_unless_it_may_be_replaced(cli: Cli, notebook: Notebook) -> None:
@@ -89,7 +80,6 @@ def test_a_restore_while_a_cell_runs(cli: Cli, notebook: Notebook) -> None:
     # The cell that was running is answered: nobody waits for it for ever.
     reply = notebook.client.get_shell_msg(timeout=30)
     assert reply["parent_header"]["msg_id"] == running
-    _listen(notebook)
     assert notebook.value("x") == "saved"
 
 

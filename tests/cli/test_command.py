@@ -43,7 +43,9 @@ def test_no_command_at_all_shows_the_help(cli: Cli) -> None:
     assert "usage: jupyter gpuckpt" in told.err
 
 
-@pytest.mark.parametrize("words", [["lst"], ["show"], ["save", "kernel"], ["list", "--nonsense"], ["rm"]])
+@pytest.mark.parametrize(
+    "words", [["lst"], ["show"], ["save", "kernel"], ["list", "--nonsense"], ["list", "--js"], ["rm"]]
+)
 def test_wrong_usage(cli: Cli, words: list[str]) -> None:
     told = cli(*words)
     assert (told.status, told.out) == (2, "")

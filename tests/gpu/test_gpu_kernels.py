@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from notebooks import Notebook, StartKernel, wait_until
+
+from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.store import Store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -54,11 +58,11 @@ def gpu_processes() -> dict[int, int]:
     return {int(pid): int(used) << 20 for pid, used in pairs if used.strip().isdigit()}
 
 
-def used_bytes() -> int:
-    """Return how much memory is in use on all GPUs together."""
+def used_by_gpu() -> list[int]:
+    """Return how much memory is in use on each GPU."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     lines = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.split()
-    return sum(int(line) << 20 for line in lines)
+    return [int(line) << 20 for line in lines]
 
 
 def test_a_training_goes_on_from_the_snapshot_as_if_nothing_had_been(notebook: Notebook) -> None:
@@ -71,6 +75,64 @@ def test_a_training_goes_on_from_the_snapshot_as_if_nothing_had_been(notebook: N
     notebook.run("%gpuckpt restore trained", timeout=120)
     assert notebook.value("everything()") == before
     assert notebook.value("train(20), everything()") == straight_on
+
+
+def test_vram_passes_criu_by_and_its_memory_is_given_back(notebook: Notebook) -> None:
+    notebook.run("import torch\n" + DIGEST + "x = torch.randint(0, 2**62, (2**27,), device='cuda'); d = digest(x)")
+    notebook.run("torch.cuda.synchronize(); torch.cuda.empty_cache()")
+    notebook.run("%gpuckpt save here", timeout=120)
+    store = Store(settings.store_dir())
+    contents = store.contents(store.get("here"))
+    sizes = {path: contents.size_of(path) for path in contents.files}
+    vram = {path: size for path, size in sizes.items() if path.startswith("vram/")}
+    assert len(vram) == 1
+    assert 1 << 30 <= sum(vram.values()) < 2 << 30
+    assert max(size for path, size in sizes.items() if path not in vram) < 1 << 30
+    for _ in range(2):
+        assert notebook.value("digest(x) == d") == "True"
+        folder = settings.NAMESPACE_VRAM_DIR
+        assert notebook.value(f"__import__('os').listdir({folder!r})") == "[]"
+        assert int(notebook.value(f"__import__('shutil').disk_usage({folder!r}).used")) == 0
+        notebook.run("x.zero_()")
+        notebook.run("%gpuckpt restore here", timeout=120)
+
+
+PEERS = """
+x = torch.randint(0, 2**62, ({size},), device='cuda:0'); y = x.to('cuda:1')
+strided = lambda: x.view(1024, -1)[::2, ::3].to('cuda:1').sum().item()
+d, s = digest(x, y), strided()
+"""
+
+
+@pytest.fixture
+def two_gpus() -> None:
+    if len(used_by_gpu()) != 2:
+        pytest.skip(f"needs two GPUs, and this machine has {len(used_by_gpu())}")
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("size", "segments"), [(2**20, ""), (2**25, ""), (2**27, "expandable_segments:True")], ids=["small", "256M", "1G"]
+)
+def test_two_gpus_with_access_to_each_other_come_back(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch, size: int, segments: str
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", segments)
+    notebook = start()
+    notebook.run("import torch\n" + DIGEST + PEERS.format(size=size), timeout=120)
+    notebook.run("%gpuckpt save here", timeout=120)
+    assert notebook.value("digest(x, y) == d, strided() == s") == "True True"
+    for _ in range(2):
+        notebook.run("x.zero_(); y.zero_()")
+        notebook.run("%gpuckpt restore here", timeout=120)
+        assert notebook.value("digest(x, y) == d, strided() == s") == "True True"
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_large_allocations_on_gpus_with_access_to_each_other_are_refused_beforehand(notebook: Notebook) -> None:
+    notebook.run("import torch\n" + DIGEST + PEERS.format(size=2**27), timeout=120)
+    assert "expandable_segments" in notebook.fails("%gpuckpt save here", timeout=120).text
+    assert notebook.value("digest(x, y) == d, strided() == s") == "True True"
 
 
 def test_graphs_pinned_memory_streams_events_and_nvml_handles_come_back(notebook: Notebook) -> None:
@@ -169,6 +231,35 @@ batches = iter(loader); seen = [next(batches)[0].cuda().sum().item() for _ in ra
     assert notebook.value("len([0 for b in loader])") == "40"
 
 
+def test_a_child_with_gpu_state_of_its_own_comes_back(notebook: Notebook, tmp_path: Path) -> None:
+    Path(tmp_path, "child_with_gpu.py").write_text(
+        "import torch\n"
+        "def work(asked, answers):\n"
+        "    x = torch.arange(2**26, device='cuda')\n"
+        "    answers.put(int(x.sum()))\n"
+        "    while (n := asked.get()) is not None:\n"
+        "        x += n\n"
+        "        answers.put(int(x.sum()))\n"
+    )
+    notebook.run(
+        f"""
+import sys; sys.path.insert(0, {str(tmp_path)!r})
+import torch, multiprocessing, child_with_gpu
+context = multiprocessing.get_context("spawn"); asked, answers = context.Queue(), context.Queue()
+child = context.Process(target=child_with_gpu.work, args=(asked, answers)); child.start()
+x = torch.ones(2**26, device="cuda"); first = answers.get()
+add = lambda n: asked.put(n) or answers.get()
+""",
+        timeout=120,
+    )
+    notebook.run("%gpuckpt save here", timeout=120)
+    assert notebook.value("add(1) - first == 2**26") == "True"
+    notebook.run("x.zero_(); asked.put(None); child.join()")
+    notebook.run("%gpuckpt restore here", timeout=120)
+    assert notebook.value("int(x.sum()) == 2**26, add(3) - first == 3 * 2**26") == "True True"
+    notebook.run("asked.put(None); child.join()")
+
+
 def test_managed_memory_is_refused_and_the_kernel_unharmed(notebook: Notebook) -> None:
     notebook.run(
         "import cupy; cupy.cuda.set_allocator(cupy.cuda.malloc_managed); a = cupy.arange(1000000); s = int(a.sum())",
@@ -194,7 +285,7 @@ def test_work_on_the_gpu_that_does_not_pause_is_told_and_goes_on(
 
 
 def test_two_copies_beside_each_other_and_nothing_left_on_the_gpu(start: StartKernel) -> None:
-    idle = used_bytes()
+    idle = sum(used_by_gpu())
     first = start()
     first.run("import torch\n" + DIGEST + "x = torch.randn(2**28, device='cuda'); d = digest(x)", timeout=120)
     first.run("%gpuckpt save shared", timeout=120)
@@ -203,21 +294,30 @@ def test_two_copies_beside_each_other_and_nothing_left_on_the_gpu(start: StartKe
     assert second.value("digest(x) == d") == "True"
     first.run("x.zero_()")
     assert second.value("digest(x) == d") == "True"
-    assert used_bytes() > idle + 2 * 2**30
+    assert sum(used_by_gpu()) > idle + 2 * 2**30
     for notebook in (first, second):
         notebook.close()
-    wait_until(lambda: used_bytes() <= idle + 2**27, 30, "GPU memory is still held")
+    wait_until(lambda: sum(used_by_gpu()) <= idle + 2**27, 30, "GPU memory is still held")
+
+
+def test_the_list_of_kernels_tells_their_gpu_memory(notebook: Notebook) -> None:
+    notebook.run("import torch; x = torch.ones(2**28, device='cuda'); torch.cuda.synchronize()", timeout=120)  # 1 GiB
+    command = [sys.executable, "-c", "from jupyter_gpuckpt.cli import main; main()", "kernels", "--json"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    (kernel,) = json.loads(said)["kernels"]
+    assert kernel["kernel_id"] == notebook.manager.provisioner.kernel_id
+    assert 1 << 30 < kernel["gpu_memory"] < 3 << 30
 
 
 def test_many_saves_and_restores_leave_nothing_on_the_gpu(notebook: Notebook) -> None:
     notebook.run("import torch\n" + DIGEST + "x = torch.randn(2**26, device='cuda'); d = digest(x)", timeout=120)
     notebook.run("%gpuckpt save step", timeout=120)
-    held = used_bytes()
+    held = sum(used_by_gpu())
     for _ in range(8):
         notebook.run("%gpuckpt restore step", timeout=120)
         notebook.run("%gpuckpt save step --replace", timeout=120)
         assert notebook.value("digest(x) == d") == "True"
-    assert used_bytes() <= held + 2**26
+    assert sum(used_by_gpu()) <= held + 2**26
 
 
 @pytest.mark.parametrize("moment", ["locked", "checkpointed"])

@@ -43,7 +43,17 @@ def test_peer_access_is_refused_unless_it_is_known_to_be_off(worker: CudaWorker,
         cuda.preflight(worker, [process.pid])
     assert process.run("answer = devices.disable_peer_access()") == WAS_ON
     assert process.run("answer = devices.disable_peer_access()") == []
-    cuda.preflight(worker, [process.pid], peers_off=[process.pid])
+    cuda.preflight(worker, [process.pid], {process.pid: {}})
+    cuda.preflight(worker, [process.pid], {process.pid: {"total": 0, "largest": 448 << 20}})
+    with pytest.raises(Refused, match="expandable_segments"):
+        cuda.preflight(worker, [process.pid], {process.pid: {"total": 0, "largest": 512 << 20}})
+
+
+def test_memory_that_no_allocator_tells_of_counts_as_one_allocation(worker: CudaWorker, cells: Start) -> None:
+    process = cells(START + "big = torch.empty(3 << 30, dtype=torch.uint8, device='cuda:0')")
+    with pytest.raises(Refused, match="expandable_segments"):
+        cuda.preflight(worker, [process.pid], {process.pid: {"total": 0, "largest": 0}})
+    cuda.preflight(worker, [process.pid], {process.pid: {"total": 3 << 30, "largest": 0}})
 
 
 @pytest.mark.parametrize("swap", [False, True])

@@ -16,6 +16,7 @@ from typing import Any
 from notebooks import Notebook, wait_until
 
 from jupyter_gpuckpt.freeze.criu_program import find_criu
+from jupyter_gpuckpt.store import Store
 
 
 class Criu:
@@ -174,11 +175,16 @@ def names() -> set[str]:
 
 def assert_no_litter() -> None:
     """The store holds what its manifests name, and nothing else."""
-    manifests = [json.loads(path.read_bytes()) for path in (store() / "snapshots").glob("*.json")]
-    ids = {manifest["id"] for manifest in manifests}
-    assert {path.name for path in (store() / "data").iterdir()} == ids
-    assert {path.name for path in (store() / "snapshots").iterdir()} == {m["name"] + ".json" for m in manifests}
-    assert {path.name for path in (store() / "locks").iterdir()} <= ids
+    found = Store(store())
+    assert found.check().faults == []
+    found.collect()
+    manifests = found.list()
+    ids = {manifest.id for manifest in manifests}
+    for folder in ("contents", "index"):
+        assert {path.name for path in (store() / folder).iterdir()} == ids
+    assert {path.name for path in (store() / "snapshots").iterdir()} == {m.name + ".json" for m in manifests}
+    assert list((store() / "saving").iterdir()) == []
+    assert {path.name for path in (store() / "locks").iterdir()} <= {"collect"}
 
 
 def assert_works(notebook: Notebook) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -51,6 +52,37 @@ def test_row_16_a_dump_that_fails_leaves_the_kernel_as_it_was(criu: Criu, notebo
     criu.honest()
     assert_runs_on(notebook)
     assert_works(notebook)
+
+
+def test_the_log_of_a_criu_that_failed_outlives_its_kernel(criu: Criu, notebook: Notebook) -> None:
+    logs = Path(os.environ["GPUCKPT_LOGS"])
+    logs.mkdir(mode=0o700)
+    earlier = [logs / f"2000-01-{day:02}T00-00-00.000000-1-dump.log" for day in range(1, 26)]
+    for log in earlier:
+        log.touch()
+    criu.fault("dump", DUMP_EARLY)
+    answer = notebook.fails("%gpuckpt save never")
+    notebook.manager.shutdown_kernel(now=True)
+    assert not notebook.folder.exists()
+    path = Path(answer.text.rpartition("criu's log: ")[2].strip())
+    assert path.parent == logs
+    assert "Error (" in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    # The newest 20 are kept.
+    assert sorted(logs.iterdir()) == [*earlier[-19:], path]
+
+
+def test_a_log_that_cannot_be_kept_is_not_named(
+    criu: Criu, start: StartKernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("GPUCKPT_LOGS", str(tmp_path / "a file"))
+    notebook = start()
+    criu.fault("dump", DUMP_EARLY)
+    answer = notebook.fails("%gpuckpt save never")
+    assert answer.ename == "SaveFailed"
+    assert "criu's log:" not in answer.text
+    assert notebook.value("1 + 1") == "2"
 
 
 def test_row_16_a_dump_that_aborts_leaves_the_kernel_as_it_was(criu: Criu, notebook: Notebook) -> None:

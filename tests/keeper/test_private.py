@@ -224,7 +224,7 @@ fifo = os.open('/dev/shm/gpuckpt/from-kernel', os.O_WRONLY)
 data = open({str(tmp_path / "said")!r}, 'rb').read()
 while data:
     data = data[os.write(fifo, data):]
-os.write(fifo, b'\\n' + b'{{"reply": [], "hello": 1, "request": null}}\\n' + b'{{"request": 1, "op": 3, "args": 4}}\\n')
+os.write(fifo, b'\\n' + b'{{"reply": [], "hello": 1, "request": null}}\\n' + b'{{"request": 9, "op": 3, "args": 4}}\\n')
 os.close(fifo)""")
     assert notebook.run("%gpuckpt list").status == "ok"
     assert keeper_pid(notebook) == before

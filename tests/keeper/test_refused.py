@@ -56,7 +56,7 @@ def test_a_damaged_or_newer_snapshot_is_refused_before_the_kernel_is_touched(not
     notebook.run("%gpuckpt save here")
     notebook.run("x = 2")
     manifest = store() / "snapshots" / "here.json"
-    pages = max((store() / "data").rglob("pages-*.img"), key=lambda path: path.stat().st_size)
+    pack = max((store() / "packs").iterdir(), key=lambda path: path.stat().st_size)
     content = json.loads(manifest.read_text())
     if damage == "format":
         manifest.write_text(json.dumps({**content, "format": content["format"] + 1}))
@@ -65,13 +65,13 @@ def test_a_damaged_or_newer_snapshot_is_refused_before_the_kernel_is_touched(not
     elif damage == "not JSON":
         manifest.write_text("{")
     elif damage == "missing":
-        pages.unlink()
+        pack.unlink()
     else:
-        with pages.open("r+b") as f:
+        with pack.open("r+b") as f:
             if damage == "cut":
-                f.truncate(pages.stat().st_size - 4096)
+                f.truncate(pack.stat().st_size - 4096)
             else:
-                f.seek(pages.stat().st_size // 2)
+                f.seek(pack.stat().st_size // 2)
                 byte = f.read(1)
                 f.seek(-1, os.SEEK_CUR)
                 f.write(bytes([byte[0] ^ 1]))

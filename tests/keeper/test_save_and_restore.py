@@ -57,6 +57,9 @@ def test_a_restore_in_another_kernel_with_another_key_and_other_ports(start: Sta
     # The copy answers under its own key and connection file, not under those it was saved with.
     assert second.value("get_ipython().kernel.parent.abs_connection_file") == second.manager.connection_file
     assert second.run("%connect_info").text.count(str(second.manager.shell_port)) == 1
+    second.client.shell_channel.send(second.client.session.msg("connect_request"))
+    ports = second.client.get_shell_msg(timeout=20)["content"]
+    assert ports["shell_port"] == second.manager.shell_port
 
 
 def test_ten_saves_and_restores_in_a_row(notebook: Notebook) -> None:
@@ -98,6 +101,19 @@ def test_the_cells_behind_a_restore_are_executed_by_the_restored_kernel(notebook
     assert notebook.value("x") == "11"
 
 
+def test_the_cells_behind_a_refused_restore_are_executed_all_the_same(notebook: Notebook) -> None:
+    refused = """
+        try:
+            get_ipython().run_line_magic("gpuckpt", "restore nothing")
+        except Exception:
+            x = []
+    """
+    requests = [notebook.client.execute(code) for code in (refused, "x.append(1)", "x.append(2)")]
+    replies = [notebook.client.get_shell_msg(timeout=30) for _ in requests]
+    assert [reply["parent_header"]["msg_id"] for reply in replies] == requests
+    assert notebook.value("x") == "[1, 2]"
+
+
 def test_the_execution_count_is_the_saved_one(notebook: Notebook) -> None:
     notebook.run("pass")
     saved_at = notebook.run("%gpuckpt save here").count
@@ -131,6 +147,8 @@ def test_wrong_names_and_wrong_words_are_answered_in_words(notebook: Notebook) -
         ("rm nothing", "NoSuchSnapshot"),
         ("frobnicate", "_Usage"),
         ("save", "_Usage"),
+        ("save x --rep", "_Usage"),
+        ("save --help x", "_Usage"),
         ("save 'open", "_Usage"),
     ):
         answer = notebook.fails(f"%gpuckpt {line}")
@@ -149,8 +167,14 @@ def test_list_show_rm_status_and_help(notebook: Notebook) -> None:
     assert "<table>" in listing.html[-1]
     assert "a message" in notebook.run("%gpuckpt show one").text
     assert "came from" in notebook.run("%gpuckpt status").text
-    assert "save NAME" in notebook.run("%gpuckpt").text
-    assert "Removed one" in notebook.run("%gpuckpt rm one").text
+    for asking in ("%gpuckpt", "%gpuckpt help", "%gpuckpt --help", "%gpuckpt save -h"):
+        assert "save NAME" in notebook.run(asking).text
+    notebook.run("%gpuckpt save two")
+    removed = notebook.fails("%gpuckpt rm none one neither two")
+    assert "Removed one" in removed.text
+    assert "Removed two" in removed.text
+    assert "no snapshot named none" in removed.text
+    assert "no snapshot named neither" in removed.text
     assert "No snapshots yet" in notebook.run("%gpuckpt list").text
 
 

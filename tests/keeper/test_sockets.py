@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from notebooks import Notebook
+from notebooks import Notebook, StartKernel
 
 
 def test_a_unix_socket_is_there_again_though_its_folder_was_deleted(notebook: Notebook) -> None:
@@ -25,6 +25,27 @@ got = listener.accept()[0].recv(5); mode = oct(os.stat(folder).st_mode & 0o777);
 """
     )
     assert notebook.value("got, mode") == "b'hello' 0o700"
+
+
+def test_a_path_that_another_program_listens_at_is_taken_over_and_named(start: StartKernel, tmp_path: Path) -> None:
+    first, second = start(), start()
+    path, own = tmp_path / "server", "/dev/shm/each-kernel-has-its-own"
+    first.run(f"""
+        import socket
+        listeners = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+        for listener, path in zip(listeners, ({str(path)!r}, {own!r})):
+            listener.bind(path); listener.listen()
+    """)
+    first.run("%gpuckpt save here")
+    # Its own socket ends with it, so nobody loses anything.
+    assert str(path) not in first.run("%gpuckpt restore here").text
+    restored = second.run("%gpuckpt restore here").text
+    assert f"Another program had a Unix socket at {path}; new connections now come to the restored kernel." in restored
+    assert own not in restored
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        client.sendall(b"hello")
+        assert second.value("listeners[0].accept()[0].recv(5)") == "b'hello'"
 
 
 def test_a_port_that_was_taken_meanwhile_becomes_a_free_one(notebook: Notebook) -> None:

@@ -403,6 +403,27 @@ def test_a_subprocess_in_conversation(notebook: Notebook) -> None:
     assert notebook.run("child.stdin.close(); child.wait(5); child.stdout.close(); print(child.returncode)").text == "1"
 
 
+def test_children_that_have_ended_and_were_not_waited_for(notebook: Notebook) -> None:
+    notebook.run("""
+        import os, psutil, subprocess
+        child = subprocess.Popen(["sh", "-c", "exit 7"])
+        if (parent := os.fork()) == 0:
+            if os.fork() == 0:  # ends as a child of the kernel's, which nobody waits for
+                os.setsid()
+            os._exit(0)
+        os.waitpid(parent, 0)
+        def zombies():
+            return sum(child.status() == "zombie" for child in psutil.Process().children())
+    """)
+    wait_until(lambda: notebook.value("zombies()") == "2")
+    for name in ("first", "second"):
+        save(notebook, name)
+        notebook.run("psutil = None")
+        restore(notebook, name)
+        assert notebook.value("zombies()") == "2"
+    assert notebook.value("child.wait(5)") == "7"
+
+
 def test_processes_in_the_background(notebook: Notebook, tmp_path: Path) -> None:
     """``%%script --bg``, a shell's ``&``, and one that made itself a daemon."""
     names = ("script", "shell", "daemon")

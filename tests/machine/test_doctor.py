@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from jupyter_gpuckpt.machine.checks import Check, works
-from jupyter_gpuckpt.machine.commands import add_doctor_parser, add_setup_parser
 from jupyter_gpuckpt.machine.doctor import examine
 from jupyter_gpuckpt.machine.gpu_checks import gpu_checks
 from jupyter_gpuckpt.machine.store_checks import store_checks
@@ -29,22 +27,15 @@ NAMES = [
     *("jupyter_client", "ipykernel", "provisioner", "kernelspec"),
 ]
 
-COMMAND = """
-import argparse, sys
-from jupyter_gpuckpt.machine.commands import add_doctor_parser, add_setup_parser
-parser = argparse.ArgumentParser()
-subparsers = parser.add_subparsers(required=True)
-add_setup_parser(subparsers)
-add_doctor_parser(subparsers)
-args = parser.parse_args()
-sys.exit(args.run(args))
-"""
-
 
 def run(*arguments: str, under: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*under, sys.executable, "-c", COMMAND, *arguments], capture_output=True, text=True, timeout=120
-    )
+    command = [*under, sys.executable, "-c", "import sys; from jupyter_gpuckpt.cli import main; sys.exit(main())"]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120)
+
+
+# The capability to read is left, because the interpreter may lie in root's own folder.
+_READING = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+NOBODY = ("setpriv", "--reuid=65534", "--clear-groups", *_READING)
 
 
 def by_name(checks: list[Check]) -> dict[str, Check]:
@@ -102,7 +93,7 @@ def test_without_criu_it_fails_and_says_what_to_do() -> None:
     assert amiss == {"criu", "kernel features", "trial"}
     assert_each_failure_has_a_mend([dataclasses.asdict(check) for check in checks])
     done = run("doctor")
-    assert done.returncode == 1
+    assert done.returncode == 4
     assert "GPUCKPT_CRIU" in done.stdout
     assert done.stdout.splitlines()[-1].endswith(": criu, kernel features, trial.")
 
@@ -110,7 +101,7 @@ def test_without_criu_it_fails_and_says_what_to_do() -> None:
 @pytest.mark.usefixtures("with_criu")
 def test_root_without_rights_fails_and_every_failure_has_a_mend() -> None:
     done = run("doctor", "--json", under=("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"))
-    assert done.returncode == 1
+    assert done.returncode == 4
     document = json.loads(done.stdout)
     assert document["works"] is False
     amiss = {check["name"] for check in document["checks"] if check["required"] and not check["ok"]}
@@ -119,10 +110,8 @@ def test_root_without_rights_fails_and_every_failure_has_a_mend() -> None:
 
 
 def test_another_user_is_told_all_that_is_missing() -> None:
-    # The capability to read is left, because the interpreter may lie in root's own folder.
-    reading = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
-    done = run("doctor", "--json", under=("setpriv", "--reuid=65534", "--clear-groups", *reading))
-    assert done.returncode == 1, done.stderr
+    done = run("doctor", "--json", under=NOBODY)
+    assert done.returncode == 4, done.stderr
     checks = json.loads(done.stdout)["checks"]
     amiss = {check["name"] for check in checks if check["required"] and not check["ok"]}
     assert amiss >= {"rights", "namespaces", "process ids"}
@@ -232,26 +221,26 @@ def test_setup_installs_once_and_tells_where(tmp_path: Path, monkeypatch: pytest
     assert document["ok"] is True
     assert document["criu"]["origin"] == "prefix"
     assert set(document["criu"]) == {"argv", "version", "path", "origin"}
+    assert document["unavailable"] is None
+
+
+@pytest.mark.usefixtures("with_criu")
+def test_setup_does_not_tell_another_user_that_all_is_ready() -> None:
+    text = run("setup", under=NOBODY)
+    assert text.returncode == 0, text.stderr
+    assert "is ready" not in text.stdout
+    assert "user 65534, and CRIU needs root" in text.stdout
+    assert "Next: Start the Jupyter server as root" in text.stdout
+    document = json.loads(run("setup", "--json", under=NOBODY).stdout)
+    assert document["unavailable"]["kind"] == "Unavailable"
 
 
 @pytest.mark.usefixtures("without_criu")
 def test_setup_does_not_install_what_would_not_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUCKPT_CRIU_PREFIX", str(tmp_path / "criu"))
     text = run("setup")
-    assert text.returncode == 1
+    assert text.returncode == 4
     assert "Next: Correct GPUCKPT_CRIU" in text.stderr
     document = json.loads(run("setup", "--json").stdout)
-    assert document["ok"] is False
     assert document["error"]["kind"] == "Unavailable"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_both_commands_are_offered() -> None:
-    parser = argparse.ArgumentParser()
-    subparsers = parser.add_subparsers()
-    add_setup_parser(subparsers)
-    add_doctor_parser(subparsers)
-    for command in ("setup", "doctor"):
-        args = parser.parse_args([command, "--json"])
-        assert callable(args.run)
-        assert args.json

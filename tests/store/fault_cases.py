@@ -16,11 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from store_helpers import fill, litter, open_by_mode, readable_by_others, save
+from disk_model import Disk
+from store_helpers import FILES, abandon, fill, litter, open_by_mode, read_back, readable_by_others, save
 from system_calls import CHANGES, READS, Fault, run
 
 from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.store import Store
+
+CHANGED = {**FILES, "core-1.img": b"another core"}
 
 
 def prepare_nothing(store: Store) -> None:
@@ -41,15 +44,15 @@ def prepare_litter(store: Store) -> None:
     for _ in range(2):
         writer = store.writer("never")
         fill(writer)
-        writer._lock.release()  # as the end of its process would
+        abandon(writer)
 
 
 def operate_save(store: Store) -> None:
-    save(store, "it", "new")
+    save(store, "it", "new", CHANGED)
 
 
 def operate_replace(store: Store) -> None:
-    save(store, "it", "new", replace=True)
+    save(store, "it", "new", CHANGED, replace=True)
 
 
 def operate_remove(store: Store) -> None:
@@ -61,7 +64,7 @@ def operate_collect(store: Store) -> None:
 
 
 def operate_open(store: Store) -> None:
-    store.open("it").close()
+    store.open("it", store.root.parent / "files").close()
 
 
 OPERATIONS: dict[str, tuple[Callable[[Store], None], Callable[[Store], None]]] = {
@@ -80,7 +83,7 @@ def state(store: Store) -> dict[str, Any]:
     found: dict[str, Any] = {e.data["name"]: f"broken: {e}" for e in broken}
     for manifest in manifests:
         try:
-            store.open(manifest.name).close()
+            assert read_back(store, manifest.name) == (CHANGED if manifest.message == "new" else FILES)
             found[manifest.name] = manifest.message
         except GpuckptError as e:
             found[manifest.name] = f"broken: {e}"
@@ -102,13 +105,15 @@ def main(kind: str, operation: str, folder: Path) -> None:
         "read fails for good": lambda n: Fault(n, error=errno.EIO, for_good=True),
     }
 
-    def attempt(fault: Fault | None, watch: Callable[[], None] | None = None) -> dict[str, Any]:
+    def attempt(
+        fault: Fault | None, watch: Callable[[str, str], None] | None = None, ready: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
         root = folder / "store"
         shutil.rmtree(root, ignore_errors=True)
+        shutil.rmtree(folder / "files", ignore_errors=True)
         if template.exists():
             shutil.copytree(template, root)
-            for lock in (template / "locks").iterdir():
-                (root / "locks" / lock.name).touch(0o600)
+        ready()
         outcome = run(lambda: operate(Store(root)), counted, fault, watch)
         report = {
             "at": fault.at if fault else None,
@@ -131,7 +136,7 @@ def main(kind: str, operation: str, folder: Path) -> None:
         seen: set[str] = set()
         looks = 0
 
-        def look() -> None:
+        def look(_: str, __: str) -> None:
             nonlocal looks
             looks += 1
             with contextlib.suppress(FileNotFoundError):
@@ -140,10 +145,27 @@ def main(kind: str, operation: str, folder: Path) -> None:
         report = attempt(None, look)
         print(json.dumps({**report, "seen": sorted(seen), "looks": looks}))
         return
+    if kind.startswith("power"):
+        disk = Disk(folder / "store")
+        seen_states: list[dict[str, Any]] = []
+
+        def observe(call: str, synced: str) -> None:
+            if call == "fsync":
+                disk.sync(Path(synced))
+            after_cut = folder / "after" / "store"
+            shutil.rmtree(after_cut, ignore_errors=True)
+            disk.cut(after_cut, names_survive=kind.endswith("names"))
+            found = state(Store(after_cut)) if (after_cut / "format.json").exists() else {}
+            if not seen_states or seen_states[-1]["state"] != found:
+                seen_states.append({"call": call, "state": found})
+
+        report = attempt(None, observe, disk.sync_all)
+        print(json.dumps({**report, "seen": seen_states}))
+        return
     clean = attempt(None)
     print(json.dumps(clean))
     for at, call in enumerate(clean["calls"]):
-        if kind != "cut" or call == "write":
+        if kind != "cut" or call in ("write", "pwritev2"):
             print(json.dumps(attempt(faults[kind](at))))
 
 

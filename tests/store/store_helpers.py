@@ -6,10 +6,12 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from jupyter_gpuckpt.store import Manifest, Store, Writer
+from jupyter_gpuckpt.store.index import named_packs
 
 ABOUT: dict[str, Any] = {
     "parent": None,
@@ -47,16 +49,38 @@ def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
     return found
 
 
+def read_back(store: Store, name: str) -> dict[str, bytes]:
+    """Return the files of a snapshot, as they come out of the store."""
+    with tempfile.TemporaryDirectory() as folder, store.open(name, Path(folder, "files")) as snapshot:
+        return {
+            str(path.relative_to(snapshot.directory)): path.read_bytes()
+            for path in snapshot.directory.rglob("*")
+            if path.is_file()
+        }
+
+
+def abandon(writer: Writer) -> None:
+    """Leave a writer as the end of its process would."""
+    writer._session._lock.release()
+
+
+def packs_of(store: Store, name: str) -> list[Path]:
+    """Return the packs that a snapshot needs."""
+    return [store.root / "packs" / pack for pack in sorted(named_packs(store._layout, [store.get(name).id]))]
+
+
 def litter(store: Store) -> list[str]:
     """Return the paths in a store that belong to none of its snapshots."""
     if not store.root.exists():
         return []
     manifests = store.list()
-    owned = {".", "format.json", "snapshots", "data", "locks"}
+    layout = store._layout
+    owned = {".", "format.json", "listing.json", "locks/collect", *(folder.name for folder in layout.folders)}
     owned |= {f"snapshots/{m.name}.json" for m in manifests}
-    owned |= {f"{folder}/{m.id}" for m in manifests for folder in ("data", "locks")}
-    inside = tuple(f"data/{m.id}/" for m in manifests)
-    return [p for p in everything(store.root) if p not in owned and not p.startswith(inside)]
+    owned |= {f"{folder}/{m.id}" for m in manifests for folder in ("contents", "index")}
+    owned |= {f"labels/{m.id}.json" for m in manifests}
+    owned |= {f"packs/{pack}" for pack in named_packs(layout, [m.id for m in manifests])}
+    return [p for p in everything(store.root) if p not in owned]
 
 
 def readable_by_others(folder: Path) -> list[str]:

@@ -21,16 +21,19 @@ from typing import Any
 SUPPORTED = platform.system() == "Linux" and platform.machine() == "x86_64"
 
 CHANGES = {
-    1: "write", 18: "pwrite64", 20: "writev", 73: "flock", 74: "fsync", 75: "fdatasync",
+    1: "write", 18: "pwrite64", 20: "writev", 296: "pwritev", 328: "pwritev2",
+    73: "flock", 74: "fsync", 75: "fdatasync",
     77: "ftruncate", 82: "rename", 83: "mkdir", 84: "rmdir", 86: "link", 87: "unlink",
     90: "chmod", 91: "fchmod", 258: "mkdirat", 263: "unlinkat", 264: "renameat", 265: "linkat",
     268: "fchmodat", 316: "renameat2", 452: "fchmodat2", 257: "creat",
 }  # fmt: skip
 """The calls that change a file system or take a lock (`creat`: openat that may create)."""
 
-READS = {0: "read", 17: "pread64", 19: "readv", 217: "getdents64"}
+READS = {0: "read", 17: "pread64", 19: "readv", 295: "preadv", 327: "preadv2", 217: "getdents64"}
 
-_OPENAT, _WRITE = 257, 1
+_OPENAT = 257
+_WRITES = {1, 328}
+"""Calls whose third argument says how much is written: bytes, or parts."""
 _TRACEME, _POKEUSER, _SYSCALL = 0, 6, 24
 _SETOPTIONS, _GET_SYSCALL_INFO = 0x4200, 0x420E
 _OPTIONS = 0x1 | 0x8 | 0x100000  # TRACESYSGOOD, TRACECLONE, EXITKILL
@@ -50,7 +53,7 @@ class Fault:
     kill: bool = False
     """Before the call."""
     cut: bool = False
-    """Let it write half of its bytes, then kill."""
+    """Let it write half of its bytes, or of its parts, then kill."""
     error: int = 0
     """Do not make the call, fail it with this errno."""
     for_good: bool = False
@@ -76,11 +79,12 @@ def run(
     function: Callable[[], Any],
     counted: dict[int, str],
     fault: Fault | None = None,
-    after_each: Callable[[], None] | None = None,
+    after_each: Callable[[str, str], None] | None = None,
 ) -> Run:
     """Run `function` (it returns JSON) in a forked child, with the fault, and say how it ended.
 
-    `after_each` is called after each counted call, while the thread that made it stands still.
+    `after_each` is called after each counted call with its name, and for an fsync the path, while the thread that made
+    it stands still.
     """
     with mmap.mmap(-1, 1 << 20) as page:
         pid = os.fork()
@@ -111,7 +115,7 @@ def _trace(
     pid: int,
     counted: dict[int, str],
     fault: Fault | None,
-    after_each: Callable[[], None] | None,
+    after_each: Callable[[str, str], None] | None,
     outcome: Run,
 ) -> None:
     os.waitpid(pid, _WALL)
@@ -119,7 +123,7 @@ def _trace(
     _ptrace(_SYSCALL, pid)
     failing: dict[int, int] = {}  # thread: errno to return
     cutting: set[int] = set()
-    watched: set[int] = set()
+    watched: dict[int, tuple[str, str]] = {}
     while True:
         tid, status = os.waitpid(-1, _WALL)
         if os.WIFEXITED(status) or os.WIFSIGNALED(status):
@@ -134,9 +138,10 @@ def _trace(
             if name:
                 index = len(outcome.calls)
                 outcome.calls.append(name)
-                watched.add(tid)
-                if name == "fsync":
-                    outcome.synced.append((index, str(Path(f"/proc/{tid}/fd/{arguments[0]}").readlink())))
+                path = str(Path(f"/proc/{tid}/fd/{arguments[0]}").readlink()) if name == "fsync" else ""
+                watched[tid] = (name, path)
+                if path:
+                    outcome.synced.append((index, path))
                 if fault and fault.error and (
                     index == fault.at or (fault.for_good and index > fault.at)
                 ):  # fmt: skip
@@ -144,7 +149,7 @@ def _trace(
                     failing[tid] = fault.error
                 elif fault and index == fault.at and fault.kill:
                     os.kill(pid, signal.SIGKILL)
-                elif fault and index == fault.at and fault.cut and number == _WRITE:
+                elif fault and index == fault.at and fault.cut and number in _WRITES:
                     _ptrace(_POKEUSER, tid, _RDX, arguments[2] // 2)
                     cutting.add(tid)
             elif op == _EXIT:
@@ -153,8 +158,8 @@ def _trace(
                 if tid in cutting:
                     os.kill(pid, signal.SIGKILL)
                 if tid in watched and after_each:
-                    after_each()
-                watched.discard(tid)
+                    after_each(*watched[tid])
+                watched.pop(tid, None)
         elif stop not in (signal.SIGTRAP, signal.SIGSTOP):
             deliver = stop
         _ptrace(_SYSCALL, tid, 0, deliver)

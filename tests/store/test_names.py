@@ -34,7 +34,7 @@ def test_plain_names_are_taken_as_they_are(name: str) -> None:
     ],
 )
 def test_other_names_are_refused_with_the_reason_and_touch_nothing(store: Store, name: str, why: str) -> None:
-    for use in (check_name, store.writer, store.get, store.open, store.remove):
+    for use in (check_name, store.writer, store.get, lambda name: store.open(name, store.root.parent), store.remove):
         with pytest.raises(BadName) as caught:
             use(name)
         assert why in caught.value.why

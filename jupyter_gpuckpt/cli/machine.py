@@ -1,0 +1,102 @@
+"""`setup` and `doctor`: commands about the machine."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import textwrap
+from collections.abc import Sequence
+
+from .. import settings
+from ..errors import Unavailable
+from ..freeze.criu_program import CriuProgram, check, find_criu, version_text
+from ..machine.capability import why_unavailable
+from ..machine.checks import Check, works
+from ..machine.criu_install import install_criu
+from . import output
+
+_WIDTH = 100
+
+
+def setup(args: argparse.Namespace) -> int:
+    """Install CRIU where none works, and say whether kernels can be saved now.
+
+    Raises
+    ------
+    Unavailable : there is no CRIU that works, and none could be installed.
+    """
+    program = _working_criu()
+    version = version_text(program.version)
+    unavailable = why_unavailable()
+    if unavailable is None:
+        text = (
+            f"CRIU {version} is ready: {program.path}\nNext: `jupyter gpuckpt doctor` checks the rest of this machine."
+        )
+    else:
+        text = f"CRIU {version} is installed: {program.path}\n{unavailable}"
+    document = {
+        "ok": True,
+        "criu": dataclasses.asdict(program) | {"version": version},
+        "unavailable": unavailable.as_dict() if unavailable else None,
+    }
+    output.result(args.json, document, text)
+    return output.DONE
+
+
+def _working_criu() -> CriuProgram:
+    """Return the CRIU that will be used, installed if there was none that works."""
+    try:
+        return _checked(find_criu())
+    except Unavailable:
+        if settings.named_criu():
+            # Whatever is installed, the program that is named there is the one that is used.
+            raise
+        install_criu(settings.criu_prefix(), output.note)
+    return _checked(find_criu())
+
+
+def _checked(program: CriuProgram) -> CriuProgram:
+    # Without root criu refuses to look at the kernel at all, which says nothing about the program.
+    if os.geteuid() == 0:
+        check(program)
+    return program
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Judge the machine; the status says whether a save and a restore would work."""
+    # Imported here: the checks bring in Jupyter, which `setup` must not wait for.
+    from ..machine.doctor import examine
+
+    checks = examine(deep=not args.quick)
+    document = {"works": works(checks), "checks": [dataclasses.asdict(c) for c in checks]}
+    output.result(args.json, document, _as_text(checks))
+    return output.DONE if works(checks) else output.UNAVAILABLE
+
+
+def _as_text(checks: Sequence[Check]) -> str:
+    """Return the checks as aligned lines; what a check means and how to mend it stands below one that failed."""
+    width = max(len(check.name) for check in checks)
+    indent = " " * (8 + width)
+    lines = []
+    for one in checks:
+        mark = "ok" if one.ok else "FAIL" if one.required else "note"
+        lines.append(_wrapped(f"{mark:<4}  {one.name:<{width}}  ", one.found, indent))
+        if not one.ok:
+            lines += [_wrapped(indent, text, indent) for text in (one.means, f"Next: {one.mend}") if text]
+    amiss = [check.name for check in checks if check.required and not check.ok]
+    verdict = (
+        f"Kernels cannot be saved here yet: {', '.join(amiss)}." if amiss else "Kernels can be saved and restored here."
+    )
+    return "\n".join([*lines, "", verdict])
+
+
+def _wrapped(start: str, text: str, indent: str) -> str:
+    return textwrap.fill(
+        text,
+        _WIDTH,
+        initial_indent=start,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

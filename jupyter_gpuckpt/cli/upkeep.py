@@ -1,0 +1,197 @@
+"""`log`, `diff`, `mv`, `pin`, `unpin`, `tag`, `keep`, `gc`, `check` and `repair`: keeping the store in order."""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from .. import settings
+from ..errors import GpuckptError
+from ..keeper.summary import is_of_notebook, summary
+from ..kernel import show
+from ..store import Manifest, Store
+from ..store.difference import Change, difference
+from ..store.retention import keep_last, keep_under
+from . import output
+
+
+def _store() -> Store:
+    return Store(settings.store_dir())
+
+
+def _chosen(args: argparse.Namespace) -> Callable[[Manifest], bool]:
+    return lambda manifest: args.notebook is None or is_of_notebook(manifest, args.notebook)
+
+
+# -- what there is
+
+
+def log(args: argparse.Namespace) -> int:
+    """Draw the tree of snapshots: each below the one that its kernel came from."""
+    manifests, faults = _store().scan()
+    chosen = [m for m in manifests if _chosen(args)(m)]
+    document = {"snapshots": [summary(m) for m in chosen], "faults": [fault.as_dict() for fault in faults]}
+    lines = _tree(chosen) or ["No snapshots yet."]
+    output.result(args.json, document, "\n".join([*lines, *(fault.what for fault in faults)]))
+    return output.DONE
+
+
+def _tree(manifests: Sequence[Manifest]) -> list[str]:
+    known = {m.id for m in manifests}
+    children: dict[str | None, list[Manifest]] = defaultdict(list)
+    for manifest in sorted(manifests, key=lambda m: m.created):
+        children[manifest.parent if manifest.parent in known else None].append(manifest)
+    lines: list[str] = []
+    # A list in place of recursion: a chain of saves is as deep as it is long.
+    pending = [(root, "", "") for root in reversed(children[None])]
+    while pending:
+        manifest, before, below = pending.pop()
+        message = f"  {manifest.message}" if manifest.message else ""
+        lines.append(f"{before}* {manifest.name}  {show.moment(manifest.created)}{message}")
+        own = children[manifest.id]
+        # The line goes straight on where nothing branches off.
+        for child in reversed(own):
+            last = child is own[-1]
+            pending.append((child, below if last else f"{below}|\\ ", below if last else f"{below}| "))
+    return lines
+
+
+def diff(args: argparse.Namespace) -> int:
+    """Say what is in one snapshot and not in another."""
+    store = _store()
+    old, new = store.get(args.old), store.get(args.new)
+    changes = difference(store.contents(old), store.contents(new))
+    document = {"old": old.name, "new": new.name, "files": [asdict(change) for change in changes]}
+    rows = [
+        [change.path, _change_text(change), show.size(change.old or 0), show.size(change.new or 0)]
+        for change in changes
+        if change.changed or change.old != change.new
+    ]
+    total = sum(change.changed for change in changes)
+    note = [f"{show.size(total)} of {new.name} are not in {old.name}."]
+    head = ["file", "changed", old.name, new.name]
+    output.result(
+        args.json, document, show.Listing(head, rows, f"{old.name} and {new.name} hold the same.", note).text()
+    )
+    return output.DONE
+
+
+def _change_text(change: Change) -> str:
+    if change.old is None:
+        return f"new, {show.size(change.changed)} of it"
+    return "gone" if change.new is None else show.size(change.changed)
+
+
+# -- names, tags and pins
+
+
+def move(args: argparse.Namespace) -> int:
+    """Give a snapshot another name."""
+    renamed = _store().rename(args.name, args.new)
+    output.result(args.json, summary(renamed), f"{args.name} is now {renamed.name}.")
+    return output.DONE
+
+
+def pin(args: argparse.Namespace) -> int:
+    """Pin snapshots."""
+    return _pin(args, True)
+
+
+def unpin(args: argparse.Namespace) -> int:
+    """Unpin snapshots."""
+    return _pin(args, False)
+
+
+def _pin(args: argparse.Namespace, pinned: bool) -> int:
+    store = _store()
+    done: list[dict[str, Any]] = []
+    errors: list[GpuckptError] = []
+    for name in dict.fromkeys(args.names):
+        try:
+            store.pin(name, pinned)
+            done.append({"name": name, "pinned": pinned})
+        except GpuckptError as e:
+            errors.append(e)
+    verb = "Pinned" if pinned else "Unpinned"
+    text = "\n".join(f"{verb} {one['name']}." for one in done)
+    output.result(args.json, {"pins": done, "errors": [e.as_dict() for e in errors]}, text)
+    if not args.json:
+        for error in errors:
+            output.note(str(error))
+    return output.exit_status(errors[0]) if errors else output.DONE
+
+
+def tag(args: argparse.Namespace) -> int:
+    """Add tags and take them away."""
+    labels = _store().tag(args.name, args.tags, args.remove)
+    text = f"{args.name}: {' '.join(labels.tags) or 'no tags'}"
+    output.result(args.json, {"name": args.name, "tags": list(labels.tags), "pinned": labels.pinned}, text)
+    return output.DONE
+
+
+# -- room
+
+
+def keep(args: argparse.Namespace) -> int:
+    """Remove old snapshots by a rule."""
+    store = _store()
+    if args.last is not None:
+        removed = keep_last(store, args.last, _chosen(args))
+    else:
+        removed = keep_under(store, args.under, _chosen(args))
+    text = "\n".join(f"Removed {name}." for name in removed) or "Nothing had to be removed."
+    output.result(args.json, {"removed": removed, "used": store.used()}, text)
+    return output.DONE
+
+
+def collect(args: argparse.Namespace) -> int:
+    """Free what no snapshot needs."""
+    store = _store()
+    done = store.would_collect() if args.dry_run else store.compact(args.grace)
+    verb = "would be freed" if args.dry_run else "freed"
+    text = f"{show.size(done.freed)} {verb}."
+    if done.waiting:
+        text += (
+            f" {show.size(done.waiting)} more wait: somebody at work may need them, or the time of grace is not over."
+        )
+    if done.obstacle:
+        text += f" Not more, since {done.obstacle}. `jupyter gpuckpt check` says what is damaged."
+    output.result(args.json, asdict(done), text)
+    return output.FAILED if done.obstacle else output.DONE
+
+
+# -- damage
+
+
+def check(args: argparse.Namespace) -> int:
+    """Say what is damaged."""
+    with output.Progress("Checking") as progress:
+        found = _store().check(
+            args.read_data, lambda stage, done, total: progress.take({"stage": stage, "done": done, "total": total})
+        )
+    lines = [
+        f"{fault.what}: {fault.why}" + (f" (needed by {', '.join(fault.snapshots)})" if fault.snapshots else "")
+        for fault in found.faults
+    ]
+    touched = sorted({name for fault in found.faults for name in fault.snapshots})
+    looked = f"{found.snapshots} snapshots, {found.chunks} chunks" + (
+        f", {show.size(found.read)} read" * bool(found.read)
+    )
+    if not lines:
+        lines = [f"No damage found: {looked}."]
+    elif touched:
+        lines.append(f"Touched: {', '.join(touched)}. `jupyter gpuckpt repair` mends what can be mended.")
+    output.result(args.json, {**asdict(found), "touched": touched}, "\n".join(lines))
+    return output.FAILED if found.faults else output.DONE
+
+
+def repair(args: argparse.Namespace) -> int:
+    """Mend what can be mended."""
+    done = _store().repair()
+    lines = [f"The index of {name} was made again." for name in done.mended if name not in done.lost]
+    lines += [f"{name} cannot be restored: {why}. `rm` removes it." for name, why in done.lost.items()]
+    output.result(args.json, asdict(done), "\n".join(lines) or "Nothing had to be mended.")
+    return output.FAILED if done.lost else output.DONE

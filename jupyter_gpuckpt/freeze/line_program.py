@@ -1,0 +1,102 @@
+"""A program of this package in a process of its own: told lines, answering with lines, and killable."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+
+__all__ = ["LineProgram"]
+
+_DEATH_TIMEOUT = 5.0
+"""Seconds to wait for a killed program; one that sits in the kernel's driver is left to itself."""
+
+
+class LineProgram:
+    """``python -m MODULE ARGUMENTS`` as a child process, in a session of its own.
+
+    `tell` and `hear` must not be called from two threads at once; `kill` may be called from any.
+    """
+
+    def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        self._heard = b""
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - close closes it
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=environment,
+            start_new_session=True,  # neither a terminal's Ctrl-C nor the kernel's group reaches it
+        )
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None when it has ended."""
+        return None if self._process.poll() is not None else self._process.pid
+
+    def tell(self, line: bytes) -> None:
+        """Send a line of a few hundred bytes, which fits a pipe; one that has ended does not hear it."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line + b"\n")
+            self._process.stdin.flush()
+
+    def hear(self, limit: float) -> bytes:
+        """Return the next line, or nothing when the program has ended.
+
+        Raises
+        ------
+        TimeoutError : no line came within `limit` seconds.
+        """
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + limit
+        pipe = self._process.stdout.fileno()
+        while b"\n" not in self._heard:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+                raise TimeoutError
+            read = os.read(pipe, 65536)
+            if not read:
+                return b""
+            self._heard += read
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line
+
+    def wait(self, limit: float) -> None:
+        """Wait until it has ended.
+
+        Raises
+        ------
+        TimeoutError : it has not within `limit` seconds.
+        """
+        try:
+            self._process.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
+
+    def kill(self) -> None:
+        """Kill it and what it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_DEATH_TIMEOUT)
+
+    def close(self) -> None:
+        """Close its pipes: it hears the end of its input."""
+        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+    def last_words(self) -> str:
+        """Return the last line that it wrote on its standard error."""
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode("utf-8", "replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "no word of why")

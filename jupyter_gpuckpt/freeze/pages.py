@@ -1,0 +1,90 @@
+"""Where the pages lie in CRIU's images of memory: ``pages-N.img`` holds them without gaps, a pagemap says which.
+
+A pagemap is two magic numbers, then messages, each behind its 32-bit length: one that names N, then one for each run of
+pages (CRIU's ``images/pagemap.proto``). There can be very many runs, and few fields matter, so that they are read here
+without a protobuf library.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+__all__ = ["windows"]
+
+PAGE = 4096
+WINDOW = 2 * 1024 * 1024
+"""Pages are kept together with those of the same 2 MiB of address space."""
+
+_PAGES_ID = 1
+_ADDRESS, _COUNT, _IN_PARENT, _FLAGS, _LONG_COUNT = 1, 2, 3, 4, 5  # CRIU before 4.2 has no long count
+_PRESENT = 4
+_VARINT = 0
+
+
+def windows(image: Path) -> Sequence[int] | None:
+    """Return the sizes (bytes) of the pieces of a ``pages-N.img`` that each hold the pages of one window of memory.
+
+    So the pages of a window are found again wherever they stand in another dump of the process. None for any other
+    file, and where no pagemap explains it.
+    """
+    if not (image.name.startswith("pages-") and image.suffix == ".img"):
+        return None
+    number = image.stem.removeprefix("pages-")
+    for pagemap in sorted(image.parent.glob("pagemap-*.img")):
+        messages = _messages(pagemap.read_bytes())
+        try:
+            if str(next(messages, {}).get(_PAGES_ID)) == number:
+                return _cut(messages)
+        except (IndexError, struct.error):
+            return None  # not as this version of CRIU writes it
+    return None
+
+
+def _cut(runs: Iterator[dict[int, int]]) -> list[int]:
+    sizes: list[int] = []
+    last = -1
+    for run in runs:
+        present = run[_FLAGS] & _PRESENT if _FLAGS in run else not run.get(_IN_PARENT)
+        at = run.get(_ADDRESS, 0)
+        end = at + (run.get(_LONG_COUNT) or run.get(_COUNT, 0)) * PAGE if present else at
+        while at < end:
+            window = at // WINDOW
+            upto = min(end, (window + 1) * WINDOW)
+            if window == last:
+                sizes[-1] += upto - at
+            else:
+                sizes.append(upto - at)
+            at, last = upto, window
+    return sizes
+
+
+def _messages(raw: bytes) -> Iterator[dict[int, int]]:
+    """Yield each message as its whole-number fields."""
+    at = 8
+    while at < len(raw):
+        (size,) = struct.unpack_from("<I", raw, at)
+        yield _fields(raw, at + 4, at + 4 + size)
+        at += 4 + size
+
+
+def _fields(raw: bytes, at: int, end: int) -> dict[int, int]:
+    found: dict[int, int] = {}
+    while at < end:
+        tag, at = _varint(raw, at)
+        if tag & 7 != _VARINT:
+            raise IndexError("a field is no whole number")
+        found[tag >> 3], at = _varint(raw, at)
+    return found
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = raw[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7

@@ -1,0 +1,101 @@
+"""VRAM that never passes through criu: at a checkpoint it goes straight into files, from which a restore takes it.
+
+The files lie in a tmpfs that the processes reach under the same path in every sleeper, so that criu finds them mapped
+there, and maps them again. `vram_tracer` is how they come to be mapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from . import ptrace
+from .line_program import LineProgram
+from .processes import mapped_files
+
+__all__ = ["VramFiles"]
+
+log = logging.getLogger("gpuckpt.vram")
+
+_PREPARE_TIMEOUT = 60.0
+_ATTACH_TIMEOUT = 5.0
+_END_TIMEOUT = 5.0
+
+
+class VramFiles:
+    """The files of one checkpoint, in a folder that is `outside` for the keeper and `inside` for the processes.
+
+    Whatever goes wrong here costs time and nothing else: VRAM that is not diverted lies in the process's own memory,
+    where criu finds it.
+    """
+
+    def __init__(self, outside: Path, inside: str) -> None:
+        self.outside, self.inside = outside, inside
+        self._tracers: dict[int, LineProgram] = {}
+
+    def prepare(self, processes: Mapping[int, tuple[str, int]]) -> None:
+        """Get ready for the checkpoint of processes, by pid: the name for their files, and their bytes of VRAM."""
+        if not ptrace.is_supported():
+            return
+        for pid, (name, size) in processes.items():
+            self._tracers[pid] = LineProgram(
+                "jupyter_gpuckpt.freeze.vram_tracer", str(self.outside), self.inside, str(pid), name, str(size)
+            )
+        for pid in list(self._tracers):
+            self._hear(pid, b"ready", _PREPARE_TIMEOUT)
+
+    @contextlib.contextmanager
+    def taking(self, pid: int) -> Iterator[None]:
+        """Divert the VRAM of a process that is checkpointed within the block."""
+        tracer = self._tracers.get(pid)
+        if tracer is not None:
+            tracer.tell(b"go")
+            self._hear(pid, b"tracing", _ATTACH_TIMEOUT)
+        try:
+            yield
+        finally:
+            self._end(pid)
+
+    def taken(self, pids: Iterable[int]) -> int:
+        """Return how many bytes the checkpointed processes have in files; files that none of them has are removed."""
+        everything = (path for pid in pids for path in mapped_files(pid))
+        mapped = {Path(path).name for path in everything if path.startswith(self.inside + "/")}
+        size = 0
+        for file in self.outside.iterdir():
+            if file.name in mapped:
+                size += file.stat().st_size
+            else:
+                file.unlink()
+        return size
+
+    def discard(self) -> None:
+        """End what `prepare` began, and remove the files; what is mapped of them stays until it is unmapped."""
+        for pid in list(self._tracers):
+            self._end(pid)
+        with contextlib.suppress(FileNotFoundError):
+            for file in self.outside.iterdir():
+                file.unlink()
+
+    def _hear(self, pid: int, expected: bytes, limit: float) -> None:
+        tracer = self._tracers[pid]
+        try:
+            said = tracer.hear(limit)
+        except TimeoutError:
+            said = b""
+        if said != expected:
+            tracer.kill()
+            log.warning("the VRAM of process %d is not diverted: %s", pid, tracer.last_words())
+            self._end(pid)
+
+    def _end(self, pid: int) -> None:
+        tracer = self._tracers.pop(pid, None)
+        if tracer is None:
+            return
+        tracer.tell(b"end")
+        try:
+            tracer.wait(_END_TIMEOUT)
+        except TimeoutError:
+            tracer.kill()
+        tracer.close()

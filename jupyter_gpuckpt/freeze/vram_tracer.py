@@ -1,0 +1,146 @@
+"""The program that has a CUDA process put its VRAM into files: ``python -m jupyter_gpuckpt.freeze.vram_tracer``.
+
+At a checkpoint libcuda makes one mapping for what was in the GPU's memory (driver 580.159: ``mmap`` with MAP_PRIVATE,
+MAP_ANONYMOUS and MAP_POPULATE), copies it there, and unmaps it when all is back on the GPU. This program watches the
+process's system calls meanwhile, and has that mapping made of a file instead. The bytes then lie in the file when the
+checkpoint ends; criu finds a file mapped and leaves its bytes out of the images; and nothing was copied twice.
+
+Arguments: the folder for the files as this program reaches it, the same as the process does, the process's id, the name
+of the files (a number is added), and how many bytes to prepare the first of them for. Lines: ``ready`` out, ``go`` in,
+``tracing`` out; with the next line in, or the end of the input, the program ends. However it ends, the process goes on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .ptrace import Call, Tracer
+
+__all__ = ["main", "prepare"]
+
+_MMAP, _OPENAT, _CLOSE = 9, 257, 3  # x86-64
+_AT_FDCWD = -100
+_FOR_VRAM = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x8000  # MAP_POPULATE
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_BELOW_STACK = 4096  # bytes below the stack pointer: beyond the 128 that a function may use (x86-64 ABI)
+_LAST_ERROR = 4095  # a result of -1 to -4095 is an error's number
+
+_MADV_POPULATE_WRITE = 23
+_PREPARED_AT_ONCE = 256 << 20
+_PREPARING_THREADS = 8
+
+
+class _Diversion:
+    """Has the mappings that one process makes for its VRAM made of files."""
+
+    def __init__(self, outside: Path, inside: str, pid: int, name: str) -> None:
+        self._outside, self._inside, self._pid, self._name = outside, inside, pid, name
+        self._count = 0
+        self._busy = threading.Lock()
+
+    def run(self) -> None:
+        """Do so until the process ends, or this program is told to."""
+        tracer = Tracer()
+        tracer.seize(self._pid)
+        print("tracing", flush=True)
+        while call := tracer.next_call():
+            with self._busy:
+                if not (_is_for_vram(call) and self._divert(tracer, call)):
+                    tracer.go_on(call)
+
+    def end(self) -> None:
+        """End this program; the process is in no call that was put in place of its own."""
+        with self._busy:
+            os._exit(0)
+
+    def _divert(self, tracer: Tracer, call: Call) -> bool:
+        address, length, protection, flags = call.arguments[:4]
+        name = f"{self._name}-{self._count}"
+        file = self._outside / name
+        try:
+            _resize(file, length)
+            at = call.stack - _BELOW_STACK
+            with open(f"/proc/{self._pid}/mem", "r+b", buffering=0) as memory:
+                memory.seek(at)
+                memory.write(f"{self._inside}/{name}".encode() + b"\0")
+        except OSError:
+            return False
+        opened = tracer.insert(call, _OPENAT, _AT_FDCWD, at, os.O_RDWR | os.O_CLOEXEC, 0)
+        if opened < 0:
+            return False
+        shared = flags & ~(mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) | mmap.MAP_SHARED
+        mapped = tracer.insert(call, _MMAP, address, length, protection, shared, opened, 0)
+        tracer.insert(call, _CLOSE, opened)
+        if -_LAST_ERROR <= mapped < 0:
+            return False
+        self._count += 1
+        tracer.answer(call, mapped)
+        return True
+
+
+def _is_for_vram(call: Call) -> bool:
+    return call.number == _MMAP and call.arguments[2] == _READ_WRITE and call.arguments[3] & _FOR_VRAM == _FOR_VRAM
+
+
+def _resize(file: Path, size: int) -> None:
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        os.ftruncate(fd, size)
+    finally:
+        os.close(fd)
+
+
+def prepare(file: Path, size: int) -> None:
+    """Make a file of so many bytes of memory that need not be cleared any more; where it lies, `tmpfs` is meant.
+
+    Measured on a 16-core machine: 25 GiB in 0.65 s by eight threads, where the driver's own way, page by page, takes
+    3.1 s of the time for which the process stands still.
+    """
+    _resize(file, size)
+    if size == 0:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    fd = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        mapping = mmap.mmap(fd, size)
+    finally:
+        os.close(fd)
+    view = ctypes.c_char.from_buffer(mapping)
+    start = ctypes.addressof(view)
+
+    def populate(offset: int) -> None:
+        # Without it (Linux before 5.14) the memory is cleared when it is used: later, and no less right.
+        libc.madvise(start + offset, min(_PREPARED_AT_ONCE, size - offset), _MADV_POPULATE_WRITE)
+
+    with ThreadPoolExecutor(min(_PREPARING_THREADS, os.cpu_count() or 1)) as threads:
+        list(threads.map(populate, range(0, size, _PREPARED_AT_ONCE)))
+    del view
+    mapping.close()
+
+
+def main(outside: str, inside: str, pid: str, name: str, size: str) -> None:
+    """Be that program."""
+    diversion = _Diversion(Path(outside), inside, int(pid), name)
+    prepare(Path(outside, f"{name}-0"), int(size))
+    print("ready", flush=True)
+    if not sys.stdin.readline():
+        return
+
+    def until_told() -> None:
+        sys.stdin.readline()
+        diversion.end()
+
+    threading.Thread(target=until_told, daemon=True).start()
+    diversion.run()
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    main(*sys.argv[1:])

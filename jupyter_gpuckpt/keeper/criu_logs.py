@@ -1,0 +1,33 @@
+"""The logs of criu's failures: kept in a folder of their own, since a kernel's folder goes with the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+from pathlib import Path
+
+from .. import settings
+
+KEPT = 20
+"""So many logs are kept, the newest."""
+
+
+def keep(log: Path) -> Path | None:
+    """Copy a log of criu's to where it stays, and return the copy; None where that is not possible."""
+    folder = settings.logs_dir()
+    # In the order of their names, the oldest comes first.
+    copy = folder / f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H-%M-%S.%f}-{os.getpid()}-{log.name}"
+    try:
+        content = log.read_bytes()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+            f.write(content)
+    except OSError:
+        with contextlib.suppress(OSError):
+            copy.unlink(missing_ok=True)
+        return None
+    for old in sorted(folder.glob("*.log"))[:-KEPT]:
+        with contextlib.suppress(OSError):  # another keeper may have removed it
+            old.unlink()
+    return copy

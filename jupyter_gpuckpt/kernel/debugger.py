@@ -1,0 +1,84 @@
+"""The notebook's debugger across a restore: its connections were closed, so it has to be able to start afresh.
+
+ipykernel starts debugpy in the kernel, and debugpy a process (the adapter) that both talk to over TCP. A restored
+debugpy has lost its adapter, which ends by itself; requests to it would never be answered, and block its channel.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from ..errors import SaveFailed
+
+log = logging.getLogger("gpuckpt.agent")
+
+
+def refuse_stopped(kernel: Any) -> None:
+    """Refuse to save a cell that is stopped at a breakpoint: nobody could have it go on in the restored kernel.
+
+    Raises
+    ------
+    SaveFailed : one is; nothing was changed.
+    """
+    debugger = getattr(kernel, "debugger", None)
+    if debugger is not None and debugger.stopped_threads:
+        raise SaveFailed(
+            "The kernel was not saved; it stays as it is.",
+            "The debugger has stopped it at a breakpoint.",
+            "Continue, or end the debugger, and save again.",
+        )
+
+
+def mend(kernel: Any, done: threading.Event) -> None:
+    """Make the debugger of a kernel that was just restored able to start; called in the kernel's control thread."""
+    try:
+        _reconnect(kernel)
+        _start_afresh(kernel)
+    except Exception:
+        log.exception("the debugger cannot be used until the kernel is restarted")
+    finally:
+        done.set()
+
+
+def _reconnect(kernel: Any) -> None:
+    """Lead the debugger's own connection to the shell channel to the port that it has now."""
+    socket = kernel.parent.debug_shell_socket
+    before = socket.last_endpoint.decode()
+    now = f"{before.rpartition(':')[0]}:{kernel.parent.shell_port}"
+    if now != before:
+        socket.disconnect(before)
+        socket.connect(now)
+
+
+def _start_afresh(kernel: Any) -> None:
+    """End a debugger that has lost its connections, so that the next one can be started."""
+    api = sys.modules.get("debugpy.server.api")
+    if api is None or not api.listen.called:
+        return
+    debugger = kernel.debugger
+    if debugger.is_started:
+        debugger.stop()
+    debugger.is_started = debugger.debugpy_initialized = False
+    debugger.breakpoint_list, debugger.stopped_threads = {}, set()
+    client = debugger.debugpy_client
+    client.debugpy_port = -1
+    client.message_queue = type(client.message_queue)(client.message_queue.event_callback, client.log)
+    _forget_session(api)
+
+
+def _forget_session(api: Any) -> None:
+    """Undo debugpy's ``listen``, which it has no call for."""
+    pydevd: Any = sys.modules["pydevd"]
+    pydevd.stoptrace()
+    pydevd.SetupHolder.setup = None
+    # It has every Python child debugged, by way of an adapter that is gone: none could start any more.
+    for module in filter(None, (os, subprocess, sys.modules.get("_posixsubprocess"))):
+        for name in [name for name in vars(module) if name.startswith("original_")]:
+            setattr(module, name.removeprefix("original_"), getattr(module, name))
+            delattr(module, name)
+    api.listen.called = False

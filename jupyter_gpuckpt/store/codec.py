@@ -1,0 +1,73 @@
+"""Compress a chunk where that pays: a sample decides, so that weights and random bytes cost next to nothing."""
+
+from __future__ import annotations
+
+import threading
+
+import zstandard
+
+__all__ = ["KNOWN", "RAW", "ZSTD", "decode", "encode"]
+
+RAW, ZSTD = 0, 1
+KNOWN = (RAW, ZSTD)
+
+_LEVEL = 1
+_SLICE = 4096
+_SLICES = 4
+_PAYS = 0.9
+"""The share of its size that a chunk, and its sample before it, may have after compression."""
+
+_local = threading.local()
+
+
+def encode(data: bytes | bytearray) -> tuple[int, bytes | bytearray]:
+    """Return how a chunk is to be stored: the codec, and the bytes."""
+    compress = _compressor().compress
+    if len(data) > 2 * _SLICES * _SLICE:
+        step = len(data) // _SLICES
+        sample = b"".join(bytes(data[at : at + _SLICE]) for at in range(0, step * _SLICES, step))
+        if len(compress(sample)) > _PAYS * len(sample):
+            return RAW, data
+    packed = compress(data)
+    return (ZSTD, packed) if len(packed) <= _PAYS * len(data) else (RAW, data)
+
+
+def decode(codec: int, stored: bytes | bytearray, size: int) -> bytes | bytearray:
+    """Return the `size` bytes of a chunk.
+
+    Raises
+    ------
+    ValueError : these are not `size` bytes in that codec.
+    """
+    if codec == RAW:
+        found: bytes | bytearray = stored
+    elif codec == ZSTD:
+        try:
+            # Asked first: the library would make room for whatever size the frame claims.
+            if zstandard.get_frame_parameters(stored).content_size != size:
+                raise ValueError("its compressed size is not the chunk's")
+            found = _decompressor().decompress(stored)
+        except zstandard.ZstdError as e:
+            raise ValueError(str(e)) from e
+    else:
+        raise ValueError(f"codec {codec} is not known")
+    if len(found) != size:
+        raise ValueError(f"it has {len(found)} bytes in place of {size}")
+    return found
+
+
+# One for each thread: they are not to be shared, and making one costs more than compressing a page.
+
+
+def _compressor() -> zstandard.ZstdCompressor:
+    if not hasattr(_local, "compressor"):
+        _local.compressor = zstandard.ZstdCompressor(level=_LEVEL)
+    found: zstandard.ZstdCompressor = _local.compressor
+    return found
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    if not hasattr(_local, "decompressor"):
+        _local.decompressor = zstandard.ZstdDecompressor()
+    found: zstandard.ZstdDecompressor = _local.decompressor
+    return found

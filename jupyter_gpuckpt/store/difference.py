@@ -1,0 +1,38 @@
+"""What one snapshot holds and another does not, by their chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .chunks import HOLE
+from .contents import Contents
+
+__all__ = ["Change", "difference"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What became of one file from one snapshot to another."""
+
+    path: str
+    old: int | None
+    """Its size in the first snapshot, in bytes; None where it is not there."""
+    new: int | None
+    """Its size in the second."""
+    changed: int
+    """Bytes of it in the second, in chunks that no file of the first has: what did not only move."""
+
+
+def difference(old: Contents, new: Contents) -> list[Change]:
+    """Return what became of each file, those with the most changed bytes first."""
+    known = {chunk.hash for chunk in old.chunks()}
+    changes = [
+        Change(
+            path,
+            old.size_of(path) if path in old.files else None,
+            new.size_of(path) if path in new.files else None,
+            sum(c.size for c in new.files.get(path, ()) if c.hash != HOLE and c.hash not in known),
+        )
+        for path in sorted({*old.files, *new.files})
+    ]
+    return sorted(changes, key=lambda change: -change.changed)

@@ -1,0 +1,124 @@
+"""The index: which pack holds which chunk.
+
+Each snapshot has its part, ``index/ID``, which names all chunks of that snapshot, also those that others have too; the
+index is all parts together. So a part goes with its snapshot, and what no part names is no longer needed. A part is
+`MAGIC`, records in the order of their hashes, and the BLAKE3 of all that.
+"""
+
+from __future__ import annotations
+
+import stat
+import struct
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from .chunks import digest
+from .durable import read_small, sync_folder, write_new
+from .layout import Layout
+from .names import pack_name, session_of
+from .pack import Location, entries, plausible
+
+__all__ = ["DamagedPart", "Index", "from_packs", "named_packs", "pack_sizes", "read_index", "read_part", "write_part"]
+
+MAGIC = b"gpuckpt index 2\n"
+_RECORD = struct.Struct("<32s16sIQIIB3x")
+"""Hash; the pack's session and number; offset, stored size, size; codec."""
+
+_SEAL = 32
+_MAX_SIZE = 4 * 2**30
+
+Index = dict[bytes, Location]
+"""Where each chunk lies, by its hash."""
+
+
+class DamagedPart(ValueError):
+    """A part of the index is not as it was written; what it said can be read from the packs again."""
+
+
+def write_part(layout: Layout, part: str, chunks: Mapping[bytes, Location], session: str) -> None:
+    """Put a part with these chunks in place, also of an older one, and have it on the disk; as work of `session`.
+
+    Raises `OSError`.
+    """
+    raw = MAGIC + b"".join(_record(key, at) for key, at in sorted(chunks.items()))
+    draft = layout.part_draft(session)
+    draft.unlink(missing_ok=True)  # of one who was killed while rewriting it
+    write_new(draft, raw + digest(raw))
+    draft.rename(layout.part_of(part))
+    sync_folder(layout.index)
+
+
+def _record(key: bytes, at: Location) -> bytes:
+    session, number = bytes.fromhex(session_of(at.pack)), int(at.pack[33:])
+    return _RECORD.pack(key, session, number, at.offset, at.stored, at.size, at.codec)
+
+
+def read_part(layout: Layout, session: str) -> Index:
+    """Return one part.
+
+    Raises
+    ------
+    DamagedPart : it is not the one that was written.
+    OSError : it is missing or cannot be read.
+    """
+    raw = read_small(layout.part_of(session), _MAX_SIZE)
+    body, seal = memoryview(raw)[:-_SEAL], raw[-_SEAL:]
+    if raw[: len(MAGIC)] != MAGIC or (len(body) - len(MAGIC)) % _RECORD.size or digest(body) != seal:
+        raise DamagedPart(session)
+    part: Index = {}
+    for key, writer, number, offset, stored, size, codec in _RECORD.iter_unpack(body[len(MAGIC) :]):
+        if not plausible(codec, stored, size):
+            raise DamagedPart(session)
+        part[key] = Location(pack_name(writer.hex(), number), offset, stored, size, codec)
+    return part
+
+
+def read_index(layout: Layout) -> Index:
+    """Return the index as far as its parts can be read, without chunks whose pack is not there or too short.
+
+    Raises `OSError`.
+    """
+    index: Index = {}
+    for session in layout.parts():
+        try:
+            index.update(read_part(layout, session))
+        except (FileNotFoundError, DamagedPart):
+            continue  # it was deleted meanwhile; or nothing new is stored in reliance on it
+    sizes = pack_sizes(layout)
+    return {key: at for key, at in index.items() if at.offset + at.stored <= sizes.get(at.pack, 0)}
+
+
+def named_packs(layout: Layout, sessions: Iterable[str]) -> set[str]:
+    """Return the packs that these parts of the index name.
+
+    Raises
+    ------
+    DamagedPart : one of them is damaged.
+    OSError : one of them cannot be read.
+    """
+    packs: set[str] = set()
+    for session in sessions:
+        try:
+            packs.update(at.pack for at in read_part(layout, session).values())
+        except FileNotFoundError:
+            continue  # its session was given up meanwhile
+    return packs
+
+
+def pack_sizes(layout: Layout) -> dict[str, int]:
+    """Return the size of each pack, in bytes, by its name. Raises `OSError`."""
+    sizes = {}
+    for path in layout.all_packs():
+        with suppress(FileNotFoundError):  # deleted meanwhile
+            about = path.lstat()
+            if stat.S_ISREG(about.st_mode):
+                sizes[path.name] = about.st_size
+    return sizes
+
+
+def from_packs(layout: Layout, names: Iterable[str]) -> Index:
+    """Return what an index of these packs says, by the packs' own headers. Raises `OSError`."""
+    index: Index = {}
+    for name in sorted(names):
+        index.update(entries(layout.packs / name))
+    return index

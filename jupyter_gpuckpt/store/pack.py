@@ -1,0 +1,209 @@
+"""Packs: files that hold many chunks, each behind a header that says what it is.
+
+A pack is `MAGIC`, then entries without gaps: a header (``magic, codec, stored size, size, hash``: 4, 1 with 3 of
+padding, 4, 4 and 32 bytes, little-endian) and the stored bytes. So the index can be made again from
+the packs. A pack
+is written once, by one session whose id its name begins with, and never changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from .chunks import CHUNK, digest
+from .codec import KNOWN, RAW, decode
+from .durable import FILE_MODE, sync_folder, write_at
+from .names import pack_name
+
+__all__ = ["Location", "PackReader", "PackWriter", "entries", "plausible"]
+
+MAGIC = b"gpuckpt pack 2\n\0"
+PACK = 64 * 1024 * 1024
+"""How long a pack grows before the next is begun, in bytes."""
+
+_ENTRY = struct.Struct("<4sB3xII32s")
+_ENTRY_MAGIC = b"CHNK"
+
+_local = threading.local()
+
+
+class Location(NamedTuple):
+    """Where a chunk is stored: the pack's name, where its bytes begin there, how many they are, and what they are."""
+
+    pack: str
+    offset: int
+    stored: int
+    size: int
+    codec: int
+
+    @property
+    def taken(self) -> int:
+        """Bytes that it takes in its pack, its header included."""
+        return _ENTRY.size + self.stored
+
+
+@dataclass
+class _Open:
+    """A pack that is being written."""
+
+    name: str
+    fd: int
+    end: int = len(MAGIC)
+    writing: int = 0
+    """Threads that write in it now."""
+    full: bool = False
+
+
+@dataclass
+class PackWriter:
+    """The packs of one session; many threads may `put` at the same time."""
+
+    folder: Path
+    session: str
+    room: int | None = None
+    """How many bytes may be put; None where there is no limit but the disk's."""
+    placed: dict[bytes, Location] = field(default_factory=dict)
+    """The chunks that were put, by hash."""
+    _current: _Open | None = None
+    _packs: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def put(self, key: bytes, size: int, codec: int, stored: bytes | bytearray) -> None:
+        """Store a chunk of `size` bytes, encoded as `stored`. Raises `OSError`, EDQUOT where there is no room."""
+        header = _ENTRY.pack(_ENTRY_MAGIC, codec, len(stored), size, key)
+        with self._lock:
+            if self.room is not None:
+                self.room -= len(header) + len(stored)
+                if self.room < 0:
+                    raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+            pack = self._current or self._begin()
+            at = pack.end
+            pack.end += len(header) + len(stored)
+            pack.writing += 1
+            if pack.end >= PACK:
+                pack.full, self._current = True, None
+        try:
+            write_at(pack.fd, at, header, stored)
+        finally:
+            with self._lock:
+                pack.writing -= 1
+                done = pack.full and pack.writing == 0
+        if done:
+            self._end(pack)
+        with self._lock:
+            self.placed[key] = Location(pack.name, at + len(header), len(stored), size, codec)
+
+    def _begin(self) -> _Open:
+        self._packs += 1
+        name = pack_name(self.session, self._packs)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        fd = os.open(self.folder / name, flags, FILE_MODE)
+        self._current = _Open(name, fd)
+        os.fchmod(fd, FILE_MODE)
+        write_at(fd, 0, MAGIC)
+        return self._current
+
+    def _end(self, pack: _Open) -> None:
+        fd, pack.fd = pack.fd, -1
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def finish(self) -> None:
+        """Have everything that was put on the disk; called once, when no thread puts any more. Raises `OSError`."""
+        if self._current is not None:
+            self._end(self._current)
+            self._current = None
+        if self._packs:
+            sync_folder(self.folder)
+
+    def close(self) -> None:
+        """Let go of a pack that is not finished; harmless after `finish`."""
+        if self._current is not None and self._current.fd >= 0:
+            os.close(self._current.fd)
+        self._current = None
+
+
+class PackReader:
+    """Reads chunks, each of them verified; many threads may read at the same time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, key: bytes, at: Location) -> bytes | bytearray:
+        """Return the bytes of a chunk, good until this thread reads the next.
+
+        A read that fails, or gives other bytes, is tried once more, from the disk: a read may fail once, and a wrong
+        byte may be one in memory only.
+
+        Raises
+        ------
+        OSError : it cannot be read.
+        ValueError : these are not the bytes that were stored; the text says how.
+        """
+        try:
+            return self._read(key, at, fresh=False)
+        except (OSError, ValueError):
+            return self._read(key, at, fresh=True)
+
+    def _read(self, key: bytes, at: Location, *, fresh: bool) -> bytes | bytearray:
+        fd = os.open(self._folder / at.pack, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if fresh:
+                os.posix_fadvise(fd, at.offset, at.stored, os.POSIX_FADV_DONTNEED)
+            stored = _buffer(at.stored)
+            if os.preadv(fd, [stored], at.offset) != at.stored:
+                raise ValueError("the pack ends before its end")
+        finally:
+            os.close(fd)
+        data = decode(at.codec, stored, at.size)
+        if digest(data) != key:
+            raise ValueError("its bytes do not have the hash of those that were saved")
+        return data
+
+
+def _buffer(size: int) -> bytearray:
+    """Return room for `size` bytes: for whole chunks always the same, since fresh memory costs more than hashing it."""
+    if size != CHUNK:
+        return bytearray(size)
+    if not hasattr(_local, "buffer"):
+        _local.buffer = bytearray(CHUNK)
+    found: bytearray = _local.buffer
+    return found
+
+
+def entries(path: Path) -> Iterator[tuple[bytes, Location]]:
+    """Yield the chunks of a pack by its own headers, up to the first that is none.
+
+    The bytes behind the headers are not looked at. Raises `OSError`.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        end = os.fstat(fd).st_size
+        if os.pread(fd, len(MAGIC), 0) != MAGIC:
+            return
+        at = len(MAGIC)
+        while len(header := os.pread(fd, _ENTRY.size, at)) == _ENTRY.size:
+            magic, codec, stored, size, key = _ENTRY.unpack(header)
+            at += _ENTRY.size
+            if magic != _ENTRY_MAGIC or not plausible(codec, stored, size) or at + stored > end:
+                return
+            yield key, Location(path.name, at, stored, size, codec)
+            at += stored
+    finally:
+        os.close(fd)
+
+
+def plausible(codec: int, stored: int, size: int) -> bool:
+    """Tell whether a chunk can have these sizes."""
+    if codec not in KNOWN or not 0 < size <= CHUNK:
+        return False
+    return stored == size if codec == RAW else 0 < stored < size

@@ -1,0 +1,188 @@
+"""Read a snapshot: every chunk is verified on its way out of the store, and written where it is wanted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from ..errors import Damaged
+from .chunks import HOLE, Chunk, digest
+from .contents import MAX_SIZE, Contents
+from .durable import FILE_MODE, make_folder, read_small, write_at
+from .index import DamagedPart, Index, from_packs, pack_sizes, read_index, read_part
+from .layout import Layout
+from .manifest import Manifest
+from .pack import Location, PackReader
+from .parallel import Progress, Tally, run_all
+
+__all__ = ["damage", "extract", "locate", "missing", "read_chunk", "read_contents"]
+
+_BATCH = 8 * 1024 * 1024
+"""Bytes of one file that one job writes, about."""
+
+
+def damage(manifest: Manifest, path: str, why: str) -> Damaged:
+    """Return the error for a snapshot that cannot be used; `path` is the file of it that is damaged, or empty."""
+    return Damaged(
+        f"The snapshot {manifest.name} is damaged.",
+        f"{path}: {why}" if path else why,
+        "Restore another snapshot. `jupyter gpuckpt check` says what else is damaged, `jupyter gpuckpt repair` mends "
+        f"what can be mended, and `jupyter gpuckpt rm {manifest.name}` removes this one.",
+        name=manifest.name,
+        file=path,
+    )
+
+
+def read_contents(layout: Layout, manifest: Manifest) -> Contents:
+    """Return the files of a snapshot, as chunks.
+
+    Raises
+    ------
+    Damaged : the list of them is missing, or is not the one that was written.
+    """
+    raw = _read_twice(layout, manifest)
+    try:
+        contents = Contents.from_bytes(raw)
+    except ValueError as e:
+        raise damage(manifest, "", f"the list of its files is not valid: {e}") from e
+    if contents.size != manifest.size:
+        raise damage(manifest, "", "its size is not the sum of its files' sizes")
+    return contents
+
+
+def _read_twice(layout: Layout, manifest: Manifest) -> bytes:
+    for _ in range(2):  # a wrong byte may be one in memory only
+        try:
+            raw = read_small(layout.contents_of(manifest.id), MAX_SIZE)
+        except OSError as e:
+            raise damage(manifest, "", f"the list of its files cannot be read: {e.strerror}") from e
+        if digest(raw).hex() == manifest.contents:
+            return raw
+    raise damage(manifest, "", "the list of its files does not have the hash that it was written with")
+
+
+def locate(layout: Layout, manifest: Manifest, contents: Contents) -> Index:
+    """Return where the chunks of a snapshot are: by its own part of the index, all parts, or the packs themselves.
+
+    Raises
+    ------
+    Damaged : a chunk is nowhere.
+    OSError : the store cannot be read.
+    """
+    sizes = pack_sizes(layout)
+    with suppress(FileNotFoundError, DamagedPart):
+        index = read_part(layout, manifest.id)
+        if not missing(contents, index, sizes):
+            return index
+    index = {**from_packs(layout, sizes), **read_index(layout)}
+    for path, chunk in missing(contents, index, sizes):
+        raise damage(manifest, path, f"its chunk {chunk.hash.hex()[:16]} is missing from the packs")
+    return index
+
+
+def missing(contents: Contents, index: Index, sizes: Mapping[str, int]) -> list[tuple[str, Chunk]]:
+    """Return the chunks that are not to be found, each with the file that it belongs to.
+
+    `sizes` are those of the packs, in bytes.
+    """
+    return [
+        (path, chunk)
+        for path, chunks in contents.files.items()
+        for chunk in chunks
+        if chunk.hash != HOLE and not _is_there(index.get(chunk.hash), chunk, sizes)
+    ]
+
+
+def _is_there(at: Location | None, chunk: Chunk, sizes: Mapping[str, int]) -> bool:
+    return at is not None and at.size == chunk.size and at.offset + at.stored <= sizes.get(at.pack, 0)
+
+
+def extract(
+    layout: Layout,
+    manifest: Manifest,
+    contents: Contents,
+    index: Index,
+    folder: Path,
+    elsewhere: Mapping[str, Path],
+    progress: Progress | None,
+) -> None:
+    """Write all files of a snapshot into the new folder `folder`, for their owner alone, with holes where zeros were.
+
+    What lies in a folder of the snapshot that `elsewhere` names goes into the folder there, which exists.
+
+    Raises
+    ------
+    Damaged : a byte is not the one that was saved; nothing that was written may be used then.
+    OSError : the folder cannot be written.
+    """
+    make_folder(folder)
+    made = {folder, *elsewhere.values()}
+    reader = PackReader(layout.packs)
+    jobs = []
+    # The largest first, so that no thread is left alone with one at the end.
+    for path in sorted(contents.files, key=contents.size_of, reverse=True):
+        top, _, rest = path.partition("/")
+        target = elsewhere[top] / rest if rest and top in elsewhere else folder / path
+        _make_folders(target.parent, made)
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE)
+        try:
+            os.ftruncate(fd, contents.size_of(path))
+        finally:
+            os.close(fd)
+        for offset, chunks in _batches(contents.files[path]):
+            jobs.append(partial(_write, manifest, reader, index, path, target, offset, chunks))
+    run_all(jobs, (lambda done: progress("verify", done, manifest.size)) if progress else (lambda _: None))
+
+
+def _make_folders(folder: Path, made: set[Path]) -> None:
+    if folder not in made:
+        _make_folders(folder.parent, made)
+        make_folder(folder)
+        made.add(folder)
+
+
+def _batches(chunks: Sequence[Chunk]) -> Iterator[tuple[int, list[Chunk]]]:
+    """Yield the chunks of a file in batches, each with the offset at which it begins."""
+    begin = offset = 0
+    batch: list[Chunk] = []
+    for chunk in chunks:
+        batch.append(chunk)
+        offset += chunk.size
+        if offset - begin >= _BATCH:
+            yield begin, batch
+            begin, batch = offset, []
+    if batch:
+        yield begin, batch
+
+
+def _write(
+    manifest: Manifest,
+    reader: PackReader,
+    index: Index,
+    path: str,
+    target: Path,
+    offset: int,
+    chunks: Sequence[Chunk],
+    tally: Tally,
+) -> None:
+    fd = os.open(target, os.O_WRONLY | os.O_NOFOLLOW)
+    try:
+        for chunk in chunks:
+            if chunk.hash != HOLE:
+                write_at(fd, offset, read_chunk(manifest, reader, path, chunk, index[chunk.hash]))
+            offset += chunk.size
+            tally.add(chunk.size)
+    finally:
+        os.close(fd)
+
+
+def read_chunk(manifest: Manifest, reader: PackReader, path: str, chunk: Chunk, at: Location) -> bytes | bytearray:
+    """Return the verified bytes of a chunk of the file `path`. Raises `Damaged`."""
+    try:
+        return reader.read(chunk.hash, at)
+    except (OSError, ValueError) as e:
+        why = (e.strerror or str(e)) if isinstance(e, OSError) else str(e)
+        raise damage(manifest, path, f"chunk {chunk.hash.hex()[:16]} in pack {at.pack}: {why}") from e

@@ -1,0 +1,94 @@
+"""The programs that people run kernels with, each as a person runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pexpect
+import pytest
+from nbclient import NotebookClient
+from notebooks import SPEC
+
+BIN = Path(sys.executable).parent
+CELLS = [
+    "n = 1",
+    "r = %gpuckpt save first\nprint('back' if r.restored else 'on', n)",
+    "n = 2",
+    "%gpuckpt restore first",
+    "print('n is', n)",
+]
+
+
+@pytest.fixture
+def notebook_file(tmp_path: Path) -> Path:
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS],
+        metadata={"kernelspec": {"name": SPEC, "display_name": "ours", "language": "python"}},
+    )
+    path = tmp_path / "notebook.ipynb"
+    nbformat.write(notebook, path)
+    return path
+
+
+def assert_executed(path: Path) -> None:
+    """The cell that asked for the restore shows the rest of the saved one; the next one sees the old value."""
+    notebook = nbformat.read(path, as_version=4)
+    outputs = [[output.get("text", "") for output in cell["outputs"]] for cell in notebook["cells"]]
+    assert "on 1\n" in outputs[1]
+    assert "back 1\n" in outputs[3]
+    assert outputs[4] == ["n is 1\n"]
+
+
+def run(*command: str, cwd: Path) -> None:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nbclient(notebook_file: Path) -> None:
+    notebook = nbformat.read(notebook_file, as_version=4)
+    NotebookClient(notebook, timeout=60, kernel_name=SPEC).execute()
+    nbformat.write(notebook, notebook_file)
+    assert_executed(notebook_file)
+
+
+def test_jupyter_execute(notebook_file: Path) -> None:
+    run(str(BIN / "jupyter-execute"), "--inplace", str(notebook_file), cwd=notebook_file.parent)
+    assert_executed(notebook_file)
+
+
+def test_papermill(notebook_file: Path) -> None:
+    executed = notebook_file.with_name("executed.ipynb")
+    run(str(BIN / "papermill"), str(notebook_file), str(executed), "--no-progress-bar", cwd=notebook_file.parent)
+    assert_executed(executed)
+
+
+def test_jupyter_console(tmp_path: Path) -> None:
+    environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1"}
+    console = pexpect.spawn(
+        str(BIN / "jupyter-console"),
+        ["--kernel", SPEC, "--simple-prompt"],
+        cwd=str(tmp_path),
+        env=environment,
+        encoding="utf-8",
+        timeout=60,
+    )
+    try:
+        for cell, shown in (
+            ("n = 1", ""),
+            ("%gpuckpt save first", "Saved first"),
+            ("n = 2", ""),
+            ("%gpuckpt restore first", "Back at first"),
+            ("print('n', 'is', n)", "n is 1"),
+        ):
+            console.expect(r"In \[\d+\]: ")
+            console.sendline(cell)
+            console.expect_exact(shown)
+        console.expect(r"In \[\d+\]: ")
+        console.sendline("exit")
+        console.expect(pexpect.EOF)
+    finally:
+        console.close(force=True)
