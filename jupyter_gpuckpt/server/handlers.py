@@ -20,6 +20,7 @@ from ..errors import (
     NameTaken,
     NoSuchKernel,
     NoSuchSnapshot,
+    Pinned,
     Refused,
     Unavailable,
 )
@@ -63,6 +64,7 @@ _STATUSES: tuple[tuple[type[GpuckptError], int], ...] = (
     (NoSuchOperation, 404),
     (NotYet, 404),
     (NameTaken, 409),
+    (Pinned, 409),
     (Busy, 409),
     (Refused, 409),
     (Damaged, 409),
