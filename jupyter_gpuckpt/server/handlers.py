@@ -20,6 +20,7 @@ from ..errors import (
     NameTaken,
     NoSuchKernel,
     NoSuchSnapshot,
+    Pinned,
     Refused,
     Unavailable,
 )
@@ -35,6 +36,8 @@ __all__ = [
     "NowhereHandler",
     "OperationHandler",
     "OperationsHandler",
+    "PinHandler",
+    "RenameHandler",
     "RestoreHandler",
     "SaveHandler",
     "SnapshotHandler",
@@ -61,6 +64,7 @@ _STATUSES: tuple[tuple[type[GpuckptError], int], ...] = (
     (NoSuchOperation, 404),
     (NotYet, 404),
     (NameTaken, 409),
+    (Pinned, 409),
     (Busy, 409),
     (Refused, 409),
     (Damaged, 409),
@@ -188,6 +192,26 @@ class SnapshotHandler(_Handler):
     async def delete(self, name: str) -> None:
         """Remove a snapshot."""
         self.finish(await self.service.remove(name))
+
+
+class RenameHandler(_Handler):
+    """``snapshots/NAME/rename``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, name: str) -> None:
+        """Give a snapshot another name."""
+        self.finish(await self.service.rename(name, self.arguments_in_body(name=str)["name"]))
+
+
+class PinHandler(_Handler):
+    """``snapshots/NAME/pin``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, name: str) -> None:
+        """Have a snapshot kept, or no longer."""
+        self.finish(await self.service.pin(name, self.arguments_in_body(pinned=bool)["pinned"]))
 
 
 class OperationsHandler(_Handler):

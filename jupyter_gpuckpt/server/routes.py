@@ -23,7 +23,6 @@ def _not_yet(what: str, instead: str) -> tuple[type[Any], dict[str, str]]:
     return handlers.NotYetHandler, {"what": what, "instead": instead}
 
 
-_AGAIN = "Save under another name, and remove this snapshot."
 _COPY = "Copy the store's folder (GPUCKPT_STORE)."
 
 ROUTES: dict[str, tuple[type[Any], dict[str, str]]] = {
@@ -33,11 +32,11 @@ ROUTES: dict[str, tuple[type[Any], dict[str, str]]] = {
     rf"{_KERNEL}/fork": _not_yet("Forking a kernel", "Save it, and restore the snapshot in another notebook."),
     r"snapshots": (handlers.SnapshotsHandler, {}),
     _SNAPSHOT: (handlers.SnapshotHandler, {}),
-    rf"{_SNAPSHOT}/rename": _not_yet("Renaming a snapshot", _AGAIN),
-    rf"{_SNAPSHOT}/pin": _not_yet("Pinning a snapshot", "Snapshots stay until they are removed by hand."),
+    rf"{_SNAPSHOT}/rename": (handlers.RenameHandler, {}),
+    rf"{_SNAPSHOT}/pin": (handlers.PinHandler, {}),
     rf"{_SNAPSHOT}/log": (
         handlers.NotYetReadHandler,
-        {"what": "The log of a snapshot", "instead": "Follow `parent` in the list of snapshots."},
+        {"what": "The log of a snapshot", "instead": "Run `jupyter gpuckpt log`, or follow `parent` in the list."},
     ),
     rf"{_SNAPSHOT}/push": _not_yet("Sending a snapshot elsewhere", _COPY),
     r"pull": _not_yet("Fetching a snapshot from elsewhere", _COPY),

@@ -14,11 +14,11 @@ from ..errors import GpuckptError, NoSuchKernel, Unavailable
 from ..freeze.cuda_calls import CudaWorker
 from ..keeper.listing import running_kernels
 from ..keeper.record import KernelFolder
+from ..keeper.summary import details, listing
 from ..machine import doctor
 from ..machine.capability import why_unavailable
-from ..store import check_name
+from ..store import Store, check_name
 from .events import Events
-from .library import Library
 from .operations import Operation, Operations
 
 __all__ = ["Service"]
@@ -37,7 +37,7 @@ class Service:
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self._library = Library(settings.store_dir())
+        self._store = Store(settings.store_dir())
         self._worker = CudaWorker()
         self._judged: tuple[float, Unavailable | None] | None = None
         self.operations = Operations(self._changed)
@@ -126,18 +126,55 @@ class Service:
     # -- snapshots
 
     async def snapshots(self) -> dict[str, Any]:
-        """Return all snapshots, as `Library.listing`."""
-        return await asyncio.to_thread(self._library.listing)
+        """Return all snapshots, newest first, and as ``faults`` an error for each that cannot be used.
+
+        Raises
+        ------
+        StoreError, Incompatible : the store cannot be used.
+        """
+        return await asyncio.to_thread(listing, self._store)
 
     async def snapshot(self, name: str) -> dict[str, Any]:
-        """Return all about one snapshot, as `Library.show`."""
-        return await asyncio.to_thread(self._library.show, name)
+        """Return all about one snapshot.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
+        """
+        return details(await asyncio.to_thread(self._store.get, name))
 
     async def remove(self, name: str) -> dict[str, Any]:
-        """Remove a snapshot, as `Library.remove`."""
-        freed = await asyncio.to_thread(self._library.remove, name)
+        """Remove a snapshot.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Pinned, Incompatible : as `Store.remove`.
+        """
+        freed = await asyncio.to_thread(self._store.remove, name)
         self._events.snapshots("removed", name)
         return {"name": name, "freed": freed}
+
+    async def rename(self, name: str, new: str) -> dict[str, Any]:
+        """Give a snapshot another name, and return all about it.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, NameTaken, Damaged, Incompatible : as `Store.rename`.
+        """
+        manifest = await asyncio.to_thread(self._store.rename, name, new)
+        self._events.snapshots("renamed", new)
+        return details(manifest)
+
+    async def pin(self, name: str, pinned: bool) -> dict[str, Any]:
+        """Have a snapshot kept, or no longer; return its labels.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.pin`.
+        """
+        labels = await asyncio.to_thread(self._store.pin, name, pinned)
+        self._events.snapshots("labelled", name)
+        return {"name": name, **dataclasses.asdict(labels)}
 
     # -- the machine
 
