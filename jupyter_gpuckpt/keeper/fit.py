@@ -79,7 +79,6 @@ def check(
             "A kernel without the agent can only go back to a snapshot of its own: its connection key cannot change.",
         )
     _files_are_there(snapshot)
-    _room_in_memory(manifest, leaving)
     if manifest.process["cuda"]:
         return cuda.fits(worker, manifest.cuda, leaving)
     return None
@@ -194,7 +193,13 @@ def _has_build_id(path: Path, padded: bytes) -> bool:
         return content.find(padded.rstrip(b"\0")) >= 0
 
 
-def _room_in_memory(manifest: Manifest, leaving: Sequence[int]) -> None:
+def room_in_memory(manifest: Manifest, leaving: Sequence[int]) -> None:
+    """Refuse a snapshot that the memory has no room for; asked before any of it is put there.
+
+    Raises
+    ------
+    Refused : naming what is needed and what there is.
+    """
     # What was in VRAM lies in memory, too, until it is on the GPU.
     needed = int(manifest.process["private_bytes"]) + sum(cuda.needs(manifest.cuda).values())
     room = memory.available(os.getpid()) + processes.private_bytes(leaving)
