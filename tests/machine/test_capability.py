@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -39,10 +39,16 @@ def test_this_machine_can_and_says_so_quickly() -> None:
     assert why_unavailable() is None
     times = []
     for _ in range(5):
-        begun = time.monotonic()
+        begun = processor_time()
         assert why_unavailable() is None
-        times.append(time.monotonic() - begun)
+        times.append(processor_time() - begun)
     assert min(times) < 0.05
+
+
+def processor_time() -> float:
+    """Return what this process and its children have worked, in seconds: other programs do not change it."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 @pytest.mark.usefixtures("without_criu")
