@@ -135,8 +135,9 @@ def would_collect(layout: Layout, named: Named) -> Collected:
 
 def _needless(layout: Layout, named: Named) -> set[str] | None:
     """Return the ids that no snapshot and nobody at work has; None where it cannot be known what snapshots need."""
-    # Asked before the manifests are read: who ends meanwhile has its manifest in place by then.
-    at_work, found = held(layout.locks), layout.parts() | layout.lists() | layout.labelled()
+    # In this order: what was there first belongs to somebody who is still at work, or has its manifest in place.
+    found = layout.parts() | layout.lists() | layout.labelled()
+    at_work = held(layout.locks)
     manifests = named()
     if manifests is None:
         return None
@@ -156,7 +157,9 @@ def _delete(paths: Iterable[Path]) -> int:
 
 def _delete_packs(layout: Layout, named_before: set[str], grace: float, freed: int) -> Collected:
     """Condemn the packs that no part of the index names any more, and delete those whose time has come."""
-    # In this order: who was at work before the index was read, and has ended since, is among those waited for.
+    # In this order: what was there first belongs to somebody who is still at work, or is in the index by now. And who
+    # was at work before the index was read is among those waited for.
+    packs = pack_sizes(layout)
     at_work = held(layout.locks)
     named_now = named_packs(layout, layout.parts())
     # A pack that was named until just now is condemned only now: somebody may have come to rely on it meanwhile.
@@ -164,7 +167,7 @@ def _delete_packs(layout: Layout, named_before: set[str], grace: float, freed: i
     waiting: dict[str, Any] = {}
     bytes_waiting = 0
     now = time.time()
-    for pack, size in pack_sizes(layout).items():
+    for pack, size in packs.items():
         if pack in named_now or session_of(pack) in at_work:
             continue
         entry = condemned.get(pack, {"since": now, "sessions": sorted(at_work)})

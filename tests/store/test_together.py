@@ -11,10 +11,13 @@ from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
 import pytest
-from store_helpers import FILES, fill, litter, read_back, save
+from store_helpers import ABOUT, FILES, fill, litter, read_back, save
 
 from jupyter_gpuckpt.errors import NameTaken
-from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.store import Store, Writer
+from jupyter_gpuckpt.store.chunks import digest
+from jupyter_gpuckpt.store.codec import RAW
+from jupyter_gpuckpt.store.sessions import held
 
 SPAWN = mp.get_context("spawn")
 ROUNDS = 60
@@ -103,3 +106,36 @@ def test_a_child_that_inherited_a_lock_does_not_hold_it(store: Store) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+@pytest.mark.parametrize("look", [1, 2])
+@pytest.mark.parametrize("so_far", ["a pack", "a part of the index"])
+def test_who_begins_while_a_collection_looks_around_loses_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch, look: int, so_far: str
+) -> None:
+    save(store, "it")
+    data = os.urandom(9999)
+    looks = 0
+    late: list[Writer] = []
+
+    def held_and_then_somebody_begins(locks: Path) -> set[str]:
+        nonlocal looks
+        looks += 1
+        found = held(locks)
+        if looks == look:
+            writer = store.writer("late")
+            fill(writer, {"a": data})
+            if so_far == "a pack":
+                writer._packs.put(digest(data), len(data), RAW, data)
+            else:
+                writer._store_files(lambda _: None, None)
+            late.append(writer)
+        return found
+
+    monkeypatch.setattr("jupyter_gpuckpt.store.collect.held", held_and_then_somebody_begins)
+    store.collect()
+    (writer,) = late
+    with writer:
+        writer.commit(message="", **ABOUT)
+    assert read_back(store, "late") == {"a": data}
+    assert read_back(store, "it") == FILES
