@@ -12,10 +12,10 @@ help:
 	@echo 'make demo    run the example notebook: build state, save it, break it, restore it'
 	@echo 'make test    check the code, and run every test that this machine can run'
 	@echo 'make lint    only check the code'
-	@echo 'make screenshots     make the pictures in the README anew'
 	@echo 'make bench   measure saves and restores beside criu by hand'
+	@echo 'make bench-store    measure the store beside cp, tar, and (where they are installed) restic and borg'
 	@echo 'make labextension   build the JupyterLab extension, and install it for .venv'
-	@echo 'make bench-store  measure the store beside cp, tar, and (where they are installed) restic and borg'
+	@echo 'make screenshots    make the pictures in the README anew'
 	@echo 'make setup   only what these need: packages in .venv, and CRIU for you alone'
 	@echo 'make clean   remove .venv and what the tools left here'
 

@@ -16,6 +16,8 @@ __all__ = ["windows"]
 PAGE = 4096
 WINDOW = 2 * 1024 * 1024
 """Pages are kept together with those of the same 2 MiB of address space."""
+LONG = 2 * WINDOW
+"""Bytes from which on a run of pages is long: an array of its own, which may be elsewhere in the next dump."""
 
 _PAGES_ID = 1
 _ADDRESS, _COUNT, _IN_PARENT, _FLAGS, _LONG_COUNT = 1, 2, 3, 4, 5  # CRIU before 4.2 has no long count
@@ -24,10 +26,11 @@ _VARINT = 0
 
 
 def windows(image: Path) -> Sequence[int] | None:
-    """Return the sizes (bytes) of the pieces of a ``pages-N.img`` that each hold the pages of one window of memory.
+    """Return the sizes (bytes) of the pieces of a ``pages-N.img`` that belong together.
 
-    So the pages of a window are found again wherever they stand in another dump of the process. None for any other
-    file, and where no pagemap explains it.
+    A long run of pages is one piece, however long. Scattered ones make a piece with those of the same window of
+    memory: so they are found again wherever they stand in another dump of the process. None for any other file, and
+    where no pagemap explains it.
     """
     if not (image.name.startswith("pages-") and image.suffix == ".img"):
         return None
@@ -42,13 +45,15 @@ def windows(image: Path) -> Sequence[int] | None:
     return None
 
 
-def _cut(runs: Iterator[dict[int, int]]) -> list[int]:
+def _cut(messages: Iterator[dict[int, int]]) -> list[int]:
     sizes: list[int] = []
     last = -1
-    for run in runs:
-        present = run[_FLAGS] & _PRESENT if _FLAGS in run else not run.get(_IN_PARENT)
-        at = run.get(_ADDRESS, 0)
-        end = at + (run.get(_LONG_COUNT) or run.get(_COUNT, 0)) * PAGE if present else at
+    for begin, end in _runs(messages):
+        if end - begin >= LONG:
+            sizes.append(end - begin)
+            last = -1
+            continue
+        at = begin
         while at < end:
             window = at // WINDOW
             upto = min(end, (window + 1) * WINDOW)
@@ -58,6 +63,23 @@ def _cut(runs: Iterator[dict[int, int]]) -> list[int]:
                 sizes.append(upto - at)
             at, last = upto, window
     return sizes
+
+
+def _runs(messages: Iterator[dict[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the first address and the end of each run of pages that are in the image; those side by side are one."""
+    begin = end = 0
+    for run in messages:
+        present = run[_FLAGS] & _PRESENT if _FLAGS in run else not run.get(_IN_PARENT)
+        if not present:
+            continue
+        address = run.get(_ADDRESS, 0)
+        if address != end:
+            if end > begin:
+                yield begin, end
+            begin = address
+        end = address + (run.get(_LONG_COUNT) or run.get(_COUNT, 0)) * PAGE
+    if end > begin:
+        yield begin, end
 
 
 def _messages(raw: bytes) -> Iterator[dict[int, int]]:

@@ -55,8 +55,8 @@ def _is_stray(pid: int, sleeper: int, kernel: int) -> bool:
     return sleeper in above and kernel not in (pid, *above) and processes.start_time(pid) is not None
 
 
-def check(
-    snapshot: Snapshot,
+def check_machine(
+    manifest: Manifest,
     launch: Launch,
     worker: cuda.CudaWorker,
     program: CriuProgram,
@@ -70,7 +70,6 @@ def check(
     ------
     Refused : naming what differs, with both values.
     """
-    manifest = snapshot.manifest
     _same_machine(manifest.machine, program)
     if not manifest.kernel["agent"] and manifest.kernel["kernel_id"] != launch.kernel_id:
         raise Refused(
@@ -78,7 +77,6 @@ def check(
             f"It was saved from kernel {manifest.kernel['kernel_id']}, which has no agent; here is {launch.kernel_id}.",
             "A kernel without the agent can only go back to a snapshot of its own: its connection key cannot change.",
         )
-    _files_are_there(snapshot)
     _room_in_memory(manifest, leaving)
     if manifest.process["cuda"]:
         return cuda.fits(worker, manifest.cuda, leaving)
@@ -136,7 +134,7 @@ def cpu_flags() -> list[str]:
 
 
 def found(path: str) -> os.stat_result | None:
-    """Return what criu shall expect a path to be, now that `check` has let it pass; None for what was saved."""
+    """Return what criu shall expect a path to be, now that `check_files` has let it pass; None for what was saved."""
     if path.startswith(_ELSEWHERE):
         return None
     try:
@@ -145,8 +143,13 @@ def found(path: str) -> os.stat_result | None:
         return None
 
 
-def _files_are_there(snapshot: Snapshot) -> None:
-    """Hold everything that the tree uses of the file system by name against the disk."""
+def check_files(snapshot: Snapshot) -> None:
+    """Hold everything that the tree uses of the file system by name against the disk.
+
+    Raises
+    ------
+    Refused : naming what differs.
+    """
     files = images.named_files(snapshot.directory / "criu")
     changes = (_change(file) for file in files if not file.path.startswith(_ELSEWHERE))
     wrong = sorted({change for change in changes if change})
@@ -195,14 +198,18 @@ def _has_build_id(path: Path, padded: bytes) -> bool:
 
 
 def _room_in_memory(manifest: Manifest, leaving: Sequence[int]) -> None:
-    # What was in VRAM lies in memory, too, until it is on the GPU.
-    needed = int(manifest.process["private_bytes"]) + sum(cuda.needs(manifest.cuda).values())
-    room = memory.available(os.getpid()) + processes.private_bytes(leaving)
-    if needed > room:
-        raise Refused(
-            _NOT_RESTORED,
-            f"It needs {needed / 1e6:,.0f} MB of memory, and {room / 1e6:,.0f} MB are free.",
-            "End other programs and restore again.",
-            needed=needed,
-            available=room,
-        )
+    # What was in VRAM lies in memory from before the running kernel ends until it is on the GPU.
+    vram = sum(cuda.needs(manifest.cuda).values())
+    now = memory.available(os.getpid())
+    for needed, room in (
+        (vram, now),
+        (vram + int(manifest.process["private_bytes"]), now + processes.private_bytes(leaving)),
+    ):
+        if needed > room:
+            raise Refused(
+                _NOT_RESTORED,
+                f"It needs {needed / 1e6:,.0f} MB of memory, and {room / 1e6:,.0f} MB are free.",
+                "End other programs and restore again.",
+                needed=needed,
+                available=room,
+            )

@@ -430,15 +430,22 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     """
     stages = _Stages(operation, tell)
     name = operation.name = operation.name or _latest(keeper)
+    await stages.enter("checking")
+    manifest = await asyncio.to_thread(keeper.store.get, name)
+    program = await asyncio.to_thread(find_criu)
+    leaving = processes.descendants(keeper.namespace().pid)
+    gpu_map = await asyncio.to_thread(fit.check_machine, manifest, keeper.launch, keeper.worker, program, leaving)
     await stages.enter("verifying")
-    new = await _Arrival.prepare(keeper, await asyncio.to_thread(keeper.store.get, name))
+    new = await _Arrival.prepare(keeper, manifest)
     try:
         snapshot = await asyncio.to_thread(keeper.store.open, name, new.files, stages.amount, {VRAM: new.vram})
-        await stages.enter("checking")
-        program = await asyncio.to_thread(find_criu)
-        old = keeper.namespace()
-        leaving = processes.descendants(old.pid)
-        gpu_map = await asyncio.to_thread(fit.check, snapshot, keeper.launch, keeper.worker, program, leaving)
+        if snapshot.manifest.id != manifest.id:
+            raise Refused(
+                "The snapshot was not restored; nothing was touched.",
+                f"Another snapshot was saved as {name!r} at this moment.",
+                "Restore it again.",
+            )
+        await asyncio.to_thread(fit.check_files, snapshot)
         warnings = await asyncio.to_thread(fit.warnings, snapshot, leaving)
         await new.furnish(snapshot)
         await stages.enter("restoring", cancellable=False)

@@ -20,7 +20,7 @@ _PAYS = 0.9
 _local = threading.local()
 
 
-def encode(data: bytes | bytearray) -> tuple[int, bytes | bytearray]:
+def encode(data: bytes | bytearray | memoryview) -> tuple[int, bytes | bytearray | memoryview]:
     """Return how a chunk is to be stored: the codec, and the bytes."""
     compress = _compressor().compress
     if len(data) > 2 * _SLICES * _SLICE:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from .chunks import CHUNK, HOLE, Chunk, digest, equal_pieces, is_zero
+from .chunks import CHUNK, HOLE, Chunk, digest, equal_pieces, first_cut, is_zero
 from .codec import encode
 from .durable import free_range
 from .index import Index
@@ -19,10 +19,17 @@ from .parallel import Tally, run_all
 __all__ = ["Cut", "Source", "store_files"]
 
 Cut = Callable[[Path], Sequence[int] | None]
-"""Returns the sizes (each 1 to `CHUNK`) of the pieces that a file is to be cut into; None leaves it to the store."""
+"""Returns the sizes of the pieces that a file is to be cut into; None leaves it to the store.
+
+A piece longer than `CHUNK` is memory that may be found elsewhere, by whole pages, in another snapshot: it is cut by
+its content.
+"""
 
 _BATCH = 8 * 1024 * 1024
 """Bytes of one file that one job reads, about."""
+
+_STRETCH = 64 * 1024 * 1024
+"""Bytes of one long piece that one job reads; only at the ends of these, chunks are cut by place."""
 
 _FREED_FROM = 64 * 1024
 """The size of the pieces, in bytes, that it pays to free one by one."""
@@ -84,16 +91,26 @@ def store_files(
         batches = found[source.path] = []
         for offset, sizes in _batches(pieces):
             batches.append([])
-            jobs.append(partial(_store, source, offset, sizes, claims, packs, batches[-1]))
+            store = _store if sizes[0] <= CHUNK else _store_long
+            jobs.append(partial(store, source, offset, sizes, claims, packs, batches[-1]))
     run_all(jobs, report)
     packs.finish()
     return {path: _joined(batches) for path, batches in found.items()}
 
 
 def _batches(pieces: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    """Yield pieces in batches, each with the offset at which it begins; a stretch of a long piece is one of its own."""
     begin = offset = 0
     batch: list[int] = []
     for size in pieces:
+        if size > CHUNK:
+            if batch:
+                yield begin, batch
+            for at in range(0, size, _STRETCH):
+                yield offset + at, [min(_STRETCH, size - at)]
+            offset += size
+            begin, batch = offset, []
+            continue
         batch.append(size)
         offset += size
         if offset - begin >= _BATCH:
@@ -125,6 +142,31 @@ def _store(
         os.close(fd)
 
 
+def _store_long(
+    source: Source,
+    offset: int,
+    sizes: Sequence[int],
+    claims: _Claims,
+    packs: PackWriter,
+    into: list[Chunk],
+    tally: Tally,
+) -> None:
+    """Store a stretch of a long piece, cut by its content."""
+    end = offset + sum(sizes)
+    fd = os.open(source.file, (os.O_RDWR if source.used_up else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        while offset < end:
+            data = memoryview(_read(fd, offset, min(CHUNK, end - offset)))
+            data = data[: first_cut(data)]
+            into.append(_put(data, claims, packs))
+            if source.used_up:
+                free_range(fd, offset, len(data))
+            offset += len(data)
+            tally.add(len(data))
+    finally:
+        os.close(fd)
+
+
 def _read(fd: int, offset: int, size: int) -> bytes | bytearray:
     data: bytes | bytearray
     if size != CHUNK:
@@ -140,7 +182,7 @@ def _read(fd: int, offset: int, size: int) -> bytes | bytearray:
     return data
 
 
-def _put(data: bytes | bytearray, claims: _Claims, packs: PackWriter) -> Chunk:
+def _put(data: bytes | bytearray | memoryview, claims: _Claims, packs: PackWriter) -> Chunk:
     if is_zero(data):
         return Chunk(HOLE, len(data))
     chunk = Chunk(digest(data), len(data))

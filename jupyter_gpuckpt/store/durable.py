@@ -68,7 +68,7 @@ def write_new(path: Path, content: bytes) -> None:
         os.close(fd)
 
 
-def write_at(fd: int, offset: int, *parts: bytes | bytearray) -> None:
+def write_at(fd: int, offset: int, *parts: bytes | bytearray | memoryview) -> None:
     """Write all of `parts`, one after the other, at `offset` of an open file."""
     left = [memoryview(part) for part in parts]
     while left:

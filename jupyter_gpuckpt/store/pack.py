@@ -75,7 +75,7 @@ class PackWriter:
     _packs: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def put(self, key: bytes, size: int, codec: int, stored: bytes | bytearray) -> None:
+    def put(self, key: bytes, size: int, codec: int, stored: bytes | bytearray | memoryview) -> None:
         """Store a chunk of `size` bytes, encoded as `stored`. Raises `OSError`, EDQUOT where there is no room."""
         header = _ENTRY.pack(_ENTRY_MAGIC, codec, len(stored), size, key)
         with self._lock:

@@ -158,6 +158,18 @@ def test_pieces_are_cut_where_the_caller_says(store: Store) -> None:
     assert read_back(store, "second") == {"pages": moved}
 
 
+def test_memory_that_moved_by_pages_and_changed_in_part_is_found_again(store: Store) -> None:
+    memory = os.urandom(40 * CHUNK)
+    moved = os.urandom(5 * 4096) + memory[: 20 * CHUNK] + os.urandom(4096) + memory[20 * CHUNK + 4096 :] + bytes(CHUNK)
+    stored = []
+    for name, content in (("first", memory), ("second", moved)):
+        with store.writer(name) as writer:
+            fill(writer, {"pages": content, "rest": b"x"})
+            stored.append(writer.commit(message="", cut=lambda f: [f.stat().st_size], **ABOUT).stored)
+        assert read_back(store, name) == {"pages": content, "rest": b"x"}
+    assert stored[1] < 6 * CHUNK
+
+
 def test_folders_that_lie_elsewhere_can_be_part_of_a_snapshot(store: Store, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "deep").mkdir(parents=True)
