@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import Damaged, GpuckptError, NoSuchSnapshot, Pinned
+from ..errors import Damaged, GpuckptError, NoSuchSnapshot, Pinned, StoreError
 from .check import Checked, check
 from .collect import Collected, collect, sweep, used, would_collect
 from .compact import compact
@@ -156,8 +157,16 @@ class Store:
         contents = read_contents(self._layout, manifest)
         with storing(f"The snapshot {manifest.name} cannot be read.", self.root):
             index = locate(self._layout, manifest, contents)
-        with storing(f"The files of the snapshot {manifest.name} cannot be written.", into.parent):
+        try:
             extract(self._layout, manifest, contents, index, into, elsewhere, progress)
+        except OSError as e:
+            raise StoreError(
+                f"The files of the snapshot {manifest.name} could not be put in place.",
+                f"{e.strerror or e}: {into}",
+                "Make room there (`df` tells how much there is; in /dev/shm it is memory), and try again.",
+                errno=errno.errorcode.get(e.errno or 0, str(e.errno)),
+                folder=str(into),
+            ) from e
 
     def remove(self, name: str) -> int:
         """Remove the snapshot `name` and return the bytes freed.

@@ -101,6 +101,16 @@ def test_on_a_full_disk_rm_and_collect_make_room_for_a_save(small: Store) -> Non
     read_back(small, "new")
 
 
+def test_a_snapshot_that_finds_no_room_to_be_put_in_says_where(store: Store, tmp_path: Path) -> None:
+    save(store, "it", files={"a": os.urandom(2 * MB)})
+    point = tmp_path / "small"
+    with mounted(point, ["mount", "-t", "tmpfs", "-o", "size=1m", "small", str(point)]):
+        with pytest.raises(StoreError, match="No space left on device") as caught:
+            store.open("it", point / "files")
+        assert str(point) in caught.value.why
+        assert list(point.iterdir()) == []
+
+
 def test_a_store_that_cannot_be_written_is_read_and_left_untouched(store: Store, tmp_path: Path) -> None:
     save(store, "it")
     save(store, "other")

@@ -1,0 +1,75 @@
+"""Where the images of memory are cut (CRIU's ``pages-N.img`` by its ``pagemap-M.img``)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpuckpt.freeze.pages import PAGE, WINDOW, windows
+
+PRESENT, LAZY, PARENT = 4, 2, 1
+W = WINDOW // PAGE
+"""Pages of one window."""
+
+
+def varint(value: int) -> bytes:
+    out = b""
+    while value > 0x7F:
+        out += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return out + bytes([value])
+
+
+def message(*fields: tuple[int, int]) -> bytes:
+    body = b"".join(varint(number << 3) + varint(value) for number, value in fields)
+    return struct.pack("<I", len(body)) + body
+
+
+def write(folder: Path, runs: Sequence[tuple[int, int, int]], number: int = 1, field: int = 5) -> Path:
+    """Write the pagemap of runs (first page, pages, flags), and return the path of the image."""
+    raw = struct.pack("<II", 0x54564319, 0x56084025) + message((1, number))
+    for first, count, flags in runs:
+        raw += message((1, first * PAGE), *([(2, 0)] if field == 5 else []), (4, flags), (field, count))
+    (folder / f"pagemap-1000{number}.img").write_bytes(raw)
+    return folder / f"pages-{number}.img"
+
+
+@pytest.mark.parametrize("field", [2, 5])
+def test_pages_of_one_window_are_one_piece(tmp_path: Path, field: int) -> None:
+    runs = [(3, 1, PRESENT), (7, 2, PRESENT | LAZY), (W + 1, 1, PRESENT), (5 * W - 1, 2, PRESENT)]
+    image = write(tmp_path, runs, field=field)
+    assert windows(image) == [3 * PAGE, PAGE, PAGE, PAGE]
+
+
+def test_pages_that_are_not_in_the_image_count_for_nothing(tmp_path: Path) -> None:
+    image = write(tmp_path, [(3, 5, PARENT), (8, 2, PRESENT), (20, 9, 0)])
+    assert windows(image) == [2 * PAGE]
+
+
+def test_a_long_run_is_one_piece_whatever_its_parts(tmp_path: Path) -> None:
+    image = write(
+        tmp_path, [(1, 1, PRESENT), (W + 5, W, PRESENT), (2 * W + 5, 2 * W, PRESENT | LAZY), (9 * W, 1, PRESENT)]
+    )
+    assert windows(image) == [PAGE, 3 * WINDOW, PAGE]
+
+
+def test_every_image_has_its_own_pagemap(tmp_path: Path) -> None:
+    first = write(tmp_path, [(1, 1, PRESENT)], 1)
+    second = write(tmp_path, [(1, 2, PRESENT)], 2)
+    assert (windows(first), windows(second)) == ([PAGE], [2 * PAGE])
+
+
+def test_what_is_not_explained_is_left_to_the_store(tmp_path: Path) -> None:
+    image = write(tmp_path, [(1, 1, PRESENT)])
+    assert windows(tmp_path / "files.img") is None
+    assert windows(tmp_path / "pages-9.img") is None
+    pagemap = tmp_path / "pagemap-10001.img"
+    good = pagemap.read_bytes()
+    pagemap.write_bytes(good[:8] + message((1, 1)) + struct.pack("<I", 4) + b"\x0a\x02hi")
+    assert windows(image) is None
+    for cut in range(8, len(good)):
+        pagemap.write_bytes(good[:cut])
+        windows(image)  # whatever it says, nothing is raised

@@ -1,0 +1,74 @@
+"""What a save adds to the store, and what a quota and the rules of retention do about it, with real kernels."""
+
+from __future__ import annotations
+
+import pytest
+from keeper_faults import names, store
+from notebooks import Notebook, StartKernel
+
+from jupyter_gpuckpt.store import Store
+
+MB = 10**6
+
+
+def stored(name: str) -> int:
+    return Store(store()).get(name).stored
+
+
+def test_a_second_save_stores_what_changed(notebook: Notebook) -> None:
+    notebook.run("import os, mmap, zlib; new = lambda pages: mmap.mmap(-1, pages * 4096, mmap.MAP_PRIVATE)")
+    notebook.run("x = new(15000); x[:] = os.urandom(len(x))")
+    notebook.run("%gpuckpt save first")
+    notebook.run("%gpuckpt save second")
+    assert stored("first") > 60 * MB
+    assert stored("second") < 20 * MB
+    # Most of the bytes at other addresses.
+    notebook.run("between, y = new(7), new(15000); y[:] = x[:]; x.close(); x = y; x[4096:10**6] = bytes(10**6 - 4096)")
+    notebook.run("%gpuckpt save third")
+    assert stored("third") < 25 * MB
+    digest = notebook.value("zlib.crc32(x)")
+    notebook.run("%gpuckpt restore first")
+    notebook.run("%gpuckpt rm first")
+    notebook.run("%gpuckpt rm second")
+    notebook.run("%gpuckpt restore third")
+    assert notebook.value("zlib.crc32(x)") == digest
+
+
+def test_a_snapshot_knows_the_one_that_its_kernel_came_from(notebook: Notebook) -> None:
+    for line in ("save a", "save b", "restore a", "save c"):
+        notebook.run(f"%gpuckpt {line}")
+    manifests = {m.name: m for m in Store(store()).list()}
+    parents = {
+        name: next((p.name for p in manifests.values() if p.id == m.parent), "") for name, m in manifests.items()
+    }
+    assert parents == {"a": "", "b": "a", "c": "a"}
+
+
+def test_a_save_beyond_the_quota_fails_and_the_kernel_goes_on(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUCKPT_STORE_QUOTA", "60M")
+    notebook = start()
+    notebook.run("%gpuckpt save small")
+    notebook.run(f"import os; x = os.urandom({60 * MB})")
+    answer = notebook.fails("%gpuckpt save large")
+    assert answer.ename == "StoreError"
+    assert "quota" in answer.text
+    assert names() == {"small"}
+    assert notebook.value("len(x)") == str(60 * MB)
+    notebook.run("del x")
+    notebook.run("%gpuckpt save again")
+    assert names() == {"small", "again"}
+
+
+def test_old_snapshots_go_after_a_save_and_pinned_ones_stay(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUCKPT_KEEP_LAST", "2")
+    mine, other = start(), start()
+    other.run("%gpuckpt save other")
+    mine.run("%gpuckpt save a")
+    Store(store()).pin("a", True)
+    for name in "bcd":
+        mine.run(f"%gpuckpt save {name}")
+    assert names() == {"other", "a", "c", "d"}
