@@ -9,15 +9,15 @@ LABEXTENSION := jupyter_gpuckpt/labextension/package.json
 .PHONY: help demo test lint bench bench-store setup clean labextension
 
 help:
-	@echo 'make demo    run the example notebook: build state, save it, break it, restore it'
-	@echo 'make test    check the code, and run every test that this machine can run'
-	@echo 'make lint    only check the code'
-	@echo 'make bench   measure saves and restores beside criu by hand'
-	@echo 'make bench-store    measure the store beside cp, tar, and (where they are installed) restic and borg'
-	@echo 'make labextension   build the JupyterLab extension, and install it for .venv'
-	@echo 'make screenshots    make the pictures in the README anew'
-	@echo 'make setup   only what these need: packages in .venv, and CRIU for you alone'
-	@echo 'make clean   remove .venv and what the tools left here'
+	@echo 'make demo          run the example notebook: build state, save it, break it, restore it'
+	@echo 'make test          check the code, and run every test that this machine can run'
+	@echo 'make lint          only check the code'
+	@echo 'make bench         measure saves and restores beside criu by hand'
+	@echo 'make bench-store   measure the store beside cp, tar, and (where they are installed) restic and borg'
+	@echo 'make labextension  build the JupyterLab extension for .venv'
+	@echo 'make screenshots   make the pictures in the README anew'
+	@echo 'make setup         only what these need: packages in .venv, and CRIU for you alone'
+	@echo 'make clean         remove .venv and what the tools left here'
 
 demo: setup
 	@$(BIN)/python examples/demo.py

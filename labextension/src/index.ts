@@ -4,7 +4,6 @@ import { ILabShell, ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndP
 import { ICommandPalette, IToolbarWidgetRegistry } from '@jupyterlab/apputils';
 import { INotebookTracker, type NotebookPanel } from '@jupyterlab/notebook';
 import { IRunningSessionManagers } from '@jupyterlab/running';
-import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { Actions } from './actions';
@@ -24,7 +23,6 @@ function activate(
   app: JupyterFrontEnd,
   tracker: INotebookTracker,
   translator: ITranslator | null,
-  settings: ISettingRegistry | null,
   palette: ICommandPalette | null,
   restorer: ILayoutRestorer | null,
   labShell: ILabShell | null,
@@ -54,11 +52,6 @@ function activate(
 
   shell.add(sidebar, 'left', { rank: 350, type: 'Kernel Snapshots' });
   restorer?.add(sidebar, sidebar.id);
-  void settings?.load(ID).then(({ composite }) => {
-    if (composite.side === 'right') {
-      shell.add(sidebar, 'right', { rank: 350, type: 'Kernel Snapshots' });
-    }
-  });
   const item = new StatusItem(model, actions, trans);
   statusBar?.registerStatusItem(ID, { item, align: 'middle', isActive: () => model.running.length > 0 });
   if (labShell === null || statusBar === null) {
@@ -85,7 +78,6 @@ const plugin: JupyterFrontEndPlugin<void> = {
   requires: [INotebookTracker],
   optional: [
     ITranslator,
-    ISettingRegistry,
     ICommandPalette,
     ILayoutRestorer,
     ILabShell,
