@@ -129,7 +129,9 @@ export class Model {
 
   /** Take in an operation that this page has begun, or found under way. */
   follow(operation: IOperation): void {
-    this._take(operation);
+    // An event that came faster than the server's answer tells of a later stage.
+    const known = operation.state === 'running' ? this._running.get(operation.id) : undefined;
+    this._take(known ?? operation);
   }
 
   private _hear(event: Event.Emission): void {
