@@ -172,12 +172,15 @@ function SavableKernel({ kernel, model, actions, commands, trans }: IProps & { k
     restoring: trans.__('being restored')
   };
   const state = operation ? words[operation.kind === 'save' ? 'saving' : 'restoring'] : words.running;
+  const memory = size(kernel.memory);
   const gpu = kernel.gpu_memory === null ? trans.__('unknown') : size(kernel.gpu_memory);
   return (
     <div className="jp-gpuckpt-Kernel">
       <strong>{basename(model.notebook?.path ?? '')}</strong>
       <p>
-        {trans.__('Kernel: %1 · %2 memory · %3 on GPUs', state, size(kernel.memory), gpu)}
+        {kernel.gpu_memory === 0
+          ? trans.__('Kernel: %1 · %2 memory', state, memory)
+          : trans.__('Kernel: %1 · %2 memory · %3 on GPUs', state, memory, gpu)}
         <br />
         {kernel.parent ? trans.__('At or after %1', kernel.parent.name) : trans.__('Started afresh')}
       </p>

@@ -9,7 +9,8 @@ import pytest
 from keeper_faults import assert_no_litter, assert_nothing_left, keeper_pid, processes_of
 from notebooks import Notebook, wait_until
 
-from jupyter_gpuckpt.freeze.processes import resident_bytes
+from jupyter_gpuckpt.freeze.processes import connections, resident_bytes
+from jupyter_gpuckpt.keeper.ports import of_connection_file
 from jupyter_gpuckpt.keeper.record import KernelFolder
 
 
@@ -30,9 +31,15 @@ def listening(pids: set[int]) -> int:
     return sum(row[3] == "0A" and row[9] in inodes for row in rows)
 
 
-def look(notebook: Notebook, folder: Path) -> dict[str, Any]:
-    """Count all there is of a kernel, its keeper and its store."""
+def connected(notebook: Notebook) -> int:
+    """Return how many connections of clients the kernel has."""
+    return connections(set(of_connection_file(notebook.manager.connection_file).values()))
+
+
+def look(notebook: Notebook, folder: Path, clients: int) -> dict[str, Any]:
+    """Count all there is of a kernel, its keeper and its store, once so many connections of clients are back."""
     wait_until(lambda: not (notebook.folder / "restore").exists())
+    wait_until(lambda: connected(notebook) == clients)
     keeper = keeper_pid(notebook)
     (sleeper,) = KernelFolder(notebook.folder).sleepers()
     (kernel,) = children(sleeper)
@@ -71,10 +78,11 @@ def cycle(notebook: Notebook, times: int) -> None:
 
 def assert_flat(notebook: Notebook, folder: Path, times: int) -> None:
     notebook.run("n = 0")
+    clients = connected(notebook)
     cycle(notebook, 5)  # what is set up once is there by then
-    before, held = look(notebook, folder), memory(notebook)
+    before, held = look(notebook, folder, clients), memory(notebook)
     cycle(notebook, times)
-    assert look(notebook, folder) == before
+    assert look(notebook, folder, clients) == before
     assert_no_litter()
     assert notebook.value("n") == str(5 + times)
     for who, size in memory(notebook).items():
@@ -94,13 +102,14 @@ def test_row_24_a_hundred_cycles_leave_nothing(notebook: Notebook, tmp_path: Pat
 
 def test_row_24_one_snapshot_is_restored_twenty_times(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run("x = 1")
+    clients = connected(notebook)
     notebook.run("%gpuckpt save here")
     for _ in range(3):
         notebook.run("%gpuckpt restore here")
-    before = look(notebook, tmp_path)
+    before = look(notebook, tmp_path, clients)
     for _ in range(20):
         notebook.run("%gpuckpt restore here")
-    assert look(notebook, tmp_path) == before
+    assert look(notebook, tmp_path, clients) == before
     assert notebook.value("x") == "1"
 
 
