@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import re
 import time
 from collections.abc import Callable
@@ -61,6 +63,24 @@ class Notebook:
         if answer.status != "ok" and not allow_error:
             raise AssertionError(f"{code!r} ended with {answer.status}: {answer.text}")
         return answer
+
+    def reply(self, timeout: float = 20) -> dict[str, Any]:
+        """Return the next reply to a cell that was sent; after one of an error, once the kernel takes cells again.
+
+        For a moment after an error ipykernel aborts what comes, as it does on a plain kernel.
+        """
+        reply: dict[str, Any] = self.client.get_shell_msg(timeout=timeout)
+        if reply["content"]["status"] == "error":
+            self._wait_for_idle(reply["parent_header"]["msg_id"])
+        return reply
+
+    def _wait_for_idle(self, msg_id: str) -> None:
+        with contextlib.suppress(queue.Empty):  # the test has read it itself
+            while True:
+                message = self.client.get_iopub_msg(timeout=2)
+                idle = message["content"].get("execution_state") == "idle"
+                if idle and message["parent_header"].get("msg_id") == msg_id:
+                    return
 
     def value(self, expression: str) -> str:
         """Return what an expression prints."""

@@ -78,7 +78,7 @@ def test_a_restore_while_a_cell_runs(cli: Cli, notebook: Notebook) -> None:
     wait_until(lambda: notebook.client.get_iopub_msg(timeout=10)["msg_type"] == "execute_input")
     assert cli("restore", _id(notebook), "calm").status == 0
     # The cell that was running is answered: nobody waits for it for ever.
-    reply = notebook.client.get_shell_msg(timeout=30)
+    reply = notebook.reply(30)
     assert reply["parent_header"]["msg_id"] == running
     assert notebook.value("x") == "saved"
 

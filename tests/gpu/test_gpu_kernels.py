@@ -335,7 +335,7 @@ def test_a_keeper_killed_while_the_gpu_state_is_away_is_replaced_and_mends_it(no
         wait_until(lambda: worker.state(status["pid"]) in reached, 60)
         os.kill(status["keeper_pid"], signal.SIGKILL)
     assert notebook.manager.is_alive()  # its poll notices, and gives the kernel a new keeper
-    reply = notebook.client.get_shell_msg(timeout=120)
+    reply = notebook.reply(120)
     assert reply["parent_header"]["msg_id"] == request
     assert reply["content"]["status"] == "error"
     assert notebook.value("digest(x) == d") == "True"

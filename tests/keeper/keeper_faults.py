@@ -84,7 +84,7 @@ class Asked:
     """A cell that was sent, and is answered while the test does something else."""
 
     def __init__(self, notebook: Notebook, code: str) -> None:
-        self._client = notebook.client
+        self._notebook, self._client = notebook, notebook.client
         self._content: dict[str, Any] | None = None
         self.id = notebook.client.execute(code)
 
@@ -95,7 +95,7 @@ class Asked:
         return self._content is not None
 
     def _take(self, timeout: float) -> None:
-        message = self._client.get_shell_msg(timeout=timeout)
+        message = self._notebook.reply(timeout)
         if message["parent_header"].get("msg_id") == self.id:
             self._content = message["content"]
 

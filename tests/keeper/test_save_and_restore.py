@@ -81,7 +81,7 @@ def test_a_restored_kernel_is_interrupted_restarted_and_shut_down_like_any_other
     while notebook.client.get_iopub_msg(timeout=10)["msg_type"] != "stream":
         pass
     notebook.manager.interrupt_kernel()
-    assert notebook.client.get_shell_msg(timeout=10)["content"]["ename"] == "KeyboardInterrupt"
+    assert notebook.reply(10)["content"]["ename"] == "KeyboardInterrupt"
     notebook.manager.restart_kernel()
     notebook.client.wait_for_ready(60)
     assert notebook.value("1 + 1") == "2"
@@ -196,7 +196,7 @@ def test_two_kernels_save_at_once(start: StartKernel) -> None:
         notebook.run(f"x = bytearray(50_000_000); me = {i}")
     requests = [n.client.execute(f"%gpuckpt save kernel{i}") for i, n in enumerate(notebooks)]
     for notebook, request in zip(notebooks, requests, strict=True):
-        reply = notebook.client.get_shell_msg(timeout=60)
+        reply = notebook.reply(60)
         assert reply["parent_header"]["msg_id"] == request
         assert reply["content"]["status"] == "ok"
     for i, notebook in enumerate(notebooks):

@@ -147,5 +147,5 @@ def test_functions_run_while_a_cell_runs(noting: Notebook) -> None:
     with noting.keeper as keeper:
         keeper.request("save", {"name": "here"}, timeout=60)
     noting.manager.interrupt_kernel()
-    assert noting.client.get_shell_msg(timeout=20)["parent_header"]["msg_id"] == looping
+    assert noting.reply(20)["parent_header"]["msg_id"] == looping
     assert notes(noting) == str([*BEFORE, "after: plain", "after: restored=False error=None"])

@@ -692,14 +692,14 @@ def test_a_cell_that_was_saved_while_it_looped_runs_on_in_the_cell_that_restores
     assert saved["name"] == "looping"
     # The live cell was not harmed, and ends as it would have.
     gate.touch()
-    assert notebook.client.get_shell_msg(timeout=20)["parent_header"]["msg_id"] == looping
+    assert notebook.reply(20)["parent_header"]["msg_id"] == looping
     assert printed(messages(notebook, looping)) == "the rest of the cell\n"
     notebook.run("done = None")
     gate.unlink()
     asked = notebook.client.execute("%gpuckpt restore looping")
     until_displayed(notebook, "Restored looping")
     gate.touch()
-    reply = notebook.client.get_shell_msg(timeout=20)
+    reply = notebook.reply(20)
     assert (reply["parent_header"]["msg_id"], reply["content"]["status"]) == (asked, "ok")
     assert printed(messages(notebook, asked)) == "the rest of the cell\n"
     assert value(notebook, "done") == "the rest of the cell"
@@ -718,7 +718,7 @@ def test_a_cell_that_was_saved_while_it_waited_for_input_asks_again(notebook: No
     with notebook.keeper as keeper:
         keeper.request("save", {"name": "asking"}, timeout=60)
     notebook.client.input("the first")
-    assert notebook.client.get_shell_msg(timeout=20)["parent_header"]["msg_id"] == asking
+    assert notebook.reply(20)["parent_header"]["msg_id"] == asking
     assert printed(messages(notebook, asking)) == "Hello the first\n"
     prompts, shown = [], []
 
