@@ -182,3 +182,16 @@ def test_prepared_memory_is_there(tmp_path: Path) -> None:
         assert file.stat().st_blocks * 512 == 300 * MIB
     finally:
         file.unlink()
+
+
+def test_on_another_processor_the_mapping_is_memory(
+    process: Process, files: VramFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    files.prepare({process.pid: ("77", MIB)})
+    with files.taking(process.pid):
+        assert traced_by(process.pid) == {0}
+        process.does(f"in_thread({MIB})")
+    assert files.taken([process.pid]) == 0
+    assert process.does("held[:5], held[-5:]") == "(b'first', b'final')"
+    assert list(files.outside.iterdir()) == []
