@@ -22,6 +22,9 @@ every sleeper."""
 NAMESPACE_VRAM_DIR = "/dev/shm/gpuckpt-vram"  # noqa: S108 - likewise
 """Where the VRAM of a checkpointed process lies, in a tmpfs of huge pages. The same path in every sleeper."""
 
+PARKING_FIFOS = ("to-parking", "from-parking")
+"""In the run folder: how the keeper and a kernel that parks its GPU memory talk. No Python runs in the kernel then."""
+
 ENV_RUN_DIR = "GPUCKPT_RUN_DIR"
 """Set in a kernel that a keeper holds: the run folder as the kernel sees it."""
 
@@ -76,6 +79,11 @@ def driver_timeout() -> float:
 def criu_timeout() -> float:
     """Return how long one criu run may take (``GPUCKPT_CRIU_TIMEOUT``), in seconds."""
     return _seconds("GPUCKPT_CRIU_TIMEOUT", 900)
+
+
+def parking() -> bool:
+    """Return whether a kernel's GPU memory is made so that it can be parked: unless ``GPUCKPT_PARKING`` is ``off``."""
+    return os.environ.get("GPUCKPT_PARKING", "").lower() not in ("off", "0", "no", "false")
 
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

@@ -50,6 +50,15 @@ def inner_pid(pid: int) -> int:
     return pid
 
 
+def outer_thread(pid: int, inner: int) -> int | None:
+    """Return the id here of a process's thread that has the id `inner` in its own namespace."""
+    for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+        with contextlib.suppress(OSError):
+            if inner_pid(int(thread)) == inner:
+                return int(thread)
+    return None
+
+
 def inner_pids(pids: Iterable[int]) -> list[int]:
     """Return the pids that these processes have in their namespace; those that are gone by now are left out."""
     found = []
@@ -62,9 +71,14 @@ def inner_pids(pids: Iterable[int]) -> list[int]:
 def ancestors(pid: int) -> list[int]:
     """Return the pids of a process's parent, its parent's parent and so on; cut short where one ends meanwhile."""
     found: list[int] = []
-    while pid := _status_number(pid, "PPid:"):
+    while pid := parent(pid):
         found.append(pid)
     return found
+
+
+def parent(pid: int) -> int:
+    """Return the pid of a process's parent; 0 when it is gone or has none."""
+    return _status_number(pid, "PPid:")
 
 
 def name(pid: int) -> str:
@@ -105,6 +119,19 @@ def mapped_files(pid: int) -> Iterator[str]:
                     yield columns[5]
     except (FileNotFoundError, ProcessLookupError):
         return
+
+
+def open_files(pid: int) -> Iterator[str]:
+    """Yield the path of every file that a process has open; none when it is gone."""
+    try:
+        links = list(Path(f"/proc/{pid}/fd").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for link in links:
+        try:
+            yield str(link.readlink())
+        except (FileNotFoundError, ProcessLookupError):  # closed in between
+            continue
 
 
 def resident_bytes(pids: Iterable[int]) -> int:

@@ -17,7 +17,7 @@ import shutil
 import signal
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +36,7 @@ from ..freeze.criu_program import CriuProgram, find_criu, version_text
 from ..store import Manifest, Snapshot, Writer
 from ..store.retention import keep_last, keep_under
 from . import criu_logs, fit, ports
+from .gpu_freeze import GpuFreeze, GpuReturn, parked_in
 from .link import AgentSilent, Link
 from .namespace import Namespace, run_path
 from .staging import Staging, fits_in_memory, vram_files
@@ -130,6 +131,8 @@ class _Frozen:
     """What a freeze found and took."""
 
     seconds: float
+    tidying: asyncio.Task[None]
+    """What goes on of it while the kernel runs again."""
     cuda: dict[str, Any] = field(default_factory=dict)
     process: dict[str, Any] = field(default_factory=dict)
 
@@ -180,6 +183,7 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
                 progress=stages.amount,
             )
         finally:
+            await frozen.tidying
             await asyncio.to_thread(staging.discard)
     keeper.state.parent = {"name": manifest.name, "id": manifest.id}
     await asyncio.to_thread(_remove_old, keeper)
@@ -288,26 +292,28 @@ async def _freeze(
     keeper.state.operation = {"kind": "save", "name": operation.name, "cuda": on_gpu, "held": held}
     keeper.save_state()
     staging = await asyncio.to_thread(Staging, space, writer.directory / CRIU_IMAGES)
+    assert keeper.link is not None
+    gpu = GpuFreeze(worker, space, keeper.link, on_gpu, described, staging.vram)
 
-    def criu_runs(pid: int) -> None:
+    def note(key: str, value: Any) -> None:
         # Written down so that the next keeper finds it, should this one be killed.
         assert keeper.state.operation is not None
-        keeper.state.operation["criu"] = pid
+        keeper.state.operation[key] = value
         keeper.note_state()
 
+    def criu_runs(pid: int) -> None:
+        note("criu", pid)
+
+    def parks(parked: dict[str, Any]) -> None:
+        note("parked", parked)
+
     try:
-        if on_gpu:
-            used = {one["pid"]: sum(one["used"].values()) for one in held}
-            await asyncio.to_thread(
-                staging.vram.prepare, {pid: (str(processes.inner_pid(pid)), used[pid]) for pid in on_gpu}
-            )
+        await gpu.prepare(kernel, int(agent.get("parkable", 0)))
         await stages.enter("freezing", cancellable=False)
         began = time.monotonic()
-        if on_gpu:
-            await asyncio.to_thread(cuda.freeze, worker, on_gpu, described, staging.vram.taking)
+        await gpu.freeze(parks)
         try:
-            # VRAM that could not be had in files is in the processes, for criu to write.
-            staging.open_for(private + in_vram - staging.vram.taken(on_gpu))
+            staging.open_for(private + in_vram - gpu.taken())
             await _run_criu(
                 space,
                 program,
@@ -317,9 +323,9 @@ async def _freeze(
                 SaveFailed("The kernel could not be saved; it goes on as before."),
                 criu_runs,
             )
+            parked = await gpu.finish_copy()
         finally:
-            if on_gpu:
-                await asyncio.to_thread(_thaw_after_save, worker, on_gpu, described)
+            await gpu.thaw()
         # Without GPU state, only criu stops the kernel, and for less long than it runs.
         seconds = time.monotonic() - began if on_gpu else images.frozen_seconds(staging.outside)
         if space.outer(keeper.state.kernel_pid) is None:
@@ -331,25 +337,15 @@ async def _freeze(
                 "Close the connection, or wait until it is accepted, and save again.",
             )
     except BaseException:
+        await gpu.close()
         await asyncio.to_thread(staging.discard)
         raise
+    tidying = asyncio.create_task(gpu.close())
     keeper.state.operation = None
     keeper.note_state()
-    return staging, _Frozen(seconds, described, {**process, "frozen_seconds": seconds})
-
-
-def _thaw_after_save(worker: cuda.CudaWorker, pids: Sequence[int], described: Mapping[str, Any]) -> None:
-    """Bring the GPU state back; where the straight way fails, each process by what is found.
-
-    Raises
-    ------
-    KernelLost : a process cannot be brought back.
-    """
-    try:
-        cuda.thaw(worker, pids, held=cuda.needs(described))
-    except GpuckptError:
-        log.exception("the GPU state did not come back at once")
-        cuda.mend(worker, pids, described["processes"])
+    if parked is not None:
+        described = {**described, "parked": asdict(parked)}
+    return staging, _Frozen(seconds, tidying, described, {**process, "frozen_seconds": seconds})
 
 
 async def _run_criu(
@@ -460,13 +456,13 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     try:
         # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
         await keeper.give_up()
-        await _put_in_place(keeper, snapshot, new, program, gpu_map, peers)
+        tidying_gpu = await _put_in_place(keeper, snapshot, new, program, gpu_map, peers)
         # criu is done with them, and the memory that they lie in may be much.
         tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
         result = {**summary(snapshot.manifest), "restored": True, "warnings": warnings}
         operation.answering = True
         await _resume(new.link, snapshot, asked, result, stages)
-        await tidying
+        await asyncio.gather(tidying, tidying_gpu)
     except (GpuckptError, OSError) as e:
         log.exception("the restore of %r failed", name)
         await new.discard()
@@ -573,8 +569,8 @@ async def _put_in_place(
     program: CriuProgram,
     gpu_map: Mapping[str, str] | None,
     peers: Mapping[str, int],
-) -> None:
-    """Have criu restore the tree into the new sleeper, and the driver its GPU state."""
+) -> asyncio.Task[None]:
+    """Have criu restore the tree into the new sleeper, and the driver its GPU state; return what is tidied up yet."""
     manifest = snapshot.manifest
     work = snapshot.directory / CRIU_IMAGES
     _make_ready(work, manifest, keeper.launch.connection_file)
@@ -592,27 +588,33 @@ async def _put_in_place(
             },
         }
     )
-    # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
-    await new.space.set_last_pid(images.highest_id(work) + 1)
-    inside = Path(new.files_inside, CRIU_IMAGES)
-    await _run_criu(
-        new.space,
-        program,
-        criu.restore_arguments(inside, inside / criu.RESTORE_LOG),
-        program.environment(),
-        work / criu.RESTORE_LOG,
-        RestoreFailed("The snapshot could not be restored."),
-    )
-    pid = int(manifest.process["pid"])
-    on_gpu = [outer for p in manifest.process["cuda"] if (outer := new.space.outer(int(p)))]
-    if len(on_gpu) != len(manifest.process["cuda"]) or new.space.outer(pid) is None:
-        raise RestoreFailed("The snapshot could not be restored.", "A process of it did not come back.")
-    if on_gpu:
-        await asyncio.to_thread(cuda.thaw, keeper.worker, on_gpu, gpu_map, cuda.needs(manifest.cuda))
-        await asyncio.to_thread(vram_files(new.space).discard)
+    gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), gpu_map, vram_files(new.space))
+    try:
+        await gpu.prepare()
+        # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
+        await new.space.set_last_pid(images.highest_id(work) + 1)
+        inside = Path(new.files_inside, CRIU_IMAGES)
+        await _run_criu(
+            new.space,
+            program,
+            criu.restore_arguments(inside, inside / criu.RESTORE_LOG),
+            program.environment(),
+            work / criu.RESTORE_LOG,
+            RestoreFailed("The snapshot could not be restored."),
+        )
+        pid = int(manifest.process["pid"])
+        on_gpu = [outer for p in manifest.process["cuda"] if (outer := new.space.outer(int(p)))]
+        if len(on_gpu) != len(manifest.process["cuda"]) or new.space.outer(pid) is None:
+            raise RestoreFailed("The snapshot could not be restored.", "A process of it did not come back.")
+        if on_gpu:
+            await gpu.thaw(on_gpu, cuda.needs(manifest.cuda))
+    finally:
+        tidying = asyncio.create_task(gpu.close())
+    await asyncio.to_thread(vram_files(new.space).discard)
     await new.space.adopt(pid)
     keeper.hold(new.space, new.link, pid)
     new.link.hello.set_result({})
+    return tidying
 
 
 def _make_ready(work: Path, manifest: Manifest, connection_file: str) -> None:
@@ -717,8 +719,14 @@ async def recover(keeper: Keeper) -> None:
         log.warning("the keeper before this one died during a %s", left["kind"])
     if left.get("kind") == "save":
         await _end_criu(keeper.namespace(), left.get("criu"))
-        await asyncio.to_thread(cuda.mend, keeper.worker, left.get("cuda", []), left.get("held", []))
-        await asyncio.to_thread(vram_files(keeper.namespace()).discard)
+        vram = vram_files(keeper.namespace())
+        gpu = await GpuReturn.after(keeper.worker, keeper.namespace(), left, vram)
+        try:
+            await gpu.prepare()
+            await gpu.mend(left.get("cuda", []), left.get("held", []))
+        finally:
+            await gpu.close()
+        await asyncio.to_thread(vram.discard)
     with contextlib.suppress(GpuckptError):
         await asyncio.to_thread(keeper.store.collect)
     if left.get("fresh"):

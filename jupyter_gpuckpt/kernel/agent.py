@@ -25,7 +25,7 @@ from typing import Any
 from .. import settings
 from ..errors import GpuckptError, KeeperGone, RestoreFailed
 from ..lock_files import KEEPER_LOCK, is_locked
-from . import debugger, devices, hooks, show
+from . import debugger, devices, hooks, parking, show
 from .builtin_hooks import Housekeeping
 from .cells import Asked, Cells, wait_for_peers
 
@@ -198,6 +198,7 @@ class Agent:
     def _call(self, message: dict[str, Any]) -> None:
         calls: dict[str, Callable[..., Any]] = {
             "before_save": self._before_save,
+            "park": partial(parking.park, self._run_dir),
             "after_save": self._after_save,
             "identity": self._identity,
             "interrupted": self._interrupted,
@@ -238,6 +239,7 @@ class Agent:
 
         return {
             **self._housekeeping.before_save(busy=self._is_busy()),
+            "parkable": parking.parkable(),
             "execution_count": self._kernel.execution_count,
             "python": platform.python_version(),
             "ipykernel": ipykernel.__version__,
@@ -365,12 +367,17 @@ def _overtaken(op: str) -> GpuckptError:
     return GpuckptError(f"The {op} was overtaken by a restore.", "The kernel was put back to a snapshot.", "Ask again.")
 
 
+def is_held() -> bool:
+    """Tell whether this process is a kernel that a keeper holds."""
+    run_dir = os.environ.get(settings.ENV_RUN_DIR)
+    return bool(run_dir) and Path(str(run_dir), "to-kernel").exists()
+
+
 def start_agent(kernel: Any) -> Agent | None:
     """Start the agent of a kernel that a keeper holds; None in a plain kernel."""
-    run_dir = os.environ.get(settings.ENV_RUN_DIR)
-    if not run_dir or not Path(run_dir, "to-kernel").exists():
+    if not is_held():
         return None
-    agent = Agent(Path(run_dir), kernel)
+    agent = Agent(Path(os.environ[settings.ENV_RUN_DIR]), kernel)
     with contextlib.suppress(GpuckptError):
         agent.start()
     return agent
