@@ -25,6 +25,9 @@ NAMESPACE_VRAM_DIR = "/dev/shm/gpuckpt-vram"  # noqa: S108 - likewise
 PARKING_FIFOS = ("to-parking", "from-parking")
 """In the run folder: how the keeper and a kernel that parks its GPU memory talk. No Python runs in the kernel then."""
 
+PARKING_LIBRARY = Path(__file__).parent / "kernel" / "libgpuckpt-parking.so"
+"""What is built of `kernel/parking.c`; missing where there was no C compiler."""
+
 ENV_RUN_DIR = "GPUCKPT_RUN_DIR"
 """Set in a kernel that a keeper holds: the run folder as the kernel sees it."""
 

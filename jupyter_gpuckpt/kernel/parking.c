@@ -35,7 +35,7 @@
 enum { OUT_OF_MEMORY = 2, NOT_SUPPORTED = 801 }; /* the same numbers in CUresult and cudaError_t */
 enum { ON_DEVICE = 1, PINNED = 1, POSIX_FD = 1, READ_WRITE = 3 };
 enum { RDMA_WITH_VMM = 110 }; /* CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED */
-enum { SMALLEST = 2 << 20 };  /* smaller blocks would fill up to a page of the GPU each; the driver copies them */
+enum { SMALLEST = 16 << 20 }; /* what torch has in smaller blocks is little, and the driver's to copy */
 enum { ACK_SECONDS = 60 };    /* for how long the holder may take over one block, or all of them */
 enum { FIRST_SECONDS = 15 };  /* for how long the keeper may take to say whether to park at all */
 
@@ -382,8 +382,8 @@ PUBLIC void gpuckpt_park(const char *to, const char *from) {
     say("not %ld\n", -1, 0);
     goto end;
   }
-  /* A thread that stands still may hold the lock. */
-  if (pthread_mutex_trylock(&busy)) {
+  /* Without blocks there is no driver to call; a thread that stands still may hold the lock. */
+  if (!count || pthread_mutex_trylock(&busy)) {
     say("not %ld\n", -1, 0);
     goto end;
   }

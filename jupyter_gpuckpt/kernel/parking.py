@@ -10,8 +10,6 @@ from .. import settings
 
 __all__ = ["park", "parkable", "prepare"]
 
-_LIBRARY = Path(__file__).with_name("libgpuckpt-parking.so")
-
 _library: ctypes.PyDLL | None = None
 
 
@@ -22,11 +20,11 @@ def prepare() -> None:
     Does nothing where the library was not built, or GPUCKPT_PARKING is ``off``.
     """
     global _library
-    if _library is not None or not settings.parking() or not _LIBRARY.exists():
+    if _library is not None or not settings.parking() or not settings.PARKING_LIBRARY.exists():
         return
     try:
         # PyDLL: what it calls keeps Python's lock, so that no other Python code runs.
-        library = ctypes.PyDLL(str(_LIBRARY), mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.PyDLL(str(settings.PARKING_LIBRARY), mode=ctypes.RTLD_GLOBAL)
     except OSError:  # built for another kind of machine
         return
     library.gpuckpt_parkable.restype = ctypes.c_uint64
