@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ..errors import DriverError
 from ..settings import PARKING_FIFOS
@@ -31,6 +32,8 @@ log = logging.getLogger("gpuckpt.parking")
 
 PARKED = "-parked"
 """How the names of the files with parked memory end."""
+
+FileState = Literal["new", "awaited", "kept"]
 
 _PREPARE_TIMEOUT = 60.0
 _ARRIVE_TIMEOUT = 5.0  # how long the process may take to come to the place where it parks, in seconds
@@ -75,13 +78,17 @@ class Parking:
     run_dir : the run folder.
     outside, inside : the folder for the file with the bytes, as this process names it and as the other one does.
     parked : what is to be parked; of memory that is parked already and is to be given back, where it waits.
+    file : what there is of the file: nothing yet (``new``), nothing yet but all before it is given back (``awaited``),
+        all of it (``kept``).
     gpu : the UUID of the GPU to give it back to, where that is another.
     """
 
-    def __init__(self, run_dir: Path, outside: Path, inside: str, parked: Parked, gpu: str = "") -> None:
+    def __init__(
+        self, run_dir: Path, outside: Path, inside: str, parked: Parked, file: FileState, gpu: str = ""
+    ) -> None:
         self.parked = parked
-        self._is_parked = parked.thread != 0
-        self._is_whole = self._is_parked and (outside / parked.file).exists()
+        self._is_parked = file != "new"
+        self._is_whole = file == "awaited" or (file == "kept" and (outside / parked.file).exists())
         self._holds = False
         self._inside = f"{inside}/{parked.file}"
         self._heard = b""
@@ -101,7 +108,7 @@ class Parking:
             gpu or parked.gpu,
             str(outside / parked.file),
             str(parked.size),
-            "kept" if self._is_whole else "new",
+            file,
             environment=every_gpu,
         )
 

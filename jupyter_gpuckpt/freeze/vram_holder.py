@@ -1,11 +1,13 @@
 """The program that holds a process's parked GPU memory.
 
-``python -m jupyter_gpuckpt.freeze.vram_holder UUID FILE SIZE new|kept``: the GPU, and the file for the bytes, or with
-them. It opens the physical memory of another process's blocks on the GPU, copies them into the file (which lies in
-memory, pinned) while the process is checkpointed, and fills the new blocks that the process makes itself afterwards:
-from the memory that it still holds, or from the file. The process's blocks are never this one's: the driver loses a
-process that has another's memory open at its checkpoint, and memory that came from another cannot be handed on a second
-time (measured on driver 580.159: cuMemExportToShareableHandle gives 1, INVALID_VALUE).
+``python -m jupyter_gpuckpt.freeze.vram_holder UUID FILE SIZE new|awaited|kept``: the GPU, and the file, which is for
+the process's bytes, for others to write before it is needed, or there already.
+
+It opens the physical memory of another process's blocks on the GPU, copies them into the file (which lies in memory,
+pinned) while the process is checkpointed, and fills the new blocks that the process makes itself afterwards: from the
+memory that it still holds, or from the file. The process's blocks are never this one's: the driver loses a process that
+has another's memory open at its checkpoint, and memory that came from another cannot be handed on a second time
+(measured on driver 580.159: cuMemExportToShareableHandle gives 1, INVALID_VALUE).
 
 Lines: ``ready`` out, and then one answer to each of
 
@@ -77,12 +79,13 @@ class _Block:
 
 
 class _Holder:
-    def __init__(self, uuid: str, file: Path, size: int, is_new: bool) -> None:
+    def __init__(self, uuid: str, file: Path, size: int, state: str) -> None:
         self._device = _use(uuid)
         self._whole, self._part = file, file.with_name(file.name + ".part")
-        if is_new:
-            prepare(self._part, size)
-        with (self._part if is_new else file).open("r+b") as opened:
+        used = self._part if state == "new" else self._whole
+        if state != "kept":
+            prepare(used, size)
+        with used.open("r+b") as opened:
             self._file = mmap.mmap(opened.fileno(), size)
         first: Any = ctypes.c_char.from_buffer(self._file)
         self._staging = ctypes.addressof(first)
@@ -186,7 +189,7 @@ def main(uuid: str, file: str, size: str, state: str) -> None:
     # Until the process has its memory back, this program is as much worth as the process.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-1000")
-    holder = _Holder(uuid, Path(file), int(size), state == "new")
+    holder = _Holder(uuid, Path(file), int(size), state)
     print("ready", flush=True)
     for line in sys.stdin:
         command, *numbers = line.split()

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import GpuckptError
 from ..freeze import cuda, processes
 from ..freeze import parking as parking_
-from ..freeze.parking import Parked, Parking
+from ..freeze.parking import FileState, Parked, Parking
 from ..freeze.vram import VramFiles
 from .link import Link
 from .namespace import Namespace
@@ -21,6 +21,8 @@ __all__ = ["GpuFreeze", "GpuReturn", "parked_in"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
+_HELPER = 1 << 30
+"""Bytes of GPU memory that the program which fills the rest takes itself, at most."""
 _WORTH_PARKING = 256 << 20
 """Bytes from which on parking is quicker than the driver's own copy."""
 
@@ -60,7 +62,7 @@ class GpuFreeze:
         gpus = list(held.get(kernel, {}))
         if parkable >= _WORTH_PARKING and len(gpus) == 1 and parking_.is_supported():
             parked = Parked(processes.inner_pid(kernel), 0, gpus[0], parkable)
-            self._parking = await asyncio.to_thread(_parking, self._space, self._vram, parked)
+            self._parking = await asyncio.to_thread(_parking, self._space, self._vram, parked, "new")
             sizes[kernel] = max(0, sizes[kernel] - parkable)
         names = {pid: (str(processes.inner_pid(pid)), size) for pid, size in sizes.items()}
         await asyncio.to_thread(self._vram.prepare, names)
@@ -127,11 +129,22 @@ class GpuFreeze:
         with contextlib.ExitStack() as stack:
             if self._parking is not None:
                 stack.enter_context(self._parking.giving_back(self._kernel))
+            described = self._without_parked()
             try:
-                cuda.thaw(self._worker, self._pids, held=cuda.needs(self._described))
+                cuda.thaw(self._worker, self._pids, held=cuda.needs(described))
             except GpuckptError:
                 log.exception("the GPU state did not come back at once")
-                cuda.mend(self._worker, self._pids, self._described["processes"])
+                cuda.mend(self._worker, self._pids, described["processes"])
+
+    def _without_parked(self) -> dict[str, Any]:
+        """Return what the driver has to find room for: what is parked is still on the GPU, held by another."""
+        parked, processes = self.parked(), []
+        for process in self._described["processes"]:
+            used = dict(process["used"])
+            if parked is not None and process["pid"] == self._kernel:
+                used[parked.gpu] = max(0, used[parked.gpu] - parked.size)
+            processes.append({**process, "used": used})
+        return {**self._described, "processes": processes}
 
     async def close(self) -> None:
         """End the programs that helped."""
@@ -173,14 +186,21 @@ class GpuReturn:
             await asyncio.sleep(0.05)
         return cls(worker, space, parked_in(note), None, vram)
 
-    async def prepare(self) -> None:
-        """Start the program that fills the GPU, so that it is ready when it is needed."""
-        if self._parked is not None:
-            here = [gpu.uuid for gpu in await asyncio.to_thread(self._worker.gpus)]
-            gpu = (self._gpu_map or {}).get(self._parked.gpu, self._parked.gpu)
-            # Not here and not mapped: a single GPU's state, which the driver puts on the first.
-            gpu = gpu if gpu in here or not here else here[0]
-            self._parking = await asyncio.to_thread(_parking, self._space, self._vram, self._parked, gpu)
+    async def prepare(self, *, early: bool = False) -> None:
+        """Start the program that fills the GPU, so that it is ready when it is needed.
+
+        `early` is before the file is written, which is then written into memory that is ready; and only if the GPU has
+        room for one more program now.
+        """
+        if self._parked is None or self._parking is not None:
+            return
+        gpus = {gpu.uuid: gpu for gpu in await asyncio.to_thread(self._worker.gpus)}
+        uuid = (self._gpu_map or {}).get(self._parked.gpu, self._parked.gpu)
+        # Not here and not mapped: a single GPU's state, which the driver puts on the first.
+        gpu = gpus.get(uuid) or next(iter(gpus.values()))
+        if not early or gpu.free > _HELPER:
+            state: FileState = "awaited" if early else "kept"
+            self._parking = await asyncio.to_thread(_parking, self._space, self._vram, self._parked, state, gpu.uuid)
 
     async def thaw(self, pids: Sequence[int], needs: Mapping[str, int]) -> None:
         """Bring back the GPU state of restored processes, which needs so many bytes of each GPU.
@@ -221,8 +241,8 @@ class GpuReturn:
             await asyncio.to_thread(parking.close)
 
 
-def _parking(space: Namespace, vram: VramFiles, parked: Parked, gpu: str = "") -> Parking:
-    return Parking(space.run_dir, vram.outside, vram.inside, parked, gpu)
+def _parking(space: Namespace, vram: VramFiles, parked: Parked, file: FileState, gpu: str = "") -> Parking:
+    return Parking(space.run_dir, vram.outside, vram.inside, parked, file, gpu)
 
 
 def _give_back(parking: Parking, pid: int) -> None:

@@ -433,7 +433,9 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     gpu_map = await asyncio.to_thread(fit.check_machine, manifest, keeper.launch, keeper.worker, program, leaving)
     await stages.enter("verifying")
     new = await _Arrival.prepare(keeper, manifest)
+    gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), gpu_map, vram_files(new.space))
     try:
+        await gpu.prepare(early=True)
         snapshot = await asyncio.to_thread(keeper.store.open, name, new.files, stages.amount, {VRAM: new.vram})
         if snapshot.manifest.id != manifest.id:
             raise Refused(
@@ -451,12 +453,13 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         keeper.state.operation = {"kind": "restore", "name": name, "asked": asked, "peers": peers}
         keeper.save_state()
     except BaseException:
+        await gpu.close()
         await new.discard()
         raise
     try:
         # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
         await keeper.give_up()
-        tidying_gpu = await _put_in_place(keeper, snapshot, new, program, gpu_map, peers)
+        tidying_gpu = await _put_in_place(keeper, snapshot, new, program, gpu, peers)
         # criu is done with them, and the memory that they lie in may be much.
         tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
         result = {**summary(snapshot.manifest), "restored": True, "warnings": warnings}
@@ -567,7 +570,7 @@ async def _put_in_place(
     snapshot: Snapshot,
     new: _Arrival,
     program: CriuProgram,
-    gpu_map: Mapping[str, str] | None,
+    gpu: GpuReturn,
     peers: Mapping[str, int],
 ) -> asyncio.Task[None]:
     """Have criu restore the tree into the new sleeper, and the driver its GPU state; return what is tidied up yet."""
@@ -588,7 +591,6 @@ async def _put_in_place(
             },
         }
     )
-    gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), gpu_map, vram_files(new.space))
     try:
         await gpu.prepare()
         # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.

@@ -111,7 +111,8 @@ def extract(
 ) -> None:
     """Write all files of a snapshot into the new folder `folder`, for their owner alone, with holes where zeros were.
 
-    What lies in a folder of the snapshot that `elsewhere` names goes into the folder there, which exists.
+    What lies in a folder of the snapshot that `elsewhere` names goes into the folder there, which exists; so may files
+    of zeros in it, whose memory was made ready.
 
     Raises
     ------
@@ -125,9 +126,10 @@ def extract(
     # The largest first, so that no thread is left alone with one at the end.
     for path in sorted(contents.files, key=contents.size_of, reverse=True):
         top, _, rest = path.partition("/")
-        target = elsewhere[top] / rest if rest and top in elsewhere else folder / path
+        is_elsewhere = bool(rest) and top in elsewhere
+        target = elsewhere[top] / rest if is_elsewhere else folder / path
         _make_folders(target.parent, made)
-        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE)
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | (0 if is_elsewhere else os.O_EXCL) | os.O_NOFOLLOW, FILE_MODE)
         try:
             os.ftruncate(fd, contents.size_of(path))
         finally:

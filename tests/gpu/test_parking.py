@@ -76,7 +76,7 @@ def test_it_comes_back_bit_for_bit_with_its_graphs_and_is_no_ones_afterwards(not
     assert int(notebook.value("torch.cuda.mem_get_info()[0] - free")) > GIB
     folder = settings.NAMESPACE_VRAM_DIR
     assert notebook.value(f"__import__('os').listdir({folder!r})") == "[]"
-    assert int(notebook.value(f"__import__('shutil').disk_usage({folder!r}).used")) == 0
+    wait_until(lambda: int(notebook.value(f"__import__('shutil').disk_usage({folder!r}).used")) == 0)
 
 
 def test_a_thread_that_uses_the_gpu_all_the_time_misses_nothing(notebook: Notebook) -> None:
