@@ -26,7 +26,7 @@ from . import ptrace
 from .line_program import LineProgram
 from .processes import open_files, outer_thread
 
-__all__ = ["PARKED", "Parked", "Parking", "is_supported"]
+__all__ = ["PARKED", "Parked", "Parking", "is_supported", "refuse"]
 
 log = logging.getLogger("gpuckpt.parking")
 
@@ -89,7 +89,7 @@ class Parking:
         self.parked = parked
         self._is_parked = file != "new"
         self._is_whole = file == "awaited" or (file == "kept" and (outside / parked.file).exists())
-        self._holds = False
+        self._holds = self._ready = False
         self._inside = f"{inside}/{parked.file}"
         self._heard = b""
         self._still: LineProgram | None = None
@@ -122,11 +122,21 @@ class Parking:
         # It is held twice by a save, and once by a restore.
         count = 1 if self._is_parked else 2
         self._spare = [_standstill(pid) for _ in range(count)]
-        ready = self._holder_says(b"ready", _PREPARE_TIMEOUT)
-        if not ready:
+        return self._holder_is_ready()
+
+    def preload(self) -> None:
+        """Have the bytes brought to the GPU as soon as they are all there, where it has room for them twice."""
+        if self._is_whole and self._holder_is_ready():
+            self._holder.tell(b"load")
+            self._holder_says(b"loaded", _PREPARE_TIMEOUT)
+
+    def _holder_is_ready(self) -> bool:
+        if not self._ready:
+            self._ready = self._holder_says(b"ready", _PREPARE_TIMEOUT)
+        if not self._ready:
             self._holder.kill()
             log.warning("there is no holder for GPU memory: %s", self._holder.last_words())
-        return ready
+        return self._ready
 
     def park(self, pid: int, note: Callable[[Parked], None]) -> bool:
         """Have the process (`pid` on this machine), which was told to, hand its memory over; tell whether it did.
@@ -209,8 +219,8 @@ class Parking:
         if not _waits(pid):
             self._is_parked = False  # it never was: a save was broken off before
             return
-        if self._holder.pid is not None and (self._is_whole or self._holds):
-            self._say("fill")
+        if self._holder.pid is not None or not self._is_whole:
+            self._say("fill" if self._is_whole or self._holds else "no")
             words = self._process_says(_ARRIVE_TIMEOUT).split()
             if words[:1] == [b"not"]:
                 self._is_parked = False
@@ -297,6 +307,16 @@ class Parking:
             number=None,
             name="PARKING",
         )
+
+
+def refuse(run_dir: Path) -> None:
+    """Let a process go on that has come to the place where it parks, should it be there; it is not parked."""
+    with contextlib.suppress(OSError):  # nobody reads
+        fifo = os.open(run_dir / PARKING_FIFOS[0], os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.write(fifo, b"no\n")
+        finally:
+            os.close(fifo)
 
 
 def _standstill(pid: int) -> LineProgram:

@@ -13,6 +13,7 @@ Lines: ``ready`` out, and then one answer to each of
 
 - ``take PID FD``: open every block that comes through that process's socket, and begin to copy them: ``held``
 - ``copied``: wait for the copies: ``copied``
+- ``load``: begin to bring the file to the GPU, if there is room for it twice: ``loaded``
 - ``fill PID FD``: fill every block that comes through that socket: ``filled``
 
 At the end of its input it first ends what it has begun: when the keeper is killed, the file is whole, and the process
@@ -47,6 +48,10 @@ _READ_WRITE = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 _PIDFD_GETFD = 438
 _SLACK = 64 << 20
 """Bytes of GPU memory to leave free when a block is there twice for a moment."""
+_REST = 2 << 30
+"""Bytes of GPU memory to leave for what the driver brings back itself."""
+_PIECE = 1 << 30
+"""Bytes that are brought to the GPU at once."""
 _LIMIT = 60.0  # for how long the process may take over one block, in seconds
 
 
@@ -58,15 +63,15 @@ def _run(call: str, *arguments: Any) -> Any:
 
 
 class _Block:
-    """Another process's block of GPU memory, mapped here."""
+    """Another process's block of GPU memory, mapped here; `offset` is where its bytes are in the file."""
 
-    def __init__(self, fd: int, size: int, device: int) -> None:
-        self.size = size
+    def __init__(self, fd: int, offset: int, size: int, device: int) -> None:
+        self.offset, self.size = offset, size
         try:
             self._handle = _run("cuMemImportFromShareableHandle", fd, _FD)
         finally:
             os.close(fd)
-        self.address = _run("cuMemAddressReserve", size, 0, 0, 0)
+        self.address = int(_run("cuMemAddressReserve", size, 0, 0, 0))
         _run("cuMemMap", self.address, size, 0, self._handle, 0)
         access = driver.CUmemAccessDesc()
         access.location.type, access.location.id, access.flags = _ON_DEVICE, device, _READ_WRITE
@@ -76,6 +81,17 @@ class _Block:
         _run("cuMemUnmap", self.address, self.size)
         _run("cuMemRelease", self._handle)
         _run("cuMemAddressFree", self.address, self.size)
+
+
+class _Piece:
+    """A piece of the file, in GPU memory of this program's own."""
+
+    def __init__(self, offset: int, size: int) -> None:
+        self.offset, self.size = offset, size
+        self.address = int(_run("cuMemAlloc", size))
+
+    def close(self) -> None:
+        _run("cuMemFree", self.address)
 
 
 class _Holder:
@@ -90,14 +106,16 @@ class _Holder:
         first: Any = ctypes.c_char.from_buffer(self._file)
         self._staging = ctypes.addressof(first)
         _run("cuMemHostRegister", self._staging, size, 0)
-        self._held: dict[int, _Block] = {}
+        self._held: deque[_Block | _Piece] = deque()
+        """What of the file is on the GPU: from some offset on without a gap, or nothing."""
 
     def take(self, pid: int, fd: int) -> str:
         with _socket_of(pid, fd) as there:
             for offset, size, descriptor in _items(there):
                 if offset + size > len(self._file):
                     raise RuntimeError("the process has more memory by now than there is room for")
-                block = self._held[offset] = _Block(descriptor, size, self._device)
+                block = _Block(descriptor, offset, size, self._device)
+                self._held.append(block)
                 _run("cuMemcpyDtoHAsync", self._staging + offset, block.address, size, 0)
             there.send(b"h")
         return "held"
@@ -109,41 +127,62 @@ class _Holder:
             self._part.rename(self._whole)
         return "copied"
 
+    def load(self) -> str:
+        size = len(self._file)
+        if _free_bytes() > 2 * size + _REST:
+            for offset in range(0, size, _PIECE):
+                piece = _Piece(offset, min(_PIECE, size - offset))
+                self._held.append(piece)
+                _run("cuMemcpyHtoDAsync", piece.address, self._staging + offset, piece.size, 0)
+        return "loaded"
+
     def fill(self, pid: int, fd: int) -> str:
         with _socket_of(pid, fd) as there:
-            sizes = deque(block.size for block in self._held.values())
+            sizes = deque(held.size for held in self._held)
             self._ask(there, sizes)
             for offset, size, descriptor in _items(there):
-                new = _Block(descriptor, size, self._device)
-                old = self._held.pop(offset, None)
-                if old is not None:
-                    _run("cuMemcpyDtoD", new.address, old.address, size)
-                else:
-                    _run("cuMemcpyHtoD", new.address, self._staging + offset, size)
-                _run("cuCtxSynchronize")
-                for block in filter(None, (new, old)):
-                    block.close()
+                new = _Block(descriptor, offset, size, self._device)
+                self._copy_to(new)
+                new.close()
                 self._ask(there, sizes)
         return "filled"
+
+    def _copy_to(self, new: _Block) -> None:
+        done, spent = 0, []
+        while done < new.size:
+            at, left = new.offset + done, new.size - done
+            if self._held:
+                held = self._held[0]
+                size = min(left, held.offset + held.size - at)
+                _run("cuMemcpyDtoDAsync", new.address + done, held.address + at - held.offset, size, 0)
+                if at + size == held.offset + held.size:
+                    spent.append(self._held.popleft())
+            else:
+                size = left
+                _run("cuMemcpyHtoDAsync", new.address + done, self._staging + at, size, 0)
+            done += size
+        _run("cuCtxSynchronize")
+        for held in spent:
+            held.close()
 
     def _ask(self, there: socket.socket, sizes: deque[int]) -> None:
         """Ask for the next block, once there is room for it beside the one that is held; the last time it is thanks."""
         size = sizes.popleft() if sizes else 0
-        if size and int(_free_bytes()) < size + _SLACK:
+        if size and _free_bytes() < size + _SLACK:
             # What is held is in the file too; from there it takes no memory of the GPU.
             self.copied()
-            for block in self._held.values():
-                block.close()
+            for held in self._held:
+                held.close()
             self._held.clear()
             sizes.clear()
         there.send(b"n")
 
 
-def _free_bytes() -> Any:
+def _free_bytes() -> int:
     result, free, _ = driver.cuMemGetInfo()
     if int(result):
         raise RuntimeError(f"cuMemGetInfo gave {result.name}")
-    return free
+    return int(free)
 
 
 def _use(uuid: str) -> int:
@@ -193,8 +232,8 @@ def main(uuid: str, file: str, size: str, state: str) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         command, *numbers = line.split()
-        if command == "copied":
-            print(holder.copied(), flush=True)
+        if command in ("copied", "load"):
+            print(holder.copied() if command == "copied" else holder.load(), flush=True)
         else:
             pid, fd = map(int, numbers)
             print((holder.take if command == "take" else holder.fill)(pid, fd), flush=True)

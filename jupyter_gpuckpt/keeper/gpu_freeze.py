@@ -81,10 +81,13 @@ class GpuFreeze:
         parking = self._parking
         if parking is not None:
             holder = parking.holder
+
+            def note_parked(parked: Parked) -> None:
+                note({**dataclasses.asdict(parked), "holder": holder})
+
+            note_parked(parking.parked)
             await self._link.send({"call": "park", "id": 0, "args": {}})
-            await asyncio.to_thread(
-                parking.park, self._kernel, lambda parked: note({**dataclasses.asdict(parked), "holder": holder})
-            )
+            await asyncio.to_thread(parking.park, self._kernel, note_parked)
         try:
             await asyncio.to_thread(cuda.freeze, self._worker, self._pids, self._described, self._vram.taking)
         except BaseException:
@@ -175,12 +178,15 @@ class GpuReturn:
         self._worker, self._space, self._parked = worker, space, parked
         self._gpu_map, self._vram = gpu_map, vram
         self._parking: Parking | None = None
+        self._preloading: asyncio.Task[None] | None = None
 
     @classmethod
     async def after(
         cls, worker: cuda.CudaWorker, space: Namespace, note: Mapping[str, Any], vram: VramFiles
     ) -> GpuReturn:
         """Return what brings back what a dead keeper had parked, by its note: its helper ends by itself."""
+        if "parked" in note and parked_in(note) is None:
+            await asyncio.to_thread(parking_.refuse, space.run_dir)
         holder = note.get("parked", {}).get("holder")
         while holder is not None and processes.start_time(holder) is not None:
             await asyncio.sleep(0.05)
@@ -201,6 +207,12 @@ class GpuReturn:
         if not early or gpu.free > _HELPER:
             state: FileState = "awaited" if early else "kept"
             self._parking = await asyncio.to_thread(_parking, self._space, self._vram, self._parked, state, gpu.uuid)
+
+    async def preload(self) -> None:
+        """Begin to bring what was parked to the GPU, where there is room for it twice; to be waited for by `thaw`."""
+        parking, parked = self._parking, self._parked
+        if parking is not None and parked is not None:
+            self._preloading = asyncio.create_task(asyncio.to_thread(parking.preload))
 
     async def thaw(self, pids: Sequence[int], needs: Mapping[str, int]) -> None:
         """Bring back the GPU state of restored processes, which needs so many bytes of each GPU.
@@ -226,6 +238,8 @@ class GpuReturn:
         if parking is None or pid is None:
             await asyncio.to_thread(bring_back)
             return
+        if self._preloading is not None:
+            await self._preloading
         await asyncio.to_thread(parking.get_ready, pid)
 
         def both() -> None:
@@ -236,6 +250,8 @@ class GpuReturn:
 
     async def close(self) -> None:
         """End the program that helped."""
+        if self._preloading is not None:
+            await self._preloading
         parking, self._parking = self._parking, None
         if parking is not None:
             await asyncio.to_thread(parking.close)
@@ -251,7 +267,8 @@ def _give_back(parking: Parking, pid: int) -> None:
 
 
 def parked_in(described: Mapping[str, Any]) -> Parked | None:
-    """Return what a snapshot (its manifest's ``cuda``) or a note of a save says is parked."""
-    parked = described.get("parked")
-    fields = [field.name for field in dataclasses.fields(Parked)]
-    return Parked(**{name: parked[name] for name in fields}) if parked else None
+    """Return what a snapshot (its manifest's ``cuda``) or a note of a save says is parked; None for nothing yet."""
+    said = described.get("parked")
+    if not said or not said["thread"]:
+        return None
+    return Parked(int(said["pid"]), int(said["thread"]), str(said["gpu"]), int(said["size"]))

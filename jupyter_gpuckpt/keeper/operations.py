@@ -593,6 +593,7 @@ async def _put_in_place(
     )
     try:
         await gpu.prepare()
+        await gpu.preload()
         # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
         await new.space.set_last_pid(images.highest_id(work) + 1)
         inside = Path(new.files_inside, CRIU_IMAGES)

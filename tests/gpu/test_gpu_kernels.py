@@ -88,9 +88,9 @@ def test_vram_passes_criu_by_and_its_memory_is_given_back(notebook: Notebook) ->
     assert vram
     assert 1 << 30 <= sum(vram.values()) < 2 << 30
     assert max(size for path, size in sizes.items() if path not in vram) < 1 << 30
+    folder = settings.NAMESPACE_VRAM_DIR
     for _ in range(2):
         assert notebook.value("digest(x) == d") == "True"
-        folder = settings.NAMESPACE_VRAM_DIR
         assert notebook.value(f"__import__('os').listdir({folder!r})") == "[]"
         wait_until(lambda: int(notebook.value(f"__import__('shutil').disk_usage({folder!r}).used")) == 0)
         notebook.run("x.zero_()")

@@ -23,9 +23,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 GIB = 1 << 30
 STATE = """
 import torch
-x = torch.randint(0, 2**62, (2**27 + 12345,), device='cuda')
-y = [torch.randn(5_000_000 + i, device='cuda') for i in range(40)]
-for i in range(0, 40, 3): y[i] = None  # holes
+x = torch.randint(0, 2**62, (2**26 + 12345,), device='cuda')
+y = [torch.randn(5_000_000 + i, device='cuda') for i in range(20)]
+for i in range(0, 20, 3): y[i] = None  # holes
 y = [t for t in y if t is not None]
 a, b = torch.ones(1 << 23, device='cuda'), torch.zeros(1 << 23, device='cuda')
 graph = torch.cuda.CUDAGraph(); torch.cuda.synchronize()
@@ -63,17 +63,17 @@ def test_it_comes_back_bit_for_bit_with_its_graphs_and_is_no_ones_afterwards(not
     notebook.run("import torch\n" + DIGEST + STATE, timeout=120)
     for _ in range(2):
         notebook.run("%gpuckpt save here --replace", timeout=120)
-        assert parked_bytes("here") > GIB
+        assert parked_bytes("here") > GIB // 2
         assert notebook.value(SAME) == "True"
     after = "graph.replay(), digest(b) == digest(a + a)"
     notebook.run("x.zero_(); y.clear(); b.zero_(); torch.cuda.empty_cache(); z = torch.ones(2**29, device='cuda')")
     for _ in range(2):
         notebook.run("%gpuckpt restore here", timeout=120)
         assert notebook.value(SAME) == "True"
-        assert notebook.value(after) == "(None, True)"
+        assert notebook.value(after) == "None True"
     # The memory is torch's own again: it can be given back to the driver, and had anew.
     notebook.run("free = torch.cuda.mem_get_info()[0]; y.clear(); del x; torch.cuda.empty_cache()")
-    assert int(notebook.value("torch.cuda.mem_get_info()[0] - free")) > GIB
+    assert int(notebook.value("torch.cuda.mem_get_info()[0] - free")) > GIB // 2
     folder = settings.NAMESPACE_VRAM_DIR
     assert notebook.value(f"__import__('os').listdir({folder!r})") == "[]"
     wait_until(lambda: int(notebook.value(f"__import__('shutil').disk_usage({folder!r}).used")) == 0)
@@ -94,7 +94,7 @@ threading.Thread(target=work, daemon=True).start()
 """,
         timeout=120,
     )
-    for _ in range(4):
+    for _ in range(2):
         notebook.run("%gpuckpt save here --replace", timeout=120)
         assert notebook.value("counts()") == "True"
     notebook.run("%gpuckpt restore here", timeout=120)
@@ -105,7 +105,7 @@ threading.Thread(target=work, daemon=True).start()
 @pytest.mark.parametrize("free", [3 * GIB, 5 * GIB // 4, GIB // 4], ids=["one block", "no block", "no helper"])
 def test_a_gpu_without_room_for_anything_twice(notebook: Notebook, free: int) -> None:
     notebook.run("import torch\n" + DIGEST + STATE, timeout=120)
-    notebook.run("del graph; w = torch.randint(0, 2**62, (2**28,), device='cuda'); d = digest(x, *y, a, b, w)")
+    notebook.run("del graph; w = torch.randint(0, 2**62, (2**27,), device='cuda'); d = digest(x, *y, a, b, w)")
     notebook.run("torch.cuda.empty_cache()")
     with leaving_free(free):
         notebook.run("%gpuckpt save here", timeout=120)
@@ -147,7 +147,10 @@ def test_without_parking_the_driver_copies(start: StartKernel, monkeypatch: pyte
 
 def test_memory_that_can_be_parked_says_why_it_cannot_be_shared(notebook: Notebook) -> None:
     notebook.run("import torch; x = torch.ones(2**25, device='cuda')", timeout=120)
-    assert "GPUCKPT_PARKING=off" in notebook.fails("x.untyped_storage()._share_cuda_()").text
+    # The library writes to the process's standard error itself.
+    notebook.run("import os; kept = os.dup(2); out, there = os.pipe(); os.dup2(there, 2)")
+    notebook.fails("x.untyped_storage()._share_cuda_()")
+    assert "GPUCKPT_PARKING=off" in notebook.value("os.dup2(kept, 2) and os.read(out, 1000).decode()")
     assert notebook.value("x.sum().item()") == str(float(2**25))
 
 
