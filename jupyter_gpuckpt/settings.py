@@ -34,6 +34,11 @@ def store_dir() -> Path:
     return Path(os.environ.get("GPUCKPT_STORE") or Path(jupyter_data_dir(), "gpuckpt", "store"))
 
 
+def keys_dir() -> Path:
+    """Return where the person's keys are: ``GPUCKPT_KEYS``, or ``gpuckpt/keys`` in Jupyter's data."""
+    return Path(os.environ.get("GPUCKPT_KEYS") or Path(jupyter_data_dir(), "gpuckpt", "keys"))
+
+
 def criu_prefix() -> Path:
     """Return where `jupyter gpuckpt setup` puts CRIU: ``GPUCKPT_CRIU_PREFIX``, or Jupyter's data."""
     return Path(os.environ.get("GPUCKPT_CRIU_PREFIX") or Path(jupyter_data_dir(), "gpuckpt", "criu"))

@@ -18,6 +18,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, name in (
         ("JUPYTER_RUNTIME_DIR", "runtime"),
         ("GPUCKPT_STORE", "store"),
+        ("GPUCKPT_KEYS", "keys"),
         ("GPUCKPT_LOGS", "logs"),
         ("IPYTHONDIR", "ipython"),
     ):

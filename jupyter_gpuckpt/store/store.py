@@ -12,7 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import Damaged, GpuckptError, NoSuchSnapshot, Pinned, StoreError
+from .. import settings
+from ..errors import Damaged, GpuckptError, NoSuchSnapshot, Pinned, Refused, StoreError
 from .check import Checked, check
 from .collect import Collected, collect, sweep, used, would_collect
 from .compact import compact
@@ -28,7 +29,9 @@ from .parallel import Progress
 from .reading import extract, locate, read_contents
 from .repair import Repaired, repair
 from .sessions import Lock, Session
+from .signatures import split
 from .snapshot import Snapshot
+from .trust import Trust
 from .writer import Writer, name_taken
 
 __all__ = ["Store"]
@@ -42,8 +45,10 @@ class Store:
     newer version wrote it.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, trust: Trust | None = None) -> None:
+        """Use the store in `root`; `trust` says with whose snapshots, by default as the person's own keys say."""
         self.root = root
+        self.trust = trust or Trust(settings.keys_dir())
         self._layout = Layout(root)
 
     def writer(self, name: str, *, replace: bool = False, quota: int | None = None) -> Writer:
@@ -59,6 +64,7 @@ class Store:
         """
         check_name(name)
         self._layout.prepare()
+        self.trust.own()  # now: a kernel should not be frozen for what cannot be signed
         with storing(f"The snapshot {name} cannot be written.", self.root):
             if self._layout.manifest(name).exists():
                 if not replace:
@@ -67,7 +73,7 @@ class Store:
                     self._refuse_pinned(self._read(name), "replaced")
             sweep(self._layout)
             room = None if quota is None else quota - used(self._layout)
-        return Writer(self._layout, name, replace=replace, room=room, collect=self.collect)
+        return Writer(self._layout, name, replace=replace, room=room, sign=self.trust.sign, collect=self.collect)
 
     def get(self, name: str) -> Manifest:
         """Return the manifest of the snapshot `name`; its files are not looked at.
@@ -81,6 +87,24 @@ class Store:
         if not self._layout.readable():
             raise self._no_such(name)
         return self._read(name)
+
+    def trusted(self, name: str) -> Manifest:
+        """Return the manifest of the snapshot `name`, if it may be used.
+
+        Raises
+        ------
+        Untrusted : nobody who is trusted made it, or it is an older one than was fetched from them.
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `get`.
+        """
+        check_name(name)
+        if not self._layout.readable():
+            raise self._no_such(name)
+        raw = self._raw(name)
+        manifest = Manifest.from_json(raw, name)
+        self.trust.check(raw, name)
+        if self.trust.is_foreign(raw, name):
+            self.trust.check_newest(raw, manifest)
+        return manifest
 
     def scan(self) -> tuple[list[Manifest], list[GpuckptError]]:
         """Return all manifests, newest first, and an error for each that cannot be used."""
@@ -130,11 +154,12 @@ class Store:
         Raises
         ------
         BadName, NoSuchSnapshot : as `get`.
+        Untrusted : nobody who is trusted made it. `into` is not created.
         Damaged, Incompatible : it cannot be used; the text and data say which file and why. `into` is gone then.
         StoreError : `into` has no room for it, or cannot be written.
         """
         while True:
-            manifest = self.get(name)
+            manifest = self.trusted(name)
             with storing(f"The snapshot {name} cannot be read.", self.root):
                 session = Session.for_reading(self._layout.locks)
             try:
@@ -194,17 +219,19 @@ class Store:
         return self.collect().freed
 
     def rename(self, name: str, new: str) -> Manifest:
-        """Give the snapshot `name` another name, and return its manifest.
+        """Give the snapshot `name` another name, sign it anew, and return its manifest.
 
         An interruption may leave it with both names; either can be removed.
 
         Raises
         ------
         BadName, NoSuchSnapshot, Damaged, Incompatible : as `get`.
+        Untrusted : as `trusted`: what is signed here is trusted from then on.
         NameTaken : there is one called `new`.
         """
         check_name(new)
-        manifest = replace(self.get(name), name=new)
+        manifest = replace(self.trusted(name), name=new)
+        signed = self.trust.sign(manifest.to_json())
         with storing(f"The snapshot {name} could not be renamed.", self.root):
             # A collection might see neither name while it reads all of them.
             lock = Lock.wait(self._layout.collecting)
@@ -212,7 +239,7 @@ class Store:
                 session = Session(self._layout.locks, "rename")
                 try:
                     draft = self._layout.draft(session.id)
-                    write_new(draft, manifest.to_json())
+                    write_new(draft, signed)
                     try:
                         os.link(draft, self._layout.manifest(new))
                     except FileExistsError:
@@ -226,6 +253,35 @@ class Store:
                     session.close()
             finally:
                 lock.release()
+        return manifest
+
+    def sign(self, name: str) -> Manifest:
+        """Sign a snapshot that has no signature: it counts as one's own from then on.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `get`.
+        Refused : it has a signature.
+        """
+        manifest = self.get(name)
+        with storing(f"The snapshot {name} could not be signed.", self.root):
+            sealed, signature = split(read_small(self._layout.manifest(name), MAX_SIZE))
+            if signature is not None:
+                raise Refused(
+                    f"The snapshot {name} is signed already.",
+                    f"by the holder of the key {signature.key}",
+                    f"To trust all that they sign: `jupyter gpuckpt trust {signature.key}`.",
+                    name=name,
+                    key=signature.key,
+                )
+            session = Session(self._layout.locks, "sign")
+            try:
+                draft = self._layout.draft(session.id)
+                write_new(draft, self.trust.sign(sealed))
+                draft.rename(self._layout.manifest(name))
+                sync_folder(self._layout.snapshots)
+            finally:
+                session.close()
         return manifest
 
     def labels(self, manifest: Manifest) -> Labels:
@@ -329,12 +385,14 @@ class Store:
         return None if broken else manifests
 
     def _read(self, name: str) -> Manifest:
+        return Manifest.from_json(self._raw(name), name)
+
+    def _raw(self, name: str) -> bytes:
         with storing(f"The snapshot {name} cannot be read.", self.root):
             try:
-                raw = read_small(self._layout.manifest(name), MAX_SIZE)
+                return read_small(self._layout.manifest(name), MAX_SIZE)
             except FileNotFoundError:
                 raise self._no_such(name) from None
-        return Manifest.from_json(raw, name)
 
     def _no_such(self, name: str) -> NoSuchSnapshot:
         try:

@@ -65,15 +65,24 @@ class Writer:
     """
 
     def __init__(
-        self, layout: Layout, name: str, *, replace: bool, room: int | None, collect: Callable[[], object]
+        self,
+        layout: Layout,
+        name: str,
+        *,
+        replace: bool,
+        room: int | None,
+        sign: Callable[[bytes], bytes],
+        collect: Callable[[], object],
     ) -> None:
         """Begin; `Store.writer` checks the name and the store first. Raises `StoreError`.
 
-        `room` is how many bytes may be added to the packs; `collect` deletes what only a replaced snapshot needed.
+        `room` is how many bytes may be added to the packs; `sign` adds to a manifest who made it; `collect` deletes
+        what only a replaced snapshot needed.
         """
         self._layout = layout
         self._name = name
         self._replace = replace
+        self._sign = sign
         self._collect = collect
         self._kept = False  # the manifest may be in place: what it needs must stay
         with storing(f"The snapshot {name} cannot be written.", layout.root):
@@ -169,10 +178,10 @@ class Writer:
                 cuda=cuda,
                 process=process,
             )
-            sealed = manifest.to_json()
+            signed = self._sign(manifest.to_json())
             write_new(self._layout.contents_of(self.id), raw)
             sync_folder(self._layout.contents)
-            self._write_draft(sealed)
+            self._write_draft(signed)
             if not self._session.stands():
                 raise StoreError(
                     f"The snapshot {self._name} was not stored.",

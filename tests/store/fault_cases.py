@@ -20,8 +20,10 @@ from disk_model import Disk
 from store_helpers import FILES, abandon, fill, litter, open_by_mode, read_back, readable_by_others, save
 from system_calls import CHANGES, READS, Fault, run
 
+from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.store.trust import Trust
 
 CHANGED = {**FILES, "core-1.img": b"another core"}
 
@@ -92,6 +94,7 @@ def state(store: Store) -> dict[str, Any]:
 
 def main(kind: str, operation: str, folder: Path) -> None:
     prepare, operate = OPERATIONS[operation]
+    Trust(settings.keys_dir()).own()  # made once, not in the first case alone
     template = folder / "template"
     prepare(Store(template))
     reading = kind.startswith("read")
