@@ -16,6 +16,7 @@ from .. import settings
 from ..errors import Damaged, GpuckptError, NoSuchSnapshot, Pinned, Refused, StoreError
 from .check import Checked, check
 from .collect import Collected, collect, sweep, used, would_collect
+from .committing import name_taken
 from .compact import compact
 from .contents import Contents
 from .durable import read_small, sync_folder, write_new
@@ -32,7 +33,7 @@ from .sessions import Lock, Session
 from .signatures import split
 from .snapshot import Snapshot
 from .trust import Trust
-from .writer import Writer, name_taken
+from .writer import Writer
 
 __all__ = ["Store"]
 
