@@ -24,6 +24,7 @@ __all__ = [
     "RestoreFailed",
     "RevokedKey",
     "SaveFailed",
+    "Sealed",
     "StoreError",
     "Unavailable",
     "UnknownKey",
@@ -175,6 +176,10 @@ class Replayed(Untrusted):
 
 class RemoteError(StoreError):
     """A remote could not be read or written, or what it holds cannot be used."""
+
+
+class Sealed(RemoteError):
+    """What was sent elsewhere is encrypted, and no key that is here opens it."""
 
 
 class NoSuchKernel(GpuckptError):

@@ -136,6 +136,7 @@ class PackBuilder:
     """A pack in memory, to be sent elsewhere."""
 
     def __init__(self, session: str) -> None:
+        self.session = session
         self.name = pack_name(session, 1)
         self.content = bytearray(MAGIC)
         self.placed: dict[bytes, Location] = {}

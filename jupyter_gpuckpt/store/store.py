@@ -21,11 +21,13 @@ from .compact import compact
 from .contents import Contents
 from .durable import read_small, sync_folder, write_new
 from .failures import storing
+from .incoming import Incoming
 from .labels import Labels, read_labels, write_labels
 from .layout import Layout
 from .listing import listed
 from .manifest import MAX_SIZE, Manifest
 from .names import check_name
+from .outgoing import Outgoing
 from .parallel import Progress
 from .reading import extract, locate, read_contents
 from .repair import Repaired, repair
@@ -67,14 +69,75 @@ class Store:
         self._layout.prepare()
         self.trust.own()  # now: a kernel should not be frozen for what cannot be signed
         with storing(f"The snapshot {name} cannot be written.", self.root):
-            if self._layout.manifest(name).exists():
-                if not replace:
-                    raise name_taken(name)
-                with suppress(Damaged, NoSuchSnapshot):
-                    self._refuse_pinned(self._read(name), "replaced")
+            self._refuse_taken(name, replace)
             sweep(self._layout)
             room = None if quota is None else quota - used(self._layout)
         return Writer(self._layout, name, replace=replace, room=room, sign=self.trust.sign, collect=self.collect)
+
+    def outgoing(self, name: str) -> Outgoing:
+        """Return the snapshot `name`, to be sent elsewhere and then closed.
+
+        Raises
+        ------
+        Untrusted : as `trusted`: nobody should be sent what is not used here.
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `get`.
+        """
+        self.get(name)
+        with storing(f"The snapshot {name} cannot be read.", self.root):
+            session = Session.for_reading(self._layout.locks)
+        try:
+            manifest, raw = self._trusted(name)
+            with storing(f"The snapshot {name} cannot be read.", self.root):
+                return Outgoing(self._layout, manifest, raw, session)
+        except BaseException:
+            if session is not None:
+                session.close()
+            raise
+
+    def incoming(
+        self, raw: bytes, name: str, *, replace: bool = False, quota: int | None = None, resumable: bool = False
+    ) -> Incoming:
+        """Begin to bring in the snapshot of which `raw` is the signed manifest, and has to be that of `name`.
+
+        With `replace` it may replace one of that name. A snapshot for which the store would take more than `quota`
+        bytes fails. With `resumable`, what has arrived stays for another attempt where this one fails.
+
+        Raises
+        ------
+        Untrusted, Damaged, Incompatible : it is not to be used. Nothing was written.
+        NameTaken, Pinned : as `writer`; or the same snapshot is here under another name.
+        Busy : somebody else is bringing it in.
+        """
+        check_name(name)
+        self.trust.check(raw, name)  # first: nothing of what a stranger wrote is taken apart
+        manifest = Manifest.from_json(raw, name)
+        self._layout.prepare()
+        with storing(f"The snapshot {name} cannot be stored.", self.root):
+            self._refuse_taken(name, replace)
+            sweep(self._layout)
+            room = None if quota is None else quota - used(self._layout)
+        return Incoming(
+            self._layout,
+            manifest,
+            raw,
+            replace=replace,
+            room=room,
+            resumable=resumable,
+            holders=self._holders,
+            collect=self.collect,
+        )
+
+    def _holders(self, snapshot_id: str) -> Sequence[str]:
+        """Return the names of the snapshots with an id; a damaged manifest may be one's."""
+        manifests, broken = self.scan()
+        return [m.name for m in manifests if m.id == snapshot_id] or [str(e.data.get("name", "")) for e in broken]
+
+    def _refuse_taken(self, name: str, replace: bool) -> None:
+        if self._layout.manifest(name).exists():
+            if not replace:
+                raise name_taken(name)
+            with suppress(Damaged, NoSuchSnapshot):
+                self._refuse_pinned(self._read(name), "replaced")
 
     def get(self, name: str) -> Manifest:
         """Return the manifest of the snapshot `name`; its files are not looked at.
@@ -97,6 +160,10 @@ class Store:
         Untrusted : nobody who is trusted made it, or it is an older one than was fetched from them.
         BadName, NoSuchSnapshot, Damaged, Incompatible : as `get`.
         """
+        return self._trusted(name)[0]
+
+    def _trusted(self, name: str) -> tuple[Manifest, bytes]:
+        """Return as well the manifest as it lies in the store."""
         check_name(name)
         if not self._layout.readable():
             raise self._no_such(name)
@@ -105,7 +172,7 @@ class Store:
         self.trust.check(raw, name)
         if self.trust.is_foreign(raw, name):
             self.trust.check_newest(raw, manifest)
-        return manifest
+        return manifest, raw
 
     def scan(self) -> tuple[list[Manifest], list[GpuckptError]]:
         """Return all manifests, newest first, and an error for each that cannot be used."""
