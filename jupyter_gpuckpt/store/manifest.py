@@ -19,7 +19,7 @@ from ..errors import BadName, Damaged, Incompatible, StoreError, WrongName
 from .names import check_name, is_id
 from .signatures import MAX_LINE, split
 
-__all__ = ["FEATURES", "FORMAT", "MAX_SIZE", "Manifest", "check_format"]
+__all__ = ["FEATURES", "FORMAT", "MAX_SIZE", "Manifest", "check_format", "name_in"]
 
 FORMAT = 2
 """The format that this version writes, and the only one that it reads."""
@@ -167,6 +167,22 @@ def check_format(found: Mapping[str, Any], subject: str) -> None:
             then,
             features=unknown,
         )
+
+
+def name_in(raw: bytes, shown: str) -> str:
+    """Return the name that a manifest has for itself, which lies in what is called `shown`; it is trusted already.
+
+    Raises
+    ------
+    Damaged : it has none.
+    """
+    try:
+        found = json.loads(split(raw)[0])
+        return check_name(found["name"])
+    except (ValueError, KeyError, TypeError, RecursionError, BadName) as e:
+        raise Damaged(
+            f"{shown} is damaged.", f"its manifest has no name: {e}", "Have its maker send it again.", file=shown
+        ) from e
 
 
 class _OddError(ValueError):

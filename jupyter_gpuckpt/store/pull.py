@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ..errors import Damaged, NoSuchSnapshot, Refused
+from ..errors import NoSuchSnapshot, Refused
 from .chunks import digest
 from .incoming import Incoming
 from .index import Index, part_size
@@ -69,7 +69,7 @@ def pull(
     manifest = Manifest.from_json(raw, name)
     if not older:
         store.trust.check_newest(raw, manifest)
-    if _is_here(store, manifest):
+    if store.holds(manifest):
         store.trust.note_newest(raw, manifest)
         return Pulled(store.get(name), 0, manifest.size)
     with store.incoming(raw, name, replace=replace, quota=quota, resumable=True) as incoming:
@@ -97,14 +97,6 @@ def _only(store: Store, at: RemoteStore) -> str:
     raise Refused(
         "Nothing was fetched.", f"several snapshots are at {at.shown}: {shown}", "Give the name of one of them."
     )
-
-
-def _is_here(store: Store, manifest: Manifest) -> bool:
-    try:
-        here = store.get(manifest.name)
-    except (NoSuchSnapshot, Damaged):
-        return False
-    return (here.id, here.contents) == (manifest.id, manifest.contents)
 
 
 def _fetch(

@@ -50,8 +50,8 @@ class Address:
         self.scheme = found[1].lower() if found else "file"
         self.full = text
         if not found:
-            if not text:
-                raise _refused("(empty)", "It is empty.")
+            if not text or "://" in text:
+                raise _refused("(not shown)" if text else "(empty)", "It is neither a path nor of a known kind.")
             self.shown, self.query, self._secrets = text, "", []
             return
         try:

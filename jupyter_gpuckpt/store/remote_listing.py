@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
-from ..errors import GpuckptError, NoSuchSnapshot, WrongName
-from .manifest import Manifest
+from ..errors import GpuckptError, WrongName
+from .manifest import Manifest, name_in
 from .names import check_name
 from .remote_store import RemoteStore
-from .signatures import split
 from .trust import Trust
 
 __all__ = ["Listed", "listed"]
@@ -51,7 +49,7 @@ def _look(at: RemoteStore, trust: Trust, file: str, raw: bytes) -> Listed:
     try:
         trust.check(raw, file)  # first: nothing of what a stranger wrote is taken apart
         if at.seal.name("") is not None:
-            name = _claimed_name(raw)
+            name = name_in(raw, file)
             if at.seal.name(name) != file:
                 raise WrongName(
                     f"The snapshot {name} stands under another name.",
@@ -62,11 +60,3 @@ def _look(at: RemoteStore, trust: Trust, file: str, raw: bytes) -> Listed:
         return Listed(name, Manifest.from_json(raw, check_name(name)), None)
     except GpuckptError as e:
         return Listed(name, None, e)
-
-
-def _claimed_name(raw: bytes) -> str:
-    try:
-        found = json.loads(split(raw)[0])
-        return check_name(str(found["name"]))
-    except (ValueError, KeyError, TypeError, RecursionError) as e:
-        raise NoSuchSnapshot("A manifest has no name.", str(e), "Have its maker send it again.") from e

@@ -21,7 +21,7 @@ from .manifest import MAX_SIZE as MAX_MANIFEST
 from .names import check_name, is_id, is_pack
 from .pack import PackBuilder
 from .remote import Remote
-from .sealing import Plain, Seal, Secrets, make_seal, open_seal
+from .sealing import Plain, Seal, Secrets, keep_key, make_seal, open_seal
 
 __all__ = ["RemoteStore"]
 
@@ -52,6 +52,7 @@ class RemoteStore:
         """
         self.remote = remote
         self.seal: Seal = self._open(secrets, create)
+        keep_key(self.seal, secrets)
 
     @property
     def shown(self) -> str:

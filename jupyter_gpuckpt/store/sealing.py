@@ -23,7 +23,7 @@ from ..errors import Refused, Sealed, StoreError
 from .durable import read_small, sync_folder, write_new
 from .own_key import private_folder
 
-__all__ = ["Plain", "Seal", "Secrets", "make_seal", "open_seal", "own_recipient"]
+__all__ = ["Plain", "Seal", "Secrets", "keep_key", "make_seal", "open_seal", "own_recipient"]
 
 _NAMES = "jupyter_gpuckpt 2025 names of snapshots at an encrypted remote"
 _RECIPIENT = "# recipient: "
@@ -68,9 +68,12 @@ class Plain(Seal):
 
 
 class _Age(Seal):
-    def __init__(self, identity: Any) -> None:
+    def __init__(self, identity: Any, text: str) -> None:
         self._identity = identity
+        self.text = text
+        """The identity as it lies in the mark, with the recipients."""
         self._recipient = identity.to_public()
+        self.recipient = str(self._recipient)
         self._key = blake3(str(identity).encode("ascii"), derive_key_context=_NAMES).digest()
 
     def close(self, content: bytes) -> bytes:
@@ -135,9 +138,8 @@ def make_seal(secrets: Secrets) -> tuple[dict[str, Any], Seal]:
         sealed = pyrage.passphrase.encrypt(text.encode("ascii"), _ask(secrets))
     else:
         sealed = pyrage.encrypt(text.encode("ascii"), [_recipient(one) for one in texts])
-    _keep(secrets, str(identity.to_public()), text)
     key = base64.b64encode(sealed).decode("ascii")
-    return {"features": ["age"], "key": key, "recipient": str(identity.to_public())}, _Age(identity)
+    return {"features": ["age"], "key": key, "recipient": str(identity.to_public())}, _Age(identity, text)
 
 
 def open_seal(mark: dict[str, Any], secrets: Secrets, where: str) -> Seal:
@@ -162,7 +164,7 @@ def open_seal(mark: dict[str, Any], secrets: Secrets, where: str) -> Seal:
     if not re.fullmatch(r"age1[0-9a-z]{1,200}", recipient):
         raise Sealed(f"{where} cannot be opened.", "its mark names no key of age", "Ask whoever keeps it.")
     text = _kept(secrets, recipient) or _open_key(sealed, secrets, where)
-    seal = _Age(_identity(text, recipient, where))
+    seal = _Age(_identity(text, recipient, where), text)
     known = [line.removeprefix(_RECIPIENT) for line in text.splitlines() if line.startswith(_RECIPIENT)]
     strangers = [one for one in _recipients(secrets.recipients) if one not in known]
     if strangers:
@@ -171,8 +173,18 @@ def open_seal(mark: dict[str, Any], secrets: Secrets, where: str) -> Seal:
             f"{where} is encrypted for others, and not for {strangers[0]}",
             "Give the address of another folder: for whom one is encrypted is said at its first use.",
         )
-    _keep(secrets, recipient, text)
     return seal
+
+
+def keep_key(seal: Seal, secrets: Secrets) -> None:
+    """Keep the key of a remote among the person's own, so that it is opened the next time without being asked for.
+
+    Raises
+    ------
+    StoreError : the folder of keys cannot be written.
+    """
+    if isinstance(seal, _Age):
+        _keep(secrets, seal.recipient, seal.text)
 
 
 def own_recipient(folder: Path) -> str:

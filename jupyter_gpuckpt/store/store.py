@@ -127,6 +127,14 @@ class Store:
             collect=self.collect,
         )
 
+    def holds(self, manifest: Manifest) -> bool:
+        """Tell whether this very snapshot is in the store, under its name."""
+        try:
+            here = self.get(manifest.name)
+        except (NoSuchSnapshot, Damaged):
+            return False
+        return (here.id, here.contents) == (manifest.id, manifest.contents)
+
     def _holders(self, snapshot_id: str) -> Sequence[str]:
         """Return the names of the snapshots with an id; a damaged manifest may be one's."""
         manifests, broken = self.scan()
