@@ -177,8 +177,10 @@ def name_in(raw: bytes, shown: str) -> str:
     Damaged : it has none.
     """
     try:
-        found = json.loads(split(raw)[0])
-        return check_name(found["name"])
+        name = json.loads(split(raw)[0])["name"]
+        if not isinstance(name, str):
+            raise TypeError("it is not text")
+        return check_name(name)
     except (ValueError, KeyError, TypeError, RecursionError, BadName) as e:
         raise Damaged(
             f"{shown} is damaged.", f"its manifest has no name: {e}", "Have its maker send it again.", file=shown

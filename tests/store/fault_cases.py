@@ -23,6 +23,8 @@ from system_calls import CHANGES, READS, Fault, run
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.store.container import export_snapshot, import_snapshot
+from jupyter_gpuckpt.store.sealing import Secrets
 from jupyter_gpuckpt.store.trust import Trust
 
 CHANGED = {**FILES, "core-1.img": b"another core"}
@@ -49,6 +51,19 @@ def prepare_litter(store: Store) -> None:
         abandon(writer)
 
 
+def prepare_export(store: Store) -> None:
+    save(store, "other", "old")
+    maker = Store(store.root.parent / "maker")
+    save(maker, "it", "new", CHANGED)
+    with (store.root.parent / "it.export").open("wb") as out:
+        export_snapshot(maker, "it", out, Secrets(settings.keys_dir()))
+
+
+def operate_import(store: Store) -> None:
+    with (store.root.parent / "it.export").open("rb") as source:
+        import_snapshot(store, source, "it.export", Secrets(settings.keys_dir()))
+
+
 def operate_save(store: Store) -> None:
     save(store, "it", "new", CHANGED)
 
@@ -73,6 +88,7 @@ OPERATIONS: dict[str, tuple[Callable[[Store], None], Callable[[Store], None]]] =
     "first save": (prepare_nothing, operate_save),
     "save": (prepare_other, operate_save),
     "replace": (prepare_two, operate_replace),
+    "import": (prepare_export, operate_import),
     "remove": (prepare_two, operate_remove),
     "collect": (prepare_litter, operate_collect),
     "open": (prepare_two, operate_open),

@@ -12,7 +12,7 @@ import fsspec
 import pytest
 from remote_servers import S3, web_server
 from store_helpers import FILES, everything, litter, read_back, save
-from transfer_helpers import LARGE, Counting, at, counted, person, secrets_of
+from transfer_helpers import LARGE, Counting, at, counted, flipped, person, secrets_of
 
 from jupyter_gpuckpt.errors import (
     Busy,
@@ -348,7 +348,7 @@ def the_only(folder: Path) -> Path:
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
-    "flipped": lambda path: path.write_bytes(path.read_bytes()[:-9] + b"!" + path.read_bytes()[-8:]),
+    "flipped": lambda path: path.write_bytes(flipped(path.read_bytes(), -9)),
     "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
     "emptied": lambda path: path.write_bytes(b""),
     "longer": lambda path: os.truncate(path, 2**33),

@@ -21,6 +21,12 @@ def person(folder: Path, name: str) -> Store:
     return Store(folder / name / "store", Trust(folder / name / "keys"))
 
 
+def flipped(content: bytes, at: int) -> bytes:
+    """Return bytes of which one is another."""
+    at %= len(content)
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
 def secrets_of(store: Store, **how: object) -> Secrets:
     return Secrets(store.trust.folder, **how)  # type: ignore[arg-type]
 
