@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -165,15 +166,14 @@ def trust(args: argparse.Namespace) -> int:
         output.result(args.json, {"key": trusting.own()}, trusting.own())
         return output.DONE
     if args.list:
-        known = {
-            key: {"comment": o.comment, "since": o.since, "revoked": o.revoked} for key, o in trusting.known().items()
-        }
+        known, own = trusting.known(), trusting.own()
         rows = [
             [key, "revoked" if said.revoked else "trusted", show.moment(said.since), said.comment]
-            for key, said in trusting.known().items()
+            for key, said in known.items()
         ]
         text = show.Listing(["key", "", "since", "whose"], rows, "Nobody else is trusted.", []).text()
-        output.result(args.json, {"own": trusting.own(), "keys": known}, f"{text}\nYour own key: {trusting.own()}")
+        document = {"own": own, "keys": [{"key": key, **asdict(said)} for key, said in known.items()]}
+        output.result(args.json, document, f"{text}\nYour own key: {own}")
         return output.DONE
     key = _key(args.revoke or args.key)
     if args.revoke is not None:

@@ -101,7 +101,7 @@ class FsspecRemote(Remote):
 
     def write(self, path: str, content: bytes) -> None:
         self._refuse_web()
-        self._try(lambda: self._put(path, content), f"{path} cannot be written")
+        self._write(lambda: self._put(path, content), path)
 
     def _put(self, path: str, content: bytes) -> None:
         if not self._folders:
@@ -121,7 +121,7 @@ class FsspecRemote(Remote):
     def create(self, path: str, content: bytes) -> bool:
         self._refuse_web()
         try:
-            self._try(lambda: self._put_new(path, content), f"{path} cannot be written")
+            self._write(lambda: self._put_new(path, content), path)
         except FileExistsError:
             # Perhaps by an attempt of ours of which the answer was lost.
             return self.read(path, 0, len(content) + 1) == content
@@ -171,6 +171,13 @@ class FsspecRemote(Remote):
                 "addresses that begin with http:// or https:// can only be read",
                 "Give the address by which its keeper writes there, such as s3://bucket/folder.",
             )
+
+    def _write(self, put: Callable[[], None], path: str) -> None:
+        what = f"{path} cannot be written"
+        try:
+            self._try(put, what)
+        except FileNotFoundError as e:  # there is no such bucket, or none that one may see
+            raise self._failed(what, e) from None
 
     def _try(self, ask: Callable[[], _T], what: str) -> _T:
         for pause in (*_PAUSES, None):
