@@ -25,7 +25,7 @@ from ..store.remote import remote_at
 from ..store.remote_collect import GRACE, collect_remote
 from ..store.remote_listing import Listed, listed
 from ..store.remote_store import RemoteStore
-from ..store.sealing import Secrets, own_recipient
+from ..store.sealing import Secrets, own_recipient, own_secrets
 from ..store.trust import parse_key
 from . import output
 
@@ -39,9 +39,11 @@ def _store() -> Store:
 
 def push(args: argparse.Namespace) -> int:
     """Send a snapshot to a remote."""
+    store = _store()
+    store.trusted(args.name)  # first: nothing is made at the remote for what is not there
     at = RemoteStore(remote_at(args.url), _secrets(args), create=True)
     with output.Progress(f"Sending {args.name}") as progress:
-        done = send(_store(), args.name, at, replace=args.replace, progress=_Rate(progress).take)
+        done = send(store, args.name, at, replace=args.replace, progress=_Rate(progress).take)
     document = {**summary(done.manifest), "url": at.shown, "sent": done.sent, "found": done.found}
     text = f"Sent {done.manifest.name} to {at.shown}: {show.size(done.sent)}; {show.size(done.found)} were there."
     output.result(args.json, document, text)
@@ -225,20 +227,12 @@ def recipient(args: argparse.Namespace) -> int:
 def _secrets(args: argparse.Namespace) -> Secrets:
     """Return what was said for encryption; a passphrase is asked for only when it is needed."""
     words = vars(args)
-    ask: Callable[[], str] | None = None
-    wanted = bool(words.get("passphrase") or words.get("passphrase_file"))
-    if settings.passphrase():
-        ask = settings.passphrase
-    elif words.get("passphrase_file"):
-        ask = _from_file(words["passphrase_file"])
-    elif wanted:
-        ask = _from_terminal
-    return Secrets(
-        folder=settings.keys_dir(),
-        recipients=words.get("encrypt_to", []),
-        identities=[*map(Path, words.get("identity", [])), *settings.identities()],
-        passphrase=ask,
-        with_passphrase=wanted and "encrypt_to" in words,
+    file, asking = words.get("passphrase_file"), bool(words.get("passphrase"))
+    return own_secrets(
+        words.get("encrypt_to", []),
+        [Path(path) for path in words.get("identity", [])],
+        _from_file(file) if file else _from_terminal if asking else None,
+        with_passphrase=(asking or bool(file)) and "encrypt_to" in words,
     )
 
 

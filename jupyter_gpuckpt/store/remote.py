@@ -49,6 +49,8 @@ class Address:
         found = _SCHEME.match(text)
         self.scheme = found[1].lower() if found else "file"
         self.full = text
+        if not text.isprintable():
+            raise _refused("(not shown)", "It has characters that cannot be printed.")
         if not found:
             if not text or "://" in text:
                 raise _refused("(not shown)" if text else "(empty)", "It is neither a path nor of a known kind.")

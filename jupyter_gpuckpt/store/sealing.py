@@ -19,11 +19,12 @@ from typing import Any
 
 from blake3 import blake3
 
+from .. import settings
 from ..errors import Refused, Sealed, StoreError
 from .durable import read_small, sync_folder, write_new
 from .own_key import private_folder
 
-__all__ = ["Plain", "Seal", "Secrets", "keep_key", "make_seal", "open_seal", "own_recipient"]
+__all__ = ["Plain", "Seal", "Secrets", "keep_key", "make_seal", "open_seal", "own_recipient", "own_secrets"]
 
 _NAMES = "jupyter_gpuckpt 2025 names of snapshots at an encrypted remote"
 _RECIPIENT = "# recipient: "
@@ -115,6 +116,23 @@ class Secrets:
     def encrypting(self) -> bool:
         """Whether something new is to be encrypted."""
         return bool(self.recipients) or self.with_passphrase
+
+
+def own_secrets(
+    recipients: Sequence[str] = (),
+    identities: Sequence[Path] = (),
+    ask: Callable[[], str] | None = None,
+    *,
+    with_passphrase: bool = False,
+) -> Secrets:
+    """Return what the settings say, and what was said besides; `ask` is for where they name no passphrase."""
+    return Secrets(
+        folder=settings.keys_dir(),
+        recipients=recipients,
+        identities=[*identities, *settings.identities()],
+        passphrase=settings.passphrase if settings.passphrase() else ask,
+        with_passphrase=with_passphrase,
+    )
 
 
 def make_seal(secrets: Secrets) -> tuple[dict[str, Any], Seal]:
