@@ -15,7 +15,7 @@ from types import TracebackType
 from ..errors import Damaged, NameTaken, StoreError
 from .committing import Commit
 from .contents import Contents
-from .durable import sync_folder, write_new
+from .durable import sync_file, sync_folder, write_new
 from .failures import storing
 from .index import DamagedPart, Index, from_packs, named_packs, pack_sizes, read_index, write_part
 from .layout import Layout
@@ -98,7 +98,7 @@ class Incoming:
         self._contents = parse_contents(self._manifest, raw_contents)
         wanted = self.sizes()
         with storing(self._failed, self._layout.root):
-            self._drop_damaged(self._adopt(wanted))
+            self._adopt(wanted)
             index = read_index(self._layout)
             self._found = {key: index[key] for key, size in wanted.items() if key in index and index[key].size == size}
         return wanted.keys() - self._found.keys()
@@ -107,8 +107,8 @@ class Incoming:
         """Return the size of each chunk of the snapshot, in bytes."""
         return {chunk.hash: chunk.size for chunk in self._contents.chunks()}
 
-    def _adopt(self, wanted: dict[bytes, int]) -> Index:
-        """Make what a broken-off attempt has left part of this one; return what is said to be there."""
+    def _adopt(self, wanted: dict[bytes, int]) -> None:
+        """Make what a broken-off attempt has left part of this one, as far as it is whole."""
         # Nobody deletes packs meanwhile; from the end of this on they are named.
         lock = Lock.wait(self._layout.collecting)
         try:
@@ -116,33 +116,36 @@ class Incoming:
             named = named_packs(self._layout, self._layout.parts() - {self._manifest.id})
             left = [p for p in pack_sizes(self._layout) if p not in named and session_of(p) not in at_work]
             told = from_packs(self._layout, left)
-            adopted = {key: at for key, at in told.items() if wanted.get(key) == at.size}
-            if adopted:
-                self._write_part(adopted)
-            return adopted
+            # Others may come to rely on what the index names: it must be right, and on the disk.
+            whole = self._whole({key: at for key, at in told.items() if wanted.get(key) == at.size})
+            if whole:
+                for pack in {at.pack for at in whole.values()}:
+                    sync_file(self._layout.packs / pack)
+                sync_folder(self._layout.packs)
+                self._write_part(whole)
         except DamagedPart:
-            return {}  # it may name anything
+            pass  # it may name anything
         finally:
             lock.release()
 
     def _write_part(self, chunks: Index) -> None:
         write_part(self._layout, self._manifest.id, chunks, self._session.id)
 
-    def _drop_damaged(self, adopted: Index) -> None:
+    def _whole(self, told: Index) -> Index:
+        """Return those chunks of which every byte is right."""
         whole: Index = {}
-        keys = sorted(adopted, key=lambda key: (adopted[key].pack, adopted[key].offset))
+        keys = sorted(told, key=lambda key: (told[key].pack, told[key].offset))
         reader = PackReader(self._layout.packs)
 
         def look(batch: list[bytes], tally: Tally) -> None:
             for key in batch:
                 with suppress(OSError, ValueError):
-                    reader.read(key, adopted[key])
-                    whole[key] = adopted[key]
-                tally.add(adopted[key].size)
+                    reader.read(key, told[key])
+                    whole[key] = told[key]
+                tally.add(told[key].size)
 
         run_all([partial(look, keys[i : i + _BATCH]) for i in range(0, len(keys), _BATCH)], lambda _: None)
-        if whole.keys() != adopted.keys():
-            self._write_part(whole)
+        return whole
 
     def put(self, key: bytes, size: int, codec: int, stored: bytes | bytearray | memoryview) -> None:
         """Take in a chunk that was verified; many threads may. Raises `StoreError`."""

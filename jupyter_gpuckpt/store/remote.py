@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from ..errors import Refused, RemoteError
 
-__all__ = ["PACKAGES", "Address", "Remote", "remote_at"]
+__all__ = ["DRAFT", "PACKAGES", "Address", "Remote", "remote_at"]
 
 PACKAGES = {
     "s3": "s3fs",
@@ -31,6 +31,8 @@ PACKAGES = {
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _MASK = "***"
+
+DRAFT = ".tmp"
 
 
 class Address:
@@ -108,7 +110,10 @@ class Remote(ABC):
 
     @abstractmethod
     def list(self, folder: str) -> dict[str, int]:
-        """Return the files in a folder, by name, with their sizes in bytes; none where there is no such folder."""
+        """Return the files in a folder, by name, with their sizes in bytes; none where there is no such folder.
+
+        Names that end with `DRAFT` are of what is being written, or was when a write was broken off.
+        """
 
     @abstractmethod
     def delete(self, path: str) -> None:

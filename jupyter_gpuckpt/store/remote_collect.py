@@ -14,6 +14,7 @@ from ..errors import Damaged
 from .collect import Collected
 from .names import is_id
 from .pack import Location
+from .remote import DRAFT
 from .remote_store import RemoteStore
 
 __all__ = ["GRACE", "collect_remote"]
@@ -60,6 +61,10 @@ class _Collection:
         named = {where.pack for i in self._at.parts().keys() - gone for where in self._part(i)}
         for pack in packs.keys() - named:
             self._delete(f"packs/{pack}", packs[pack])
+        for folder in ("snapshots", "contents", "index", "packs"):
+            for name, size in self._at.remote.list(folder).items():
+                if name.endswith(DRAFT):
+                    self._delete(f"{folder}/{name}", size)
         if not self._dry_run:
             self._at.write_condemned(self._waiting)
         return Collected(self._freed, self._left)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import RemoteError
 from .durable import make_folder, make_parents, sync_folder, write_new
-from .remote import Remote
+from .remote import DRAFT, Remote
 
 __all__ = ["FolderRemote"]
 
@@ -52,7 +52,7 @@ class FolderRemote(Remote):
         found = {}
         with self._using(), suppress(FileNotFoundError), os.scandir(self._at(folder)) as entries:
             for entry in entries:
-                if entry.is_file(follow_symlinks=False) and not entry.name.endswith(".tmp"):
+                if entry.is_file(follow_symlinks=False):
                     found[entry.name] = entry.stat(follow_symlinks=False).st_size
         return found
 
@@ -70,7 +70,7 @@ class FolderRemote(Remote):
             make_parents(folder)
             make_folder(folder)
             sync_folder(folder.parent)
-        draft = folder / f"{uuid.uuid4().hex}.tmp"
+        draft = folder / f"{uuid.uuid4().hex}{DRAFT}"
         write_new(draft, content)
         return draft
 

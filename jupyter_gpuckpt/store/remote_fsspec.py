@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from ..errors import Refused, RemoteError
-from .remote import PACKAGES, Address, Remote
+from .remote import DRAFT, PACKAGES, Address, Remote
 
 __all__ = ["FsspecRemote"]
 
@@ -109,7 +109,7 @@ class FsspecRemote(Remote):
             return
         folder, _, _ = self._at(path).rpartition("/")
         self._fs.makedirs(folder, exist_ok=True)
-        draft = f"{folder}/{uuid.uuid4().hex}.tmp"
+        draft = f"{folder}/{uuid.uuid4().hex}{DRAFT}"
         try:
             self._fs.pipe_file(draft, content)
             self._fs.mv(draft, self._at(path))
@@ -129,12 +129,20 @@ class FsspecRemote(Remote):
 
     def _put_new(self, path: str, content: bytes) -> None:
         if self._folders:
-            if self._fs.exists(self._at(path)):
-                raise FileExistsError(path)
-            self._put(path, content)
+            self._look_and_put(path, content)
             return
-        # Object stores have a write that fails where something is; where one has not, fsspec looks first.
-        self._fs.pipe_file(self._at(path), content, mode="create")
+        try:
+            # Object stores have a write that fails where something is; for others, fsspec looks first.
+            self._fs.pipe_file(self._at(path), content, mode="create")
+        except Exception as e:
+            if not _knows_no_create(e):
+                raise
+            self._look_and_put(path, content)
+
+    def _look_and_put(self, path: str, content: bytes) -> None:
+        if self._fs.exists(self._at(path)):
+            raise FileExistsError(path)
+        self._put(path, content)
 
     def list(self, folder: str) -> dict[str, int]:
         if self._web:
@@ -151,7 +159,7 @@ class FsspecRemote(Remote):
         found = {}
         for entry in entries:
             name = str(entry["name"]).rstrip("/").rpartition("/")[2]
-            if entry.get("type") == "file" and name and not name.endswith(".tmp"):
+            if entry.get("type") == "file" and name:
                 found[name] = int(entry["size"])
         return found
 
@@ -201,6 +209,11 @@ class FsspecRemote(Remote):
             "fetched again.",
             remote=self.shown,
         )
+
+
+def _knows_no_create(error: Exception) -> bool:
+    """Tell whether a store, or its library, does not know the write that fails where something is."""
+    return isinstance(error, (NotImplementedError, TypeError)) or "NotImplemented" in f"{error}{error.__cause__}"
 
 
 def _is_final(error: Exception) -> bool:

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from .names import is_id
 __all__ = ["Holder", "Lock", "Session", "held", "holder"]
 
 _MAX_TEXT = 4096
+_LOOKS = 20
+_BETWEEN_LOOKS = 0.02
+"""How often, and after how many seconds again, it is seen whether somebody is at work on a snapshot."""
 
 
 class Lock:
@@ -110,6 +114,7 @@ class Session:
         Busy : somebody else is at work on that snapshot.
         OSError : the file of the lock cannot be written.
         """
+        patience = _LOOKS
         while True:
             self.id = of or uuid.uuid4().hex
             self._path = locks / self.id
@@ -117,6 +122,11 @@ class Session:
             if lock is not None:
                 break
             if of is not None:
+                # Others hold it for a moment as well, to see whether somebody does.
+                patience -= 1
+                if patience:
+                    time.sleep(_BETWEEN_LOOKS)
+                    continue
                 raise Busy(
                     "Somebody else is bringing the same snapshot into the store.",
                     f"the lock of {self._path} is held",

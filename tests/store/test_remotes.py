@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ from jupyter_gpuckpt.errors import (
     WrongSignature,
 )
 from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.store import pull as pulling
 from jupyter_gpuckpt.store import push as pushing
 from jupyter_gpuckpt.store.pull import pull
 from jupyter_gpuckpt.store.push import push
@@ -154,6 +156,33 @@ def test_a_name_is_needed_where_several_are(ann: Store, bob: Store, tmp_path: Pa
     assert pull(bob, at(tmp_path / "remote", bob), "b").manifest.name == "b"
     with pytest.raises(NoSuchSnapshot):
         at(tmp_path / "nothing", bob, create=False)
+
+
+def test_what_a_broken_off_pull_has_left_is_looked_at_before_it_is_used(
+    ann: Store, bob: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulling, "_RUN", 1)
+    files = {f"pages-{i}.img": os.urandom(50_000) for i in range(8)}
+    save(ann, "it", files=files)
+    push(ann, "it", at(tmp_path / "remote", ann))
+    here, count = counted(tmp_path / "remote", bob)
+
+    def fail(what: str, path: str) -> None:
+        if path.startswith("packs/") and count.read_bytes > 200_000:
+            raise RemoteError("the network is gone")
+
+    count.before = fail
+    with pytest.raises(RemoteError):
+        pull(bob, here, "it")
+    assert bob.list() == []
+    for pack in (bob.root / "packs").iterdir():
+        pack.write_bytes(flipped(pack.read_bytes(), 30_000))
+    fetched = pull(bob, at(tmp_path / "remote", bob), "it")
+    assert 50_000 <= fetched.fetched < 400_000
+    assert read_back(bob, "it") == files
+    bob.collect()
+    assert litter(bob) == []
+    assert bob.check(read_data=True).faults == []
 
 
 # -- names that are taken
@@ -445,6 +474,59 @@ def test_what_a_remote_does_not_need_is_deleted_when_no_push_can_rely_on_it(
     pull(bob, remote(bob))
     assert collect_remote(there, 0).freed == 0
     assert push(ann, "it", there).sent == 9999
+
+
+def test_a_pack_is_deleted_two_days_after_it_became_needless(
+    ann: Store, bob: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = tmp_path / "remote"
+    save(ann, "it", files=LARGE)
+    there = at(remote, ann)
+    push(ann, "it", there)
+    there.remove_manifest("it")
+    (remote / "packs" / "of-a-write-that-was-killed.tmp").write_bytes(b"x" * 1000)
+    now = time.time()
+
+    def collect(days: float) -> tuple[int, int, int]:
+        monkeypatch.setattr("jupyter_gpuckpt.store.remote_collect.time.time", lambda: now + days * 24 * 3600)
+        done = collect_remote(there)
+        return done.freed, len(there.parts()), len(list((remote / "packs").iterdir()))
+
+    assert collect(0) == (0, 1, 2)
+    assert collect(0.9) == (0, 1, 2)
+    assert collect(1.1)[1:] == (0, 1)
+    # Whoever came to rely on it while the index named it has a day more: a snapshot that needs it saves it.
+    save(bob, "that", files=LARGE)
+    assert push(bob, "that", there).sent > 0
+    assert collect(1.9)[1:] == (1, 2)
+    freed, *left = collect(2.2)
+    assert freed > 300_000
+    assert left == [1, 1]
+    assert not (remote / "condemned.json").exists()
+    bob.remove("that")
+    pull(bob, at(remote, bob), "that")
+    assert read_back(bob, "that") == LARGE
+
+
+def test_a_store_that_knows_no_exclusive_write_serves_as_well(ann: Store, bob: Store, tmp_path: Path) -> None:
+    class Old(type(fsspec.filesystem("file"))):  # type: ignore[misc]
+        def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **how: object) -> None:
+            if mode == "create":
+                raise OSError("NotImplemented: A header you provided implies functionality that is not implemented")
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_bytes(value)
+
+    def there(store: Store) -> RemoteStore:
+        address = Address("gs://bucket/folder")
+        address.full = str(tmp_path / "remote")
+        return RemoteStore(FsspecRemote(address, Old()), secrets_of(store), create=True)
+
+    save(ann, "it")
+    save(bob, "it")
+    push(ann, "it", there(ann))
+    with pytest.raises(NameTaken):
+        push(bob, "it", there(bob))
+    assert pull(bob, there(bob), "it", replace=True).manifest == ann.get("it")
 
 
 def test_nothing_is_deleted_where_it_is_unknown_what_is_needed(ann: Store, tmp_path: Path) -> None:
