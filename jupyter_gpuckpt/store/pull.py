@@ -20,7 +20,6 @@ from .store import Store
 
 __all__ = ["Pulled", "pull"]
 
-_THREADS = 6
 _RUN = 8 * 1024 * 1024
 """Bytes of a pack that are asked for at once, about."""
 
@@ -116,7 +115,7 @@ def _fetch(
     total = sum(where.stored for where in wanted.values())
     report = (lambda done: progress("fetch", done, total)) if progress else (lambda _: None)
     jobs = [partial(_fetch_run, at, incoming, run) for run in _runs(manifest, wanted, at)]
-    run_all(jobs, report, _THREADS)
+    run_all(jobs, report, at.threads)
     return total
 
 

@@ -29,7 +29,6 @@ _PACK = 16 * 1024 * 1024
 """How long a pack grows before the next is begun, in bytes: long enough that asking costs little beside sending, and
 short enough that several fit in memory."""
 
-_THREADS = 6
 _PART_LIMIT = 256 * 1024 * 1024
 """How long a part of the index can be that somebody else wrote, in bytes: for 7 TiB."""
 
@@ -103,7 +102,7 @@ def _known(at: RemoteStore, needed: Mapping[bytes, Location]) -> Index:
                     known[key] = found[key]
         tally.add(0)
 
-    run_all([partial(read, part) for part in sorted(at.parts())], lambda _: None, _THREADS)
+    run_all([partial(read, part) for part in sorted(at.parts())], lambda _: None, at.threads)
     return known
 
 
@@ -126,7 +125,7 @@ class _Sending:
         """The packs that were sent, with the sizes that they have at the remote."""
 
     def run(self, missing: list[bytes]) -> None:
-        run_all([partial(self._send, batch) for batch in self._batches(missing)], self._report, _THREADS)
+        run_all([partial(self._send, batch) for batch in self._batches(missing)], self._report, self._at.threads)
 
     def _batches(self, missing: list[bytes]) -> Iterator[list[bytes]]:
         batch: list[bytes] = []
@@ -154,7 +153,7 @@ class _Sending:
         """Delete the parts that only a push that is broken off needs; what stays goes with a collection."""
         jobs = [partial(self._forget, pack.partition("-")[0]) for pack in self.sizes]
         with suppress(RemoteError):
-            run_all(jobs, lambda _: None, _THREADS)
+            run_all(jobs, lambda _: None, self._at.threads)
 
     def _forget(self, part: str, tally: Tally) -> None:
         self._at.delete_part(part)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -183,6 +185,38 @@ def test_what_a_broken_off_pull_has_left_is_looked_at_before_it_is_used(
     bob.collect()
     assert litter(bob) == []
     assert bob.check(read_data=True).faults == []
+
+
+MOVED = """
+import os, resource, sys
+sys.path[:0] = sys.argv[1].split(":")
+from pathlib import Path
+from store_helpers import save
+from transfer_helpers import at, person
+from jupyter_gpuckpt.store import pull as pulling, push as pushing
+pushing._PACK = pulling._RUN = 2**20
+folder = Path(sys.argv[2])
+ann, bob = person(folder, "ann"), person(folder, "bob")
+bob.trust.add(ann.trust.own())
+peaks = []
+for number, size in enumerate((20, 200)):
+    if os.fork() == 0:
+        files = {f"pages-{i}.img": os.urandom(2**20) for i in range(size)}
+        save(ann, f"s{number}", files=files)
+        os._exit(0)
+    os.wait()
+    pushing.push(ann, f"s{number}", at(folder / "remote", ann))
+    pulling.pull(bob, at(folder / "remote", bob), f"s{number}")
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print((peaks[1] - peaks[0]) * 1024)
+"""
+
+
+def test_the_memory_that_a_transfer_takes_does_not_depend_on_the_snapshot_s_size(tmp_path: Path) -> None:
+    path = ":".join(p for p in sys.path if p)
+    said = subprocess.run([sys.executable, "-c", MOVED, path, tmp_path], capture_output=True, text=True, timeout=100)
+    assert said.returncode == 0, said.stderr
+    assert int(said.stdout) < 40 * 2**20
 
 
 # -- names that are taken

@@ -29,8 +29,7 @@ from jupyter_gpuckpt.store.remote_store import RemoteStore
 pushing._PACK = 50_000
 pulling._RUN = 50_000  # type: ignore[attr-defined]
 FILES = {**LARGE, **{f"pages-{number}.img": os.urandom(60_000) for number in range(2, 9)}}
-for module in (pushing, pulling):
-    module._THREADS = 1  # so that the same request is the Nth each time
+RemoteStore.threads = 1  # type: ignore[assignment,method-assign]  # so that the same request is the Nth each time
 
 
 def in_child(do: Callable[[], Any]) -> Any:
