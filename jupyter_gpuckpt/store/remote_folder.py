@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,12 +25,18 @@ class FolderRemote(Remote):
         self.shown = str(root)
 
     def read(self, path: str, start: int, size: int) -> bytes:
-        with self._using(), self._at(path).open("rb", buffering=0) as f:
-            f.seek(start)
-            found = bytearray()
-            while len(found) < size and (more := f.read(size - len(found))):
-                found += more
-            return bytes(found)
+        with self._using():
+            # Nothing else than a file: somebody else may have made the folder.
+            fd = os.open(self._at(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise OSError(errno.EINVAL, "not a file", str(self._at(path)))
+                found = bytearray()
+                while len(found) < size and (more := os.pread(fd, size - len(found), start + len(found))):
+                    found += more
+                return bytes(found)
+            finally:
+                os.close(fd)
 
     def write(self, path: str, content: bytes) -> None:
         with self._using():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
@@ -147,6 +150,80 @@ def test_a_web_server_is_enough_to_fetch_from(ann: Store, bob: Store, tmp_path: 
         with pytest.raises(Refused, match="only be read"):
             push(ann, "it", at(address + "/other", ann))
     assert read_back(bob, "it") == LARGE
+
+
+class Ranges(SimpleHTTPRequestHandler):
+    """A web server that knows ranges, and one file of which has no end."""
+
+    sent = 0
+
+    def do_GET(self) -> None:
+        if "endless" in self.path:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(bytes(2**20))
+        path = Path(self.translate_path(self.path))
+        if not path.is_file():
+            self.send_error(404)
+            return
+        first, last = (int(x) for x in self.headers["Range"].removeprefix("bytes=").split("-"))
+        content = path.read_bytes()[first : last + 1]
+        self.send_response(206 if content else 416)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+        type(self).sent += len(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def ranges(tmp_path: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Ranges, directory=str(tmp_path / "remote"))) as web:
+        web.daemon_threads = True
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{web.server_port}"
+        web.shutdown()
+        thread.join()
+
+
+def test_of_a_pack_on_a_web_server_only_what_is_needed_travels(
+    ann: Store, bob: Store, tmp_path: Path, ranges: str
+) -> None:
+    files = {f"pages-{i}.img": os.urandom(150_000) for i in range(6)}
+    save(ann, "it", files=files)
+    push(ann, "it", at(tmp_path / "remote", ann))
+    save(bob, "own", files={path: files[path] for path in list(files)[1:5]})
+    Ranges.sent = 0
+    assert pull(bob, at(ranges, bob, create=False), "it").fetched == 300_000
+    assert 300_000 < Ranges.sent < 310_000
+    assert read_back(bob, "it") == files
+
+
+def test_a_web_server_that_never_ends_is_not_listened_to_forever(
+    ann: Store, bob: Store, tmp_path: Path, ranges: str
+) -> None:
+    save(ann, "it")
+    push(ann, "it", at(tmp_path / "remote", ann))
+    with pytest.raises(RemoteError, match="has more than"):
+        pull(bob, at(ranges, bob, create=False), "endless")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_what_is_no_file_in_a_folder_is_not_read(
+    ann: Store, bob: Store, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    save(ann, "it")
+    push(ann, "it", at(tmp_path / "remote", ann))
+    path = tmp_path / "remote" / "snapshots" / "it.json"
+    path.unlink()
+    make(path)
+    with pytest.raises(RemoteError):
+        pull(bob, at(tmp_path / "remote", bob), "it")
 
 
 def test_a_name_is_needed_where_several_are(ann: Store, bob: Store, tmp_path: Path) -> None:
