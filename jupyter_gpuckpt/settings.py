@@ -40,6 +40,21 @@ def store_dir() -> Path:
     return Path(os.environ.get("GPUCKPT_STORE") or Path(jupyter_data_dir(), "gpuckpt", "store"))
 
 
+def keys_dir() -> Path:
+    """Return where the person's keys are: ``GPUCKPT_KEYS``, or ``gpuckpt/keys`` in Jupyter's data."""
+    return Path(os.environ.get("GPUCKPT_KEYS") or Path(jupyter_data_dir(), "gpuckpt", "keys"))
+
+
+def passphrase() -> str:
+    """Return what encrypted remotes and files are opened with (``GPUCKPT_PASSPHRASE``); empty where nothing is said."""
+    return os.environ.get("GPUCKPT_PASSPHRASE", "")
+
+
+def identities() -> list[Path]:
+    """Return the files with secret keys for what is encrypted (``GPUCKPT_IDENTITY``, several with colons between)."""
+    return [Path(path) for path in os.environ.get("GPUCKPT_IDENTITY", "").split(os.pathsep) if path]
+
+
 def criu_prefix() -> Path:
     """Return where `jupyter gpuckpt setup` puts CRIU: ``GPUCKPT_CRIU_PREFIX``, or Jupyter's data."""
     return Path(os.environ.get("GPUCKPT_CRIU_PREFIX") or Path(jupyter_data_dir(), "gpuckpt", "criu"))

@@ -12,6 +12,7 @@ from .. import __version__
 from ..errors import Cancelled, GpuckptError
 from . import output
 from .store_parsers import add_store_parsers
+from .transfer_parsers import add_transfer_parsers
 
 _ABOUT = """\
 Save a live notebook kernel (its variables, threads, open files and GPU memory) under
@@ -172,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     removing = command("rm", _rm, "remove snapshots")
     removing.add_argument("names", metavar="NAME", nargs="+", help="a snapshot")
     add_store_parsers(command)
+    add_transfer_parsers(command)
     command(
         "kernels",
         _kernels,
@@ -242,7 +244,8 @@ def _as_told(error: BaseException) -> GpuckptError:
         return Cancelled(
             "The command was interrupted.",
             "It got SIGINT (Ctrl-C).",
-            "Where a save or restore was under way it may still be: `jupyter gpuckpt kernels` tells.",
+            "Where a save or restore was under way it may still be: `jupyter gpuckpt kernels` tells. What was sent or "
+            "fetched is not sent or fetched again.",
         )
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename is not None else ""

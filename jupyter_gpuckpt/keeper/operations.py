@@ -420,14 +420,14 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
 
     Raises
     ------
-    Refused, NoSuchSnapshot, Damaged, Cancelled : the running kernel was not touched.
+    Refused, NoSuchSnapshot, Untrusted, Damaged, Cancelled : the running kernel was not touched.
     RestoreFailed : the restore failed, and a fresh kernel was started in its place.
     KernelLost : nor could a fresh kernel be started.
     """
     stages = _Stages(operation, tell)
     name = operation.name = operation.name or _latest(keeper)
     await stages.enter("checking")
-    manifest = await asyncio.to_thread(keeper.store.get, name)
+    manifest = await asyncio.to_thread(keeper.store.trusted, name)
     program = await asyncio.to_thread(find_criu)
     leaving = processes.descendants(keeper.namespace().pid)
     gpu_map = await asyncio.to_thread(fit.check_machine, manifest, keeper.launch, keeper.worker, program, leaving)

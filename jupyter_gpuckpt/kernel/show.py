@@ -201,6 +201,8 @@ def progress_text(verb: str, progress: dict[str, Any]) -> str:
     if progress.get("total"):
         done, total = progress["done"], progress["total"]
         amount = f" {100 * done // total} % of {size(total)}"
+        if progress.get("rate"):
+            amount += f", {size(progress['rate'])}/s"
     return f"{verb}: {progress['stage']}{amount} ({duration(progress['seconds'])})"
 
 

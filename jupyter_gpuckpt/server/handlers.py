@@ -23,6 +23,7 @@ from ..errors import (
     Pinned,
     Refused,
     Unavailable,
+    Untrusted,
 )
 from .operations import NoSuchOperation
 from .service import Service
@@ -37,6 +38,8 @@ __all__ = [
     "OperationHandler",
     "OperationsHandler",
     "PinHandler",
+    "PullHandler",
+    "PushHandler",
     "RenameHandler",
     "RestoreHandler",
     "SaveHandler",
@@ -69,6 +72,7 @@ _STATUSES: tuple[tuple[type[GpuckptError], int], ...] = (
     (Refused, 409),
     (Damaged, 409),
     (Incompatible, 409),
+    (Untrusted, 409),
     (Unavailable, 503),
     (KeeperGone, 503),
 )
@@ -212,6 +216,44 @@ class PinHandler(_Handler):
     async def post(self, name: str) -> None:
         """Have a snapshot kept, or no longer."""
         self.finish(await self.service.pin(name, self.arguments_in_body(pinned=bool)["pinned"]))
+
+
+class PushHandler(_Handler):
+    """``snapshots/NAME/push``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, name: str) -> None:
+        """Begin to send a snapshot elsewhere."""
+        asked = self.arguments_in_body(url=str, replace=bool)
+        operation = await self.service.push(name, _checked_url(asked["url"]), asked["replace"])
+        self.set_status(202)
+        self.finish(operation.as_dict())
+
+
+class PullHandler(_Handler):
+    """``pull``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        """Begin to fetch a snapshot from elsewhere."""
+        asked = self.arguments_in_body(url=str, name=str, replace=bool, older=bool)
+        url = _checked_url(asked["url"])
+        operation = await self.service.pull(url, asked["name"], asked["replace"], asked["older"])
+        self.set_status(202)
+        self.finish(operation.as_dict())
+
+
+def _checked_url(url: str) -> str:
+    """Return an address that does not depend on the folder in which the server was started. Raises `BadRequest`."""
+    if "://" not in url and not url.startswith("/"):
+        raise BadRequest(
+            "The address cannot be used.",
+            "It is neither an address such as s3://bucket/folder nor the path of a folder from / on.",
+            "Send one of these as `url`.",
+        )
+    return url
 
 
 class OperationsHandler(_Handler):

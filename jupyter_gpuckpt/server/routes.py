@@ -23,8 +23,6 @@ def _not_yet(what: str, instead: str) -> tuple[type[Any], dict[str, str]]:
     return handlers.NotYetHandler, {"what": what, "instead": instead}
 
 
-_COPY = "Copy the store's folder (GPUCKPT_STORE)."
-
 ROUTES: dict[str, tuple[type[Any], dict[str, str]]] = {
     r"kernels": (handlers.KernelsHandler, {}),
     rf"{_KERNEL}/save": (handlers.SaveHandler, {}),
@@ -38,8 +36,8 @@ ROUTES: dict[str, tuple[type[Any], dict[str, str]]] = {
         handlers.NotYetReadHandler,
         {"what": "The log of a snapshot", "instead": "Run `jupyter gpuckpt log`, or follow `parent` in the list."},
     ),
-    rf"{_SNAPSHOT}/push": _not_yet("Sending a snapshot elsewhere", _COPY),
-    r"pull": _not_yet("Fetching a snapshot from elsewhere", _COPY),
+    rf"{_SNAPSHOT}/push": (handlers.PushHandler, {}),
+    r"pull": (handlers.PullHandler, {}),
     r"operations": (handlers.OperationsHandler, {}),
     r"operations/([^/]+)": (handlers.OperationHandler, {}),
     r"doctor": (handlers.DoctorHandler, {}),

@@ -14,10 +14,15 @@ from ..errors import GpuckptError, NoSuchKernel, Unavailable
 from ..freeze.cuda_calls import CudaWorker
 from ..keeper.listing import running_kernels
 from ..keeper.record import KernelFolder
-from ..keeper.summary import details, listing
+from ..keeper.summary import details, listing, summary
 from ..machine import doctor
 from ..machine.capability import why_unavailable
-from ..store import Store, check_name
+from ..store import Progress, Store, check_name
+from ..store.pull import pull
+from ..store.push import push
+from ..store.remote import remote_at
+from ..store.remote_store import RemoteStore
+from ..store.sealing import own_secrets
 from .events import Events
 from .operations import Operation, Operations
 
@@ -44,8 +49,9 @@ class Service:
 
     def _changed(self, operation: Operation) -> None:
         self._events.operation(operation.outline())
-        if operation.kind == "save" and operation.state == "done":
-            self._events.snapshots("saved", operation.name)
+        change = {"save": "saved", "pull": "pulled"}.get(operation.kind)
+        if change and operation.state == "done":
+            self._events.snapshots(change, operation.name)
 
     # -- kernels
 
@@ -110,7 +116,8 @@ class Service:
         NoSuchOperation : there is none of this id.
         """
         kernel_id = self.operations.get(operation_id).kernel_id
-        return await self.operations.cancel(operation_id, KernelFolder(settings.kernels_dir() / kernel_id))
+        folder = KernelFolder(settings.kernels_dir() / kernel_id) if kernel_id else None
+        return await self.operations.cancel(operation_id, folder)
 
     async def _folder(self, kernel_id: str) -> KernelFolder:
         folder = KernelFolder(settings.kernels_dir() / kernel_id)
@@ -175,6 +182,46 @@ class Service:
         labels = await asyncio.to_thread(self._store.pin, name, pinned)
         self._events.snapshots("labelled", name)
         return {"name": name, **dataclasses.asdict(labels)}
+
+    # -- on their way
+
+    async def push(self, name: str, url: str, replace: bool) -> Operation:
+        """Begin to send a snapshot elsewhere.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible, Untrusted : as `Store.trusted`.
+        Refused : the address cannot be used.
+        """
+        await asyncio.to_thread(self._store.trusted, name)
+        remote = await asyncio.to_thread(remote_at, url)
+
+        def work(progress: Progress) -> dict[str, Any]:
+            there = RemoteStore(remote, own_secrets(), create=True)
+            done = push(self._store, name, there, replace=replace, progress=progress)
+            return {**summary(done.manifest), "url": there.shown, "sent": done.sent, "found": done.found}
+
+        return self.operations.do(Operation("push", "", name), work)
+
+    async def pull(self, url: str, name: str, replace: bool, older: bool) -> Operation:
+        """Begin to fetch a snapshot from elsewhere; without a name, the only one that is there.
+
+        Raises
+        ------
+        BadName : no snapshot can be called that.
+        Refused : the address cannot be used.
+        """
+        if name:
+            check_name(name)
+        remote = await asyncio.to_thread(remote_at, url)
+
+        def work(progress: Progress) -> dict[str, Any]:
+            there = RemoteStore(remote, own_secrets())
+            quota = settings.store_quota()
+            done = pull(self._store, there, name, replace=replace, older=older, quota=quota, progress=progress)
+            return {**summary(done.manifest), "url": there.shown, "fetched": done.fetched, "found": done.found}
+
+        return self.operations.do(Operation("pull", "", name), work)
 
     # -- the machine
 

@@ -18,7 +18,16 @@ from .manifest import Manifest
 from .pack import Location, PackReader
 from .parallel import Progress, Tally, run_all
 
-__all__ = ["damage", "extract", "locate", "missing", "read_chunk", "read_contents"]
+__all__ = [
+    "damage",
+    "extract",
+    "locate",
+    "missing",
+    "parse_contents",
+    "raw_contents",
+    "read_chunk",
+    "read_contents",
+]
 
 _BATCH = 8 * 1024 * 1024
 """Bytes of one file that one job writes, about."""
@@ -43,7 +52,11 @@ def read_contents(layout: Layout, manifest: Manifest) -> Contents:
     ------
     Damaged : the list of them is missing, or is not the one that was written.
     """
-    raw = _read_twice(layout, manifest)
+    return parse_contents(manifest, raw_contents(layout, manifest))
+
+
+def parse_contents(manifest: Manifest, raw: bytes) -> Contents:
+    """Return the files of a snapshot, as chunks, from bytes that have the hash in its manifest. Raises `Damaged`."""
     try:
         contents = Contents.from_bytes(raw)
     except ValueError as e:
@@ -53,7 +66,8 @@ def read_contents(layout: Layout, manifest: Manifest) -> Contents:
     return contents
 
 
-def _read_twice(layout: Layout, manifest: Manifest) -> bytes:
+def raw_contents(layout: Layout, manifest: Manifest) -> bytes:
+    """Return the bytes of the list of a snapshot's files. Raises `Damaged` as `read_contents`."""
     for _ in range(2):  # a wrong byte may be one in memory only
         try:
             raw = read_small(layout.contents_of(manifest.id), MAX_SIZE)
