@@ -25,6 +25,7 @@ from ..store import Store
 from . import operations
 from .link import AgentSilent, Link
 from .namespace import FIRST_PID, Namespace, run_path
+from .needs import Marks
 from .protocol import LINE_LIMIT, peer_uid, short_path
 from .record import SOCKET, KernelFolder, Operation
 from .summary import details, listing
@@ -54,6 +55,7 @@ class Keeper:
         self.state = folder.state()
         self.store = Store(settings.store_dir())
         self.worker = cuda.CudaWorker()
+        self.marks = Marks()
         self.space: Namespace | None = None
         self.link: Link | None = None
         self.operation: Operation | None = None
@@ -133,7 +135,7 @@ class Keeper:
             link.close()
             await space.kill()
             raise
-        self.state.parent = None
+        self.state.parent, self.state.own_files = None, False
         self.hold(space, link, pid)
 
     def hold(self, space: Namespace, link: Link, pid: int) -> None:

@@ -19,6 +19,7 @@ from .agent import Agent
 from .hooks import generation_id
 
 HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a name; it runs on
+    --with-files                              and keep the files that it needs, Python and its packages, in the snapshot
 %gpuckpt restore [NAME]                       put this kernel back (without a name: to the latest)
 %gpuckpt list                                 the snapshots there are
 %gpuckpt show NAME                            all about one of them
@@ -53,6 +54,7 @@ def _parser() -> _Parser:
     save.add_argument("name")
     save.add_argument("-m", "--message", default="")
     save.add_argument("--replace", action="store_true")
+    save.add_argument("--with-files", action="store_true")
     commands.add_parser("restore").add_argument("name", nargs="?", default="")
     commands.add_parser("show").add_argument("name")
     commands.add_parser("rm").add_argument("names", nargs="+")
@@ -108,7 +110,12 @@ class Gpuckpt:
 
     def _save(self, args: argparse.Namespace) -> show.Saved:
         agent = self._keeper()
-        request = {"name": args.name, "message": args.message, "replace": args.replace}
+        request = {
+            "name": args.name,
+            "message": args.message,
+            "replace": args.replace,
+            "with_files": args.with_files,
+        }
         with self._progress(f"Saving {args.name}") as progress:
             saved = show.Saved(agent.request("save", request, progress.take))
             progress.finish(saved)
@@ -167,7 +174,7 @@ class Gpuckpt:
             with contextlib.suppress(GpuckptError):
                 return [s["name"] for s in self._agent.request("list")["snapshots"]]
         if before[0] == "save":
-            return ["--message", "--replace"]
+            return ["--message", "--replace", "--with-files"]
         return []
 
     @contextlib.contextmanager

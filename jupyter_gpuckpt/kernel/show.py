@@ -170,6 +170,8 @@ def snapshots(found: dict[str, Any]) -> Listing:
 def snapshot(found: dict[str, Any]) -> Listing:
     """Return all about one snapshot, as the keeper gives it."""
     gpus = ", ".join(gpu["name"] for gpu in found["cuda"].get("gpus", []))
+    files = found["process"].get("files")
+    own = f"{files['count']} (Python and its packages among them), {size(files['bytes'])}" if files else ""
     return details(
         [
             ("name", found["name"]),
@@ -178,6 +180,7 @@ def snapshot(found: dict[str, Any]) -> Listing:
             ("size", size(found["size"])),
             ("new bytes", f"{size(found['stored'])} (what no snapshot before it held, compressed)"),
             ("GPU memory", size(found["gpu_memory"]) if found["gpu_memory"] else ""),
+            ("own files", own),
             ("notebook", found["notebook"]),
             ("kernel", found["kernel_id"]),
             ("processes", str(len(found["process"]["processes"]))),
