@@ -74,18 +74,29 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def top(tmp_path: Path) -> Iterator[Path]:
+    """A folder right below the root of the machine."""
+    folder = Path(f"/gpuckpt-test-{os.getpid()}")
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def _tree(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
 def test_a_kernel_comes_back_where_its_environment_is_not(
-    environment: Path, start: StartKernel, tmp_path: Path
+    environment: Path, start: StartKernel, tmp_path: Path, top: Path
 ) -> None:
     project = environment.parent
     (project / "notes").mkdir()
-    (project / "read.txt").write_text("0123456789")
+    (top / "read.txt").write_text("0123456789")
     kernel = start(SPEC, cwd=str(project))
-    kernel.run("import sys, os; x = [1]; read = open('read.txt'); read.read(3); log = open('run.log', 'w')")
+    kernel.run(
+        f"import sys, os; x = [1]; read = open({str(top / 'read.txt')!r}); read.read(3); log = open('run.log', 'w')"
+    )
     kernel.run("log.write('begun '); log.flush()")
     assert kernel.value("sys.prefix") == str(environment)
     saved = kernel.run("%gpuckpt save here --with-files").text
@@ -93,7 +104,7 @@ def test_a_kernel_comes_back_where_its_environment_is_not(
     assert "own files" in kernel.run("%gpuckpt show here").text
     kernel.close()
     environment.rename(tmp_path / "hidden")
-    (project / "read.txt").unlink()
+    shutil.rmtree(top)
     (project / "run.log").unlink()
     before = _tree(project)
 
@@ -107,6 +118,7 @@ def test_a_kernel_comes_back_where_its_environment_is_not(
     kernel.run("x.append(3)")
     kernel.close()
     assert _tree(project) == before
+    assert not top.exists()
     assert not kernel.folder.exists()
 
     kernel = start()
