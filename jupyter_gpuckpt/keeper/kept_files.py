@@ -44,6 +44,8 @@ _MANY_LINKS = 40
 """Links that one path may lead over (path_resolution(7))."""
 _COPIED = 256 << 20
 """Bytes of a file that is open for writing up to which it is copied at once: it may be cut short meanwhile."""
+_OF_THE_DRIVER = ("libcuda.so", "libcudadebugger.so", "libnvidia-")
+"""Libraries that belong to the machine's NVIDIA driver, and to no other."""
 _DERIVED = "__pycache__"
 """Folders of compiled modules: Python makes them again, and uses none whose source is another."""
 _NOT_IMPORTED = ("test", "config-")
@@ -249,6 +251,7 @@ def survey(root: Path, needed: Sequence[NeededFile], environment: Mapping[str, S
         )
         for path, about in sorted(look.found.items(), key=lambda found: found[0].split("/"))
         if stat.S_IFMT(about.st_mode) in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
+        and not path.rpartition("/")[2].startswith(_OF_THE_DRIVER)
     ]
 
 
