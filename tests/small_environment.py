@@ -49,7 +49,7 @@ def small_environment(folder: Path, jupyter: Path) -> None:
     base = getattr(sys, "_base_executable", sys.executable)
     subprocess.run([base, "-m", "venv", "--without-pip", str(folder)], check=True)
     (packages,) = folder.glob("lib/python3*/site-packages")
-    for path in set(_installed("ipykernel", set())) | set(_installed("jupyter_gpuckpt", set())):
+    for path in set(_installed("ipykernel", set())):
         if path.is_dir() and not (packages / path.name).exists():
             ignored = shutil.ignore_patterns("__pycache__", "tests")
             shutil.copytree(path, packages / path.name, copy_function=_linked, ignore=ignored, symlinks=True)
