@@ -36,7 +36,7 @@ from ..freeze import criu, cuda, images, pages, processes
 from ..freeze.criu_program import CriuProgram, find_criu, version_text
 from ..store import Manifest, Snapshot, Writer
 from ..store.retention import keep_last, keep_under
-from . import criu_logs, fit, kept_files, needs, placed_files, ports
+from . import comparison, criu_logs, fit, kept_files, needs, placed_files, ports
 from .link import AgentSilent, Link
 from .namespace import Namespace, run_path
 from .needs import NeededFile
@@ -176,6 +176,7 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
                 if not folder.is_relative_to(writer.directory):
                     writer.include(folder, inside)
             # The kernel runs: it does not wait for what is written about files, nor for their copies.
+            _write_variables(writer, agent)
             needed = await asyncio.to_thread(_write_needs, keeper, space, writer, staging)
             if with_files:
                 files = await asyncio.to_thread(_keep_files, space, writer, needed, agent)
@@ -196,6 +197,13 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     keeper.state.parent = {"name": manifest.name, "id": manifest.id}
     await asyncio.to_thread(_remove_old, keeper)
     return {**summary(manifest), "seconds": stages.seconds()}
+
+
+def _write_variables(writer: Writer, agent: Mapping[str, Any]) -> None:
+    """Write down what the kernel said of its variables, if it did."""
+    if "variables" in agent:
+        said = {key: agent[key] for key in ("variables", "left_out")}
+        (writer.directory / comparison.VARIABLES).write_text(json.dumps(said))
 
 
 def _write_needs(keeper: Keeper, space: Namespace, writer: Writer, staging: Staging) -> list[NeededFile]:
