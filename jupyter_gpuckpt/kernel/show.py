@@ -24,7 +24,7 @@ def size(count: int) -> str:
 
 def moment(created: str) -> str:
     """Return a time of a manifest in this machine's time zone, to the second."""
-    return datetime.datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.datetime.fromisoformat(created).astimezone().isoformat(" ", "seconds")[:19]
 
 
 def duration(seconds: float) -> str:
@@ -128,10 +128,12 @@ class Listing(_Shown):
         if not self._rows:
             return "\n".join([self._empty, *self._faults])
         table = [self._head, *self._rows] if any(self._head) else list(self._rows)
-        widths = [max(len(row[i]) for row in table) for i in range(len(self._head))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-        ]
+        # By columns: there may be ten thousand rows.
+        columns = []
+        for column in zip(*table, strict=True):
+            width = max(map(len, column))
+            columns.append([cell.ljust(width) for cell in column])
+        lines = [line.rstrip() for line in map("  ".join, zip(*columns, strict=True))]
         return "\n".join(lines + self._faults)
 
     def html(self) -> str:
