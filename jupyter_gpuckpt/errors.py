@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 __all__ = [
@@ -92,6 +93,18 @@ class Unavailable(GpuckptError):
 
 class Refused(GpuckptError):
     """The request was refused before anything was touched."""
+
+    @classmethod
+    def merged(cls, refusals: Sequence[Refused]) -> Refused:
+        """Return several reasons to refuse one request as one error; ``data["reasons"]`` has what each one said."""
+        if len(refusals) == 1:
+            return refusals[0]
+        reasons: list[dict[str, Any]] = []
+        for one in refusals:
+            reasons += one.data.get("reasons") or [{"why": one.why, **one.data}]
+        why = "\n".join([f"{len(reasons)} things stand in the way:", *(f"- {reason['why']}" for reason in reasons)])
+        then = " ".join(dict.fromkeys(one.then for one in refusals))
+        return cls(refusals[0].what, why, then, reasons=reasons)
 
 
 class Busy(Refused):

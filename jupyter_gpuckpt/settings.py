@@ -135,6 +135,17 @@ def store_quota() -> int | None:
     return _size("GPUCKPT_STORE_QUOTA")
 
 
+def files_limit() -> int:
+    """Return how many bytes of files a snapshot may keep with it (``GPUCKPT_FILES_LIMIT``): 20 GB unless set.
+
+    Raises
+    ------
+    Refused : it is no size.
+    """
+    limit = _size("GPUCKPT_FILES_LIMIT")
+    return 20 * 10**9 if limit is None else limit
+
+
 def keep_under() -> int | None:
     """Return how many bytes the store may have after a save (``GPUCKPT_KEEP_UNDER``); None where there is no limit.
 

@@ -156,6 +156,11 @@ def _parser() -> argparse.ArgumentParser:
     saving.add_argument("name", metavar="NAME", help="the snapshot's name: letters, digits, and . _ -, at most 100")
     saving.add_argument("-m", "--message", metavar="MESSAGE", default="", help="a note that listings show")
     saving.add_argument("--replace", action="store_true", help="replace a snapshot of that name")
+    saving.add_argument(
+        "--with-files",
+        action="store_true",
+        help="keep the files that it needs, Python and its packages, in the snapshot: for machines without them",
+    )
     restoring = command(
         "restore",
         _restore,

@@ -100,7 +100,12 @@ def _how_to_go_on(kernel: dict[str, Any]) -> str:
 
 def save(args: argparse.Namespace) -> int:
     """Save a kernel under a name."""
-    request = {"name": args.name, "message": args.message, "replace": args.replace}
+    request = {
+        "name": args.name,
+        "message": args.message,
+        "replace": args.replace,
+        "with_files": args.with_files,
+    }
     found = _operate(args.kernel, "save", request, f"Saving {args.name}")
     output.result(args.json, found, show.Saved(found).text())
     return output.DONE

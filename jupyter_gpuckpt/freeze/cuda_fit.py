@@ -132,7 +132,7 @@ def fits(
 
     Raises
     ------
-    Refused : the machine differs in a way that matters; both values are named.
+    Refused : the machine differs in ways that matter; all are named, each with both values.
     DriverError : the driver does not answer.
     """
     if not cuda_manifest["processes"]:
@@ -142,14 +142,23 @@ def fits(
         raise _differs("GPUs", f"{len(saved)} x {saved[0]['name']}", "none")
     _has_checkpoint_api(worker, _NO_RESTORE)
     _no_mig(_NO_RESTORE, gpus)
+    reasons: list[Refused] = []
     if cuda_manifest["driver"] != gpus[0].driver:
-        raise _differs("NVIDIA driver", cuda_manifest["driver"], gpus[0].driver)
+        reasons.append(_differs("NVIDIA driver", cuda_manifest["driver"], gpus[0].driver))
     places = _places(saved, gpus)
+    if places is None:
+        reasons.append(_differs("number of GPUs", len(saved), len(gpus)))
+        here, there = sorted({gpu.name for gpu in gpus}), sorted({gpu["name"] for gpu in saved})
+        if here != there:
+            reasons.append(_differs("GPU model", ", ".join(there), ", ".join(here)))
+        raise Refused.merged(reasons)
     for gpu in saved:
         place = places[gpu["uuid"]]
         if gpu["name"] != place.name:
-            raise _differs("GPU model", gpu["name"], place.name)
-    _room_on_gpus(worker, cuda_manifest, places, leaving)
+            reasons.append(_differs("GPU model", gpu["name"], place.name))
+    reasons += _lacking_room(worker, cuda_manifest, places, leaving)
+    if reasons:
+        raise Refused.merged(reasons)
     moved = {old: place.uuid for old, place in places.items() if old != place.uuid}
     # One GPU needs no map: measured from one machine to another, also to one with two GPUs.
     # More must be named all together: the driver refuses a map of only some of them.
@@ -165,13 +174,16 @@ def needs(cuda_manifest: Mapping[str, Any]) -> dict[str, int]:
     return dict(total)
 
 
-def _places(saved: Sequence[Mapping[str, Any]], gpus: Sequence[Gpu]) -> dict[str, Gpu]:
-    """Return the GPU here for every GPU there: itself where it is here, else that of its place."""
+def _places(saved: Sequence[Mapping[str, Any]], gpus: Sequence[Gpu]) -> dict[str, Gpu] | None:
+    """Return the GPU here for every GPU there: itself where it is here, else that of its place.
+
+    None where several GPUs have other places here than as many others.
+    """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     if all(gpu["uuid"] in by_uuid for gpu in saved):
         return {gpu["uuid"]: by_uuid[gpu["uuid"]] for gpu in saved}
     if len(saved) > 1 and len(saved) != len(gpus):
-        raise _differs("number of GPUs", len(saved), len(gpus))
+        return None
     return {old["uuid"]: new for old, new in zip(saved, gpus, strict=False)}
 
 
@@ -271,12 +283,14 @@ def _room_in_host_memory(pids: Iterable[int], gpus: Sequence[Gpu], usage: Sequen
         )
 
 
-def _room_on_gpus(
+def _lacking_room(
     worker: CudaWorker,
     cuda_manifest: Mapping[str, Any],
     places: Mapping[str, Gpu],
     leaving: Container[int],
-) -> None:
+) -> list[Refused]:
+    """Return a reason to refuse for each GPU whose free memory is not enough."""
+    reasons = []
     needed: dict[str, int] = defaultdict(int)
     for old, held in needs(cuda_manifest).items():
         needed[places[old].uuid] += held
@@ -287,15 +301,18 @@ def _room_on_gpus(
     for place in places.values():
         free = place.free + given_back[place.uuid]
         if needed[place.uuid] > free:
-            raise Refused(
-                _NO_RESTORE,
-                f"GPU {place.index} ({place.name}) has {_gib(free)} free, and the snapshot needs "
-                f"{_gib(needed[place.uuid])}",
-                "End what else uses the GPU (`nvidia-smi` lists it) and restore again.",
-                gpu=place.uuid,
-                needed=needed[place.uuid],
-                available=free,
+            reasons.append(
+                Refused(
+                    _NO_RESTORE,
+                    f"GPU {place.index} ({place.name}) has {_gib(free)} free, and the snapshot needs "
+                    f"{_gib(needed[place.uuid])}",
+                    "End what else uses the GPU (`nvidia-smi` lists it) and restore again.",
+                    gpu=place.uuid,
+                    needed=needed[place.uuid],
+                    available=free,
+                )
             )
+    return reasons
 
 
 def _differs(of: str, saved: object, here: object) -> Refused:

@@ -28,7 +28,9 @@ _REPEATED = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
 
 _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
     # message: (field, number, type, message type); numbers from fdinfo, regfile, sk-inet, sk-unix,
-    # remap-file-path and pstree
+    # remap-file-path, pstree, mm and vma
+    "vma": [("start", 1, _U64, ""), ("end", 2, _U64, ""), ("shmid", 4, _U64, ""), ("status", 7, _U32, "")],
+    "mm": [("vmas", 14, _MESSAGE, "vma")],
     "reg": [
         ("flags", 2, _U32, ""),
         ("name", 6, _BYTES, ""),
@@ -67,7 +69,7 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("threads", 5, _U32, ""),
     ],
 }
-_LISTS = ("build_id", "threads")
+_LISTS = ("build_id", "threads", "vmas")
 
 
 def _messages() -> dict[str, Any]:
@@ -135,6 +137,18 @@ def named_files(images: Path) -> list[NamedFile]:
         for e in _entries((images / "files.img").read_bytes(), "file")
         if e.HasField("reg") and e.id not in nameless
     ]
+
+
+def paths_by_id(raw: bytes) -> dict[int, str]:
+    """Return the path of each regular file of a ``files.img`` by the id that areas of memory name it by."""
+    return {e.id: _path(e.reg) for e in _entries(raw, "file") if e.HasField("reg")}
+
+
+def areas(raw: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the areas of memory of an ``mm-N.img``: start, end, status, and the id of the file or shared memory."""
+    for entry in _entries(raw, "mm"):
+        for vma in entry.vmas:
+            yield vma.start, vma.end, vma.status, vma.shmid
 
 
 def frozen_seconds(images: Path) -> float:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import settings
 from ..errors import (
     Cancelled,
+    Damaged,
     GpuckptError,
     KernelLost,
     NoSuchSnapshot,
@@ -35,10 +36,12 @@ from ..freeze import criu, cuda, images, pages, processes
 from ..freeze.criu_program import CriuProgram, find_criu, version_text
 from ..store import Manifest, Snapshot, Writer
 from ..store.retention import keep_last, keep_under
-from . import criu_logs, fit, ports
+from . import comparison, criu_logs, fit, kept_files, needs, placed_files, ports
 from .gpu_freeze import GpuFreeze, GpuReturn, parked_in
 from .link import AgentSilent, Link
 from .namespace import Namespace, run_path
+from .needs import NeededFile
+from .placed_files import Placement
 from .staging import Staging, fits_in_memory, vram_files
 from .summary import is_of, summary
 
@@ -59,6 +62,7 @@ WORKING_COPY = "restore"
 
 _LOG_ROOM = 1 << 16  # below so much free disk criu's log may have been lost, in bytes
 _AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
+_CRIU_STARTS = 10.0  # how long criu may take to say its version, in seconds
 _STALLED = 10.0  # how long the criu of a dead keeper may do nothing before it is killed, in seconds
 
 _AT_POST_DUMP = """#!/bin/sh
@@ -149,6 +153,9 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     await stages.enter("checking")
     link = keeper.link
     assert link is not None
+    space = keeper.namespace()
+    # What lives from the files of a snapshot is no use without them.
+    with_files = bool(args.get("with_files")) or keeper.state.own_files
     program = await asyncio.to_thread(find_criu)
     begin = functools.partial(
         keeper.store.writer, operation.name, replace=bool(args.get("replace")), quota=settings.store_quota()
@@ -171,6 +178,12 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
             for folder, inside in ((staging.outside, CRIU_IMAGES), (staging.vram.outside, VRAM)):
                 if not folder.is_relative_to(writer.directory):
                     writer.include(folder, inside)
+            # The kernel runs: it does not wait for what is written about files, nor for their copies.
+            _write_variables(writer, agent)
+            needed = await asyncio.to_thread(_write_needs, keeper, space, writer, staging)
+            if with_files:
+                files = await asyncio.to_thread(_keep_files, space, writer, needed, agent)
+                frozen.process["files"] = files.summary()
             manifest = await asyncio.to_thread(
                 writer.commit,
                 message=str(args.get("message") or ""),
@@ -188,6 +201,36 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     keeper.state.parent = {"name": manifest.name, "id": manifest.id}
     await asyncio.to_thread(_remove_old, keeper)
     return {**summary(manifest), "seconds": stages.seconds()}
+
+
+def _write_variables(writer: Writer, agent: Mapping[str, Any]) -> None:
+    """Write down what the kernel said of its variables, if it did."""
+    if "variables" in agent:
+        said = {key: agent[key] for key in ("variables", "left_out")}
+        (writer.directory / comparison.VARIABLES).write_text(json.dumps(said))
+
+
+def _write_needs(keeper: Keeper, space: Namespace, writer: Writer, staging: Staging) -> list[NeededFile]:
+    """Write down which files the kernel uses, and return them."""
+    files = needs.marked(needs.of_images(staging.outside), space.path("/"), keeper.marks)
+    (writer.directory / needs.NEEDS).write_bytes(needs.to_json(files))
+    return files
+
+
+def _keep_files(
+    space: Namespace, writer: Writer, needed: Sequence[NeededFile], agent: Mapping[str, Any]
+) -> kept_files.Kept:
+    """Have the snapshot keep the files that the kernel uses or may import."""
+    root = space.path("/")
+    try:
+        files = kept_files.survey(root, needed, agent.get("environment", {}))
+        return kept_files.keep(files, root, writer, settings.files_limit())
+    except OSError as e:
+        raise SaveFailed(
+            "The kernel was not saved; it goes on as before.",
+            f"A file that was to be kept with it could not be read: {e.strerror}: {e.filename}",
+            "Save again when nothing changes Python's environment (pip, conda).",
+        ) from e
 
 
 def _remove_old(keeper: Keeper) -> None:
@@ -427,25 +470,30 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     stages = _Stages(operation, tell)
     name = operation.name = operation.name or _latest(keeper)
     await stages.enter("checking")
-    manifest = await asyncio.to_thread(keeper.store.trusted, name)
+    manifest, request = await asyncio.to_thread(_request, keeper, name)
     program = await asyncio.to_thread(find_criu)
     leaving = processes.descendants(keeper.namespace().pid)
-    gpu_map = await asyncio.to_thread(fit.check_machine, manifest, keeper.launch, keeper.worker, program, leaving)
+    fits = await asyncio.to_thread(
+        fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, leaving, keeper.marks
+    )
     await stages.enter("verifying")
-    new = await _Arrival.prepare(keeper, manifest)
-    gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), gpu_map, vram_files(new.space))
+    new = await _Arrival.prepare(keeper, request)
+    gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), fits.gpu_map, vram_files(new.space))
     try:
         await gpu.prepare(early=True)
-        snapshot = await asyncio.to_thread(keeper.store.open, name, new.files, stages.amount, {VRAM: new.vram})
+        snapshot = await asyncio.to_thread(
+            keeper.store.open, name, new.files, stages.amount, new.elsewhere, request.is_wanted
+        )
         if snapshot.manifest.id != manifest.id:
             raise Refused(
                 "The snapshot was not restored; nothing was touched.",
                 f"Another snapshot was saved as {name!r} at this moment.",
                 "Restore it again.",
             )
-        await asyncio.to_thread(fit.check_files, snapshot)
-        warnings = await asyncio.to_thread(fit.warnings, snapshot, leaving)
         await new.furnish(snapshot)
+        await new.refuse_without_criu(program)
+        await asyncio.to_thread(fit.check_files, snapshot, new.space.path("/"))
+        warnings = [*fits.notes, *new.notes(), *await asyncio.to_thread(fit.warnings, snapshot, leaving)]
         await stages.enter("restoring", cancellable=False)
         peers = ports.peers(keeper.launch.connection_file)
         keeper.namespace()  # it may have ended meanwhile
@@ -506,6 +554,45 @@ async def _interrupted(keeper: Keeper, args: Mapping[str, Any]) -> dict[str, Any
     return {"cell": args["cell"], "queued": found["queued"]} if asked else found
 
 
+@dataclass(frozen=True)
+class _Request:
+    """What of a snapshot is read for a restore here, and what that takes."""
+
+    needed: Sequence[NeededFile]
+    """What its processes use of the machine's files, but for what it brings along itself; empty in old snapshots."""
+    missing: Sequence[kept_files.KeptFile]
+    """What of its own files this machine lacks."""
+    images: int
+    """Bytes of what is taken out of the store for criu."""
+    placed: int
+    """Bytes of its own files that are put in place."""
+    parts: frozenset[str]
+    """The parts of it that hold them."""
+
+    def is_wanted(self, path: str) -> bool:
+        """Tell whether a part of the snapshot is read."""
+        return not path.startswith(kept_files.FILES + "/") or path in self.parts
+
+
+def _request(keeper: Keeper, name: str) -> tuple[Manifest, _Request]:
+    """Read what a snapshot says of files, and compare it with what is here."""
+    manifest, contents, read = keeper.store.read_files(name, [needs.NEEDS, kept_files.TABLE])
+    try:
+        kept = kept_files.from_json(read[kept_files.TABLE]) if kept_files.TABLE in read else kept_files.Kept([])
+        needed = needs.from_json(read[needs.NEEDS]) if needs.NEEDS in read else []
+        missing = placed_files.missing(kept, contents)
+        placed = placed_files.bytes_of(missing, contents)
+    except ValueError as e:
+        raise Damaged(f"The snapshot {name} is damaged.", f"{e}", "Restore another snapshot.", name=name) from e
+    brought = {file.path for file in missing}
+    parts = frozenset(placed_files.parts_of(missing))
+    outside = (VRAM + "/", kept_files.FILES + "/")
+    images_size = sum(contents.size_of(path) for path in contents.files if not path.startswith(outside))
+    return manifest, _Request(
+        [file for file in needed if file.path not in brought], missing, images_size, placed, parts
+    )
+
+
 @dataclass
 class _Arrival:
     """The fresh sleeper that a snapshot is restored into."""
@@ -516,19 +603,36 @@ class _Arrival:
     """Where the snapshot's files are put, as the keeper names it."""
     files_inside: str
     """The same folder, as the namespace names it."""
+    placement: Placement | None = None
+    """What of the snapshot's own files is put in place; None where the machine has them all."""
 
     @classmethod
-    async def prepare(cls, keeper: Keeper, manifest: Manifest) -> _Arrival:
+    async def prepare(cls, keeper: Keeper, request: _Request) -> _Arrival:
         """Start a sleeper, and choose where it gets the snapshot's files: in its memory, or on the disk."""
-        contents = await asyncio.to_thread(keeper.store.contents, manifest)
-        needed = sum(contents.size_of(path) for path in contents.files if not path.startswith(VRAM + "/"))
         space, link = await keeper.new_namespace()
-        if fits_in_memory(space, needed):
-            inside = settings.NAMESPACE_STAGING_DIR
-            return cls(space, link, space.path(inside), inside)
-        folder = keeper.folder.path / WORKING_COPY
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # of a restore whose keeper was killed
-        return cls(space, link, folder, str(folder))
+        inside = settings.NAMESPACE_STAGING_DIR
+        new = cls(space, link, space.path(inside), inside)
+        if not fits_in_memory(space, request.images):
+            new.files = keeper.folder.path / WORKING_COPY
+            new.files_inside = str(new.files)
+            await asyncio.to_thread(shutil.rmtree, new.files, ignore_errors=True)  # of one whose keeper was killed
+        if request.missing:
+            new.placement = Placement(space, request.missing)
+        return new
+
+    @property
+    def elsewhere(self) -> dict[str, Path]:
+        """Where folders of the snapshot are put that do not go into `files`."""
+        return {VRAM: self.vram, **({kept_files.FILES: self.placement.raw} if self.placement else {})}
+
+    def notes(self) -> list[str]:
+        """Return what the person must know of the files that were put in place."""
+        if self.placement is None:
+            return []
+        kept = f"{len(self.placement.files)} files and folders of the snapshot's own stand in for what is not here."
+        if not self.placement.folders:
+            return [kept]
+        return [kept, f"No new files can be created directly in {', '.join(self.placement.folders)}."]
 
     @property
     def vram(self) -> Path:
@@ -536,7 +640,7 @@ class _Arrival:
         return vram_files(self.space).outside
 
     async def furnish(self, snapshot: Snapshot) -> None:
-        """Give the sleeper the run folder and the /dev/shm of the snapshot."""
+        """Give the sleeper the run folder, the /dev/shm and the own files of the snapshot."""
         kernel_log = self.space.run_dir / KERNEL_LOG
         shutil.copyfile(snapshot.directory / KERNEL_LOG, kernel_log)
         kernel_log.chmod(0o600)
@@ -557,6 +661,29 @@ class _Arrival:
                 "Its shared memory (/dev/shm) could not be put in place.",
                 "Check with `df /dev/shm` that there is room for it.",
             )
+        if self.placement is not None:
+            await self.placement.done()
+
+    async def refuse_without_criu(self, program: CriuProgram) -> None:
+        """Refuse a restore for which criu does not start any more: a C library of the snapshot's own stands in its way.
+
+        Raises
+        ------
+        Refused : with what criu said.
+        """
+        if self.placement is None:
+            return
+        said = "criu.start"
+        arguments = [*program.argv, "--version"]
+        status = await self.space.run(arguments, env=program.environment(), stdout=run_path(said), timeout=_CRIU_STARTS)
+        if status != 0:
+            words = (self.space.run_dir / said).read_text("utf-8", "replace").strip().splitlines()
+            raise Refused(
+                "The snapshot was not restored; nothing was touched.",
+                f"criu does not start among the snapshot's own files: {words[-1] if words else f'status {status}'}",
+                "Run `jupyter gpuckpt setup` with GPUCKPT_CRIU_PREFIX set to an empty folder: that criu has libraries "
+                "of its own.",
+            )
 
     async def discard(self) -> None:
         """End it and everything in it."""
@@ -576,7 +703,7 @@ async def _put_in_place(
     """Have criu restore the tree into the new sleeper, and the driver its GPU state; return what is tidied up yet."""
     manifest = snapshot.manifest
     work = snapshot.directory / CRIU_IMAGES
-    _make_ready(work, manifest, keeper.launch.connection_file)
+    _make_ready(work, manifest, keeper.launch.connection_file, new.space.path("/"))
     # Waiting in the FIFO when the kernel wakes: it must know its new key before the first message comes.
     connection = json.loads(Path(keeper.launch.connection_file).read_text())
     await new.link.send(
@@ -615,12 +742,13 @@ async def _put_in_place(
         tidying = asyncio.create_task(gpu.close())
     await asyncio.to_thread(vram_files(new.space).discard)
     await new.space.adopt(pid)
+    keeper.state.own_files = new.placement is not None
     keeper.hold(new.space, new.link, pid)
     new.link.hello.set_result({})
     return tidying
 
 
-def _make_ready(work: Path, manifest: Manifest, connection_file: str) -> None:
+def _make_ready(work: Path, manifest: Manifest, connection_file: str, root: Path) -> None:
     """Make criu's images ready to be restored here: what differs from one kernel to the next is written anew."""
     images.rewrite_tree(work / "pstree.img", work / "pstree.img")
     for path in images.socket_paths(work):
@@ -631,7 +759,7 @@ def _make_ready(work: Path, manifest: Manifest, connection_file: str) -> None:
         work / "files.img",
         port=ports.Choice(manifest.kernel["connection"], connection_file),
         abstract_name=ports.free_abstract_name,
-        found=fit.found,
+        found=functools.partial(fit.found, root=root),
     )
 
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ from ..freeze import cuda, processes
 from ..lock_files import KEEPER_LOCK
 from ..store import Store
 from . import operations
+from .comparison import compare
 from .link import AgentSilent, Link
 from .namespace import FIRST_PID, Namespace, run_path
+from .needs import Marks
 from .protocol import LINE_LIMIT, peer_uid, short_path
 from .record import SOCKET, KernelFolder, Operation
-from .summary import details, listing
+from .summary import details, listing, summary
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -54,6 +57,7 @@ class Keeper:
         self.state = folder.state()
         self.store = Store(settings.store_dir())
         self.worker = cuda.CudaWorker()
+        self.marks = Marks()
         self.space: Namespace | None = None
         self.link: Link | None = None
         self.operation: Operation | None = None
@@ -133,7 +137,7 @@ class Keeper:
             link.close()
             await space.kill()
             raise
-        self.state.parent = None
+        self.state.parent, self.state.own_files = None, False
         self.hold(space, link, pid)
 
     def hold(self, space: Namespace, link: Link, pid: int) -> None:
@@ -287,6 +291,15 @@ class Keeper:
             return await asyncio.to_thread(listing, self.store)
         if op == "show":
             return details(await asyncio.to_thread(self.store.get, str(args["name"])))
+        if op == "diff":
+            return await asyncio.to_thread(compare, self.store, str(args["old"]), str(args["new"]))
+        if op == "mv":
+            return summary(await asyncio.to_thread(self.store.rename, str(args["name"]), str(args["new"])))
+        if op == "pin":
+            return asdict(await asyncio.to_thread(self.store.pin, str(args["name"]), bool(args["pinned"])))
+        if op == "tag":
+            tags, remove = list(map(str, args["tags"])), list(map(str, args["remove"]))
+            return asdict(await asyncio.to_thread(self.store.tag, str(args["name"]), tags, remove))
         if op == "rm":
             return {"freed": await asyncio.to_thread(self.store.remove, str(args["name"]))}
         raise GpuckptError(f"The keeper does not know {op!r}.", "", "Upgrade the older of the two.")

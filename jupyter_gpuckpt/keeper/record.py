@@ -60,6 +60,8 @@ class State:
     started: str = ""
     parent: dict[str, str] | None = None
     """Name and id of the snapshot that the kernel last came from or went to."""
+    own_files: bool = False
+    """Whether it came from a snapshot's own files: some of those that it uses stand in its sleeper alone."""
     operation: dict[str, Any] | None = None
     """The operation under way, for whoever has to clean up after this keeper."""
     boot: str = ""

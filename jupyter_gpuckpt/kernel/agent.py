@@ -25,7 +25,7 @@ from typing import Any
 from .. import settings
 from ..errors import GpuckptError, KeeperGone, RestoreFailed
 from ..lock_files import KEEPER_LOCK, is_locked
-from . import debugger, devices, hooks, parking, show
+from . import debugger, devices, environment, hooks, parking, show, variables
 from .builtin_hooks import Housekeeping
 from .cells import Asked, Cells, wait_for_peers
 
@@ -243,6 +243,8 @@ class Agent:
             "execution_count": self._kernel.execution_count,
             "python": platform.python_version(),
             "ipykernel": ipykernel.__version__,
+            "environment": environment.describe(),
+            **variables.describe(self._kernel.shell),
         }
 
     def _is_busy(self) -> bool:

@@ -19,17 +19,26 @@ from .agent import Agent
 from .hooks import generation_id
 
 HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a name; it runs on
+    --with-files                              and keep the files that it needs, Python and its packages, with it
 %gpuckpt restore [NAME]                       put this kernel back (without a name: to the latest)
 %gpuckpt list                                 the snapshots there are
+%gpuckpt log                                  which of them came from which
 %gpuckpt show NAME                            all about one of them
+%gpuckpt diff A B                             what changed from one to another
 %gpuckpt rm NAME [NAME ...]                   remove snapshots
+%gpuckpt mv NAME NEW                          give one another name
+%gpuckpt pin NAME · unpin NAME                keep one from being removed or replaced, or no longer
+%gpuckpt tag NAME TAG [--remove TAG]          add tags to one, or take them away
 %gpuckpt status                               this kernel, and the snapshot that it came from
 %gpuckpt help                                 this text
 
 `r = %gpuckpt save x` returns twice, like fork: r.restored is False now, and True after a restore of x.
 Functions of your own around a save: jupyter_gpuckpt.before_save(fn), jupyter_gpuckpt.after_restore(fn)."""
 
-_SUBCOMMANDS = ("help", "list", "restore", "rm", "save", "show", "status")
+_SUBCOMMANDS = (
+    *("diff", "help", "list", "log", "mv", "pin", "restore", "rm", "save", "show", "status", "tag", "unpin"),
+)
+_NAME_SNAPSHOTS = ("diff", "mv", "pin", "restore", "rm", "show", "tag", "unpin")
 _PROGRESS_AFTER = 1.0  # seconds
 
 
@@ -53,10 +62,23 @@ def _parser() -> _Parser:
     save.add_argument("name")
     save.add_argument("-m", "--message", default="")
     save.add_argument("--replace", action="store_true")
+    save.add_argument("--with-files", action="store_true")
     commands.add_parser("restore").add_argument("name", nargs="?", default="")
     commands.add_parser("show").add_argument("name")
     commands.add_parser("rm").add_argument("names", nargs="+")
-    for plain in ("list", "status", "help"):
+    diff = commands.add_parser("diff")
+    diff.add_argument("old")
+    diff.add_argument("new")
+    move = commands.add_parser("mv")
+    move.add_argument("name")
+    move.add_argument("new")
+    for name in ("pin", "unpin"):
+        commands.add_parser(name).add_argument("name")
+    tag = commands.add_parser("tag")
+    tag.add_argument("name")
+    tag.add_argument("tags", nargs="*")
+    tag.add_argument("--remove", action="append", default=[])
+    for plain in ("list", "log", "status", "help"):
         commands.add_parser(plain)
     return parser
 
@@ -108,7 +130,12 @@ class Gpuckpt:
 
     def _save(self, args: argparse.Namespace) -> show.Saved:
         agent = self._keeper()
-        request = {"name": args.name, "message": args.message, "replace": args.replace}
+        request = {
+            "name": args.name,
+            "message": args.message,
+            "replace": args.replace,
+            "with_files": args.with_files,
+        }
         with self._progress(f"Saving {args.name}") as progress:
             saved = show.Saved(agent.request("save", request, progress.take))
             progress.finish(saved)
@@ -127,6 +154,28 @@ class Gpuckpt:
 
     def _show(self, args: argparse.Namespace) -> show.Listing:
         return show.snapshot(self._keeper().request("show", {"name": args.name}))
+
+    def _log(self, _: argparse.Namespace) -> show.Tree:
+        return show.Tree(self._keeper().request("list"))
+
+    def _diff(self, args: argparse.Namespace) -> show.Tables:
+        return show.comparison(self._keeper().request("diff", {"old": args.old, "new": args.new}))
+
+    def _mv(self, args: argparse.Namespace) -> None:
+        self._keeper().request("mv", {"name": args.name, "new": args.new})
+        print(f"{args.name} is now {args.new}.")
+
+    def _pin(self, args: argparse.Namespace) -> None:
+        self._keeper().request("pin", {"name": args.name, "pinned": True})
+        print(f"Pinned {args.name}.")
+
+    def _unpin(self, args: argparse.Namespace) -> None:
+        self._keeper().request("pin", {"name": args.name, "pinned": False})
+        print(f"Unpinned {args.name}.")
+
+    def _tag(self, args: argparse.Namespace) -> None:
+        labels = self._keeper().request("tag", {"name": args.name, "tags": args.tags, "remove": args.remove})
+        print(f"{args.name}: {' '.join(labels['tags']) or 'no tags'}")
 
     def _rm(self, args: argparse.Namespace) -> None:
         agent = self._keeper()
@@ -163,11 +212,11 @@ class Gpuckpt:
         before = words[1:] if event.line.endswith(" ") else words[1:-1]
         if not before:
             return list(_SUBCOMMANDS)
-        if before[0] in ("restore", "show", "rm") and self._agent is not None:
+        if before[0] in _NAME_SNAPSHOTS and self._agent is not None:
             with contextlib.suppress(GpuckptError):
                 return [s["name"] for s in self._agent.request("list")["snapshots"]]
         if before[0] == "save":
-            return ["--message", "--replace"]
+            return ["--message", "--replace", "--with-files"]
         return []
 
     @contextlib.contextmanager

@@ -154,8 +154,8 @@ class SaveHandler(_Handler):
     @authorized
     async def post(self, kernel_id: str) -> None:
         """Begin to save a kernel."""
-        asked = self.arguments_in_body(name=str, message=str, replace=bool)
-        operation = await self.service.save(kernel_id, asked["name"], asked["message"], asked["replace"])
+        asked = self.arguments_in_body(name=str, message=str, replace=bool, with_files=bool)
+        operation = await self.service.save(kernel_id, asked)
         self.set_status(202)
         self.finish(operation.as_dict())
 

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import __version__, settings
@@ -82,18 +82,17 @@ class Service:
             self._judged = (now, await asyncio.to_thread(why_unavailable))
         return self._judged[1]
 
-    async def save(self, kernel_id: str, name: str, message: str, replace: bool) -> Operation:
-        """Begin to save a kernel.
+    async def save(self, kernel_id: str, request: Mapping[str, Any]) -> Operation:
+        """Begin to save a kernel; the request has ``name``, ``message``, ``replace`` and ``with_files``.
 
         Raises
         ------
         BadName : no snapshot can be called that.
         NoSuchKernel, Unavailable : there is no such kernel, or it cannot be saved.
         """
-        check_name(name)
+        name = check_name(request["name"])
         folder = await self._folder(kernel_id)
-        request = {"name": name, "message": message, "replace": replace}
-        return self.operations.start(Operation("save", kernel_id, name), folder, request)
+        return self.operations.start(Operation("save", kernel_id, name), folder, dict(request))
 
     async def restore(self, kernel_id: str, name: str) -> Operation:
         """Begin to put a kernel back to a snapshot; without a name, to the latest of its notebook.

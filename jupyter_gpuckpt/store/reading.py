@@ -27,6 +27,7 @@ __all__ = [
     "raw_contents",
     "read_chunk",
     "read_contents",
+    "read_whole",
 ]
 
 _BATCH = 8 * 1024 * 1024
@@ -150,7 +151,7 @@ def extract(
             os.close(fd)
         for offset, chunks in _batches(contents.files[path]):
             jobs.append(partial(_write, manifest, reader, index, path, target, offset, chunks))
-    run_all(jobs, (lambda done: progress("verify", done, manifest.size)) if progress else (lambda _: None))
+    run_all(jobs, (lambda done: progress("verify", done, contents.size)) if progress else (lambda _: None))
 
 
 def _make_folders(folder: Path, made: set[Path]) -> None:
@@ -193,6 +194,20 @@ def _write(
             tally.add(chunk.size)
     finally:
         os.close(fd)
+
+
+def read_whole(layout: Layout, manifest: Manifest, contents: Contents, index: Index) -> dict[str, bytes]:
+    """Return the verified bytes of these files of a snapshot, by path. Raises `Damaged`."""
+    reader = PackReader(layout.packs)
+    return {
+        path: b"".join(
+            bytes(chunk.size)
+            if chunk.hash == HOLE
+            else bytes(read_chunk(manifest, reader, path, chunk, index[chunk.hash]))
+            for chunk in chunks
+        )
+        for path, chunks in contents.files.items()
+    }
 
 
 def read_chunk(manifest: Manifest, reader: PackReader, path: str, chunk: Chunk, at: Location) -> bytes | bytearray:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import errno
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -29,7 +29,7 @@ from .manifest import MAX_SIZE, Manifest
 from .names import check_name
 from .outgoing import Outgoing
 from .parallel import Progress
-from .reading import extract, locate, read_contents
+from .reading import extract, locate, read_contents, read_whole
 from .repair import Repaired, repair
 from .sessions import Lock, Session
 from .signatures import split
@@ -221,11 +221,13 @@ class Store:
         into: Path,
         progress: Progress | None = None,
         elsewhere: Mapping[str, Path] = MappingProxyType({}),
+        wanted: Callable[[str], bool] = lambda _: True,
     ) -> Snapshot:
         """Write the files of the snapshot `name` into the new folder `into`, and return them, to be closed after use.
 
         Every byte is verified on its way. What is below a path of the snapshot that `elsewhere` names goes into the
-        existing folder there, and is the caller's to delete. `progress` is called with the stage ``verify``.
+        existing folder there, and is the caller's to delete. Files whose path is not `wanted` are left out, unread.
+        `progress` is called with the stage ``verify``.
 
         Raises
         ------
@@ -234,6 +236,34 @@ class Store:
         Damaged, Incompatible : it cannot be used; the text and data say which file and why. `into` is gone then.
         StoreError : `into` has no room for it, or cannot be written.
         """
+        with self._reading(name) as manifest:
+            snapshot = Snapshot(manifest, into)
+            try:
+                self._extract(manifest, into, elsewhere, wanted, progress)
+            except BaseException:
+                snapshot.close()
+                raise
+            return snapshot
+
+    def read_files(self, name: str, paths: Collection[str]) -> tuple[Manifest, Contents, dict[str, bytes]]:
+        """Return what a snapshot is, and the verified bytes of those of its files that are asked for and there.
+
+        They are meant to be small: a damaged snapshot's may be as large as it says.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `open`.
+        """
+        with self._reading(name) as manifest:
+            contents = read_contents(self._layout, manifest)
+            few = Contents({path: contents.files[path] for path in paths if path in contents.files})
+            with storing(f"The snapshot {name} cannot be read.", self.root):
+                index = locate(self._layout, manifest, few)
+            return manifest, contents, read_whole(self._layout, manifest, few, index)
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[Manifest]:
+        """Give the manifest of a snapshot, of which nothing is deleted while the context is entered."""
         while True:
             manifest = self.trusted(name)
             with storing(f"The snapshot {name} cannot be read.", self.root):
@@ -241,21 +271,22 @@ class Store:
             try:
                 if self.get(name).id != manifest.id:
                     continue  # replaced before its chunks were safe from a collection
-                snapshot = Snapshot(manifest, into)
-                try:
-                    self._extract(manifest, into, elsewhere, progress)
-                except BaseException:
-                    snapshot.close()
-                    raise
-                return snapshot
+                yield manifest
+                return
             finally:
                 if session is not None:
                     session.close()
 
     def _extract(
-        self, manifest: Manifest, into: Path, elsewhere: Mapping[str, Path], progress: Progress | None
+        self,
+        manifest: Manifest,
+        into: Path,
+        elsewhere: Mapping[str, Path],
+        wanted: Callable[[str], bool],
+        progress: Progress | None,
     ) -> None:
-        contents = read_contents(self._layout, manifest)
+        everything = read_contents(self._layout, manifest)
+        contents = Contents({path: chunks for path, chunks in everything.files.items() if wanted(path)})
         with storing(f"The snapshot {manifest.name} cannot be read.", self.root):
             index = locate(self._layout, manifest, contents)
         try:

@@ -79,6 +79,7 @@ class Writer:
             self._session = Session(layout.locks, "save")
             self.id = self._session.id
             self._folders: dict[str, Path] = {"": self.directory}
+            self._files: list[Source] = []
             self._packs = PackWriter(layout.packs, self.id, room)
             self._commit = Commit(layout, name, self.id, replace=replace)
             try:
@@ -95,6 +96,10 @@ class Writer:
     def include(self, folder: Path, inside: str) -> None:
         """Let the files in `folder` be files of the snapshot, under the path `inside`; they stay where they are."""
         self._folders[inside] = folder
+
+    def add(self, file: Path, path: str, size: int) -> None:
+        """Let the first `size` bytes of a file be the file `path` of the snapshot; it stays where it is."""
+        self._files.append(Source(file, size, path, used_up=False))
 
     def __enter__(self) -> Writer:
         return self
@@ -186,6 +191,7 @@ class Writer:
     def _store_files(self, cut: Cut, progress: Progress | None) -> Contents:
         """Have all chunks on the disk, and the index that says where; return which they are."""
         sources = [source for inside, folder in self._folders.items() for source in self._survey(folder, inside)]
+        sources += self._files
         total = sum(source.size for source in sources)
         index = read_index(self._layout)
         report = (lambda done: progress("store", done, total)) if progress else (lambda _: None)

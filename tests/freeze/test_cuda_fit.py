@@ -77,6 +77,13 @@ def test_snapshot_without_cuda_fits_anywhere() -> None:
         (Machine(gpu(0, "A", mig=True)), saved("A"), ["MIG"]),
         (Machine(gpu(0, "A"), version=12040), saved("A"), ["12.4", "12.8"]),
         (Machine(gpu(0, "A", free=9)), saved("A"), ["9.0 GiB", "10.0 GiB"]),
+        # All at once:
+        (
+            Machine(gpu(0, "B", name="A100", free=9)),
+            saved("A", driver="570.9"),
+            ["3 things", "570.9", "580.1", "H200", "A100", "9.0 GiB", "10.0 GiB"],
+        ),
+        (Machine(gpu(0, "C", name="A100")), saved("A", "B"), ["number of GPUs", "2", "1", "H200", "A100"]),
     ],
 )
 def test_row_21_what_differs_is_refused_by_both_values(
