@@ -61,10 +61,13 @@ def check_machine(
     worker: cuda.CudaWorker,
     program: CriuProgram,
     leaving: Sequence[int],
+    gpus: Sequence[int] = (),
+    copies: int = 1,
 ) -> Mapping[str, str] | None:
     """Refuse a snapshot that does not fit this machine or this kernel; return the GPU map to restore it with.
 
-    `leaving` are the processes (with their memory, ports and GPU memory) that end before the restore.
+    `leaving` are the processes (with their memory, ports and GPU memory) that end before the restore; `gpus` are the
+    numbers of the GPUs that it shall use here, as `cuda.fits` takes them, and `copies` how often it is to be restored.
 
     Raises
     ------
@@ -77,10 +80,49 @@ def check_machine(
             f"It was saved from kernel {manifest.kernel['kernel_id']}, which has no agent; here is {launch.kernel_id}.",
             "A kernel without the agent can only go back to a snapshot of its own: its connection key cannot change.",
         )
-    _room_in_memory(manifest, leaving)
+    _room_in_memory(manifest, leaving, copies)
     if manifest.process["cuda"]:
-        return cuda.fits(worker, manifest.cuda, leaving)
+        return cuda.fits(worker, manifest.cuda, leaving, gpus=gpus, copies=copies)
     return None
+
+
+def room_for_copies(size: int, count: int) -> None:
+    """Refuse a fork that there is no memory for: `size` bytes that are taken once, and come up `count` times.
+
+    Raises
+    ------
+    Refused : with both values.
+    """
+    needed, room = size * (count + 2), memory.available(os.getpid())  # one copy lies in memory twice as it comes up
+    if needed > room:
+        raise Refused(
+            "The kernel was not forked; it goes on as before.",
+            f"{count} copies of it need {needed / 1e6:,.0f} MB of memory, and {room / 1e6:,.0f} MB are free.",
+            "Ask for fewer, or free memory in the kernel.",
+            needed=needed,
+            available=room,
+        )
+
+
+def shared_socket_paths(images_folder: Path) -> set[Path]:
+    """Return the paths that Unix sockets of a saved tree are bound to, where other kernels see them as well."""
+    return {path for path in images.socket_paths(images_folder) if not str(path).startswith(_ELSEWHERE)}
+
+
+def files_written(images_folder: Path) -> list[str]:
+    """Return the paths of the files on disk that a saved tree has open, or mapped, for writing."""
+    files = images.named_files(images_folder)
+    return sorted(
+        {
+            file.path
+            for file in files
+            if file.size is not None and _is_written(file) and not file.path.startswith(_ELSEWHERE)
+        }
+    )
+
+
+def _is_written(file: images.NamedFile) -> bool:
+    return file.flags & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR)
 
 
 def warnings(snapshot: Snapshot, leaving: Sequence[int]) -> list[str]:
@@ -177,8 +219,7 @@ def _change(file: images.NamedFile) -> str:
         return f"{file.path}: was {_kind(file.mode)}, here {_kind(now.st_mode)}"
     if file.size is None:
         return ""
-    writable = file.flags & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR)
-    if now.st_size != file.size and not (writable and now.st_size > file.size):
+    if now.st_size != file.size and not (_is_written(file) and now.st_size > file.size):
         return f"{file.path}: had {was}, here {now.st_size}"
     if file.build_id and not _has_build_id(Path(file.path), file.build_id):
         return f"{file.path}: another build, of the same size"
@@ -197,13 +238,13 @@ def _has_build_id(path: Path, padded: bytes) -> bool:
         return content.find(padded.rstrip(b"\0")) >= 0
 
 
-def _room_in_memory(manifest: Manifest, leaving: Sequence[int]) -> None:
+def _room_in_memory(manifest: Manifest, leaving: Sequence[int], copies: int) -> None:
     # What was in VRAM lies in memory from before the running kernel ends until it is on the GPU.
-    vram = sum(cuda.needs(manifest.cuda).values())
+    vram = copies * sum(cuda.needs(manifest.cuda).values())
     now = memory.available(os.getpid())
     for needed, room in (
         (vram, now),
-        (vram + int(manifest.process["private_bytes"]), now + processes.private_bytes(leaving)),
+        (vram + copies * int(manifest.process["private_bytes"]), now + processes.private_bytes(leaving)),
     ):
         if needed > room:
             raise Refused(

@@ -25,9 +25,10 @@ from typing import Any
 from .. import settings
 from ..errors import GpuckptError, KeeperGone, RestoreFailed
 from ..lock_files import KEEPER_LOCK, is_locked
-from . import debugger, devices, hooks, show
+from . import debugger, devices, hooks, renewal, show
 from .builtin_hooks import Housekeeping
 from .cells import Asked, Cells, wait_for_peers
+from .child_output import ChildOutput
 
 log = logging.getLogger("gpuckpt.agent")
 
@@ -62,6 +63,7 @@ class Agent:
         self._run_dir = run_dir
         self._pid = os.getpid()
         self._housekeeping = Housekeeping(kernel.shell)
+        self._child_output = ChildOutput(getattr(kernel, "iopub_thread", None))
         self._waiting: dict[int, _Waiting] = {}
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._saving = False
@@ -76,6 +78,7 @@ class Agent:
     def start(self) -> None:
         """Say hello to the keeper and listen to it from now on."""
         devices.drop_in_children()
+        _own_folder_of_multiprocessing()
         for name, work in (("gpuckpt-agent", self._listen), ("gpuckpt-hooks", self._do_calls)):
             thread: Any = threading.Thread(target=work, name=name, daemon=True)
             thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # the debugger must not stop it
@@ -241,6 +244,7 @@ class Agent:
             "execution_count": self._kernel.execution_count,
             "python": platform.python_version(),
             "ipykernel": ipykernel.__version__,
+            "own_ports": [self._child_output.port],
         }
 
     def _is_busy(self) -> bool:
@@ -256,10 +260,16 @@ class Agent:
             print(fault, file=sys.stderr)
 
     def _identity(
-        self, connection: dict[str, Any], connection_file: str, kernel_id: str, peers: dict[str, int]
+        self,
+        connection: dict[str, Any],
+        connection_file: str,
+        kernel_id: str,
+        peers: dict[str, int],
+        ports: dict[str, int],
     ) -> None:
-        """Become the kernel of this connection: its key, its ports, its clients."""
+        """Become the kernel of this connection: its key, its ports (by what they were), its clients."""
         self._clients = peers
+        self._child_output.moved({int(was): port for was, port in ports.items()})
         kernel, app = self._kernel, self._kernel.parent
         kernel.session.key = str(connection["key"]).encode()
         if app is not None:
@@ -279,7 +289,14 @@ class Agent:
         """This kernel was just restored: run the hooks, and answer the cell that asked for it."""
         self._saving = False
         self._mended.wait(_MENDING)
+        renewal.renew()
         faults = self._housekeeping.after(restored=True)
+        copy = result.get("copy")
+        if copy is not None:
+            renewal.become_copy(self._kernel)
+            self.cells.drop_queued()
+            if copy["reseed"]:
+                faults += renewal.reseed(self._kernel.shell.user_ns)
         faults += hooks.run_after(hooks.Resumed(restored=True))
         if asked.get("cell") or asked.get("queued"):
             self._wait_for_clients()
@@ -289,7 +306,7 @@ class Agent:
         else:
             self.cells.refuse_queued(asked)
         for waiting in list(self._waiting.values()):
-            if waiting.op == "save":
+            if waiting.op == ("save" if copy is None else "fork"):
                 waiting.messages.put({"result": result})
             else:
                 waiting.messages.put({"error": _overtaken(waiting.op).as_dict()})
@@ -363,6 +380,19 @@ def _interrupts_into(messages: queue.SimpleQueue[dict[str, Any]]) -> Iterator[No
 
 def _overtaken(op: str) -> GpuckptError:
     return GpuckptError(f"The {op} was overtaken by a restore.", "The kernel was put back to a snapshot.", "Ask again.")
+
+
+def _own_folder_of_multiprocessing() -> None:
+    """Have multiprocessing bind its sockets in /dev/shm, which is each kernel's own.
+
+    In its folder in /tmp, a copy of the kernel would find the servers (of forkserver, of managers) of the original.
+    """
+    from multiprocessing import process
+
+    folder = Path(settings.NAMESPACE_SOCKETS_DIR)
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        process.current_process()._config.setdefault("tempdir", str(folder))  # type: ignore[attr-defined]
 
 
 def start_agent(kernel: Any) -> Agent | None:

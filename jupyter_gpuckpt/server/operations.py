@@ -1,4 +1,4 @@
-"""Saves and restores under way: long work that has an id, says how far it is, and can be cancelled.
+"""Saves, restores, forks and moves under way: long work that has an id, says how far it is, and can be cancelled.
 
 All of it belongs to the server's event loop, but for the one thread of each operation, which waits for its keeper.
 """
@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,18 +29,22 @@ class NoSuchOperation(GpuckptError):
     """No operation has that id, or it ended long ago."""
 
 
+Finish = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
+"""What the server itself has to do with the result of an operation; it may change it."""
+
+
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds")
 
 
 @dataclass
 class Operation:
-    """A save or a restore, asked for by way of the API."""
+    """A save, a restore, a fork or a move, asked for by way of the API."""
 
     kind: str
     kernel_id: str
     name: str
-    """The snapshot's; empty where a restore leaves the choice to the keeper."""
+    """The snapshot's; empty where there is none, or a restore leaves the choice to the keeper."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     state: str = "running"
     """``running``, ``done``, ``failed`` or ``cancelled``."""
@@ -108,14 +112,16 @@ class Operations:
                 "Ask for the kernels and snapshots as they are now.",
             ) from None
 
-    def start(self, operation: Operation, folder: KernelFolder, request: dict[str, Any]) -> Operation:
-        """Have the keeper of a kernel do it; returns at once."""
+    def start(
+        self, operation: Operation, folder: KernelFolder, request: dict[str, Any], finish: Finish | None = None
+    ) -> Operation:
+        """Have the keeper of a kernel do it, and then the server its part, where there is one; returns at once."""
         self._all[operation.id] = operation
         ended = [o.id for o in self._all.values() if o.ended]
         for old in ended[: max(0, len(ended) - _KEPT)]:
             del self._all[old]
         self._changed(operation)
-        waiting = _Waiting(self, operation, folder, request, asyncio.get_running_loop())
+        waiting = _Waiting(self, operation, folder, request, asyncio.get_running_loop(), finish)
         # A thread of its own, which no pool waits for: the keeper goes on by itself when the server ends.
         threading.Thread(target=waiting.wait, name=f"gpuckpt-{operation.kind}", daemon=True).start()
         return operation
@@ -159,6 +165,7 @@ class _Waiting:
     folder: KernelFolder
     request: dict[str, Any]
     loop: asyncio.AbstractEventLoop
+    finish: Finish | None
     _agreed: bool = False
 
     def wait(self) -> None:
@@ -168,6 +175,8 @@ class _Waiting:
             with client.connect(self.folder) as keeper:
                 # No time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
                 result = keeper.request(self.operation.kind, self.request, timeout=None, progress=self._take)
+            if self.finish is not None:
+                asyncio.run_coroutine_threadsafe(self.finish(result or {}), self.loop).result()
         except GpuckptError as e:
             error = e
         except Exception as e:  # noqa: BLE001 - the operation must end, and say how
