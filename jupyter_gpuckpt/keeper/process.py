@@ -36,6 +36,8 @@ _FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to ta
 _PATIENCE = 30.0  # how long a shutdown waits for a broken-off operation to end, in seconds
 PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
 
+_DOING = {"save": "saving", "restore": "restoring", "fork": "forking", "move": "moving"}
+
 Tell = Callable[[dict[str, Any]], Awaitable[None]]
 
 
@@ -331,9 +333,7 @@ class Keeper:
         tree = processes.descendants(self.space.pid) if self.space is not None else []
         operation = self.operation
         pid = self.space.outer(self.state.kernel_pid) if self.space is not None else None
-        word = {"save": "saving", "restore": "restoring", "fork": "forking", "move": "moving"}.get(
-            operation.kind if operation else ""
-        )
+        word = _DOING.get(operation.kind if operation else "")
         return {
             "kernel_id": self.launch.kernel_id,
             "name": self.launch.name,
@@ -500,7 +500,8 @@ def _unforeseen(op: str, error: Exception, folder: KernelFolder) -> GpuckptError
 async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> None:
     """Be the keeper of the kernel in this folder until it has ended; its lock is held by this process.
 
-    `how` is ``start``, ``take-over``, or ``copy`` for a kernel that comes up as a copy of another. `ready` is called once, with nothing when the kernel has been started or taken over, else with the error.
+    `how` is ``start``, ``take-over``, or ``copy`` for a kernel that comes up as a copy of another. `ready` is called
+    once, with nothing when the kernel is held, else with the error.
     """
     # The sleeper's parent ends at once: sleepers become this process's children, and are reaped by it.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""What a restored kernel must not have in common with another copy of it, and what a copy must leave to the original."""
+"""What a restored kernel must not have in common with another copy of it, and what it must leave to the original."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import tempfile
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def _keep(*_: Any, **__: Any) -> None:
     """Stands in for the deletion of a folder that is the original's."""
 
 
-def reseed(namespace: Mapping[str, Any]) -> list[str]:
+def reseed(namespace: dict[str, Any]) -> list[str]:
     """Give every random stream that can be found a fresh start; return what failed, in words.
 
     Those are the streams of `random`, NumPy, torch and CuPy, their generator objects, wherever they are, and the
@@ -116,13 +116,18 @@ def _reseed_cupy() -> None:
         cupy.random.seed(None)
 
 
-def _reseed_variables(namespace: Mapping[str, Any]) -> None:
+def _reseed_variables(namespace: dict[str, Any]) -> None:
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     for name, value in list(namespace.items()):
         if torch is not None and isinstance(value, torch.Generator):
             value.seed()
-        elif (
-            jax is not None and isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
-        ):
-            folded = jax.random.fold_in if value.ndim == 0 else jax.vmap(jax.random.fold_in, in_axes=(0, None))
-            namespace[name] = folded(value, int.from_bytes(os.urandom(4), "little"))  # type: ignore[index]
+        elif jax is not None and _is_jax_key(jax, value):
+            fold_in = jax.random.fold_in
+            for _ in range(value.ndim):
+                fold_in = jax.vmap(fold_in, in_axes=(0, None))
+            namespace[name] = fold_in(value, int.from_bytes(os.urandom(4), "little"))
+
+
+def _is_jax_key(jax: Any, value: Any) -> bool:
+    """Tell whether a value is a typed key of JAX; untyped ones cannot be told from other arrays."""
+    return isinstance(value, jax.Array) and bool(jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key))
