@@ -125,8 +125,8 @@ class _Handler(APIHandler):
         if odd := sorted(found.keys() - fields.keys()):
             raise _bad_request(f"It has {', '.join(map(repr, odd))}.", fields)
         for name, kind in fields.items():
-            value: Any = found.get(name, kind())
-            if type(value) is not kind or (kind is int and value < 0):  # to Python, true is an int
+            is_negative = kind is int and isinstance(found.get(name), int) and found[name] < 0
+            if type(found.get(name, kind())) is not kind or is_negative:  # to Python, true is an int
                 raise _bad_request(f"Its {name!r} is not of that type.", fields)
         return {name: found.get(name, None if kind is int else kind()) for name, kind in fields.items()}
 

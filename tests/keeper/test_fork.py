@@ -1,0 +1,188 @@
+"""Forks: copies of a kernel come up beside it, and each goes its own way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from copies import Copy, Fork, forking
+from keeper_faults import Criu, assert_nothing_left, processes_of
+from notebooks import Notebook, wait_until
+
+from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.errors import ForkFailed, Refused, SaveFailed
+from jupyter_gpuckpt.keeper.record import KernelFolder
+from jupyter_gpuckpt.store import Store
+
+
+@pytest.fixture
+def fork() -> Iterator[Fork]:
+    with forking() as fork:
+        yield fork
+
+
+def snapshots() -> list[str]:
+    return [manifest.name for manifest in Store(settings.store_dir()).list()]
+
+
+def test_copies_go_on_from_the_same_state_each_on_its_own(notebook: Notebook, fork: Fork) -> None:
+    notebook.run("x = [1, 2, 3]")
+    first, second = fork(notebook, count=2)
+    assert [copy.told["index"] for copy in (first, second)] == [0, 1]
+    for kernel, more in ((notebook, 4), (first, 5), (second, 6)):
+        kernel.run(f"x.append({more})")
+    assert [kernel.value("x[-1], len(x)") for kernel in (notebook, first, second)] == ["4 4", "5 4", "6 4"]
+    assert snapshots() == [], "a fork leaves no name behind"
+
+
+def test_a_fork_in_a_cell_returns_in_the_kernel_and_in_every_copy(notebook: Notebook) -> None:
+    answer = notebook.run("f = %gpuckpt fork -n 2\nwho = 'original' if f.copy is None else f'copy {f.copy}'")
+    assert answer.text.startswith("Forked: 2 copies, in ")
+    told = json.loads(notebook.value("__import__('json').dumps(f.kernels)"))
+    copies = [Copy(one) for one in told]
+    try:
+        for copy in copies:
+            assert f"jupyter console --existing kernel-{copy.told['id']}.json" in answer.text
+        assert [kernel.value("who") for kernel in (notebook, *copies)] == ["original", "copy 0", "copy 1"]
+    finally:
+        for copy in copies:
+            copy.close()
+
+
+def test_a_cell_that_trains_goes_on_in_both_and_what_waits_behind_it_only_in_the_original(
+    notebook: Notebook, fork: Fork
+) -> None:
+    notebook.client.execute(
+        "import pathlib\nstep = behind = 0\n"
+        "try:\n    while True:\n        step += 1; pathlib.Path('/dev/shm/step').write_text(str(step))\n"
+        "except KeyboardInterrupt:\n    pass"
+    )
+    wait_until(lambda: step_of(notebook))
+    last = notebook.client.execute("behind = 1")
+    (copy,) = fork(notebook)
+    for kernel in (notebook, copy):
+        wait_until(partial(goes_on, kernel, step_of(kernel)))
+        with kernel.keeper as keeper:
+            keeper.request("signal", {"signum": int(signal.SIGINT)})
+    while notebook.client.get_shell_msg(timeout=20)["parent_header"]["msg_id"] != last:
+        pass
+    assert notebook.value("behind") == "1"
+    assert copy.value("behind") == "0"
+
+
+def goes_on(kernel: Notebook, before: int) -> bool:
+    return step_of(kernel) > before
+
+
+def step_of(kernel: Notebook) -> int:
+    """Return how far the cell is that writes its steps into the kernel's own /dev/shm."""
+    (sleeper,) = KernelFolder(kernel.folder).sleepers()
+    try:
+        return int(Path(f"/proc/{sleeper}/root/dev/shm/step").read_text() or 0)
+    except FileNotFoundError:
+        return 0
+
+
+def test_a_fork_from_a_snapshot_leaves_the_kernel_as_it_is(notebook: Notebook, fork: Fork) -> None:
+    notebook.run("x = 'saved'")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 'later'")
+    first, second = fork(notebook, snapshot="here", count=2)
+    assert [kernel.value("x") for kernel in (notebook, first, second)] == ["later", "saved", "saved"]
+    assert snapshots() == ["here"]
+
+
+def test_a_fork_with_a_name_saves_the_kernel_too(notebook: Notebook, fork: Fork) -> None:
+    notebook.run("x = 'now'")
+    (copy,) = fork(notebook, name="kept")
+    assert copy.value("x") == "now"
+    assert snapshots() == ["kept"]
+    notebook.run("x = 'later'")
+    notebook.run("%gpuckpt restore kept")
+    assert notebook.value("x") == "now"
+
+
+def test_a_copy_is_copied_saved_and_restored_like_any_kernel_also_when_the_original_is_gone(
+    notebook: Notebook, fork: Fork
+) -> None:
+    notebook.run("x = 0")
+    (child,) = fork(notebook)
+    notebook.close()
+    child.run("x += 1")
+    (grandchild,) = fork(child)
+    grandchild.run("x += 1")
+    child.run("%gpuckpt save here")
+    child.run("x = 'ruined'")
+    child.run("%gpuckpt restore here")
+    assert [child.value("x"), grandchild.value("x")] == ["1", "2"]
+    child.close()
+    assert grandchild.value("x") == "2"
+
+
+def test_a_copy_that_is_shut_down_leaves_nothing(notebook: Notebook, fork: Fork, tmp_path: Path) -> None:
+    before = processes_of(tmp_path)
+    (copy,) = fork(notebook)
+    files = [Path(copy.told["connection_file"]), copy.folder]
+    assert all(path.exists() for path in files)
+    copy.client.shutdown()
+    wait_until(lambda: not any(path.exists() for path in files))
+    wait_until(lambda: processes_of(tmp_path) == before)
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        ({"count": 65}, Refused),
+        ({"count": -1}, Refused),
+        ({"snapshot": "a", "name": "b"}, Refused),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_touched(
+    notebook: Notebook, fork: Fork, request_: dict[str, object], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        fork(notebook, **request_)
+    assert notebook.value("1") == "1"
+
+
+def test_a_fork_that_fails_leaves_no_copy_and_the_kernel_unharmed(
+    criu: Criu, notebook: Notebook, fork: Fork, tmp_path: Path
+) -> None:
+    notebook.run("x = 1")
+    before = processes_of(tmp_path)
+    criu.first("restore", 'case "$*" in *) [ -e "$0.once" ] && exit 1; touch "$0.once" ;; esac')
+    with pytest.raises(ForkFailed):
+        fork(notebook, count=2)
+    criu.first("dump", "exit 1")
+    with pytest.raises(SaveFailed):
+        fork(notebook)
+    assert notebook.value("x") == "1"
+    wait_until(lambda: processes_of(tmp_path) == before)
+    runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"])
+    assert [path.name for path in runtime.iterdir()] == ["gpuckpt"]
+    assert [path.name for path in (runtime / "gpuckpt").iterdir()] == [notebook.folder.name]
+    criu.honest()
+    (copy,) = fork(notebook)
+    assert copy.value("x") == "1"
+
+
+def test_twenty_copies_at_once_and_nothing_is_left_of_them(notebook: Notebook, fork: Fork, tmp_path: Path) -> None:
+    notebook.run("x = 1")
+    before = processes_of(tmp_path)
+    copies = fork(notebook, count=20)
+    for number, copy in enumerate(copies):
+        copy.client.execute(f"x += {number}")
+    assert [copy.value("x") for copy in copies] == [str(1 + number) for number in range(20)]
+    assert notebook.value("x") == "1"
+    for copy in copies:
+        copy.close()
+    wait_until(lambda: processes_of(tmp_path) == before)
+    runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"])
+    assert [path.name for path in runtime.iterdir()] == ["gpuckpt"]
+    notebook.close()
+    assert_nothing_left(tmp_path)
