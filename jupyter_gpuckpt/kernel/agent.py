@@ -294,7 +294,7 @@ class Agent:
         copy = result.get("copy")
         if copy is not None:
             renewal.become_copy(self._kernel)
-            self.cells.drop_queued()
+            self.cells.forget_queued()
             if copy["reseed"]:
                 faults += renewal.reseed(self._kernel.shell.user_ns)
         faults += hooks.run_after(hooks.Resumed(restored=True))

@@ -35,7 +35,6 @@ class Cells:
         self._kernel = kernel
         self._running: list[tuple[list[bytes], dict[str, Any]]] = []
         self._received: dict[str, list[bytes]] = {}
-        self._dropped: set[str] = set()
 
     @contextlib.contextmanager
     def run(self, idents: list[bytes], message: dict[str, Any]) -> Iterator[None]:
@@ -74,20 +73,9 @@ class Cells:
         queued = [*self._received.values(), *self._unread()]
         return [[frame.hex() for frame in frames] for frames in queued]
 
-    def drop_queued(self) -> None:
-        """Let the requests that wait behind the running cell never be executed: they are another kernel's."""
-        session = self._kernel.session
-        for frames in self.queued():
-            _, rest = session.feed_identities([bytes.fromhex(frame) for frame in frames])
-            self._dropped.add(session.unpack(rest[1])["msg_id"])
+    def forget_queued(self) -> None:
+        """Forget the requests that wait: they are signed with the key of another kernel, and will not be executed."""
         self._received.clear()
-
-    def is_dropped(self, message: dict[str, Any]) -> bool:
-        """Tell whether a request is one of `drop_queued`; it is forgotten then."""
-        msg_id = message["header"]["msg_id"]
-        dropped = msg_id in self._dropped
-        self._dropped.discard(msg_id)
-        return dropped
 
     def _let_come(self) -> None:
         """Wait while requests keep coming: a client that sends hundreds at once takes its time."""

@@ -33,8 +33,6 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         if self.agent is None:
             await super().execute_request(stream, ident, parent)
             return
-        if self.agent.cells.is_dropped(parent):
-            return
         with self.agent.cells.run(ident, parent):
             await super().execute_request(stream, ident, parent)
 
