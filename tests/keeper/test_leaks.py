@@ -127,11 +127,14 @@ def test_forks_leave_nothing(notebook: Notebook, tmp_path: Path) -> None:
     clients = connected(notebook)
     for _ in range(3):  # what is set up once is there by then
         fork_and_end()
+    wait_until(lambda: len(processes_of(tmp_path)) == 3, what="a copy is left")  # keeper, sleeper, kernel
+    living = processes_of(tmp_path)
     before, held = look(notebook, tmp_path, clients), memory(notebook)
     runtime = sorted(path.name for path in (tmp_path / "runtime").rglob("*"))
     for _ in range(int(os.environ.get("GPUCKPT_TEST_FORKS", "10"))):
         fork_and_end()
-    wait_until(lambda: look(notebook, tmp_path, clients) == before)
+    wait_until(lambda: processes_of(tmp_path) == living)
+    assert look(notebook, tmp_path, clients) == before
     assert sorted(path.name for path in (tmp_path / "runtime").rglob("*")) == runtime
     for who, size in memory(notebook).items():
         assert size - held[who] < 8e6 + 0.1 * held[who], f"{who} grew from {held[who]} to {size} bytes"
