@@ -152,11 +152,6 @@ def _path(reg: Any) -> str:
     return "/" + str(reg.name.decode("utf-8", "surrogateescape")).lstrip("/")
 
 
-def listening_ports(images: Path) -> list[int]:
-    """Return the TCP ports that the saved tree listens on, in ascending order."""
-    return sorted(_listening((images / "files.img").read_bytes()))
-
-
 def bound_ports(images: Path) -> list[int]:
     """Return the ports that the saved tree has for itself (listening TCP, or UDP), in ascending order."""
     raw = (images / "files.img").read_bytes()

@@ -242,7 +242,7 @@ class _Plan:
         self._bound = images.bound_ports(capture.criu)
         kernel = capture.manifest.kernel
         ours = {*kernel["connection"].values(), *kernel.get("own_ports", [])}
-        self._of_user = [port for port in images.listening_ports(capture.criu) if port not in ours]
+        self._of_user = [port for port in self._bound if port not in ours]
         self._size = sum(file.stat().st_size for folder in (capture.criu, capture.rest) for file in folder.iterdir())
         self._paths = ports.taken_paths(fit.shared_socket_paths(capture.criu))
 

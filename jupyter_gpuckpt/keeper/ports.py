@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -54,13 +55,33 @@ class Choice:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            s.bind(("", port))
-        except OSError:
-            return False
+    try:
+        _bound(port).close()
+    except OSError:
+        return False
     return True
+
+
+def _bound(port: int) -> socket.socket:
+    """Return a TCP socket that is bound to a port (0: to any), which nobody has otherwise: neither in IPv6 nor by UDP.
+
+    Raises
+    ------
+    OSError : somebody has it.
+    """
+    s = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
+    try:
+        if s.family == socket.AF_INET6:
+            s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        if port:  # what has just been closed is free; the system itself only gives out what nobody has in any way
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        s.bind(("", port))
+        with socket.socket(s.family, socket.SOCK_DGRAM) as datagrams:
+            datagrams.bind(("", s.getsockname()[1]))
+    except BaseException:
+        s.close()
+        raise
+    return s
 
 
 class Reserved:
@@ -75,28 +96,22 @@ class Reserved:
 
     def free(self) -> int:
         """Return a free port."""
-        return self._bind(0)
+        while True:
+            with contextlib.suppress(OSError):  # it is only free in TCP
+                return self._hold(_bound(0))
 
     def same_or_free(self, port: int) -> int:
         """Return this port, where it is free, and else one that is."""
-        try:
-            return self._bind(port) if port not in self._held else self._bind(0)
-        except OSError:
-            return self._bind(0)
+        if port not in self._held:
+            with contextlib.suppress(OSError):
+                return self._hold(_bound(port))
+        return self.free()
 
-    def _bind(self, port: int) -> int:
-        s = socket.socket()
-        try:
-            if port:  # the system itself only gives out what nobody has in any way
-                s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            s.bind(("", port))
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        except BaseException:
-            s.close()
-            raise
-        number = int(s.getsockname()[1])
-        self._held[number] = s
-        return number
+    def _hold(self, s: socket.socket) -> int:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        port = int(s.getsockname()[1])
+        self._held[port] = s
+        return port
 
     def close(self) -> None:
         """Let go of the ports that no kernel has taken."""

@@ -45,6 +45,8 @@ who = "original"
 os.chdir({folder!r})
 os.environ["OF_MINE"] = "kept"
 server = listening(socket.AF_INET, ("127.0.0.1", 0))
+six = listening(socket.AF_INET6, ("::1", 0)) if {six} else None
+datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); datagrams.bind(("127.0.0.1", 0))
 abstract = listening(socket.AF_UNIX, "\\0gpuckpt-test-" + uuid.uuid4().hex)
 at_path = listening(socket.AF_UNIX, {folder!r} + "/socket")
 connection = socket.create_connection(("127.0.0.1", {port}))
@@ -60,6 +62,16 @@ forkserver = multiprocessing.get_context("forkserver")
 pool = forkserver.Pool(1)
 pool.apply(os.getpid)
 """
+
+
+def _has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as s:
+        s.bind(("::1", 0))
+        return True
+    return False
+
+
+_HAS_IPV6 = _has_ipv6()
 
 
 @dataclass
@@ -98,7 +110,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
         stack.callback(original.close)
         client.wait_for_ready(60)
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        original.run(_SETUP.format(folder=str(folder), port=listener.getsockname()[1]))
+        original.run(_SETUP.format(folder=str(folder), port=listener.getsockname()[1], six=_HAS_IPV6))
         peer = stack.enter_context(listener.accept()[0])
         fork = stack.enter_context(forking())
         copies = fork(original, count=2)
@@ -131,12 +143,14 @@ def test_the_kernels_own_ports_and_key_are_others(kernels: Kernels) -> None:
 
 
 def test_a_server_of_the_users_own_gets_a_free_port_and_the_user_is_told_which(kernels: Kernels) -> None:
-    ports = [int(port) for port in kernels.all("server.getsockname()[1]")]
-    assert differ(list(map(str, ports)))
-    assert [copy.told["ports"] for copy in kernels.copies] == [{str(ports[0]): port} for port in ports[1:]]
-    for port, name in zip(ports, WHO, strict=True):
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as s:
-            assert s.recv(100).decode() == name
+    for mine in ("server", "datagrams", *(["six"] if _HAS_IPV6 else [])):
+        ports = [int(port) for port in kernels.all(f"{mine}.getsockname()[1]")]
+        assert differ(list(map(str, ports)))
+        assert [copy.told["ports"][str(ports[0])] for copy in kernels.copies] == ports[1:]
+    assert kernels.all("ask(socket.AF_INET, server.getsockname())") == WHO
+    for copy in kernels.copies:
+        with socket.create_connection(("127.0.0.1", int(copy.value("server.getsockname()[1]"))), timeout=5) as s:
+            assert s.recv(100).decode() == copy.value("who")
 
 
 def test_an_abstract_socket_gets_another_name(kernels: Kernels) -> None:
