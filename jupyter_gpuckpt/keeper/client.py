@@ -65,7 +65,7 @@ def take_over(folder: KernelFolder) -> None:
         return
     try:
         if not folder.can_be_kept():
-            end(folder)
+            _bury(folder)
             raise _no_such_kernel()
         # The process started here ends at once, and leaves the keeper to the machine's process 1: who takes a kernel
         # over may be a short command.
@@ -88,6 +88,16 @@ def end(folder: KernelFolder) -> None:
     for sleeper in folder.sleepers():
         _kill(sleeper)
     folder.remove()
+
+
+def _bury(folder: KernelFolder) -> None:
+    """Remove what is left of a kernel that died with its keeper."""
+    with contextlib.suppress(OSError, ValueError):
+        launch = folder.launch()
+        if launch.copy_of:
+            # It was written for the fork. A server that holds the copy writes its own where it needs one.
+            Path(launch.connection_file).unlink(missing_ok=True)
+    end(folder)
 
 
 def _kill(pid: int) -> None:
@@ -184,7 +194,7 @@ def folders() -> Iterator[KernelFolder]:
         except FileNotFoundError:  # it has ended meanwhile
             continue
         if lock is not None:
-            end(folder)
+            _bury(folder)
             os.close(lock)
 
 

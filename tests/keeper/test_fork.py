@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 from copies import Copy, Fork, forking
-from keeper_faults import Criu, assert_nothing_left, processes_of
+from keeper_faults import Criu, Requested, assert_nothing_left, keeper_pid, processes_of
 from notebooks import Notebook, wait_until
 
 from jupyter_gpuckpt import settings
-from jupyter_gpuckpt.errors import ForkFailed, Refused, SaveFailed
+from jupyter_gpuckpt.errors import ForkFailed, KeeperGone, Refused, SaveFailed
+from jupyter_gpuckpt.keeper import client
 from jupyter_gpuckpt.keeper.record import KernelFolder
 from jupyter_gpuckpt.store import Store
 
@@ -154,7 +155,7 @@ def test_a_fork_that_fails_leaves_no_copy_and_the_kernel_unharmed(
     criu: Criu, notebook: Notebook, fork: Fork, tmp_path: Path
 ) -> None:
     notebook.run("x = 1")
-    before = processes_of(tmp_path)
+    before, alone = processes_of(tmp_path), runtime_files()
     criu.first("restore", 'case "$*" in *) [ -e "$0.once" ] && exit 1; touch "$0.once" ;; esac')
     with pytest.raises(ForkFailed):
         fork(notebook, count=2)
@@ -163,17 +164,54 @@ def test_a_fork_that_fails_leaves_no_copy_and_the_kernel_unharmed(
         fork(notebook)
     assert notebook.value("x") == "1"
     wait_until(lambda: processes_of(tmp_path) == before)
-    runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"])
-    assert [path.name for path in runtime.iterdir()] == ["gpuckpt"]
-    assert [path.name for path in (runtime / "gpuckpt").iterdir()] == [notebook.folder.name]
+    assert runtime_files() == alone
     criu.honest()
     (copy,) = fork(notebook)
     assert copy.value("x") == "1"
 
 
+def runtime_files() -> list[str]:
+    """Return what lies in Jupyter's runtime folder: connection files, and one folder with a folder for each kernel."""
+    runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"])
+    return sorted(str(path.relative_to(runtime)) for path in [*runtime.glob("*"), *runtime.glob("gpuckpt/*")])
+
+
+def test_a_keeper_that_dies_while_copies_come_up_leaves_none_and_the_kernel_gets_another(
+    criu: Criu, notebook: Notebook, tmp_path: Path
+) -> None:
+    notebook.run("x = 1")
+    alone = runtime_files()
+    killed = keeper_pid(notebook)
+    with criu.held_at("restore", "start") as reached:
+        asked = Requested(notebook, "fork", {"count": 2})
+        reached()
+        os.kill(killed, signal.SIGKILL)
+        asked.join(20)
+        assert isinstance(asked.error, KeeperGone)
+    wait_until(lambda: runtime_files() == alone, 20, "a copy is left")
+    wait_until(lambda: len(processes_of(tmp_path)) == 3, 20)  # keeper, sleeper, kernel
+    assert notebook.value("x") == "1"
+    with forking() as fork:
+        (copy,) = fork(notebook)
+        assert copy.value("x") == "1"
+
+
+def test_a_copy_that_is_killed_with_its_keeper_leaves_nothing_when_kernels_are_listed(
+    notebook: Notebook, fork: Fork
+) -> None:
+    alone = runtime_files()
+    (copy,) = fork(notebook)
+    (sleeper,) = KernelFolder(copy.folder).sleepers()
+    for pid in (copy.told["keeper_pid"], sleeper):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not KernelFolder(copy.folder).sleepers())
+    wait_until(lambda: [folder.path for folder in client.folders()] == [notebook.folder])
+    assert runtime_files() == alone
+
+
 def test_twenty_copies_at_once_and_nothing_is_left_of_them(notebook: Notebook, fork: Fork, tmp_path: Path) -> None:
     notebook.run("x = 1")
-    before = processes_of(tmp_path)
+    before, alone = processes_of(tmp_path), runtime_files()
     copies = fork(notebook, count=20)
     for number, copy in enumerate(copies):
         copy.client.execute(f"x += {number}")
@@ -182,7 +220,6 @@ def test_twenty_copies_at_once_and_nothing_is_left_of_them(notebook: Notebook, f
     for copy in copies:
         copy.close()
     wait_until(lambda: processes_of(tmp_path) == before)
-    runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"])
-    assert [path.name for path in runtime.iterdir()] == ["gpuckpt"]
+    assert runtime_files() == alone
     notebook.close()
     assert_nothing_left(tmp_path)
