@@ -107,6 +107,14 @@ def mapped_files(pid: int) -> Iterator[str]:
         return
 
 
+def open_files(pid: int) -> Iterator[str]:
+    """Yield what each file descriptor of a process leads to (proc(5), fd); none when it is gone."""
+    with contextlib.suppress(OSError):
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                yield str(fd.readlink())
+
+
 def resident_bytes(pids: Iterable[int]) -> int:
     """Return the resident memory of these processes together, in bytes."""
     pages = 0
@@ -140,15 +148,8 @@ def unix_sockets() -> Iterator[tuple[int, str]]:
 
 def sockets(pids: Iterable[int]) -> set[int]:
     """Return the inodes of the sockets that these processes have open."""
-    found = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for fd in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    kind, _, inode = str(fd.readlink()).partition(":")
-                    if kind == "socket":
-                        found.add(int(inode.strip("[]")))
-    return found
+    kinds = (target.partition(":") for pid in pids for target in open_files(pid))
+    return {int(inode.strip("[]")) for kind, _, inode in kinds if kind == "socket"}
 
 
 def connections(ports: set[int]) -> int:

@@ -6,7 +6,7 @@ import mmap
 import os
 import platform
 import stat
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,14 @@ def refuse_unsavable(sleeper: int, kernel: int, tree: Collection[int]) -> None:
                 pid=pid,
                 tracer=tracer,
             )
+    for pid in sorted(tree):
+        for what, then in _obstacles(pid):
+            raise Refused(
+                "The save was refused; nothing was touched.",
+                f"Process {pid} ({processes.name(pid)}) {what}, which CRIU cannot save.",
+                then,
+                pid=pid,
+            )
     strays = [pid for pid in processes.descendants(sleeper) if _is_stray(pid, sleeper, kernel)]
     if strays:
         named = ", ".join(f"{pid} ({processes.name(pid)})" for pid in sorted(strays))
@@ -47,6 +55,14 @@ def refuse_unsavable(sleeper: int, kernel: int, tree: Collection[int]) -> None:
             "End them, or wait for them, and save again.",
             pids=sorted(strays),
         )
+
+
+def _obstacles(pid: int) -> Iterator[tuple[str, str]]:
+    """Yield what a process has that criu would only refuse when it stands still, and what to do about it."""
+    if any(path.startswith("/SYSV") for path in processes.mapped_files(pid)):
+        yield "uses System V shared memory", "Detach it, or use multiprocessing.shared_memory instead, and try again."
+    if "anon_inode:[io_uring]" in processes.open_files(pid):
+        yield "uses io_uring", "Stop what uses io_uring in the kernel, and try again."
 
 
 def _is_stray(pid: int, sleeper: int, kernel: int) -> bool:

@@ -56,9 +56,10 @@ def _leave_temporary_files() -> None:
         if found is not None and found[1] == tempfile.TemporaryDirectory._cleanup:  # type: ignore[attr-defined]
             finalizer.detach()
             found[0]._rmtree = _keep
-    for found in gc.get_objects():
-        if type(found) is tempfile._TemporaryFileCloser:  # type: ignore[attr-defined]
-            found.delete = False
+    closer = tempfile._TemporaryFileCloser  # type: ignore[attr-defined]
+    for one in gc.get_referrers(closer):  # its instances are among them, found without a list of all objects
+        if type(one) is closer:
+            one.delete = False
 
 
 def _keep(*_: Any, **__: Any) -> None:

@@ -193,6 +193,19 @@ def test_the_state_of_every_gpu_goes_to_the_next_one_round_and_back(notebook: No
     assert near(grown(before), start)
 
 
+@pytest.mark.usefixtures("several_gpus")
+def test_nccl_in_one_process_works_on_in_a_copy(notebook: Notebook, fork: Fork) -> None:
+    notebook.run(
+        "import torch, torch.cuda.nccl as nccl\n"
+        "x = [torch.ones(2**16, device=f'cuda:{n}') for n in range(2)]\n"
+        "def total():\n    nccl.all_reduce(x); return [t.sum().item() / len(t) for t in x]",
+        timeout=120,
+    )
+    assert notebook.value("total()") == "[2.0, 2.0]"
+    (copy,) = fork(notebook)
+    assert [kernel.value("total()") for kernel in (notebook, copy, copy)] == ["[4.0, 4.0]", "[4.0, 4.0]", "[8.0, 8.0]"]
+
+
 def near(found: Sequence[int], wanted: Sequence[int]) -> bool:
     return all(abs(a - b) * MIB < NOISE for a, b in zip(found, wanted, strict=True))
 
