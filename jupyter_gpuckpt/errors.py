@@ -11,6 +11,7 @@ __all__ = [
     "Cancelled",
     "Damaged",
     "DriverError",
+    "ForkFailed",
     "GpuckptError",
     "Incompatible",
     "KeeperGone",
@@ -121,6 +122,10 @@ class SaveFailed(GpuckptError):
 
 class RestoreFailed(GpuckptError):
     """A restore failed; the snapshot is as it was, and the text says which kernel runs now."""
+
+
+class ForkFailed(GpuckptError):
+    """A copy of a kernel did not come up; none is left, and the kernel goes on."""
 
 
 class KernelLost(GpuckptError):

@@ -28,6 +28,9 @@ PARKING_FIFOS = ("to-parking", "from-parking")
 PARKING_LIBRARY = Path(__file__).parent / "kernel" / "libgpuckpt-parking.so"
 """What is built of `kernel/parking.c`; missing where there was no C compiler."""
 
+NAMESPACE_SOCKETS_DIR = "/dev/shm/multiprocessing"  # noqa: S108 - likewise
+"""Where Python's multiprocessing binds its sockets in a kernel with an agent. The same path in every sleeper."""
+
 ENV_RUN_DIR = "GPUCKPT_RUN_DIR"
 """Set in a kernel that a keeper holds: the run folder as the kernel sees it."""
 
@@ -73,6 +76,11 @@ def logs_dir() -> Path:
 def kernels_dir() -> Path:
     """Return the folder that holds one folder a kernel: ``gpuckpt`` in Jupyter's runtime folder."""
     return Path(jupyter_runtime_dir(), "gpuckpt")
+
+
+def connection_file(kernel_id: str) -> Path:
+    """Return where the connection file of a kernel is looked for: in Jupyter's runtime folder."""
+    return Path(jupyter_runtime_dir(), f"kernel-{kernel_id}.json")
 
 
 def _seconds(variable: str, default: float) -> float:

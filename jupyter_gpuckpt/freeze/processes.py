@@ -122,16 +122,11 @@ def mapped_files(pid: int) -> Iterator[str]:
 
 
 def open_files(pid: int) -> Iterator[str]:
-    """Yield the path of every file that a process has open; none when it is gone."""
-    try:
-        links = list(Path(f"/proc/{pid}/fd").iterdir())
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    for link in links:
-        try:
-            yield str(link.readlink())
-        except (FileNotFoundError, ProcessLookupError):  # closed in between
-            continue
+    """Yield what each file descriptor of a process leads to (proc(5), fd); none when it is gone."""
+    with contextlib.suppress(OSError):
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                yield str(fd.readlink())
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
@@ -167,15 +162,8 @@ def unix_sockets() -> Iterator[tuple[int, str]]:
 
 def sockets(pids: Iterable[int]) -> set[int]:
     """Return the inodes of the sockets that these processes have open."""
-    found = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for fd in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    kind, _, inode = str(fd.readlink()).partition(":")
-                    if kind == "socket":
-                        found.add(int(inode.strip("[]")))
-    return found
+    kinds = (target.partition(":") for pid in pids for target in open_files(pid))
+    return {int(inode.strip("[]")) for kind, _, inode in kinds if kind == "socket"}
 
 
 def connections(ports: set[int]) -> int:

@@ -16,7 +16,7 @@ import platform
 import shutil
 import signal
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,7 +32,7 @@ from ..errors import (
     RestoreFailed,
     SaveFailed,
 )
-from ..freeze import criu, cuda, images, pages, processes
+from ..freeze import criu, cuda, images, pages, processes, random_state
 from ..freeze.criu_program import CriuProgram, find_criu, version_text
 from ..store import Manifest, Snapshot, Writer
 from ..store.retention import keep_last, keep_under
@@ -42,6 +42,7 @@ from .link import AgentSilent, Link
 from .namespace import Namespace, run_path
 from .needs import NeededFile
 from .placed_files import Placement
+from .ports import Places
 from .staging import Staging, fits_in_memory, vram_files
 from .summary import is_of, summary
 
@@ -75,7 +76,7 @@ cp "$GPUCKPT_LOG" "$GPUCKPT_SNAPSHOT/kernel.log"
 """
 
 
-class _Stages:
+class Stages:
     """Tells whoever asked how far an operation is, and stops it where it may be stopped."""
 
     def __init__(self, operation: Operation, tell: Tell) -> None:
@@ -130,8 +131,12 @@ class _Stages:
 # -- save
 
 
+Check = Callable[[int, Mapping[str, Any]], None]
+"""Refuses, before a freeze, what could not be done with the kernel's private bytes and `cuda.describe` of it."""
+
+
 @dataclass
-class _Frozen:
+class Frozen:
     """What a freeze found and took."""
 
     seconds: float
@@ -149,10 +154,8 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     SaveFailed, Refused, StoreError, Cancelled : nothing was saved, and the kernel is as it was.
     KernelLost : the GPU state could not be brought back.
     """
-    stages = _Stages(operation, tell)
+    stages = Stages(operation, tell)
     await stages.enter("checking")
-    link = keeper.link
-    assert link is not None
     space = keeper.namespace()
     # What lives from the files of a snapshot is no use without them.
     with_files = bool(args.get("with_files")) or keeper.state.own_files
@@ -161,18 +164,7 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         keeper.store.writer, operation.name, replace=bool(args.get("replace")), quota=settings.store_quota()
     )
     with await asyncio.to_thread(begin) as writer:
-        await stages.enter("preparing the kernel")
-        # A kernel that is not prepared has nothing to put right but its hooks, and one of them may hang.
-        patience = 0.0
-        try:
-            agent = await stages.or_cancelled(_before_save(link, keeper.launch.agent))
-            patience = _AFTER_FAILURE
-            staging, frozen = await _freeze(keeper, operation, writer, program, agent, stages)
-        except (GpuckptError, OSError) as e:
-            failure = e if isinstance(e, GpuckptError) else _not_saved(e)
-            await _after_save(link, keeper.launch.agent, failure, patience)
-            raise failure from e
-        await _after_save(link, keeper.launch.agent, None, settings.hook_timeout())
+        staging, frozen, agent = await take(keeper, operation, writer.directory, program, stages, _RoomInStore(keeper))
         try:
             await stages.enter("writing")
             for folder, inside in ((staging.outside, CRIU_IMAGES), (staging.vram.outside, VRAM)):
@@ -188,8 +180,8 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
                 writer.commit,
                 message=str(args.get("message") or ""),
                 parent=(keeper.state.parent or {}).get("id"),
-                kernel=_about_kernel(keeper, agent),
-                machine=_about_machine(program),
+                kernel=about_kernel(keeper, agent),
+                machine=about_machine(program),
                 cuda=frozen.cuda,
                 process=frozen.process,
                 cut=pages.windows,
@@ -233,6 +225,40 @@ def _keep_files(
         ) from e
 
 
+async def take(
+    keeper: Keeper,
+    operation: Operation,
+    directory: Path,
+    program: CriuProgram,
+    stages: Stages,
+    check: Check,
+) -> tuple[Staging, Frozen, Mapping[str, Any]]:
+    """Freeze the kernel for a moment and take all of it: into the staging, and /dev/shm and log into `directory`.
+
+    `check` is called before the freeze. The third thing returned is what the agent says about its kernel.
+
+    Raises
+    ------
+    SaveFailed, Refused, Cancelled : nothing was taken, and the kernel is as it was.
+    KernelLost : the GPU state could not be brought back.
+    """
+    link = keeper.link
+    assert link is not None
+    await stages.enter("preparing the kernel")
+    # A kernel that is not prepared has nothing to put right but its hooks, and one of them may hang.
+    patience = 0.0
+    try:
+        agent = await stages.or_cancelled(before_save(link, keeper.launch.agent))
+        patience = _AFTER_FAILURE
+        staging, frozen = await _freeze(keeper, operation, directory, program, agent, stages, check)
+    except (GpuckptError, OSError) as e:
+        failure = e if isinstance(e, GpuckptError) else _not_saved(e)
+        await after_save(link, keeper.launch.agent, failure, patience)
+        raise failure from e
+    await after_save(link, keeper.launch.agent, None, settings.hook_timeout())
+    return staging, frozen, agent
+
+
 def _remove_old(keeper: Keeper) -> None:
     """Remove this kernel's old snapshots as the settings ask for; what cannot be removed stays."""
     own = functools.partial(is_of, kernel_id=keeper.launch.kernel_id, notebook=keeper.launch.notebook)
@@ -249,20 +275,27 @@ def _not_saved(error: OSError) -> SaveFailed:
     return SaveFailed("The kernel could not be saved; it goes on as before.", str(error), criu.advice(str(error)))
 
 
-def _room_for(keeper: Keeper, needed: int) -> None:
-    """Refuse a save of so many bytes that the disk has no room for."""
-    free = shutil.disk_usage(keeper.store.root).free
-    if needed > free:
-        raise Refused(
-            "The save was refused: the store's disk has no room for it.",
-            f"The kernel holds {needed / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free in {keeper.store.root}",
-            "Remove snapshots (`%gpuckpt rm NAME`), free memory in the kernel, or set GPUCKPT_STORE to a larger disk.",
-            needed=needed,
-            free=free,
-        )
+@dataclass
+class _RoomInStore:
+    """Refuses a save that the store's disk has no room for."""
+
+    keeper: Keeper
+
+    def __call__(self, private: int, described: Mapping[str, Any]) -> None:
+        needed = private + sum(cuda.needs(described).values())
+        free = shutil.disk_usage(self.keeper.store.root).free
+        if needed > free:
+            raise Refused(
+                "The save was refused: the store's disk has no room for it.",
+                f"The kernel holds {needed / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free in {self.keeper.store.root}",
+                "Remove snapshots (`%gpuckpt rm NAME`), free memory in the kernel, or set GPUCKPT_STORE to a larger "
+                "disk.",
+                needed=needed,
+                free=free,
+            )
 
 
-async def _before_save(link: Link, has_agent: bool) -> dict[str, Any]:
+async def before_save(link: Link, has_agent: bool) -> dict[str, Any]:
     """Have the agent run the hooks; return what it says about its kernel."""
     if not has_agent:
         return {}
@@ -279,7 +312,7 @@ async def _before_save(link: Link, has_agent: bool) -> dict[str, Any]:
     return answer
 
 
-async def _after_save(link: Link, has_agent: bool, failure: GpuckptError | None, patience: float) -> None:
+async def after_save(link: Link, has_agent: bool, failure: GpuckptError | None, patience: float) -> None:
     """Have the agent undo its part, and wait until it has, for `patience` seconds at most."""
     if not has_agent:
         return
@@ -296,11 +329,12 @@ async def _after_save(link: Link, has_agent: bool, failure: GpuckptError | None,
 async def _freeze(
     keeper: Keeper,
     operation: Operation,
-    writer: Writer,
+    directory: Path,
     program: CriuProgram,
     agent: Mapping[str, Any],
-    stages: _Stages,
-) -> tuple[Staging, _Frozen]:
+    stages: Stages,
+    check: Check,
+) -> tuple[Staging, Frozen]:
     """Freeze the kernel's tree, take it, and let it run on; what criu wrote is in the staging."""
     space, worker = keeper.namespace(), keeper.worker
     script = keeper.folder.path / "post-dump"
@@ -308,7 +342,7 @@ async def _freeze(
     script.chmod(0o700)
     environment = {
         **program.environment(),
-        "GPUCKPT_SNAPSHOT": str(writer.directory),
+        "GPUCKPT_SNAPSHOT": str(directory),
         "GPUCKPT_LOG": run_path(KERNEL_LOG),
     }
     kernel = space.outer(keeper.state.kernel_pid)
@@ -330,11 +364,11 @@ async def _freeze(
         "private_bytes": private,
     }
     in_vram = sum(cuda.needs(described).values())
-    _room_for(keeper, private + in_vram)
+    check(private, described)
     held = described.get("processes", [])
     keeper.state.operation = {"kind": "save", "name": operation.name, "cuda": on_gpu, "held": held}
     keeper.save_state()
-    staging = await asyncio.to_thread(Staging, space, writer.directory / CRIU_IMAGES)
+    staging = await asyncio.to_thread(Staging, space, directory / CRIU_IMAGES)
     assert keeper.link is not None
     gpu = GpuFreeze(worker, space, keeper.link, on_gpu, described, staging.vram)
 
@@ -388,7 +422,7 @@ async def _freeze(
     keeper.note_state()
     if parked is not None:
         described = {**described, "parked": asdict(parked)}
-    return staging, _Frozen(seconds, tidying, described, {**process, "frozen_seconds": seconds})
+    return staging, Frozen(seconds, tidying, described, {**process, "frozen_seconds": seconds})
 
 
 async def _run_criu(
@@ -432,7 +466,8 @@ async def _run_criu(
     raise failure
 
 
-def _about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
+def about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `kernel` object of a manifest; `agent` is what the agent said of it."""
     launch = keeper.launch
     return {
         "kernel_id": launch.kernel_id,
@@ -443,10 +478,12 @@ def _about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
         "execution_count": agent.get("execution_count"),
         "python": agent.get("python"),
         "ipykernel": agent.get("ipykernel"),
+        "own_ports": agent.get("own_ports", []),
     }
 
 
-def _about_machine(program: CriuProgram) -> dict[str, Any]:
+def about_machine(program: CriuProgram) -> dict[str, Any]:
+    """Return the `machine` object of a manifest."""
     return {
         "arch": platform.machine(),
         "kernel": platform.release(),
@@ -467,17 +504,18 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     RestoreFailed : the restore failed, and a fresh kernel was started in its place.
     KernelLost : nor could a fresh kernel be started.
     """
-    stages = _Stages(operation, tell)
+    stages = Stages(operation, tell)
     name = operation.name = operation.name or _latest(keeper)
     await stages.enter("checking")
-    manifest, request = await asyncio.to_thread(_request, keeper, name)
+    manifest, request = await asyncio.to_thread(request_of, keeper, name)
     program = await asyncio.to_thread(find_criu)
     leaving = processes.descendants(keeper.namespace().pid)
+    gpus = [int(gpu) for gpu in args.get("gpus") or ()]
     fits = await asyncio.to_thread(
-        fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, leaving, keeper.marks
+        fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, leaving, keeper.marks, gpus
     )
     await stages.enter("verifying")
-    new = await _Arrival.prepare(keeper, request)
+    new = await Arrival.prepare(keeper, request.images, request.missing)
     gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), fits.gpu_map, vram_files(new.space))
     try:
         await gpu.prepare(early=True)
@@ -494,6 +532,8 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         await new.refuse_without_criu(program)
         await asyncio.to_thread(fit.check_files, snapshot, new.space.path("/"))
         warnings = [*fits.notes, *new.notes(), *await asyncio.to_thread(fit.warnings, snapshot, leaving)]
+        if fits.gpu_map is not None:
+            warnings += await asyncio.to_thread(cuda.moves, keeper.worker, manifest.cuda, fits.gpu_map)
         await stages.enter("restoring", cancellable=False)
         peers = ports.peers(keeper.launch.connection_file)
         keeper.namespace()  # it may have ended meanwhile
@@ -507,12 +547,13 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     try:
         # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
         await keeper.give_up()
-        tidying_gpu = await _put_in_place(keeper, snapshot, new, program, gpu, peers)
+        places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file)
+        tidying_gpu = await put_in_place(keeper, snapshot, new, program, gpu, places, peers)
         # criu is done with them, and the memory that they lie in may be much.
         tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
         result = {**summary(snapshot.manifest), "restored": True, "warnings": warnings}
         operation.answering = True
-        await _resume(new.link, snapshot, asked, result, stages)
+        await resume(new.link, snapshot, asked, result, stages)
         await asyncio.gather(tidying, tidying_gpu)
     except (GpuckptError, OSError) as e:
         log.exception("the restore of %r failed", name)
@@ -555,7 +596,7 @@ async def _interrupted(keeper: Keeper, args: Mapping[str, Any]) -> dict[str, Any
 
 
 @dataclass(frozen=True)
-class _Request:
+class Request:
     """What of a snapshot is read for a restore here, and what that takes."""
 
     needed: Sequence[NeededFile]
@@ -574,7 +615,7 @@ class _Request:
         return not path.startswith(kept_files.FILES + "/") or path in self.parts
 
 
-def _request(keeper: Keeper, name: str) -> tuple[Manifest, _Request]:
+def request_of(keeper: Keeper, name: str) -> tuple[Manifest, Request]:
     """Read what a snapshot says of files, and compare it with what is here."""
     manifest, contents, read = keeper.store.read_files(name, [needs.NEEDS, kept_files.TABLE])
     try:
@@ -588,13 +629,11 @@ def _request(keeper: Keeper, name: str) -> tuple[Manifest, _Request]:
     parts = frozenset(placed_files.parts_of(missing))
     outside = (VRAM + "/", kept_files.FILES + "/")
     images_size = sum(contents.size_of(path) for path in contents.files if not path.startswith(outside))
-    return manifest, _Request(
-        [file for file in needed if file.path not in brought], missing, images_size, placed, parts
-    )
+    return manifest, Request([file for file in needed if file.path not in brought], missing, images_size, placed, parts)
 
 
 @dataclass
-class _Arrival:
+class Arrival:
     """The fresh sleeper that a snapshot is restored into."""
 
     space: Namespace
@@ -607,17 +646,20 @@ class _Arrival:
     """What of the snapshot's own files is put in place; None where the machine has them all."""
 
     @classmethod
-    async def prepare(cls, keeper: Keeper, request: _Request) -> _Arrival:
-        """Start a sleeper, and choose where it gets the snapshot's files: in its memory, or on the disk."""
+    async def prepare(cls, keeper: Keeper, needed: int, missing: Sequence[kept_files.KeptFile] = ()) -> Arrival:
+        """Start a sleeper, and choose where it gets files of `needed` bytes: in its memory, or on the disk.
+
+        `missing` are the files of the snapshot's own that are to be put in place.
+        """
         space, link = await keeper.new_namespace()
         inside = settings.NAMESPACE_STAGING_DIR
         new = cls(space, link, space.path(inside), inside)
-        if not fits_in_memory(space, request.images):
+        if not fits_in_memory(space, needed):
             new.files = keeper.folder.path / WORKING_COPY
             new.files_inside = str(new.files)
             await asyncio.to_thread(shutil.rmtree, new.files, ignore_errors=True)  # of one whose keeper was killed
-        if request.missing:
-            new.placement = Placement(space, request.missing)
+        if missing:
+            new.placement = Placement(space, missing)
         return new
 
     @property
@@ -692,18 +734,20 @@ class _Arrival:
         await asyncio.to_thread(shutil.rmtree, self.files, ignore_errors=True)
 
 
-async def _put_in_place(
+async def put_in_place(
     keeper: Keeper,
     snapshot: Snapshot,
-    new: _Arrival,
+    new: Arrival,
     program: CriuProgram,
     gpu: GpuReturn,
+    places: Places,
     peers: Mapping[str, int],
 ) -> asyncio.Task[None]:
     """Have criu restore the tree into the new sleeper, and the driver its GPU state; return what is tidied up yet."""
     manifest = snapshot.manifest
     work = snapshot.directory / CRIU_IMAGES
-    _make_ready(work, manifest, keeper.launch.connection_file, new.space.path("/"))
+    _make_ready(work, places, new.space)
+    random_state.spoil()
     # Waiting in the FIFO when the kernel wakes: it must know its new key before the first message comes.
     connection = json.loads(Path(keeper.launch.connection_file).read_text())
     await new.link.send(
@@ -715,6 +759,7 @@ async def _put_in_place(
                 "connection_file": keeper.launch.connection_file,
                 "kernel_id": keeper.launch.kernel_id,
                 "peers": dict(peers),
+                "ports": dict(places.table),
             },
         }
     )
@@ -748,41 +793,44 @@ async def _put_in_place(
     return tidying
 
 
-def _make_ready(work: Path, manifest: Manifest, connection_file: str, root: Path) -> None:
+def _make_ready(work: Path, places: Places, space: Namespace) -> None:
     """Make criu's images ready to be restored here: what differs from one kernel to the next is written anew."""
     images.rewrite_tree(work / "pstree.img", work / "pstree.img")
-    for path in images.socket_paths(work):
+    for path in map(places.socket_path, images.socket_paths(work)):
         # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        space.path(str(path.parent)).mkdir(mode=0o700, parents=True, exist_ok=True)
     images.rewrite_files(
         work / "files.img",
         work / "files.img",
-        port=ports.Choice(manifest.kernel["connection"], connection_file),
-        abstract_name=ports.free_abstract_name,
-        found=functools.partial(fit.found, root=root),
+        port=places.port,
+        abstract_name=places.abstract_name,
+        socket_path=places.socket_path,
+        found=functools.partial(fit.found, root=space.path("/")),
     )
 
 
-async def _resume(
+async def resume(
     link: Link,
     snapshot: Snapshot,
     asked: Mapping[str, Any],
     result: Mapping[str, Any],
-    stages: _Stages,
-) -> None:
-    """Have the restored kernel run its hooks and answer the cell that asked."""
+    stages: Stages,
+) -> list[str]:
+    """Have the restored kernel run its hooks and answer the cell that asked; return what went wrong in the hooks."""
     if not snapshot.manifest.kernel["agent"]:
-        return
+        return []
     arguments = {
         "asked": dict(asked),
         "result": dict(result),
         "asked_at": time.time() - stages.seconds(),
     }
     try:
-        await link.call("resumed", arguments, settings.hook_timeout())
+        answer: dict[str, Any] = await link.call("resumed", arguments, settings.hook_timeout())
     except AgentSilent:
         # It runs, and what it holds is right; a long call that keeps Python's lock was saved in the middle.
         log.warning("the restored kernel has not answered yet")
+        return []
+    return list(answer["faults"])
 
 
 def _failed(name: str, cause: Exception) -> RestoreFailed:

@@ -118,6 +118,58 @@ class Restored(_Shown):
         return "\n".join(lines + self._notes)
 
 
+class Forked(_Shown):
+    """What a fork gives: returned in the kernel that runs on, and in each copy.
+
+    Attributes
+    ----------
+    copy : the number of this copy, from 0; None in the kernel that was forked.
+    kernels : an object for each copy: ``id``, ``connection_file``, ``ports`` and more; empty in a copy.
+    warnings : what kernel and copies share.
+    seconds : how long the fork took; None in a copy.
+    """
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        self._own_id = ""
+        self.copy: int | None = None
+        self.kernels: list[dict[str, Any]] = result.get("kernels", [])
+        self.warnings: list[str] = list(result["warnings"])
+        self.seconds: float | None = result.get("seconds")
+        if "copy" in result:
+            self.copy, self._own_id = result["copy"]["index"], result["copy"]["kernel_id"]
+
+    def text(self) -> str:
+        if self.copy is not None:
+            return f"This is copy {self.copy}, kernel {self._own_id}."
+        many = f"{len(self.kernels)} copies" if len(self.kernels) > 1 else "one copy"
+        lines = [f"Forked: {many}, in {duration(self.seconds or 0)}."]
+        for kernel in self.kernels:
+            lines += fork_lines(kernel)
+        return "\n".join(lines + self.warnings)
+
+
+def fork_lines(kernel: dict[str, Any]) -> list[str]:
+    """Return what there is to say of one copy: how to open it, and what is another there."""
+    how = f"jupyter console --existing {kernel['connection_file'].rpartition('/')[2]}"
+    held = "; a Jupyter server holds it: choose it as a notebook's kernel" if kernel["held"] else ""
+    return [
+        f"Copy {kernel['index']} is kernel {kernel['id']}{held}. In a terminal: {how}",
+        *(f"  Port {port} is port {new} there." for port, new in kernel["ports"].items()),
+        *(f"  {note}" for note in kernel["notes"]),
+    ]
+
+
+class Moved(_Shown):
+    """What a move gives: which GPU is which now."""
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        self.moves: list[str] = list(result["moves"])
+        self.seconds: float = result["seconds"]
+
+    def text(self) -> str:
+        return "\n".join([f"Moved in {duration(self.seconds)}.", *self.moves])
+
+
 class Listing(_Shown):
     """A table; `empty` is said when it has no rows."""
 

@@ -25,13 +25,17 @@ from ..errors import (
     Unavailable,
     Untrusted,
 )
+from ..keeper.fork import MOST
 from .operations import NoSuchOperation
 from .service import Service
 
 __all__ = [
     "RESOURCE",
+    "AdoptHandler",
     "DoctorHandler",
+    "ForkHandler",
     "KernelsHandler",
+    "MoveHandler",
     "NotYetHandler",
     "NotYetReadHandler",
     "NowhereHandler",
@@ -110,6 +114,8 @@ class _Handler(APIHandler):
     def arguments_in_body(self, **fields: type) -> dict[str, Any]:
         """Return the members of the request's JSON object; those left out have their type's empty value.
 
+        A number may not be negative; one that is left out is None.
+
         Raises
         ------
         BadRequest : it is no JSON object, or has other members or types.
@@ -123,9 +129,10 @@ class _Handler(APIHandler):
         if odd := sorted(found.keys() - fields.keys()):
             raise _bad_request(f"It has {', '.join(map(repr, odd))}.", fields)
         for name, kind in fields.items():
-            if not isinstance(found.get(name, kind()), kind):
+            is_negative = kind is int and isinstance(found.get(name), int) and found[name] < 0
+            if type(found.get(name, kind())) is not kind or is_negative:  # to Python, true is an int
                 raise _bad_request(f"Its {name!r} is not of that type.", fields)
-        return {name: found.get(name, kind()) for name, kind in fields.items()}
+        return {name: found.get(name, None if kind is int else kind()) for name, kind in fields.items()}
 
 
 def _bad_request(why: str, fields: Mapping[str, type]) -> BadRequest:
@@ -133,7 +140,7 @@ def _bad_request(why: str, fields: Mapping[str, type]) -> BadRequest:
     return BadRequest("The request's body cannot be used.", why, f"Send a JSON object; it can have: {known}.")
 
 
-_TYPES = {str: "a string", bool: "true or false"}
+_TYPES = {str: "a string", bool: "true or false", int: "a number"}
 
 
 class KernelsHandler(_Handler):
@@ -170,6 +177,53 @@ class RestoreHandler(_Handler):
         operation = await self.service.restore(kernel_id, self.arguments_in_body(name=str)["name"])
         self.set_status(202)
         self.finish(operation.as_dict())
+
+
+class ForkHandler(_Handler):
+    """``kernels/ID/fork``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Begin to make copies of a kernel."""
+        fields = {"snapshot": str, "name": str, "count": int, "gpu": int, "reseed": bool}
+        asked = self.arguments_in_body(**fields)
+        count = 1 if asked["count"] is None else asked["count"]
+        if not 1 <= count <= MOST:
+            raise _bad_request(f"Its 'count' is not from 1 to {MOST}.", fields)
+        if asked["snapshot"] and asked["name"]:
+            raise _bad_request("It has both 'snapshot' and 'name'.", fields)
+        gpu = asked.pop("gpu")
+        gpus = [] if gpu is None else [gpu]
+        operation = await self.service.fork(kernel_id, {**asked, "count": count, "gpus": gpus})
+        self.set_status(202)
+        self.finish(operation.as_dict())
+
+
+class MoveHandler(_Handler):
+    """``kernels/ID/move``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Begin to move a kernel to another GPU."""
+        gpu = self.arguments_in_body(gpu=int)["gpu"]
+        if gpu is None:
+            raise _bad_request("It has no 'gpu'.", {"gpu": int})
+        operation = await self.service.move(kernel_id, [gpu])
+        self.set_status(202)
+        self.finish(operation.as_dict())
+
+
+class AdoptHandler(_Handler):
+    """``kernels/ID/adopt``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Hold a kernel that nobody holds."""
+        self.arguments_in_body()
+        self.finish(await self.service.adopt(kernel_id))
 
 
 class SnapshotsHandler(_Handler):

@@ -1,4 +1,4 @@
-"""Saves, restores and transfers under way: long work that has an id, says how far it is, and can be cancelled.
+"""Saves, restores, forks, moves and transfers under way: each has an id, says how far it is, and can be cancelled.
 
 All of it belongs to the server's event loop, but for the one thread of each operation, which waits for its keeper or
 does the work.
@@ -12,7 +12,7 @@ import datetime
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,19 +32,23 @@ class NoSuchOperation(GpuckptError):
     """No operation has that id, or it ended long ago."""
 
 
+Finish = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
+"""What the server itself has to do with the result of an operation; it may change it."""
+
+
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds")
 
 
 @dataclass
 class Operation:
-    """A save, a restore, a push or a pull, asked for by way of the API."""
+    """A save, a restore, a fork, a move, a push or a pull, asked for by way of the API."""
 
     kind: str
     kernel_id: str
     """Empty where it is no kernel's."""
     name: str
-    """The snapshot's; empty where the choice is left to the keeper or the remote."""
+    """The snapshot's; empty where there is none, or the choice is left to the keeper or the remote."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     state: str = "running"
     """``running``, ``done``, ``failed`` or ``cancelled``."""
@@ -112,9 +116,11 @@ class Operations:
                 "Ask for the kernels and snapshots as they are now.",
             ) from None
 
-    def start(self, operation: Operation, folder: KernelFolder, request: dict[str, Any]) -> Operation:
-        """Have the keeper of a kernel do it; returns at once."""
-        waiting = _Waiting(self, operation, asyncio.get_running_loop(), folder, request)
+    def start(
+        self, operation: Operation, folder: KernelFolder, request: dict[str, Any], finish: Finish | None = None
+    ) -> Operation:
+        """Have the keeper of a kernel do it, and then the server its part, where there is one; returns at once."""
+        waiting = _Waiting(self, operation, asyncio.get_running_loop(), folder, request, finish)
         return self._begin(operation, waiting)
 
     def do(self, operation: Operation, work: Callable[[Progress], dict[str, Any]]) -> Operation:
@@ -229,6 +235,7 @@ class _Waiting(_Thread):
 
     folder: KernelFolder
     request: dict[str, Any]
+    finish: Finish | None
     _agreed: bool = False
 
     def work_out(self) -> dict[str, Any]:
@@ -237,7 +244,9 @@ class _Waiting(_Thread):
             result: dict[str, Any] = keeper.request(
                 self.operation.kind, self.request, timeout=None, progress=self._take
             )
-            return result
+        if self.finish is not None:
+            asyncio.run_coroutine_threadsafe(self.finish(result or {}), self.loop).result()
+        return result
 
     def _take(self, progress: dict[str, Any]) -> None:
         self.moved(str(progress["stage"]), progress.get("done", 0), progress.get("total") or 0)

@@ -27,7 +27,9 @@ ROUTES: dict[str, tuple[type[Any], dict[str, str]]] = {
     r"kernels": (handlers.KernelsHandler, {}),
     rf"{_KERNEL}/save": (handlers.SaveHandler, {}),
     rf"{_KERNEL}/restore": (handlers.RestoreHandler, {}),
-    rf"{_KERNEL}/fork": _not_yet("Forking a kernel", "Save it, and restore the snapshot in another notebook."),
+    rf"{_KERNEL}/fork": (handlers.ForkHandler, {}),
+    rf"{_KERNEL}/move": (handlers.MoveHandler, {}),
+    rf"{_KERNEL}/adopt": (handlers.AdoptHandler, {}),
     r"snapshots": (handlers.SnapshotsHandler, {}),
     _SNAPSHOT: (handlers.SnapshotHandler, {}),
     rf"{_SNAPSHOT}/rename": (handlers.RenameHandler, {}),
@@ -48,7 +50,7 @@ ROUTES: dict[str, tuple[type[Any], dict[str, str]]] = {
 def add_routes(app: ServerApp) -> None:
     """Add the API to a server that is starting."""
     assert app.event_logger is not None  # made before any extension is loaded
-    service = Service(Events(app.event_logger))
+    service = Service(Events(app.event_logger), app.kernel_manager)
     base = url_path_join(app.web_app.settings["base_url"], "api/gpuckpt")
     routes = [*ROUTES.items(), (r".*", (handlers.NowhereHandler, {}))]
     app.web_app.add_handlers(  # type: ignore[no-untyped-call]

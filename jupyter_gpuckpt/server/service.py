@@ -17,6 +17,7 @@ from ..keeper.record import KernelFolder
 from ..keeper.summary import details, listing, summary
 from ..machine import doctor
 from ..machine.capability import why_unavailable
+from ..provisioner import ADOPT
 from ..store import Progress, Store, check_name
 from ..store.pull import pull
 from ..store.push import push
@@ -40,8 +41,8 @@ class Service:
     Whatever reads a disk, asks a keeper or starts a process is done in a thread.
     """
 
-    def __init__(self, events: Events) -> None:
-        self._events = events
+    def __init__(self, events: Events, kernel_manager: Any) -> None:
+        self._events, self._kernel_manager = events, kernel_manager
         self._store = Store(settings.store_dir())
         self._worker = CudaWorker()
         self._judged: tuple[float, Unavailable | None] | None = None
@@ -49,8 +50,8 @@ class Service:
 
     def _changed(self, operation: Operation) -> None:
         self._events.operation(operation.outline())
-        change = {"save": "saved", "pull": "pulled"}.get(operation.kind)
-        if change and operation.state == "done":
+        change = {"save": "saved", "fork": "saved", "pull": "pulled"}.get(operation.kind)
+        if change and operation.state == "done" and operation.name:
             self._events.snapshots(change, operation.name)
 
     # -- kernels
@@ -106,6 +107,57 @@ class Service:
             check_name(name)
         folder = await self._folder(kernel_id)
         return self.operations.start(Operation("restore", kernel_id, name), folder, {"name": name})
+
+    async def fork(self, kernel_id: str, request: dict[str, Any]) -> Operation:
+        """Begin to make copies of a kernel, which the server then holds.
+
+        `request` has ``snapshot``, ``name``, ``count``, ``gpus`` and ``reseed``, as `keeper.fork` knows them.
+
+        Raises
+        ------
+        BadName : no snapshot can be called that.
+        NoSuchKernel, Unavailable : there is no such kernel, or it cannot be forked.
+        """
+        for name in filter(None, (request["snapshot"], request["name"])):
+            check_name(name)
+        folder = await self._folder(kernel_id)
+        # What is saved on the way has a name; a fork leaves none otherwise.
+        operation = Operation("fork", kernel_id, request["name"])
+        return self.operations.start(operation, folder, {**request, "adopt": False}, self._hold)
+
+    async def move(self, kernel_id: str, gpus: list[int]) -> Operation:
+        """Begin to move a kernel to other GPUs.
+
+        Raises
+        ------
+        NoSuchKernel, Unavailable : there is no such kernel, or it cannot be moved.
+        """
+        folder = await self._folder(kernel_id)
+        return self.operations.start(Operation("move", kernel_id, ""), folder, {"gpus": gpus})
+
+    async def _hold(self, result: dict[str, Any]) -> None:
+        """Hold the copies that a fork has made; one that cannot be held runs on, and the result says so."""
+        for kernel in result["kernels"]:
+            try:
+                await self.adopt(kernel["id"])
+                kernel["held"] = True
+            except Exception as e:  # noqa: BLE001 - whatever the kernel manager raises
+                result["warnings"].append(f"The server does not hold the copy {kernel['id']}: {e}")
+
+    async def adopt(self, kernel_id: str) -> dict[str, Any]:
+        """Hold a kernel that runs and that nobody holds, as if this server had started it.
+
+        Raises
+        ------
+        NoSuchKernel, Unavailable : there is no such kernel.
+        Refused : another program holds it.
+        """
+        if kernel_id not in self._kernel_manager:
+            folder = await self._folder(kernel_id)
+            launch = await asyncio.to_thread(folder.launch)
+            # The kernel manager passes what it does not know on to the provisioner.
+            await self._kernel_manager.start_kernel(kernel_id=kernel_id, kernel_name=launch.name, **{ADOPT: True})
+        return {"id": kernel_id}
 
     async def cancel(self, operation_id: str) -> Operation:
         """Ask for an operation to be cancelled.

@@ -138,13 +138,6 @@ def test_odd_bodies_are_refused(server: Server, body: str) -> None:
     assert response.json()["error"]["then"]
 
 
-@pytest.mark.parametrize("path", [f"kernels/{uuid.uuid4()}/fork"])
-def test_what_does_not_exist_yet_says_so(server: Server, path: str) -> None:
-    error = server.ask("POST", path, status=404)["error"]
-    assert error["kind"] == "NotYet"
-    assert error["then"]
-
-
 def test_an_operation_that_is_not_there(server: Server) -> None:
     for method in ("GET", "DELETE"):
         assert server.ask(method, f"operations/{uuid.uuid4().hex}", status=404)["error"]["kind"] == "NoSuchOperation"
