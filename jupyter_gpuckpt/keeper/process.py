@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ from .link import AgentSilent, Link
 from .namespace import FIRST_PID, Namespace, run_path
 from .protocol import LINE_LIMIT, peer_uid, short_path
 from .record import SOCKET, KernelFolder, Operation
-from .summary import details, listing
+from .summary import details, listing, summary
 
 log = logging.getLogger("gpuckpt.keeper")
 
 
 _PR_SET_CHILD_SUBREAPER = 36
+_ANSWER = 5.0  # how long the kernel may take to answer a question, in seconds
 _FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to take note, in seconds
 _PATIENCE = 30.0  # how long a shutdown waits for a broken-off operation to end, in seconds
 PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
@@ -289,6 +291,12 @@ class Keeper:
             return details(await asyncio.to_thread(self.store.get, str(args["name"])))
         if op == "rm":
             return {"freed": await asyncio.to_thread(self.store.remove, str(args["name"]))}
+        if op == "rename":
+            return summary(await asyncio.to_thread(self.store.rename, str(args["name"]), str(args["new"])))
+        if op == "pin":
+            return asdict(await asyncio.to_thread(self.store.pin, str(args["name"]), bool(args["pinned"])))
+        if op == "executed":
+            return await self._executed()
         raise GpuckptError(f"The keeper does not know {op!r}.", "", "Upgrade the older of the two.")
 
     async def _exclusively(
@@ -342,6 +350,20 @@ class Keeper:
             "parent": self.state.parent,
             "attended": bool(self._attached),
         }
+
+    async def _executed(self) -> dict[str, Any]:
+        """Ask the kernel which cells it has executed; one without an agent does not know."""
+        if self.link is None or not self.launch.agent:
+            return {"restored": "", "cells": {}, "others": []}
+        try:
+            found: dict[str, Any] = await self.link.call("executed", {}, _ANSWER)
+        except AgentSilent:
+            raise Busy(
+                "The kernel does not say which cells it has executed.",
+                f"It has not answered for {_ANSWER:.0f} s: it is being saved or restored, or holds Python's lock.",
+                "Ask again.",
+            ) from None
+        return found
 
     def _cancel(self) -> bool:
         if self.operation is None or not self.operation.cancellable:

@@ -28,6 +28,7 @@ from ..lock_files import KEEPER_LOCK, is_locked
 from . import debugger, devices, hooks, show
 from .builtin_hooks import Housekeeping
 from .cells import Asked, Cells, wait_for_peers
+from .executed import Executed
 
 log = logging.getLogger("gpuckpt.agent")
 
@@ -54,10 +55,12 @@ class Agent:
     Attributes
     ----------
     cells : the requests that the kernel executes.
+    executed : the cells that it has executed.
     """
 
     def __init__(self, run_dir: Path, kernel: Any) -> None:
         self.cells = Cells(kernel)
+        self.executed = Executed()
         self._kernel = kernel
         self._run_dir = run_dir
         self._pid = os.getpid()
@@ -182,7 +185,7 @@ class Agent:
             return
         if message["call"] == "new_keeper":
             self._new_keeper(message["id"])
-        elif message["call"] in ("identity", "interrupted"):
+        elif message["call"] in ("executed", "identity", "interrupted"):
             self._call(message)
         else:
             self._calls.put(partial(self._call, message))
@@ -199,6 +202,7 @@ class Agent:
         calls: dict[str, Callable[..., Any]] = {
             "before_save": self._before_save,
             "after_save": self._after_save,
+            "executed": self.executed.as_dict,
             "identity": self._identity,
             "interrupted": self._interrupted,
             "resumed": self._resumed,
@@ -278,6 +282,7 @@ class Agent:
     def _resumed(self, asked: Asked, result: dict[str, Any], asked_at: float) -> dict[str, Any]:
         """This kernel was just restored: run the hooks, and answer the cell that asked for it."""
         self._saving = False
+        self.executed.restored = str(result["name"])
         self._mended.wait(_MENDING)
         faults = self._housekeeping.after(restored=True)
         faults += hooks.run_after(hooks.Resumed(restored=True))
@@ -313,6 +318,8 @@ class Agent:
 
     def _answer_restored(self, asked: Asked, account: show.Restored) -> None:
         self.cells.show(asked, account.mime())
+        if not asked.get("from_outside"):
+            self.executed.note(asked["cell"].get("id", ""), self._kernel.execution_count)
         if self.cells.adopt(asked):
             self.cells.take_queued(asked)
         elif asked.get("from_outside"):

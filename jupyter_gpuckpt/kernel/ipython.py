@@ -8,6 +8,7 @@ from typing import Any
 from ipykernel.ipkernel import IPythonKernel
 
 from .agent import Agent, start_agent
+from .executed import cell_id
 from .magics import register
 
 _PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
@@ -33,6 +34,9 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         if self.agent is None:
             await super().execute_request(stream, ident, parent)
             return
+        content = parent["content"]
+        if content.get("store_history", True) and not content.get("silent"):
+            self.agent.executed.note(cell_id(parent), self.execution_count)
         with self.agent.cells.run(ident, parent):
             await super().execute_request(stream, ident, parent)
 

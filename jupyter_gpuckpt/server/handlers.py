@@ -29,13 +29,17 @@ from .service import Service
 
 __all__ = [
     "RESOURCE",
+    "DifferenceHandler",
     "DoctorHandler",
+    "ExecutedHandler",
+    "KernelLogHandler",
     "KernelsHandler",
     "NotYetHandler",
-    "NotYetReadHandler",
     "NowhereHandler",
     "OperationHandler",
+    "OperationLogHandler",
     "OperationsHandler",
+    "OriginsHandler",
     "PinHandler",
     "RenameHandler",
     "RestoreHandler",
@@ -168,6 +172,26 @@ class RestoreHandler(_Handler):
         self.finish(operation.as_dict())
 
 
+class ExecutedHandler(_Handler):
+    """``kernels/ID/executed``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, kernel_id: str) -> None:
+        """Tell which cells a kernel has executed."""
+        self.finish(await self.service.executed(kernel_id))
+
+
+class KernelLogHandler(_Handler):
+    """``kernels/ID/log``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, kernel_id: str) -> None:
+        """Tell what the keeper of a kernel has logged."""
+        self.finish(await self.service.kernel_log(kernel_id))
+
+
 class SnapshotsHandler(_Handler):
     """``snapshots``"""
 
@@ -214,6 +238,26 @@ class PinHandler(_Handler):
         self.finish(await self.service.pin(name, self.arguments_in_body(pinned=bool)["pinned"]))
 
 
+class OriginsHandler(_Handler):
+    """``snapshots/NAME/log``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """List a snapshot and those that it came from."""
+        self.finish(await self.service.origins(name))
+
+
+class DifferenceHandler(_Handler):
+    """``snapshots/NAME/diff/OTHER``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str, other: str) -> None:
+        """Tell what is in the other snapshot and not in this one."""
+        self.finish(await self.service.difference(name, other))
+
+
 class OperationsHandler(_Handler):
     """``operations``"""
 
@@ -240,6 +284,16 @@ class OperationHandler(_Handler):
         self.finish((await self.service.cancel(operation_id)).as_dict())
 
 
+class OperationLogHandler(_Handler):
+    """``operations/ID/log``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, operation_id: str) -> None:
+        """Tell what was logged during an operation."""
+        self.finish(self.service.operation_log(operation_id))
+
+
 class DoctorHandler(_Handler):
     """``doctor``"""
 
@@ -259,26 +313,12 @@ class NowhereHandler(_Handler):
         raise web.HTTPError(404, "The API of gpuckpt has no such address.")
 
 
-class _NotYet(_Handler):
+class NotYetHandler(_Handler):
     """What has its place in the API and cannot be done yet."""
 
     def initialize(self, service: Service, what: str = "", instead: str = "") -> None:
         super().initialize(service)
         self._error = NotYet(f"{what} is not possible yet.", "This version cannot do it.", instead)
-
-
-class NotYetReadHandler(_NotYet):
-    """What would only look."""
-
-    @web.authenticated
-    @authorized
-    async def get(self, _: str = "") -> None:
-        """Say that it cannot be done yet."""
-        raise self._error
-
-
-class NotYetHandler(_NotYet):
-    """What would change something."""
 
     @web.authenticated
     @authorized

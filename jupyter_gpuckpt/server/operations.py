@@ -17,6 +17,7 @@ from typing import Any
 from ..errors import Cancelled, GpuckptError
 from ..keeper import client
 from ..keeper.record import KernelFolder
+from .logs import criu_log, keeper_log, keeper_log_size
 
 __all__ = ["NoSuchOperation", "Operation", "Operations"]
 
@@ -53,6 +54,8 @@ class Operation:
     error: GpuckptError | None = None
     cancelling: bool = False
     """Whether somebody wants it cancelled; a stage that cannot be left is waited for."""
+    logs: list[dict[str, Any]] = field(default_factory=list)
+    """What the logs said meanwhile, once it has ended: the keeper's goes with the kernel."""
 
     def outline(self) -> dict[str, Any]:
         """Return what an event tells: where it is, but neither result nor error."""
@@ -139,9 +142,15 @@ class Operations:
             operation.stage, operation.percent = stage, percent
             self._changed(operation)
 
-    def end(self, operation: Operation, result: dict[str, Any] | None, error: GpuckptError | None) -> None:
+    def end(
+        self,
+        operation: Operation,
+        result: dict[str, Any] | None,
+        error: GpuckptError | None,
+        logs: list[dict[str, Any]],
+    ) -> None:
         """Take in how it ended."""
-        operation.result, operation.error, operation.percent = result, error, None
+        operation.result, operation.error, operation.percent, operation.logs = result, error, None, logs
         if error is None:
             operation.state, operation.name = "done", str((result or {}).get("name", operation.name))
         else:
@@ -164,6 +173,7 @@ class _Waiting:
     def wait(self) -> None:
         result: dict[str, Any] | None = None
         error: GpuckptError | None = None
+        began = keeper_log_size(self.folder)
         try:
             with client.connect(self.folder) as keeper:
                 # No time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
@@ -176,7 +186,8 @@ class _Waiting:
                 f"{type(e).__name__}: {e}",
                 "Please report it to the project, with the server's log.",
             )
-        self._tell(self.operations.end, self.operation, result, error)
+        logs = [*(criu_log(error) if error else []), *keeper_log(self.folder, began)]
+        self._tell(self.operations.end, self.operation, result, error, logs)
 
     def _take(self, progress: dict[str, Any]) -> None:
         total = progress.get("total")

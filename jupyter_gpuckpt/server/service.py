@@ -12,19 +12,24 @@ from typing import Any
 from .. import __version__, settings
 from ..errors import GpuckptError, NoSuchKernel, Unavailable
 from ..freeze.cuda_calls import CudaWorker
-from ..keeper.listing import running_kernels
+from ..keeper import client
+from ..keeper.listing import STATUS_TIMEOUT, running_kernels
 from ..keeper.record import KernelFolder
-from ..keeper.summary import details, listing
+from ..keeper.summary import details, listing, origins
 from ..machine import doctor
 from ..machine.capability import why_unavailable
 from ..store import Store, check_name
+from ..store.difference import difference
 from .events import Events
+from .logs import keeper_log
 from .operations import Operation, Operations
 
 __all__ = ["Service"]
 
 _ID = re.compile(r"[A-Za-z0-9-]+", re.ASCII)
 """What a kernel's id may look like: it becomes the name of a folder."""
+_ANSWER = STATUS_TIMEOUT + 5.0
+"""For how long a keeper may be silent that waits for its kernel to answer a question, in seconds."""
 _JUDGED_FOR = 60.0
 """For how long the judgement holds that this machine can or cannot save kernels, in seconds."""
 
@@ -35,8 +40,9 @@ class Service:
     Whatever reads a disk, asks a keeper or starts a process is done in a thread.
     """
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: Events, features: Sequence[str] = ()) -> None:
         self._events = events
+        self._features = list(features)
         self._store = Store(settings.store_dir())
         self._worker = CudaWorker()
         self._judged: tuple[float, Unavailable | None] | None = None
@@ -53,6 +59,7 @@ class Service:
         """Return every kernel that can be saved, and those of `of_server` (Jupyter's models) that cannot be.
 
         ``unavailable`` says why none can be saved on this machine; it is null where nothing speaks against it.
+        ``features`` are those of `routes.OPTIONAL` that this version has.
         """
         found, faults = await asyncio.to_thread(running_kernels, self._worker)
         held = {kernel["kernel_id"] for kernel in found}
@@ -68,6 +75,7 @@ class Service:
             "faults": [fault.as_dict() for fault in faults],
             "unavailable": reason.as_dict() if reason else None,
             "version": __version__,
+            "features": self._features,
         }
 
     async def _reason(self) -> Unavailable | None:
@@ -112,6 +120,42 @@ class Service:
         kernel_id = self.operations.get(operation_id).kernel_id
         return await self.operations.cancel(operation_id, KernelFolder(settings.kernels_dir() / kernel_id))
 
+    async def executed(self, kernel_id: str) -> dict[str, Any]:
+        """Return which cells a kernel has executed, and the snapshot that it was last put back to.
+
+        Raises
+        ------
+        NoSuchKernel, Unavailable : there is no such kernel, or it cannot be saved.
+        Busy, KeeperGone : it does not answer.
+        """
+        folder = await self._folder(kernel_id)
+
+        def ask() -> dict[str, Any]:
+            with client.connect(folder) as keeper:
+                found: dict[str, Any] = keeper.request("executed", timeout=_ANSWER)
+                return found
+
+        return await asyncio.to_thread(ask)
+
+    async def kernel_log(self, kernel_id: str) -> dict[str, Any]:
+        """Return what the keeper of a kernel has logged.
+
+        Raises
+        ------
+        NoSuchKernel, Unavailable : there is no such kernel, or it cannot be saved.
+        """
+        folder = await self._folder(kernel_id)
+        return {"logs": await asyncio.to_thread(keeper_log, folder)}
+
+    def operation_log(self, operation_id: str) -> dict[str, Any]:
+        """Return what was logged during an operation, once it has ended.
+
+        Raises
+        ------
+        NoSuchOperation : there is none of this id.
+        """
+        return {"logs": self.operations.get(operation_id).logs}
+
     async def _folder(self, kernel_id: str) -> KernelFolder:
         folder = KernelFolder(settings.kernels_dir() / kernel_id)
         if not _ID.fullmatch(kernel_id) or not await asyncio.to_thread(folder.path.exists):
@@ -142,6 +186,24 @@ class Service:
         BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
         """
         return details(await asyncio.to_thread(self._store.get, name))
+
+    async def origins(self, name: str) -> dict[str, Any]:
+        """Return a snapshot and those that its kernel came from, the newest first.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
+        """
+        return {"snapshots": await asyncio.to_thread(origins, self._store, name)}
+
+    async def difference(self, old: str, new: str) -> dict[str, Any]:
+        """Return what is in one snapshot and not in another.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
+        """
+        return await asyncio.to_thread(_difference, self._store, old, new)
 
     async def remove(self, name: str) -> dict[str, Any]:
         """Remove a snapshot.
@@ -182,6 +244,12 @@ class Service:
         """Return what speaks for and against saving kernels on this machine."""
         checks = await asyncio.to_thread(doctor.examine)
         return {"works": doctor.works(checks), "checks": [dataclasses.asdict(check) for check in checks]}
+
+
+def _difference(store: Store, old: str, new: str) -> dict[str, Any]:
+    before, after = store.get(old), store.get(new)
+    changes = difference(store.contents(before), store.contents(after))
+    return {"old": before.name, "new": after.name, "files": [dataclasses.asdict(change) for change in changes]}
 
 
 def _plain() -> GpuckptError:
