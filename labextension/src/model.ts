@@ -13,7 +13,7 @@ const SNAPSHOTS = 'https://schema.jupyter.org/jupyter_gpuckpt/snapshots/v1';
 const INTERVAL = 10_000;
 
 export class Model {
-  private _kernels: IKernels = { kernels: [], plain: [], faults: [], unavailable: null };
+  private _kernels: IKernels = { kernels: [], plain: [], faults: [], unavailable: null, features: [] };
   private _snapshots: ISnapshot[] = [];
   private _faults: IError[] = [];
   private _problem: IError | null = null;
@@ -76,6 +76,11 @@ export class Model {
     return this._kernels.unavailable;
   }
 
+  /** Tell whether the server can do something that not every version of it can. */
+  has(feature: string): boolean {
+    return this._kernels.features.includes(feature);
+  }
+
   /** The operations under way. */
   get running(): IProgress[] {
     return [...this._running.values()];
@@ -120,6 +125,16 @@ export class Model {
   /** What is under way on a kernel. */
   operationOf(kernelId: string | null | undefined): IProgress | undefined {
     return this.running.find(operation => operation.kernel_id === kernelId);
+  }
+
+  /** Tell what a kernel is doing, also where another than this server was asked for it. */
+  stateOf(kernelId: string | null | undefined): 'running' | 'saving' | 'restoring' {
+    const kind = this.operationOf(kernelId)?.kind;
+    const state = this._kernels.kernels.find(kernel => kernel.kernel_id === kernelId)?.state;
+    if (kind === 'restore' || state === 'restoring') {
+      return 'restoring';
+    }
+    return kind === 'save' || state === 'saving' ? 'saving' : 'running';
   }
 
   /** Ask the server for everything; while it is being asked, once more afterwards. */

@@ -156,6 +156,12 @@ class Window:
         self.accept("Restore")
         self.is_told(f"Restored {name}")
 
+    def more(self, name: str, command: str) -> None:
+        """Choose a command from the menu behind a snapshot's button."""
+        self.line(name).hover()
+        self.line(name).get_by_role("button", name=f"More about {name}").click()
+        self.page.get_by_role("menuitem", name=command).click()
+
     def dark(self) -> None:
         """Change to the dark theme, and wait until it is there."""
         self.command("apputils:change-theme", theme="JupyterLab Dark")
