@@ -353,6 +353,8 @@ class Keeper:
 
     async def _executed(self) -> dict[str, Any]:
         """Ask the kernel which cells it has executed; one without an agent does not know."""
+        if self.operation is not None and self.operation.kind == "restore":
+            await self.idle.wait()  # before that it does not know what it was put back to
         if self.link is None or not self.launch.agent:
             return {"restored": "", "cells": {}, "others": []}
         try:

@@ -283,6 +283,10 @@ class Agent:
         """This kernel was just restored: run the hooks, and answer the cell that asked for it."""
         self._saving = False
         self.executed.restored = str(result["name"])
+        if asked.get("cell") and not asked.get("from_outside"):
+            # A cell that goes on from the save answers under its own number.
+            count = self.executed.latest if self.cells.are_running() else self._kernel.execution_count
+            self.executed.note(asked["cell"].get("id", ""), count)
         self._mended.wait(_MENDING)
         faults = self._housekeeping.after(restored=True)
         faults += hooks.run_after(hooks.Resumed(restored=True))
@@ -318,8 +322,6 @@ class Agent:
 
     def _answer_restored(self, asked: Asked, account: show.Restored) -> None:
         self.cells.show(asked, account.mime())
-        if not asked.get("from_outside"):
-            self.executed.note(asked["cell"].get("id", ""), self._kernel.execution_count)
         if self.cells.adopt(asked):
             self.cells.take_queued(asked)
         elif asked.get("from_outside"):

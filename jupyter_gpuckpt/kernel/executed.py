@@ -17,15 +17,18 @@ class Executed:
     Attributes
     ----------
     restored : the name of the snapshot that the kernel was last put back to; empty where it never was.
+    latest : the number of the cell that began last.
     """
 
     def __init__(self) -> None:
         self.restored = ""
+        self.latest = 0
         self._cells: dict[str, int] = {}
         self._others: set[int] = set()
 
     def note(self, cell_id: str, count: int) -> None:
         """Note that a cell was executed under this number; its id is empty where the client did not tell it."""
+        self.latest = count
         if cell_id:
             self._cells[cell_id] = count
         else:

@@ -104,8 +104,12 @@ class NameField {
           refuses: true
         };
     this.hint.textContent = says;
-    // The dialog accepts nothing while a field is invalid.
+    const { valid } = this.input.validity;
     this.input.setCustomValidity(refuses ? says : '');
+    if (valid !== this.input.validity.valid) {
+      // The dialog accepts nothing while a field is invalid, but looks before the field has judged itself.
+      this.input.dispatchEvent(new Event('input', { bubbles: true }));
+    }
   }
 }
 

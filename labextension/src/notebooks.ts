@@ -65,6 +65,12 @@ export function markStaleCells(tracker: INotebookTracker, model: Model, trans: T
     })
   );
   NotebookActions.executionScheduled.connect((_, { cell }) => unmark(cell.node));
+  // The cell that asked for a restore had another number until it was answered.
+  NotebookActions.executed.connect((_, { cell, success }) => {
+    if (success) {
+      unmark(cell.node);
+    }
+  });
 }
 
 function mark(panel: NotebookPanel, executed: IExecuted, trans: TranslationBundle): void {

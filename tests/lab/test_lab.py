@@ -101,10 +101,10 @@ def test_a_snapshot_is_renamed_and_that_taken_back(lab: Server, open_window: Ope
     window.save("old")
     window.show_sidebar()
     window.more("old", "Rename Snapshot…")
-    window.dialog.get_by_label("Name").fill("taken")
+    window.dialog.get_by_label("Name", exact=True).fill("taken")
     expect(window.dialog).to_contain_text("There is a snapshot of that name.")
     expect(window.dialog.get_by_role("button", name="Rename", exact=True)).to_be_disabled()
-    window.dialog.get_by_label("Name").fill("new")
+    window.dialog.get_by_label("Name", exact=True).fill("new")
     assert window.accessibility_faults(".jp-Dialog") == []
     window.accept("Rename")
     expect(window.line("new")).to_contain_text("here")
