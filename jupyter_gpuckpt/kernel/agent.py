@@ -56,11 +56,13 @@ class Agent:
     ----------
     cells : the requests that the kernel executes.
     executed : the cells that it has executed.
+    panels : the panels of `%gpuckpt panel`, by the ids that front ends know them by.
     """
 
     def __init__(self, run_dir: Path, kernel: Any) -> None:
         self.cells = Cells(kernel)
         self.executed = Executed()
+        self.panels: dict[str, Any] = {}
         self._kernel = kernel
         self._run_dir = run_dir
         self._pid = os.getpid()
@@ -277,7 +279,12 @@ class Agent:
             kernel.control_thread.io_loop.add_callback(debugger.mend, kernel, self._mended)
 
     def _interrupted(self) -> Asked:
-        return {**self.cells.describe(), "queued": self.cells.queued(), "from_outside": True}
+        return {
+            **self.cells.describe(),
+            "queued": self.cells.queued(),
+            "panels": list(self.panels),
+            "from_outside": True,
+        }
 
     def _resumed(self, asked: Asked, result: dict[str, Any], asked_at: float) -> dict[str, Any]:
         """This kernel was just restored: run the hooks, and answer the cell that asked for it."""
@@ -302,7 +309,16 @@ class Agent:
                 waiting.messages.put({"result": result})
             else:
                 waiting.messages.put({"error": _overtaken(waiting.op).as_dict()})
+        if asked.get("panels") or self.panels:
+            # Not before the answer: widgets take a moment to import.
+            self._calls.put(partial(self._resume_panels, asked.get("panels", []), str(result["name"])))
         return {"faults": faults}
+
+    def _resume_panels(self, shown: list[str], name: str) -> None:
+        from . import panel
+
+        self._wait_for_clients()
+        panel.resume(self, shown, name)
 
     def request_came(self) -> None:
         """Wait, before the first request after a restore, for clients to hear what comes of it (called by the kernel).

@@ -45,6 +45,11 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         if self.agent is not None:
             self._note(msg)
             self.agent.request_came()
+            if self.agent.executed.restored and self._is_for_a_lost_subshell(msg):
+                self.shell_channel_thread.manager.get_shell_channel_to_subshell_socket(None).send_multipart(
+                    msg, copy=False
+                )
+                return
         await super().shell_channel_thread_main(msg)
 
     def schedule_dispatch(self, dispatch: Any, *args: Any) -> None:
@@ -52,6 +57,15 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         if self.agent is not None and dispatch == self.dispatch_shell:
             self.agent.request_came()
         super().schedule_dispatch(dispatch, *args)
+
+    def _is_for_a_lost_subshell(self, msg: list[Any]) -> bool:
+        """Tell whether a request names a subshell that the kernel before a restore had and this one has not.
+
+        JupyterLab has one made for widgets, and goes on naming it.
+        """
+        _, parts = self.session.feed_identities(msg, copy=False)
+        subshell = self.session.unpack(bytes(parts[1])).get("subshell_id")
+        return subshell is not None and subshell not in self.shell_channel_thread.manager.list_subshell()
 
     def _note(self, msg: list[Any]) -> None:
         _, parts = self.session.feed_identities(msg, copy=False)

@@ -23,13 +23,14 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
 %gpuckpt list                                 the snapshots there are
 %gpuckpt show NAME                            all about one of them
 %gpuckpt rm NAME [NAME ...]                   remove snapshots
+%gpuckpt panel                                all of that with buttons, in the cell
 %gpuckpt status                               this kernel, and the snapshot that it came from
 %gpuckpt help                                 this text
 
 `r = %gpuckpt save x` returns twice, like fork: r.restored is False now, and True after a restore of x.
 Functions of your own around a save: jupyter_gpuckpt.before_save(fn), jupyter_gpuckpt.after_restore(fn)."""
 
-_SUBCOMMANDS = ("help", "list", "restore", "rm", "save", "show", "status")
+_SUBCOMMANDS = ("help", "list", "panel", "restore", "rm", "save", "show", "status")
 _PROGRESS_AFTER = 1.0  # seconds
 
 
@@ -56,7 +57,7 @@ def _parser() -> _Parser:
     commands.add_parser("restore").add_argument("name", nargs="?", default="")
     commands.add_parser("show").add_argument("name")
     commands.add_parser("rm").add_argument("names", nargs="+")
-    for plain in ("list", "status", "help"):
+    for plain in ("list", "panel", "status", "help"):
         commands.add_parser(plain)
     return parser
 
@@ -142,6 +143,21 @@ class Gpuckpt:
             print(failure, file=sys.stderr)
         if failures:
             raise failures[0]
+
+    def _panel(self, _: argparse.Namespace) -> None:
+        agent = self._keeper()
+        from IPython.display import display
+
+        try:
+            from .panel import panel_of
+        except ImportError as e:
+            raise Unavailable(
+                "The panel cannot be shown.",
+                f"It needs anywidget in the kernel's environment: {e}.",
+                "Run `pip install anywidget` there and in Jupyter's environment, reload the page, and try again. "
+                "`%gpuckpt help` lists what works without.",
+            ) from None
+        display(panel_of(agent))
 
     def _status(self, _: argparse.Namespace) -> show.Listing:
         s = self._keeper().request("status")
