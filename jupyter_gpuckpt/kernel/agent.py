@@ -279,6 +279,7 @@ class Agent:
             kernel.control_thread.io_loop.add_callback(debugger.mend, kernel, self._mended)
 
     def _interrupted(self) -> Asked:
+        self.cells.announce("restoring")
         return {
             **self.cells.describe(),
             "queued": self.cells.queued(),
@@ -309,16 +310,17 @@ class Agent:
                 waiting.messages.put({"result": result})
             else:
                 waiting.messages.put({"error": _overtaken(waiting.op).as_dict()})
-        if asked.get("panels") or self.panels:
-            # Not before the answer: widgets take a moment to import.
-            self._calls.put(partial(self._resume_panels, asked.get("panels", []), str(result["name"])))
+        # Not before the answer: clients may be long in coming back, and widgets take a moment to import.
+        self._calls.put(partial(self._be_seen, asked.get("panels", []), str(result["name"])))
         return {"faults": faults}
 
-    def _resume_panels(self, shown: list[str], name: str) -> None:
-        from . import panel
-
+    def _be_seen(self, panels: list[str], name: str) -> None:
         self._wait_for_clients()
-        panel.resume(self, shown, name)
+        self.cells.announce("restored")
+        if panels or self.panels:
+            from . import panel
+
+            panel.resume(self, panels, name)
 
     def request_came(self) -> None:
         """Wait, before the first request after a restore, for clients to hear what comes of it (called by the kernel).

@@ -142,6 +142,15 @@ class Cells:
         self._reply("execute_reply", content, asked["cell"])
         self._publish("status", {"execution_state": "idle"}, asked)
 
+    def announce(self, what: str) -> None:
+        """Tell whoever listens that the kernel is ``restoring``, about to go, or is ``restored``.
+
+        By a status message with a member of our own, which other clients pass over: to them it says what they know.
+        """
+        kernel = self._kernel
+        content = {"execution_state": "busy" if self._running else "idle", "gpuckpt": what}
+        kernel.session.send(kernel.iopub_socket, "status", content, parent={}, ident=kernel._topic("status"))
+
     def take_queued(self, asked: Asked) -> None:
         """Execute the requests that waited behind the cell that asked, as if they came now."""
         for frames in asked.get("queued", []):

@@ -59,13 +59,18 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         super().schedule_dispatch(dispatch, *args)
 
     def _is_for_a_lost_subshell(self, msg: list[Any]) -> bool:
-        """Tell whether a request names a subshell that the kernel before a restore had and this one has not.
+        """Tell whether a request would go to a subshell that the kernel before a restore had and this one has not.
 
-        JupyterLab has one made for widgets, and goes on naming it.
+        JupyterLab has one made for widgets, and goes on naming it. ipykernel in turn has a comm answered by the
+        subshell that it spoke from last.
         """
         _, parts = self.session.feed_identities(msg, copy=False)
-        subshell = self.session.unpack(bytes(parts[1])).get("subshell_id")
-        return subshell is not None and subshell not in self.shell_channel_thread.manager.list_subshell()
+        header = self.session.unpack(bytes(parts[1]))
+        wanted = {header.get("subshell_id")}
+        if header.get("msg_type") == "comm_msg":
+            comm = self.comm_manager.comms.get(self.session.unpack(bytes(parts[4])).get("comm_id"))
+            wanted.add(getattr(comm, "_reply_subshell_id", None))
+        return not wanted <= {None, *self.shell_channel_thread.manager.list_subshell()}
 
     def _note(self, msg: list[Any]) -> None:
         _, parts = self.session.feed_identities(msg, copy=False)

@@ -21,7 +21,12 @@ function element(tag, properties = {}, ...children) {
 }
 
 function button(text, label, onclick, more = {}) {
-  const made = element('button', { type: 'button', textContent: text, onclick, ...more });
+  const made = element('button', {
+    type: 'button',
+    textContent: text,
+    onclick,
+    ...more
+  });
   made.setAttribute('aria-label', label);
   made.dataset.key = label;
   return made;
@@ -36,13 +41,22 @@ function render({ model, el }) {
   let drawn = '';
 
   const state = () => model.get('state');
-  const say = (what, args = {}, more = {}) => {
+  /** Send a message; a front end that knows that the kernel is gone does not take it. */
+  const tell = (message, otherwise = () => undefined) => {
+    try {
+      model.send({ ...message, view });
+    } catch {
+      otherwise();
+    }
+  };
+  const say = (what, args = {}) => {
     number++;
-    model.send({ do: what, args, number: `${view}-${number}`, view, ...more });
     window.clearTimeout(timer);
-    timer = window.setTimeout(() => {
+    const complain = () => {
       silent.hidden = false;
-    }, PATIENCE);
+    };
+    timer = window.setTimeout(complain, PATIENCE);
+    tell({ do: what, args, number: `${view}-${number}` }, complain);
   };
   const act = (what, args) => {
     asking = null;
@@ -51,19 +65,31 @@ function render({ model, el }) {
   };
 
   const about = element('p', { className: 'gpuckpt-about' });
-  const name = element('input', { required: true, pattern: '[A-Za-z0-9_][A-Za-z0-9._\\-]{0,99}', placeholder: 'Name' });
+  const name = element('input', {
+    required: true,
+    pattern: '[A-Za-z0-9_][A-Za-z0-9._\\-]{0,99}',
+    placeholder: 'Name'
+  });
   name.setAttribute('aria-label', 'Name');
   name.title = '1 to 100 letters, digits and . _ -, not . or - as the first';
   const note = element('input', { placeholder: 'Note (optional)' });
   note.setAttribute('aria-label', 'Note (optional)');
-  const save = element('button', { type: 'submit', textContent: 'Save', className: 'gpuckpt-accept' });
+  const save = element('button', {
+    type: 'submit',
+    textContent: 'Save',
+    className: 'gpuckpt-accept'
+  });
   const form = element('form', {}, name, note, save);
   // The keys that notebooks know would otherwise be taken from the fields.
   el.addEventListener('keydown', event => event.stopPropagation());
   form.addEventListener('submit', event => {
     event.preventDefault();
     const taken = [...(state().own ?? []), ...(state().others ?? [])].some(one => one.name === name.value);
-    const args = { name: name.value, message: note.value.trim(), replace: taken };
+    const args = {
+      name: name.value,
+      message: note.value.trim(),
+      replace: taken
+    };
     if (taken) {
       asking = { what: 'replace', id: '', args };
       draw();
@@ -105,9 +131,13 @@ function render({ model, el }) {
     drawError(failed ?? null);
     const sections = [section('This notebook', own, kernel, operation)];
     if (others.length) {
-      const details = element('details', { open: lists.querySelector('details')?.open ?? own.length === 0 });
+      const details = element('details', {
+        open: lists.querySelector('details')?.open ?? own.length === 0
+      });
       details.append(
-        element('summary', { textContent: `Other notebooks (${others.length})` }),
+        element('summary', {
+          textContent: `Other notebooks (${others.length})`
+        }),
         section('Other notebooks', others, kernel, operation)
       );
       sections.push(details);
@@ -126,11 +156,19 @@ function render({ model, el }) {
       status.replaceChildren(question(`${args.name} is taken. Replace it?`, 'Replace', () => act('save', args)));
     } else if (operation) {
       const far = operation.percent === null ? operation.stage : `${operation.stage} ${operation.percent} %`;
-      const verbs = { save: 'Saving', restore: 'Restoring', rename: 'Renaming', pin: 'Pinning', rm: 'Removing' };
+      const verbs = {
+        save: 'Saving',
+        restore: 'Restoring',
+        rename: 'Renaming',
+        pin: 'Pinning',
+        rm: 'Removing'
+      };
       const bar = element('progress', operation.percent === null ? {} : { max: 100, value: operation.percent });
       bar.setAttribute('aria-label', 'Progress');
       status.replaceChildren(
-        element('span', { textContent: `${verbs[operation.kind]} ${operation.name}: ${far}` }),
+        element('span', {
+          textContent: `${verbs[operation.kind]} ${operation.name}: ${far}`
+        }),
         bar,
         button('Cancel', 'Cancel', () => say('cancel'))
       );
@@ -189,9 +227,7 @@ function render({ model, el }) {
       element('td', { title: created }, new Date(created).toLocaleString()),
       element('td', {}, size(snapshot.size)),
       element('td', {}, snapshot.gpu_memory ? size(snapshot.gpu_memory) : '–'),
-      element(
-        'td',
-        { className: 'gpuckpt-buttons' },
+      buttons(
         button('Restore', `Restore ${called}`, wonder('restore'), { disabled }),
         button('Rename', `Rename ${called}`, wonder('rename'), { disabled }),
         button(
@@ -210,6 +246,10 @@ function render({ model, el }) {
     return row;
   }
 
+  function buttons(...all) {
+    return element('td', {}, element('div', { className: 'gpuckpt-buttons' }, ...all));
+  }
+
   function ask({ name: called, size: bytes }) {
     if (asking.what === 'restore') {
       const text = `Put the kernel back to ${called}? What came since is lost: variables, threads, GPU memory.`;
@@ -218,7 +258,12 @@ function render({ model, el }) {
     if (asking.what === 'remove') {
       return question(`Remove ${called} (${size(bytes)}) for good?`, 'Remove', () => act('rm', { name: called }));
     }
-    const wanted = element('input', { value: called, required: true, pattern: name.pattern, title: name.title });
+    const wanted = element('input', {
+      value: called,
+      required: true,
+      pattern: name.pattern,
+      title: name.title
+    });
     wanted.setAttribute('aria-label', `New name of ${called}`);
     const rename = () => wanted.reportValidity() && act('rename', { name: called, new: wanted.value });
     wanted.addEventListener('keydown', event => event.key === 'Enter' && rename());
@@ -259,7 +304,7 @@ function render({ model, el }) {
     const now = inView && !document.hidden;
     if (now !== seen) {
       seen = now;
-      model.send({ do: 'see', view, seen });
+      tell({ do: 'see', seen });
     }
   };
   const observer = new IntersectionObserver(entries => {

@@ -100,8 +100,11 @@ class Panel(anywidget.AnyWidget):
     # -- what the person does there
 
     def _take(self, _: Any, content: Any, __: Any) -> None:
-        if not isinstance(content, dict):
-            return
+        if isinstance(content, dict):
+            # Not from the subshell that this is called in: ipykernel would go on sending it all, also once it is gone.
+            _in_thread(lambda: self._heed(content))
+
+    def _heed(self, content: dict[str, Any]) -> None:
         self._show(answered=content.get("number"))
         asked = content.get("do")
         if asked == "cancel":
@@ -111,13 +114,13 @@ class Panel(anywidget.AnyWidget):
             self._see(str(content.get("view")), bool(content.get("seen")))
         elif asked in ("save", "restore", "rename", "pin", "rm"):
             args = content.get("args")
-            _in_thread(lambda: self._act(asked, args if isinstance(args, dict) else {}))
+            self._act(asked, args if isinstance(args, dict) else {})
 
     def _see(self, view: str, seen: bool) -> None:
         if seen:
             self._views.add(view)
             self._seen.set()
-            _in_thread(self.look)
+            self.look()
         else:
             self._views.discard(view)
             if not self._views:

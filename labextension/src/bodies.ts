@@ -3,6 +3,7 @@
 import type { Dialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { Widget } from '@lumino/widgets';
+import '../style/dialogs.css';
 import { isName, NAME_PATTERN } from './names';
 import type { ICheck, IError, ILog } from './types';
 

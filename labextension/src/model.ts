@@ -12,6 +12,9 @@ const SNAPSHOTS = 'https://schema.jupyter.org/jupyter_gpuckpt/snapshots/v1';
 /** How often the server is asked while somebody looks: cells and terminals save, too. In milliseconds. */
 const INTERVAL = 10_000;
 
+/** How soon the server is asked again while a kernel is being saved or restored, in milliseconds. */
+const UNDER_WAY = 1000;
+
 export class Model {
   private _kernels: IKernels = { kernels: [], plain: [], faults: [], unavailable: null, features: [] };
   private _snapshots: ISnapshot[] = [];
@@ -185,6 +188,10 @@ export class Model {
   private async _fetch(): Promise<void> {
     try {
       const [kernels, found] = await Promise.all([this.api.kernels(), this.api.snapshots()]);
+      if (kernels.kernels.some(({ state }) => state !== 'running')) {
+        // What this server was not asked for tells nothing when it ends.
+        window.setTimeout(() => this.refresh(), UNDER_WAY);
+      }
       const told = JSON.stringify([kernels, found]);
       if (told === this._told && this._problem === null) {
         return;

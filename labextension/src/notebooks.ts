@@ -25,6 +25,12 @@ export function trackNotebook(tracker: INotebookTracker, model: Model): void {
       }
       restarting = /restarting|dead/.test(status) || (restarting && status !== 'idle');
     });
+    // A kernel that is put back says so, whoever asked for it: a cell, a terminal, another window.
+    sessionContext.iopubMessage.connect((_, { content }) => {
+      if ('gpuckpt' in content) {
+        model.refresh();
+      }
+    });
     panel.context.pathChanged.connect(update);
     void sessionContext.ready.then(update);
   });

@@ -339,6 +339,5 @@ def test_a_restore_by_a_cell_marks_cells_too(lab: Server, open_window: OpenWindo
     expect(changed).to_have_class(_STALE)
     for cell in (saving, asking):
         expect(cell).not_to_have_class(_STALE)
-    window.command("kernelmenu:restart")
-    window.accept("Restart")
+    window.restart_kernel()
     expect(changed).not_to_have_class(_STALE)
