@@ -205,37 +205,35 @@ export class Actions {
   /** Show an error with its cause and what to do next, and behind a button what was logged. */
   async explain(error: IError, operation?: string): Promise<void> {
     const { model, trans } = this;
+    const logs = operation ? await model.api.log(operation).catch(() => []) : [];
     const doctor = Dialog.createButton({ label: trans.__('Ask the doctor'), actions: ['doctor'] });
     const log = Dialog.createButton({ label: trans.__('Show the log'), actions: ['log'] });
     const asked = await showDialog({
       title: error.what,
       body: new ErrorBody(error, trans),
-      buttons: [...(operation ? [log] : []), doctor, Dialog.okButton({ label: trans.__('Close') })],
-      defaultButton: operation ? 2 : 1
+      buttons: [...(logs.length ? [log] : []), doctor, Dialog.okButton({ label: trans.__('Close') })],
+      defaultButton: logs.length ? 2 : 1
     });
     if (asked.button.actions.includes('doctor')) {
       await this.doctor();
-    } else if (operation && asked.button.actions.includes('log')) {
-      await this._showLogs(() => model.api.log(operation));
+    } else if (asked.button.actions.includes('log')) {
+      await this._showLogs(logs);
     }
   }
 
-  private async _showLogs(ask: () => Promise<ILog[]>): Promise<void> {
+  private async _showLogs(logs: ILog[]): Promise<void> {
     const { trans } = this;
-    try {
-      const logs = await ask();
-      const copy = Dialog.createButton({ label: trans.__('Copy'), actions: ['copy'] });
-      const asked = await showDialog({
-        title: trans.__('What was logged'),
-        body: new LogsBody(logs, trans),
-        buttons: [...(logs.length ? [copy] : []), Dialog.okButton({ label: trans.__('Close') })],
-        defaultButton: logs.length ? 1 : 0
-      });
-      if (asked.button.actions.includes('copy')) {
-        Clipboard.copyToSystem(logs.map(({ name, text }) => `== ${name}\n${text}`).join('\n'));
-      }
-    } catch (reason) {
-      this.follower.complain(reason);
+    const asked = await showDialog({
+      title: trans.__('What was logged'),
+      body: new LogsBody(logs, trans),
+      buttons: [
+        Dialog.createButton({ label: trans.__('Copy'), actions: ['copy'] }),
+        Dialog.okButton({ label: trans.__('Close') })
+      ],
+      defaultButton: 1
+    });
+    if (asked.button.actions.includes('copy')) {
+      Clipboard.copyToSystem(logs.map(({ name, text }) => `== ${name}\n${text}`).join('\n'));
     }
   }
 

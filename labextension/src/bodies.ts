@@ -68,9 +68,6 @@ export class LogsBody extends Widget {
       log.setAttribute('aria-label', title);
       this.node.append(element('h3', title), log);
     }
-    if (logs.length === 0) {
-      this.node.append(element('p', trans.__('Nothing was logged.')));
-    }
   }
 }
 

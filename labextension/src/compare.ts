@@ -4,7 +4,8 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { Widget } from '@lumino/widgets';
 import { asError } from './api';
 import { element } from './bodies';
-import { differences, type ISection } from './difference';
+import { changedBytes, differences, type ISection } from './difference';
+import { size } from './format';
 import type { IDifference, ISnapshot } from './types';
 
 /** How many rows of a table are shown. */
@@ -50,7 +51,7 @@ export class CompareBody extends Widget {
     const [old, young] = other.created < snapshot.created ? [other, snapshot] : [snapshot, other];
     let shown: Node[];
     try {
-      shown = this._draw(differences(await this.ask(old.name, young.name), old.name, young.name));
+      shown = this._draw(await this.ask(old.name, young.name), old.name, young.name);
     } catch (reason) {
       const error = asError(reason);
       shown = [error.what, error.why, error.then].map(text => element('p', text));
@@ -60,12 +61,15 @@ export class CompareBody extends Widget {
     }
   }
 
-  private _draw(sections: ISection[]): Node[] {
-    return sections.length ? sections.flatMap(section => this._section(section)) : [this._same()];
-  }
-
-  private _same(): Node {
-    return element('p', this.trans.__('They hold the same.'));
+  private _draw(found: IDifference, old: string, young: string): Node[] {
+    const { trans } = this;
+    const sections = differences(found, old, young);
+    if (sections.length === 0) {
+      return [element('p', trans.__('They hold the same.'))];
+    }
+    const changed = changedBytes(found);
+    const sum = changed > 0 ? [element('p', trans.__('%1 of %2 are not in %3.', size(changed), young, old))] : [];
+    return [...sum, ...sections.flatMap(section => this._section(section))];
   }
 
   private _section({ title, head, rows }: ISection): Node[] {

@@ -38,6 +38,11 @@ export function differences(found: IDifference, old: string, young: string): ISe
   return sections;
 }
 
+/** Return how many bytes of the younger snapshot's files the older one does not hold. */
+export function changedBytes(found: IDifference): number {
+  return asRows(found.files).reduce((sum, { changed }) => sum + (typeof changed === 'number' ? changed : 0), 0);
+}
+
 type Row = Record<string, unknown>;
 
 function isObject(value: unknown): value is Row {

@@ -1,5 +1,5 @@
 import { arrange, isOf, matches } from '../src/arrange';
-import { differences } from '../src/difference';
+import { changedBytes, differences } from '../src/difference';
 import { ago, basename, size } from '../src/format';
 import { forkPath, isName, suggest } from '../src/names';
 import { isStale } from '../src/stale';
@@ -176,6 +176,9 @@ describe('differences', () => {
       ]
     ]);
   });
+
+  it('counts what the younger one alone holds', () =>
+    expect(changedBytes({ files: [{ changed: 5 }, { changed: 7 }, {}], memory: [{ changed: 1 }] })).toBe(12));
 
   it('is empty where they hold the same', () => expect(texts({ old: 'a', new: 'b', files: [] })).toEqual([]));
 });

@@ -110,8 +110,9 @@ def test_a_failure_has_its_logs_without_secrets(server: Server, tmp_path: Path) 
         listener.listen()
         notebook.run(f"import os, socket; os.environ['SECRET'] = {secret!r}; os.write(2, {secret!r}.encode())")
         notebook.run(f"s = socket.socket(socket.AF_UNIX); s.connect({str(tmp_path / 's')!r})")
-        listener.accept()[0].detach()
-        failed = server.finish(server.ask("POST", f"kernels/{kernel_id}/save", {"name": "never"}, 202))
+        peer, _ = listener.accept()
+        with peer:
+            failed = server.finish(server.ask("POST", f"kernels/{kernel_id}/save", {"name": "never"}, 202))
         logs = {log["name"]: log["text"] for log in server.ask("GET", f"operations/{failed['id']}/log")["logs"]}
         assert failed["error"]["data"]["criu_error"] in logs["criu"]
         whole = server.ask("GET", f"kernels/{kernel_id}/log")["logs"]
