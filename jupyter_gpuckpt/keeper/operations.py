@@ -592,7 +592,7 @@ async def _interrupted(keeper: Keeper, args: Mapping[str, Any]) -> dict[str, Any
         found: dict[str, Any] = await keeper.link.call("interrupted", {}, 2.0)
     except AgentSilent:
         return asked
-    return {"cell": args["cell"], "queued": found["queued"]} if asked else found
+    return {**found, **asked, "from_outside": not asked}
 
 
 @dataclass(frozen=True)

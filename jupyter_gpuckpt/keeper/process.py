@@ -35,6 +35,7 @@ log = logging.getLogger("gpuckpt.keeper")
 
 
 _PR_SET_CHILD_SUBREAPER = 36
+_ANSWER = 5.0  # how long the kernel may take to answer a question, in seconds
 _FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to take note, in seconds
 _PATIENCE = 30.0  # how long a shutdown waits for a broken-off operation to end, in seconds
 PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
@@ -309,6 +310,12 @@ class Keeper:
             return asdict(await asyncio.to_thread(self.store.tag, str(args["name"]), tags, remove))
         if op == "rm":
             return {"freed": await asyncio.to_thread(self.store.remove, str(args["name"]))}
+        if op == "rename":
+            return summary(await asyncio.to_thread(self.store.rename, str(args["name"]), str(args["new"])))
+        if op == "pin":
+            return asdict(await asyncio.to_thread(self.store.pin, str(args["name"]), bool(args["pinned"])))
+        if op == "executed":
+            return await self._executed()
         raise GpuckptError(f"The keeper does not know {op!r}.", "", "Upgrade the older of the two.")
 
     async def _exclusively(
@@ -368,6 +375,22 @@ class Keeper:
     def holders(self) -> list[int]:
         """Return the pids of the programs that hold the kernel: Jupyter servers, as a rule."""
         return [peer_pid(writer.get_extra_info("socket")) for writer in self._attached]
+
+    async def _executed(self) -> dict[str, Any]:
+        """Ask the kernel which cells it has executed; one without an agent does not know."""
+        if self.operation is not None and self.operation.kind == "restore":
+            await self.idle.wait()  # before that it does not know what it was put back to
+        if self.link is None or not self.launch.agent:
+            return {"restored": "", "cells": {}, "others": []}
+        try:
+            found: dict[str, Any] = await self.link.call("executed", {}, _ANSWER)
+        except AgentSilent:
+            raise Busy(
+                "The kernel does not say which cells it has executed.",
+                f"It has not answered for {_ANSWER:.0f} s: it is being saved or restored, or holds Python's lock.",
+                "Ask again.",
+            ) from None
+        return found
 
     def _cancel(self) -> bool:
         if self.operation is None or not self.operation.cancellable:

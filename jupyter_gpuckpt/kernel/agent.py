@@ -29,6 +29,7 @@ from . import debugger, devices, environment, hooks, parking, renewal, show, var
 from .builtin_hooks import Housekeeping
 from .cells import Asked, Cells, wait_for_peers
 from .child_output import ChildOutput
+from .executed import Executed
 
 log = logging.getLogger("gpuckpt.agent")
 
@@ -55,10 +56,14 @@ class Agent:
     Attributes
     ----------
     cells : the requests that the kernel executes.
+    executed : the cells that it has executed.
+    panels : the panels of `%gpuckpt panel`, by the ids that front ends know them by.
     """
 
     def __init__(self, run_dir: Path, kernel: Any) -> None:
         self.cells = Cells(kernel)
+        self.executed = Executed()
+        self.panels: dict[str, Any] = {}
         self._kernel = kernel
         self._run_dir = run_dir
         self._pid = os.getpid()
@@ -185,7 +190,7 @@ class Agent:
             return
         if message["call"] == "new_keeper":
             self._new_keeper(message["id"])
-        elif message["call"] in ("identity", "interrupted"):
+        elif message["call"] in ("executed", "identity", "interrupted"):
             self._call(message)
         else:
             self._calls.put(partial(self._call, message))
@@ -203,6 +208,7 @@ class Agent:
             "before_save": self._before_save,
             "park": partial(parking.park, self._run_dir),
             "after_save": self._after_save,
+            "executed": self.executed.as_dict,
             "identity": self._identity,
             "interrupted": self._interrupted,
             "resumed": self._resumed,
@@ -287,11 +293,22 @@ class Agent:
             kernel.control_thread.io_loop.add_callback(debugger.mend, kernel, self._mended)
 
     def _interrupted(self) -> Asked:
-        return {**self.cells.describe(), "queued": self.cells.queued(), "from_outside": True}
+        self.cells.announce("restoring")
+        return {
+            **self.cells.describe(),
+            "queued": self.cells.queued(),
+            "panels": list(self.panels),
+            "from_outside": True,
+        }
 
     def _resumed(self, asked: Asked, result: dict[str, Any], asked_at: float) -> dict[str, Any]:
         """This kernel was just restored: run the hooks, and answer the cell that asked for it."""
         self._saving = False
+        self.executed.restored = str(result["name"])
+        if asked.get("cell") and not asked.get("from_outside"):
+            # A cell that goes on from the save answers under its own number.
+            count = self.executed.latest if self.cells.are_running() else self._kernel.execution_count
+            self.executed.note(asked["cell"].get("id", ""), count)
         self._mended.wait(_MENDING)
         renewal.renew()
         faults = self._housekeeping.after(restored=True)
@@ -314,7 +331,17 @@ class Agent:
                 waiting.messages.put({"result": result})
             else:
                 waiting.messages.put({"error": _overtaken(waiting.op).as_dict()})
+        # Not before the answer: clients may be long in coming back, and widgets take a moment to import.
+        self._calls.put(partial(self._be_seen, asked.get("panels", []), str(result["name"])))
         return {"faults": faults}
+
+    def _be_seen(self, panels: list[str], name: str) -> None:
+        self._wait_for_clients()
+        self.cells.announce("restored")
+        if panels or self.panels:
+            from . import panel
+
+            panel.resume(self, panels, name)
 
     def request_came(self) -> None:
         """Wait, before the first request after a restore, for clients to hear what comes of it (called by the kernel).

@@ -32,6 +32,7 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
 %gpuckpt mv NAME NEW                          give one another name
 %gpuckpt pin NAME · unpin NAME                keep one from being removed or replaced, or no longer
 %gpuckpt tag NAME TAG [--remove TAG]          add tags to one, or take them away
+%gpuckpt panel                                all of that with buttons, in the cell
 %gpuckpt status                               this kernel, and the snapshot that it came from
 %gpuckpt help                                 this text
 
@@ -40,7 +41,23 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
 Functions of your own around a save: jupyter_gpuckpt.before_save(fn), jupyter_gpuckpt.after_restore(fn)."""
 
 _SUBCOMMANDS = (
-    *("diff", "fork", "help", "list", "log", "move", "mv", "pin", "restore", "rm", "save", "show", "status", "tag"),
+    *(
+        "diff",
+        "fork",
+        "help",
+        "list",
+        "log",
+        "move",
+        "mv",
+        "panel",
+        "pin",
+        "restore",
+        "rm",
+        "save",
+        "show",
+        "status",
+        "tag",
+    ),
     "unpin",
 )
 _NAME_SNAPSHOTS = ("diff", "fork", "mv", "pin", "restore", "rm", "show", "tag", "unpin")
@@ -92,7 +109,7 @@ def _parser() -> _Parser:
     tag.add_argument("name")
     tag.add_argument("tags", nargs="*")
     tag.add_argument("--remove", action="append", default=[])
-    for plain in ("list", "log", "status", "help"):
+    for plain in ("list", "log", "panel", "status", "help"):
         commands.add_parser(plain)
     return parser
 
@@ -232,6 +249,21 @@ class Gpuckpt:
             print(failure, file=sys.stderr)
         if failures:
             raise failures[0]
+
+    def _panel(self, _: argparse.Namespace) -> None:
+        agent = self._keeper()
+        from IPython.display import display
+
+        try:
+            from .panel import panel_of
+        except ImportError as e:
+            raise Unavailable(
+                "The panel cannot be shown.",
+                f"It needs anywidget in the kernel's environment: {e}.",
+                "Run `pip install anywidget` there and in Jupyter's environment, reload the page, and try again. "
+                "`%gpuckpt help` lists what works without.",
+            ) from None
+        display(panel_of(agent))
 
     def _status(self, _: argparse.Namespace) -> show.Listing:
         s = self._keeper().request("status")

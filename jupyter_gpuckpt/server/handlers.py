@@ -32,15 +32,18 @@ from .service import Service
 __all__ = [
     "RESOURCE",
     "AdoptHandler",
+    "DifferenceHandler",
     "DoctorHandler",
+    "ExecutedHandler",
     "ForkHandler",
+    "KernelLogHandler",
     "KernelsHandler",
     "MoveHandler",
-    "NotYetHandler",
-    "NotYetReadHandler",
     "NowhereHandler",
     "OperationHandler",
+    "OperationLogHandler",
     "OperationsHandler",
+    "OriginsHandler",
     "PinHandler",
     "PullHandler",
     "PushHandler",
@@ -59,17 +62,12 @@ class BadRequest(GpuckptError):
     """The request's body is not what the API asks for."""
 
 
-class NotYet(GpuckptError):
-    """The API has a place for it, but this version cannot do it."""
-
-
 _STATUSES: tuple[tuple[type[GpuckptError], int], ...] = (
     (BadRequest, 400),
     (BadName, 400),
     (NoSuchKernel, 404),
     (NoSuchSnapshot, 404),
     (NoSuchOperation, 404),
-    (NotYet, 404),
     (NameTaken, 409),
     (Pinned, 409),
     (Busy, 409),
@@ -226,6 +224,26 @@ class AdoptHandler(_Handler):
         self.finish(await self.service.adopt(kernel_id))
 
 
+class ExecutedHandler(_Handler):
+    """``kernels/ID/executed``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, kernel_id: str) -> None:
+        """Tell which cells a kernel has executed."""
+        self.finish(await self.service.executed(kernel_id))
+
+
+class KernelLogHandler(_Handler):
+    """``kernels/ID/log``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, kernel_id: str) -> None:
+        """Tell what the keeper of a kernel has logged."""
+        self.finish(await self.service.kernel_log(kernel_id))
+
+
 class SnapshotsHandler(_Handler):
     """``snapshots``"""
 
@@ -310,6 +328,26 @@ def _checked_url(url: str) -> str:
     return url
 
 
+class OriginsHandler(_Handler):
+    """``snapshots/NAME/log``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """List a snapshot and those that it came from."""
+        self.finish(await self.service.origins(name))
+
+
+class DifferenceHandler(_Handler):
+    """``snapshots/NAME/diff/OTHER``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str, other: str) -> None:
+        """Tell what is in the other snapshot and not in this one."""
+        self.finish(await self.service.difference(name, other))
+
+
 class OperationsHandler(_Handler):
     """``operations``"""
 
@@ -336,6 +374,16 @@ class OperationHandler(_Handler):
         self.finish((await self.service.cancel(operation_id)).as_dict())
 
 
+class OperationLogHandler(_Handler):
+    """``operations/ID/log``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, operation_id: str) -> None:
+        """Tell what was logged during an operation."""
+        self.finish(self.service.operation_log(operation_id))
+
+
 class DoctorHandler(_Handler):
     """``doctor``"""
 
@@ -353,31 +401,3 @@ class NowhereHandler(_Handler):
         """Say so, as JSON; Jupyter Server would answer with a page for people."""
         await super().prepare()
         raise web.HTTPError(404, "The API of gpuckpt has no such address.")
-
-
-class _NotYet(_Handler):
-    """What has its place in the API and cannot be done yet."""
-
-    def initialize(self, service: Service, what: str = "", instead: str = "") -> None:
-        super().initialize(service)
-        self._error = NotYet(f"{what} is not possible yet.", "This version cannot do it.", instead)
-
-
-class NotYetReadHandler(_NotYet):
-    """What would only look."""
-
-    @web.authenticated
-    @authorized
-    async def get(self, _: str = "") -> None:
-        """Say that it cannot be done yet."""
-        raise self._error
-
-
-class NotYetHandler(_NotYet):
-    """What would change something."""
-
-    @web.authenticated
-    @authorized
-    async def post(self, _: str = "") -> None:
-        """Say that it cannot be done yet."""
-        raise self._error

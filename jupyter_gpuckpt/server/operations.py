@@ -20,6 +20,7 @@ from ..errors import Cancelled, GpuckptError
 from ..keeper import client
 from ..keeper.record import KernelFolder
 from ..store import Progress
+from .logs import criu_log, keeper_log, keeper_log_size
 
 __all__ = ["NoSuchOperation", "Operation", "Operations"]
 
@@ -61,6 +62,8 @@ class Operation:
     error: GpuckptError | None = None
     cancelling: bool = False
     """Whether somebody wants it cancelled; a stage that cannot be left is waited for."""
+    logs: list[dict[str, Any]] = field(default_factory=list)
+    """What the logs said meanwhile, once it has ended: the keeper's goes with the kernel."""
 
     def outline(self) -> dict[str, Any]:
         """Return what an event tells: where it is, but neither result nor error."""
@@ -160,9 +163,15 @@ class Operations:
             operation.stage, operation.percent = stage, percent
             self._changed(operation)
 
-    def end(self, operation: Operation, result: dict[str, Any] | None, error: GpuckptError | None) -> None:
+    def end(
+        self,
+        operation: Operation,
+        result: dict[str, Any] | None,
+        error: GpuckptError | None,
+        logs: list[dict[str, Any]],
+    ) -> None:
         """Take in how it ended."""
-        operation.result, operation.error, operation.percent = result, error, None
+        operation.result, operation.error, operation.percent, operation.logs = result, error, None, logs
         if error is None:
             operation.state, operation.name = "done", str((result or {}).get("name", operation.name))
         else:
@@ -193,11 +202,16 @@ class _Thread:
                 f"{type(e).__name__}: {e}",
                 "Please report it to the project, with the server's log.",
             )
-        self.tell(self.operations.end, self.operation, result, error)
+        logs = [*(criu_log(error) if error else []), *self.logs()]
+        self.tell(self.operations.end, self.operation, result, error, logs)
 
     def work_out(self) -> dict[str, Any]:
         """Return the operation's result. Raises `GpuckptError`."""
         raise NotImplementedError
+
+    def logs(self) -> list[dict[str, Any]]:
+        """Return what was logged meanwhile by others."""
+        return []
 
     def tell(self, do: Callable[..., None], *args: Any) -> None:
         """Have the event loop do something."""
@@ -237,8 +251,10 @@ class _Waiting(_Thread):
     request: dict[str, Any]
     finish: Finish | None
     _agreed: bool = False
+    _log_began: int = 0
 
     def work_out(self) -> dict[str, Any]:
+        self._log_began = keeper_log_size(self.folder)
         with client.connect(self.folder) as keeper:
             # No time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
             result: dict[str, Any] = keeper.request(
@@ -247,6 +263,9 @@ class _Waiting(_Thread):
         if self.finish is not None:
             asyncio.run_coroutine_threadsafe(self.finish(result or {}), self.loop).result()
         return result
+
+    def logs(self) -> list[dict[str, Any]]:
+        return keeper_log(self.folder, self._log_began)
 
     def _take(self, progress: dict[str, Any]) -> None:
         self.moved(str(progress["stage"]), progress.get("done", 0), progress.get("total") or 0)

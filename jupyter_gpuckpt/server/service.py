@@ -12,9 +12,11 @@ from typing import Any
 from .. import __version__, settings
 from ..errors import GpuckptError, NoSuchKernel, Unavailable
 from ..freeze.cuda_calls import CudaWorker
-from ..keeper.listing import running_kernels
+from ..keeper import client
+from ..keeper.comparison import compare
+from ..keeper.listing import STATUS_TIMEOUT, running_kernels
 from ..keeper.record import KernelFolder
-from ..keeper.summary import details, listing, summary
+from ..keeper.summary import details, listing, origins, summary
 from ..machine import doctor
 from ..machine.capability import why_unavailable
 from ..provisioner import ADOPT
@@ -25,14 +27,20 @@ from ..store.remote import remote_at
 from ..store.remote_store import RemoteStore
 from ..store.sealing import own_secrets
 from .events import Events
+from .logs import keeper_log
 from .operations import Operation, Operations
 
 __all__ = ["Service"]
 
 _ID = re.compile(r"[A-Za-z0-9-]+", re.ASCII)
 """What a kernel's id may look like: it becomes the name of a folder."""
+_ANSWER = STATUS_TIMEOUT + 5.0
+"""For how long a keeper may be silent that waits for its kernel to answer a question, in seconds."""
 _JUDGED_FOR = 60.0
 """For how long the judgement holds that this machine can or cannot save kernels, in seconds."""
+
+
+_FEATURES = ("fork", "push", "pull")
 
 
 class Service:
@@ -60,6 +68,7 @@ class Service:
         """Return every kernel that can be saved, and those of `of_server` (Jupyter's models) that cannot be.
 
         ``unavailable`` says why none can be saved on this machine; it is null where nothing speaks against it.
+        ``features`` is what this version can do with them that an earlier one could not.
         """
         found, faults = await asyncio.to_thread(running_kernels, self._worker)
         held = {kernel["kernel_id"] for kernel in found}
@@ -75,6 +84,7 @@ class Service:
             "faults": [fault.as_dict() for fault in faults],
             "unavailable": reason.as_dict() if reason else None,
             "version": __version__,
+            "features": list(_FEATURES),
         }
 
     async def _reason(self) -> Unavailable | None:
@@ -170,6 +180,42 @@ class Service:
         folder = KernelFolder(settings.kernels_dir() / kernel_id) if kernel_id else None
         return await self.operations.cancel(operation_id, folder)
 
+    async def executed(self, kernel_id: str) -> dict[str, Any]:
+        """Return which cells a kernel has executed, and the snapshot that it was last put back to.
+
+        Raises
+        ------
+        NoSuchKernel, Unavailable : there is no such kernel, or it cannot be saved.
+        Busy, KeeperGone : it does not answer.
+        """
+        folder = await self._folder(kernel_id)
+
+        def ask() -> dict[str, Any]:
+            with client.connect(folder) as keeper:
+                found: dict[str, Any] = keeper.request("executed", timeout=_ANSWER)
+                return found
+
+        return await asyncio.to_thread(ask)
+
+    async def kernel_log(self, kernel_id: str) -> dict[str, Any]:
+        """Return what the keeper of a kernel has logged.
+
+        Raises
+        ------
+        NoSuchKernel, Unavailable : there is no such kernel, or it cannot be saved.
+        """
+        folder = await self._folder(kernel_id)
+        return {"logs": await asyncio.to_thread(keeper_log, folder)}
+
+    def operation_log(self, operation_id: str) -> dict[str, Any]:
+        """Return what was logged during an operation, once it has ended.
+
+        Raises
+        ------
+        NoSuchOperation : there is none of this id.
+        """
+        return {"logs": self.operations.get(operation_id).logs}
+
     async def _folder(self, kernel_id: str) -> KernelFolder:
         folder = KernelFolder(settings.kernels_dir() / kernel_id)
         if not _ID.fullmatch(kernel_id) or not await asyncio.to_thread(folder.path.exists):
@@ -200,6 +246,24 @@ class Service:
         BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
         """
         return details(await asyncio.to_thread(self._store.get, name))
+
+    async def origins(self, name: str) -> dict[str, Any]:
+        """Return a snapshot and those that its kernel came from, the newest first.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
+        """
+        return {"snapshots": await asyncio.to_thread(origins, self._store, name)}
+
+    async def difference(self, old: str, new: str) -> dict[str, Any]:
+        """Return what is in one snapshot and not in another.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
+        """
+        return await asyncio.to_thread(compare, self._store, old, new)
 
     async def remove(self, name: str) -> dict[str, Any]:
         """Remove a snapshot.
