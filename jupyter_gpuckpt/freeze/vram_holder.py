@@ -229,15 +229,21 @@ def main(uuid: str, file: str, size: str, state: str) -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-1000")
     holder = _Holder(uuid, Path(file), int(size), state)
-    print("ready", flush=True)
+    _say("ready")
     for line in sys.stdin:
         command, *numbers = line.split()
         if command in ("copied", "load"):
-            print(holder.copied() if command == "copied" else holder.load(), flush=True)
+            _say(holder.copied() if command == "copied" else holder.load())
         else:
             pid, fd = map(int, numbers)
-            print((holder.take if command == "take" else holder.fill)(pid, fd), flush=True)
+            _say((holder.take if command == "take" else holder.fill)(pid, fd))
     holder.copied()
+
+
+def _say(line: str) -> None:
+    # A keeper that was killed hears nothing; what was begun is ended all the same.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..errors import GpuckptError
+from ..errors import DriverError, GpuckptError, KernelLost
 from ..freeze import cuda, processes
 from ..freeze import parking as parking_
 from ..freeze.parking import FileState, Parked, Parking
@@ -131,6 +131,7 @@ class GpuFreeze:
     def _thaw(self) -> None:
         with contextlib.ExitStack() as stack:
             if self._parking is not None:
+                stack.enter_context(_or_lost())
                 stack.enter_context(self._parking.giving_back(self._kernel))
             described = self._without_parked()
             try:
@@ -230,7 +231,8 @@ class GpuReturn:
         ------
         KernelLost : it could not be brought back.
         """
-        await self._around(lambda: cuda.mend(self._worker, pids, held))
+        with _or_lost():
+            await self._around(lambda: cuda.mend(self._worker, pids, held))
 
     async def _around(self, bring_back: Callable[[], object]) -> None:
         parking, parked = self._parking, self._parked
@@ -259,6 +261,20 @@ class GpuReturn:
 
 def _parking(space: Namespace, vram: VramFiles, parked: Parked, file: FileState, gpu: str = "") -> Parking:
     return Parking(space.run_dir, vram.outside, vram.inside, parked, file, gpu)
+
+
+@contextlib.contextmanager
+def _or_lost() -> Iterator[None]:
+    """Tell of parked memory that cannot be given back as what it is: the loss of the kernel."""
+    try:
+        yield
+    except DriverError as e:
+        raise KernelLost(
+            "The kernel's GPU memory could not be given back to it.",
+            f"{e.what} {e.why}",
+            "Restart the kernel, and restore a snapshot.",
+            **e.data,
+        ) from e
 
 
 def _give_back(parking: Parking, pid: int) -> None:
