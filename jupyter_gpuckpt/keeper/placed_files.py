@@ -36,6 +36,8 @@ _TIMEOUT = 120.0  # seconds
 def missing(kept: Kept, contents: Contents) -> list[KeptFile]:
     """Return the kept files that this machine lacks or has with other bytes, parents before what is in them.
 
+    What is `loose` must only be there, with whatever bytes.
+
     `contents` are those of the snapshot.
 
     Raises
@@ -61,6 +63,8 @@ def _is_here(file: KeptFile, contents: Contents) -> bool:
         if stat.S_ISDIR(file.mode):
             return path.is_dir()
         now = path.lstat()
+        if file.loose:
+            return True  # a person's code stays as it is now
         if stat.S_IFMT(now.st_mode) != stat.S_IFMT(file.mode):
             return False
         if stat.S_ISLNK(file.mode):
