@@ -50,6 +50,8 @@ _DERIVED = "__pycache__"
 """Folders of compiled modules: Python makes them again, and uses none whose source is another."""
 _NOT_IMPORTED = ("test", "config-")
 """In the standard library's folder: its own tests, and what only links programs."""
+_OTHER_ENVIRONMENTS = ("envs", "pkgs")
+"""In the folder of conda itself: its other environments, and what it has downloaded."""
 
 
 class KeptFile(NamedTuple):
@@ -235,9 +237,13 @@ def survey(root: Path, needed: Sequence[NeededFile], environment: Mapping[str, S
     for path in environment.get("files", ()):
         look.reach(path)
     for path in environment.get("folders", ()):
-        # What others installed beside the standard library is named by itself where it is used.
-        library = look.at(f"{path}/lib-dynload").exists()
-        look.tree(path, (*_NOT_IMPORTED, "site-packages") if library else ())
+        leave_out: tuple[str, ...] = ()
+        if look.at(f"{path}/lib-dynload").exists():
+            # What others installed beside the standard library is named by itself where it is used.
+            leave_out = (*_NOT_IMPORTED, "site-packages")
+        elif look.at(f"{path}/conda-meta").exists():
+            leave_out = _OTHER_ENVIRONMENTS
+        look.tree(path, leave_out)
     exact = set(look.found)
     for path in environment.get("modules", ()):
         look.modules(path)

@@ -663,7 +663,7 @@ class _Arrival:
                 "Check with `df /dev/shm` that there is room for it.",
             )
         if self.placement is not None:
-            await self.placement.done()
+            await self.placement.place()
 
     async def refuse_without_criu(self, program: CriuProgram) -> None:
         """Refuse a restore for which criu does not start any more: a C library of the snapshot's own stands in its way.
@@ -738,6 +738,8 @@ async def _put_in_place(
         await asyncio.to_thread(cuda.thaw, keeper.worker, on_gpu, gpu_map, cuda.needs(manifest.cuda))
         await asyncio.to_thread(vram_files(new.space).discard)
     await new.space.adopt(pid)
+    if new.placement is not None:
+        await new.placement.seal()
     keeper.state.own_files = new.placement is not None
     keeper.hold(new.space, new.link, pid)
     new.link.hello.set_result({})
@@ -748,7 +750,7 @@ def _make_ready(work: Path, manifest: Manifest, connection_file: str, root: Path
     images.rewrite_tree(work / "pstree.img", work / "pstree.img")
     for path in images.socket_paths(work):
         # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (root / str(path)[1:]).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     images.rewrite_files(
         work / "files.img",
         work / "files.img",

@@ -57,6 +57,8 @@ def test_a_kernel_comes_back_where_its_environment_is_not(
         f"import sys, os; x = [1]; read = open({str(top / 'read.txt')!r}); read.read(3); log = open('run.log', 'w')"
     )
     kernel.run("log.write('begun '); log.flush(); config = open('config.txt')")
+    kernel.run("w = open('gone.txt', 'w'); w.write('deleted'); w.close(); gone = open('gone.txt')")
+    kernel.run("os.unlink('gone.txt')")
     assert kernel.value("sys.prefix") == str(environment)
     saved = kernel.run("%gpuckpt save here --with-files").text
     assert "Saved here" in saved
@@ -74,6 +76,7 @@ def test_a_kernel_comes_back_where_its_environment_is_not(
     answer = kernel.run("%gpuckpt restore here")
     assert "stand in for what is not here" in answer.text
     _is_as_saved(kernel, environment)
+    assert kernel.value("gone.read()") == "deleted"
     # A person's own code is what it is now; a file in use is what it was, for this kernel alone.
     assert kernel.value("__import__('edited').version, __import__('deleted').version") == "22 1"
     assert kernel.value("config.read()") == "as saved"
