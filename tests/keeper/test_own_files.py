@@ -15,7 +15,8 @@ from keeper_faults import names, store
 from notebooks import Notebook, StartKernel
 from small_environment import SPEC, small_environment
 
-from jupyter_gpuckpt.keeper.kept_files import Kept, KeptFile, from_json
+from jupyter_gpuckpt.keeper.kept_files import Kept, KeptFile, from_json, survey
+from jupyter_gpuckpt.keeper.needs import NeededFile
 from jupyter_gpuckpt.keeper.placed_files import missing
 from jupyter_gpuckpt.store import Contents, Store
 from jupyter_gpuckpt.store.chunks import Chunk
@@ -160,3 +161,36 @@ def test_files_beyond_the_limit_are_refused_and_the_kernel_goes_on(
     assert kernel.value("x") == "1"
     kernel.run("%gpuckpt save here")
     assert names() == {"here"}
+
+
+def test_links_are_followed_as_the_processes_see_them(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for folder in ("real/env/pack/__pycache__", "real/env/data", "stdlib/lib-dynload", "stdlib/test", "work/own", "x"):
+        (root / folder).mkdir(parents=True)
+    for file in ("real/env/pack/__init__.py", "real/env/pack/__pycache__/a.pyc", "stdlib/os.py", "stdlib/test/a.py"):
+        (root / file).write_text("1")
+    for file in ("work/mod.py", "work/large.csv", "work/own/__init__.py", "x/python", "work/log"):
+        (root / file).write_text("1")
+    (root / "home").symlink_to("/real")  # the processes' root, and not the machine's
+    (root / "real/env/python").symlink_to("../../x/python")
+    (root / "real/env/loop").symlink_to("loop")
+    (root / "real/env/elsewhere").symlink_to("/work")
+    environment = {"folders": ["/home/env", "/stdlib", "/nowhere"], "modules": ["/work"], "files": ["/home/env/python"]}
+    needed = [NeededFile("/work/log", stat.S_IFREG, 1, writable=True)]
+    found = {file.path: file for file in survey(root, needed, environment)}
+    assert [path for path, file in found.items() if stat.S_ISREG(file.mode)] == [
+        "/real/env/pack/__init__.py",
+        "/stdlib/os.py",
+        "/work/log",
+        "/work/mod.py",
+        "/work/own/__init__.py",
+        "/x/python",
+    ]
+    assert found["/home"].link == "/real"
+    assert {"/real/env/data", "/real/env/loop", "/real/env/elsewhere"} <= found.keys()
+    assert [path for path, file in found.items() if file.loose] == [
+        "/work/mod.py",
+        "/work/own",
+        "/work/own/__init__.py",
+    ]
+    assert [path for path, file in found.items() if file.writable] == ["/work/log"]
