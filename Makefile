@@ -46,6 +46,7 @@ bench-gpu: setup
 
 bench-store: setup
 	@$(BIN)/python -m benchmarks.store
+	@$(BIN)/python -m benchmarks.growth
 
 # Asked for every time, since CRIU lies outside of this folder; where it is there already, that takes a moment.
 setup: $(READY)

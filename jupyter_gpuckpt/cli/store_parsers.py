@@ -32,7 +32,7 @@ def add_store_parsers(command: _Command) -> None:
         "diff",
         _later("diff"),
         "say what differs between two snapshots",
-        "Say how many bytes of memory, VRAM and files are in the second snapshot and not in the first.",
+        "Say which variables, kinds of memory, GPU memory and files changed from the first to the second.",
     )
     diff.add_argument("old", metavar="A", help="a snapshot")
     diff.add_argument("new", metavar="B", help="another one")

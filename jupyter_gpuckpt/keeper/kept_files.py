@@ -50,6 +50,8 @@ _DERIVED = "__pycache__"
 """Folders of compiled modules: Python makes them again, and uses none whose source is another."""
 _NOT_IMPORTED = ("test", "config-")
 """In the standard library's folder: its own tests, and what only links programs."""
+_OTHER_ENVIRONMENTS = ("envs", "pkgs")
+"""In the folder of conda itself: its other environments, and what it has downloaded."""
 
 
 class KeptFile(NamedTuple):
@@ -64,6 +66,7 @@ class KeptFile(NamedTuple):
     part, offset : the part of the snapshot in which the bytes lie, and where in it; an empty file has none.
     hash : the BLAKE3 of the bytes in hexadecimal, of one in a bundle.
     writable : whether the kernel has it open for writing.
+    loose : whether it is a module among a person's other files: another version of it is not in the way.
     """
 
     path: str
@@ -77,6 +80,7 @@ class KeptFile(NamedTuple):
     offset: int = 0
     hash: str = ""
     writable: bool = False
+    loose: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ def from_json(raw: bytes) -> Kept:
     except (KeyError, TypeError, RecursionError) as e:
         raise ValueError(f"the list of kept files is not valid: {e}") from e
     for file in files:
-        if [type(member) for member in file] != [str, int, int, int, int, int, str, str, int, str, bool]:
+        if [type(member) for member in file] != [str, *[int] * 5, str, str, int, str, bool, bool]:
             raise ValueError("a kept file has members of other types")
         parts = file.path.split("/")
         if parts[0] or len(parts) < 2 or {"", ".", ".."} & set(parts[1:]) or "\0" in file.path:
@@ -232,12 +236,17 @@ def survey(root: Path, needed: Sequence[NeededFile], environment: Mapping[str, S
         look.reach(file.path)
     for path in environment.get("files", ()):
         look.reach(path)
+    for path in environment.get("folders", ()):
+        leave_out: tuple[str, ...] = ()
+        if look.at(f"{path}/lib-dynload").exists():
+            # What others installed beside the standard library is named by itself where it is used.
+            leave_out = (*_NOT_IMPORTED, "site-packages")
+        elif look.at(f"{path}/conda-meta").exists():
+            leave_out = _OTHER_ENVIRONMENTS
+        look.tree(path, leave_out)
+    exact = set(look.found)
     for path in environment.get("modules", ()):
         look.modules(path)
-    for path in environment.get("folders", ()):
-        # What others installed beside the standard library is named by itself where it is used.
-        library = look.at(f"{path}/lib-dynload").exists()
-        look.tree(path, (*_NOT_IMPORTED, "site-packages") if library else ())
     return [
         KeptFile(
             path,
@@ -248,6 +257,7 @@ def survey(root: Path, needed: Sequence[NeededFile], environment: Mapping[str, S
             about.st_size if stat.S_ISREG(about.st_mode) else 0,
             look.links.get(path, ""),
             writable=path in writable,
+            loose=path not in exact,
         )
         for path, about in sorted(look.found.items(), key=lambda found: found[0].split("/"))
         if stat.S_IFMT(about.st_mode) in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
@@ -333,10 +343,10 @@ def _refuse_too_much(files: Sequence[KeptFile], limit: int) -> None:
             by_folder[str(parent)] += file.size
     # Those that hold the most, and nothing that holds all of it.
     largest = sorted(by_folder, key=lambda folder: (-by_folder[folder], -len(folder)))[:5]
-    named = ", ".join(f"{folder} ({by_folder[folder] / 1e9:.1f} GB)" for folder in largest)
+    named = ", ".join(f"{folder} ({by_folder[folder] / 1e6:,.0f} MB)" for folder in largest)
     raise SaveFailed(
         "The kernel was not saved; it goes on as before.",
-        f"The files to be kept with it have {total / 1e9:.1f} GB, and the limit is {limit / 1e9:.1f} GB. "
+        f"The files to be kept with it have {total / 1e6:,.0f} MB, and the limit is {limit / 1e6:,.0f} MB. "
         f"Most of it is in {named}.",
         "Save without --with-files, or set GPUCKPT_FILES_LIMIT to more where the Jupyter server starts.",
         bytes=total,

@@ -704,7 +704,7 @@ class Arrival:
                 "Check with `df /dev/shm` that there is room for it.",
             )
         if self.placement is not None:
-            await self.placement.done()
+            await self.placement.place()
 
     async def refuse_without_criu(self, program: CriuProgram) -> None:
         """Refuse a restore for which criu does not start any more: a C library of the snapshot's own stands in its way.
@@ -787,6 +787,8 @@ async def put_in_place(
         tidying = asyncio.create_task(gpu.close())
     await asyncio.to_thread(vram_files(new.space).discard)
     await new.space.adopt(pid)
+    if new.placement is not None:
+        await new.placement.seal()
     keeper.state.own_files = new.placement is not None
     keeper.hold(new.space, new.link, pid)
     new.link.hello.set_result({})

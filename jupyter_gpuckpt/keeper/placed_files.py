@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import stat
 import sys
@@ -26,6 +27,8 @@ from .namespace import Namespace, run_path
 
 __all__ = ["Placement", "bytes_of", "missing", "parts_of"]
 
+log = logging.getLogger("gpuckpt.keeper")
+
 _FOLDER = "files"
 """In the run folder: all that is put in place."""
 _RAW, _ALONE, _TOGETHER, _PLAN = "raw", "alone", "together", "plan.json"
@@ -35,6 +38,8 @@ _TIMEOUT = 120.0  # seconds
 
 def missing(kept: Kept, contents: Contents) -> list[KeptFile]:
     """Return the kept files that this machine lacks or has with other bytes, parents before what is in them.
+
+    What is `loose` must only be there, with whatever bytes.
 
     `contents` are those of the snapshot.
 
@@ -61,6 +66,8 @@ def _is_here(file: KeptFile, contents: Contents) -> bool:
         if stat.S_ISDIR(file.mode):
             return path.is_dir()
         now = path.lstat()
+        if file.loose:
+            return True  # a person's code stays as it is now
         if stat.S_IFMT(now.st_mode) != stat.S_IFMT(file.mode):
             return False
         if stat.S_ISLNK(file.mode):
@@ -90,7 +97,7 @@ def bytes_of(files: Sequence[KeptFile], contents: Contents) -> int:
 
 @dataclass
 class Placement:
-    """What is put in place for one restore: first `raw` is filled, then it is `done`.
+    """What is put in place for one restore: first `raw` is filled, then follow `place` and, after criu, `seal`.
 
     Attributes
     ----------
@@ -113,7 +120,7 @@ class Placement:
         """The folder in which the snapshot's parts are wanted, by the names that they have in its folder of files."""
         return self.space.run_dir / _FOLDER / _RAW
 
-    async def done(self) -> None:
+    async def place(self) -> None:
         """Have every file stand in the sleeper where it stood.
 
         Raises
@@ -133,17 +140,24 @@ class Placement:
             ],
         }
         (self._top / _PLAN).write_text(json.dumps(plan))
-        output = self.space.run_dir / _OUTPUT
-        status = await self.space.run(
-            [sys.executable, "-I", "-S", placing.__file__, f"{inside}/{_PLAN}"],
-            env={},
-            stdout=run_path(_OUTPUT),
-            timeout=_TIMEOUT,
-        )
-        if status != 0:
-            said = output.read_text("utf-8", "replace").splitlines()
-            raise _not_placed(said[-1] if said else f"it ended with status {status}")
+        if failure := await self._run("place"):
+            raise _not_placed(failure)
         self.folders = sorted(self._own)
+
+    async def seal(self) -> None:
+        """Keep the restored kernel from creating what would be lost with the sleeper, in the folders of `folders`."""
+        if failure := await self._run("seal"):
+            log.warning("folders could not be made read-only: %s", failure)
+
+    async def _run(self, step: str) -> str:
+        """Run a step of `placing` in the sleeper; return why it failed, or nothing."""
+        program = [sys.executable, "-I", "-S", placing.__file__, step, f"{run_path(_FOLDER)}/{_PLAN}"]
+        try:
+            status = await self.space.run(program, env={}, stdout=run_path(_OUTPUT), timeout=_TIMEOUT)
+        except OSError as e:
+            return e.strerror or str(e) or f"it took more than {_TIMEOUT:.0f} s"
+        said = (self.space.run_dir / _OUTPUT).read_text("utf-8", "replace").splitlines()
+        return "" if status == 0 else said[-1] if said else f"it ended with status {status}"
 
     def _together(self, folder: str) -> str:
         return f"{_TOGETHER}/{list(self._own).index(folder)}"

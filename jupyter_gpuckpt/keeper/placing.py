@@ -1,21 +1,24 @@
 """Puts a snapshot's own files in place inside a sleeper's mount namespace; nothing on the machine's disk changes.
 
-Run as a program in the namespace, with the standard library alone (`python -I -S placing.py PLAN`). The plan is JSON:
+Run as a program in the namespace, with the standard library alone (`python -I -S placing.py place PLAN`, and once the
+processes are restored, `seal PLAN`). The plan is JSON:
 
 - ``files``: pairs of a file and the file that it stands in place of.
 - ``folders``, the deepest first: what stands in place of a folder, that folder, and the names of what only the first
-  one has. The rest of the folder shows through, each entry by itself. The folder itself is read-only then: what would
-  be created in it would be lost with the sleeper.
+  one has. The rest of the folder shows through, each entry by itself. Sealed, the folder itself is read-only: what
+  would be created in it would be lost with the sleeper. criu creates files there, for those that are open and deleted.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import platform
 import stat
 import sys
+from typing import Any
 
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC = 1, 0x20, 0x1000, 0x4000
 MNT_DETACH = 2
@@ -71,10 +74,18 @@ def _become_root(source: str) -> None:
     os.chdir("/")
 
 
-def main(plan: str) -> None:
-    """Do what the plan says."""
-    with open(plan, encoding="utf-8") as f:
-        what = json.load(f)
+def _seal(folder: str) -> None:
+    """Make a folder read-only; not one for temporary files, nor one in which a deleted file is open for writing."""
+    if os.stat(folder).st_mode & stat.S_ISVTX:  # noqa: PTH116
+        return
+    try:
+        _make_read_only(folder)
+    except OSError as e:
+        if e.errno != errno.EBUSY:
+            raise
+
+
+def _place(what: dict[str, Any]) -> None:
     for source, target in what["files"]:
         _bind(source, target)
     for source, folder, own in what["folders"]:
@@ -83,7 +94,17 @@ def main(plan: str) -> None:
             _become_root(source)
         else:
             _bind(source, folder, MS_REC)
-        _make_read_only(folder)
+
+
+def main(step: str, plan: str) -> None:
+    """Do one step of what the plan says."""
+    with open(plan, encoding="utf-8") as f:
+        what = json.load(f)
+    if step == "place":
+        _place(what)
+    else:
+        for _, folder, _ in what["folders"]:
+            _seal(folder)
 
 
 if __name__ == "__main__":

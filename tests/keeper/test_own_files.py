@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from keeper_faults import store
+from keeper_faults import names, store
 from notebooks import Notebook, StartKernel
 from small_environment import SPEC, small_environment
 
-from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.keeper.kept_files import Kept, KeptFile, from_json, survey
+from jupyter_gpuckpt.keeper.needs import NeededFile
+from jupyter_gpuckpt.keeper.placed_files import missing
+from jupyter_gpuckpt.store import Contents, Store
+from jupyter_gpuckpt.store.chunks import Chunk
 
 
 @pytest.fixture
@@ -42,12 +49,17 @@ def test_a_kernel_comes_back_where_its_environment_is_not(
 ) -> None:
     project = environment.parent
     (project / "notes").mkdir()
+    (project / "edited.py").write_text("version = 1")
+    (project / "deleted.py").write_text("version = 1")
+    (project / "config.txt").write_text("as saved")
     (top / "read.txt").write_text("0123456789")
     kernel = start(SPEC, cwd=str(project))
     kernel.run(
         f"import sys, os; x = [1]; read = open({str(top / 'read.txt')!r}); read.read(3); log = open('run.log', 'w')"
     )
-    kernel.run("log.write('begun '); log.flush()")
+    kernel.run("log.write('begun '); log.flush(); config = open('config.txt')")
+    kernel.run("w = open('gone.txt', 'w'); w.write('deleted'); w.close(); gone = open('gone.txt')")
+    kernel.run("os.unlink('gone.txt')")
     assert kernel.value("sys.prefix") == str(environment)
     saved = kernel.run("%gpuckpt save here --with-files").text
     assert "Saved here" in saved
@@ -55,13 +67,21 @@ def test_a_kernel_comes_back_where_its_environment_is_not(
     kernel.close()
     environment.rename(tmp_path / "hidden")
     shutil.rmtree(top)
-    (project / "run.log").unlink()
+    for name in ("run.log", "deleted.py"):
+        (project / name).unlink()
+    (project / "edited.py").write_text("version = 22")
+    (project / "config.txt").write_text("another text on this machine")
     before = _tree(project)
 
     kernel = start()
     answer = kernel.run("%gpuckpt restore here")
     assert "stand in for what is not here" in answer.text
     _is_as_saved(kernel, environment)
+    assert kernel.value("gone.read()") == "deleted"
+    # A person's own code is what it is now; a file in use is what it was, for this kernel alone.
+    assert kernel.value("__import__('edited').version, __import__('deleted').version") == "22 1"
+    assert kernel.value("config.read()") == "as saved"
+    assert (project / "config.txt").read_text() == "another text on this machine"
     # What it lives from now is kept again without being asked for.
     kernel.run("x.append(2)")
     kernel.run("%gpuckpt save again")
@@ -93,3 +113,84 @@ def _is_as_saved(kernel: Notebook, environment: Path) -> None:
     assert kernel.value("__import__('subprocess').check_output([sys.executable, '-c', 'print(6*7)'])") == r"b'42\n'"
     # Lost with the sleeper, if it was let happen.
     assert kernel.fails("open('new.txt', 'w')").ename == "OSError"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"path": "/home/../etc/passwd"},
+        {"path": "etc/passwd"},
+        {"path": "/etc//passwd"},
+        {"path": "/"},
+        {"path": "/proc/sys/kernel/core_pattern"},
+        {"path": "/dev/sda"},
+        {"path": "/etc/pass\0wd"},
+        {"mode": stat.S_IFCHR | 0o600},
+        {"part": "criu/pages-1.img"},
+        {"part": "files/.."},
+        {"part": "files/000002"},
+        {"offset": -1},
+        {"offset": 90},
+        {"size": 101},
+        {"size": "10"},
+        {"writable": 1},
+    ],
+    ids=str,
+)
+def test_a_list_of_files_that_leads_elsewhere_is_refused(odd: dict[str, Any]) -> None:
+    contents = Contents({"files/000001": [Chunk(b"x" * 32, 100)]})
+    good = KeptFile("/etc/passwd", stat.S_IFREG | 0o644, 0, 0, 0, 20, "", "files/000001", 5)
+    assert not missing(from_json(Kept([]).to_json()), contents)
+    assert from_json(Kept([good]).to_json()).files == [good]
+    with pytest.raises(ValueError, match=r"."):
+        missing(from_json(Kept([good._replace(**odd)]).to_json()), contents)
+    with pytest.raises(ValueError, match="twice"):
+        from_json(Kept([good, good]).to_json())
+
+
+def test_files_beyond_the_limit_are_refused_and_the_kernel_goes_on(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUCKPT_FILES_LIMIT", "10M")
+    kernel = start()
+    kernel.run("x = 1")
+    answer = kernel.fails("%gpuckpt save never --with-files")
+    assert answer.ename == "SaveFailed"
+    assert "the limit is 10 MB" in answer.text
+    assert sys.prefix in answer.text
+    assert kernel.value("x") == "1"
+    kernel.run("%gpuckpt save here")
+    assert names() == {"here"}
+
+
+def test_links_are_followed_as_the_processes_see_them(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for folder in ("real/env/pack/__pycache__", "real/env/data", "stdlib/lib-dynload", "stdlib/test", "work/own", "x"):
+        (root / folder).mkdir(parents=True)
+    for file in ("real/env/pack/__init__.py", "real/env/pack/__pycache__/a.pyc", "stdlib/os.py", "stdlib/test/a.py"):
+        (root / file).write_text("1")
+    for file in ("work/mod.py", "work/large.csv", "work/own/__init__.py", "x/python", "work/log"):
+        (root / file).write_text("1")
+    (root / "home").symlink_to("/real")  # the processes' root, and not the machine's
+    (root / "real/env/python").symlink_to("../../x/python")
+    (root / "real/env/loop").symlink_to("loop")
+    (root / "real/env/elsewhere").symlink_to("/work")
+    environment = {"folders": ["/home/env", "/stdlib", "/nowhere"], "modules": ["/work"], "files": ["/home/env/python"]}
+    needed = [NeededFile("/work/log", stat.S_IFREG, 1, writable=True)]
+    found = {file.path: file for file in survey(root, needed, environment)}
+    assert [path for path, file in found.items() if stat.S_ISREG(file.mode)] == [
+        "/real/env/pack/__init__.py",
+        "/stdlib/os.py",
+        "/work/log",
+        "/work/mod.py",
+        "/work/own/__init__.py",
+        "/x/python",
+    ]
+    assert found["/home"].link == "/real"
+    assert {"/real/env/data", "/real/env/loop", "/real/env/elsewhere"} <= found.keys()
+    assert [path for path, file in found.items() if file.loose] == [
+        "/work/mod.py",
+        "/work/own",
+        "/work/own/__init__.py",
+    ]
+    assert [path for path, file in found.items() if file.writable] == ["/work/log"]
