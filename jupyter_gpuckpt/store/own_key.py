@@ -22,11 +22,13 @@ _LIMIT = 64 * 1024
 
 
 class OwnKey:
-    """The key in ``signing.key``, in PEM as other programs know it."""
+    """The key in ``signing.key``, in PEM as other programs know it.
+
+    It is read each time: another process may have put it aside.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "signing.key"
-        self._key: Ed25519PrivateKey | None = None
 
     def public(self) -> str:
         """Return the public key in hexadecimal; the key is made where there is none. Raises `StoreError`, `OSError`."""
@@ -34,25 +36,23 @@ class OwnKey:
 
     def exists(self) -> bool:
         """Tell whether there is one already."""
-        return self._key is not None or self._path.exists()
+        return self._path.exists()
 
     def sign(self, sealed: bytes) -> Signature:
         """Sign a manifest. Errors as `public`."""
-        return Signature(self.public(), self._load().sign(DOMAIN + sealed))
+        key = self._load()
+        return Signature(key.public_key().public_bytes_raw().hex(), key.sign(DOMAIN + sealed))
 
     def retire(self) -> None:
         """Put the key aside, so that the next signature makes a new one. Errors as `public`."""
         self._path.rename(self._path.with_name(f"revoked-{self.public()[:16]}.key"))
         sync_folder(self._path.parent)
-        self._key = None
 
     def _load(self) -> Ed25519PrivateKey:
-        if self._key is None:
-            private_folder(self._path.parent)
-            with suppress(FileExistsError):  # another process was first
-                self._make()
-            self._key = self._read()
-        return self._key
+        private_folder(self._path.parent)
+        with suppress(FileExistsError):  # another process was first
+            self._make()
+        return self._read()
 
     def _make(self) -> None:
         from cryptography.hazmat.primitives import serialization

@@ -102,7 +102,8 @@ def _known(at: RemoteStore, needed: Mapping[bytes, Location]) -> Index:
                     known[key] = found[key]
         tally.add(0)
 
-    run_all([partial(read, part) for part in sorted(at.parts())], lambda _: None, at.threads)
+    parts = sorted(part for part, size in at.parts().items() if size <= at.seal.room(_PART_LIMIT))
+    run_all([partial(read, part) for part in parts], lambda _: None, at.threads)
     return known
 
 

@@ -16,6 +16,8 @@ from .remote import DRAFT, Remote
 
 __all__ = ["FolderRemote"]
 
+_READ = 4 * 1024 * 1024
+
 
 class FolderRemote(Remote):
     """The folder `root`, which the first write creates. What is reported as written is on its disk."""
@@ -32,7 +34,7 @@ class FolderRemote(Remote):
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
                     raise OSError(errno.EINVAL, "not a file", str(self._at(path)))
                 found = bytearray()
-                while len(found) < size and (more := os.pread(fd, size - len(found), start + len(found))):
+                while len(found) < size and (more := os.pread(fd, min(_READ, size - len(found)), start + len(found))):
                     found += more
                 return bytes(found)
             finally:

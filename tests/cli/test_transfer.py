@@ -13,10 +13,11 @@ from typing import Any
 import pexpect
 import pytest
 from command_line import PROGRAM, Cli, Ran
-from notebooks import Notebook
+from notebooks import StartKernel
 from remote_servers import KEY, S3, SECRET
 
 from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.kernel.show import progress_text
 from jupyter_gpuckpt.store import Store
 from jupyter_gpuckpt.store.signatures import split
 
@@ -170,18 +171,34 @@ def test_an_old_snapshot_is_signed(cli: Cli, store: Store) -> None:
 
 
 @pytest.mark.criu
-def test_a_kernel_comes_back_from_a_snapshot_that_was_fetched(
-    notebook: Notebook, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_kernel_comes_back_in_a_store_that_has_fetched_it(
+    start: StartKernel, cli: Cli, bob: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notebook.run("x = [1, 'two', {3}]")
-    notebook.run("%gpuckpt save here")
+    first = start()
+    first.run("x = [1, 'two', {3}]")
+    first.run("%gpuckpt save here")
     remote, file = str(tmp_path / "remote"), str(tmp_path / "here.gpuckpt")
     assert cli("push", "here", remote).status == 0
     assert cli("export", "here", file).status == 0
+    own = cli("trust", "--own").out.strip()
+    assert bob("pull", remote, "--json").json["error"]["kind"] == "UnknownKey"
+    bob("trust", own)
+    monkeypatch.setenv("GPUCKPT_STORE", str(tmp_path / "bob" / "store"))
+    monkeypatch.setenv("GPUCKPT_KEYS", str(tmp_path / "bob" / "keys"))
+    second = start()
     for bring in (("pull", remote), ("import", file)):
-        assert cli("rm", "here").status == 0
-        assert cli("gc").status == 0
-        assert cli(*bring).status == 0
-        notebook.run("x = None")
-        notebook.run("%gpuckpt restore here")
-        assert notebook.value("x") == "[1, 'two', {3}]"
+        assert bob(*bring).status == 0
+        second.run("x = None")
+        second.run("%gpuckpt restore here")
+        assert second.value("x") == "[1, 'two', {3}]"
+        second.run("%gpuckpt rm here")
+    bob("pull", remote)
+    bob("trust", "--revoke", own)
+    second.run("x = 5")
+    assert second.fails("%gpuckpt restore here").ename == "RevokedKey"
+    assert second.value("x") == "5"
+
+
+def test_progress_says_how_fast_it_goes() -> None:
+    progress = {"stage": "send", "done": 5 * 10**8, "total": 10**9, "rate": 12.5e6, "seconds": 40.0}
+    assert progress_text("Sending it", progress) == "Sending it: send 50 % of 1.0 GB, 12.5 MB/s (40.0 s)"

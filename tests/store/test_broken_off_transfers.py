@@ -45,3 +45,10 @@ def test_a_transfer_that_is_killed_is_gone_on_with(work: str, tmp_path: Path) ->
     assert len(set(arrived)) > 4
     if work == "push":
         assert arrived[-1] == clean["bytes"]
+
+
+def test_pulls_saves_and_collections_at_the_same_time_do_no_harm_to_each_other(tmp_path: Path) -> None:
+    process = python(PROGRAM.with_name("pulls_together.py"), tmp_path, 3, stderr=subprocess.PIPE)
+    output, errors = process.communicate(timeout=80)
+    assert process.returncode == 0, errors
+    assert json.loads(output) == {"failed": 0, "faults": [], "litter": [], "whole": True}, errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -26,6 +27,9 @@ from jupyter_gpuckpt.errors import Damaged, GpuckptError, Incompatible, NameTake
 from jupyter_gpuckpt.store import Manifest, Store
 from jupyter_gpuckpt.store.container import export_snapshot, import_snapshot, write_file
 from jupyter_gpuckpt.store.contents import MAGIC as CONTENTS
+from jupyter_gpuckpt.store.index import MAGIC as INDEX
+from jupyter_gpuckpt.store.index import part_from_bytes
+from jupyter_gpuckpt.store.pack import plausible
 from jupyter_gpuckpt.store.signatures import split
 from jupyter_gpuckpt.store.trust import Trust
 
@@ -349,6 +353,16 @@ def test_no_change_of_a_file_does_more_than_raise_a_named_error(tmp_path: Path) 
         assert everything(bob.root) == before
 
     check()
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_make_an_index_or_a_signature_do_more_than_raise_an_error(raw: bytes) -> None:
+    for sealed in (raw, INDEX + raw + blake3(INDEX + raw).digest()):
+        with contextlib.suppress(ValueError):
+            assert all(plausible(at.codec, at.stored, at.size) for at in part_from_bytes(sealed).values())
+    for line in (raw, b"{}\n" + raw, b"{}\ned25519 " + raw):
+        with contextlib.suppress(ValueError):
+            split(line)
 
 
 _values = st.recursive(

@@ -164,6 +164,7 @@ class Ranges(SimpleHTTPRequestHandler):
             with contextlib.suppress(OSError):
                 while True:
                     self.wfile.write(bytes(2**20))
+            return
         path = Path(self.translate_path(self.path))
         if not path.is_file():
             self.send_error(404)
