@@ -148,7 +148,7 @@ async def fork(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         tidying.push_async_callback(asyncio.to_thread, shutil.rmtree, directory, ignore_errors=True)
         take_it = _of_snapshot if wanted.snapshot else _of_kernel
         capture = await take_it(keeper, operation, directory, program, stages, wanted, tidying)
-        await stages.enter("starting the copies", cancellable=False)
+        await stages.enter(_starting(0, wanted.count), cancellable=False)
         kernels, warnings = await _bring_up(keeper, capture, wanted, stages)
         if capture.gpu_map is not None:
             moves = await asyncio.to_thread(cuda.moves, keeper.worker, capture.manifest.cuda, capture.gpu_map)
@@ -328,7 +328,7 @@ async def _bring_up(
             _reap(process)
             status = await asyncio.to_thread(_status, folder)
         up += 1
-        stages.amount("starting the copies", up, wanted.count)
+        await stages.enter(_starting(up, wanted.count), cancellable=False)
         return {
             "id": copy.launch.kernel_id,
             "index": copy.order["index"],
@@ -356,6 +356,10 @@ async def _bring_up(
     finally:
         plan.close()
     return [found for found in started if isinstance(found, dict)], plan.warnings()
+
+
+def _starting(up: int, count: int) -> str:
+    return f"starting the copies: {up} of {count} up" if count > 1 else "starting the copy"
 
 
 def _status(folder: KernelFolder) -> dict[str, Any]:

@@ -123,13 +123,15 @@ class Forked(_Shown):
     Attributes
     ----------
     copy : the number of this copy, from 0; None in the kernel that was forked.
-    kernels : an object for each copy: ``id``, ``connection_file``, ``ports`` and more; empty in a copy.
+    restored : False in the kernel that was forked; True in a copy, and in one restored from what the fork saved.
+    kernels : an object for each copy: ``id``, ``connection_file``, ``ports`` and more; empty where restored.
     warnings : what kernel and copies share.
-    seconds : how long the fork took; None in a copy.
+    seconds : how long the fork took; None where restored.
     """
 
     def __init__(self, result: dict[str, Any]) -> None:
-        self._own_id = ""
+        self.restored = bool(result.get("restored"))
+        self._name, self._own_id = result.get("name", ""), ""
         self.copy: int | None = None
         self.kernels: list[dict[str, Any]] = result.get("kernels", [])
         self.warnings: list[str] = list(result["warnings"])
@@ -140,6 +142,8 @@ class Forked(_Shown):
     def text(self) -> str:
         if self.copy is not None:
             return f"This is copy {self.copy}, kernel {self._own_id}."
+        if self.restored:
+            return f"Back at {self._name}."
         many = f"{len(self.kernels)} copies" if len(self.kernels) > 1 else "one copy"
         lines = [f"Forked: {many}, in {duration(self.seconds or 0)}."]
         for kernel in self.kernels:
