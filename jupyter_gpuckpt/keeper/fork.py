@@ -154,7 +154,13 @@ async def fork(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
             moves = await asyncio.to_thread(cuda.moves, keeper.worker, capture.manifest.cuda, capture.gpu_map)
     if args.get("adopt", True):
         await _have_adopted(keeper, kernels)
-    return {"kernels": kernels, "warnings": moves + warnings, "snapshot": wanted.snapshot, "seconds": stages.seconds()}
+    return {
+        "kernels": kernels,
+        "warnings": moves + warnings,
+        "snapshot": wanted.snapshot,
+        "frozen_seconds": None if wanted.snapshot else capture.manifest.process["frozen_seconds"],
+        "seconds": stages.seconds(),
+    }
 
 
 async def _of_kernel(

@@ -127,6 +127,7 @@ class Forked(_Shown):
     kernels : an object for each copy: ``id``, ``connection_file``, ``ports`` and more; empty where restored.
     warnings : what kernel and copies share.
     seconds : how long the fork took; None where restored.
+    frozen_seconds : for how long the kernel stood still; None for a fork from a snapshot.
     """
 
     def __init__(self, result: dict[str, Any]) -> None:
@@ -136,6 +137,7 @@ class Forked(_Shown):
         self.kernels: list[dict[str, Any]] = result.get("kernels", [])
         self.warnings: list[str] = list(result["warnings"])
         self.seconds: float | None = result.get("seconds")
+        self.frozen_seconds: float | None = result.get("frozen_seconds")
         if "copy" in result:
             self.copy, self._own_id = result["copy"]["index"], result["copy"]["kernel_id"]
 
@@ -145,7 +147,8 @@ class Forked(_Shown):
         if self.restored:
             return f"Back at {self._name}."
         many = f"{len(self.kernels)} copies" if len(self.kernels) > 1 else "one copy"
-        lines = [f"Forked: {many}, in {duration(self.seconds or 0)}."]
+        stood = f"; the kernel stood still for {duration(self.frozen_seconds)}" if self.frozen_seconds else ""
+        lines = [f"Forked: {many}, in {duration(self.seconds or 0)}{stood}."]
         for kernel in self.kernels:
             lines += fork_lines(kernel)
         return "\n".join(lines + self.warnings)
