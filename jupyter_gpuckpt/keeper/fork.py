@@ -156,13 +156,19 @@ async def fork(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         tidying.push_async_callback(asyncio.to_thread, shutil.rmtree, directory, ignore_errors=True)
         take_it = _of_snapshot if wanted.snapshot else _of_kernel
         capture = await take_it(keeper, operation, directory, program, stages, wanted, tidying)
-        await stages.enter("starting the copies", cancellable=False)
+        await stages.enter(_starting(0, wanted.count), cancellable=False)
         kernels, warnings = await _bring_up(keeper, capture, wanted, stages)
         if capture.gpu_map is not None:
             moves = await asyncio.to_thread(cuda.moves, keeper.worker, capture.manifest.cuda, capture.gpu_map)
     if args.get("adopt", True):
         await _have_adopted(keeper, kernels)
-    return {"kernels": kernels, "warnings": moves + warnings, "snapshot": wanted.snapshot, "seconds": stages.seconds()}
+    return {
+        "kernels": kernels,
+        "warnings": moves + warnings,
+        "snapshot": wanted.snapshot,
+        "frozen_seconds": None if wanted.snapshot else capture.manifest.process["frozen_seconds"],
+        "seconds": stages.seconds(),
+    }
 
 
 async def _of_kernel(
@@ -346,7 +352,7 @@ async def _bring_up(
             _reap(process)
             status = await asyncio.to_thread(_status, folder)
         up += 1
-        stages.amount("starting the copies", up, wanted.count)
+        await stages.enter(_starting(up, wanted.count), cancellable=False)
         return {
             "id": copy.launch.kernel_id,
             "index": copy.order["index"],
@@ -374,6 +380,10 @@ async def _bring_up(
     finally:
         plan.close()
     return [found for found in started if isinstance(found, dict)], plan.warnings()
+
+
+def _starting(up: int, count: int) -> str:
+    return f"starting the copies: {up} of {count} up" if count > 1 else "starting the copy"
 
 
 def _status(folder: KernelFolder) -> dict[str, Any]:

@@ -327,7 +327,7 @@ class Agent:
         else:
             self.cells.refuse_queued(asked)
         for waiting in list(self._waiting.values()):
-            if waiting.op == ("save" if copy is None else "fork"):
+            if waiting.op in ("save", "fork"):  # what was restored was taken for it
                 waiting.messages.put({"result": result})
             else:
                 waiting.messages.put({"error": _overtaken(waiting.op).as_dict()})

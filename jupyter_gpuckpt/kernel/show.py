@@ -124,25 +124,32 @@ class Forked(_Shown):
     Attributes
     ----------
     copy : the number of this copy, from 0; None in the kernel that was forked.
-    kernels : an object for each copy: ``id``, ``connection_file``, ``ports`` and more; empty in a copy.
+    restored : False in the kernel that was forked; True in a copy, and in one restored from what the fork saved.
+    kernels : an object for each copy: ``id``, ``connection_file``, ``ports`` and more; empty where restored.
     warnings : what kernel and copies share.
-    seconds : how long the fork took; None in a copy.
+    seconds : how long the fork took; None where restored.
+    frozen_seconds : for how long the kernel stood still; None for a fork from a snapshot.
     """
 
     def __init__(self, result: dict[str, Any]) -> None:
-        self._own_id = ""
+        self.restored = bool(result.get("restored"))
+        self._name, self._own_id = result.get("name", ""), ""
         self.copy: int | None = None
         self.kernels: list[dict[str, Any]] = result.get("kernels", [])
         self.warnings: list[str] = list(result["warnings"])
         self.seconds: float | None = result.get("seconds")
+        self.frozen_seconds: float | None = result.get("frozen_seconds")
         if "copy" in result:
             self.copy, self._own_id = result["copy"]["index"], result["copy"]["kernel_id"]
 
     def text(self) -> str:
         if self.copy is not None:
             return f"This is copy {self.copy}, kernel {self._own_id}."
+        if self.restored:
+            return f"Back at {self._name}."
         many = f"{len(self.kernels)} copies" if len(self.kernels) > 1 else "one copy"
-        lines = [f"Forked: {many}, in {duration(self.seconds or 0)}."]
+        stood = f"; the kernel stood still for {duration(self.frozen_seconds)}" if self.frozen_seconds else ""
+        lines = [f"Forked: {many}, in {duration(self.seconds or 0)}{stood}."]
         for kernel in self.kernels:
             lines += fork_lines(kernel)
         return "\n".join(lines + self.warnings)

@@ -23,14 +23,10 @@ def fork() -> Iterator[Fork]:
         yield fork
 
 
-def needs_gpus(count: int) -> None:
-    if len(used_by_gpu()) < count:
-        pytest.skip(f"needs {count} GPUs, and this machine has {len(used_by_gpu())}")
-
-
 @pytest.fixture
 def several_gpus() -> None:
-    needs_gpus(2)
+    if len(used_by_gpu()) < 2:
+        pytest.skip("needs two GPUs, and this machine has one")
 
 
 def grown(before: Sequence[int]) -> list[int]:
@@ -80,7 +76,7 @@ def test_copies_have_their_own_gpu_memory_and_give_it_back(notebook: Notebook, f
 
 @pytest.mark.parametrize("library", ["torch", "jax"])
 def test_random_streams_on_the_gpu_stay_equal_unless_they_are_reseeded(
-    notebook: Notebook, fork: Fork, library: str, monkeypatch: pytest.MonkeyPatch
+    notebook: Notebook, fork: Fork, library: str
 ) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
@@ -171,8 +167,8 @@ def test_a_copy_goes_to_another_gpu_by_itself_where_its_own_is_too_full(start: S
     before = used_by_gpu()
     (copy,) = fork(notebook)
     assert copy.value("digest(x) == d") == "True"
-    assert grown(before)[1] > 8192
-    assert any("is now on GPU 1" in warning for warning in fork.warnings)  # type: ignore[attr-defined]
+    assert max(grown(before)[1:]) > 8192
+    assert any("is now on GPU" in warning for warning in fork.warnings)  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("several_gpus")

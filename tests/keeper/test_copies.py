@@ -51,6 +51,8 @@ abstract = listening(socket.AF_UNIX, "\\0gpuckpt-test-" + uuid.uuid4().hex)
 at_path = listening(socket.AF_UNIX, {folder!r} + "/socket")
 connection = socket.create_connection(("127.0.0.1", {port}))
 log = open({folder!r} + "/log", "w")
+mapped = np.memmap({folder!r} + "/mapped", "uint8", "w+", shape=16)
+reading = open({folder!r} + "/mapped", "rb")
 temporary = tempfile.TemporaryDirectory()
 named = tempfile.NamedTemporaryFile()
 block = multiprocessing.shared_memory.SharedMemory("of-mine", create=True, size=16)
@@ -192,8 +194,9 @@ def test_temporary_files_are_left_to_the_original(kernels: Kernels) -> None:
 
 def test_files_that_all_have_open_for_writing_are_named(kernels: Kernels) -> None:
     written = [warning for warning in kernels.warnings if "open for writing" in warning]
-    assert any(str(kernels.folder / "log") in warning for warning in written)
-    assert len(written) == 2, written  # and the named temporary file
+    for path in (kernels.folder / "log", kernels.folder / "mapped", Path(kernels.original.value("named.name"))):
+        assert sum(f" have {path} open " in warning for warning in written) == 1
+    assert len(written) == 3, written
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_copies_go_on_from_the_same_state_each_on_its_own(notebook: Notebook, fo
 
 def test_a_fork_in_a_cell_returns_in_the_kernel_and_in_every_copy(notebook: Notebook) -> None:
     answer = notebook.run("f = %gpuckpt fork -n 2\nwho = 'original' if f.copy is None else f'copy {f.copy}'")
-    assert answer.text.startswith("Forked: 2 copies, in ")
+    assert "\nForked: 2 copies, in " in "\n" + answer.text
     told = json.loads(notebook.value("__import__('json').dumps(f.kernels)"))
     copies = [Copy(one) for one in told]
     try:
@@ -91,21 +91,27 @@ def step_of(kernel: Notebook) -> int:
 
 def test_a_fork_from_a_snapshot_leaves_the_kernel_as_it_is(notebook: Notebook, fork: Fork) -> None:
     notebook.run("x = 'saved'")
-    notebook.run("%gpuckpt save here")
+    notebook.run("here = %gpuckpt save here\ngoes_on = here.restored")
     notebook.run("x = 'later'")
     first, second = fork(notebook, snapshot="here", count=2)
     assert [kernel.value("x") for kernel in (notebook, first, second)] == ["later", "saved", "saved"]
+    # The cell that saved goes on in the copies, as it does after a restore.
+    assert [kernel.value("goes_on") for kernel in (notebook, first, second)] == ["False", "True", "True"]
     assert snapshots() == ["here"]
 
 
-def test_a_fork_with_a_name_saves_the_kernel_too(notebook: Notebook, fork: Fork) -> None:
+def test_a_fork_with_a_name_saves_the_kernel_too(notebook: Notebook) -> None:
     notebook.run("x = 'now'")
-    (copy,) = fork(notebook, name="kept")
-    assert copy.value("x") == "now"
+    notebook.run("f = %gpuckpt fork --save kept")
+    (copy,) = [Copy(told) for told in json.loads(notebook.value("__import__('json').dumps(f.kernels)"))]
+    try:
+        assert copy.value("x, f.copy, f.restored") == "now 0 True"
+    finally:
+        copy.close()
     assert snapshots() == ["kept"]
     notebook.run("x = 'later'")
-    notebook.run("%gpuckpt restore kept")
-    assert notebook.value("x") == "now"
+    assert "Back at kept." in notebook.run("%gpuckpt restore kept").text
+    assert notebook.value("x, f.copy, f.restored") == "now None True"
 
 
 def test_a_copy_is_copied_saved_and_restored_like_any_kernel_also_when_the_original_is_gone(
