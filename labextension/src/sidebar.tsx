@@ -180,6 +180,8 @@ function KernelBox(props: IProps): React.JSX.Element {
 function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { kernel: IKernel }): React.JSX.Element {
   const operation = model.operationOf(kernel.kernel_id);
   const state = stateText(model.stateOf(kernel.kernel_id), trans);
+  // It may have another name by now.
+  const parent = model.snapshots.find(({ id }) => id === kernel.parent?.id) ?? kernel.parent;
   const memory = size(kernel.memory);
   const gpu = kernel.gpu_memory === null ? trans.__('unknown') : size(kernel.gpu_memory);
   return (
@@ -190,7 +192,7 @@ function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { 
           ? trans.__('Kernel: %1 · %2 memory', state, memory)
           : trans.__('Kernel: %1 · %2 memory · %3 on GPUs', state, memory, gpu)}
         <br />
-        {kernel.parent ? trans.__('At or after %1', kernel.parent.name) : trans.__('Started afresh')}
+        {parent ? trans.__('At or after %1', parent.name) : trans.__('Started afresh')}
       </p>
       {operation ? (
         <>
