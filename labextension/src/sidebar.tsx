@@ -124,15 +124,21 @@ function Contents(props: IProps): React.JSX.Element {
   );
 }
 
-function Blank({ error, commands, trans }: IProps & { error: IError }): React.JSX.Element {
+function Blank({ error, model, commands, trans }: IProps & { error: IError }): React.JSX.Element {
   return (
     <div className="jp-gpuckpt-Kernel">
       <strong>{error.what}</strong>
       <p>{error.why}</p>
       <p>{error.then}</p>
-      <button className="jp-gpuckpt-Button" onClick={() => void commands.execute(CommandIDs.doctor)}>
-        {trans.__('What the doctor says')}
-      </button>
+      {error === model.problem ? (
+        <button className="jp-gpuckpt-Button" onClick={() => model.refresh()}>
+          {trans.__('Try again')}
+        </button>
+      ) : (
+        <button className="jp-gpuckpt-Button" onClick={() => void commands.execute(CommandIDs.doctor)}>
+          {trans.__('What the doctor says')}
+        </button>
+      )}
     </div>
   );
 }
