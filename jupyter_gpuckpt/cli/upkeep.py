@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from .. import settings
 from ..errors import GpuckptError
+from ..keeper.comparison import compare
 from ..keeper.summary import is_of_notebook, summary
 from ..kernel import show
 from ..store import Manifest, Store
-from ..store.difference import Change, difference
 from ..store.retention import keep_last, keep_under
 from . import output
+from .transfer import collect_at
 
 
 def _store() -> Store:
@@ -34,55 +34,15 @@ def log(args: argparse.Namespace) -> int:
     manifests, faults = _store().scan()
     chosen = [m for m in manifests if _chosen(args)(m)]
     document = {"snapshots": [summary(m) for m in chosen], "faults": [fault.as_dict() for fault in faults]}
-    lines = _tree(chosen) or ["No snapshots yet."]
-    output.result(args.json, document, "\n".join([*lines, *(fault.what for fault in faults)]))
+    output.result(args.json, document, show.Tree(document).text())
     return output.DONE
-
-
-def _tree(manifests: Sequence[Manifest]) -> list[str]:
-    known = {m.id for m in manifests}
-    children: dict[str | None, list[Manifest]] = defaultdict(list)
-    for manifest in sorted(manifests, key=lambda m: m.created):
-        children[manifest.parent if manifest.parent in known else None].append(manifest)
-    lines: list[str] = []
-    # A list in place of recursion: a chain of saves is as deep as it is long.
-    pending = [(root, "", "") for root in reversed(children[None])]
-    while pending:
-        manifest, before, below = pending.pop()
-        message = f"  {manifest.message}" if manifest.message else ""
-        lines.append(f"{before}* {manifest.name}  {show.moment(manifest.created)}{message}")
-        own = children[manifest.id]
-        # The line goes straight on where nothing branches off.
-        for child in reversed(own):
-            last = child is own[-1]
-            pending.append((child, below if last else f"{below}|\\ ", below if last else f"{below}| "))
-    return lines
 
 
 def diff(args: argparse.Namespace) -> int:
     """Say what is in one snapshot and not in another."""
-    store = _store()
-    old, new = store.get(args.old), store.get(args.new)
-    changes = difference(store.contents(old), store.contents(new))
-    document = {"old": old.name, "new": new.name, "files": [asdict(change) for change in changes]}
-    rows = [
-        [change.path, _change_text(change), show.size(change.old or 0), show.size(change.new or 0)]
-        for change in changes
-        if change.changed or change.old != change.new
-    ]
-    total = sum(change.changed for change in changes)
-    note = [f"{show.size(total)} of {new.name} are not in {old.name}."]
-    head = ["file", "changed", old.name, new.name]
-    output.result(
-        args.json, document, show.Listing(head, rows, f"{old.name} and {new.name} hold the same.", note).text()
-    )
+    document = compare(_store(), args.old, args.new)
+    output.result(args.json, document, show.comparison(document).text())
     return output.DONE
-
-
-def _change_text(change: Change) -> str:
-    if change.old is None:
-        return f"new, {show.size(change.changed)} of it"
-    return "gone" if change.new is None else show.size(change.changed)
 
 
 # -- names, tags and pins
@@ -149,8 +109,11 @@ def keep(args: argparse.Namespace) -> int:
 
 def collect(args: argparse.Namespace) -> int:
     """Free what no snapshot needs."""
-    store = _store()
-    done = store.would_collect() if args.dry_run else store.compact(args.grace)
+    if args.url is not None:
+        done = collect_at(args)
+    else:
+        store = _store()
+        done = store.would_collect() if args.dry_run else store.compact(args.grace or 0.0)
     verb = "would be freed" if args.dry_run else "freed"
     text = f"{show.size(done.freed)} {verb}."
     if done.waiting:

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["windows"]
+__all__ = ["placed", "windows"]
 
 PAGE = 4096
 WINDOW = 2 * 1024 * 1024
@@ -43,6 +43,18 @@ def windows(image: Path) -> Sequence[int] | None:
         except (IndexError, struct.error):
             return None  # not as this version of CRIU writes it
     return None
+
+
+def placed(pagemap: bytes) -> tuple[int, list[tuple[int, int, int]]]:
+    """Return which ``pages-N.img`` a pagemap is of, and of each run of pages first address, end, and offset in it."""
+    messages = _messages(pagemap)
+    number = next(messages, {}).get(_PAGES_ID, 0)
+    runs = []
+    offset = 0
+    for begin, end in _runs(messages):
+        runs.append((begin, end, offset))
+        offset += end - begin
+    return number, runs
 
 
 def _cut(messages: Iterator[dict[int, int]]) -> list[int]:

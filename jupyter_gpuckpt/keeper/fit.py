@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import platform
-import stat
-from collections.abc import Collection, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from .. import settings
 from ..errors import Refused
 from ..freeze import cuda, images, memory, processes
 from ..freeze.criu_program import CriuProgram, version_text
 from ..store import Manifest, Snapshot
+from . import needs
+from .needs import ELSEWHERE, Marks, NeededFile
 from .record import Launch
+from .staging import likely_in_memory
 
 _NOT_RESTORED = "The snapshot was not restored; nothing was touched."
-_ELSEWHERE = ("/dev/", "/proc/", "/sys/")
-"""Not files of the disk: /dev/shm travels with the snapshot, the others are the system's."""
+_SHOWN = 20
+"""How many files an error or a note names."""
+
+# As Linux's arch/x86/include/asm/cpufeatures.h calls them.
+_INSTRUCTION_FAMILIES = ("sse", "ssse", "avx", "amx", "bmi", "sha", "xsave", "vpclmul", "vaes", "movdir")
+_INSTRUCTIONS = (
+    *("3dnow", "3dnowext", "3dnowprefetch", "abm", "adx", "aes", "cldemote", "clflushopt", "clwb", "clzero", "cmov"),
+    *("cx16", "cx8", "enqcmd", "erms", "f16c", "fma", "fma4", "fsgsbase", "fsrm", "fxsr", "gfni", "hle", "lahf_lm"),
+    *("lwp", "misalignsse", "mmx", "mmxext", "monitorx", "movbe", "ospke", "pclmulqdq", "pku", "popcnt", "ptwrite"),
+    *("rdpid", "rdrand", "rdseed", "rdtscp", "rtm", "serialize", "syscall", "tbm", "tsxldtrk", "waitpkg", "xgetbv1"),
+    "xop",
+)
+"""The features that a program can have found and use; it cannot go on without them."""
 
 
 def refuse_unsavable(sleeper: int, kernel: int, tree: Collection[int]) -> None:
@@ -38,6 +53,14 @@ def refuse_unsavable(sleeper: int, kernel: int, tree: Collection[int]) -> None:
                 pid=pid,
                 tracer=tracer,
             )
+    for pid in sorted(tree):
+        for what, then in _obstacles(pid):
+            raise Refused(
+                "The save was refused; nothing was touched.",
+                f"Process {pid} ({processes.name(pid)}) {what}, which CRIU cannot save.",
+                then,
+                pid=pid,
+            )
     strays = [pid for pid in processes.descendants(sleeper) if _is_stray(pid, sleeper, kernel)]
     if strays:
         named = ", ".join(f"{pid} ({processes.name(pid)})" for pid in sorted(strays))
@@ -49,38 +72,138 @@ def refuse_unsavable(sleeper: int, kernel: int, tree: Collection[int]) -> None:
         )
 
 
+def _obstacles(pid: int) -> Iterator[tuple[str, str]]:
+    """Yield what a process has that criu would only refuse when it stands still, and what to do about it."""
+    if any(path.startswith("/SYSV") for path in processes.mapped_files(pid)):
+        yield "uses System V shared memory", "Detach it, or use multiprocessing.shared_memory instead, and try again."
+    if "anon_inode:[io_uring]" in processes.open_files(pid):
+        yield "uses io_uring", "Stop what uses io_uring in the kernel, and try again."
+
+
 def _is_stray(pid: int, sleeper: int, kernel: int) -> bool:
     """Tell whether a process is below the sleeper by another way than through the kernel; processes come and go."""
     above = processes.ancestors(pid)
     return sleeper in above and kernel not in (pid, *above) and processes.start_time(pid) is not None
 
 
+@dataclass(frozen=True)
+class Fit:
+    """How a snapshot that fits is restored here: the GPU map, and what differs without standing in the way."""
+
+    gpu_map: Mapping[str, str] | None
+    notes: list[str]
+
+
+class Wanted(Protocol):
+    """What a restore needs of the machine beside what the manifest says."""
+
+    @property
+    def needed(self) -> Sequence[NeededFile]:
+        """The files that the processes use by name."""
+
+    @property
+    def images(self) -> int:
+        """The bytes that criu restores from."""
+
+    @property
+    def placed(self) -> int:
+        """The bytes that are written to the disk for the kernel's own files."""
+
+
 def check_machine(
     manifest: Manifest,
+    wanted: Wanted,
     launch: Launch,
     worker: cuda.CudaWorker,
     program: CriuProgram,
     leaving: Sequence[int],
-) -> Mapping[str, str] | None:
-    """Refuse a snapshot that does not fit this machine or this kernel; return the GPU map to restore it with.
+    marks: Marks,
+    gpus: Sequence[int] = (),
+    copies: int = 1,
+) -> Fit:
+    """Refuse a snapshot that does not fit this machine or this kernel.
 
-    `leaving` are the processes (with their memory, ports and GPU memory) that end before the restore.
+    `leaving` are the processes (with their memory, ports and GPU memory) that end before the restore; `gpus` are the
+    numbers of the GPUs that it shall use here, as `cuda.fits` takes them, and `copies` how often it is to be restored.
 
     Raises
     ------
-    Refused : naming what differs, with both values.
+    Refused : naming everything that differs, with both values.
     """
-    _same_machine(manifest.machine, program)
-    if not manifest.kernel["agent"] and manifest.kernel["kernel_id"] != launch.kernel_id:
-        raise Refused(
-            _NOT_RESTORED,
-            f"It was saved from kernel {manifest.kernel['kernel_id']}, which has no agent; here is {launch.kernel_id}.",
-            "A kernel without the agent can only go back to a snapshot of its own: its connection key cannot change.",
-        )
-    _room_in_memory(manifest, leaving)
+    reasons: list[Refused] = []
+    gpu_map = None
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: _same_processor(manifest.machine),
+        lambda: _criu_is_new_enough(manifest.machine, program),
+        lambda: _is_for_this_kernel(manifest, launch),
+        lambda: _room_in_memory(manifest, leaving, copies),
+        lambda: _room_on_disk(wanted),
+        lambda: _same_files(wanted.needed, Path("/")),
+    )
+    for check in checks:
+        try:
+            check()
+        except Refused as e:
+            reasons.append(e)
     if manifest.process["cuda"]:
-        return cuda.fits(worker, manifest.cuda, leaving)
-    return None
+        try:
+            gpu_map = cuda.fits(worker, manifest.cuda, leaving, gpus=gpus, copies=copies)
+        except Refused as e:
+            reasons.append(e)
+    if reasons:
+        raise Refused.merged(reasons)
+    return Fit(gpu_map, _notes(manifest.machine, wanted.needed, marks))
+
+
+def _notes(saved: Mapping[str, Any], files: Sequence[NeededFile], marks: Marks) -> list[str]:
+    notes = []
+    if saved["kernel"] != platform.release():
+        notes.append(f"Linux: saved with {saved['kernel']}, here {platform.release()}.")
+    if odd := needs.changed(files, Path("/"), marks):
+        more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
+        notes.append(
+            f"Files that the kernel uses have other contents now, of the same size: {', '.join(odd[:_SHOWN])}{more}."
+        )
+    return notes
+
+
+def room_for_copies(size: int, count: int) -> None:
+    """Refuse a fork that there is no memory for: `size` bytes that are taken once, and come up `count` times.
+
+    Raises
+    ------
+    Refused : with both values.
+    """
+    needed, room = size * (count + 2), memory.available(os.getpid())  # one copy lies in memory twice as it comes up
+    if needed > room:
+        raise Refused(
+            "The kernel was not forked; it goes on as before.",
+            f"{count} copies of it need {needed / 1e6:,.0f} MB of memory, and {room / 1e6:,.0f} MB are free.",
+            "Ask for fewer, or free memory in the kernel.",
+            needed=needed,
+            available=room,
+        )
+
+
+def shared_socket_paths(images_folder: Path) -> set[Path]:
+    """Return the paths that Unix sockets of a saved tree are bound to, where other kernels see them as well."""
+    return {path for path in images.socket_paths(images_folder) if not str(path).startswith(ELSEWHERE)}
+
+
+def files_written(images_folder: Path) -> list[str]:
+    """Return the paths of the files on disk that a saved tree has open, or mapped, for writing."""
+    files = images.named_files(images_folder)
+    return sorted(
+        {
+            file.path
+            for file in files
+            if file.size is not None and _is_written(file) and not file.path.startswith(ELSEWHERE)
+        }
+    )
+
+
+def _is_written(file: images.NamedFile) -> bool:
+    return file.flags & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR)
 
 
 def warnings(snapshot: Snapshot, leaving: Sequence[int]) -> list[str]:
@@ -94,24 +217,49 @@ def warnings(snapshot: Snapshot, leaving: Sequence[int]) -> list[str]:
     return [
         f"Another program had a Unix socket at {path}; new connections now come to the restored kernel."
         for path in sorted(taken)
-        if not path.startswith(_ELSEWHERE)
+        if not path.startswith(ELSEWHERE)
     ]
 
 
-def _same_machine(saved: Mapping[str, Any], program: CriuProgram) -> None:
+def _same_processor(saved: Mapping[str, Any]) -> None:
     here = platform.machine()
     if saved["arch"] != here:
         raise _differs("Processor architecture", saved["arch"], here)
-    missing = set(saved["cpu_flags"]) - set(cpu_flags())
+    there, now = set(saved["cpu_flags"]), set(cpu_flags())
+    missing = sorted(flag for flag in there - now if _programs_use(flag))
     if missing:
+        named = ", ".join(missing)
         raise Refused(
             _NOT_RESTORED,
-            f"The processor here lacks features of the one it was saved on: {', '.join(sorted(missing))}.",
+            f"Processor features: saved with {named}, here without {'it' if len(missing) == 1 else 'them'}.",
             "Restore it on a machine whose processor has them.",
-            missing=sorted(missing),
+            of="Processor features",
+            saved=sorted(there),
+            here=sorted(now),
+            missing=missing,
         )
+
+
+def _programs_use(flag: str) -> bool:
+    """Tell whether a flag of /proc/cpuinfo is an instruction that programs choose to use where it is there.
+
+    The others tell of the system, of mitigations and of virtual machines, and differ between machines that are alike.
+    """
+    return platform.machine() != "x86_64" or flag.startswith(_INSTRUCTION_FAMILIES) or flag in _INSTRUCTIONS
+
+
+def _criu_is_new_enough(saved: Mapping[str, Any], program: CriuProgram) -> None:
     if tuple(map(int, saved["criu"].split(".")))[:2] > program.version[:2]:
         raise _differs("CRIU", saved["criu"], version_text(program.version))
+
+
+def _is_for_this_kernel(manifest: Manifest, launch: Launch) -> None:
+    if not manifest.kernel["agent"] and manifest.kernel["kernel_id"] != launch.kernel_id:
+        raise Refused(
+            _NOT_RESTORED,
+            f"It was saved from kernel {manifest.kernel['kernel_id']}, which has no agent; here is {launch.kernel_id}.",
+            "A kernel without the agent can only go back to a snapshot of its own: its connection key cannot change.",
+        )
 
 
 def _differs(what: str, saved: object, here: object) -> Refused:
@@ -133,77 +281,51 @@ def cpu_flags() -> list[str]:
     return []
 
 
-def found(path: str) -> os.stat_result | None:
-    """Return what criu shall expect a path to be, now that `check_files` has let it pass; None for what was saved."""
-    if path.startswith(_ELSEWHERE):
+def found(path: str, root: Path) -> os.stat_result | None:
+    """Return what criu shall expect a path to be, now that `check_files` has let it pass; None for what was saved.
+
+    `root` is the folder that is ``/`` to the restored processes.
+    """
+    if path.startswith(ELSEWHERE):
         return None
     try:
-        return Path(path).stat()
+        return (root / path[1:]).stat()
     except OSError:
         return None
 
 
-def check_files(snapshot: Snapshot) -> None:
-    """Hold everything that the tree uses of the file system by name against the disk.
+def check_files(snapshot: Snapshot, root: Path) -> None:
+    """Hold everything that the tree uses of the file system by name, as criu's images tell, against what is there.
+
+    `root` is the folder that is ``/`` to the processes when they are restored.
 
     Raises
     ------
     Refused : naming what differs.
     """
-    files = images.named_files(snapshot.directory / "criu")
-    changes = (_change(file) for file in files if not file.path.startswith(_ELSEWHERE))
-    wrong = sorted({change for change in changes if change})
+    _same_files(needs.of_images(snapshot.directory / "criu"), root)
+
+
+def _same_files(files: Sequence[NeededFile], root: Path) -> None:
+    wrong = sorted({change for change in (needs.difference(file, root) for file in files) if change})
     if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise Refused(
             _NOT_RESTORED,
-            f"Files that the kernel uses have changed since: {'; '.join(wrong[:5])}{more}.",
-            "Put them back as they were (reinstall the same versions of changed packages) and restore again.",
+            f"Files that the kernel uses have changed since: {'; '.join(wrong[:_SHOWN])}{more}.",
+            "Put them back as they were (reinstall the same versions of changed packages) and restore again; "
+            "`save --with-files` keeps them in the snapshot.",
             files=wrong,
         )
 
 
-def _change(file: images.NamedFile) -> str:
-    """Return what keeps a file from being opened again, with its path; empty where nothing does.
-
-    A file that is open for writing may have grown: a log goes on, and the kernel with it from its saved offset.
-    """
-    was = _kind(file.mode) if file.size is None else f"{file.size} bytes"
-    try:
-        now = Path(file.path).stat()
-    except OSError as e:
-        return f"{file.path}: had {was}, here {e.strerror}" if file.size is not None else f"{file.path}: {e.strerror}"
-    if stat.S_IFMT(now.st_mode) != stat.S_IFMT(file.mode):
-        return f"{file.path}: was {_kind(file.mode)}, here {_kind(now.st_mode)}"
-    if file.size is None:
-        return ""
-    writable = file.flags & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR)
-    if now.st_size != file.size and not (writable and now.st_size > file.size):
-        return f"{file.path}: had {was}, here {now.st_size}"
-    if file.build_id and not _has_build_id(Path(file.path), file.build_id):
-        return f"{file.path}: another build, of the same size"
-    return ""
-
-
-def _kind(mode: int) -> str:
-    names = {stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-    return names.get(stat.S_IFMT(mode), "a device")
-
-
-def _has_build_id(path: Path, padded: bytes) -> bool:
-    """Tell whether a build id stands in a program or library; criu compares it before it maps the file again."""
-    # It stands near the beginning: the rest is hardly ever read.
-    with path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(padded.rstrip(b"\0")) >= 0
-
-
-def _room_in_memory(manifest: Manifest, leaving: Sequence[int]) -> None:
+def _room_in_memory(manifest: Manifest, leaving: Sequence[int], copies: int) -> None:
     # What was in VRAM lies in memory from before the running kernel ends until it is on the GPU.
-    vram = sum(cuda.needs(manifest.cuda).values())
+    vram = copies * sum(cuda.needs(manifest.cuda).values())
     now = memory.available(os.getpid())
     for needed, room in (
         (vram, now),
-        (vram + int(manifest.process["private_bytes"]), now + processes.private_bytes(leaving)),
+        (vram + copies * int(manifest.process["private_bytes"]), now + processes.private_bytes(leaving)),
     ):
         if needed > room:
             raise Refused(
@@ -213,3 +335,17 @@ def _room_in_memory(manifest: Manifest, leaving: Sequence[int]) -> None:
                 needed=needed,
                 available=room,
             )
+
+
+def _room_on_disk(wanted: Wanted) -> None:
+    folder = settings.kernels_dir()
+    needed = wanted.placed + (0 if likely_in_memory(wanted.images) else wanted.images)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise Refused(
+            _NOT_RESTORED,
+            f"It needs {needed / 1e6:,.0f} MB on the disk of {folder}, and {free / 1e6:,.0f} MB are free.",
+            "Make room there, or set JUPYTER_RUNTIME_DIR to a larger disk where the Jupyter server starts.",
+            needed=needed,
+            available=free,
+        )

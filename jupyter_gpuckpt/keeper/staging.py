@@ -28,8 +28,12 @@ def vram_files(space: Namespace) -> VramFiles:
 
 def fits_in_memory(space: Namespace, needed: int) -> bool:
     """Tell whether criu's images of so many bytes should lie in the namespace's memory for a while."""
-    room = min(memory.available(os.getpid()) // _SHARE, shutil.disk_usage(space.shared_memory).free)
-    return needed + _SLACK < room
+    return likely_in_memory(needed) and needed + _SLACK < shutil.disk_usage(space.shared_memory).free
+
+
+def likely_in_memory(needed: int) -> bool:
+    """Tell whether images of so many bytes would lie in the memory of a namespace, as far as the machine has it."""
+    return needed + _SLACK < memory.available(os.getpid()) // _SHARE
 
 
 class Staging:

@@ -25,9 +25,10 @@ from typing import Any
 from .. import settings
 from ..errors import GpuckptError, KeeperGone, RestoreFailed
 from ..lock_files import KEEPER_LOCK, is_locked
-from . import debugger, devices, hooks, show
+from . import debugger, devices, environment, hooks, parking, renewal, show, variables
 from .builtin_hooks import Housekeeping
 from .cells import Asked, Cells, wait_for_peers
+from .child_output import ChildOutput
 from .executed import Executed
 
 log = logging.getLogger("gpuckpt.agent")
@@ -67,6 +68,7 @@ class Agent:
         self._run_dir = run_dir
         self._pid = os.getpid()
         self._housekeeping = Housekeeping(kernel.shell)
+        self._child_output = ChildOutput(getattr(kernel, "iopub_thread", None))
         self._waiting: dict[int, _Waiting] = {}
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._saving = False
@@ -81,6 +83,7 @@ class Agent:
     def start(self) -> None:
         """Say hello to the keeper and listen to it from now on."""
         devices.drop_in_children()
+        _own_folder_of_multiprocessing()
         for name, work in (("gpuckpt-agent", self._listen), ("gpuckpt-hooks", self._do_calls)):
             thread: Any = threading.Thread(target=work, name=name, daemon=True)
             thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # the debugger must not stop it
@@ -203,6 +206,7 @@ class Agent:
     def _call(self, message: dict[str, Any]) -> None:
         calls: dict[str, Callable[..., Any]] = {
             "before_save": self._before_save,
+            "park": partial(parking.park, self._run_dir),
             "after_save": self._after_save,
             "executed": self.executed.as_dict,
             "identity": self._identity,
@@ -244,9 +248,13 @@ class Agent:
 
         return {
             **self._housekeeping.before_save(busy=self._is_busy()),
+            "parkable": parking.parkable(),
             "execution_count": self._kernel.execution_count,
             "python": platform.python_version(),
             "ipykernel": ipykernel.__version__,
+            "environment": environment.describe(),
+            **variables.describe(self._kernel.shell),
+            "own_ports": [self._child_output.port],
         }
 
     def _is_busy(self) -> bool:
@@ -262,10 +270,16 @@ class Agent:
             print(fault, file=sys.stderr)
 
     def _identity(
-        self, connection: dict[str, Any], connection_file: str, kernel_id: str, peers: dict[str, int]
+        self,
+        connection: dict[str, Any],
+        connection_file: str,
+        kernel_id: str,
+        peers: dict[str, int],
+        ports: dict[str, int],
     ) -> None:
-        """Become the kernel of this connection: its key, its ports, its clients."""
+        """Become the kernel of this connection: its key, its ports (by what they were), its clients."""
         self._clients = peers
+        self._child_output.moved({int(was): port for was, port in ports.items()})
         kernel, app = self._kernel, self._kernel.parent
         kernel.session.key = str(connection["key"]).encode()
         if app is not None:
@@ -296,7 +310,14 @@ class Agent:
             count = self.executed.latest if self.cells.are_running() else self._kernel.execution_count
             self.executed.note(asked["cell"].get("id", ""), count)
         self._mended.wait(_MENDING)
+        renewal.renew()
         faults = self._housekeeping.after(restored=True)
+        copy = result.get("copy")
+        if copy is not None:
+            renewal.become_copy(self._kernel)
+            self.cells.forget_queued()
+            if copy["reseed"]:
+                faults += renewal.reseed(self._kernel.shell.user_ns)
         faults += hooks.run_after(hooks.Resumed(restored=True))
         if asked.get("cell") or asked.get("queued"):
             self._wait_for_clients()
@@ -306,7 +327,7 @@ class Agent:
         else:
             self.cells.refuse_queued(asked)
         for waiting in list(self._waiting.values()):
-            if waiting.op == "save":
+            if waiting.op == ("save" if copy is None else "fork"):
                 waiting.messages.put({"result": result})
             else:
                 waiting.messages.put({"error": _overtaken(waiting.op).as_dict()})
@@ -392,12 +413,30 @@ def _overtaken(op: str) -> GpuckptError:
     return GpuckptError(f"The {op} was overtaken by a restore.", "The kernel was put back to a snapshot.", "Ask again.")
 
 
+def is_held() -> bool:
+    """Tell whether this process is a kernel that a keeper holds."""
+    run_dir = os.environ.get(settings.ENV_RUN_DIR)
+    return bool(run_dir) and Path(str(run_dir), "to-kernel").exists()
+
+
+def _own_folder_of_multiprocessing() -> None:
+    """Have multiprocessing bind its sockets in /dev/shm, which is each kernel's own.
+
+    In its folder in /tmp, a copy of the kernel would find the servers (of forkserver, of managers) of the original.
+    """
+    from multiprocessing import process
+
+    folder = Path(settings.NAMESPACE_SOCKETS_DIR)
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        process.current_process()._config.setdefault("tempdir", str(folder))  # type: ignore[attr-defined]
+
+
 def start_agent(kernel: Any) -> Agent | None:
     """Start the agent of a kernel that a keeper holds; None in a plain kernel."""
-    run_dir = os.environ.get(settings.ENV_RUN_DIR)
-    if not run_dir or not Path(run_dir, "to-kernel").exists():
+    if not is_held():
         return None
-    agent = Agent(Path(run_dir), kernel)
+    agent = Agent(Path(os.environ[settings.ENV_RUN_DIR]), kernel)
     with contextlib.suppress(GpuckptError):
         agent.start()
     return agent

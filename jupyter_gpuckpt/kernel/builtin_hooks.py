@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+from pathlib import Path
 from typing import Any
 
 from ..errors import DriverError, SaveFailed
@@ -84,6 +85,12 @@ class Housekeeping:
         from IPython.core.history import HistorySavingThread
 
         history = self._history
+        try:
+            # As IPython does at its start; a machine that the snapshot was not saved on may have no such folder.
+            Path(history.hist_file).parent.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            history.enabled = False
+            return
         history.init_db()
         if new_session:
             history.new_session()

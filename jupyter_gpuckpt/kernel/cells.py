@@ -82,6 +82,10 @@ class Cells:
         queued = [*self._received.values(), *self._unread()]
         return [[frame.hex() for frame in frames] for frames in queued]
 
+    def forget_queued(self) -> None:
+        """Forget the requests that wait: they are signed with the key of another kernel, and will not be executed."""
+        self._received.clear()
+
     def _let_come(self) -> None:
         """Wait while requests keep coming: a client that sends hundreds at once takes its time."""
         deadline, before = time.monotonic() + _COMING_TIMEOUT, 0

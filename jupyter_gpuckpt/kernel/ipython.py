@@ -7,7 +7,8 @@ from typing import Any
 
 from ipykernel.ipkernel import IPythonKernel
 
-from .agent import Agent, start_agent
+from . import parking
+from .agent import Agent, is_held, start_agent
 from .executed import cell_id
 from .magics import register
 
@@ -22,6 +23,12 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
 
     agent: Agent | None = None
     _question: tuple[str, Any, Any, bool] | None = None
+
+    def __init__(self, **kwargs: Any) -> None:
+        # Before start-up files run, which may import torch.
+        if is_held():
+            parking.prepare()
+        super().__init__(**kwargs)
 
     def start(self) -> None:
         """Start as ipykernel does, and the agent and ``%gpuckpt`` with it."""

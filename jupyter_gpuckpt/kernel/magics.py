@@ -19,18 +19,48 @@ from .agent import Agent
 from .hooks import generation_id
 
 HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a name; it runs on
-%gpuckpt restore [NAME]                       put this kernel back (without a name: to the latest)
+    --with-files                              and keep the files that it needs, Python and its packages, with it
+%gpuckpt restore [NAME] [--gpu N[,N ...]]     put this kernel back (without a name: to the latest)
+%gpuckpt fork [NAME] [-n COUNT] [--reseed]    a copy of this kernel beside it (with a name: of that snapshot);
+              [--save NAME] [--gpu N[,N ...]]   --reseed: with other random numbers; --save: and save it
+%gpuckpt move --gpu N[,N ...]                 move what this kernel has on the GPU to another
 %gpuckpt list                                 the snapshots there are
+%gpuckpt log                                  which of them came from which
 %gpuckpt show NAME                            all about one of them
+%gpuckpt diff A B                             what changed from one to another
 %gpuckpt rm NAME [NAME ...]                   remove snapshots
+%gpuckpt mv NAME NEW                          give one another name
+%gpuckpt pin NAME · unpin NAME                keep one from being removed or replaced, or no longer
+%gpuckpt tag NAME TAG [--remove TAG]          add tags to one, or take them away
 %gpuckpt panel                                all of that with buttons, in the cell
 %gpuckpt status                               this kernel, and the snapshot that it came from
 %gpuckpt help                                 this text
 
 `r = %gpuckpt save x` returns twice, like fork: r.restored is False now, and True after a restore of x.
+`f = %gpuckpt fork -n 3` returns in each: f.copy is None here, and 0, 1, 2 in the copies.
 Functions of your own around a save: jupyter_gpuckpt.before_save(fn), jupyter_gpuckpt.after_restore(fn)."""
 
-_SUBCOMMANDS = ("help", "list", "panel", "restore", "rm", "save", "show", "status")
+_SUBCOMMANDS = (
+    *(
+        "diff",
+        "fork",
+        "help",
+        "list",
+        "log",
+        "move",
+        "mv",
+        "panel",
+        "pin",
+        "restore",
+        "rm",
+        "save",
+        "show",
+        "status",
+        "tag",
+    ),
+    "unpin",
+)
+_NAME_SNAPSHOTS = ("diff", "fork", "mv", "pin", "restore", "rm", "show", "tag", "unpin")
 _PROGRESS_AFTER = 1.0  # seconds
 
 
@@ -54,12 +84,42 @@ def _parser() -> _Parser:
     save.add_argument("name")
     save.add_argument("-m", "--message", default="")
     save.add_argument("--replace", action="store_true")
-    commands.add_parser("restore").add_argument("name", nargs="?", default="")
+    save.add_argument("--with-files", action="store_true")
+    restore = commands.add_parser("restore")
+    restore.add_argument("name", nargs="?", default="")
+    restore.add_argument("--gpu", type=_gpus, default=[])
+    fork = commands.add_parser("fork")
+    fork.add_argument("name", nargs="?", default="")
+    fork.add_argument("-n", "--count", type=int, default=1)
+    fork.add_argument("--save", default="")
+    fork.add_argument("--reseed", action="store_true")
+    fork.add_argument("--gpu", type=_gpus, default=[])
+    commands.add_parser("move").add_argument("--gpu", type=_gpus, required=True)
     commands.add_parser("show").add_argument("name")
     commands.add_parser("rm").add_argument("names", nargs="+")
-    for plain in ("list", "panel", "status", "help"):
+    diff = commands.add_parser("diff")
+    diff.add_argument("old")
+    diff.add_argument("new")
+    move = commands.add_parser("mv")
+    move.add_argument("name")
+    move.add_argument("new")
+    for name in ("pin", "unpin"):
+        commands.add_parser(name).add_argument("name")
+    tag = commands.add_parser("tag")
+    tag.add_argument("name")
+    tag.add_argument("tags", nargs="*")
+    tag.add_argument("--remove", action="append", default=[])
+    for plain in ("list", "log", "panel", "status", "help"):
         commands.add_parser(plain)
     return parser
+
+
+def _gpus(text: str) -> list[int]:
+    """Return the numbers of GPUs that a text such as ``1`` or ``1,0`` names."""
+    return [int(number) for number in text.split(",")]
+
+
+_gpus.__name__ = "number of a GPU"  # argparse names it when it is none
 
 
 class Gpuckpt:
@@ -109,7 +169,12 @@ class Gpuckpt:
 
     def _save(self, args: argparse.Namespace) -> show.Saved:
         agent = self._keeper()
-        request = {"name": args.name, "message": args.message, "replace": args.replace}
+        request = {
+            "name": args.name,
+            "message": args.message,
+            "replace": args.replace,
+            "with_files": args.with_files,
+        }
         with self._progress(f"Saving {args.name}") as progress:
             saved = show.Saved(agent.request("save", request, progress.take))
             progress.finish(saved)
@@ -120,14 +185,55 @@ class Gpuckpt:
         with self._progress(f"Restoring {args.name or 'the latest snapshot'}") as progress:
             # The restored kernel goes on from here: it completes the display, and the cell.
             asked = agent.cells.describe(progress.display_id())
-            agent.request("restore", {"name": args.name, **asked}, progress.take)
+            agent.request("restore", {"name": args.name, "gpus": args.gpu, **asked}, progress.take)
         raise GpuckptError("The restore gave no answer.", "", "Look at `%gpuckpt status`.")
+
+    def _fork(self, args: argparse.Namespace) -> show.Forked:
+        agent = self._keeper()
+        request = {
+            "snapshot": args.name,
+            "name": args.save,
+            "count": args.count,
+            "gpus": args.gpu,
+            "reseed": args.reseed,
+        }
+        with self._progress("Forking") as progress:
+            forked = show.Forked(agent.request("fork", request, progress.take))
+            progress.finish(forked)
+        return forked
+
+    def _move(self, args: argparse.Namespace) -> None:
+        agent = self._keeper()
+        with self._progress("Moving") as progress:
+            progress.finish(show.Moved(agent.request("move", {"gpus": args.gpu}, progress.take)))
 
     def _list(self, _: argparse.Namespace) -> show.Listing:
         return show.snapshots(self._keeper().request("list"))
 
     def _show(self, args: argparse.Namespace) -> show.Listing:
         return show.snapshot(self._keeper().request("show", {"name": args.name}))
+
+    def _log(self, _: argparse.Namespace) -> show.Tree:
+        return show.Tree(self._keeper().request("list"))
+
+    def _diff(self, args: argparse.Namespace) -> show.Tables:
+        return show.comparison(self._keeper().request("diff", {"old": args.old, "new": args.new}))
+
+    def _mv(self, args: argparse.Namespace) -> None:
+        self._keeper().request("mv", {"name": args.name, "new": args.new})
+        print(f"{args.name} is now {args.new}.")
+
+    def _pin(self, args: argparse.Namespace) -> None:
+        self._keeper().request("pin", {"name": args.name, "pinned": True})
+        print(f"Pinned {args.name}.")
+
+    def _unpin(self, args: argparse.Namespace) -> None:
+        self._keeper().request("pin", {"name": args.name, "pinned": False})
+        print(f"Unpinned {args.name}.")
+
+    def _tag(self, args: argparse.Namespace) -> None:
+        labels = self._keeper().request("tag", {"name": args.name, "tags": args.tags, "remove": args.remove})
+        print(f"{args.name}: {' '.join(labels['tags']) or 'no tags'}")
 
     def _rm(self, args: argparse.Namespace) -> None:
         agent = self._keeper()
@@ -179,11 +285,11 @@ class Gpuckpt:
         before = words[1:] if event.line.endswith(" ") else words[1:-1]
         if not before:
             return list(_SUBCOMMANDS)
-        if before[0] in ("restore", "show", "rm") and self._agent is not None:
+        if before[0] in _NAME_SNAPSHOTS and self._agent is not None:
             with contextlib.suppress(GpuckptError):
                 return [s["name"] for s in self._agent.request("list")["snapshots"]]
         if before[0] == "save":
-            return ["--message", "--replace"]
+            return ["--message", "--replace", "--with-files"]
         return []
 
     @contextlib.contextmanager
@@ -215,7 +321,7 @@ class _Progress:
         self._display({"text/plain": f"{self._verb} …"})
         return str(self._handle.display_id)
 
-    def finish(self, result: show.Saved) -> None:
+    def finish(self, result: show.Saved | show.Forked | show.Moved) -> None:
         """Show the result in place of the progress."""
         result.already_shown_in = self._shell.execution_count
         self._display(result.mime())

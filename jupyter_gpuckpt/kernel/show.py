@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import html
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ def size(count: int) -> str:
 
 def moment(created: str) -> str:
     """Return a time of a manifest in this machine's time zone, to the second."""
-    return datetime.datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.datetime.fromisoformat(created).astimezone().isoformat(" ", "seconds")[:19]
 
 
 def duration(seconds: float) -> str:
@@ -117,6 +118,58 @@ class Restored(_Shown):
         return "\n".join(lines + self._notes)
 
 
+class Forked(_Shown):
+    """What a fork gives: returned in the kernel that runs on, and in each copy.
+
+    Attributes
+    ----------
+    copy : the number of this copy, from 0; None in the kernel that was forked.
+    kernels : an object for each copy: ``id``, ``connection_file``, ``ports`` and more; empty in a copy.
+    warnings : what kernel and copies share.
+    seconds : how long the fork took; None in a copy.
+    """
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        self._own_id = ""
+        self.copy: int | None = None
+        self.kernels: list[dict[str, Any]] = result.get("kernels", [])
+        self.warnings: list[str] = list(result["warnings"])
+        self.seconds: float | None = result.get("seconds")
+        if "copy" in result:
+            self.copy, self._own_id = result["copy"]["index"], result["copy"]["kernel_id"]
+
+    def text(self) -> str:
+        if self.copy is not None:
+            return f"This is copy {self.copy}, kernel {self._own_id}."
+        many = f"{len(self.kernels)} copies" if len(self.kernels) > 1 else "one copy"
+        lines = [f"Forked: {many}, in {duration(self.seconds or 0)}."]
+        for kernel in self.kernels:
+            lines += fork_lines(kernel)
+        return "\n".join(lines + self.warnings)
+
+
+def fork_lines(kernel: dict[str, Any]) -> list[str]:
+    """Return what there is to say of one copy: how to open it, and what is another there."""
+    how = f"jupyter console --existing {kernel['connection_file'].rpartition('/')[2]}"
+    held = "; a Jupyter server holds it: choose it as a notebook's kernel" if kernel["held"] else ""
+    return [
+        f"Copy {kernel['index']} is kernel {kernel['id']}{held}. In a terminal: {how}",
+        *(f"  Port {port} is port {new} there." for port, new in kernel["ports"].items()),
+        *(f"  {note}" for note in kernel["notes"]),
+    ]
+
+
+class Moved(_Shown):
+    """What a move gives: which GPU is which now."""
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        self.moves: list[str] = list(result["moves"])
+        self.seconds: float = result["seconds"]
+
+    def text(self) -> str:
+        return "\n".join([f"Moved in {duration(self.seconds)}.", *self.moves])
+
+
 class Listing(_Shown):
     """A table; `empty` is said when it has no rows."""
 
@@ -127,10 +180,12 @@ class Listing(_Shown):
         if not self._rows:
             return "\n".join([self._empty, *self._faults])
         table = [self._head, *self._rows] if any(self._head) else list(self._rows)
-        widths = [max(len(row[i]) for row in table) for i in range(len(self._head))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-        ]
+        # By columns: there may be ten thousand rows.
+        columns = []
+        for column in zip(*table, strict=True):
+            width = max(map(len, column))
+            columns.append([cell.ljust(width) for cell in column])
+        lines = [line.rstrip() for line in map("  ".join, zip(*columns, strict=True))]
         return "\n".join(lines + self._faults)
 
     def html(self) -> str:
@@ -145,6 +200,108 @@ class Listing(_Shown):
         body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in self._rows)
         head = f"<thead><tr>{row(self._head, 'th')}</tr></thead>" if any(self._head) else ""
         return f"<table>{head}<tbody>{body}</tbody></table>{faults}"
+
+
+class Tree(_Shown):
+    """Which snapshot came from which, as lines: each below the one that its kernel came from."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self._lines = _branches(found["snapshots"]) or ["No snapshots yet."]
+        self._lines += [fault["what"] for fault in found["faults"]]
+
+    def text(self) -> str:
+        return "\n".join(self._lines)
+
+    def html(self) -> str:
+        return f"<pre>{html.escape(self.text())}</pre>"
+
+
+def _branches(found: Sequence[dict[str, Any]]) -> list[str]:
+    known = {one["id"] for one in found}
+    children: dict[str | None, list[dict[str, Any]]] = defaultdict(list)
+    for one in sorted(found, key=lambda one: str(one["created"])):
+        children[one["parent"] if one["parent"] in known else None].append(one)
+    lines: list[str] = []
+    # A list in place of recursion: a chain of saves is as deep as it is long.
+    pending = [(root, "", "") for root in reversed(children[None])]
+    while pending:
+        one, before, below = pending.pop()
+        message = f"  {one['message']}" if one["message"] else ""
+        lines.append(f"{before}* {one['name']}  {moment(one['created'])}{message}")
+        own = children[one["id"]]
+        # The line goes straight on where nothing branches off.
+        for child in reversed(own):
+            last = child is own[-1]
+            pending.append((child, below if last else f"{below}|\\ ", below if last else f"{below}| "))
+    return lines
+
+
+class Tables(_Shown):
+    """Several tables, one below the other; `empty` is said when there are none."""
+
+    def __init__(self, tables: Sequence[Listing], empty: str, notes: Sequence[str]) -> None:
+        self._tables, self._notes = list(tables), [*([] if tables else [empty]), *notes]
+
+    def text(self) -> str:
+        return "\n\n".join([*(table.text() for table in self._tables), "\n".join(self._notes)])
+
+    def html(self) -> str:
+        notes = "".join(f"<div>{html.escape(note)}</div>" for note in self._notes)
+        return "".join(table.html() for table in self._tables) + notes
+
+
+_ROWS = 30
+"""How many rows of each kind a comparison shows; `--json` has all."""
+
+
+def comparison(found: dict[str, Any]) -> Tables:
+    """Return what changed from one snapshot to another, as the keeper gives it."""
+    old, new = found["old"], found["new"]
+    variables = [[v["name"], v["how"], _variable(v["old"]), _variable(v["new"])] for v in found["variables"]]
+    memory = [
+        [f"{row['area']} (process {row['process']})", size(row["changed"]), size(row["old"]), size(row["new"])]
+        for row in found["memory"]
+    ]
+    on_gpu = [
+        [f"GPU memory of {row['path']}", size(row["changed"]), size(row["old"] or 0), size(row["new"] or 0)]
+        for row in found["gpu_memory"]
+    ]
+    files = [[file["path"], file["how"]] for file in (*found["used_files"], *found["kept_files"])]
+    tables = [
+        _longest(["variable", "", old, new], variables),
+        _longest(["memory", "changed", old, new], [*on_gpu, *memory]),
+        _longest(["file", ""], files),
+    ]
+    if not variables and not memory and not on_gpu:  # a kernel without an agent, or files that are no kernel's
+        tables.append(_longest(["part", "changed", old, new], _parts(found["files"])))
+    note = f"{size(found['changed'])} of {new} are not in {old}."
+    return Tables([table for table in tables if table is not None], f"{old} and {new} hold the same.", [note])
+
+
+def _longest(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Listing | None:
+    more = [f"... and {len(rows) - _ROWS} more"] if len(rows) > _ROWS else []
+    return Listing(head, rows[:_ROWS], "", more) if rows else None
+
+
+def _variable(about: dict[str, Any] | None) -> str:
+    if about is None:
+        return ""
+    shape = f"({', '.join(map(str, about['shape']))})" if "shape" in about else ""
+    length = f"{about['length']} long" if "length" in about else ""
+    words = [about["type"], shape, about.get("dtype", ""), about.get("device", ""), length]
+    return " ".join([word for word in words if word] + ([size(about["size"])] if about.get("size") else []))
+
+
+def _parts(parts: Sequence[dict[str, Any]]) -> list[list[str]]:
+    rows = []
+    for part in parts:
+        if not part["changed"] and part["old"] == part["new"]:
+            continue
+        how = "gone" if part["new"] is None else size(part["changed"])
+        if part["old"] is None:
+            how = f"new, {how} of it"
+        rows.append([part["path"], how, size(part["old"] or 0), size(part["new"] or 0)])
+    return rows
 
 
 def snapshots(found: dict[str, Any]) -> Listing:
@@ -170,6 +327,8 @@ def snapshots(found: dict[str, Any]) -> Listing:
 def snapshot(found: dict[str, Any]) -> Listing:
     """Return all about one snapshot, as the keeper gives it."""
     gpus = ", ".join(gpu["name"] for gpu in found["cuda"].get("gpus", []))
+    files = found["process"].get("files")
+    own = f"{files['count']} (Python and its packages among them), {size(files['bytes'])}" if files else ""
     return details(
         [
             ("name", found["name"]),
@@ -178,6 +337,7 @@ def snapshot(found: dict[str, Any]) -> Listing:
             ("size", size(found["size"])),
             ("new bytes", f"{size(found['stored'])} (what no snapshot before it held, compressed)"),
             ("GPU memory", size(found["gpu_memory"]) if found["gpu_memory"] else ""),
+            ("own files", own),
             ("notebook", found["notebook"]),
             ("kernel", found["kernel_id"]),
             ("processes", str(len(found["process"]["processes"]))),
@@ -201,6 +361,8 @@ def progress_text(verb: str, progress: dict[str, Any]) -> str:
     if progress.get("total"):
         done, total = progress["done"], progress["total"]
         amount = f" {100 * done // total} % of {size(total)}"
+        if progress.get("rate"):
+            amount += f", {size(progress['rate'])}/s"
     return f"{verb}: {progress['stage']}{amount} ({duration(progress['seconds'])})"
 
 

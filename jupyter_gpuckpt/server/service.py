@@ -6,20 +6,26 @@ import asyncio
 import dataclasses
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import __version__, settings
 from ..errors import GpuckptError, NoSuchKernel, Unavailable
 from ..freeze.cuda_calls import CudaWorker
 from ..keeper import client
+from ..keeper.comparison import compare
 from ..keeper.listing import STATUS_TIMEOUT, running_kernels
 from ..keeper.record import KernelFolder
-from ..keeper.summary import details, listing, origins
+from ..keeper.summary import details, listing, origins, summary
 from ..machine import doctor
 from ..machine.capability import why_unavailable
-from ..store import Store, check_name
-from ..store.difference import difference
+from ..provisioner import ADOPT
+from ..store import Progress, Store, check_name
+from ..store.pull import pull
+from ..store.push import push
+from ..store.remote import remote_at
+from ..store.remote_store import RemoteStore
+from ..store.sealing import own_secrets
 from .events import Events
 from .logs import keeper_log
 from .operations import Operation, Operations
@@ -34,15 +40,17 @@ _JUDGED_FOR = 60.0
 """For how long the judgement holds that this machine can or cannot save kernels, in seconds."""
 
 
+_FEATURES = ("fork", "push", "pull")
+
+
 class Service:
     """Kernels, snapshots and operations of one server.
 
     Whatever reads a disk, asks a keeper or starts a process is done in a thread.
     """
 
-    def __init__(self, events: Events, features: Sequence[str] = ()) -> None:
-        self._events = events
-        self._features = list(features)
+    def __init__(self, events: Events, kernel_manager: Any) -> None:
+        self._events, self._kernel_manager = events, kernel_manager
         self._store = Store(settings.store_dir())
         self._worker = CudaWorker()
         self._judged: tuple[float, Unavailable | None] | None = None
@@ -50,8 +58,9 @@ class Service:
 
     def _changed(self, operation: Operation) -> None:
         self._events.operation(operation.outline())
-        if operation.kind == "save" and operation.state == "done":
-            self._events.snapshots("saved", operation.name)
+        change = {"save": "saved", "fork": "saved", "pull": "pulled"}.get(operation.kind)
+        if change and operation.state == "done" and operation.name:
+            self._events.snapshots(change, operation.name)
 
     # -- kernels
 
@@ -59,7 +68,7 @@ class Service:
         """Return every kernel that can be saved, and those of `of_server` (Jupyter's models) that cannot be.
 
         ``unavailable`` says why none can be saved on this machine; it is null where nothing speaks against it.
-        ``features`` are those of `routes.OPTIONAL` that this version has.
+        ``features`` is what this version can do with them that an earlier one could not.
         """
         found, faults = await asyncio.to_thread(running_kernels, self._worker)
         held = {kernel["kernel_id"] for kernel in found}
@@ -75,7 +84,7 @@ class Service:
             "faults": [fault.as_dict() for fault in faults],
             "unavailable": reason.as_dict() if reason else None,
             "version": __version__,
-            "features": self._features,
+            "features": list(_FEATURES),
         }
 
     async def _reason(self) -> Unavailable | None:
@@ -84,18 +93,17 @@ class Service:
             self._judged = (now, await asyncio.to_thread(why_unavailable))
         return self._judged[1]
 
-    async def save(self, kernel_id: str, name: str, message: str, replace: bool) -> Operation:
-        """Begin to save a kernel.
+    async def save(self, kernel_id: str, request: Mapping[str, Any]) -> Operation:
+        """Begin to save a kernel; the request has ``name``, ``message``, ``replace`` and ``with_files``.
 
         Raises
         ------
         BadName : no snapshot can be called that.
         NoSuchKernel, Unavailable : there is no such kernel, or it cannot be saved.
         """
-        check_name(name)
+        name = check_name(request["name"])
         folder = await self._folder(kernel_id)
-        request = {"name": name, "message": message, "replace": replace}
-        return self.operations.start(Operation("save", kernel_id, name), folder, request)
+        return self.operations.start(Operation("save", kernel_id, name), folder, dict(request))
 
     async def restore(self, kernel_id: str, name: str) -> Operation:
         """Begin to put a kernel back to a snapshot; without a name, to the latest of its notebook.
@@ -110,6 +118,57 @@ class Service:
         folder = await self._folder(kernel_id)
         return self.operations.start(Operation("restore", kernel_id, name), folder, {"name": name})
 
+    async def fork(self, kernel_id: str, request: dict[str, Any]) -> Operation:
+        """Begin to make copies of a kernel, which the server then holds.
+
+        `request` has ``snapshot``, ``name``, ``count``, ``gpus`` and ``reseed``, as `keeper.fork` knows them.
+
+        Raises
+        ------
+        BadName : no snapshot can be called that.
+        NoSuchKernel, Unavailable : there is no such kernel, or it cannot be forked.
+        """
+        for name in filter(None, (request["snapshot"], request["name"])):
+            check_name(name)
+        folder = await self._folder(kernel_id)
+        # What is saved on the way has a name; a fork leaves none otherwise.
+        operation = Operation("fork", kernel_id, request["name"])
+        return self.operations.start(operation, folder, {**request, "adopt": False}, self._hold)
+
+    async def move(self, kernel_id: str, gpus: list[int]) -> Operation:
+        """Begin to move a kernel to other GPUs.
+
+        Raises
+        ------
+        NoSuchKernel, Unavailable : there is no such kernel, or it cannot be moved.
+        """
+        folder = await self._folder(kernel_id)
+        return self.operations.start(Operation("move", kernel_id, ""), folder, {"gpus": gpus})
+
+    async def _hold(self, result: dict[str, Any]) -> None:
+        """Hold the copies that a fork has made; one that cannot be held runs on, and the result says so."""
+        for kernel in result["kernels"]:
+            try:
+                await self.adopt(kernel["id"])
+                kernel["held"] = True
+            except Exception as e:  # noqa: BLE001 - whatever the kernel manager raises
+                result["warnings"].append(f"The server does not hold the copy {kernel['id']}: {e}")
+
+    async def adopt(self, kernel_id: str) -> dict[str, Any]:
+        """Hold a kernel that runs and that nobody holds, as if this server had started it.
+
+        Raises
+        ------
+        NoSuchKernel, Unavailable : there is no such kernel.
+        Refused : another program holds it.
+        """
+        if kernel_id not in self._kernel_manager:
+            folder = await self._folder(kernel_id)
+            launch = await asyncio.to_thread(folder.launch)
+            # The kernel manager passes what it does not know on to the provisioner.
+            await self._kernel_manager.start_kernel(kernel_id=kernel_id, kernel_name=launch.name, **{ADOPT: True})
+        return {"id": kernel_id}
+
     async def cancel(self, operation_id: str) -> Operation:
         """Ask for an operation to be cancelled.
 
@@ -118,7 +177,8 @@ class Service:
         NoSuchOperation : there is none of this id.
         """
         kernel_id = self.operations.get(operation_id).kernel_id
-        return await self.operations.cancel(operation_id, KernelFolder(settings.kernels_dir() / kernel_id))
+        folder = KernelFolder(settings.kernels_dir() / kernel_id) if kernel_id else None
+        return await self.operations.cancel(operation_id, folder)
 
     async def executed(self, kernel_id: str) -> dict[str, Any]:
         """Return which cells a kernel has executed, and the snapshot that it was last put back to.
@@ -203,7 +263,7 @@ class Service:
         ------
         BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
         """
-        return await asyncio.to_thread(_difference, self._store, old, new)
+        return await asyncio.to_thread(compare, self._store, old, new)
 
     async def remove(self, name: str) -> dict[str, Any]:
         """Remove a snapshot.
@@ -238,18 +298,52 @@ class Service:
         self._events.snapshots("labelled", name)
         return {"name": name, **dataclasses.asdict(labels)}
 
+    # -- on their way
+
+    async def push(self, name: str, url: str, replace: bool) -> Operation:
+        """Begin to send a snapshot elsewhere.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible, Untrusted : as `Store.trusted`.
+        Refused : the address cannot be used.
+        """
+        await asyncio.to_thread(self._store.trusted, name)
+        remote = await asyncio.to_thread(remote_at, url)
+
+        def work(progress: Progress) -> dict[str, Any]:
+            there = RemoteStore(remote, own_secrets(), create=True)
+            done = push(self._store, name, there, replace=replace, progress=progress)
+            return {**summary(done.manifest), "url": there.shown, "sent": done.sent, "found": done.found}
+
+        return self.operations.do(Operation("push", "", name), work)
+
+    async def pull(self, url: str, name: str, replace: bool, older: bool) -> Operation:
+        """Begin to fetch a snapshot from elsewhere; without a name, the only one that is there.
+
+        Raises
+        ------
+        BadName : no snapshot can be called that.
+        Refused : the address cannot be used.
+        """
+        if name:
+            check_name(name)
+        remote = await asyncio.to_thread(remote_at, url)
+
+        def work(progress: Progress) -> dict[str, Any]:
+            there = RemoteStore(remote, own_secrets())
+            quota = settings.store_quota()
+            done = pull(self._store, there, name, replace=replace, older=older, quota=quota, progress=progress)
+            return {**summary(done.manifest), "url": there.shown, "fetched": done.fetched, "found": done.found}
+
+        return self.operations.do(Operation("pull", "", name), work)
+
     # -- the machine
 
     async def doctor(self) -> dict[str, Any]:
         """Return what speaks for and against saving kernels on this machine."""
         checks = await asyncio.to_thread(doctor.examine)
         return {"works": doctor.works(checks), "checks": [dataclasses.asdict(check) for check in checks]}
-
-
-def _difference(store: Store, old: str, new: str) -> dict[str, Any]:
-    before, after = store.get(old), store.get(new)
-    changes = difference(store.contents(before), store.contents(after))
-    return {"old": before.name, "new": after.name, "files": [dataclasses.asdict(change) for change in changes]}
 
 
 def _plain() -> GpuckptError:

@@ -21,6 +21,7 @@ This package knows no process, no CRIU and no Jupyter.
 from __future__ import annotations
 
 from .collect import Collected
+from .contents import Contents
 from .labels import Labels
 from .manifest import Manifest
 from .names import MAX_NAME, check_name
@@ -32,6 +33,7 @@ from .writer import Writer
 __all__ = [
     "MAX_NAME",
     "Collected",
+    "Contents",
     "Labels",
     "Manifest",
     "Progress",

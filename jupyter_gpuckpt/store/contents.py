@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from .chunks import CHUNK, HOLE, Chunk
+from .chunks import CHUNK, HOLE, Chunk, digest, is_zero
 from .names import is_plain_path
 
 __all__ = ["MAX_SIZE", "Contents"]
@@ -39,6 +41,14 @@ class Contents:
     def size_of(self, path: str) -> int:
         """Return the size of a file, in bytes."""
         return sum(chunk.size for chunk in self.files[path])
+
+    def are_in(self, path: str, file: Path) -> bool:
+        """Tell whether a file on the disk has the bytes of the file `path`. Raises `OSError`."""
+        fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            return os.fstat(fd).st_size == self.size_of(path) and _same(fd, self.files[path])
+        finally:
+            os.close(fd)
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield every chunk that has to be stored, those that occur twice each time."""
@@ -82,6 +92,20 @@ class Contents:
             raise ValueError("it has chunks that belong to no file")
         _refuse_nested(files)
         return Contents(files)
+
+
+def _same(fd: int, chunks: Sequence[Chunk]) -> bool:
+    offset = 0
+    for chunk in chunks:
+        if chunk.hash == HOLE:
+            steps = range(offset, offset + chunk.size, CHUNK)
+            end = offset + chunk.size
+            if not all(is_zero(os.pread(fd, min(CHUNK, end - at), at)) for at in steps):
+                return False
+        elif digest(os.pread(fd, chunk.size, offset)) != chunk.hash:
+            return False
+        offset += chunk.size
+    return True
 
 
 def _head(raw: bytes) -> Iterator[tuple[str, int, int]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
-from .chunks import HOLE
+from .chunks import HOLE, Chunk
 from .contents import Contents
 
-__all__ = ["Change", "difference"]
+__all__ = ["Change", "changed_ranges", "difference"]
 
 
 @dataclass(frozen=True)
@@ -36,3 +37,12 @@ def difference(old: Contents, new: Contents) -> list[Change]:
         for path in sorted({*old.files, *new.files})
     ]
     return sorted(changes, key=lambda change: -change.changed)
+
+
+def changed_ranges(chunks: Iterable[Chunk], known: Container[bytes]) -> Iterator[tuple[int, int]]:
+    """Yield offset and size of each chunk of a file that is not among those that are known by their hashes."""
+    offset = 0
+    for chunk in chunks:
+        if chunk.hash != HOLE and chunk.hash not in known:
+            yield offset, chunk.size
+        offset += chunk.size

@@ -52,7 +52,7 @@ def test_the_description_has_every_route_and_no_other() -> None:
     described = {(method, _path(template)) for method, template in _described()}
     served = {
         (method, path)
-        for pattern, (handler, _) in ROUTES.items()
+        for pattern, handler in ROUTES.items()
         for path in {path for _, path in described if re.fullmatch(pattern, path)} or {f"not described: {pattern}"}
         for method in _METHODS
         if method in vars(handler)

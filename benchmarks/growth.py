@@ -1,0 +1,173 @@
+"""How the store's work grows with what is in it: ``python -m benchmarks.growth``.
+
+Two questions. How long lists, checks and collections take with ever more snapshots; and what ten snapshots of one
+training take on the disk. The training is a stand-in without a GPU: a model of numpy arrays and its optimizer's state
+in a real kernel, of which each epoch changes the last layers, and a log that grows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.keeper.summary import listing
+from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.store.chunks import Chunk, digest
+from jupyter_gpuckpt.store.codec import RAW
+from jupyter_gpuckpt.store.contents import Contents
+from jupyter_gpuckpt.store.index import Index, write_part
+from jupyter_gpuckpt.store.layout import Layout
+from jupyter_gpuckpt.store.manifest import Manifest
+from jupyter_gpuckpt.store.pack import PackWriter
+
+from .ours import OurKernel
+
+_CHUNKS, _FRESH, _SIZE = 50, 5, 4096
+"""Each snapshot has so many chunks, so many of them new, of so many bytes."""
+
+
+def _fill(root: Path, begin: int, end: int, last: dict[str, object]) -> None:
+    """Add snapshots of numbers from `begin` up to `end`, each mostly the one before; quicker than by saving."""
+    layout = Layout(root)
+    layout.prepare()
+    chunks: list[Chunk] = last.setdefault("chunks", [])  # type: ignore[assignment]
+    known: Index = last.setdefault("index", {})  # type: ignore[assignment]
+    for number in range(begin, end):
+        session = f"{number:032x}"
+        packs = PackWriter(layout.packs, session)
+        for _ in range(_FRESH if chunks else _CHUNKS):
+            data = os.urandom(_SIZE)
+            chunk = Chunk(digest(data), len(data))
+            packs.put(chunk.hash, chunk.size, RAW, data)
+            chunks.append(chunk)
+        packs.finish()
+        del chunks[:-_CHUNKS]
+        known.update(packs.placed)
+        write_part(layout, session, {c.hash: known[c.hash] for c in chunks}, session)
+        raw = Contents({"pages": list(chunks)}).to_bytes()
+        layout.contents_of(session).write_bytes(raw)
+        moment = datetime.datetime.fromtimestamp(number, datetime.timezone.utc).isoformat(timespec="microseconds")
+        about = {"notebook": "grow.ipynb", "kernel_id": "k", "execution_count": 1}
+        manifest = Manifest(
+            name=f"n{number}",
+            id=session,
+            message="",
+            created=moment,
+            parent=None,
+            contents=digest(raw).hex(),
+            size=_CHUNKS * _SIZE,
+            stored=_FRESH * _SIZE,
+            kernel=about,
+            machine={},
+            cuda={},
+            process={"frozen_seconds": 0.1},
+        )
+        layout.manifest(manifest.name).write_bytes(manifest.to_json())
+
+
+def _timed(work: Callable[[], object], rounds: int) -> float:
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def _snapshots(counts: list[int], rounds: int) -> None:
+    head = ["snapshots", "list", "first list", "show one", "check", "check --read-data", "gc --dry-run", "gc"]
+    print(f"| {' | '.join(head)} |\n|{' --- |' * len(head)}")
+    # In memory: what is asked is how the work grows, and not how fast this disk is.
+    with tempfile.TemporaryDirectory(prefix="gpuckpt-bench-", dir="/dev/shm") as name:
+        root, last = Path(name, "store"), dict[str, object]()
+        before = 0
+        for count in counts:
+            _fill(root, before, count, last)
+            before = count
+            store = Store(root)
+
+            def first(store: Store = store, root: Path = root) -> None:
+                (root / "listing.json").unlink(missing_ok=True)
+                listing(store)
+
+            times = [
+                _timed(first, rounds),
+                _timed(lambda store=store, at=count: store.read_files(f"n{at // 2}", ["pages"]), rounds),  # type: ignore[misc]
+                _timed(store.check, rounds),
+                _timed(lambda store=store: store.check(read_data=True), rounds),  # type: ignore[misc]
+                _timed(store.would_collect, rounds),
+                _timed(store.compact, rounds),
+            ]
+            times.insert(0, _timed(lambda store=store: listing(store), rounds))  # type: ignore[misc]
+            assert not store.check(read_data=True).faults
+            print(f"| {count:,} | {' | '.join(f'{seconds:.3f} s' for seconds in times)} |", flush=True)
+
+
+_STATE = """
+import numpy
+rng = numpy.random.default_rng(0)
+layers = [rng.standard_normal(({width}, {width}), dtype="float32") for _ in range(16)]
+moments = [[numpy.zeros_like(layer), numpy.zeros_like(layer)] for layer in layers[-2:]]
+log = []
+def epoch():
+    changed = 0
+    for layer, (first, second) in zip(layers[-2:], moments):
+        gradient = rng.standard_normal(layer.shape, dtype="float32")
+        first *= 0.9; first += 0.1 * gradient
+        second *= 0.99; second += 0.01 * gradient ** 2
+        layer -= 1e-3 * first / (numpy.sqrt(second) + 1e-8)
+        changed += 3 * layer.nbytes
+    log.append(f"epoch {{len(log)}}: loss {{float(abs(layers[-1]).mean()):.6f}}" * 100)
+    return changed
+"""
+
+
+def _training(megabytes: int, epochs: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="gpuckpt-bench-", dir=os.environ.get("GPUCKPT_BENCH_DIR")) as name:
+        os.environ["GPUCKPT_STORE"] = str(Path(name, "store"))
+        os.environ["IPYTHONDIR"] = str(Path(name, "ipython"))
+        kernel = OurKernel()
+        try:
+            kernel.run(_STATE.format(width=int((megabytes * 10**6 / 16 / 4) ** 0.5)))
+            sizes, changed = [], 0
+            for number in range(epochs):
+                done = int(kernel.run("print(epoch())"))
+                changed += done if number else 0
+                kernel.run(f"%gpuckpt save epoch-{number}")
+                sizes.append(Store(settings.store_dir()).used())
+        finally:
+            kernel.close()
+    fair = 1.5 * sizes[0] + changed
+    print(
+        f"{epochs} snapshots of one training, {megabytes} MB of weights: the first takes {sizes[0] / 1e6:,.0f} MB, "
+        f"all of them {sizes[-1] / 1e6:,.0f} MB; the training itself rewrote {changed / 1e6:,.0f} MB meanwhile.\n"
+        f"1.5 times the first and what was rewritten would be {fair / 1e6:,.0f} MB; beside what was rewritten "
+        f"they take {(sizes[-1] - changed) / sizes[0]:.2f} times the first."
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--snapshots", type=int, nargs="*", default=[1000, 2000, 4000, 8000])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--mb", type=int, default=300, help="weights of the training")
+    parser.add_argument("--epochs", type=int, default=10)
+    args = parser.parse_args()
+    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    print(f"{now}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, medians of {args.rounds}\n")
+    _snapshots(args.snapshots, args.rounds)
+    print()
+    _training(args.mb, args.epochs)
+
+
+if __name__ == "__main__":
+    main()
