@@ -87,7 +87,7 @@ $(BIN)/chromium: $(READY)
 
 .PHONY: screenshots
 screenshots: setup labextension $(BIN)/chromium
-	@GPUCKPT_SCREENSHOTS=docs $(BIN)/python -m pytest -q tests/lab/test_looks.py -k light
+	@GPUCKPT_SCREENSHOTS=docs $(BIN)/python -m pytest -q tests/lab/test_looks.py tests/lab/test_panel.py -k 'light or all_that'
 
 .PHONY: install-chromium
 install-chromium:

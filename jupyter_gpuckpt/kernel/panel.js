@@ -123,7 +123,9 @@ function render({ model, el }) {
     drawn = looks;
     const focused = root.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
     if (kernel) {
-      const place = kernel.parent ? `at or after ${kernel.parent.name}` : 'started afresh';
+      // It may have another name by now.
+      const parent = [...own, ...others].find(one => one.id === kernel.parent?.id) ?? kernel.parent;
+      const place = parent ? `at or after ${parent.name}` : 'started afresh';
       about.textContent = `Kernel: ${kernel.state} · ${size(kernel.memory)} memory · ${place}`;
     }
     save.disabled = operation !== null;

@@ -124,15 +124,21 @@ function Contents(props: IProps): React.JSX.Element {
   );
 }
 
-function Blank({ error, commands, trans }: IProps & { error: IError }): React.JSX.Element {
+function Blank({ error, model, commands, trans }: IProps & { error: IError }): React.JSX.Element {
   return (
     <div className="jp-gpuckpt-Kernel">
       <strong>{error.what}</strong>
       <p>{error.why}</p>
       <p>{error.then}</p>
-      <button className="jp-gpuckpt-Button" onClick={() => void commands.execute(CommandIDs.doctor)}>
-        {trans.__('What the doctor says')}
-      </button>
+      {error === model.problem ? (
+        <button className="jp-gpuckpt-Button" onClick={() => model.refresh()}>
+          {trans.__('Try again')}
+        </button>
+      ) : (
+        <button className="jp-gpuckpt-Button" onClick={() => void commands.execute(CommandIDs.doctor)}>
+          {trans.__('What the doctor says')}
+        </button>
+      )}
     </div>
   );
 }
@@ -180,6 +186,8 @@ function KernelBox(props: IProps): React.JSX.Element {
 function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { kernel: IKernel }): React.JSX.Element {
   const operation = model.operationOf(kernel.kernel_id);
   const state = stateText(model.stateOf(kernel.kernel_id), trans);
+  // It may have another name by now.
+  const parent = model.snapshots.find(({ id }) => id === kernel.parent?.id) ?? kernel.parent;
   const memory = size(kernel.memory);
   const gpu = kernel.gpu_memory === null ? trans.__('unknown') : size(kernel.gpu_memory);
   return (
@@ -190,7 +198,7 @@ function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { 
           ? trans.__('Kernel: %1 · %2 memory', state, memory)
           : trans.__('Kernel: %1 · %2 memory · %3 on GPUs', state, memory, gpu)}
         <br />
-        {kernel.parent ? trans.__('At or after %1', kernel.parent.name) : trans.__('Started afresh')}
+        {parent ? trans.__('At or after %1', parent.name) : trans.__('Started afresh')}
       </p>
       {operation ? (
         <>

@@ -153,11 +153,12 @@ class Window:
         told.wait_for()
         return told
 
-    def save(self, name: str) -> None:
+    def save(self, name: str, note: str = "") -> None:
         """Save the kernel by way of the toolbar, and wait for it."""
         self.kernel_is_ready()
         self.toolbar("gpuckpt-save").click()
         self.dialog.get_by_label("Name").fill(name)
+        self.dialog.get_by_label("Note").fill(note)
         self.accept("Save")
         self.is_told(f"Saved {name}")
 

@@ -17,6 +17,7 @@ _STALE = re.compile("jp-gpuckpt-mod-stale")
 
 def _remove_all(server: Server) -> None:
     for snapshot in server.ask("GET", "snapshots")["snapshots"]:
+        server.ask("POST", f"snapshots/{snapshot['name']}/pin", {"pinned": False})
         server.ask("DELETE", f"snapshots/{snapshot['name']}")
 
 
@@ -109,6 +110,7 @@ def test_a_snapshot_is_renamed_and_that_taken_back(lab: Server, open_window: Ope
     assert window.accessibility_faults(".jp-Dialog") == []
     window.accept("Rename")
     expect(window.line("new")).to_contain_text("here")
+    expect(window.sidebar).to_contain_text("At or after new")
     window.is_told("old is now new").get_by_role("button", name="Undo").click()
     expect(window.line("old")).to_be_visible()
     expect(window.line("new")).to_have_count(0)
@@ -199,7 +201,24 @@ def test_by_the_keyboard_alone(lab: Server, open_window: OpenWindow) -> None:
     press("Delete")
     window.dialog.wait_for()
     press("Escape")
-    expect(window.line("by-hand")).to_be_visible()
+    expect(window.line("by-hand")).to_be_focused()
+    press("F2")
+    window.dialog.wait_for()
+    window.page.keyboard.insert_text("by-key")
+    press("Enter")
+    expect(window.line("by-key")).to_be_visible()
+    window.line("by-key").focus()
+    press("Shift+F10")
+    window.page.get_by_role("menuitem", name="Pin Snapshot").wait_for()
+    press("Escape")
+    window.line("by-key").focus()
+    for _ in ("Restore", "Remove", "⋯"):
+        press("Tab")
+    press("Enter")
+    window.page.get_by_role("menuitem", name="Pin Snapshot").wait_for()
+    press("p")  # goes to the command that begins with it
+    press("Enter")
+    expect(window.line("by-key")).to_contain_text("pinned")
 
 
 def test_a_failure_says_why_and_what_next(lab: Server, open_window: OpenWindow) -> None:

@@ -27,7 +27,8 @@ def _panel(window: Window) -> Locator:
     return panel
 
 
-def _save(panel: Locator, name: str) -> None:
+def _save(panel: Locator, name: str, note: str = "") -> None:
+    panel.get_by_label("Note (optional)").fill(note)
     panel.get_by_label("Name", exact=True).fill(name)
     panel.get_by_label("Name", exact=True).press("Enter")
     expect(panel.get_by_role("status")).to_contain_text(f"Saved {name}")
@@ -48,28 +49,29 @@ def test_all_that_it_can_do(lab: Server, open_window: OpenWindow, tmp_path: Path
     window.run("x = 1")
     panel = _panel(window)
     expect(panel).to_contain_text("No snapshots of this notebook yet")
-    _save(panel, "one")
+    _save(panel, "epoch-1", "loss 0.31")
     window.run("x = 2")
-    _press(panel, "Restore one", "Restore")
-    _done(panel, "Restored one")
+    _save(panel, "epoch-2", "loss 0.42")
+    _press(panel, "Restore epoch-1", "Restore")
+    _done(panel, "Restored epoch-1")
     assert window.value("x") == "1"
-    _press(panel, "Rename one")
-    panel.get_by_label("New name of one").fill("uno")
-    panel.get_by_label("New name of one").press("Enter")
-    _done(panel, "one is now uno")
-    _press(panel, "Pin uno")
-    _done(panel, "uno is pinned")
-    expect(panel.get_by_role("button", name="Remove uno")).to_be_disabled()
+    _press(panel, "Rename epoch-1")
+    panel.get_by_label("New name of epoch-1").fill("best")
+    panel.get_by_label("New name of epoch-1").press("Enter")
+    _done(panel, "epoch-1 is now best")
+    _press(panel, "Pin best")
+    _done(panel, "best is pinned")
+    expect(panel.get_by_role("button", name="Remove best")).to_be_disabled()
     folder = Path(os.environ.get("GPUCKPT_SCREENSHOTS") or tmp_path)
     assert window.accessibility_faults(".gpuckpt-panel") == []
     panel.screenshot(path=folder / "panel-light.png")
     window.dark()
     assert window.accessibility_faults(".gpuckpt-panel") == []
-    _press(panel, "Unpin uno")
-    _done(panel, "uno is no longer pinned")
-    _press(panel, "Remove uno", "Remove")
-    _done(panel, "Removed uno")
-    expect(panel.get_by_text("uno", exact=True)).to_have_count(0)
+    _press(panel, "Unpin best")
+    _done(panel, "best is no longer pinned")
+    _press(panel, "Remove best", "Remove")
+    _done(panel, "Removed best")
+    expect(panel.get_by_text("best", exact=True)).to_have_count(0)
 
 
 def test_a_kernel_saved_before_the_panel_was_there_takes_it_over(lab: Server, open_window: OpenWindow) -> None:
