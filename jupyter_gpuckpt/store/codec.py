@@ -6,7 +6,9 @@ import threading
 
 import zstandard
 
-__all__ = ["KNOWN", "RAW", "ZSTD", "decode", "encode"]
+__all__ = ["KNOWN", "RAW", "ZSTD", "Bytes", "decode", "encode"]
+
+Bytes = bytes | bytearray | memoryview
 
 RAW, ZSTD = 0, 1
 KNOWN = (RAW, ZSTD)
@@ -32,7 +34,7 @@ def encode(data: bytes | bytearray | memoryview) -> tuple[int, bytes | bytearray
     return (ZSTD, packed) if len(packed) <= _PAYS * len(data) else (RAW, data)
 
 
-def decode(codec: int, stored: bytes | bytearray, size: int) -> bytes | bytearray:
+def decode(codec: int, stored: Bytes, size: int) -> Bytes:
     """Return the `size` bytes of a chunk.
 
     Raises
@@ -40,7 +42,7 @@ def decode(codec: int, stored: bytes | bytearray, size: int) -> bytes | bytearra
     ValueError : these are not `size` bytes in that codec.
     """
     if codec == RAW:
-        found: bytes | bytearray = stored
+        found: Bytes = stored
     elif codec == ZSTD:
         try:
             # Asked first: the library would make room for whatever size the frame claims.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from .codec import Bytes
 from .contents import Contents
 from .index import Index
 from .layout import Layout
@@ -37,7 +38,7 @@ class Outgoing:
         """Return where each chunk lies, in the order in which the files need them."""
         return {chunk.hash: self._index[chunk.hash] for chunk in self.contents.chunks()}
 
-    def stored(self, key: bytes) -> bytes | bytearray:
+    def stored(self, key: bytes) -> Bytes:
         """Return a chunk as it is stored, good until this thread reads the next. Raises `Damaged`."""
         at = self._index[key]
         try:

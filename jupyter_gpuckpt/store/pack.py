@@ -13,16 +13,17 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from .chunks import CHUNK, digest
-from .codec import KNOWN, RAW, decode
+from .codec import KNOWN, RAW, Bytes, decode
 from .durable import FILE_MODE, sync_folder, write_at
 from .names import pack_name
 
-__all__ = ["Location", "PackBuilder", "PackReader", "PackWriter", "entries", "plausible", "verified"]
+__all__ = ["Location", "OpenPacks", "PackBuilder", "PackReader", "PackWriter", "entries", "plausible", "verified"]
 
 MAGIC = b"gpuckpt pack 2\n\0"
 PACK = 64 * 1024 * 1024
@@ -141,7 +142,7 @@ class PackBuilder:
         self.content = bytearray(MAGIC)
         self.placed: dict[bytes, Location] = {}
 
-    def put(self, key: bytes, at: Location, stored: bytes | bytearray) -> None:
+    def put(self, key: bytes, at: Location, stored: Bytes) -> None:
         """Add a chunk that lies elsewhere as `at` says."""
         self.content += _ENTRY.pack(_ENTRY_MAGIC, at.codec, at.stored, at.size, key)
         self.placed[key] = at._replace(pack=self.name, offset=len(self.content))
@@ -154,7 +155,7 @@ class PackReader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def read(self, key: bytes, at: Location) -> bytes | bytearray:
+    def read(self, key: bytes, at: Location) -> Bytes:
         """Return the bytes of a chunk, good until this thread reads the next.
 
         A read that fails, or gives other bytes, is tried once more, from the disk: a read may fail once, and a wrong
@@ -167,31 +168,62 @@ class PackReader:
         """
         return self._read_twice(key, at)[1]
 
-    def stored(self, key: bytes, at: Location) -> bytes | bytearray:
+    def read_into(self, room: memoryview, key: bytes, at: Location, packs: OpenPacks) -> Bytes:
+        """Read a chunk, straight into `room` where it is stored as it is, and return its bytes. Raises as `read`."""
+        return self._read_twice(key, at, packs, room if at.codec == RAW else None)[1]
+
+    def opened(self) -> OpenPacks:
+        """Return a context in which packs are opened once, for one thread."""
+        return OpenPacks(self._folder)
+
+    def stored(self, key: bytes, at: Location) -> Bytes:
         """Return the bytes of a chunk as they are stored; they are verified, and good until the next. As `read`."""
         return self._read_twice(key, at)[0]
 
-    def _read_twice(self, key: bytes, at: Location) -> tuple[bytes | bytearray, bytes | bytearray]:
-        try:
-            return self._read(key, at, fresh=False)
-        except (OSError, ValueError):
-            return self._read(key, at, fresh=True)
+    def _read_twice(
+        self, key: bytes, at: Location, packs: OpenPacks | None = None, room: memoryview | None = None
+    ) -> tuple[Bytes, Bytes]:
+        with nullcontext(packs) if packs is not None else self.opened() as opened:
+            try:
+                return _read(opened, key, at, room, fresh=False)
+            except (OSError, ValueError):
+                return _read(opened, key, at, room, fresh=True)
 
-    def _read(self, key: bytes, at: Location, *, fresh: bool) -> tuple[bytes | bytearray, bytes | bytearray]:
-        """Return a chunk as it is stored, and its bytes."""
-        fd = os.open(self._folder / at.pack, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            if fresh:
-                os.posix_fadvise(fd, at.offset, at.stored, os.POSIX_FADV_DONTNEED)
-            stored = _buffer(at.stored)
-            if os.preadv(fd, [stored], at.offset) != at.stored:
-                raise ValueError("the pack ends before its end")
-        finally:
+
+class OpenPacks:
+    """Packs that stay open once they have been read from, until the context ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fds: dict[str, int] = {}
+
+    def open(self, name: str) -> int:
+        """Return the descriptor of a pack. Raises `OSError`."""
+        if name not in self._fds:
+            self._fds[name] = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return self._fds[name]
+
+    def __enter__(self) -> OpenPacks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._fds.values():
             os.close(fd)
-        return stored, verified(key, at.codec, stored, at.size)
+        self._fds.clear()
 
 
-def verified(key: bytes, codec: int, stored: bytes | bytearray, size: int) -> bytes | bytearray:
+def _read(packs: OpenPacks, key: bytes, at: Location, room: memoryview | None, *, fresh: bool) -> tuple[Bytes, Bytes]:
+    """Return a chunk as it is stored, which is in `room` where there is one, and its bytes."""
+    fd = packs.open(at.pack)
+    if fresh:
+        os.posix_fadvise(fd, at.offset, at.stored, os.POSIX_FADV_DONTNEED)
+    stored = _buffer(at.stored) if room is None else room
+    if os.preadv(fd, [stored], at.offset) != at.stored:
+        raise ValueError("the pack ends before its end")
+    return stored, verified(key, at.codec, stored, at.size)
+
+
+def verified(key: bytes, codec: int, stored: Bytes, size: int) -> Bytes:
     """Return the bytes of a chunk that is stored as `stored`.
 
     Raises

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from ..errors import Damaged
 from .chunks import HOLE, Chunk, digest
+from .codec import Bytes
 from .contents import MAX_SIZE, Contents
 from .durable import FILE_MODE, make_folder, read_small, write_at
 from .index import DamagedPart, Index, from_packs, pack_sizes, read_index, read_part
@@ -149,8 +152,9 @@ def extract(
             os.ftruncate(fd, contents.size_of(path))
         finally:
             os.close(fd)
+        write = _write_in_place if is_elsewhere else _write
         for offset, chunks in _batches(contents.files[path]):
-            jobs.append(partial(_write, manifest, reader, index, path, target, offset, chunks))
+            jobs.append(partial(write, manifest, reader, index, path, target, offset, chunks))
     run_all(jobs, (lambda done: progress("verify", done, contents.size)) if progress else (lambda _: None))
 
 
@@ -196,6 +200,36 @@ def _write(
         os.close(fd)
 
 
+def _write_in_place(
+    manifest: Manifest,
+    reader: PackReader,
+    index: Index,
+    path: str,
+    target: Path,
+    offset: int,
+    chunks: Sequence[Chunk],
+    tally: Tally,
+) -> None:
+    """Do as `_write` for a file that lies in memory: what is read is verified there, and copied no second time."""
+    begin = offset - offset % mmap.ALLOCATIONGRANULARITY
+    fd = os.open(target, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        size = offset - begin + sum(chunk.size for chunk in chunks)
+        with mmap.mmap(fd, size, offset=begin) as mapped, memoryview(mapped) as view, reader.opened() as packs:
+            for chunk in chunks:
+                if chunk.hash != HOLE:
+                    at, start = index[chunk.hash], offset - begin
+                    with view[start : start + chunk.size] as room, _damages(manifest, path, chunk, at):
+                        data = reader.read_into(room, chunk.hash, at, packs)
+                        is_there = data is room
+                    if not is_there:
+                        write_at(fd, offset, data)  # not into the mapping: a full disk would be a signal there
+                offset += chunk.size
+                tally.add(chunk.size)
+    finally:
+        os.close(fd)
+
+
 def read_whole(layout: Layout, manifest: Manifest, contents: Contents, index: Index) -> dict[str, bytes]:
     """Return the verified bytes of these files of a snapshot, by path. Raises `Damaged`."""
     reader = PackReader(layout.packs)
@@ -210,10 +244,19 @@ def read_whole(layout: Layout, manifest: Manifest, contents: Contents, index: In
     }
 
 
-def read_chunk(manifest: Manifest, reader: PackReader, path: str, chunk: Chunk, at: Location) -> bytes | bytearray:
+def read_chunk(manifest: Manifest, reader: PackReader, path: str, chunk: Chunk, at: Location) -> Bytes:
     """Return the verified bytes of a chunk of the file `path`. Raises `Damaged`."""
-    try:
+    with _damages(manifest, path, chunk, at):
         return reader.read(chunk.hash, at)
+
+
+@contextmanager
+def _damages(manifest: Manifest, path: str, chunk: Chunk, at: Location) -> Iterator[None]:
+    """Tell of a chunk that cannot be read as `Damaged`."""
+    try:
+        yield
     except (OSError, ValueError) as e:
+        if isinstance(e, OSError) and e.errno == errno.EFAULT:  # the mapping that it is read into has no room
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from e
         why = (e.strerror or str(e)) if isinstance(e, OSError) else str(e)
         raise damage(manifest, path, f"chunk {chunk.hash.hex()[:16]} in pack {at.pack}: {why}") from e
