@@ -423,6 +423,10 @@ async def arrive(keeper: Keeper, order: Mapping[str, Any]) -> None:
     manifest = Manifest(**order["manifest"])
     new = await Arrival.prepare(keeper, int(order["size"]))
     snapshot = Snapshot(manifest, new.files)
+    # The process that calls the driver needs a while to start: it does so beside what comes first.
+    starting = (
+        asyncio.create_task(asyncio.to_thread(_start_worker, keeper.worker)) if manifest.process["cuda"] else None
+    )
     try:
         await asyncio.to_thread(_copy_files, order, new)
         await new.furnish(snapshot)
@@ -437,9 +441,16 @@ async def arrive(keeper: Keeper, order: Mapping[str, Any]) -> None:
         await new.discard()
         raise
     finally:
+        await starting
         await asyncio.to_thread(snapshot.close)
     if manifest.name:
         keeper.state.parent = {"name": manifest.name, "id": manifest.id}
+
+
+def _start_worker(worker: cuda.CudaWorker, is_needed: bool) -> None:
+    if is_needed:
+        with contextlib.suppress(GpuckptError):  # who calls it next is told
+            worker.version()
 
 
 async def _to_nobody(_: dict[str, Any]) -> None:
