@@ -97,9 +97,21 @@ def check_machine(
             "A kernel without the agent can only go back to a snapshot of its own: its connection key cannot change.",
         )
     _room_in_memory(manifest, leaving, copies)
+    has_gpu_state(bool(manifest.process["cuda"]), gpus, _NOT_RESTORED)
     if manifest.process["cuda"]:
         return cuda.fits(worker, manifest.cuda, leaving, gpus=gpus, copies=copies)
     return None
+
+
+def has_gpu_state(has: bool, gpus: Sequence[int], what: str) -> None:
+    """Refuse to put something on GPUs that has no state there; `what` is said to have happened.
+
+    Raises
+    ------
+    Refused : GPUs were named for nothing.
+    """
+    if gpus and not has:
+        raise Refused(what, "It has nothing on a GPU.", "Leave out --gpu.")
 
 
 def room_for_copies(size: int, count: int) -> None:

@@ -112,6 +112,7 @@ class _Room:
 
     def __call__(self, private: int, described: Mapping[str, Any]) -> None:
         fit.room_for_copies(private + sum(cuda.needs(described).values()), self.wanted.count)
+        fit.has_gpu_state(bool(described), self.wanted.gpus, _NOT_FORKED)
         if described:
             self.gpu_map = cuda.fits(
                 self.keeper.worker, described, gpus=self.wanted.gpus, copies=self.wanted.count, what=_NOT_FORKED
@@ -424,9 +425,7 @@ async def arrive(keeper: Keeper, order: Mapping[str, Any]) -> None:
     new = await Arrival.prepare(keeper, int(order["size"]))
     snapshot = Snapshot(manifest, new.files)
     # The process that calls the driver needs a while to start: it does so beside what comes first.
-    starting = (
-        asyncio.create_task(asyncio.to_thread(_start_worker, keeper.worker)) if manifest.process["cuda"] else None
-    )
+    starting = asyncio.create_task(asyncio.to_thread(_start_worker, keeper.worker, bool(manifest.process["cuda"])))
     try:
         await asyncio.to_thread(_copy_files, order, new)
         await new.furnish(snapshot)

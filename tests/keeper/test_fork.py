@@ -142,7 +142,7 @@ def test_a_copy_that_is_shut_down_leaves_nothing(notebook: Notebook, fork: Fork,
 
 
 def test_what_cannot_be_is_refused_and_nothing_is_touched(notebook: Notebook, fork: Fork) -> None:
-    for request in ({"count": 65}, {"count": -1}, {"snapshot": "a", "name": "b"}):
+    for request in ({"count": 65}, {"count": -1}, {"snapshot": "a", "name": "b"}, {"gpus": [0]}):
         with pytest.raises(Refused):
             fork(notebook, **request)
     assert notebook.value("1") == "1"
