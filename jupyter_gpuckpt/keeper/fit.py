@@ -137,6 +137,7 @@ def check_machine(
         lambda: _criu_is_new_enough(manifest.machine, program),
         lambda: _is_for_this_kernel(manifest, launch),
         lambda: _room_in_memory(manifest, leaving, copies),
+        lambda: has_gpu_state(bool(manifest.process["cuda"]), gpus, _NOT_RESTORED),
         lambda: _room_on_disk(wanted),
         lambda: _same_files(wanted.needed, Path("/")),
     )
@@ -165,6 +166,17 @@ def _notes(saved: Mapping[str, Any], files: Sequence[NeededFile], marks: Marks) 
             f"Files that the kernel uses have other contents now, of the same size: {', '.join(odd[:_SHOWN])}{more}."
         )
     return notes
+
+
+def has_gpu_state(has: bool, gpus: Sequence[int], what: str) -> None:
+    """Refuse to put something on GPUs that has no state there; `what` is said to have happened.
+
+    Raises
+    ------
+    Refused : GPUs were named for nothing.
+    """
+    if gpus and not has:
+        raise Refused(what, "It has nothing on a GPU.", "Leave out --gpu.")
 
 
 def room_for_copies(size: int, count: int) -> None:

@@ -114,6 +114,7 @@ class _Room:
 
     def __call__(self, private: int, described: Mapping[str, Any]) -> None:
         fit.room_for_copies(private + sum(cuda.needs(described).values()), self.wanted.count)
+        fit.has_gpu_state(bool(described), self.wanted.gpus, _NOT_FORKED)
         if described:
             self.gpu_map = cuda.fits(
                 self.keeper.worker, described, gpus=self.wanted.gpus, copies=self.wanted.count, what=_NOT_FORKED
@@ -441,6 +442,8 @@ async def arrive(keeper: Keeper, order: Mapping[str, Any]) -> None:
     manifest = Manifest(**order["manifest"])
     new = await Arrival.prepare(keeper, int(order["size"]))
     snapshot = Snapshot(manifest, new.files)
+    # The process that calls the driver needs a while to start: it does so beside what comes first.
+    starting = asyncio.create_task(asyncio.to_thread(_start_worker, keeper.worker, bool(manifest.process["cuda"])))
     try:
         await asyncio.to_thread(_copy_files, order, new)
         await new.furnish(snapshot)
@@ -457,9 +460,16 @@ async def arrive(keeper: Keeper, order: Mapping[str, Any]) -> None:
         await new.discard()
         raise
     finally:
+        await starting
         await asyncio.to_thread(snapshot.close)
     if manifest.name:
         keeper.state.parent = {"name": manifest.name, "id": manifest.id}
+
+
+def _start_worker(worker: cuda.CudaWorker, is_needed: bool) -> None:
+    if is_needed:
+        with contextlib.suppress(GpuckptError):  # who calls it next is told
+            worker.version()
 
 
 async def _to_nobody(_: dict[str, Any]) -> None:

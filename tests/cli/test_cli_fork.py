@@ -58,6 +58,7 @@ def test_what_cannot_be(cli: Cli, notebook: Notebook) -> None:
         (("move", "ID"), 2, "--gpu"),
         (("move", "ID", "--gpu", "x"), 2, "not the number of a GPU"),
         (("move", "ID", "--gpu", "0"), 1, "It has nothing on a GPU."),
+        (("fork", "ID", "--gpu", "0"), 1, "It has nothing on a GPU."),
     ):
         ran = cli(*(_id(notebook) if word == "ID" else word for word in words))
         assert ran.status == status, words

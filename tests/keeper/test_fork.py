@@ -41,12 +41,16 @@ def test_copies_go_on_from_the_same_state_each_on_its_own(notebook: Notebook, fo
     assert snapshots() == [], "a fork leaves no name behind"
 
 
+def copies_in(notebook: Notebook) -> list[Copy]:
+    """Return clients of the copies that a cell has made and called `f`."""
+    return [Copy(told) for told in json.loads(notebook.value("__import__('json').dumps(f.kernels)"))]
+
+
 def test_a_fork_in_a_cell_returns_in_the_kernel_and_in_every_copy(notebook: Notebook) -> None:
     answer = notebook.run("f = %gpuckpt fork -n 2\nwho = 'original' if f.copy is None else f'copy {f.copy}'")
-    assert "\nForked: 2 copies, in " in "\n" + answer.text
-    told = json.loads(notebook.value("__import__('json').dumps(f.kernels)"))
-    copies = [Copy(one) for one in told]
+    copies = copies_in(notebook)
     try:
+        assert "\nForked: 2 copies, in " in "\n" + answer.text
         for copy in copies:
             assert f"jupyter console --existing kernel-{copy.told['id']}.json" in answer.text
         assert [kernel.value("who") for kernel in (notebook, *copies)] == ["original", "copy 0", "copy 1"]
@@ -103,7 +107,7 @@ def test_a_fork_from_a_snapshot_leaves_the_kernel_as_it_is(notebook: Notebook, f
 def test_a_fork_with_a_name_saves_the_kernel_too(notebook: Notebook) -> None:
     notebook.run("x = 'now'")
     notebook.run("f = %gpuckpt fork --save kept")
-    (copy,) = [Copy(told) for told in json.loads(notebook.value("__import__('json').dumps(f.kernels)"))]
+    (copy,) = copies_in(notebook)
     try:
         assert copy.value("x, f.copy, f.restored") == "now 0 True"
     finally:
@@ -142,7 +146,7 @@ def test_a_copy_that_is_shut_down_leaves_nothing(notebook: Notebook, fork: Fork,
 
 
 def test_what_cannot_be_is_refused_and_nothing_is_touched(notebook: Notebook, fork: Fork) -> None:
-    for request in ({"count": 65}, {"count": -1}, {"snapshot": "a", "name": "b"}):
+    for request in ({"count": 65}, {"count": -1}, {"snapshot": "a", "name": "b"}, {"gpus": [0]}):
         with pytest.raises(Refused):
             fork(notebook, **request)
     assert notebook.value("1") == "1"
