@@ -13,7 +13,8 @@ A store is a folder::
       locks/ID               who is at work
 
 Names that end with ``.tmp`` are of what is not yet in place. `store.writer` documents the order of writes of a save,
-`store.collect` that of a deletion.
+`store.collect` that of a deletion. `store.push`, `store.pull` and `store.container` move snapshots to other places and
+back, and `store.trust` says whose are used.
 
 This package knows no process, no CRIU and no Jupyter.
 """

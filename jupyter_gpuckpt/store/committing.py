@@ -19,7 +19,7 @@ def name_taken(name: str) -> NameTaken:
     return NameTaken(
         f"A snapshot named {name} exists already.",
         "a snapshot is never overwritten unless that is asked for",
-        "Choose another name, or add --replace.",
+        f"Choose another name, give that one another (`jupyter gpuckpt mv {name} NEW`), or add --replace.",
         name=name,
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from store_helpers import FILES, everything, read_back, save
+from store_helpers import FILES, everything, litter, read_back, save
 
 from jupyter_gpuckpt.errors import (
     Damaged,
@@ -197,3 +197,12 @@ def test_a_key_is_read_from_what_its_owner_prints(store: Store) -> None:
 def test_a_kernel_does_not_pay_for_signatures() -> None:
     code = "import sys, jupyter_gpuckpt, jupyter_gpuckpt.store; print([m for m in sys.modules if 'cryptography' in m])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_a_save_that_could_not_be_signed_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = Store(tmp_path / "store", Trust(tmp_path / "file" / "keys"))
+    with pytest.raises(StoreError, match="GPUCKPT_KEYS"):
+        store.writer("it")
+    assert store.list() == []
+    assert litter(store) == []
