@@ -6,13 +6,14 @@ READY := .venv/ready
 
 LABEXTENSION := jupyter_gpuckpt/labextension/package.json
 
-.PHONY: help demo test lint bench bench-store setup clean labextension
+.PHONY: help demo test lint bench bench-gpu bench-store setup clean labextension
 
 help:
 	@echo 'make demo          run the example notebook: build state, save it, break it, restore it'
 	@echo 'make test          check the code, and run every test that this machine can run'
 	@echo 'make lint          only check the code'
 	@echo 'make bench         measure saves and restores beside criu by hand'
+	@echo 'make bench-gpu     the same of GPU kernels, beside criu and the driver by hand'
 	@echo 'make bench-store   measure the store beside cp, tar, and (where they are installed) restic and borg'
 	@echo 'make labextension  build the JupyterLab extension for .venv'
 	@echo 'make screenshots   make the pictures in the README anew'
@@ -36,6 +37,13 @@ lint: $(READY) labextension/node_modules/.package-lock.json
 bench: setup
 	@$(BIN)/python -m benchmarks.kernel
 
+# On a GPU machine; torch must be there (`.venv/bin/pip install torch`).
+bench-gpu: setup
+	@$(BIN)/python -m benchmarks.gpu_limits
+	@$(BIN)/python -m benchmarks.kernel --cpu --gpu 0 1 8 24 --rounds 3 --json bench-gpu.json
+	@$(BIN)/python -m benchmarks.kernel --cpu --gpu 40 --rounds 1 --json bench-gpu.json
+	@$(BIN)/python -m benchmarks.overhead
+
 bench-store: setup
 	@$(BIN)/python -m benchmarks.store
 	@$(BIN)/python -m benchmarks.growth
@@ -44,7 +52,7 @@ bench-store: setup
 setup: $(READY)
 	@$(BIN)/jupyter gpuckpt setup
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml hatch_parking.py jupyter_gpuckpt/kernel/parking.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo 'Python 3.10 or newer is needed, and "$(PYTHON)" is not. Name another: make PYTHON=python3.12'; exit 1; }
 	@echo 'Installing packages into .venv (a minute or two, once) ...'
@@ -79,7 +87,7 @@ $(BIN)/chromium: $(READY)
 
 .PHONY: screenshots
 screenshots: setup labextension $(BIN)/chromium
-	@GPUCKPT_SCREENSHOTS=docs $(BIN)/python -m pytest -q tests/lab/test_looks.py -k light
+	@GPUCKPT_SCREENSHOTS=docs $(BIN)/python -m pytest -q tests/lab/test_looks.py tests/lab/test_panel.py -k 'light or all_that'
 
 .PHONY: install-chromium
 install-chromium:

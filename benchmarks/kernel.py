@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import platform
 import statistics
 import tempfile
+import threading
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import psutil
 
 from .ours import OurKernel
 from .plain import PlainKernel
@@ -24,16 +29,52 @@ def digest(): return hashlib.blake2b(state).hexdigest() + str(sum(numbers))
 """
 _GPU_STATE = """
 import torch
-state = torch.randint(0, 2**62, ({size} // 8,), device="cuda")
+state = torch.randint(0, 2**62, ({size} // 8 + 1,), device="cuda")
 def digest(): return str([int(part.sum()) for part in state.split(2**24)])
 """
 
 
-def measure(label: str, state: str, rounds: int) -> str:
-    """Run one size and return its row of the table: medians of ours and of the plain way."""
+@dataclass
+class Row:
+    """One size's figures: medians, in seconds; sizes in bytes."""
+
+    label: str
+    size: int
+    frozen: dict[str, float]
+    """For how long the kernel stood still in a save, by the way: ``plain``, ``ours``."""
+    first_cell: dict[str, float]
+    """From asking for a restore until the cell after it is answered."""
+    durable: float
+    """From asking for one of our saves until all of it is synced."""
+    on_disk: dict[str, int]
+    host_memory: int
+    """How much less memory the machine had for others at the worst moment of one of our saves."""
+
+    def __str__(self) -> str:
+        figures = [f"{each[way]:.3f} s" for each in (self.frozen, self.first_cell) for way in ("plain", "ours")]
+        megabytes = [f"{self.on_disk[way] / 1e6:,.0f} MB" for way in ("plain", "ours")]
+        memory = f"{self.host_memory / 1e6:,.0f} MB"
+        return f"| {' | '.join([self.label, *figures, f'{self.durable:.3f} s', *megabytes, memory])} |"
+
+
+HEAD = (
+    "state",
+    "frozen: plain",
+    "ours",
+    "first cell: plain",
+    "ours",
+    "until durable: ours",
+    "on disk: plain",
+    "ours",
+    "host memory: ours",
+)
+
+
+def measure(label: str, size: int, state: str, rounds: int) -> Row:
+    """Run one size, of so many bytes of state."""
     frozen: dict[str, list[float]] = {"plain": [], "ours": []}
     back: dict[str, list[float]] = {"plain": [], "ours": []}
-    durable: list[float] = []
+    durable, host_memory = [], []
     sizes = {"plain": 0, "ours": 0}
     with tempfile.TemporaryDirectory(prefix="gpuckpt-bench-") as folder:
         os.environ["GPUCKPT_STORE"] = str(Path(folder, "store"))
@@ -48,7 +89,9 @@ def measure(label: str, state: str, rounds: int) -> str:
                 seconds, sizes["plain"] = plain.save()
                 frozen["plain"].append(seconds)
                 back["plain"].append(plain.restore())
-                stood_still, seconds, sizes["ours"] = ours.save()
+                with LowestMemory() as memory:
+                    stood_still, seconds, sizes["ours"] = ours.save()
+                host_memory.append(memory.taken)
                 frozen["ours"].append(stood_still)
                 durable.append(seconds)
                 back["ours"].append(ours.restore())
@@ -57,9 +100,32 @@ def measure(label: str, state: str, rounds: int) -> str:
         finally:
             plain.close()
             ours.close()
-    figures = [f"{statistics.median(values[way]):.3f} s" for values in (frozen, back) for way in ("plain", "ours")]
-    mb = [f"{sizes[way] / 1e6:,.0f} MB" for way in ("plain", "ours")]
-    return f"| {' | '.join([label, *figures[:2], *figures[2:], f'{statistics.median(durable):.3f} s', *mb])} |"
+    medians = [{way: statistics.median(values) for way, values in each.items()} for each in (frozen, back)]
+    return Row(label, size, *medians, statistics.median(durable), sizes, max(host_memory))
+
+
+class LowestMemory:
+    """How much memory of the machine was taken, at most, within a block (MemAvailable: caches do not count)."""
+
+    def __enter__(self) -> LowestMemory:
+        self._before = self._lowest = psutil.virtual_memory().available
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    @property
+    def taken(self) -> int:
+        """The bytes."""
+        return self._before - self._lowest
+
+    def _watch(self) -> None:
+        while not self._end.wait(0.02):
+            self._lowest = min(self._lowest, psutil.virtual_memory().available)
 
 
 def main() -> None:
@@ -70,25 +136,19 @@ def main() -> None:
     )
     parser.add_argument("--cpu", type=int, nargs="*", default=[0, 60, 1000], metavar="MB", help="memory to hold")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append the rows to this file, as lines of JSON")
     args = parser.parse_args()
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     print(f"{now}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, medians of {args.rounds}")
-    head = [
-        "state",
-        "frozen: plain",
-        "ours",
-        "first cell: plain",
-        "ours",
-        "until durable: ours",
-        "on disk: plain",
-        "ours",
-    ]
-    print(f"| {' | '.join(head)} |\n|{' --- |' * len(head)}")
-    for megabytes in args.cpu:
-        row = measure(f"{megabytes} MB more", _CPU_STATE.format(size=megabytes * 10**6), args.rounds)
+    print(f"| {' | '.join(HEAD)} |\n|{' --- |' * len(HEAD)}")
+    sizes = [(f"{megabytes} MB more", megabytes * 10**6, _CPU_STATE) for megabytes in args.cpu]
+    sizes += [(f"{gib:g} GiB of VRAM" if gib else "a bare context", int(gib * 2**30), _GPU_STATE) for gib in args.gpu]
+    for label, size, state in sizes:
+        row = measure(label, size, state.format(size=size), args.rounds)
         print(row, flush=True)
-    for gib in args.gpu:
-        print(measure(f"{gib:g} GiB of VRAM", _GPU_STATE.format(size=int(gib * 2**30)), args.rounds), flush=True)
+        if args.json:
+            with args.json.open("a") as rows:
+                rows.write(json.dumps(asdict(row)) + "\n")
 
 
 if __name__ == "__main__":

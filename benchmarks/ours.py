@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from typing import Any
 
 from jupyter_client import KernelManager
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import NoSuchSnapshot
 from jupyter_gpuckpt.store import Store
+
+from .cells import run
 
 
 class OurKernel:
@@ -48,15 +49,7 @@ class OurKernel:
 
     def run(self, code: str) -> str:
         """Execute a cell and return what it printed."""
-        printed: list[str] = []
-
-        def hook(message: dict[str, Any]) -> None:
-            if message["msg_type"] == "stream":
-                printed.append(message["content"]["text"])
-
-        reply = self.client.execute_interactive(code, output_hook=hook, timeout=600)
-        assert reply["content"]["status"] == "ok", reply
-        return "".join(printed).strip()
+        return run(self.client, code)
 
     def close(self) -> None:
         """End it."""

@@ -135,6 +135,7 @@ _WAYS = [
 def _images(folder: Path, megabytes: int) -> tuple[Path, Path]:
     """Save a real kernel twice, with a little change between, and return the two folders of criu's images."""
     os.environ["GPUCKPT_STORE"] = str(folder / "kernel-store")
+    os.environ["GPUCKPT_KEYS"] = str(folder / "keys")
     os.environ["IPYTHONDIR"] = str(folder / "ipython")
     kernel = OurKernel()
     try:

@@ -11,6 +11,7 @@ __all__ = [
     "Cancelled",
     "Damaged",
     "DriverError",
+    "ForkFailed",
     "GpuckptError",
     "Incompatible",
     "KeeperGone",
@@ -20,10 +21,19 @@ __all__ = [
     "NoSuchSnapshot",
     "Pinned",
     "Refused",
+    "RemoteError",
+    "Replayed",
     "RestoreFailed",
+    "RevokedKey",
     "SaveFailed",
+    "Sealed",
     "StoreError",
     "Unavailable",
+    "UnknownKey",
+    "Unsigned",
+    "Untrusted",
+    "WrongName",
+    "WrongSignature",
 ]
 
 
@@ -114,6 +124,10 @@ class RestoreFailed(GpuckptError):
     """A restore failed; the snapshot is as it was, and the text says which kernel runs now."""
 
 
+class ForkFailed(GpuckptError):
+    """A copy of a kernel did not come up; none is left, and the kernel goes on."""
+
+
 class KernelLost(GpuckptError):
     """The kernel is gone, and cannot be brought back but from a snapshot."""
 
@@ -148,6 +162,42 @@ class Damaged(StoreError):
 
 class Incompatible(StoreError):
     """A snapshot was written in a format that this version does not know."""
+
+
+class Untrusted(StoreError):
+    """A snapshot was not made by somebody who is trusted, or is not the one that it claims to be."""
+
+
+class Unsigned(Untrusted):
+    """A snapshot has no signature."""
+
+
+class WrongSignature(Untrusted):
+    """A snapshot's bytes are not those that were signed."""
+
+
+class UnknownKey(Untrusted):
+    """A snapshot was signed by somebody who is not trusted."""
+
+
+class RevokedKey(Untrusted):
+    """A snapshot was signed with a key that is no longer trusted."""
+
+
+class WrongName(Untrusted, Damaged):
+    """A snapshot stands under another name than the one that it was signed with."""
+
+
+class Replayed(Untrusted):
+    """A snapshot is older than one of the same maker and name that was seen before."""
+
+
+class RemoteError(StoreError):
+    """A remote could not be read or written, or what it holds cannot be used."""
+
+
+class Sealed(RemoteError):
+    """What was sent elsewhere is encrypted, and no key that is here opens it."""
 
 
 class NoSuchKernel(GpuckptError):

@@ -17,7 +17,7 @@ from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning import LocalProvisioner
 
 from . import settings
-from .errors import GpuckptError, KeeperGone, NoSuchKernel, Unavailable
+from .errors import GpuckptError, KeeperGone, NoSuchKernel, Refused, Unavailable
 from .keeper import client
 from .keeper.protocol import KeeperClient
 from .keeper.record import KernelFolder, Launch
@@ -25,6 +25,8 @@ from .machine.capability import why_unavailable
 
 _KERNEL_CLASS = "--IPKernelApp.kernel_class=jupyter_gpuckpt.kernel.ipython.GpuckptKernel"
 _LOST = -signal.SIGKILL
+ADOPT = "gpuckpt_adopt"
+"""An argument of `KernelManager.start_kernel`: the kernel of that id runs already, and is only to be held."""
 _ANSWER_TIMEOUT = 8.0  # for how long a keeper may be silent when it has been asked, in seconds
 
 
@@ -39,6 +41,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     _folder: KernelFolder | None = None
     _process: subprocess.Popen[bytes] | None = None
     _exit_status: int | None = None
+    _adopting = False
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -50,8 +53,45 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         """Tell whether there is a kernel, as far as is known (asked by the manager before most other calls)."""
         return self._folder is not None or super().has_process
 
+    async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
+        """Settle command and connection (called by the manager at a start and at a restart)."""
+        # A kernel is only adopted once: the manager says so again at every restart.
+        self._adopting = bool(kwargs.pop(ADOPT, False)) and self._folder is None and self._exit_status is None
+        if self._adopting:
+            launch = await asyncio.to_thread(self._running_launch)
+            self.parent.connection_file = launch.connection_file
+            self.parent.load_connection_file()
+            self.ports_cached = True  # its ports are settled: the manager is not to choose others
+        found: dict[str, Any] = await super().pre_launch(**kwargs)
+        return found
+
+    def _running_launch(self) -> Launch:
+        """Return how the running kernel of this id was started.
+
+        Raises
+        ------
+        NoSuchKernel : there is none.
+        Refused : somebody else holds it.
+        """
+        folder = KernelFolder(settings.kernels_dir() / self.kernel_id)
+        with client.connect(folder) as keeper:
+            attended = keeper.request("status", timeout=_ANSWER_TIMEOUT)["attended"]
+        if attended:
+            raise Refused(
+                f"The kernel {self.kernel_id} was not taken over; it runs on.",
+                "Another program holds it: a Jupyter server, or whatever started it.",
+                "Use it there.",
+            )
+        return folder.launch()
+
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         """Start the kernel (called by the manager at a start and at a restart, after `pre_launch`)."""
+        if self._adopting:
+            folder = KernelFolder(settings.kernels_dir() / self.kernel_id)
+            self._keeper = await asyncio.to_thread(self._attach, folder)
+            self._folder = folder
+            self.pid = folder.state().keeper[0]  # type: ignore[index]  # a keeper has just answered
+            return self.connection_info
         environment = dict(kwargs.get("env") or os.environ)
         # A kernel that watches its parent would end itself when its keeper changes.
         environment.pop("JPY_PARENT_PID", None)

@@ -22,6 +22,15 @@ every sleeper."""
 NAMESPACE_VRAM_DIR = "/dev/shm/gpuckpt-vram"  # noqa: S108 - likewise
 """Where the VRAM of a checkpointed process lies, in a tmpfs of huge pages. The same path in every sleeper."""
 
+PARKING_FIFOS = ("to-parking", "from-parking")
+"""In the run folder: how the keeper and a kernel that parks its GPU memory talk. No Python runs in the kernel then."""
+
+PARKING_LIBRARY = Path(__file__).parent / "kernel" / "libgpuckpt-parking.so"
+"""What is built of `kernel/parking.c`; missing where there was no C compiler."""
+
+NAMESPACE_SOCKETS_DIR = "/dev/shm/multiprocessing"  # noqa: S108 - likewise
+"""Where Python's multiprocessing binds its sockets in a kernel with an agent. The same path in every sleeper."""
+
 ENV_RUN_DIR = "GPUCKPT_RUN_DIR"
 """Set in a kernel that a keeper holds: the run folder as the kernel sees it."""
 
@@ -32,6 +41,21 @@ ENV_UNAVAILABLE = "GPUCKPT_UNAVAILABLE"
 def store_dir() -> Path:
     """Return the folder of the store: ``GPUCKPT_STORE``, or ``gpuckpt/store`` in Jupyter's data."""
     return Path(os.environ.get("GPUCKPT_STORE") or Path(jupyter_data_dir(), "gpuckpt", "store"))
+
+
+def keys_dir() -> Path:
+    """Return where the person's keys are: ``GPUCKPT_KEYS``, or ``gpuckpt/keys`` in Jupyter's data."""
+    return Path(os.environ.get("GPUCKPT_KEYS") or Path(jupyter_data_dir(), "gpuckpt", "keys"))
+
+
+def passphrase() -> str:
+    """Return what encrypted remotes and files are opened with (``GPUCKPT_PASSPHRASE``); empty where nothing is said."""
+    return os.environ.get("GPUCKPT_PASSPHRASE", "")
+
+
+def identities() -> list[Path]:
+    """Return the files with secret keys for what is encrypted (``GPUCKPT_IDENTITY``, several with colons between)."""
+    return [Path(path) for path in os.environ.get("GPUCKPT_IDENTITY", "").split(os.pathsep) if path]
 
 
 def criu_prefix() -> Path:
@@ -52,6 +76,11 @@ def logs_dir() -> Path:
 def kernels_dir() -> Path:
     """Return the folder that holds one folder a kernel: ``gpuckpt`` in Jupyter's runtime folder."""
     return Path(jupyter_runtime_dir(), "gpuckpt")
+
+
+def connection_file(kernel_id: str) -> Path:
+    """Return where the connection file of a kernel is looked for: in Jupyter's runtime folder."""
+    return Path(jupyter_runtime_dir(), f"kernel-{kernel_id}.json")
 
 
 def _seconds(variable: str, default: float) -> float:
@@ -76,6 +105,11 @@ def driver_timeout() -> float:
 def criu_timeout() -> float:
     """Return how long one criu run may take (``GPUCKPT_CRIU_TIMEOUT``), in seconds."""
     return _seconds("GPUCKPT_CRIU_TIMEOUT", 900)
+
+
+def parking() -> bool:
+    """Return whether a kernel's GPU memory is made so that it can be parked: unless ``GPUCKPT_PARKING`` is ``off``."""
+    return os.environ.get("GPUCKPT_PARKING", "").lower() not in ("off", "0", "no", "false")
 
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from jupyter_client import KernelManager
 from notebooks import SPEC, Notebook, StartKernel
+from remote_servers import S3, s3_server
 
 
 @pytest.fixture(autouse=True)
@@ -18,10 +19,18 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, name in (
         ("JUPYTER_RUNTIME_DIR", "runtime"),
         ("GPUCKPT_STORE", "store"),
+        ("GPUCKPT_KEYS", "keys"),
         ("GPUCKPT_LOGS", "logs"),
         ("IPYTHONDIR", "ipython"),
     ):
         monkeypatch.setenv(variable, str(tmp_path / name))
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """A server of S3 for all tests; each makes a bucket of its own."""
+    with s3_server(tmp_path_factory.mktemp("s3") / "log") as server:
+        yield server
 
 
 @pytest.fixture

@@ -86,6 +86,8 @@ def running(folder: Path, config: str = "", app: str = "server", **environment: 
         "JUPYTERLAB_SETTINGS_DIR": "lab/settings",
         "JUPYTERLAB_WORKSPACES_DIR": "lab/workspaces",
         "GPUCKPT_STORE": "store",
+        "GPUCKPT_KEYS": "keys",
+        "GPUCKPT_LOGS": "logs",
         "IPYTHONDIR": "ipython",
     }
     words = [

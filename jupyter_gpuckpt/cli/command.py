@@ -12,6 +12,7 @@ from .. import __version__
 from ..errors import Cancelled, GpuckptError
 from . import output
 from .store_parsers import add_store_parsers
+from .transfer_parsers import add_transfer_parsers
 
 _ABOUT = """\
 Save a live notebook kernel (its variables, threads, open files and GPU memory) under
@@ -27,6 +28,7 @@ examples:
   jupyter gpuckpt save train.ipynb epoch-3       save the kernel of that notebook; it runs on
   jupyter gpuckpt list                           what has been saved
   jupyter gpuckpt restore train.ipynb epoch-3    put the notebook's kernel back
+  jupyter gpuckpt fork train.ipynb -n 2          two copies of the notebook's kernel, beside it
 
 KERNEL is a kernel's id or the beginning of it, its notebook's name or path, its connection
 file, or its pid.
@@ -101,6 +103,18 @@ def _restore(args: argparse.Namespace) -> int:
     return restore(args)
 
 
+def _fork(args: argparse.Namespace) -> int:
+    from .kernels import fork
+
+    return fork(args)
+
+
+def _move(args: argparse.Namespace) -> int:
+    from .kernels import move
+
+    return move(args)
+
+
 def _stop(args: argparse.Namespace) -> int:
     from .kernels import stop
 
@@ -117,6 +131,17 @@ def _setup(args: argparse.Namespace) -> int:
     from .machine import setup
 
     return setup(args)
+
+
+def _gpus(text: str) -> list[int]:
+    """Return the numbers of GPUs that a text such as ``1`` or ``1,0`` names."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a GPU, nor several as in 1,0") from None
+
+
+_GPU = "the GPU to use, by its number in nvidia-smi; several (1,0) for a kernel that uses several"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -174,9 +199,32 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         help="the snapshot; without it the latest of this notebook, and where it has none, the latest of all",
     )
+    restoring.add_argument("--gpu", metavar="N", type=_gpus, default=[], help=_GPU)
+    forking = command(
+        "fork",
+        _fork,
+        "make copies of a running kernel beside it",
+        "Make copies of a running kernel, as it is now or as it was saved; it runs on. Each is a kernel of its\n"
+        "own, with its own connection file. Where a Jupyter server holds the kernel, it holds the copies, too.",
+    )
+    forking.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
+    forking.add_argument("--snapshot", metavar="NAME", default="", help="copy this snapshot, not the kernel as it is")
+    forking.add_argument("-n", "--count", metavar="COUNT", type=int, default=1, help="how many copies, 64 at most")
+    forking.add_argument("--save", metavar="NAME", default="", help="also save the kernel under this name")
+    forking.add_argument("--reseed", action="store_true", help="have random streams start afresh in the copies")
+    forking.add_argument("--gpu", metavar="N", type=_gpus, default=[], help=_GPU)
+    moving = command(
+        "move",
+        _move,
+        "move what a running kernel has on the GPU to another",
+        "Move what a running kernel has in GPU memory to another GPU of the same model. The kernel goes on there.",
+    )
+    moving.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
+    moving.add_argument("--gpu", metavar="N", type=_gpus, required=True, help=_GPU)
     removing = command("rm", _rm, "remove snapshots")
     removing.add_argument("names", metavar="NAME", nargs="+", help="a snapshot")
     add_store_parsers(command)
+    add_transfer_parsers(command)
     command(
         "kernels",
         _kernels,
@@ -247,7 +295,8 @@ def _as_told(error: BaseException) -> GpuckptError:
         return Cancelled(
             "The command was interrupted.",
             "It got SIGINT (Ctrl-C).",
-            "Where a save or restore was under way it may still be: `jupyter gpuckpt kernels` tells.",
+            "Where a save or restore was under way it may still be: `jupyter gpuckpt kernels` tells. What was sent or "
+            "fetched is not sent or fetched again.",
         )
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename is not None else ""

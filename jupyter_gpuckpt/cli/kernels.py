@@ -1,4 +1,4 @@
-"""`kernels`, `save`, `restore` and `stop`: commands that talk to the keepers of running kernels."""
+"""`kernels`, `save`, `restore`, `fork`, `move` and `stop`: commands that talk to the keepers of running kernels."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) ->
             _gpu_text(kernel["gpu_memory"]),
             kernel["state"] if kernel["attended"] else f"{kernel['state']}, unattended",
             show.moment(kernel["started"]),
-            (kernel["parent"] or {}).get("name", ""),
+            _came_from(kernel),
             str(len(kernel["snapshots"])),
         ]
         for kernel in kernels
@@ -76,6 +76,12 @@ def _table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) ->
     notes = [_how_to_go_on(kernel) for kernel in kernels if not kernel["attended"] and kernel["state"] != "ended"]
     empty = "No kernels that can be saved are running. Start one: jupyter console --kernel python3-gpuckpt"
     return show.Listing(head, rows, empty, [*notes, *map(str, faults)]).text()
+
+
+def _came_from(kernel: dict[str, Any]) -> str:
+    if kernel["parent"]:
+        return str(kernel["parent"]["name"])
+    return f"fork of {kernel['copy_of'][:_SHORT]}" if kernel["copy_of"] else ""
 
 
 def _gpu_text(count: int | None) -> str:
@@ -114,8 +120,29 @@ def save(args: argparse.Namespace) -> int:
 def restore(args: argparse.Namespace) -> int:
     """Put a kernel back to a snapshot."""
     verb = f"Restoring {args.name or 'the latest snapshot'}"
-    found = _operate(args.kernel, "restore", {"name": args.name}, verb)
+    found = _operate(args.kernel, "restore", {"name": args.name, "gpus": args.gpu}, verb)
     output.result(args.json, found, show.Restored(found, time.time() - found["seconds"], []).text())
+    return output.DONE
+
+
+def fork(args: argparse.Namespace) -> int:
+    """Make copies of a kernel; it runs on."""
+    request = {
+        "snapshot": args.snapshot,
+        "name": args.save,
+        "count": args.count,
+        "gpus": args.gpu,
+        "reseed": args.reseed,
+    }
+    found = _operate(args.kernel, "fork", request, "Forking")
+    output.result(args.json, found, show.Forked(found).text())
+    return output.DONE
+
+
+def move(args: argparse.Namespace) -> int:
+    """Move what a kernel has on its GPUs to others."""
+    found = _operate(args.kernel, "move", {"gpus": args.gpu}, "Moving")
+    output.result(args.json, found, show.Moved(found).text())
     return output.DONE
 
 

@@ -65,8 +65,14 @@ def add_store_parsers(command: _Command) -> None:
         "free what no snapshot needs",
         "Delete what no snapshot needs and nobody at work may rely on, and write packs anew of which little is needed.",
     )
+    gc.add_argument("url", metavar="URL", nargs="?", help="a remote; without it, the store of this machine")
     gc.add_argument("--dry-run", action="store_true", help="only say how much that is")
-    gc.add_argument("--grace", metavar="SECONDS", type=float, default=0.0, help="how long it stays at least, found so")
+    gc.add_argument(
+        "--grace",
+        metavar="SECONDS",
+        type=float,
+        help="how long it stays at least, found so (0; at a remote, where others may be sending, a day)",
+    )
     check = command(
         "check",
         _later("check"),

@@ -14,6 +14,7 @@ from ..kernel import show
 from ..store import Manifest, Store
 from ..store.retention import keep_last, keep_under
 from . import output
+from .transfer import collect_at
 
 
 def _store() -> Store:
@@ -109,8 +110,11 @@ def keep(args: argparse.Namespace) -> int:
 
 def collect(args: argparse.Namespace) -> int:
     """Free what no snapshot needs."""
-    store = _store()
-    done = store.would_collect() if args.dry_run else store.compact(args.grace)
+    if args.url is not None:
+        done = collect_at(args)
+    else:
+        store = _store()
+        done = store.would_collect() if args.dry_run else store.compact(args.grace or 0.0)
     verb = "would be freed" if args.dry_run else "freed"
     text = f"{show.size(done.freed)} {verb}."
     if done.waiting:

@@ -12,7 +12,7 @@ from . import memory
 from .cuda_calls import CudaWorker, Gpu, Usage
 from .gpu_processes import cuda_pids, has_context, has_device, open_gpus, stopped
 
-__all__ = ["describe", "fits", "freezable", "needs", "preflight"]
+__all__ = ["describe", "fits", "freezable", "moves", "needs", "preflight"]
 
 _FIRST_CUDA = 12080
 """The first CUDA version whose driver has the checkpoint API (driver 570)."""
@@ -123,12 +123,27 @@ def describe(worker: CudaWorker, pids: Iterable[int]) -> dict[str, Any]:
 
 
 def fits(
-    worker: CudaWorker, cuda_manifest: Mapping[str, Any], leaving: Container[int] = ()
+    worker: CudaWorker,
+    cuda_manifest: Mapping[str, Any],
+    leaving: Container[int] = (),
+    *,
+    gpus: Sequence[int] = (),
+    copies: int = 1,
+    what: str = _NO_RESTORE,
 ) -> Mapping[str, str] | None:
     """Return the GPU map with which a snapshot can be restored here; None where none is needed.
 
-    `cuda_manifest` is what `describe` returned at the save. `leaving` holds processes that will
-    have given their GPU memory back by the time of the restore.
+    It names every GPU. Where nothing else is asked for, each stays on its GPU; where that is not here, or has not
+    enough memory free, it goes to another of the same model.
+
+    Parameters
+    ----------
+    cuda_manifest : what `describe` returned at the save.
+    leaving : processes that will have given their GPU memory back by the time of the restore.
+    gpus : the numbers (NVML's, as `nvidia-smi` shows them) of the GPUs to restore to, one for each that the saved
+        processes hold memory of, in the order of the saved ones; empty for no wish.
+    copies : how often it is to be restored.
+    what : what is said to have happened, where it does not fit.
 
     Raises
     ------
@@ -137,32 +152,39 @@ def fits(
     """
     if not cuda_manifest["processes"]:
         return None
-    gpus, saved = worker.gpus(), list(cuda_manifest["gpus"])
-    if not gpus:
-        raise _differs("GPUs", f"{len(saved)} x {saved[0]['name']}", "none")
-    _has_checkpoint_api(worker, _NO_RESTORE)
-    _no_mig(_NO_RESTORE, gpus)
+    here, saved = worker.gpus(), list(cuda_manifest["gpus"])
+    if not here:
+        raise _differs("GPUs", f"{len(saved)} x {saved[0]['name']}", "none", what)
+    _has_checkpoint_api(worker, what)
+    _no_mig(what, here)
     reasons: list[Refused] = []
-    if cuda_manifest["driver"] != gpus[0].driver:
-        reasons.append(_differs("NVIDIA driver", cuda_manifest["driver"], gpus[0].driver))
-    places = _places(saved, gpus)
-    if places is None:
-        reasons.append(_differs("number of GPUs", len(saved), len(gpus)))
-        here, there = sorted({gpu.name for gpu in gpus}), sorted({gpu["name"] for gpu in saved})
-        if here != there:
-            reasons.append(_differs("GPU model", ", ".join(there), ", ".join(here)))
+    if cuda_manifest["driver"] != here[0].driver:
+        reasons.append(_differs("NVIDIA driver", cuda_manifest["driver"], here[0].driver, what))
+    needed = {old: copies * held for old, held in needs(cuda_manifest).items() if held}
+    free = _free(worker, here, leaving)
+    usual = _places(saved, here)
+    if usual is None:
+        reasons.append(_differs("number of GPUs", len(saved), len(here), what))
+        models, there = sorted({gpu.name for gpu in here}), sorted({gpu["name"] for gpu in saved})
+        if models != there:
+            reasons.append(_differs("GPU model", ", ".join(there), ", ".join(models), what))
         raise Refused.merged(reasons)
+    if gpus:
+        places = _wanted_places(saved, here, [gpu["uuid"] for gpu in saved if gpu["uuid"] in needed], gpus, what)
+    else:
+        places = usual if _have_room(usual, needed, free) else _other_places(saved, here, needed, free) or usual
     for gpu in saved:
         place = places[gpu["uuid"]]
         if gpu["name"] != place.name:
-            reasons.append(_differs("GPU model", gpu["name"], place.name))
-    reasons += _lacking_room(worker, cuda_manifest, places, leaving)
+            reasons.append(_differs("GPU model", gpu["name"], place.name, what))
+    reasons += _lacking_room(places, needed, free, what)
     if reasons:
         raise Refused.merged(reasons)
     moved = {old: place.uuid for old, place in places.items() if old != place.uuid}
-    # One GPU needs no map: measured from one machine to another, also to one with two GPUs.
-    # More must be named all together: the driver refuses a map of only some of them.
-    return {old: place.uuid for old, place in places.items()} if len(saved) > 1 and moved else None
+    # A single GPU needs no map where it goes to its usual place: measured from one machine to another, also to one
+    # with two GPUs. More must be named all together: the driver refuses a map of only some of them.
+    as_usual = len(saved) == 1 and places == usual
+    return {old: place.uuid for old, place in places.items()} if moved and not as_usual else None
 
 
 def needs(cuda_manifest: Mapping[str, Any]) -> dict[str, int]:
@@ -172,6 +194,18 @@ def needs(cuda_manifest: Mapping[str, Any]) -> dict[str, int]:
         for gpu, held in process["used"].items():
             total[gpu] += held
     return dict(total)
+
+
+def moves(worker: CudaWorker, cuda_manifest: Mapping[str, Any], gpu_map: Mapping[str, str]) -> list[str]:
+    """Return a sentence for every GPU whose memory comes to be on another one on this machine."""
+    here = {gpu.uuid: gpu for gpu in worker.gpus()}
+    numbers = {gpu["uuid"]: number for number, gpu in enumerate(cuda_manifest["gpus"])}
+    return [
+        f"What was on GPU {here[old].index if old in here else numbers[old]} ({old}) is now on GPU "
+        f"{here[gpu_map[old]].index} ({gpu_map[old]})."
+        for old, held in needs(cuda_manifest).items()
+        if held and gpu_map.get(old, old) != old
+    ]
 
 
 def _places(saved: Sequence[Mapping[str, Any]], gpus: Sequence[Gpu]) -> dict[str, Gpu] | None:
@@ -185,6 +219,78 @@ def _places(saved: Sequence[Mapping[str, Any]], gpus: Sequence[Gpu]) -> dict[str
     if len(saved) > 1 and len(saved) != len(gpus):
         return None
     return {old["uuid"]: new for old, new in zip(saved, gpus, strict=False)}
+
+
+def _wanted_places(
+    saved: Sequence[Mapping[str, Any]], here: Sequence[Gpu], used: Sequence[str], wanted: Sequence[int], what: str
+) -> dict[str, Gpu]:
+    """Return the GPU here for every GPU there, where those in use go to the wanted ones."""
+    by_number = {gpu.index: gpu for gpu in here}
+    numbers = ", ".join(map(str, by_number))
+    if unknown := [number for number in wanted if number not in by_number]:
+        raise Refused(
+            what,
+            f"there is no GPU {unknown[0]} on this machine: it has {numbers}",
+            "Name one that `nvidia-smi` lists.",
+            gpus=list(by_number),
+        )
+    if len(set(wanted)) != len(used) or len(wanted) != len(used):
+        raise Refused(
+            what,
+            f"it uses {len(used)} GPUs, and {len(wanted)} were named ({', '.join(map(str, wanted))})",
+            "Name a different one for each that it uses, as in --gpu 1,0.",
+            used=len(used),
+        )
+    if len(saved) > 1 and len(saved) != len(here):
+        raise _differs("number of GPUs", len(saved), len(here), what)
+    return _completed(saved, here, {old: by_number[number] for old, number in zip(used, wanted, strict=True)})
+
+
+def _other_places(
+    saved: Sequence[Mapping[str, Any]], here: Sequence[Gpu], needed: Mapping[str, int], free: Mapping[str, int]
+) -> dict[str, Gpu] | None:
+    """Return GPUs of the same model with room for what is needed, each its own where that can be; None without."""
+    if len(saved) > 1 and len(saved) != len(here):
+        return None
+    names = {gpu["uuid"]: gpu["name"] for gpu in saved}
+    chosen: dict[str, Gpu] = {}
+    for old in sorted(needed, key=lambda uuid: -needed[uuid]):
+        fitting = [
+            gpu
+            for gpu in here
+            if gpu not in chosen.values() and gpu.name == names[old] and free[gpu.uuid] >= needed[old]
+        ]
+        if not fitting:
+            return None
+        chosen[old] = max(fitting, key=lambda gpu: (gpu.uuid == old, free[gpu.uuid]))
+    return _completed(saved, here, chosen)
+
+
+def _completed(saved: Sequence[Mapping[str, Any]], here: Sequence[Gpu], chosen: Mapping[str, Gpu]) -> dict[str, Gpu]:
+    """Return a place for every GPU, where those in use have theirs: the others stay, or take what is left."""
+    places = dict(chosen)
+    left = [gpu for gpu in here if gpu not in chosen.values()]
+    others = [gpu["uuid"] for gpu in saved if gpu["uuid"] not in places]
+    for gpu in [gpu for gpu in left if gpu.uuid in others]:
+        places[gpu.uuid] = gpu
+        left.remove(gpu)
+    for uuid in others:
+        if uuid not in places and left:
+            places[uuid] = left.pop(0)
+    return {gpu["uuid"]: places[gpu["uuid"]] for gpu in saved}
+
+
+def _free(worker: CudaWorker, gpus: Sequence[Gpu], leaving: Container[int]) -> dict[str, int]:
+    """Return the bytes that every GPU will have free when some processes have left."""
+    free = {gpu.uuid: gpu.free for gpu in gpus}
+    for one in worker.usage():
+        if one.pid in leaving and one.gpu in free:
+            free[one.gpu] += one.bytes or 0
+    return free
+
+
+def _have_room(places: Mapping[str, Gpu], needed: Mapping[str, int], free: Mapping[str, int]) -> bool:
+    return all(free[places[old].uuid] >= size for old, size in needed.items())
 
 
 def _peers_can_be_had_back(pid: int, known: Mapping[str, int], held: int, gpus: int) -> None:
@@ -284,40 +390,26 @@ def _room_in_host_memory(pids: Iterable[int], gpus: Sequence[Gpu], usage: Sequen
 
 
 def _lacking_room(
-    worker: CudaWorker,
-    cuda_manifest: Mapping[str, Any],
-    places: Mapping[str, Gpu],
-    leaving: Container[int],
+    places: Mapping[str, Gpu], needed: Mapping[str, int], free: Mapping[str, int], what: str
 ) -> list[Refused]:
     """Return a reason to refuse for each GPU whose free memory is not enough."""
-    reasons = []
-    needed: dict[str, int] = defaultdict(int)
-    for old, held in needs(cuda_manifest).items():
-        needed[places[old].uuid] += held
-    given_back: dict[str, int] = defaultdict(int)
-    for one in worker.usage():
-        if one.pid in leaving:
-            given_back[one.gpu] += one.bytes or 0
-    for place in places.values():
-        free = place.free + given_back[place.uuid]
-        if needed[place.uuid] > free:
-            reasons.append(
-                Refused(
-                    _NO_RESTORE,
-                    f"GPU {place.index} ({place.name}) has {_gib(free)} free, and the snapshot needs "
-                    f"{_gib(needed[place.uuid])}",
-                    "End what else uses the GPU (`nvidia-smi` lists it) and restore again.",
-                    gpu=place.uuid,
-                    needed=needed[place.uuid],
-                    available=free,
-                )
-            )
-    return reasons
+    return [
+        Refused(
+            what,
+            f"GPU {place.index} ({place.name}) has {_gib(free[place.uuid])} free, and {_gib(size)} are needed",
+            "End what else uses the GPU (`nvidia-smi` lists it), or name another (--gpu N), and try again.",
+            gpu=place.uuid,
+            needed=size,
+            available=free[place.uuid],
+        )
+        for old, size in needed.items()
+        if size > free[(place := places[old]).uuid]
+    ]
 
 
-def _differs(of: str, saved: object, here: object) -> Refused:
+def _differs(of: str, saved: object, here: object, what: str) -> Refused:
     return Refused(
-        _NO_RESTORE,
+        what,
         f"{of}: saved with {saved}, here {here}",
         "Restore it on a machine like the one it was saved on.",
         of=of,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
-from .processes import mapped_files
+from .processes import mapped_files, open_files, parent, tracer
 
 __all__ = ["cuda_pids", "ended", "has_context", "has_device", "open_gpus", "stopped"]
 
@@ -33,7 +34,7 @@ def cuda_pids(pids: Iterable[int]) -> list[int]:
 
 def open_gpus(pid: int) -> list[int]:
     """Return the device numbers of the GPUs (``/dev/nvidiaN``) that a process has open."""
-    paths = {*_open_files(pid), *mapped_files(pid)}
+    paths = {*open_files(pid), *mapped_files(pid)}
     return sorted(int(m[1]) for m in map(_GPU_FILE.match, paths) if m)
 
 
@@ -43,10 +44,13 @@ def has_context(pid: int) -> bool:
 
 
 def stopped(pid: int) -> bool:
-    """Return whether a process is stopped, by a signal or by a tracer that holds it longer than for a system call."""
+    """Return whether a process is stopped, by a signal or by a tracer that holds it longer than for a system call.
+
+    A program that this process started may hold it (`standstill`): it leaves the driver's own threads alone.
+    """
     for _ in range(_LOOKS):
         state = _state(pid)
-        if state != "t":
+        if state != "t" or parent(tracer(pid)) == os.getpid():
             return state == "T"
         time.sleep(_BETWEEN_LOOKS)
     return True
@@ -68,20 +72,8 @@ def _state(pid: int) -> str:
 
 def has_device(pid: int) -> bool:
     """Return whether a process has a file of an NVIDIA device open."""
-    return any(path.startswith("/dev/nvidia") for path in _open_files(pid))
+    return any(path.startswith("/dev/nvidia") for path in open_files(pid))
 
 
 def _maps_libcuda(pid: int) -> bool:
     return any(_LIBCUDA.search(path) for path in mapped_files(pid))
-
-
-def _open_files(pid: int) -> Iterator[str]:
-    try:
-        links = list(Path(f"/proc/{pid}/fd").iterdir())
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    for link in links:
-        try:
-            yield str(link.readlink())
-        except (FileNotFoundError, ProcessLookupError):  # closed in between
-            continue

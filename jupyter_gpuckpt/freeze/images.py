@@ -166,10 +166,20 @@ def _path(reg: Any) -> str:
     return "/" + str(reg.name.decode("utf-8", "surrogateescape")).lstrip("/")
 
 
-def listening_ports(images: Path) -> list[int]:
-    """Return the TCP ports that the saved tree listens on, in ascending order."""
-    entries = _entries((images / "files.img").read_bytes(), "file")
-    return sorted({e.isk.src_port for e in entries if e.HasField("isk") and _listens(e.isk)})
+def bound_ports(images: Path) -> list[int]:
+    """Return the ports that the saved tree has for itself (listening TCP, or UDP), in ascending order."""
+    raw = (images / "files.img").read_bytes()
+    listening = _listening(raw)
+    sockets = (e.isk for e in _entries(raw, "file") if e.HasField("isk") and e.isk.src_port)
+    return sorted({isk.src_port for isk in sockets if not _is_connection(isk, listening)})
+
+
+def _listening(raw: bytes) -> set[int]:
+    return {e.isk.src_port for e in _entries(raw, "file") if e.HasField("isk") and _listens(e.isk)}
+
+
+def _is_connection(isk: Any, listening: set[int]) -> bool:
+    return bool(isk.type == SOCK_STREAM and not _listens(isk) and (isk.dst_port or isk.src_port in listening))
 
 
 def has_half_connection(images: Path) -> bool:
@@ -185,12 +195,13 @@ def has_half_connection(images: Path) -> bool:
 
 def socket_paths(images: Path) -> set[Path]:
     """Return the absolute paths that Unix sockets of the tree are bound to."""
-    names = [
-        e.usk.name.rstrip(b"\0").decode("utf-8", "surrogateescape")
-        for e in _entries((images / "files.img").read_bytes(), "file")
-        if e.HasField("usk") and not e.usk.deleted
-    ]
-    return {Path(name) for name in names if name.startswith("/")}
+    sockets = (e.usk for e in _entries((images / "files.img").read_bytes(), "file") if e.HasField("usk"))
+    return {path for path in map(_socket_path, sockets) if path is not None}
+
+
+def _socket_path(usk: Any) -> Path | None:
+    name = os.fsdecode(usk.name.rstrip(b"\0"))
+    return Path(name) if name.startswith("/") and not usk.deleted else None
 
 
 def _listens(isk: Any) -> bool:
@@ -203,6 +214,7 @@ def rewrite_files(
     *,
     port: Callable[[int], int],
     abstract_name: Callable[[bytes], bytes],
+    socket_path: Callable[[Path], Path],
     found: Callable[[str], os.stat_result | None],
 ) -> None:
     """Copy ``files.img`` with other ports, abstract socket names, and files as they are now.
@@ -211,23 +223,22 @@ def rewrite_files(
     ----------
     port : gives the new port for a bound one (listening TCP, or UDP).
     abstract_name : gives the new name for an abstract Unix socket's (without its leading NUL).
+    socket_path : gives the new path for one that a Unix socket is bound to.
     found : gives what a path is now: criu shall expect that size and mode; None leaves it to expect the saved ones.
     """
     nameless = _nameless(source.parent)
     raw = source.read_bytes()
     out = bytearray(raw[:8])
-    listening = {e.isk.src_port for e in _entries(raw, "file") if e.HasField("isk") and _listens(e.isk)}
+    listening = _listening(raw)
     for e in _entries(raw, "file"):
         if e.HasField("isk") and e.isk.src_port:
-            isk = e.isk
-            accepted = isk.type == SOCK_STREAM and not _listens(isk)
-            if accepted and (isk.dst_port or isk.src_port in listening):
-                # A connection comes back closed: it needs no port, and the saved one may be somebody's by now.
-                isk.src_port = 0
-            else:
-                isk.src_port = port(isk.src_port)
+            # A connection comes back closed: it needs no port, and the saved one may be somebody's by now.
+            e.isk.src_port = 0 if _is_connection(e.isk, listening) else port(e.isk.src_port)
         if e.HasField("usk") and e.usk.name[:1] == b"\0":
             e.usk.name = b"\0" + abstract_name(e.usk.name[1:])
+        elif e.HasField("usk") and (path := _socket_path(e.usk)) is not None:
+            end = e.usk.name[len(os.fsencode(path)) :]
+            e.usk.name = os.fsencode(socket_path(path)) + end
         if e.HasField("reg") and e.id not in nameless and (now := found(_path(e.reg))) is not None:
             e.reg.mode = now.st_mode
             if e.reg.HasField("size"):

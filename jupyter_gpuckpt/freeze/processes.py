@@ -50,6 +50,15 @@ def inner_pid(pid: int) -> int:
     return pid
 
 
+def outer_thread(pid: int, inner: int) -> int | None:
+    """Return the id here of a process's thread that has the id `inner` in its own namespace."""
+    for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+        with contextlib.suppress(OSError):
+            if inner_pid(int(thread)) == inner:
+                return int(thread)
+    return None
+
+
 def inner_pids(pids: Iterable[int]) -> list[int]:
     """Return the pids that these processes have in their namespace; those that are gone by now are left out."""
     found = []
@@ -62,9 +71,14 @@ def inner_pids(pids: Iterable[int]) -> list[int]:
 def ancestors(pid: int) -> list[int]:
     """Return the pids of a process's parent, its parent's parent and so on; cut short where one ends meanwhile."""
     found: list[int] = []
-    while pid := _status_number(pid, "PPid:"):
+    while pid := parent(pid):
         found.append(pid)
     return found
+
+
+def parent(pid: int) -> int:
+    """Return the pid of a process's parent; 0 when it is gone or has none."""
+    return _status_number(pid, "PPid:")
 
 
 def name(pid: int) -> str:
@@ -107,6 +121,14 @@ def mapped_files(pid: int) -> Iterator[str]:
         return
 
 
+def open_files(pid: int) -> Iterator[str]:
+    """Yield what each file descriptor of a process leads to (proc(5), fd); none when it is gone."""
+    with contextlib.suppress(OSError):
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                yield str(fd.readlink())
+
+
 def resident_bytes(pids: Iterable[int]) -> int:
     """Return the resident memory of these processes together, in bytes."""
     pages = 0
@@ -140,15 +162,8 @@ def unix_sockets() -> Iterator[tuple[int, str]]:
 
 def sockets(pids: Iterable[int]) -> set[int]:
     """Return the inodes of the sockets that these processes have open."""
-    found = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for fd in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    kind, _, inode = str(fd.readlink()).partition(":")
-                    if kind == "socket":
-                        found.add(int(inode.strip("[]")))
-    return found
+    kinds = (target.partition(":") for pid in pids for target in open_files(pid))
+    return {int(inode.strip("[]")) for kind, _, inode in kinds if kind == "socket"}
 
 
 def connections(ports: set[int]) -> int:

@@ -1,21 +1,25 @@
-"""Watching the system calls of another process's threads, and making others in their place (ptrace(2), x86-64).
+"""Another process's threads: holding them still, watching their system calls, making others in their place.
+
+This is ptrace(2), for x86-64.
 
 A tracer that ends, however it ends, lets its threads go on: nothing here can keep a process frozen.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Call", "Tracer", "is_supported"]
+__all__ = ["Call", "Halt", "Tracer", "is_supported"]
 
-_SYSCALL, _GETREGS, _SETREGS = 24, 12, 13
+_CONT, _SYSCALL, _GETREGS, _SETREGS = 7, 24, 12, 13
 _SEIZE, _INTERRUPT, _LISTEN, _GET_SYSCALL_INFO = 0x4206, 0x4207, 0x4208, 0x420E
 _TRACESYSGOOD, _TRACECLONE = 0x1, 0x8
 _EVENT_STOP = 128
@@ -24,7 +28,12 @@ _AT_ENTRY = 1  # PTRACE_SYSCALL_INFO_ENTRY
 _WALL = 0x40000000
 _SYSCALL_BYTES = 2  # length of the instruction
 _NO_CALL = 2**64 - 1
+_BETWEEN_LOOKS = 0.0002  # seconds
 _GROUP_STOPS = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+
+# The calls in which a thread sleeps and holds nothing: read, poll, select, accept, recvfrom, recvmsg, wait4, futex,
+# nanosleep and their kin, pause, rt_sigtimedwait, epoll_wait, restart_syscall.
+_SLEEPING = frozenset({0, 7, 23, 34, 35, 43, 45, 47, 61, 128, 202, 219, 230, 232, 247, 270, 271, 281, 288, 441})
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.restype = ctypes.c_long
@@ -79,7 +88,8 @@ class Tracer:
     """
 
     def seize(self, pid: int) -> None:
-        """Trace all threads of a process, those included that it starts later.
+        """Trace all threads of a process, those included that it starts later, but for those that a sibling of this
+        program holds.
 
         Raises
         ------
@@ -94,7 +104,7 @@ class Tracer:
                     _ptrace(_SEIZE, tid, 0, _TRACESYSGOOD | _TRACECLONE)
                     _ptrace(_INTERRUPT, tid)
                 except OSError:
-                    if _is_untraced(tid):
+                    if not _is_ours(tid):
                         raise
 
     def next_call(self) -> Call | None:
@@ -145,6 +155,68 @@ class Tracer:
         registers.rax = result & (2**64 - 1)
         _set(call.tid, registers)
         _resume(call.tid)
+
+
+class Halt:
+    """Threads that are held still, until they are let go or this process ends; to be used by one thread alone."""
+
+    def __init__(self) -> None:
+        self._held: set[int] = set()
+
+    def hold(self, threads: Iterable[int], deadline: float) -> bool:
+        """Hold threads still; tell whether all of them have stopped by `deadline` (`time.monotonic`).
+
+        A thread that has ended is as good as still.
+        """
+        waiting = set()
+        for tid in threads:
+            try:
+                if tid not in self._held:
+                    _ptrace(_SEIZE, tid)
+                _ptrace(_INTERRUPT, tid)
+                waiting.add(tid)
+            except ProcessLookupError:
+                self._held.discard(tid)
+        self._held |= waiting
+        while waiting:
+            if time.monotonic() > deadline:
+                return False
+            for tid in list(waiting):
+                if self._has_stopped(tid):
+                    waiting.discard(tid)
+        return True
+
+    def awake(self) -> list[int]:
+        """Return those of the held threads that were not asleep in a system call: they may hold locks of any kind."""
+        found = []
+        for tid in self._held:
+            with contextlib.suppress(OSError):
+                if ctypes.c_longlong(_get(tid).orig_rax).value not in _SLEEPING:
+                    found.append(tid)
+        return found
+
+    def let_go(self, threads: Iterable[int]) -> None:
+        """Let held threads go on; `hold` can hold them again."""
+        for tid in threads:
+            with contextlib.suppress(ProcessLookupError):
+                _ptrace(_CONT, tid)
+
+    def _has_stopped(self, tid: int) -> bool:
+        """Look whether a thread has stopped; a signal that comes to it meanwhile stays with it."""
+        try:
+            changed, status = os.waitpid(tid, _WALL | os.WNOHANG)
+        except ChildProcessError:
+            changed, status = tid, 0
+        if changed == 0:
+            time.sleep(_BETWEEN_LOOKS)
+            return False
+        if not os.WIFSTOPPED(status):
+            self._held.discard(tid)
+            return True
+        if status >> 16 == _EVENT_STOP:
+            return True
+        _ptrace(_CONT, tid, 0, 0 if status >> 16 else os.WSTOPSIG(status))
+        return False
 
 
 def _look(tid: int, status: int) -> Call | None:
@@ -204,15 +276,20 @@ def _ptrace(request: int, tid: int, address: int = 0, data: int = 0) -> None:
 
 
 def _process_of(tid: int) -> int:
-    return int(_status(tid).partition("Tgid:")[2].split()[0])
+    return _number(tid, "Tgid:")
 
 
-def _is_untraced(tid: int) -> bool:
-    """Tell whether a thread lives that nobody traces."""
+def _is_ours(tid: int) -> bool:
+    """Tell whether a thread is traced by this program, or by another of the same parent; one that has ended is, too."""
     try:
-        return int(_status(tid).partition("TracerPid:")[2].split()[0]) != os.getpid()
+        tracer = _number(tid, "TracerPid:")
+        return tracer == os.getpid() or (tracer != 0 and _number(tracer, "PPid:") == os.getppid())
     except OSError:
-        return False
+        return True
+
+
+def _number(tid: int, key: str) -> int:
+    return int(_status(tid).partition(key)[2].split()[0])
 
 
 def _status(tid: int) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from . import ptrace
 from .line_program import LineProgram
+from .parking import PARKED
 from .processes import mapped_files
 
 __all__ = ["VramFiles"]
@@ -66,7 +67,7 @@ class VramFiles:
         for file in self.outside.iterdir():
             if file.name in mapped:
                 size += file.stat().st_size
-            else:
+            elif PARKED not in file.name:
                 file.unlink()
         return size
 

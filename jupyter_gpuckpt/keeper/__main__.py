@@ -1,4 +1,4 @@
-"""Run a keeper: ``python -m jupyter_gpuckpt.keeper FOLDER LOCK_FD READY_FD start|take-over``."""
+"""Run a keeper: ``python -m jupyter_gpuckpt.keeper FOLDER LOCK_FD READY_FD start|copy|take-over``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(folder: str, lock_fd: str, ready_fd: str, how: str) -> None:
         with open(int(ready_fd), "w") as f:
             f.write(error or "ready")
 
-    asyncio.run(keep(KernelFolder(Path(folder)), how == "take-over", ready))
+    asyncio.run(keep(KernelFolder(Path(folder)), how, ready))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from .. import settings
 from ..errors import GpuckptError, KeeperGone, NoSuchKernel
@@ -24,8 +25,10 @@ _DEATH_TIMEOUT = 30.0
 _CONNECT_POLL = 0.02
 
 
-def start_keeper(launch: Launch) -> tuple[subprocess.Popen[bytes], KernelFolder]:
+def start_keeper(launch: Launch, order: dict[str, Any] | None = None) -> tuple[subprocess.Popen[bytes], KernelFolder]:
     """Start a keeper, and by it the kernel; what is left of an earlier kernel of that id is ended.
+
+    With an `order` the kernel comes up as the copy that `keeper.fork` ordered.
 
     Raises
     ------
@@ -34,7 +37,11 @@ def start_keeper(launch: Launch) -> tuple[subprocess.Popen[bytes], KernelFolder]
     end(KernelFolder(settings.kernels_dir() / launch.kernel_id))
     folder, lock = KernelFolder.create(launch)
     try:
-        return _run_keeper(folder, lock, "start"), folder
+        if order is None:
+            return _run_keeper(folder, lock, "start"), folder
+        folder.write_order(order)
+        # Bringing GPU state up may take minutes, as in a restore.
+        return _run_keeper(folder, lock, "copy", settings.criu_timeout() + settings.driver_timeout()), folder
     except BaseException:
         end(folder)
         raise
@@ -58,7 +65,7 @@ def take_over(folder: KernelFolder) -> None:
         return
     try:
         if not folder.can_be_kept():
-            end(folder)
+            _bury(folder)
             raise _no_such_kernel()
         # The process started here ends at once, and leaves the keeper to the machine's process 1: who takes a kernel
         # over may be a short command.
@@ -81,6 +88,16 @@ def end(folder: KernelFolder) -> None:
     for sleeper in folder.sleepers():
         _kill(sleeper)
     folder.remove()
+
+
+def _bury(folder: KernelFolder) -> None:
+    """Remove what is left of a kernel that died with its keeper."""
+    with contextlib.suppress(OSError, ValueError):
+        launch = folder.launch()
+        if launch.copy_of:
+            # It was written for the fork. A server that holds the copy writes its own where it needs one.
+            Path(launch.connection_file).unlink(missing_ok=True)
+    end(folder)
 
 
 def _kill(pid: int) -> None:
@@ -106,7 +123,7 @@ def _no_such_kernel() -> NoSuchKernel:
     )
 
 
-def _run_keeper(folder: KernelFolder, lock: int, how: str) -> subprocess.Popen[bytes]:
+def _run_keeper(folder: KernelFolder, lock: int, how: str, timeout: float = _READY_TIMEOUT) -> subprocess.Popen[bytes]:
     """Start the keeper of this folder, hand the folder's lock to it, and wait until it holds the kernel."""
     read, write = os.pipe()
     log = os.open(folder.path / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -127,7 +144,7 @@ def _run_keeper(folder: KernelFolder, lock: int, how: str) -> subprocess.Popen[b
         os.close(write)
         os.close(log)
     with open(read, "rb") as pipe:
-        ready, _, _ = select.select([pipe], [], [], _READY_TIMEOUT)
+        ready, _, _ = select.select([pipe], [], [], timeout)
         said = pipe.read().decode() if ready else ""
     if said == "ready":
         return process
@@ -140,7 +157,7 @@ def _run_keeper(folder: KernelFolder, lock: int, how: str) -> subprocess.Popen[b
         words = (folder.path / LOG).read_text("utf-8", "replace").strip()
     raise KeeperGone(
         "The kernel's keeper did not start.",
-        words.splitlines()[-1] if words else f"It said nothing within {_READY_TIMEOUT:.0f} s.",
+        words.splitlines()[-1] if words else f"It said nothing within {timeout:.0f} s.",
         "Run `jupyter gpuckpt doctor`.",
     )
 
@@ -177,7 +194,7 @@ def folders() -> Iterator[KernelFolder]:
         except FileNotFoundError:  # it has ended meanwhile
             continue
         if lock is not None:
-            end(folder)
+            _bury(folder)
             os.close(lock)
 
 

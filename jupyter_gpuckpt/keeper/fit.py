@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,6 +53,14 @@ def refuse_unsavable(sleeper: int, kernel: int, tree: Collection[int]) -> None:
                 pid=pid,
                 tracer=tracer,
             )
+    for pid in sorted(tree):
+        for what, then in _obstacles(pid):
+            raise Refused(
+                "The save was refused; nothing was touched.",
+                f"Process {pid} ({processes.name(pid)}) {what}, which CRIU cannot save.",
+                then,
+                pid=pid,
+            )
     strays = [pid for pid in processes.descendants(sleeper) if _is_stray(pid, sleeper, kernel)]
     if strays:
         named = ", ".join(f"{pid} ({processes.name(pid)})" for pid in sorted(strays))
@@ -62,6 +70,14 @@ def refuse_unsavable(sleeper: int, kernel: int, tree: Collection[int]) -> None:
             "End them, or wait for them, and save again.",
             pids=sorted(strays),
         )
+
+
+def _obstacles(pid: int) -> Iterator[tuple[str, str]]:
+    """Yield what a process has that criu would only refuse when it stands still, and what to do about it."""
+    if any(path.startswith("/SYSV") for path in processes.mapped_files(pid)):
+        yield "uses System V shared memory", "Detach it, or use multiprocessing.shared_memory instead, and try again."
+    if "anon_inode:[io_uring]" in processes.open_files(pid):
+        yield "uses io_uring", "Stop what uses io_uring in the kernel, and try again."
 
 
 def _is_stray(pid: int, sleeper: int, kernel: int) -> bool:
@@ -102,10 +118,13 @@ def check_machine(
     program: CriuProgram,
     leaving: Sequence[int],
     marks: Marks,
+    gpus: Sequence[int] = (),
+    copies: int = 1,
 ) -> Fit:
     """Refuse a snapshot that does not fit this machine or this kernel.
 
-    `leaving` are the processes (with their memory, ports and GPU memory) that end before the restore.
+    `leaving` are the processes (with their memory, ports and GPU memory) that end before the restore; `gpus` are the
+    numbers of the GPUs that it shall use here, as `cuda.fits` takes them, and `copies` how often it is to be restored.
 
     Raises
     ------
@@ -117,7 +136,7 @@ def check_machine(
         lambda: _same_processor(manifest.machine),
         lambda: _criu_is_new_enough(manifest.machine, program),
         lambda: _is_for_this_kernel(manifest, launch),
-        lambda: _room_in_memory(manifest, leaving),
+        lambda: _room_in_memory(manifest, leaving, copies),
         lambda: _room_on_disk(wanted),
         lambda: _same_files(wanted.needed, Path("/")),
     )
@@ -128,7 +147,7 @@ def check_machine(
             reasons.append(e)
     if manifest.process["cuda"]:
         try:
-            gpu_map = cuda.fits(worker, manifest.cuda, leaving)
+            gpu_map = cuda.fits(worker, manifest.cuda, leaving, gpus=gpus, copies=copies)
         except Refused as e:
             reasons.append(e)
     if reasons:
@@ -146,6 +165,45 @@ def _notes(saved: Mapping[str, Any], files: Sequence[NeededFile], marks: Marks) 
             f"Files that the kernel uses have other contents now, of the same size: {', '.join(odd[:_SHOWN])}{more}."
         )
     return notes
+
+
+def room_for_copies(size: int, count: int) -> None:
+    """Refuse a fork that there is no memory for: `size` bytes that are taken once, and come up `count` times.
+
+    Raises
+    ------
+    Refused : with both values.
+    """
+    needed, room = size * (count + 2), memory.available(os.getpid())  # one copy lies in memory twice as it comes up
+    if needed > room:
+        raise Refused(
+            "The kernel was not forked; it goes on as before.",
+            f"{count} copies of it need {needed / 1e6:,.0f} MB of memory, and {room / 1e6:,.0f} MB are free.",
+            "Ask for fewer, or free memory in the kernel.",
+            needed=needed,
+            available=room,
+        )
+
+
+def shared_socket_paths(images_folder: Path) -> set[Path]:
+    """Return the paths that Unix sockets of a saved tree are bound to, where other kernels see them as well."""
+    return {path for path in images.socket_paths(images_folder) if not str(path).startswith(ELSEWHERE)}
+
+
+def files_written(images_folder: Path) -> list[str]:
+    """Return the paths of the files on disk that a saved tree has open, or mapped, for writing."""
+    files = images.named_files(images_folder)
+    return sorted(
+        {
+            file.path
+            for file in files
+            if file.size is not None and _is_written(file) and not file.path.startswith(ELSEWHERE)
+        }
+    )
+
+
+def _is_written(file: images.NamedFile) -> bool:
+    return file.flags & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR)
 
 
 def warnings(snapshot: Snapshot, leaving: Sequence[int]) -> list[str]:
@@ -261,13 +319,13 @@ def _same_files(files: Sequence[NeededFile], root: Path) -> None:
         )
 
 
-def _room_in_memory(manifest: Manifest, leaving: Sequence[int]) -> None:
+def _room_in_memory(manifest: Manifest, leaving: Sequence[int], copies: int) -> None:
     # What was in VRAM lies in memory from before the running kernel ends until it is on the GPU.
-    vram = sum(cuda.needs(manifest.cuda).values())
+    vram = copies * sum(cuda.needs(manifest.cuda).values())
     now = memory.available(os.getpid())
     for needed, room in (
         (vram, now),
-        (vram + int(manifest.process["private_bytes"]), now + processes.private_bytes(leaving)),
+        (vram + copies * int(manifest.process["private_bytes"]), now + processes.private_bytes(leaving)),
     ):
         if needed > room:
             raise Refused(

@@ -16,8 +16,8 @@ import platform
 import shutil
 import signal
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,15 +32,17 @@ from ..errors import (
     RestoreFailed,
     SaveFailed,
 )
-from ..freeze import criu, cuda, images, pages, processes
+from ..freeze import criu, cuda, images, pages, processes, random_state
 from ..freeze.criu_program import CriuProgram, find_criu, version_text
 from ..store import Manifest, Snapshot, Writer
 from ..store.retention import keep_last, keep_under
 from . import comparison, criu_logs, fit, kept_files, needs, placed_files, ports
+from .gpu_freeze import GpuFreeze, GpuReturn, parked_in
 from .link import AgentSilent, Link
 from .namespace import Namespace, run_path
 from .needs import NeededFile
 from .placed_files import Placement
+from .ports import Places
 from .staging import Staging, fits_in_memory, vram_files
 from .summary import is_of, summary
 
@@ -74,7 +76,7 @@ cp "$GPUCKPT_LOG" "$GPUCKPT_SNAPSHOT/kernel.log"
 """
 
 
-class _Stages:
+class Stages:
     """Tells whoever asked how far an operation is, and stops it where it may be stopped."""
 
     def __init__(self, operation: Operation, tell: Tell) -> None:
@@ -129,11 +131,17 @@ class _Stages:
 # -- save
 
 
+Check = Callable[[int, Mapping[str, Any]], None]
+"""Refuses, before a freeze, what could not be done with the kernel's private bytes and `cuda.describe` of it."""
+
+
 @dataclass
-class _Frozen:
+class Frozen:
     """What a freeze found and took."""
 
     seconds: float
+    tidying: asyncio.Task[None]
+    """What goes on of it while the kernel runs again."""
     cuda: dict[str, Any] = field(default_factory=dict)
     process: dict[str, Any] = field(default_factory=dict)
 
@@ -146,10 +154,8 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     SaveFailed, Refused, StoreError, Cancelled : nothing was saved, and the kernel is as it was.
     KernelLost : the GPU state could not be brought back.
     """
-    stages = _Stages(operation, tell)
+    stages = Stages(operation, tell)
     await stages.enter("checking")
-    link = keeper.link
-    assert link is not None
     space = keeper.namespace()
     # What lives from the files of a snapshot is no use without them.
     with_files = bool(args.get("with_files")) or keeper.state.own_files
@@ -158,18 +164,7 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         keeper.store.writer, operation.name, replace=bool(args.get("replace")), quota=settings.store_quota()
     )
     with await asyncio.to_thread(begin) as writer:
-        await stages.enter("preparing the kernel")
-        # A kernel that is not prepared has nothing to put right but its hooks, and one of them may hang.
-        patience = 0.0
-        try:
-            agent = await stages.or_cancelled(_before_save(link, keeper.launch.agent))
-            patience = _AFTER_FAILURE
-            staging, frozen = await _freeze(keeper, operation, writer, program, agent, stages)
-        except (GpuckptError, OSError) as e:
-            failure = e if isinstance(e, GpuckptError) else _not_saved(e)
-            await _after_save(link, keeper.launch.agent, failure, patience)
-            raise failure from e
-        await _after_save(link, keeper.launch.agent, None, settings.hook_timeout())
+        staging, frozen, agent = await take(keeper, operation, writer.directory, program, stages, _RoomInStore(keeper))
         try:
             await stages.enter("writing")
             for folder, inside in ((staging.outside, CRIU_IMAGES), (staging.vram.outside, VRAM)):
@@ -182,14 +177,15 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
                 writer.commit,
                 message=str(args.get("message") or ""),
                 parent=(keeper.state.parent or {}).get("id"),
-                kernel=_about_kernel(keeper, agent),
-                machine=_about_machine(program),
+                kernel=about_kernel(keeper, agent),
+                machine=about_machine(program),
                 cuda=frozen.cuda,
                 process=frozen.process,
                 cut=pages.windows,
                 progress=stages.amount,
             )
         finally:
+            await frozen.tidying
             await asyncio.to_thread(staging.discard)
     keeper.state.parent = {"name": manifest.name, "id": manifest.id}
     await asyncio.to_thread(_remove_old, keeper)
@@ -227,6 +223,40 @@ def _describe(
         ) from e
 
 
+async def take(
+    keeper: Keeper,
+    operation: Operation,
+    directory: Path,
+    program: CriuProgram,
+    stages: Stages,
+    check: Check,
+) -> tuple[Staging, Frozen, Mapping[str, Any]]:
+    """Freeze the kernel for a moment and take all of it: into the staging, and /dev/shm and log into `directory`.
+
+    `check` is called before the freeze. The third thing returned is what the agent says about its kernel.
+
+    Raises
+    ------
+    SaveFailed, Refused, Cancelled : nothing was taken, and the kernel is as it was.
+    KernelLost : the GPU state could not be brought back.
+    """
+    link = keeper.link
+    assert link is not None
+    await stages.enter("preparing the kernel")
+    # A kernel that is not prepared has nothing to put right but its hooks, and one of them may hang.
+    patience = 0.0
+    try:
+        agent = await stages.or_cancelled(before_save(link, keeper.launch.agent))
+        patience = _AFTER_FAILURE
+        staging, frozen = await _freeze(keeper, operation, directory, program, agent, stages, check)
+    except (GpuckptError, OSError) as e:
+        failure = e if isinstance(e, GpuckptError) else _not_saved(e)
+        await after_save(link, keeper.launch.agent, failure, patience)
+        raise failure from e
+    await after_save(link, keeper.launch.agent, None, settings.hook_timeout())
+    return staging, frozen, agent
+
+
 def _remove_old(keeper: Keeper) -> None:
     """Remove this kernel's old snapshots as the settings ask for; what cannot be removed stays."""
     own = functools.partial(is_of, kernel_id=keeper.launch.kernel_id, notebook=keeper.launch.notebook)
@@ -243,20 +273,27 @@ def _not_saved(error: OSError) -> SaveFailed:
     return SaveFailed("The kernel could not be saved; it goes on as before.", str(error), criu.advice(str(error)))
 
 
-def _room_for(keeper: Keeper, needed: int) -> None:
-    """Refuse a save of so many bytes that the disk has no room for."""
-    free = shutil.disk_usage(keeper.store.root).free
-    if needed > free:
-        raise Refused(
-            "The save was refused: the store's disk has no room for it.",
-            f"The kernel holds {needed / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free in {keeper.store.root}",
-            "Remove snapshots (`%gpuckpt rm NAME`), free memory in the kernel, or set GPUCKPT_STORE to a larger disk.",
-            needed=needed,
-            free=free,
-        )
+@dataclass
+class _RoomInStore:
+    """Refuses a save that the store's disk has no room for."""
+
+    keeper: Keeper
+
+    def __call__(self, private: int, described: Mapping[str, Any]) -> None:
+        needed = private + sum(cuda.needs(described).values())
+        free = shutil.disk_usage(self.keeper.store.root).free
+        if needed > free:
+            raise Refused(
+                "The save was refused: the store's disk has no room for it.",
+                f"The kernel holds {needed / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free in {self.keeper.store.root}",
+                "Remove snapshots (`%gpuckpt rm NAME`), free memory in the kernel, or set GPUCKPT_STORE to a larger "
+                "disk.",
+                needed=needed,
+                free=free,
+            )
 
 
-async def _before_save(link: Link, has_agent: bool) -> dict[str, Any]:
+async def before_save(link: Link, has_agent: bool) -> dict[str, Any]:
     """Have the agent run the hooks; return what it says about its kernel."""
     if not has_agent:
         return {}
@@ -273,7 +310,7 @@ async def _before_save(link: Link, has_agent: bool) -> dict[str, Any]:
     return answer
 
 
-async def _after_save(link: Link, has_agent: bool, failure: GpuckptError | None, patience: float) -> None:
+async def after_save(link: Link, has_agent: bool, failure: GpuckptError | None, patience: float) -> None:
     """Have the agent undo its part, and wait until it has, for `patience` seconds at most."""
     if not has_agent:
         return
@@ -290,11 +327,12 @@ async def _after_save(link: Link, has_agent: bool, failure: GpuckptError | None,
 async def _freeze(
     keeper: Keeper,
     operation: Operation,
-    writer: Writer,
+    directory: Path,
     program: CriuProgram,
     agent: Mapping[str, Any],
-    stages: _Stages,
-) -> tuple[Staging, _Frozen]:
+    stages: Stages,
+    check: Check,
+) -> tuple[Staging, Frozen]:
     """Freeze the kernel's tree, take it, and let it run on; what criu wrote is in the staging."""
     space, worker = keeper.namespace(), keeper.worker
     script = keeper.folder.path / "post-dump"
@@ -302,7 +340,7 @@ async def _freeze(
     script.chmod(0o700)
     environment = {
         **program.environment(),
-        "GPUCKPT_SNAPSHOT": str(writer.directory),
+        "GPUCKPT_SNAPSHOT": str(directory),
         "GPUCKPT_LOG": run_path(KERNEL_LOG),
     }
     kernel = space.outer(keeper.state.kernel_pid)
@@ -324,31 +362,33 @@ async def _freeze(
         "private_bytes": private,
     }
     in_vram = sum(cuda.needs(described).values())
-    _room_for(keeper, private + in_vram)
+    check(private, described)
     held = described.get("processes", [])
     keeper.state.operation = {"kind": "save", "name": operation.name, "cuda": on_gpu, "held": held}
     keeper.save_state()
-    staging = await asyncio.to_thread(Staging, space, writer.directory / CRIU_IMAGES)
+    staging = await asyncio.to_thread(Staging, space, directory / CRIU_IMAGES)
+    assert keeper.link is not None
+    gpu = GpuFreeze(worker, space, keeper.link, on_gpu, described, staging.vram)
 
-    def criu_runs(pid: int) -> None:
+    def note(key: str, value: Any) -> None:
         # Written down so that the next keeper finds it, should this one be killed.
         assert keeper.state.operation is not None
-        keeper.state.operation["criu"] = pid
+        keeper.state.operation[key] = value
         keeper.note_state()
 
+    def criu_runs(pid: int) -> None:
+        note("criu", pid)
+
+    def parks(parked: dict[str, Any]) -> None:
+        note("parked", parked)
+
     try:
-        if on_gpu:
-            used = {one["pid"]: sum(one["used"].values()) for one in held}
-            await asyncio.to_thread(
-                staging.vram.prepare, {pid: (str(processes.inner_pid(pid)), used[pid]) for pid in on_gpu}
-            )
+        await gpu.prepare(kernel, int(agent.get("parkable", 0)))
         await stages.enter("freezing", cancellable=False)
         began = time.monotonic()
-        if on_gpu:
-            await asyncio.to_thread(cuda.freeze, worker, on_gpu, described, staging.vram.taking)
+        await gpu.freeze(parks)
         try:
-            # VRAM that could not be had in files is in the processes, for criu to write.
-            staging.open_for(private + in_vram - staging.vram.taken(on_gpu))
+            staging.open_for(private + in_vram - gpu.taken())
             await _run_criu(
                 space,
                 program,
@@ -358,9 +398,9 @@ async def _freeze(
                 SaveFailed("The kernel could not be saved; it goes on as before."),
                 criu_runs,
             )
+            parked = await gpu.finish_copy()
         finally:
-            if on_gpu:
-                await asyncio.to_thread(_thaw_after_save, worker, on_gpu, described)
+            await gpu.thaw()
         # Without GPU state, only criu stops the kernel, and for less long than it runs.
         seconds = time.monotonic() - began if on_gpu else images.frozen_seconds(staging.outside)
         if space.outer(keeper.state.kernel_pid) is None:
@@ -372,25 +412,15 @@ async def _freeze(
                 "Close the connection, or wait until it is accepted, and save again.",
             )
     except BaseException:
+        await gpu.close()
         await asyncio.to_thread(staging.discard)
         raise
+    tidying = asyncio.create_task(gpu.close())
     keeper.state.operation = None
     keeper.note_state()
-    return staging, _Frozen(seconds, described, {**process, "frozen_seconds": seconds})
-
-
-def _thaw_after_save(worker: cuda.CudaWorker, pids: Sequence[int], described: Mapping[str, Any]) -> None:
-    """Bring the GPU state back; where the straight way fails, each process by what is found.
-
-    Raises
-    ------
-    KernelLost : a process cannot be brought back.
-    """
-    try:
-        cuda.thaw(worker, pids, held=cuda.needs(described))
-    except GpuckptError:
-        log.exception("the GPU state did not come back at once")
-        cuda.mend(worker, pids, described["processes"])
+    if parked is not None:
+        described = {**described, "parked": asdict(parked)}
+    return staging, Frozen(seconds, tidying, described, {**process, "frozen_seconds": seconds})
 
 
 async def _run_criu(
@@ -434,7 +464,8 @@ async def _run_criu(
     raise failure
 
 
-def _about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
+def about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `kernel` object of a manifest; `agent` is what the agent said of it."""
     launch = keeper.launch
     return {
         "kernel_id": launch.kernel_id,
@@ -445,10 +476,12 @@ def _about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
         "execution_count": agent.get("execution_count"),
         "python": agent.get("python"),
         "ipykernel": agent.get("ipykernel"),
+        "own_ports": agent.get("own_ports", []),
     }
 
 
-def _about_machine(program: CriuProgram) -> dict[str, Any]:
+def about_machine(program: CriuProgram) -> dict[str, Any]:
+    """Return the `machine` object of a manifest."""
     return {
         "arch": platform.machine(),
         "kernel": platform.release(),
@@ -465,22 +498,25 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
 
     Raises
     ------
-    Refused, NoSuchSnapshot, Damaged, Cancelled : the running kernel was not touched.
+    Refused, NoSuchSnapshot, Untrusted, Damaged, Cancelled : the running kernel was not touched.
     RestoreFailed : the restore failed, and a fresh kernel was started in its place.
     KernelLost : nor could a fresh kernel be started.
     """
-    stages = _Stages(operation, tell)
+    stages = Stages(operation, tell)
     name = operation.name = operation.name or _latest(keeper)
     await stages.enter("checking")
-    manifest, request = await asyncio.to_thread(_request, keeper, name)
+    manifest, request = await asyncio.to_thread(request_of, keeper, name)
     program = await asyncio.to_thread(find_criu)
     leaving = processes.descendants(keeper.namespace().pid)
+    gpus = [int(gpu) for gpu in args.get("gpus") or ()]
     fits = await asyncio.to_thread(
-        fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, leaving, keeper.marks
+        fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, leaving, keeper.marks, gpus
     )
     await stages.enter("verifying")
-    new = await _Arrival.prepare(keeper, request)
+    new = await Arrival.prepare(keeper, request.images, request.missing)
+    gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), fits.gpu_map, vram_files(new.space))
     try:
+        await gpu.prepare(early=True)
         snapshot = await asyncio.to_thread(
             keeper.store.open, name, new.files, stages.amount, new.elsewhere, request.is_wanted
         )
@@ -494,6 +530,8 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         await new.refuse_without_criu(program)
         await asyncio.to_thread(fit.check_files, snapshot, new.space.path("/"))
         warnings = [*fits.notes, *new.notes(), *await asyncio.to_thread(fit.warnings, snapshot, leaving)]
+        if fits.gpu_map is not None:
+            warnings += await asyncio.to_thread(cuda.moves, keeper.worker, manifest.cuda, fits.gpu_map)
         await stages.enter("restoring", cancellable=False)
         peers = ports.peers(keeper.launch.connection_file)
         keeper.namespace()  # it may have ended meanwhile
@@ -501,18 +539,20 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         keeper.state.operation = {"kind": "restore", "name": name, "asked": asked, "peers": peers}
         keeper.save_state()
     except BaseException:
+        await gpu.close()
         await new.discard()
         raise
     try:
         # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
         await keeper.give_up()
-        await _put_in_place(keeper, snapshot, new, program, fits.gpu_map, peers)
+        places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file)
+        tidying_gpu = await put_in_place(keeper, snapshot, new, program, gpu, places, peers)
         # criu is done with them, and the memory that they lie in may be much.
         tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
         result = {**summary(snapshot.manifest), "restored": True, "warnings": warnings}
         operation.answering = True
-        await _resume(new.link, snapshot, asked, result, stages)
-        await tidying
+        await resume(new.link, snapshot, asked, result, stages)
+        await asyncio.gather(tidying, tidying_gpu)
     except (GpuckptError, OSError) as e:
         log.exception("the restore of %r failed", name)
         await new.discard()
@@ -550,11 +590,11 @@ async def _interrupted(keeper: Keeper, args: Mapping[str, Any]) -> dict[str, Any
         found: dict[str, Any] = await keeper.link.call("interrupted", {}, 2.0)
     except AgentSilent:
         return asked
-    return {"cell": args["cell"], "queued": found["queued"]} if asked else found
+    return {**found, **asked, "from_outside": not asked}
 
 
 @dataclass(frozen=True)
-class _Request:
+class Request:
     """What of a snapshot is read for a restore here, and what that takes."""
 
     needed: Sequence[NeededFile]
@@ -573,7 +613,7 @@ class _Request:
         return not path.startswith(kept_files.FILES + "/") or path in self.parts
 
 
-def _request(keeper: Keeper, name: str) -> tuple[Manifest, _Request]:
+def request_of(keeper: Keeper, name: str) -> tuple[Manifest, Request]:
     """Read what a snapshot says of files, and compare it with what is here."""
     manifest, contents, read = keeper.store.read_files(name, [needs.NEEDS, kept_files.TABLE])
     try:
@@ -587,13 +627,11 @@ def _request(keeper: Keeper, name: str) -> tuple[Manifest, _Request]:
     parts = frozenset(placed_files.parts_of(missing))
     outside = (VRAM + "/", kept_files.FILES + "/")
     images_size = sum(contents.size_of(path) for path in contents.files if not path.startswith(outside))
-    return manifest, _Request(
-        [file for file in needed if file.path not in brought], missing, images_size, placed, parts
-    )
+    return manifest, Request([file for file in needed if file.path not in brought], missing, images_size, placed, parts)
 
 
 @dataclass
-class _Arrival:
+class Arrival:
     """The fresh sleeper that a snapshot is restored into."""
 
     space: Namespace
@@ -606,17 +644,20 @@ class _Arrival:
     """What of the snapshot's own files is put in place; None where the machine has them all."""
 
     @classmethod
-    async def prepare(cls, keeper: Keeper, request: _Request) -> _Arrival:
-        """Start a sleeper, and choose where it gets the snapshot's files: in its memory, or on the disk."""
+    async def prepare(cls, keeper: Keeper, needed: int, missing: Sequence[kept_files.KeptFile] = ()) -> Arrival:
+        """Start a sleeper, and choose where it gets files of `needed` bytes: in its memory, or on the disk.
+
+        `missing` are the files of the snapshot's own that are to be put in place.
+        """
         space, link = await keeper.new_namespace()
         inside = settings.NAMESPACE_STAGING_DIR
         new = cls(space, link, space.path(inside), inside)
-        if not fits_in_memory(space, request.images):
+        if not fits_in_memory(space, needed):
             new.files = keeper.folder.path / WORKING_COPY
             new.files_inside = str(new.files)
             await asyncio.to_thread(shutil.rmtree, new.files, ignore_errors=True)  # of one whose keeper was killed
-        if request.missing:
-            new.placement = Placement(space, request.missing)
+        if missing:
+            new.placement = Placement(space, missing)
         return new
 
     @property
@@ -691,18 +732,20 @@ class _Arrival:
         await asyncio.to_thread(shutil.rmtree, self.files, ignore_errors=True)
 
 
-async def _put_in_place(
+async def put_in_place(
     keeper: Keeper,
     snapshot: Snapshot,
-    new: _Arrival,
+    new: Arrival,
     program: CriuProgram,
-    gpu_map: Mapping[str, str] | None,
+    gpu: GpuReturn,
+    places: Places,
     peers: Mapping[str, int],
-) -> None:
-    """Have criu restore the tree into the new sleeper, and the driver its GPU state."""
+) -> asyncio.Task[None]:
+    """Have criu restore the tree into the new sleeper, and the driver its GPU state; return what is tidied up yet."""
     manifest = snapshot.manifest
     work = snapshot.directory / CRIU_IMAGES
-    _make_ready(work, manifest, keeper.launch.connection_file, new.space.path("/"))
+    _make_ready(work, places, new.space)
+    random_state.spoil()
     # Waiting in the FIFO when the kernel wakes: it must know its new key before the first message comes.
     connection = json.loads(Path(keeper.launch.connection_file).read_text())
     await new.link.send(
@@ -714,70 +757,80 @@ async def _put_in_place(
                 "connection_file": keeper.launch.connection_file,
                 "kernel_id": keeper.launch.kernel_id,
                 "peers": dict(peers),
+                "ports": dict(places.table),
             },
         }
     )
-    # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
-    await new.space.set_last_pid(images.highest_id(work) + 1)
-    inside = Path(new.files_inside, CRIU_IMAGES)
-    await _run_criu(
-        new.space,
-        program,
-        criu.restore_arguments(inside, inside / criu.RESTORE_LOG),
-        program.environment(),
-        work / criu.RESTORE_LOG,
-        RestoreFailed("The snapshot could not be restored."),
-    )
-    pid = int(manifest.process["pid"])
-    on_gpu = [outer for p in manifest.process["cuda"] if (outer := new.space.outer(int(p)))]
-    if len(on_gpu) != len(manifest.process["cuda"]) or new.space.outer(pid) is None:
-        raise RestoreFailed("The snapshot could not be restored.", "A process of it did not come back.")
-    if on_gpu:
-        await asyncio.to_thread(cuda.thaw, keeper.worker, on_gpu, gpu_map, cuda.needs(manifest.cuda))
-        await asyncio.to_thread(vram_files(new.space).discard)
+    try:
+        await gpu.prepare()
+        await gpu.preload()
+        # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
+        await new.space.set_last_pid(images.highest_id(work) + 1)
+        inside = Path(new.files_inside, CRIU_IMAGES)
+        await _run_criu(
+            new.space,
+            program,
+            criu.restore_arguments(inside, inside / criu.RESTORE_LOG),
+            program.environment(),
+            work / criu.RESTORE_LOG,
+            RestoreFailed("The snapshot could not be restored."),
+        )
+        pid = int(manifest.process["pid"])
+        on_gpu = [outer for p in manifest.process["cuda"] if (outer := new.space.outer(int(p)))]
+        if len(on_gpu) != len(manifest.process["cuda"]) or new.space.outer(pid) is None:
+            raise RestoreFailed("The snapshot could not be restored.", "A process of it did not come back.")
+        if on_gpu:
+            await gpu.thaw(on_gpu, cuda.needs(manifest.cuda))
+    finally:
+        tidying = asyncio.create_task(gpu.close())
+    await asyncio.to_thread(vram_files(new.space).discard)
     await new.space.adopt(pid)
     if new.placement is not None:
         await new.placement.seal()
     keeper.state.own_files = new.placement is not None
     keeper.hold(new.space, new.link, pid)
     new.link.hello.set_result({})
+    return tidying
 
 
-def _make_ready(work: Path, manifest: Manifest, connection_file: str, root: Path) -> None:
+def _make_ready(work: Path, places: Places, space: Namespace) -> None:
     """Make criu's images ready to be restored here: what differs from one kernel to the next is written anew."""
     images.rewrite_tree(work / "pstree.img", work / "pstree.img")
-    for path in images.socket_paths(work):
+    for path in map(places.socket_path, images.socket_paths(work)):
         # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.
-        (root / str(path)[1:]).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        space.path(str(path.parent)).mkdir(mode=0o700, parents=True, exist_ok=True)
     images.rewrite_files(
         work / "files.img",
         work / "files.img",
-        port=ports.Choice(manifest.kernel["connection"], connection_file),
-        abstract_name=ports.free_abstract_name,
-        found=functools.partial(fit.found, root=root),
+        port=places.port,
+        abstract_name=places.abstract_name,
+        socket_path=places.socket_path,
+        found=functools.partial(fit.found, root=space.path("/")),
     )
 
 
-async def _resume(
+async def resume(
     link: Link,
     snapshot: Snapshot,
     asked: Mapping[str, Any],
     result: Mapping[str, Any],
-    stages: _Stages,
-) -> None:
-    """Have the restored kernel run its hooks and answer the cell that asked."""
+    stages: Stages,
+) -> list[str]:
+    """Have the restored kernel run its hooks and answer the cell that asked; return what went wrong in the hooks."""
     if not snapshot.manifest.kernel["agent"]:
-        return
+        return []
     arguments = {
         "asked": dict(asked),
         "result": dict(result),
         "asked_at": time.time() - stages.seconds(),
     }
     try:
-        await link.call("resumed", arguments, settings.hook_timeout())
+        answer: dict[str, Any] = await link.call("resumed", arguments, settings.hook_timeout())
     except AgentSilent:
         # It runs, and what it holds is right; a long call that keeps Python's lock was saved in the middle.
         log.warning("the restored kernel has not answered yet")
+        return []
+    return list(answer["faults"])
 
 
 def _failed(name: str, cause: Exception) -> RestoreFailed:
@@ -845,8 +898,14 @@ async def recover(keeper: Keeper) -> None:
         log.warning("the keeper before this one died during a %s", left["kind"])
     if left.get("kind") == "save":
         await _end_criu(keeper.namespace(), left.get("criu"))
-        await asyncio.to_thread(cuda.mend, keeper.worker, left.get("cuda", []), left.get("held", []))
-        await asyncio.to_thread(vram_files(keeper.namespace()).discard)
+        vram = vram_files(keeper.namespace())
+        gpu = await GpuReturn.after(keeper.worker, keeper.namespace(), left, vram)
+        try:
+            await gpu.prepare()
+            await gpu.mend(left.get("cuda", []), left.get("held", []))
+        finally:
+            await gpu.close()
+        await asyncio.to_thread(vram.discard)
     with contextlib.suppress(GpuckptError):
         await asyncio.to_thread(keeper.store.collect)
     if left.get("fresh"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +34,16 @@ class Choice:
 
     def __init__(self, saved: Mapping[str, int], connection_file: str) -> None:
         here = of_connection_file(connection_file)
-        self._table = {saved[channel]: here[channel] for channel in CHANNELS}
+        self.table = {saved[channel]: here[channel] for channel in CHANNELS}
+        """The new port by the saved one, for those that were asked for so far."""
         self._taken = set(here.values())
 
     def __call__(self, port: int) -> int:
-        if port not in self._table:
+        if port not in self.table:
             chosen = port if port not in self._taken and _is_free(port) else self._free()
             self._taken.add(chosen)
-            self._table[port] = chosen
-        return self._table[port]
+            self.table[port] = chosen
+        return self.table[port]
 
     def _free(self) -> int:
         while True:
@@ -52,18 +55,118 @@ class Choice:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            s.bind(("", port))
-        except OSError:
-            return False
+    try:
+        _bound(port).close()
+    except OSError:
+        return False
     return True
+
+
+def _bound(port: int) -> socket.socket:
+    """Return a TCP socket that is bound to a port (0: to any), which nobody has otherwise: neither in IPv6 nor by UDP.
+
+    Raises
+    ------
+    OSError : somebody has it.
+    """
+    s = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
+    try:
+        if s.family == socket.AF_INET6:
+            s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        if port:  # what has just been closed is free; the system itself only gives out what nobody has in any way
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        s.bind(("", port))
+        with socket.socket(s.family, socket.SOCK_DGRAM) as datagrams:
+            datagrams.bind(("", s.getsockname()[1]))
+    except BaseException:
+        s.close()
+        raise
+    return s
+
+
+class Reserved:
+    """Ports for several kernels that are about to come up beside each other: each is given out once, until `close`.
+
+    A reserved port is bound by a socket of ours that does not listen. Nobody else is given it by the system, and
+    criu, which binds with SO_REUSEADDR as we do, gets it all the same (socket(7)).
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, socket.socket] = {}
+
+    def free(self) -> int:
+        """Return a free port."""
+        while True:
+            with contextlib.suppress(OSError):  # it is only free in TCP
+                return self._hold(_bound(0))
+
+    def same_or_free(self, port: int) -> int:
+        """Return this port, where it is free, and else one that is."""
+        if port not in self._held:
+            with contextlib.suppress(OSError):
+                return self._hold(_bound(port))
+        return self.free()
+
+    def _hold(self, s: socket.socket) -> int:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        port = int(s.getsockname()[1])
+        self._held[port] = s
+        return port
+
+    def close(self) -> None:
+        """Let go of the ports that no kernel has taken."""
+        for s in self._held.values():
+            s.close()
+        self._held.clear()
+
+
+@dataclass
+class Places:
+    """What a restored kernel's sockets are bound to here, by what they were bound to when it was saved."""
+
+    port: Callable[[int], int]
+    table: Mapping[int, int]
+    """The ports that `port` has given so far."""
+    abstract_name: Callable[[bytes], bytes]
+    socket_path: Callable[[Path], Path]
+
+    @classmethod
+    def of_restore(cls, saved: Mapping[str, int], connection_file: str) -> Places:
+        """The channels' ports are the connection file's, and whatever else is free stays as it was."""
+        choice = Choice(saved, connection_file)
+        return cls(choice, choice.table, free_abstract_name, lambda path: path)
+
+    @classmethod
+    def of_copy(cls, table: Mapping[int, int], paths: Mapping[str, str]) -> Places:
+        """Ports and paths are given; abstract names are never the same."""
+        names: dict[bytes, bytes] = {}
+        return cls(
+            table.__getitem__,
+            table,
+            lambda name: names.setdefault(name, _fresh_abstract_name()),
+            lambda path: Path(paths.get(str(path), path)),
+        )
+
+
+def of_a_copy(bound: Collection[int], saved: Mapping[str, int], reserved: Reserved) -> dict[int, int]:
+    """Return the port of a copy for each that the saved tree has bound: other ones for the five channels."""
+    channels = {saved[channel]: reserved.free() for channel in CHANNELS}
+    return channels | {port: reserved.same_or_free(port) for port in bound if port not in channels}
+
+
+def taken_paths(paths: Collection[Path]) -> set[Path]:
+    """Return those of the paths that somebody's Unix socket is bound to."""
+    wanted = {str(path) for path in paths}
+    return {Path(name) for _, name in processes.unix_sockets() if name in wanted}
+
+
+def _fresh_abstract_name() -> bytes:
+    return b"gpuckpt-" + secrets.token_hex(8).encode()
 
 
 def free_abstract_name(name: bytes) -> bytes:
     """Return the abstract socket name itself, or a fresh one if somebody has it (proc(5), net/unix)."""
     shown = "@" + os.fsdecode(name.rstrip(b"\0").replace(b"\0", b"@"))
     if any(other.rstrip("@") == shown.rstrip("@") for _, other in processes.unix_sockets()):
-        return b"gpuckpt-" + secrets.token_hex(8).encode()
+        return _fresh_abstract_name()
     return name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import datetime
 import json
 import logging
 import os
@@ -23,29 +22,27 @@ from ..errors import Busy, GpuckptError, KernelLost
 from ..freeze import cuda, processes
 from ..lock_files import KEEPER_LOCK
 from ..store import Store
-from . import operations
+from . import fork, move, operations
 from .comparison import compare
 from .link import AgentSilent, Link
 from .namespace import FIRST_PID, Namespace, run_path
 from .needs import Marks
-from .protocol import LINE_LIMIT, peer_uid, short_path
-from .record import SOCKET, KernelFolder, Operation
+from .protocol import LINE_LIMIT, peer_pid, peer_uid, short_path
+from .record import SOCKET, KernelFolder, Operation, now
 from .summary import details, listing, summary
 
 log = logging.getLogger("gpuckpt.keeper")
 
 
 _PR_SET_CHILD_SUBREAPER = 36
+_ANSWER = 5.0  # how long the kernel may take to answer a question, in seconds
 _FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to take note, in seconds
 _PATIENCE = 30.0  # how long a shutdown waits for a broken-off operation to end, in seconds
 PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
 
+_DOING = {"save": "saving", "restore": "restoring", "fork": "forking", "move": "moving"}
+
 Tell = Callable[[dict[str, Any]], Awaitable[None]]
-
-
-def now() -> str:
-    """Return the time as the manifests write it."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds")
 
 
 class Keeper:
@@ -62,6 +59,8 @@ class Keeper:
         self.link: Link | None = None
         self.operation: Operation | None = None
         self.exit_status: int | None = None
+        self.notes: list[str] = []
+        """What there was to say when the kernel came up as a copy of another."""
         self.ending = False
         """Set when the kernel is to end: no other is to be started in its place."""
         self.held = asyncio.Event()
@@ -212,7 +211,8 @@ class Keeper:
         for run_dir in self.folder.path.glob("run-*/"):
             if kept is None or run_dir.name != state.run:
                 shutil.rmtree(run_dir, ignore_errors=True)
-        shutil.rmtree(self.folder.path / operations.WORKING_COPY, ignore_errors=True)
+        for left_over in (operations.WORKING_COPY, fork.CAPTURE):
+            shutil.rmtree(self.folder.path / left_over, ignore_errors=True)
         if kept is None:
             if left is None or left.get("kind") != "restore":
                 raise KernelLost("The kernel is gone.", "Its keeper died, and so did its namespace.", "Restart it.")
@@ -249,6 +249,9 @@ class Keeper:
         await asyncio.to_thread(self.worker.close)
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self.idle.wait(), _PATIENCE)
+        if self.launch.copy_of and not self._attached:
+            # Nobody else will: it was written for the fork.
+            Path(self.launch.connection_file).unlink(missing_ok=True)
         self.folder.remove()
 
     def save_state(self) -> None:
@@ -287,6 +290,11 @@ class Keeper:
             return await self._exclusively("save", str(args["name"]), operations.save, args, tell)
         if op == "restore":
             return await self._exclusively("restore", str(args.get("name") or ""), operations.restore, args, tell)
+        if op == "fork":
+            name = str(args.get("name") or args.get("snapshot") or "this kernel")
+            return await self._exclusively("fork", name, fork.fork, args, tell)
+        if op == "move":
+            return await self._exclusively("move", "this kernel", move.move, args, tell)
         if op == "list":
             return await asyncio.to_thread(listing, self.store)
         if op == "show":
@@ -302,6 +310,12 @@ class Keeper:
             return asdict(await asyncio.to_thread(self.store.tag, str(args["name"]), tags, remove))
         if op == "rm":
             return {"freed": await asyncio.to_thread(self.store.remove, str(args["name"]))}
+        if op == "rename":
+            return summary(await asyncio.to_thread(self.store.rename, str(args["name"]), str(args["new"])))
+        if op == "pin":
+            return asdict(await asyncio.to_thread(self.store.pin, str(args["name"]), bool(args["pinned"])))
+        if op == "executed":
+            return await self._executed()
         raise GpuckptError(f"The keeper does not know {op!r}.", "", "Upgrade the older of the two.")
 
     async def _exclusively(
@@ -339,7 +353,7 @@ class Keeper:
         tree = processes.descendants(self.space.pid) if self.space is not None else []
         operation = self.operation
         pid = self.space.outer(self.state.kernel_pid) if self.space is not None else None
-        word = {"save": "saving", "restore": "restoring"}.get(operation.kind if operation else "")
+        word = _DOING.get(operation.kind if operation else "")
         return {
             "kernel_id": self.launch.kernel_id,
             "name": self.launch.name,
@@ -353,8 +367,30 @@ class Keeper:
             "memory": processes.resident_bytes(tree),
             "started": self.state.started,
             "parent": self.state.parent,
+            "copy_of": self.launch.copy_of,
+            "notes": self.notes,
             "attended": bool(self._attached),
         }
+
+    def holders(self) -> list[int]:
+        """Return the pids of the programs that hold the kernel: Jupyter servers, as a rule."""
+        return [peer_pid(writer.get_extra_info("socket")) for writer in self._attached]
+
+    async def _executed(self) -> dict[str, Any]:
+        """Ask the kernel which cells it has executed; one without an agent does not know."""
+        if self.operation is not None and self.operation.kind == "restore":
+            await self.idle.wait()  # before that it does not know what it was put back to
+        if self.link is None or not self.launch.agent:
+            return {"restored": "", "cells": {}, "others": []}
+        try:
+            found: dict[str, Any] = await self.link.call("executed", {}, _ANSWER)
+        except AgentSilent:
+            raise Busy(
+                "The kernel does not say which cells it has executed.",
+                f"It has not answered for {_ANSWER:.0f} s: it is being saved or restored, or holds Python's lock.",
+                "Ask again.",
+            ) from None
+        return found
 
     def _cancel(self) -> bool:
         if self.operation is None or not self.operation.cancellable:
@@ -497,10 +533,11 @@ def _unforeseen(op: str, error: Exception, folder: KernelFolder) -> GpuckptError
     )
 
 
-async def keep(folder: KernelFolder, take_over: bool, ready: Callable[[str], None]) -> None:
+async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> None:
     """Be the keeper of the kernel in this folder until it has ended; its lock is held by this process.
 
-    `ready` is called once, with nothing when the kernel has been started or taken over, else with the error.
+    `how` is ``start``, ``take-over``, or ``copy`` for a kernel that comes up as a copy of another. `ready` is called
+    once, with nothing when the kernel is held, else with the error.
     """
     # The sleeper's parent ends at once: sleepers become this process's children, and are reaped by it.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -515,14 +552,19 @@ async def keep(folder: KernelFolder, take_over: bool, ready: Callable[[str], Non
         try:
             keeper.save_state()
             server = await keeper.serve()
-            await (keeper.take_over() if take_over else keeper.start_kernel())
+            if how == "take-over":
+                await keeper.take_over()
+            elif how == "copy":
+                await fork.arrive(keeper, folder.take_order())
+            else:
+                await keeper.start_kernel()
         except Exception as e:
             log.exception("the kernel could not be held")
             error = e if isinstance(e, GpuckptError) else _unforeseen("start", e, folder)
             ready(json.dumps(error.as_dict()))
             return
         ready("")
-        if take_over:
+        if how == "take-over":
             await keeper.recover()
         keeper.held.set()
         await keeper.closing.wait()

@@ -46,6 +46,11 @@ def peer_uid(connection: socket.socket) -> int:
     return _peer(connection)[1]
 
 
+def peer_pid(connection: socket.socket) -> int:
+    """Return the pid of the process at the other end, as it was when it connected."""
+    return _peer(connection)[0]
+
+
 def listener_pid(path: Path) -> int | None:
     """Return the pid of the process that listens at a Unix socket; None when none does."""
     with socket.socket(socket.AF_UNIX) as s, contextlib.suppress(OSError):

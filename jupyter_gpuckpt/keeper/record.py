@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import datetime
 import fcntl
 import json
 import os
@@ -21,6 +22,7 @@ from ..lock_files import KEEPER_LOCK, is_locked
 from .protocol import listener_pid
 
 LAUNCH, STATE, SOCKET, LOG = "launch.json", "state.json", "keeper.sock", "keeper.log"
+_ORDER = "order.json"
 _SLEEPERS = "run-*.sock"
 """The sockets of sleepers: each stands beside its run folder."""
 
@@ -45,6 +47,8 @@ class Launch:
     """The kernelspec's name."""
     notebook: str = ""
     """What the server calls the notebook (JPY_SESSION_NAME): usually its path; empty when unknown."""
+    copy_of: str = ""
+    """The id of the kernel that this one was forked from; empty where it was started."""
 
 
 @dataclass
@@ -66,6 +70,11 @@ class State:
     """The operation under way, for whoever has to clean up after this keeper."""
     boot: str = ""
     """Which boot of the machine this is of (proc(5), random/boot_id): pids mean nothing in the next."""
+
+
+def now() -> str:
+    """Return the time as the manifests write it."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds")
 
 
 class KernelFolder:
@@ -117,6 +126,17 @@ class KernelFolder:
     def write_launch(self, launch: Launch) -> None:
         """Replace the launch in one step."""
         self._write(LAUNCH, dataclasses.asdict(launch))
+
+    def write_order(self, order: dict[str, Any]) -> None:
+        """Say what the copy is made of that this folder's keeper shall bring up."""
+        self._write(_ORDER, order)
+
+    def take_order(self) -> dict[str, Any]:
+        """Return what `write_order` said; it is carried out once."""
+        path = self.path / _ORDER
+        order: dict[str, Any] = json.loads(path.read_text())
+        path.unlink()
+        return order
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         fresh = self.path / f".{name}"

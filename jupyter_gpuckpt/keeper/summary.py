@@ -55,6 +55,25 @@ def details(manifest: Manifest) -> dict[str, Any]:
     }
 
 
+def origins(store: Store, name: str) -> list[dict[str, Any]]:
+    """Return the summary of a snapshot and of those that its kernel came from, the newest first.
+
+    It ends where one has been removed.
+
+    Raises
+    ------
+    BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
+    StoreError : the store cannot be read.
+    """
+    known = {manifest.id: manifest for manifest in store.list()}
+    found: list[Manifest] = []
+    next_one: Manifest | None = store.get(name)
+    while next_one is not None and next_one not in found:
+        found.append(next_one)
+        next_one = known.get(next_one.parent or "")
+    return [summary(manifest) for manifest in found]
+
+
 def gpu_memory(manifest: Manifest) -> int:
     """Return the GPU memory that the saved processes held, in bytes."""
     return sum(held for process in manifest.cuda.get("processes", []) for held in process.get("used", {}).values())

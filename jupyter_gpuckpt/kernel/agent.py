@@ -25,9 +25,11 @@ from typing import Any
 from .. import settings
 from ..errors import GpuckptError, KeeperGone, RestoreFailed
 from ..lock_files import KEEPER_LOCK, is_locked
-from . import debugger, devices, environment, hooks, show, variables
+from . import debugger, devices, environment, hooks, parking, renewal, show, variables
 from .builtin_hooks import Housekeeping
 from .cells import Asked, Cells, wait_for_peers
+from .child_output import ChildOutput
+from .executed import Executed
 
 log = logging.getLogger("gpuckpt.agent")
 
@@ -54,14 +56,19 @@ class Agent:
     Attributes
     ----------
     cells : the requests that the kernel executes.
+    executed : the cells that it has executed.
+    panels : the panels of `%gpuckpt panel`, by the ids that front ends know them by.
     """
 
     def __init__(self, run_dir: Path, kernel: Any) -> None:
         self.cells = Cells(kernel)
+        self.executed = Executed()
+        self.panels: dict[str, Any] = {}
         self._kernel = kernel
         self._run_dir = run_dir
         self._pid = os.getpid()
         self._housekeeping = Housekeeping(kernel.shell)
+        self._child_output = ChildOutput(getattr(kernel, "iopub_thread", None))
         self._waiting: dict[int, _Waiting] = {}
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._saving = False
@@ -76,6 +83,7 @@ class Agent:
     def start(self) -> None:
         """Say hello to the keeper and listen to it from now on."""
         devices.drop_in_children()
+        _own_folder_of_multiprocessing()
         for name, work in (("gpuckpt-agent", self._listen), ("gpuckpt-hooks", self._do_calls)):
             thread: Any = threading.Thread(target=work, name=name, daemon=True)
             thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # the debugger must not stop it
@@ -182,7 +190,7 @@ class Agent:
             return
         if message["call"] == "new_keeper":
             self._new_keeper(message["id"])
-        elif message["call"] in ("identity", "interrupted"):
+        elif message["call"] in ("executed", "identity", "interrupted"):
             self._call(message)
         else:
             self._calls.put(partial(self._call, message))
@@ -198,7 +206,9 @@ class Agent:
     def _call(self, message: dict[str, Any]) -> None:
         calls: dict[str, Callable[..., Any]] = {
             "before_save": self._before_save,
+            "park": partial(parking.park, self._run_dir),
             "after_save": self._after_save,
+            "executed": self.executed.as_dict,
             "identity": self._identity,
             "interrupted": self._interrupted,
             "resumed": self._resumed,
@@ -238,11 +248,13 @@ class Agent:
 
         return {
             **self._housekeeping.before_save(busy=self._is_busy()),
+            "parkable": parking.parkable(),
             "execution_count": self._kernel.execution_count,
             "python": platform.python_version(),
             "ipykernel": ipykernel.__version__,
             "environment": environment.describe(),
             **variables.describe(self._kernel.shell),
+            "own_ports": [self._child_output.port],
         }
 
     def _is_busy(self) -> bool:
@@ -258,10 +270,16 @@ class Agent:
             print(fault, file=sys.stderr)
 
     def _identity(
-        self, connection: dict[str, Any], connection_file: str, kernel_id: str, peers: dict[str, int]
+        self,
+        connection: dict[str, Any],
+        connection_file: str,
+        kernel_id: str,
+        peers: dict[str, int],
+        ports: dict[str, int],
     ) -> None:
-        """Become the kernel of this connection: its key, its ports, its clients."""
+        """Become the kernel of this connection: its key, its ports (by what they were), its clients."""
         self._clients = peers
+        self._child_output.moved({int(was): port for was, port in ports.items()})
         kernel, app = self._kernel, self._kernel.parent
         kernel.session.key = str(connection["key"]).encode()
         if app is not None:
@@ -275,13 +293,31 @@ class Agent:
             kernel.control_thread.io_loop.add_callback(debugger.mend, kernel, self._mended)
 
     def _interrupted(self) -> Asked:
-        return {**self.cells.describe(), "queued": self.cells.queued(), "from_outside": True}
+        self.cells.announce("restoring")
+        return {
+            **self.cells.describe(),
+            "queued": self.cells.queued(),
+            "panels": list(self.panels),
+            "from_outside": True,
+        }
 
     def _resumed(self, asked: Asked, result: dict[str, Any], asked_at: float) -> dict[str, Any]:
         """This kernel was just restored: run the hooks, and answer the cell that asked for it."""
         self._saving = False
+        self.executed.restored = str(result["name"])
+        if asked.get("cell") and not asked.get("from_outside"):
+            # A cell that goes on from the save answers under its own number.
+            count = self.executed.latest if self.cells.are_running() else self._kernel.execution_count
+            self.executed.note(asked["cell"].get("id", ""), count)
         self._mended.wait(_MENDING)
+        renewal.renew()
         faults = self._housekeeping.after(restored=True)
+        copy = result.get("copy")
+        if copy is not None:
+            renewal.become_copy(self._kernel)
+            self.cells.forget_queued()
+            if copy["reseed"]:
+                faults += renewal.reseed(self._kernel.shell.user_ns)
         faults += hooks.run_after(hooks.Resumed(restored=True))
         if asked.get("cell") or asked.get("queued"):
             self._wait_for_clients()
@@ -291,11 +327,21 @@ class Agent:
         else:
             self.cells.refuse_queued(asked)
         for waiting in list(self._waiting.values()):
-            if waiting.op == "save":
+            if waiting.op in ("save", "fork"):  # what was restored was taken for it
                 waiting.messages.put({"result": result})
             else:
                 waiting.messages.put({"error": _overtaken(waiting.op).as_dict()})
+        # Not before the answer: clients may be long in coming back, and widgets take a moment to import.
+        self._calls.put(partial(self._be_seen, asked.get("panels", []), str(result["name"])))
         return {"faults": faults}
+
+    def _be_seen(self, panels: list[str], name: str) -> None:
+        self._wait_for_clients()
+        self.cells.announce("restored")
+        if panels or self.panels:
+            from . import panel
+
+            panel.resume(self, panels, name)
 
     def request_came(self) -> None:
         """Wait, before the first request after a restore, for clients to hear what comes of it (called by the kernel).
@@ -367,12 +413,30 @@ def _overtaken(op: str) -> GpuckptError:
     return GpuckptError(f"The {op} was overtaken by a restore.", "The kernel was put back to a snapshot.", "Ask again.")
 
 
+def is_held() -> bool:
+    """Tell whether this process is a kernel that a keeper holds."""
+    run_dir = os.environ.get(settings.ENV_RUN_DIR)
+    return bool(run_dir) and Path(str(run_dir), "to-kernel").exists()
+
+
+def _own_folder_of_multiprocessing() -> None:
+    """Have multiprocessing bind its sockets in /dev/shm, which is each kernel's own.
+
+    In its folder in /tmp, a copy of the kernel would find the servers (of forkserver, of managers) of the original.
+    """
+    from multiprocessing import process
+
+    folder = Path(settings.NAMESPACE_SOCKETS_DIR)
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        process.current_process()._config.setdefault("tempdir", str(folder))  # type: ignore[attr-defined]
+
+
 def start_agent(kernel: Any) -> Agent | None:
     """Start the agent of a kernel that a keeper holds; None in a plain kernel."""
-    run_dir = os.environ.get(settings.ENV_RUN_DIR)
-    if not run_dir or not Path(run_dir, "to-kernel").exists():
+    if not is_held():
         return None
-    agent = Agent(Path(run_dir), kernel)
+    agent = Agent(Path(os.environ[settings.ENV_RUN_DIR]), kernel)
     with contextlib.suppress(GpuckptError):
         agent.start()
     return agent

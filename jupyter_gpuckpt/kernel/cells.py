@@ -18,6 +18,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from .executed import cell_id
+
 # ZMTP 3.0: a greeting of 64 bytes, a READY command of at least 27, and on iopub a subscription of at least 3.
 _INTRODUCED = 94
 _PEERS_TIMEOUT = 2.0
@@ -25,7 +27,7 @@ _COMING, _COMING_TIMEOUT = 0.05, 1.0  # how long no request has to come, and how
 _TCP_INFO_BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in struct tcp_info (linux/tcp.h)
 
 Asked = dict[str, Any]
-"""A request as it travels between kernels: ``cell`` (header, idents, display_id) and ``queued`` (raw messages)."""
+"""A request as it travels between kernels: ``cell`` (header, idents, display_id, id) and ``queued`` (raw messages)."""
 
 
 class Cells:
@@ -65,13 +67,24 @@ class Cells:
             return {}
         idents, message = self._running[-1]
         header = json.loads(json.dumps(message["header"], default=str))
-        return {"cell": {"header": header, "idents": [ident.hex() for ident in idents], "display_id": display_id}}
+        return {
+            "cell": {
+                "header": header,
+                "idents": [ident.hex() for ident in idents],
+                "display_id": display_id,
+                "id": cell_id(message),
+            }
+        }
 
     def queued(self) -> list[list[str]]:
         """Return the requests that wait behind the running cell; they stay where they are."""
         self._let_come()
         queued = [*self._received.values(), *self._unread()]
         return [[frame.hex() for frame in frames] for frames in queued]
+
+    def forget_queued(self) -> None:
+        """Forget the requests that wait: they are signed with the key of another kernel, and will not be executed."""
+        self._received.clear()
 
     def _let_come(self) -> None:
         """Wait while requests keep coming: a client that sends hundreds at once takes its time."""
@@ -132,6 +145,15 @@ class Cells:
         content["execution_count"] = count
         self._reply("execute_reply", content, asked["cell"])
         self._publish("status", {"execution_state": "idle"}, asked)
+
+    def announce(self, what: str) -> None:
+        """Tell whoever listens that the kernel is ``restoring``, about to go, or is ``restored``.
+
+        By a status message with a member of our own, which other clients pass over: to them it says what they know.
+        """
+        kernel = self._kernel
+        content = {"execution_state": "busy" if self._running else "idle", "gpuckpt": what}
+        kernel.session.send(kernel.iopub_socket, "status", content, parent={}, ident=kernel._topic("status"))
 
     def take_queued(self, asked: Asked) -> None:
         """Execute the requests that waited behind the cell that asked, as if they came now."""

@@ -7,7 +7,9 @@ from typing import Any
 
 from ipykernel.ipkernel import IPythonKernel
 
-from .agent import Agent, start_agent
+from . import parking
+from .agent import Agent, is_held, start_agent
+from .executed import cell_id
 from .magics import register
 
 _PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
@@ -22,6 +24,12 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
     agent: Agent | None = None
     _question: tuple[str, Any, Any, bool] | None = None
 
+    def __init__(self, **kwargs: Any) -> None:
+        # Before start-up files run, which may import torch.
+        if is_held():
+            parking.prepare()
+        super().__init__(**kwargs)
+
     def start(self) -> None:
         """Start as ipykernel does, and the agent and ``%gpuckpt`` with it."""
         super().start()
@@ -33,6 +41,9 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         if self.agent is None:
             await super().execute_request(stream, ident, parent)
             return
+        content = parent["content"]
+        if content.get("store_history", True) and not content.get("silent"):
+            self.agent.executed.note(cell_id(parent), self.execution_count)
         with self.agent.cells.run(ident, parent):
             await super().execute_request(stream, ident, parent)
 
@@ -41,6 +52,11 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         if self.agent is not None:
             self._note(msg)
             self.agent.request_came()
+            if self.agent.executed.restored and self._is_for_a_lost_subshell(msg):
+                self.shell_channel_thread.manager.get_shell_channel_to_subshell_socket(None).send_multipart(
+                    msg, copy=False
+                )
+                return
         await super().shell_channel_thread_main(msg)
 
     def schedule_dispatch(self, dispatch: Any, *args: Any) -> None:
@@ -48,6 +64,20 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         if self.agent is not None and dispatch == self.dispatch_shell:
             self.agent.request_came()
         super().schedule_dispatch(dispatch, *args)
+
+    def _is_for_a_lost_subshell(self, msg: list[Any]) -> bool:
+        """Tell whether a request would go to a subshell that the kernel before a restore had and this one has not.
+
+        JupyterLab has one made for widgets, and goes on naming it. ipykernel in turn has a comm answered by the
+        subshell that it spoke from last.
+        """
+        _, parts = self.session.feed_identities(msg, copy=False)
+        header = self.session.unpack(bytes(parts[1]))
+        wanted = {header.get("subshell_id")}
+        if header.get("msg_type") == "comm_msg":
+            comm = self.comm_manager.comms.get(self.session.unpack(bytes(parts[4])).get("comm_id"))
+            wanted.add(getattr(comm, "_reply_subshell_id", None))
+        return not wanted <= {None, *self.shell_channel_thread.manager.list_subshell()}
 
     def _note(self, msg: list[Any]) -> None:
         _, parts = self.session.feed_identities(msg, copy=False)

@@ -20,7 +20,10 @@ from .hooks import generation_id
 
 HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a name; it runs on
     --with-files                              and keep the files that it needs, Python and its packages, with it
-%gpuckpt restore [NAME]                       put this kernel back (without a name: to the latest)
+%gpuckpt restore [NAME] [--gpu N[,N ...]]     put this kernel back (without a name: to the latest)
+%gpuckpt fork [NAME] [-n COUNT] [--reseed]    a copy of this kernel beside it (with a name: of that snapshot);
+              [--save NAME] [--gpu N[,N ...]]   --reseed: with other random numbers; --save: and save it
+%gpuckpt move --gpu N[,N ...]                 move what this kernel has on the GPU to another
 %gpuckpt list                                 the snapshots there are
 %gpuckpt log                                  which of them came from which
 %gpuckpt show NAME                            all about one of them
@@ -29,16 +32,35 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
 %gpuckpt mv NAME NEW                          give one another name
 %gpuckpt pin NAME · unpin NAME                keep one from being removed or replaced, or no longer
 %gpuckpt tag NAME TAG [--remove TAG]          add tags to one, or take them away
+%gpuckpt panel                                all of that with buttons, in the cell
 %gpuckpt status                               this kernel, and the snapshot that it came from
 %gpuckpt help                                 this text
 
 `r = %gpuckpt save x` returns twice, like fork: r.restored is False now, and True after a restore of x.
+`f = %gpuckpt fork -n 3` returns in each: f.copy is None here, and 0, 1, 2 in the copies.
 Functions of your own around a save: jupyter_gpuckpt.before_save(fn), jupyter_gpuckpt.after_restore(fn)."""
 
 _SUBCOMMANDS = (
-    *("diff", "help", "list", "log", "mv", "pin", "restore", "rm", "save", "show", "status", "tag", "unpin"),
+    *(
+        "diff",
+        "fork",
+        "help",
+        "list",
+        "log",
+        "move",
+        "mv",
+        "panel",
+        "pin",
+        "restore",
+        "rm",
+        "save",
+        "show",
+        "status",
+        "tag",
+    ),
+    "unpin",
 )
-_NAME_SNAPSHOTS = ("diff", "mv", "pin", "restore", "rm", "show", "tag", "unpin")
+_NAME_SNAPSHOTS = ("diff", "fork", "mv", "pin", "restore", "rm", "show", "tag", "unpin")
 _PROGRESS_AFTER = 1.0  # seconds
 
 
@@ -63,7 +85,16 @@ def _parser() -> _Parser:
     save.add_argument("-m", "--message", default="")
     save.add_argument("--replace", action="store_true")
     save.add_argument("--with-files", action="store_true")
-    commands.add_parser("restore").add_argument("name", nargs="?", default="")
+    restore = commands.add_parser("restore")
+    restore.add_argument("name", nargs="?", default="")
+    restore.add_argument("--gpu", type=_gpus, default=[])
+    fork = commands.add_parser("fork")
+    fork.add_argument("name", nargs="?", default="")
+    fork.add_argument("-n", "--count", type=int, default=1)
+    fork.add_argument("--save", default="")
+    fork.add_argument("--reseed", action="store_true")
+    fork.add_argument("--gpu", type=_gpus, default=[])
+    commands.add_parser("move").add_argument("--gpu", type=_gpus, required=True)
     commands.add_parser("show").add_argument("name")
     commands.add_parser("rm").add_argument("names", nargs="+")
     diff = commands.add_parser("diff")
@@ -78,9 +109,17 @@ def _parser() -> _Parser:
     tag.add_argument("name")
     tag.add_argument("tags", nargs="*")
     tag.add_argument("--remove", action="append", default=[])
-    for plain in ("list", "log", "status", "help"):
+    for plain in ("list", "log", "panel", "status", "help"):
         commands.add_parser(plain)
     return parser
+
+
+def _gpus(text: str) -> list[int]:
+    """Return the numbers of GPUs that a text such as ``1`` or ``1,0`` names."""
+    return [int(number) for number in text.split(",")]
+
+
+_gpus.__name__ = "number of a GPU"  # argparse names it when it is none
 
 
 class Gpuckpt:
@@ -146,8 +185,27 @@ class Gpuckpt:
         with self._progress(f"Restoring {args.name or 'the latest snapshot'}") as progress:
             # The restored kernel goes on from here: it completes the display, and the cell.
             asked = agent.cells.describe(progress.display_id())
-            agent.request("restore", {"name": args.name, **asked}, progress.take)
+            agent.request("restore", {"name": args.name, "gpus": args.gpu, **asked}, progress.take)
         raise GpuckptError("The restore gave no answer.", "", "Look at `%gpuckpt status`.")
+
+    def _fork(self, args: argparse.Namespace) -> show.Forked:
+        agent = self._keeper()
+        request = {
+            "snapshot": args.name,
+            "name": args.save,
+            "count": args.count,
+            "gpus": args.gpu,
+            "reseed": args.reseed,
+        }
+        with self._progress("Forking") as progress:
+            forked = show.Forked(agent.request("fork", request, progress.take))
+            progress.finish(forked)
+        return forked
+
+    def _move(self, args: argparse.Namespace) -> None:
+        agent = self._keeper()
+        with self._progress("Moving") as progress:
+            progress.finish(show.Moved(agent.request("move", {"gpus": args.gpu}, progress.take)))
 
     def _list(self, _: argparse.Namespace) -> show.Listing:
         return show.snapshots(self._keeper().request("list"))
@@ -191,6 +249,21 @@ class Gpuckpt:
             print(failure, file=sys.stderr)
         if failures:
             raise failures[0]
+
+    def _panel(self, _: argparse.Namespace) -> None:
+        agent = self._keeper()
+        from IPython.display import display
+
+        try:
+            from .panel import panel_of
+        except ImportError as e:
+            raise Unavailable(
+                "The panel cannot be shown.",
+                f"It needs anywidget in the kernel's environment: {e}.",
+                "Run `pip install anywidget` there and in Jupyter's environment, reload the page, and try again. "
+                "`%gpuckpt help` lists what works without.",
+            ) from None
+        display(panel_of(agent))
 
     def _status(self, _: argparse.Namespace) -> show.Listing:
         s = self._keeper().request("status")
@@ -248,7 +321,7 @@ class _Progress:
         self._display({"text/plain": f"{self._verb} …"})
         return str(self._handle.display_id)
 
-    def finish(self, result: show.Saved) -> None:
+    def finish(self, result: show.Saved | show.Forked | show.Moved) -> None:
         """Show the result in place of the progress."""
         result.already_shown_in = self._shell.execution_count
         self._display(result.mime())

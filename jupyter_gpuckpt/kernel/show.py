@@ -118,6 +118,65 @@ class Restored(_Shown):
         return "\n".join(lines + self._notes)
 
 
+class Forked(_Shown):
+    """What a fork gives: returned in the kernel that runs on, and in each copy.
+
+    Attributes
+    ----------
+    copy : the number of this copy, from 0; None in the kernel that was forked.
+    restored : False in the kernel that was forked; True in a copy, and in one restored from what the fork saved.
+    kernels : an object for each copy: ``id``, ``connection_file``, ``ports`` and more; empty where restored.
+    warnings : what kernel and copies share.
+    seconds : how long the fork took; None where restored.
+    frozen_seconds : for how long the kernel stood still; None for a fork from a snapshot.
+    """
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        self.restored = bool(result.get("restored"))
+        self._name, self._own_id = result.get("name", ""), ""
+        self.copy: int | None = None
+        self.kernels: list[dict[str, Any]] = result.get("kernels", [])
+        self.warnings: list[str] = list(result["warnings"])
+        self.seconds: float | None = result.get("seconds")
+        self.frozen_seconds: float | None = result.get("frozen_seconds")
+        if "copy" in result:
+            self.copy, self._own_id = result["copy"]["index"], result["copy"]["kernel_id"]
+
+    def text(self) -> str:
+        if self.copy is not None:
+            return f"This is copy {self.copy}, kernel {self._own_id}."
+        if self.restored:
+            return f"Back at {self._name}."
+        many = f"{len(self.kernels)} copies" if len(self.kernels) > 1 else "one copy"
+        stood = f"; the kernel stood still for {duration(self.frozen_seconds)}" if self.frozen_seconds else ""
+        lines = [f"Forked: {many}, in {duration(self.seconds or 0)}{stood}."]
+        for kernel in self.kernels:
+            lines += fork_lines(kernel)
+        return "\n".join(lines + self.warnings)
+
+
+def fork_lines(kernel: dict[str, Any]) -> list[str]:
+    """Return what there is to say of one copy: how to open it, and what is another there."""
+    how = f"jupyter console --existing {kernel['connection_file'].rpartition('/')[2]}"
+    held = "; a Jupyter server holds it: choose it as a notebook's kernel" if kernel["held"] else ""
+    return [
+        f"Copy {kernel['index']} is kernel {kernel['id']}{held}. In a terminal: {how}",
+        *(f"  Port {port} is port {new} there." for port, new in kernel["ports"].items()),
+        *(f"  {note}" for note in kernel["notes"]),
+    ]
+
+
+class Moved(_Shown):
+    """What a move gives: which GPU is which now."""
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        self.moves: list[str] = list(result["moves"])
+        self.seconds: float = result["seconds"]
+
+    def text(self) -> str:
+        return "\n".join([f"Moved in {duration(self.seconds)}.", *self.moves])
+
+
 class Listing(_Shown):
     """A table; `empty` is said when it has no rows."""
 
@@ -309,6 +368,8 @@ def progress_text(verb: str, progress: dict[str, Any]) -> str:
     if progress.get("total"):
         done, total = progress["done"], progress["total"]
         amount = f" {100 * done // total} % of {size(total)}"
+        if progress.get("rate"):
+            amount += f", {size(progress['rate'])}/s"
     return f"{verb}: {progress['stage']}{amount} ({duration(progress['seconds'])})"
 
 

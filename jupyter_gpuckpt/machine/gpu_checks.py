@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from jupyter_gpuckpt.freeze.nvml import Nvml, NvmlError
+from jupyter_gpuckpt.settings import PARKING_LIBRARY, parking
 
 from .checks import Check, judge
 
@@ -34,7 +35,7 @@ def gpu_checks(driver: Path = _DRIVER) -> list[Check]:
     """
     if not (driver / "version").is_file():
         return [judge("NVIDIA driver", True, _NONE, _CPU_KERNELS, "", required=False)]
-    return [_version(driver), _gpus(driver), _mig(), _bindings(), _huge_pages()]
+    return [_version(driver), _gpus(driver), _mig(), _bindings(), _parking(), _huge_pages()]
 
 
 def _version(driver: Path) -> Check:
@@ -102,6 +103,20 @@ def _bindings() -> Check:
         f"cannot import {', '.join(lacking)}" if lacking else "cuda-bindings and cuda-core",
         "The driver is called through these two packages.",
         "Run `pip install cuda-bindings cuda-core` in the environment of the Jupyter server.",
+    )
+
+
+def _parking() -> Check:
+    built = PARKING_LIBRARY.exists()
+    return judge(
+        "parking",
+        built and parking(),
+        "ready" if built and parking() else ("switched off" if built else "not built"),
+        "torch's GPU memory is parked for a save: kernels stand still for about a second, however much they hold.",
+        "Unset GPUCKPT_PARKING where the Jupyter server starts."
+        if built
+        else "Install a C compiler (`apt-get install gcc`) and this package once more.",
+        required=False,
     )
 
 

@@ -29,5 +29,5 @@ class Events:
         self._logger.emit(schema_id=OPERATION, data=outline)
 
     def snapshots(self, change: str, name: str) -> None:
-        """Tell that a snapshot was ``saved``, ``removed``, ``renamed`` or ``labelled`` by way of this server."""
+        """Tell that a snapshot was ``saved``, ``pulled``, ``removed``, ``renamed`` or ``labelled`` by this server."""
         self._logger.emit(schema_id=SNAPSHOTS, data={"change": change, "name": name})

@@ -23,20 +23,30 @@ from ..errors import (
     Pinned,
     Refused,
     Unavailable,
+    Untrusted,
 )
+from ..keeper.fork import MOST
 from .operations import NoSuchOperation
 from .service import Service
 
 __all__ = [
     "RESOURCE",
+    "AdoptHandler",
+    "DifferenceHandler",
     "DoctorHandler",
+    "ExecutedHandler",
+    "ForkHandler",
+    "KernelLogHandler",
     "KernelsHandler",
-    "NotYetHandler",
-    "NotYetReadHandler",
+    "MoveHandler",
     "NowhereHandler",
     "OperationHandler",
+    "OperationLogHandler",
     "OperationsHandler",
+    "OriginsHandler",
     "PinHandler",
+    "PullHandler",
+    "PushHandler",
     "RenameHandler",
     "RestoreHandler",
     "SaveHandler",
@@ -52,23 +62,19 @@ class BadRequest(GpuckptError):
     """The request's body is not what the API asks for."""
 
 
-class NotYet(GpuckptError):
-    """The API has a place for it, but this version cannot do it."""
-
-
 _STATUSES: tuple[tuple[type[GpuckptError], int], ...] = (
     (BadRequest, 400),
     (BadName, 400),
     (NoSuchKernel, 404),
     (NoSuchSnapshot, 404),
     (NoSuchOperation, 404),
-    (NotYet, 404),
     (NameTaken, 409),
     (Pinned, 409),
     (Busy, 409),
     (Refused, 409),
     (Damaged, 409),
     (Incompatible, 409),
+    (Untrusted, 409),
     (Unavailable, 503),
     (KeeperGone, 503),
 )
@@ -106,6 +112,8 @@ class _Handler(APIHandler):
     def arguments_in_body(self, **fields: type) -> dict[str, Any]:
         """Return the members of the request's JSON object; those left out have their type's empty value.
 
+        A number may not be negative; one that is left out is None.
+
         Raises
         ------
         BadRequest : it is no JSON object, or has other members or types.
@@ -119,9 +127,10 @@ class _Handler(APIHandler):
         if odd := sorted(found.keys() - fields.keys()):
             raise _bad_request(f"It has {', '.join(map(repr, odd))}.", fields)
         for name, kind in fields.items():
-            if not isinstance(found.get(name, kind()), kind):
+            is_negative = kind is int and isinstance(found.get(name), int) and found[name] < 0
+            if type(found.get(name, kind())) is not kind or is_negative:  # to Python, true is an int
                 raise _bad_request(f"Its {name!r} is not of that type.", fields)
-        return {name: found.get(name, kind()) for name, kind in fields.items()}
+        return {name: found.get(name, None if kind is int else kind()) for name, kind in fields.items()}
 
 
 def _bad_request(why: str, fields: Mapping[str, type]) -> BadRequest:
@@ -129,7 +138,7 @@ def _bad_request(why: str, fields: Mapping[str, type]) -> BadRequest:
     return BadRequest("The request's body cannot be used.", why, f"Send a JSON object; it can have: {known}.")
 
 
-_TYPES = {str: "a string", bool: "true or false"}
+_TYPES = {str: "a string", bool: "true or false", int: "a number"}
 
 
 class KernelsHandler(_Handler):
@@ -166,6 +175,73 @@ class RestoreHandler(_Handler):
         operation = await self.service.restore(kernel_id, self.arguments_in_body(name=str)["name"])
         self.set_status(202)
         self.finish(operation.as_dict())
+
+
+class ForkHandler(_Handler):
+    """``kernels/ID/fork``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Begin to make copies of a kernel."""
+        fields = {"snapshot": str, "name": str, "count": int, "gpu": int, "reseed": bool}
+        asked = self.arguments_in_body(**fields)
+        count = 1 if asked["count"] is None else asked["count"]
+        if not 1 <= count <= MOST:
+            raise _bad_request(f"Its 'count' is not from 1 to {MOST}.", fields)
+        if asked["snapshot"] and asked["name"]:
+            raise _bad_request("It has both 'snapshot' and 'name'.", fields)
+        gpu = asked.pop("gpu")
+        gpus = [] if gpu is None else [gpu]
+        operation = await self.service.fork(kernel_id, {**asked, "count": count, "gpus": gpus})
+        self.set_status(202)
+        self.finish(operation.as_dict())
+
+
+class MoveHandler(_Handler):
+    """``kernels/ID/move``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Begin to move a kernel to another GPU."""
+        gpu = self.arguments_in_body(gpu=int)["gpu"]
+        if gpu is None:
+            raise _bad_request("It has no 'gpu'.", {"gpu": int})
+        operation = await self.service.move(kernel_id, [gpu])
+        self.set_status(202)
+        self.finish(operation.as_dict())
+
+
+class AdoptHandler(_Handler):
+    """``kernels/ID/adopt``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Hold a kernel that nobody holds."""
+        self.arguments_in_body()
+        self.finish(await self.service.adopt(kernel_id))
+
+
+class ExecutedHandler(_Handler):
+    """``kernels/ID/executed``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, kernel_id: str) -> None:
+        """Tell which cells a kernel has executed."""
+        self.finish(await self.service.executed(kernel_id))
+
+
+class KernelLogHandler(_Handler):
+    """``kernels/ID/log``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, kernel_id: str) -> None:
+        """Tell what the keeper of a kernel has logged."""
+        self.finish(await self.service.kernel_log(kernel_id))
 
 
 class SnapshotsHandler(_Handler):
@@ -214,6 +290,64 @@ class PinHandler(_Handler):
         self.finish(await self.service.pin(name, self.arguments_in_body(pinned=bool)["pinned"]))
 
 
+class PushHandler(_Handler):
+    """``snapshots/NAME/push``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, name: str) -> None:
+        """Begin to send a snapshot elsewhere."""
+        asked = self.arguments_in_body(url=str, replace=bool)
+        operation = await self.service.push(name, _checked_url(asked["url"]), asked["replace"])
+        self.set_status(202)
+        self.finish(operation.as_dict())
+
+
+class PullHandler(_Handler):
+    """``pull``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        """Begin to fetch a snapshot from elsewhere."""
+        asked = self.arguments_in_body(url=str, name=str, replace=bool, older=bool)
+        url = _checked_url(asked["url"])
+        operation = await self.service.pull(url, asked["name"], asked["replace"], asked["older"])
+        self.set_status(202)
+        self.finish(operation.as_dict())
+
+
+def _checked_url(url: str) -> str:
+    """Return an address that does not depend on the folder in which the server was started. Raises `BadRequest`."""
+    if "://" not in url and not url.startswith("/"):
+        raise BadRequest(
+            "The address cannot be used.",
+            "It is neither an address such as s3://bucket/folder nor the path of a folder from / on.",
+            "Send one of these as `url`.",
+        )
+    return url
+
+
+class OriginsHandler(_Handler):
+    """``snapshots/NAME/log``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """List a snapshot and those that it came from."""
+        self.finish(await self.service.origins(name))
+
+
+class DifferenceHandler(_Handler):
+    """``snapshots/NAME/diff/OTHER``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str, other: str) -> None:
+        """Tell what is in the other snapshot and not in this one."""
+        self.finish(await self.service.difference(name, other))
+
+
 class OperationsHandler(_Handler):
     """``operations``"""
 
@@ -240,6 +374,16 @@ class OperationHandler(_Handler):
         self.finish((await self.service.cancel(operation_id)).as_dict())
 
 
+class OperationLogHandler(_Handler):
+    """``operations/ID/log``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, operation_id: str) -> None:
+        """Tell what was logged during an operation."""
+        self.finish(self.service.operation_log(operation_id))
+
+
 class DoctorHandler(_Handler):
     """``doctor``"""
 
@@ -257,31 +401,3 @@ class NowhereHandler(_Handler):
         """Say so, as JSON; Jupyter Server would answer with a page for people."""
         await super().prepare()
         raise web.HTTPError(404, "The API of gpuckpt has no such address.")
-
-
-class _NotYet(_Handler):
-    """What has its place in the API and cannot be done yet."""
-
-    def initialize(self, service: Service, what: str = "", instead: str = "") -> None:
-        super().initialize(service)
-        self._error = NotYet(f"{what} is not possible yet.", "This version cannot do it.", instead)
-
-
-class NotYetReadHandler(_NotYet):
-    """What would only look."""
-
-    @web.authenticated
-    @authorized
-    async def get(self, _: str = "") -> None:
-        """Say that it cannot be done yet."""
-        raise self._error
-
-
-class NotYetHandler(_NotYet):
-    """What would change something."""
-
-    @web.authenticated
-    @authorized
-    async def post(self, _: str = "") -> None:
-        """Say that it cannot be done yet."""
-        raise self._error

@@ -1,6 +1,7 @@
-"""Saves and restores under way: long work that has an id, says how far it is, and can be cancelled.
+"""Saves, restores, forks, moves and transfers under way: each has an id, says how far it is, and can be cancelled.
 
-All of it belongs to the server's event loop, but for the one thread of each operation, which waits for its keeper.
+All of it belongs to the server's event loop, but for the one thread of each operation, which waits for its keeper or
+does the work.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ import asyncio
 import contextlib
 import datetime
 import threading
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import Cancelled, GpuckptError
 from ..keeper import client
 from ..keeper.record import KernelFolder
+from ..store import Progress
+from .logs import criu_log, keeper_log, keeper_log_size
 
 __all__ = ["NoSuchOperation", "Operation", "Operations"]
 
@@ -29,18 +33,23 @@ class NoSuchOperation(GpuckptError):
     """No operation has that id, or it ended long ago."""
 
 
+Finish = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
+"""What the server itself has to do with the result of an operation; it may change it."""
+
+
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds")
 
 
 @dataclass
 class Operation:
-    """A save or a restore, asked for by way of the API."""
+    """A save, a restore, a fork, a move, a push or a pull, asked for by way of the API."""
 
     kind: str
     kernel_id: str
+    """Empty where it is no kernel's."""
     name: str
-    """The snapshot's; empty where a restore leaves the choice to the keeper."""
+    """The snapshot's; empty where there is none, or the choice is left to the keeper or the remote."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     state: str = "running"
     """``running``, ``done``, ``failed`` or ``cancelled``."""
@@ -53,6 +62,8 @@ class Operation:
     error: GpuckptError | None = None
     cancelling: bool = False
     """Whether somebody wants it cancelled; a stage that cannot be left is waited for."""
+    logs: list[dict[str, Any]] = field(default_factory=list)
+    """What the logs said meanwhile, once it has ended: the keeper's goes with the kernel."""
 
     def outline(self) -> dict[str, Any]:
         """Return what an event tells: where it is, but neither result nor error."""
@@ -108,20 +119,32 @@ class Operations:
                 "Ask for the kernels and snapshots as they are now.",
             ) from None
 
-    def start(self, operation: Operation, folder: KernelFolder, request: dict[str, Any]) -> Operation:
-        """Have the keeper of a kernel do it; returns at once."""
+    def start(
+        self, operation: Operation, folder: KernelFolder, request: dict[str, Any], finish: Finish | None = None
+    ) -> Operation:
+        """Have the keeper of a kernel do it, and then the server its part, where there is one; returns at once."""
+        waiting = _Waiting(self, operation, asyncio.get_running_loop(), folder, request, finish)
+        return self._begin(operation, waiting)
+
+    def do(self, operation: Operation, work: Callable[[Progress], dict[str, Any]]) -> Operation:
+        """Have it done by `work`, which calls its argument as it moves on; returns at once."""
+        return self._begin(operation, _Working(self, operation, asyncio.get_running_loop(), work))
+
+    def _begin(self, operation: Operation, thread: _Thread) -> Operation:
         self._all[operation.id] = operation
         ended = [o.id for o in self._all.values() if o.ended]
         for old in ended[: max(0, len(ended) - _KEPT)]:
             del self._all[old]
         self._changed(operation)
-        waiting = _Waiting(self, operation, folder, request, asyncio.get_running_loop())
-        # A thread of its own, which no pool waits for: the keeper goes on by itself when the server ends.
-        threading.Thread(target=waiting.wait, name=f"gpuckpt-{operation.kind}", daemon=True).start()
+        # A thread of its own, which no pool waits for: a keeper goes on by itself when the server ends, and what has
+        # been sent or fetched is found again.
+        threading.Thread(target=thread.run, name=f"gpuckpt-{operation.kind}", daemon=True).start()
         return operation
 
-    async def cancel(self, operation_id: str, folder: KernelFolder) -> Operation:
+    async def cancel(self, operation_id: str, folder: KernelFolder | None) -> Operation:
         """Ask for an operation to be cancelled; one that cannot be at this stage is asked again at the next.
+
+        `folder` is that of its kernel, if it is one's.
 
         Raises
         ------
@@ -130,7 +153,8 @@ class Operations:
         operation = self.get(operation_id)
         if operation.ended is None and not operation.cancelling:
             operation.cancelling = True
-            await asyncio.to_thread(_ask_to_cancel, folder)
+            if folder is not None:
+                await asyncio.to_thread(_ask_to_cancel, folder)
         return operation
 
     def moved(self, operation: Operation, stage: str, percent: int | None) -> None:
@@ -139,9 +163,15 @@ class Operations:
             operation.stage, operation.percent = stage, percent
             self._changed(operation)
 
-    def end(self, operation: Operation, result: dict[str, Any] | None, error: GpuckptError | None) -> None:
+    def end(
+        self,
+        operation: Operation,
+        result: dict[str, Any] | None,
+        error: GpuckptError | None,
+        logs: list[dict[str, Any]],
+    ) -> None:
         """Take in how it ended."""
-        operation.result, operation.error, operation.percent = result, error, None
+        operation.result, operation.error, operation.percent, operation.logs = result, error, None, logs
         if error is None:
             operation.state, operation.name = "done", str((result or {}).get("name", operation.name))
         else:
@@ -151,23 +181,19 @@ class Operations:
 
 
 @dataclass
-class _Waiting:
-    """The thread that asks a keeper for an operation and waits for its answer."""
+class _Thread:
+    """What sees an operation to its end, in a thread of its own."""
 
     operations: Operations
     operation: Operation
-    folder: KernelFolder
-    request: dict[str, Any]
     loop: asyncio.AbstractEventLoop
-    _agreed: bool = False
 
-    def wait(self) -> None:
+    def run(self) -> None:
+        """Do it, and tell how it ended."""
         result: dict[str, Any] | None = None
         error: GpuckptError | None = None
         try:
-            with client.connect(self.folder) as keeper:
-                # No time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
-                result = keeper.request(self.operation.kind, self.request, timeout=None, progress=self._take)
+            result = self.work_out()
         except GpuckptError as e:
             error = e
         except Exception as e:  # noqa: BLE001 - the operation must end, and say how
@@ -176,18 +202,75 @@ class _Waiting:
                 f"{type(e).__name__}: {e}",
                 "Please report it to the project, with the server's log.",
             )
-        self._tell(self.operations.end, self.operation, result, error)
+        logs = [*(criu_log(error) if error else []), *self.logs()]
+        self.tell(self.operations.end, self.operation, result, error, logs)
 
-    def _take(self, progress: dict[str, Any]) -> None:
-        total = progress.get("total")
-        percent = 100 * progress["done"] // total if total else None
-        self._tell(self.operations.moved, self.operation, str(progress["stage"]), percent)
-        if self.operation.cancelling and not self._agreed:
-            self._agreed = _ask_to_cancel(self.folder)
+    def work_out(self) -> dict[str, Any]:
+        """Return the operation's result. Raises `GpuckptError`."""
+        raise NotImplementedError
 
-    def _tell(self, do: Callable[..., None], *args: Any) -> None:
+    def logs(self) -> list[dict[str, Any]]:
+        """Return what was logged meanwhile by others."""
+        return []
+
+    def tell(self, do: Callable[..., None], *args: Any) -> None:
+        """Have the event loop do something."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
             self.loop.call_soon_threadsafe(do, *args)
+
+    def moved(self, stage: str, done: int, total: int) -> None:
+        """Tell how far it is."""
+        self.tell(self.operations.moved, self.operation, stage, 100 * done // total if total else None)
+
+
+@dataclass
+class _Working(_Thread):
+    """The thread that does an operation itself."""
+
+    work: Callable[[Progress], dict[str, Any]]
+
+    def work_out(self) -> dict[str, Any]:
+        began = time.monotonic()
+        return {**self.work(self._take), "seconds": time.monotonic() - began}
+
+    def _take(self, stage: str, done: int, total: int) -> None:
+        if self.operation.cancelling:
+            raise Cancelled(
+                f"The {self.operation.kind} was cancelled.",
+                "It was interrupted.",
+                "What was sent or fetched is found again by the next attempt.",
+            )
+        self.moved(stage, done, total)
+
+
+@dataclass
+class _Waiting(_Thread):
+    """The thread that asks a keeper for an operation and waits for its answer."""
+
+    folder: KernelFolder
+    request: dict[str, Any]
+    finish: Finish | None
+    _agreed: bool = False
+    _log_began: int = 0
+
+    def work_out(self) -> dict[str, Any]:
+        self._log_began = keeper_log_size(self.folder)
+        with client.connect(self.folder) as keeper:
+            # No time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
+            result: dict[str, Any] = keeper.request(
+                self.operation.kind, self.request, timeout=None, progress=self._take
+            )
+        if self.finish is not None:
+            asyncio.run_coroutine_threadsafe(self.finish(result or {}), self.loop).result()
+        return result
+
+    def logs(self) -> list[dict[str, Any]]:
+        return keeper_log(self.folder, self._log_began)
+
+    def _take(self, progress: dict[str, Any]) -> None:
+        self.moved(str(progress["stage"]), progress.get("done", 0), progress.get("total") or 0)
+        if self.operation.cancelling and not self._agreed:
+            self._agreed = _ask_to_cancel(self.folder)
 
 
 def _ask_to_cancel(folder: KernelFolder) -> bool:

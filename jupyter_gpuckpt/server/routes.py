@@ -19,30 +19,27 @@ _KERNEL = r"kernels/([^/]+)"
 _SNAPSHOT = r"snapshots/([^/]+)"
 
 
-def _not_yet(what: str, instead: str) -> tuple[type[Any], dict[str, str]]:
-    return handlers.NotYetHandler, {"what": what, "instead": instead}
-
-
-_COPY = "Copy the store's folder (GPUCKPT_STORE)."
-
-ROUTES: dict[str, tuple[type[Any], dict[str, str]]] = {
-    r"kernels": (handlers.KernelsHandler, {}),
-    rf"{_KERNEL}/save": (handlers.SaveHandler, {}),
-    rf"{_KERNEL}/restore": (handlers.RestoreHandler, {}),
-    rf"{_KERNEL}/fork": _not_yet("Forking a kernel", "Save it, and restore the snapshot in another notebook."),
-    r"snapshots": (handlers.SnapshotsHandler, {}),
-    _SNAPSHOT: (handlers.SnapshotHandler, {}),
-    rf"{_SNAPSHOT}/rename": (handlers.RenameHandler, {}),
-    rf"{_SNAPSHOT}/pin": (handlers.PinHandler, {}),
-    rf"{_SNAPSHOT}/log": (
-        handlers.NotYetReadHandler,
-        {"what": "The log of a snapshot", "instead": "Run `jupyter gpuckpt log`, or follow `parent` in the list."},
-    ),
-    rf"{_SNAPSHOT}/push": _not_yet("Sending a snapshot elsewhere", _COPY),
-    r"pull": _not_yet("Fetching a snapshot from elsewhere", _COPY),
-    r"operations": (handlers.OperationsHandler, {}),
-    r"operations/([^/]+)": (handlers.OperationHandler, {}),
-    r"doctor": (handlers.DoctorHandler, {}),
+ROUTES: dict[str, type[Any]] = {
+    r"kernels": handlers.KernelsHandler,
+    rf"{_KERNEL}/save": handlers.SaveHandler,
+    rf"{_KERNEL}/restore": handlers.RestoreHandler,
+    rf"{_KERNEL}/fork": handlers.ForkHandler,
+    rf"{_KERNEL}/move": handlers.MoveHandler,
+    rf"{_KERNEL}/adopt": handlers.AdoptHandler,
+    rf"{_KERNEL}/executed": handlers.ExecutedHandler,
+    rf"{_KERNEL}/log": handlers.KernelLogHandler,
+    r"snapshots": handlers.SnapshotsHandler,
+    _SNAPSHOT: handlers.SnapshotHandler,
+    rf"{_SNAPSHOT}/rename": handlers.RenameHandler,
+    rf"{_SNAPSHOT}/pin": handlers.PinHandler,
+    rf"{_SNAPSHOT}/push": handlers.PushHandler,
+    r"pull": handlers.PullHandler,
+    rf"{_SNAPSHOT}/log": handlers.OriginsHandler,
+    rf"{_SNAPSHOT}/diff/([^/]+)": handlers.DifferenceHandler,
+    r"operations": handlers.OperationsHandler,
+    r"operations/([^/]+)": handlers.OperationHandler,
+    r"operations/([^/]+)/log": handlers.OperationLogHandler,
+    r"doctor": handlers.DoctorHandler,
 }
 """By the path below ``/api/gpuckpt/``, as a regular expression. ``rest-api.yml`` describes them."""
 
@@ -50,10 +47,10 @@ ROUTES: dict[str, tuple[type[Any], dict[str, str]]] = {
 def add_routes(app: ServerApp) -> None:
     """Add the API to a server that is starting."""
     assert app.event_logger is not None  # made before any extension is loaded
-    service = Service(Events(app.event_logger))
+    service = Service(Events(app.event_logger), app.kernel_manager)
     base = url_path_join(app.web_app.settings["base_url"], "api/gpuckpt")
-    routes = [*ROUTES.items(), (r".*", (handlers.NowhereHandler, {}))]
+    routes = [*ROUTES.items(), (r".*", handlers.NowhereHandler)]
     app.web_app.add_handlers(  # type: ignore[no-untyped-call]
         ".*$",
-        [(rf"{base}/{path}", handler, {"service": service, **extra}) for path, (handler, extra) in routes],
+        [(rf"{base}/{path}", handler, {"service": service}) for path, handler in routes],
     )

@@ -12,21 +12,35 @@ from typing import Any
 from .. import __version__, settings
 from ..errors import GpuckptError, NoSuchKernel, Unavailable
 from ..freeze.cuda_calls import CudaWorker
-from ..keeper.listing import running_kernels
+from ..keeper import client
+from ..keeper.comparison import compare
+from ..keeper.listing import STATUS_TIMEOUT, running_kernels
 from ..keeper.record import KernelFolder
-from ..keeper.summary import details, listing
+from ..keeper.summary import details, listing, origins, summary
 from ..machine import doctor
 from ..machine.capability import why_unavailable
-from ..store import Store, check_name
+from ..provisioner import ADOPT
+from ..store import Progress, Store, check_name
+from ..store.pull import pull
+from ..store.push import push
+from ..store.remote import remote_at
+from ..store.remote_store import RemoteStore
+from ..store.sealing import own_secrets
 from .events import Events
+from .logs import keeper_log
 from .operations import Operation, Operations
 
 __all__ = ["Service"]
 
 _ID = re.compile(r"[A-Za-z0-9-]+", re.ASCII)
 """What a kernel's id may look like: it becomes the name of a folder."""
+_ANSWER = STATUS_TIMEOUT + 5.0
+"""For how long a keeper may be silent that waits for its kernel to answer a question, in seconds."""
 _JUDGED_FOR = 60.0
 """For how long the judgement holds that this machine can or cannot save kernels, in seconds."""
+
+
+_FEATURES = ("fork", "push", "pull")
 
 
 class Service:
@@ -35,8 +49,8 @@ class Service:
     Whatever reads a disk, asks a keeper or starts a process is done in a thread.
     """
 
-    def __init__(self, events: Events) -> None:
-        self._events = events
+    def __init__(self, events: Events, kernel_manager: Any) -> None:
+        self._events, self._kernel_manager = events, kernel_manager
         self._store = Store(settings.store_dir())
         self._worker = CudaWorker()
         self._judged: tuple[float, Unavailable | None] | None = None
@@ -44,8 +58,9 @@ class Service:
 
     def _changed(self, operation: Operation) -> None:
         self._events.operation(operation.outline())
-        if operation.kind == "save" and operation.state == "done":
-            self._events.snapshots("saved", operation.name)
+        change = {"save": "saved", "fork": "saved", "pull": "pulled"}.get(operation.kind)
+        if change and operation.state == "done" and operation.name:
+            self._events.snapshots(change, operation.name)
 
     # -- kernels
 
@@ -53,6 +68,7 @@ class Service:
         """Return every kernel that can be saved, and those of `of_server` (Jupyter's models) that cannot be.
 
         ``unavailable`` says why none can be saved on this machine; it is null where nothing speaks against it.
+        ``features`` is what this version can do with them that an earlier one could not.
         """
         found, faults = await asyncio.to_thread(running_kernels, self._worker)
         held = {kernel["kernel_id"] for kernel in found}
@@ -68,6 +84,7 @@ class Service:
             "faults": [fault.as_dict() for fault in faults],
             "unavailable": reason.as_dict() if reason else None,
             "version": __version__,
+            "features": list(_FEATURES),
         }
 
     async def _reason(self) -> Unavailable | None:
@@ -101,6 +118,57 @@ class Service:
         folder = await self._folder(kernel_id)
         return self.operations.start(Operation("restore", kernel_id, name), folder, {"name": name})
 
+    async def fork(self, kernel_id: str, request: dict[str, Any]) -> Operation:
+        """Begin to make copies of a kernel, which the server then holds.
+
+        `request` has ``snapshot``, ``name``, ``count``, ``gpus`` and ``reseed``, as `keeper.fork` knows them.
+
+        Raises
+        ------
+        BadName : no snapshot can be called that.
+        NoSuchKernel, Unavailable : there is no such kernel, or it cannot be forked.
+        """
+        for name in filter(None, (request["snapshot"], request["name"])):
+            check_name(name)
+        folder = await self._folder(kernel_id)
+        # What is saved on the way has a name; a fork leaves none otherwise.
+        operation = Operation("fork", kernel_id, request["name"])
+        return self.operations.start(operation, folder, {**request, "adopt": False}, self._hold)
+
+    async def move(self, kernel_id: str, gpus: list[int]) -> Operation:
+        """Begin to move a kernel to other GPUs.
+
+        Raises
+        ------
+        NoSuchKernel, Unavailable : there is no such kernel, or it cannot be moved.
+        """
+        folder = await self._folder(kernel_id)
+        return self.operations.start(Operation("move", kernel_id, ""), folder, {"gpus": gpus})
+
+    async def _hold(self, result: dict[str, Any]) -> None:
+        """Hold the copies that a fork has made; one that cannot be held runs on, and the result says so."""
+        for kernel in result["kernels"]:
+            try:
+                await self.adopt(kernel["id"])
+                kernel["held"] = True
+            except Exception as e:  # noqa: BLE001 - whatever the kernel manager raises
+                result["warnings"].append(f"The server does not hold the copy {kernel['id']}: {e}")
+
+    async def adopt(self, kernel_id: str) -> dict[str, Any]:
+        """Hold a kernel that runs and that nobody holds, as if this server had started it.
+
+        Raises
+        ------
+        NoSuchKernel, Unavailable : there is no such kernel.
+        Refused : another program holds it.
+        """
+        if kernel_id not in self._kernel_manager:
+            folder = await self._folder(kernel_id)
+            launch = await asyncio.to_thread(folder.launch)
+            # The kernel manager passes what it does not know on to the provisioner.
+            await self._kernel_manager.start_kernel(kernel_id=kernel_id, kernel_name=launch.name, **{ADOPT: True})
+        return {"id": kernel_id}
+
     async def cancel(self, operation_id: str) -> Operation:
         """Ask for an operation to be cancelled.
 
@@ -109,7 +177,44 @@ class Service:
         NoSuchOperation : there is none of this id.
         """
         kernel_id = self.operations.get(operation_id).kernel_id
-        return await self.operations.cancel(operation_id, KernelFolder(settings.kernels_dir() / kernel_id))
+        folder = KernelFolder(settings.kernels_dir() / kernel_id) if kernel_id else None
+        return await self.operations.cancel(operation_id, folder)
+
+    async def executed(self, kernel_id: str) -> dict[str, Any]:
+        """Return which cells a kernel has executed, and the snapshot that it was last put back to.
+
+        Raises
+        ------
+        NoSuchKernel, Unavailable : there is no such kernel, or it cannot be saved.
+        Busy, KeeperGone : it does not answer.
+        """
+        folder = await self._folder(kernel_id)
+
+        def ask() -> dict[str, Any]:
+            with client.connect(folder) as keeper:
+                found: dict[str, Any] = keeper.request("executed", timeout=_ANSWER)
+                return found
+
+        return await asyncio.to_thread(ask)
+
+    async def kernel_log(self, kernel_id: str) -> dict[str, Any]:
+        """Return what the keeper of a kernel has logged.
+
+        Raises
+        ------
+        NoSuchKernel, Unavailable : there is no such kernel, or it cannot be saved.
+        """
+        folder = await self._folder(kernel_id)
+        return {"logs": await asyncio.to_thread(keeper_log, folder)}
+
+    def operation_log(self, operation_id: str) -> dict[str, Any]:
+        """Return what was logged during an operation, once it has ended.
+
+        Raises
+        ------
+        NoSuchOperation : there is none of this id.
+        """
+        return {"logs": self.operations.get(operation_id).logs}
 
     async def _folder(self, kernel_id: str) -> KernelFolder:
         folder = KernelFolder(settings.kernels_dir() / kernel_id)
@@ -141,6 +246,24 @@ class Service:
         BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
         """
         return details(await asyncio.to_thread(self._store.get, name))
+
+    async def origins(self, name: str) -> dict[str, Any]:
+        """Return a snapshot and those that its kernel came from, the newest first.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
+        """
+        return {"snapshots": await asyncio.to_thread(origins, self._store, name)}
+
+    async def difference(self, old: str, new: str) -> dict[str, Any]:
+        """Return what is in one snapshot and not in another.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
+        """
+        return await asyncio.to_thread(compare, self._store, old, new)
 
     async def remove(self, name: str) -> dict[str, Any]:
         """Remove a snapshot.
@@ -174,6 +297,46 @@ class Service:
         labels = await asyncio.to_thread(self._store.pin, name, pinned)
         self._events.snapshots("labelled", name)
         return {"name": name, **dataclasses.asdict(labels)}
+
+    # -- on their way
+
+    async def push(self, name: str, url: str, replace: bool) -> Operation:
+        """Begin to send a snapshot elsewhere.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible, Untrusted : as `Store.trusted`.
+        Refused : the address cannot be used.
+        """
+        await asyncio.to_thread(self._store.trusted, name)
+        remote = await asyncio.to_thread(remote_at, url)
+
+        def work(progress: Progress) -> dict[str, Any]:
+            there = RemoteStore(remote, own_secrets(), create=True)
+            done = push(self._store, name, there, replace=replace, progress=progress)
+            return {**summary(done.manifest), "url": there.shown, "sent": done.sent, "found": done.found}
+
+        return self.operations.do(Operation("push", "", name), work)
+
+    async def pull(self, url: str, name: str, replace: bool, older: bool) -> Operation:
+        """Begin to fetch a snapshot from elsewhere; without a name, the only one that is there.
+
+        Raises
+        ------
+        BadName : no snapshot can be called that.
+        Refused : the address cannot be used.
+        """
+        if name:
+            check_name(name)
+        remote = await asyncio.to_thread(remote_at, url)
+
+        def work(progress: Progress) -> dict[str, Any]:
+            there = RemoteStore(remote, own_secrets())
+            quota = settings.store_quota()
+            done = pull(self._store, there, name, replace=replace, older=older, quota=quota, progress=progress)
+            return {**summary(done.manifest), "url": there.shown, "fetched": done.fetched, "found": done.found}
+
+        return self.operations.do(Operation("pull", "", name), work)
 
     # -- the machine
 

@@ -20,6 +20,7 @@ __all__ = [
     "make_folder",
     "make_parents",
     "read_small",
+    "sync_file",
     "sync_folder",
     "write_at",
     "write_new",
@@ -102,6 +103,15 @@ def _read_small(path: Path, limit: int) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as f:
         return f.read(limit + 1)
+
+
+def sync_file(path: Path) -> None:
+    """Return when the content of the file `path` is on the disk."""
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def sync_folder(path: Path) -> None:

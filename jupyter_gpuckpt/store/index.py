@@ -18,7 +18,19 @@ from .layout import Layout
 from .names import pack_name, session_of
 from .pack import Location, entries, plausible
 
-__all__ = ["DamagedPart", "Index", "from_packs", "named_packs", "pack_sizes", "read_index", "read_part", "write_part"]
+__all__ = [
+    "DamagedPart",
+    "Index",
+    "from_packs",
+    "named_packs",
+    "pack_sizes",
+    "part_from_bytes",
+    "part_size",
+    "part_to_bytes",
+    "read_index",
+    "read_part",
+    "write_part",
+]
 
 MAGIC = b"gpuckpt index 2\n"
 _RECORD = struct.Struct("<32s16sIQIIB3x")
@@ -40,12 +52,17 @@ def write_part(layout: Layout, part: str, chunks: Mapping[bytes, Location], sess
 
     Raises `OSError`.
     """
-    raw = MAGIC + b"".join(_record(key, at) for key, at in sorted(chunks.items()))
     draft = layout.part_draft(session)
     draft.unlink(missing_ok=True)  # of one who was killed while rewriting it
-    write_new(draft, raw + digest(raw))
+    write_new(draft, part_to_bytes(chunks))
     draft.rename(layout.part_of(part))
     sync_folder(layout.index)
+
+
+def part_to_bytes(chunks: Mapping[bytes, Location]) -> bytes:
+    """Return the bytes of a part with these chunks."""
+    raw = MAGIC + b"".join(_record(key, at) for key, at in sorted(chunks.items()))
+    return raw + digest(raw)
 
 
 def _record(key: bytes, at: Location) -> bytes:
@@ -61,14 +78,31 @@ def read_part(layout: Layout, session: str) -> Index:
     DamagedPart : it is not the one that was written.
     OSError : it is missing or cannot be read.
     """
-    raw = read_small(layout.part_of(session), _MAX_SIZE)
+    try:
+        return part_from_bytes(read_small(layout.part_of(session), _MAX_SIZE))
+    except ValueError as e:
+        raise DamagedPart(session) from e
+
+
+def part_size(chunks: int) -> int:
+    """Return how long a part with so many chunks is, in bytes."""
+    return len(MAGIC) + chunks * _RECORD.size + _SEAL
+
+
+def part_from_bytes(raw: bytes) -> Index:
+    """Return the part that these bytes are.
+
+    Raises
+    ------
+    ValueError : they are not the ones that were written.
+    """
     body, seal = memoryview(raw)[:-_SEAL], raw[-_SEAL:]
     if raw[: len(MAGIC)] != MAGIC or (len(body) - len(MAGIC)) % _RECORD.size or digest(body) != seal:
-        raise DamagedPart(session)
+        raise ValueError("it does not have the hash that it was written with")
     part: Index = {}
     for key, writer, number, offset, stored, size, codec in _RECORD.iter_unpack(body[len(MAGIC) :]):
         if not plausible(codec, stored, size):
-            raise DamagedPart(session)
+            raise ValueError("a chunk in it has no chunk's size")
         part[key] = Location(pack_name(writer.hex(), number), offset, stored, size, codec)
     return part
 

@@ -1,7 +1,7 @@
 """The manifest: what one snapshot is, as the one file whose presence makes the snapshot exist.
 
 On disk it is one JSON object whose last member is the BLAKE3 of every byte before that member, so
-that a change of any byte is seen.
+that a change of any byte is seen; and a line with the signature of whoever made it (`store.signatures`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any, NoReturn
 
 from blake3 import blake3
 
-from ..errors import BadName, Damaged, Incompatible, StoreError
+from ..errors import BadName, Damaged, Incompatible, StoreError, WrongName
 from .names import check_name, is_id
+from .signatures import MAX_LINE, split
 
-__all__ = ["FEATURES", "FORMAT", "MAX_SIZE", "Manifest", "check_format"]
+__all__ = ["FEATURES", "FORMAT", "MAX_SIZE", "Manifest", "check_format", "name_in"]
 
 FORMAT = 2
 """The format that this version writes, and the only one that it reads."""
@@ -26,8 +27,9 @@ FORMAT = 2
 FEATURES: frozenset[str] = frozenset()
 """The mandatory features that this version knows."""
 
-MAX_SIZE = 16 * 1024 * 1024
-"""How long a manifest may be, in bytes."""
+_MAX_SEALED = 16 * 1024 * 1024
+MAX_SIZE = _MAX_SEALED + MAX_LINE
+"""How long a manifest may be, in bytes, its signature included."""
 
 _SEAL = b',"blake3":"'
 _SEAL_END = b'"}\n'
@@ -69,16 +71,16 @@ class Manifest:
 
         Raises
         ------
-        StoreError : they would be more than `MAX_SIZE`.
+        StoreError : they would be more than 16 MiB.
         TypeError, ValueError : one of the caller's objects is not JSON.
         """
         text = json.dumps(asdict(self), separators=(",", ":"), sort_keys=True, allow_nan=False)
         body = text.encode("ascii")[:-1]
         sealed = body + _SEAL + blake3(body).hexdigest().encode("ascii") + _SEAL_END
-        if len(sealed) > MAX_SIZE:
+        if len(sealed) > _MAX_SEALED:
             raise StoreError(
                 f"The manifest of {self.name} would be too large.",
-                f"it has {len(sealed)} bytes, at most {MAX_SIZE} are allowed",
+                f"it has {len(sealed)} bytes, at most {_MAX_SEALED} are allowed",
                 "Save with a shorter message.",
                 size=len(sealed),
             )
@@ -88,14 +90,21 @@ class Manifest:
     def from_json(raw: bytes, name: str) -> Manifest:
         """Return the manifest that `raw` is, read from where the snapshot `name` keeps it.
 
+        Who signed it is not looked at: `Trust.check` does that.
+
         Raises
         ------
         Incompatible : a newer version wrote it, or it needs a feature that is not known here.
         Damaged : a byte of it is not the one that was written, or it is no manifest at all.
+        WrongName : it is that of another snapshot.
         """
         subject = f"The snapshot {name}"
         if len(raw) > MAX_SIZE:
             _damaged(name, f"its manifest is longer than {MAX_SIZE} bytes")
+        try:
+            raw, _ = split(raw)
+        except ValueError as e:
+            _damaged(name, str(e))
         try:
             found = json.loads(raw, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
         except (ValueError, RecursionError) as e:
@@ -112,7 +121,13 @@ class Manifest:
         except _OddError as e:
             _damaged(name, f"its manifest is not valid: {e}")
         if manifest.name != name:
-            _damaged(name, f"its manifest is that of the snapshot {manifest.name}")
+            raise WrongName(
+                f"The snapshot {name} is not the one of that name.",
+                f"its manifest is that of the snapshot {manifest.name}, which somebody put in its place",
+                f"Use another snapshot; `jupyter gpuckpt mv` gives a snapshot another name. `rm {name}` removes this "
+                "one here.",
+                name=name,
+            )
         return manifest
 
 
@@ -152,6 +167,24 @@ def check_format(found: Mapping[str, Any], subject: str) -> None:
             then,
             features=unknown,
         )
+
+
+def name_in(raw: bytes, shown: str) -> str:
+    """Return the name that a manifest has for itself, which lies in what is called `shown`; it is trusted already.
+
+    Raises
+    ------
+    Damaged : it has none.
+    """
+    try:
+        name = json.loads(split(raw)[0])["name"]
+        if not isinstance(name, str):
+            raise TypeError("it is not text")
+        return check_name(name)
+    except (ValueError, KeyError, TypeError, RecursionError, BadName) as e:
+        raise Damaged(
+            f"{shown} is damaged.", f"its manifest has no name: {e}", "Have its maker send it again.", file=shown
+        ) from e
 
 
 class _OddError(ValueError):

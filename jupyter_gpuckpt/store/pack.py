@@ -22,7 +22,7 @@ from .codec import KNOWN, RAW, decode
 from .durable import FILE_MODE, sync_folder, write_at
 from .names import pack_name
 
-__all__ = ["Location", "PackReader", "PackWriter", "entries", "plausible"]
+__all__ = ["Location", "PackBuilder", "PackReader", "PackWriter", "entries", "plausible", "verified"]
 
 MAGIC = b"gpuckpt pack 2\n\0"
 PACK = 64 * 1024 * 1024
@@ -132,6 +132,22 @@ class PackWriter:
         self._current = None
 
 
+class PackBuilder:
+    """A pack in memory, to be sent elsewhere."""
+
+    def __init__(self, session: str) -> None:
+        self.session = session
+        self.name = pack_name(session, 1)
+        self.content = bytearray(MAGIC)
+        self.placed: dict[bytes, Location] = {}
+
+    def put(self, key: bytes, at: Location, stored: bytes | bytearray) -> None:
+        """Add a chunk that lies elsewhere as `at` says."""
+        self.content += _ENTRY.pack(_ENTRY_MAGIC, at.codec, at.stored, at.size, key)
+        self.placed[key] = at._replace(pack=self.name, offset=len(self.content))
+        self.content += stored
+
+
 class PackReader:
     """Reads chunks, each of them verified; many threads may read at the same time."""
 
@@ -149,12 +165,20 @@ class PackReader:
         OSError : it cannot be read.
         ValueError : these are not the bytes that were stored; the text says how.
         """
+        return self._read_twice(key, at)[1]
+
+    def stored(self, key: bytes, at: Location) -> bytes | bytearray:
+        """Return the bytes of a chunk as they are stored; they are verified, and good until the next. As `read`."""
+        return self._read_twice(key, at)[0]
+
+    def _read_twice(self, key: bytes, at: Location) -> tuple[bytes | bytearray, bytes | bytearray]:
         try:
             return self._read(key, at, fresh=False)
         except (OSError, ValueError):
             return self._read(key, at, fresh=True)
 
-    def _read(self, key: bytes, at: Location, *, fresh: bool) -> bytes | bytearray:
+    def _read(self, key: bytes, at: Location, *, fresh: bool) -> tuple[bytes | bytearray, bytes | bytearray]:
+        """Return a chunk as it is stored, and its bytes."""
         fd = os.open(self._folder / at.pack, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             if fresh:
@@ -164,10 +188,20 @@ class PackReader:
                 raise ValueError("the pack ends before its end")
         finally:
             os.close(fd)
-        data = decode(at.codec, stored, at.size)
-        if digest(data) != key:
-            raise ValueError("its bytes do not have the hash of those that were saved")
-        return data
+        return stored, verified(key, at.codec, stored, at.size)
+
+
+def verified(key: bytes, codec: int, stored: bytes | bytearray, size: int) -> bytes | bytearray:
+    """Return the bytes of a chunk that is stored as `stored`.
+
+    Raises
+    ------
+    ValueError : they are not those of the chunk `key`.
+    """
+    data = decode(codec, stored, size)
+    if digest(data) != key:
+        raise ValueError("its bytes do not have the hash of those that were saved")
+    return data
 
 
 def _buffer(size: int) -> bytearray:

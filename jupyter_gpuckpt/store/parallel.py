@@ -40,14 +40,16 @@ class Tally:
         self._stopped = True
 
 
-def run_all(jobs: Sequence[Callable[[Tally], None]], report: Callable[[int], None]) -> None:
+def run_all(jobs: Sequence[Callable[[Tally], None]], report: Callable[[int], None], threads: int | None = None) -> None:
     """Run `jobs` on threads and return when all are done; raise the first failure.
+
+    There are a few more `threads` than processors, where none are asked for.
 
     `report` gets the bytes done so far, in the calling thread: what it raises (a cancellation)
     stops the batch as well.
     """
     tally = Tally()
-    with ThreadPoolExecutor(min(len(jobs), _workers()) or 1, "gpuckpt-store") as pool:
+    with ThreadPoolExecutor(min(len(jobs), threads or _workers()) or 1, "gpuckpt-store") as pool:
         futures = [pool.submit(job, tally) for job in jobs]
         try:
             pending = set(futures)

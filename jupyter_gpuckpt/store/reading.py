@@ -18,7 +18,17 @@ from .manifest import Manifest
 from .pack import Location, PackReader
 from .parallel import Progress, Tally, run_all
 
-__all__ = ["damage", "extract", "locate", "missing", "read_chunk", "read_contents", "read_whole"]
+__all__ = [
+    "damage",
+    "extract",
+    "locate",
+    "missing",
+    "parse_contents",
+    "raw_contents",
+    "read_chunk",
+    "read_contents",
+    "read_whole",
+]
 
 _BATCH = 8 * 1024 * 1024
 """Bytes of one file that one job writes, about."""
@@ -43,7 +53,11 @@ def read_contents(layout: Layout, manifest: Manifest) -> Contents:
     ------
     Damaged : the list of them is missing, or is not the one that was written.
     """
-    raw = _read_twice(layout, manifest)
+    return parse_contents(manifest, raw_contents(layout, manifest))
+
+
+def parse_contents(manifest: Manifest, raw: bytes) -> Contents:
+    """Return the files of a snapshot, as chunks, from bytes that have the hash in its manifest. Raises `Damaged`."""
     try:
         contents = Contents.from_bytes(raw)
     except ValueError as e:
@@ -53,7 +67,8 @@ def read_contents(layout: Layout, manifest: Manifest) -> Contents:
     return contents
 
 
-def _read_twice(layout: Layout, manifest: Manifest) -> bytes:
+def raw_contents(layout: Layout, manifest: Manifest) -> bytes:
+    """Return the bytes of the list of a snapshot's files. Raises `Damaged` as `read_contents`."""
     for _ in range(2):  # a wrong byte may be one in memory only
         try:
             raw = read_small(layout.contents_of(manifest.id), MAX_SIZE)
@@ -111,7 +126,8 @@ def extract(
 ) -> None:
     """Write all files of a snapshot into the new folder `folder`, for their owner alone, with holes where zeros were.
 
-    What lies in a folder of the snapshot that `elsewhere` names goes into the folder there, which exists.
+    What lies in a folder of the snapshot that `elsewhere` names goes into the folder there, which exists; so may files
+    of zeros in it, whose memory was made ready.
 
     Raises
     ------
@@ -125,9 +141,10 @@ def extract(
     # The largest first, so that no thread is left alone with one at the end.
     for path in sorted(contents.files, key=contents.size_of, reverse=True):
         top, _, rest = path.partition("/")
-        target = elsewhere[top] / rest if rest and top in elsewhere else folder / path
+        is_elsewhere = bool(rest) and top in elsewhere
+        target = elsewhere[top] / rest if is_elsewhere else folder / path
         _make_folders(target.parent, made)
-        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE)
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | (0 if is_elsewhere else os.O_EXCL) | os.O_NOFOLLOW, FILE_MODE)
         try:
             os.ftruncate(fd, contents.size_of(path))
         finally:

@@ -12,18 +12,23 @@ import fcntl
 import json
 import os
 import socket
+import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from ..errors import Busy
 from .durable import FILE_MODE, read_small
 from .names import is_id
 
 __all__ = ["Holder", "Lock", "Session", "held", "holder"]
 
 _MAX_TEXT = 4096
+_LOOKS = 20
+_BETWEEN_LOOKS = 0.02
+"""How often, and after how many seconds again, it is seen whether somebody is at work on a snapshot."""
 
 
 class Lock:
@@ -101,14 +106,32 @@ class Session:
 
     __slots__ = ("_lock", "_path", "id")
 
-    def __init__(self, locks: Path, work: str) -> None:
-        """Begin; `work` says what for. Raises `OSError`."""
+    def __init__(self, locks: Path, work: str, of: str | None = None) -> None:
+        """Begin; `work` says what for. It has an id of its own, or that of the snapshot `of`.
+
+        Raises
+        ------
+        Busy : somebody else is at work on that snapshot.
+        OSError : the file of the lock cannot be written.
+        """
+        patience = _LOOKS
         while True:
-            self.id = uuid.uuid4().hex
+            self.id = of or uuid.uuid4().hex
             self._path = locks / self.id
             lock = Lock.take(self._path)
             if lock is not None:
                 break
+            if of is not None:
+                # Others hold it for a moment as well, to see whether somebody does.
+                patience -= 1
+                if patience:
+                    time.sleep(_BETWEEN_LOOKS)
+                    continue
+                raise Busy(
+                    "Somebody else is bringing the same snapshot into the store.",
+                    f"the lock of {self._path} is held",
+                    "Wait until they are done.",
+                )
             self._path.unlink(missing_ok=True)  # somebody looked at it between its creation and its locking
         self._lock = lock
         about = {

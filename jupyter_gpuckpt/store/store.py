@@ -12,24 +12,30 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import Damaged, GpuckptError, NoSuchSnapshot, Pinned, StoreError
+from .. import settings
+from ..errors import Damaged, GpuckptError, NoSuchSnapshot, Pinned, Refused, StoreError
 from .check import Checked, check
 from .collect import Collected, collect, sweep, used, would_collect
+from .committing import name_taken
 from .compact import compact
 from .contents import Contents
 from .durable import read_small, sync_folder, write_new
 from .failures import storing
+from .incoming import Incoming
 from .labels import Labels, read_labels, write_labels
 from .layout import Layout
 from .listing import listed
 from .manifest import MAX_SIZE, Manifest
 from .names import check_name
+from .outgoing import Outgoing
 from .parallel import Progress
 from .reading import extract, locate, read_contents, read_whole
 from .repair import Repaired, repair
 from .sessions import Lock, Session
+from .signatures import split
 from .snapshot import Snapshot
-from .writer import Writer, name_taken
+from .trust import Trust
+from .writer import Writer
 
 __all__ = ["Store"]
 
@@ -42,8 +48,10 @@ class Store:
     newer version wrote it.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, trust: Trust | None = None) -> None:
+        """Use the store in `root`; `trust` says with whose snapshots, by default as the person's own keys say."""
         self.root = root
+        self.trust = trust or Trust(settings.keys_dir())
         self._layout = Layout(root)
 
     def writer(self, name: str, *, replace: bool = False, quota: int | None = None) -> Writer:
@@ -59,15 +67,85 @@ class Store:
         """
         check_name(name)
         self._layout.prepare()
+        self.trust.own()  # now: a kernel should not be frozen for what cannot be signed
         with storing(f"The snapshot {name} cannot be written.", self.root):
-            if self._layout.manifest(name).exists():
-                if not replace:
-                    raise name_taken(name)
-                with suppress(Damaged, NoSuchSnapshot):
-                    self._refuse_pinned(self._read(name), "replaced")
+            self._refuse_taken(name, replace)
             sweep(self._layout)
             room = None if quota is None else quota - used(self._layout)
-        return Writer(self._layout, name, replace=replace, room=room, collect=self.collect)
+        return Writer(self._layout, name, replace=replace, room=room, sign=self.trust.sign, collect=self.collect)
+
+    def outgoing(self, name: str) -> Outgoing:
+        """Return the snapshot `name`, to be sent elsewhere and then closed.
+
+        Raises
+        ------
+        Untrusted : as `trusted`: nobody should be sent what is not used here.
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `get`.
+        """
+        self.get(name)
+        with storing(f"The snapshot {name} cannot be read.", self.root):
+            session = Session.for_reading(self._layout.locks)
+        try:
+            manifest, raw = self._trusted(name)
+            with storing(f"The snapshot {name} cannot be read.", self.root):
+                return Outgoing(self._layout, manifest, raw, session)
+        except BaseException:
+            if session is not None:
+                session.close()
+            raise
+
+    def incoming(
+        self, raw: bytes, name: str, *, replace: bool = False, quota: int | None = None, resumable: bool = False
+    ) -> Incoming:
+        """Begin to bring in the snapshot of which `raw` is the signed manifest, and has to be that of `name`.
+
+        With `replace` it may replace one of that name. A snapshot for which the store would take more than `quota`
+        bytes fails. With `resumable`, what has arrived stays for another attempt where this one fails.
+
+        Raises
+        ------
+        Untrusted, Damaged, Incompatible : it is not to be used. Nothing was written.
+        NameTaken, Pinned : as `writer`; or the same snapshot is here under another name.
+        Busy : somebody else is bringing it in.
+        """
+        check_name(name)
+        self.trust.check(raw, name)  # first: nothing of what a stranger wrote is taken apart
+        manifest = Manifest.from_json(raw, name)
+        self._layout.prepare()
+        with storing(f"The snapshot {name} cannot be stored.", self.root):
+            self._refuse_taken(name, replace)
+            sweep(self._layout)
+            room = None if quota is None else quota - used(self._layout)
+        return Incoming(
+            self._layout,
+            manifest,
+            raw,
+            replace=replace,
+            room=room,
+            resumable=resumable,
+            holders=self._holders,
+            collect=self.collect,
+        )
+
+    def holds(self, manifest: Manifest) -> bool:
+        """Tell whether this very snapshot is in the store, under its name."""
+        try:
+            here = self.get(manifest.name)
+        except (NoSuchSnapshot, Damaged):
+            return False
+        return (here.id, here.contents) == (manifest.id, manifest.contents)
+
+    def _holders(self, snapshot_id: str) -> Sequence[str]:
+        """Return the names of the snapshots with an id; a damaged manifest may be one's."""
+        manifests, broken = self.scan()
+        return [m.name for m in manifests if m.id == snapshot_id] or [str(e.data.get("name", "")) for e in broken]
+
+    def _refuse_taken(self, name: str, replace: bool) -> None:
+        if self._layout.manifest(name).exists():
+            if not replace:
+                raise name_taken(name)
+            with suppress(Damaged, NoSuchSnapshot):
+                self._refuse_pinned(self._read(name), "replaced")
 
     def get(self, name: str) -> Manifest:
         """Return the manifest of the snapshot `name`; its files are not looked at.
@@ -81,6 +159,28 @@ class Store:
         if not self._layout.readable():
             raise self._no_such(name)
         return self._read(name)
+
+    def trusted(self, name: str) -> Manifest:
+        """Return the manifest of the snapshot `name`, if it may be used.
+
+        Raises
+        ------
+        Untrusted : nobody who is trusted made it, or it is an older one than was fetched from them.
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `get`.
+        """
+        return self._trusted(name)[0]
+
+    def _trusted(self, name: str) -> tuple[Manifest, bytes]:
+        """Return as well the manifest as it lies in the store."""
+        check_name(name)
+        if not self._layout.readable():
+            raise self._no_such(name)
+        raw = self._raw(name)
+        manifest = Manifest.from_json(raw, name)
+        self.trust.check(raw, name)
+        if self.trust.is_foreign(raw, name):
+            self.trust.check_newest(raw, manifest)
+        return manifest, raw
 
     def scan(self) -> tuple[list[Manifest], list[GpuckptError]]:
         """Return all manifests, newest first, and an error for each that cannot be used."""
@@ -132,6 +232,7 @@ class Store:
         Raises
         ------
         BadName, NoSuchSnapshot : as `get`.
+        Untrusted : nobody who is trusted made it. `into` is not created.
         Damaged, Incompatible : it cannot be used; the text and data say which file and why. `into` is gone then.
         StoreError : `into` has no room for it, or cannot be written.
         """
@@ -164,7 +265,7 @@ class Store:
     def _reading(self, name: str) -> Iterator[Manifest]:
         """Give the manifest of a snapshot, of which nothing is deleted while the context is entered."""
         while True:
-            manifest = self.get(name)
+            manifest = self.trusted(name)
             with storing(f"The snapshot {name} cannot be read.", self.root):
                 session = Session.for_reading(self._layout.locks)
             try:
@@ -225,17 +326,19 @@ class Store:
         return self.collect().freed
 
     def rename(self, name: str, new: str) -> Manifest:
-        """Give the snapshot `name` another name, and return its manifest.
+        """Give the snapshot `name` another name, sign it anew, and return its manifest.
 
         An interruption may leave it with both names; either can be removed.
 
         Raises
         ------
         BadName, NoSuchSnapshot, Damaged, Incompatible : as `get`.
+        Untrusted : as `trusted`: what is signed here is trusted from then on.
         NameTaken : there is one called `new`.
         """
         check_name(new)
-        manifest = replace(self.get(name), name=new)
+        manifest = replace(self.trusted(name), name=new)
+        signed = self.trust.sign(manifest.to_json())
         with storing(f"The snapshot {name} could not be renamed.", self.root):
             # A collection might see neither name while it reads all of them.
             lock = Lock.wait(self._layout.collecting)
@@ -243,7 +346,7 @@ class Store:
                 session = Session(self._layout.locks, "rename")
                 try:
                     draft = self._layout.draft(session.id)
-                    write_new(draft, manifest.to_json())
+                    write_new(draft, signed)
                     try:
                         os.link(draft, self._layout.manifest(new))
                     except FileExistsError:
@@ -257,6 +360,35 @@ class Store:
                     session.close()
             finally:
                 lock.release()
+        return manifest
+
+    def sign(self, name: str) -> Manifest:
+        """Sign a snapshot that has no signature: it counts as one's own from then on.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `get`.
+        Refused : it has a signature.
+        """
+        manifest = self.get(name)
+        with storing(f"The snapshot {name} could not be signed.", self.root):
+            sealed, signature = split(read_small(self._layout.manifest(name), MAX_SIZE))
+            if signature is not None:
+                raise Refused(
+                    f"The snapshot {name} is signed already.",
+                    f"by the holder of the key {signature.key}",
+                    f"To trust all that they sign: `jupyter gpuckpt trust {signature.key}`.",
+                    name=name,
+                    key=signature.key,
+                )
+            session = Session(self._layout.locks, "sign")
+            try:
+                draft = self._layout.draft(session.id)
+                write_new(draft, self.trust.sign(sealed))
+                draft.rename(self._layout.manifest(name))
+                sync_folder(self._layout.snapshots)
+            finally:
+                session.close()
         return manifest
 
     def labels(self, manifest: Manifest) -> Labels:
@@ -360,12 +492,14 @@ class Store:
         return None if broken else manifests
 
     def _read(self, name: str) -> Manifest:
+        return Manifest.from_json(self._raw(name), name)
+
+    def _raw(self, name: str) -> bytes:
         with storing(f"The snapshot {name} cannot be read.", self.root):
             try:
-                raw = read_small(self._layout.manifest(name), MAX_SIZE)
+                return read_small(self._layout.manifest(name), MAX_SIZE)
             except FileNotFoundError:
                 raise self._no_such(name) from None
-        return Manifest.from_json(raw, name)
 
     def _no_such(self, name: str) -> NoSuchSnapshot:
         try:

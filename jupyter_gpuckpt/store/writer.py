@@ -30,31 +30,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..errors import NameTaken, StoreError
+from ..errors import StoreError
 from .chunks import digest
+from .committing import Commit
 from .contents import Contents
 from .cutting import Cut, Source, store_files
-from .durable import make_folder, read_small, sync_folder, write_new
+from .durable import make_folder, sync_folder, write_new
 from .failures import storing
 from .index import read_index, write_part
 from .layout import Layout
-from .manifest import MAX_SIZE, Manifest
+from .manifest import Manifest
 from .names import is_plain_path
 from .pack import PackWriter
 from .parallel import Progress
 from .sessions import Session
 
-__all__ = ["Writer", "name_taken"]
-
-
-def name_taken(name: str) -> NameTaken:
-    """Return the error for a name that a snapshot has already."""
-    return NameTaken(
-        f"A snapshot named {name} exists already.",
-        "a snapshot is never overwritten unless that is asked for",
-        "Choose another name, or save with --replace.",
-        name=name,
-    )
+__all__ = ["Writer"]
 
 
 class Writer:
@@ -65,23 +56,32 @@ class Writer:
     """
 
     def __init__(
-        self, layout: Layout, name: str, *, replace: bool, room: int | None, collect: Callable[[], object]
+        self,
+        layout: Layout,
+        name: str,
+        *,
+        replace: bool,
+        room: int | None,
+        sign: Callable[[bytes], bytes],
+        collect: Callable[[], object],
     ) -> None:
         """Begin; `Store.writer` checks the name and the store first. Raises `StoreError`.
 
-        `room` is how many bytes may be added to the packs; `collect` deletes what only a replaced snapshot needed.
+        `room` is how many bytes may be added to the packs; `sign` adds to a manifest who made it; `collect` deletes
+        what only a replaced snapshot needed.
         """
         self._layout = layout
         self._name = name
         self._replace = replace
+        self._sign = sign
         self._collect = collect
-        self._kept = False  # the manifest may be in place: what it needs must stay
         with storing(f"The snapshot {name} cannot be written.", layout.root):
             self._session = Session(layout.locks, "save")
             self.id = self._session.id
             self._folders: dict[str, Path] = {"": self.directory}
             self._files: list[Source] = []
             self._packs = PackWriter(layout.packs, self.id, room)
+            self._commit = Commit(layout, name, self.id, replace=replace)
             try:
                 make_folder(self.directory)
             except BaseException:
@@ -116,7 +116,7 @@ class Writer:
         """Give up what was not committed and delete it; harmless after a commit."""
         self._packs.close()
         shutil.rmtree(self.directory, ignore_errors=True)
-        if not self._kept:
+        if not self._commit.kept:
             # What cannot be deleted now is litter for a collection: the cause must not be hidden.
             with suppress(OSError, StoreError):
                 self._layout.draft(self.id).unlink(missing_ok=True)
@@ -174,20 +174,11 @@ class Writer:
                 cuda=cuda,
                 process=process,
             )
-            sealed = manifest.to_json()
+            signed = self._sign(manifest.to_json())
             write_new(self._layout.contents_of(self.id), raw)
             sync_folder(self._layout.contents)
-            self._write_draft(sealed)
-            if not self._session.stands():
-                raise StoreError(
-                    f"The snapshot {self._name} was not stored.",
-                    f"somebody deleted the file of its lock, {self._layout.locks / self.id}, so that what it needs "
-                    "may have been deleted, too",
-                    "Save again, and delete nothing by hand in the store.",
-                    name=self._name,
-                )
-            self._put_in_place()
-        self._make_last()
+            self._commit.put_in_place(signed, [self._session])
+        self._commit.make_last()
         # The snapshot is safe: what cannot be tidied up now is litter for a collection.
         with suppress(OSError):
             self._layout.draft(self.id).unlink(missing_ok=True)
@@ -227,50 +218,6 @@ class Writer:
                         raise _odd_file(self._name, path)
                     sources.append(Source(Path(entry.path), about.st_size, path, top == self.directory))
         return sources
-
-    def _write_draft(self, content: bytes) -> None:
-        draft = self._layout.draft(self.id)
-        write_new(draft, content)
-        if read_small(draft, MAX_SIZE) != content:
-            raise OSError(5, "the manifest reads back with other bytes", str(draft))
-
-    def _put_in_place(self) -> None:
-        draft, target = self._layout.draft(self.id), self._layout.manifest(self._name)
-        self._kept = True  # first: an interrupt may come right after the call
-        try:
-            if self._replace:
-                draft.rename(target)
-            else:
-                os.link(draft, target)
-        except FileExistsError:
-            self._kept = False
-            raise name_taken(self._name) from None
-        except OSError:
-            # Failed calls may have taken effect, on a network file system for one.
-            self._kept = self._may_be_in_place()
-            raise
-
-    def _may_be_in_place(self) -> bool:
-        try:
-            raw = read_small(self._layout.manifest(self._name), MAX_SIZE)
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return True
-        return self.id.encode("ascii") in raw
-
-    def _make_last(self) -> None:
-        try:
-            sync_folder(self._layout.snapshots)
-        except OSError as e:
-            raise StoreError(
-                f"The snapshot {self._name} may not last.",
-                f"all of it was written, but the disk did not confirm its name: {e.strerror}",
-                "Look for errors of that disk (`dmesg`), then save again under another name.",
-                errno=e.errno,
-                name=self._name,
-                in_doubt=True,
-            ) from e
 
 
 def _odd_file(name: str, path: str) -> StoreError:

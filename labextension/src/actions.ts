@@ -1,67 +1,50 @@
-/** What a person can do with kernels and snapshots, with the questions that come before. */
+/** What a person can do with kernels and snapshots, with the questions that come before. Loaded when first wanted. */
 
-import { Dialog, showDialog, Notification } from '@jupyterlab/apputils';
+import { Clipboard, Dialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { asError } from './api';
-import { ChecksBody, ErrorBody, ParagraphsBody, SaveBody } from './bodies';
+import type { Widget } from '@lumino/widgets';
+import { AddressBody, ChecksBody, ErrorBody, LogsBody, NameBody, ParagraphsBody, SaveBody } from './bodies';
+import { CompareBody } from './compare';
+import type { Follower } from './follow';
 import { ago, size } from './format';
 import type { Model } from './model';
 import { suggest } from './names';
-import type { IError, IOperation, IProgress, ISnapshot } from './types';
+import type { IError, ILog, ISnapshot } from './types';
 
-/** For how long a notification of a success stays, in milliseconds. */
-const SUCCESS_STAYS = 5000;
-/** How long an operation takes before it gets a notification of its progress, in milliseconds. */
-const PROGRESS_AFTER = 500;
-/** How long a notification is left alone: JupyterLab loses changes of one that it is still drawing. In milliseconds. */
-const DRAWN_AFTER = 1000;
-
-/** The notification of an operation that this page follows. */
-interface IFollowed {
-  progress: IProgress;
-  timer: number;
-  /** The notification's id and when it was made; null before. */
-  made: { id: string; at: number } | null;
-}
-
-/** The notification of how an operation ended. */
-interface IOutcome {
-  message: string;
-  type: Notification.TypeOptions;
-  options: { autoClose: number | false; actions: Notification.IAction[] };
+/** A notebook that is open, and ways to make another of it. */
+export interface INotebooks {
+  /** Write a copy of the notebook with what is not saved yet, run by another kernel, open it, and give its path. */
+  copyOnto(path: string, kernelId: string): Promise<string>;
+  /** End a kernel that no notebook has. */
+  shutDown(kernelId: string): Promise<void>;
 }
 
 export class Actions {
-  /** By the operation's id. */
-  private readonly _followed = new Map<string, IFollowed>();
-  private readonly _waiting = new Map<string, (operation: IOperation) => void>();
+  /** Where a snapshot was sent to last. */
+  private _address = '';
 
   constructor(
     private readonly model: Model,
+    private readonly follower: Follower,
+    private readonly notebooks: INotebooks,
     private readonly trans: TranslationBundle
-  ) {
-    model.moved.connect((_, progress) => void this._onMoved(progress));
-  }
+  ) {}
 
-  /** Ask for a name, and save the kernel of the notebook under it; tell whether that was done. */
-  async save(): Promise<boolean> {
+  /** Ask for a name, and save the kernel of the notebook under it; give the name where that was done. */
+  async save(): Promise<string | null> {
     const { model, trans } = this;
     const kernelId = model.notebook?.kernelId;
     if (!kernelId) {
-      return false;
+      return null;
     }
-    const taken = new Set(model.snapshots.map(snapshot => snapshot.name));
+    const taken = this._names();
     const body = new SaveBody(suggest(model.notebook?.path ?? '', taken), taken, trans);
-    const asked = await showDialog({
-      title: trans.__('Save the kernel'),
-      body,
-      buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.okButton({ label: trans.__('Save') })],
-      focusNodeSelector: 'input'
-    });
-    if (!asked.button.accept || !asked.value) {
-      return false;
+    const asked = await this._ask(trans.__('Save the kernel'), body, trans.__('Save'));
+    if (asked === null) {
+      return null;
     }
-    return this._do(() => model.api.save(kernelId, asked.value as NonNullable<typeof asked.value>));
+    const done = await this.follower.run(() => model.api.save(kernelId, asked));
+    return done?.state === 'done' ? asked.name : null;
   }
 
   /** Ask whether to put the kernel of the notebook back to a snapshot, and do it. */
@@ -86,38 +69,124 @@ export class Actions {
       ],
       defaultButton: 2
     });
-    if (!asked.button.accept || (asked.button.actions.includes('save') && !(await this.save()))) {
+    if (!asked.button.accept) {
       return;
     }
-    await this._do(() => model.api.restore(kernelId, name));
+    let undo: (() => void) | undefined;
+    if (asked.button.actions.includes('save')) {
+      const before = await this.save();
+      if (before === null) {
+        return;
+      }
+      undo = () => void this.follower.run(() => model.api.restore(kernelId, before));
+    }
+    await this.follower.run(() => model.api.restore(kernelId, name), undo);
+  }
+
+  /** Ask for another name of a snapshot, and give it that. */
+  async rename({ name }: ISnapshot): Promise<void> {
+    const { model, trans } = this;
+    const body = new NameBody(name, this._names(), trans);
+    const wanted = await this._ask(trans.__('Rename %1', name), body, trans.__('Rename'));
+    if (wanted !== null && wanted !== name) {
+      await this._change(async () => {
+        await model.api.rename(name, wanted);
+        const back = (): void => void this._change(() => model.api.rename(wanted, name));
+        this.follower.tell(trans.__('%1 is now %2.', name, wanted), back);
+      });
+    }
+  }
+
+  /** Have a snapshot kept from being removed or replaced, or no longer. */
+  async pin({ name, pinned }: ISnapshot): Promise<void> {
+    await this._change(() => this.model.api.pin(name, !pinned));
   }
 
   /** Ask whether to remove a snapshot, and do it. */
   async remove(snapshot: ISnapshot): Promise<void> {
     const { model, trans } = this;
+    const { name, pinned } = snapshot;
+    const remove = pinned ? trans.__('Unpin and remove') : trans.__('Remove');
     const asked = await showDialog({
-      title: trans.__('Remove %1?', snapshot.name),
-      body: new ParagraphsBody([trans.__('The snapshot (%1) will be gone for good.', size(snapshot.size))]),
-      buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.warnButton({ label: trans.__('Remove') })]
+      title: trans.__('Remove %1?', name),
+      body: new ParagraphsBody([
+        pinned ? trans.__('It is pinned: somebody wants it kept.') : '',
+        trans.__('The snapshot (%1) will be gone for good.', size(snapshot.size))
+      ]),
+      buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.warnButton({ label: remove })]
     });
-    if (!asked.button.accept) {
+    if (asked.button.accept) {
+      await this._change(async () => {
+        if (pinned) {
+          await model.api.pin(name, false);
+        }
+        const { freed } = await model.api.remove(name);
+        this.follower.tell(trans.__('Removed %1: %2 freed.', name, size(freed)));
+      });
+    }
+  }
+
+  /** Show what differs between a snapshot and another, which is chosen there. */
+  async compare(snapshot: ISnapshot): Promise<void> {
+    const { model, trans } = this;
+    await this._show(
+      trans.__('Compare %1', snapshot.name),
+      new CompareBody(snapshot, model.snapshots, (old, other) => model.api.difference(old, other), trans)
+    );
+  }
+
+  /** Start a copy of the notebook's kernel as it is, or as it was at a snapshot, and open it in a copy of the notebook. */
+  async fork(snapshot?: ISnapshot): Promise<void> {
+    const { model, notebooks } = this;
+    const notebook = model.notebook;
+    if (!notebook?.kernelId) {
+      return;
+    }
+    const { kernelId, path } = notebook;
+    const forked = await this.follower.run(() => model.api.fork(kernelId, snapshot?.name));
+    const [copy] = (forked?.result?.kernels ?? []) as { id: string }[];
+    if (forked?.state !== 'done' || copy === undefined) {
       return;
     }
     try {
-      const { freed } = await model.api.remove(snapshot);
-      Notification.success(trans.__('Removed %1: %2 freed.', snapshot.name, size(freed)), { autoClose: SUCCESS_STAYS });
+      await notebooks.copyOnto(path, copy.id);
     } catch (reason) {
-      this._complain(asError(reason));
+      // Nobody would find it again.
+      await notebooks.shutDown(copy.id).catch(() => undefined);
+      this.follower.complain(reason);
     }
-    model.refresh();
   }
 
-  /** Ask for an operation to be cancelled. */
-  async cancel(id: string): Promise<void> {
-    try {
-      await this.model.api.cancel(id);
-    } catch (reason) {
-      this._complain(asError(reason));
+  /** Ask for an address, and send a snapshot there. */
+  async share({ name }: ISnapshot): Promise<void> {
+    const { model, trans } = this;
+    const body = new AddressBody(
+      trans.__('Where to'),
+      this._address,
+      trans.__('It holds all of the kernel’s memory: data, keys, passwords. Send it only where those may be.'),
+      trans
+    );
+    const asked = await this._ask(trans.__('Share %1', name), body, trans.__('Send'));
+    if (asked !== null) {
+      this._address = asked.url;
+      await this.follower.run(() => model.api.push(name, asked.url));
+    }
+  }
+
+  /** Ask for an address and a name, and fetch that snapshot from there. */
+  async fetch(): Promise<void> {
+    const { model, trans } = this;
+    const body = new AddressBody(
+      trans.__('Where from'),
+      this._address,
+      trans.__('A restored snapshot is a program that runs as you: fetch only what you trust.'),
+      trans,
+      true
+    );
+    const asked = await this._ask(trans.__('Fetch a snapshot'), body, trans.__('Fetch'));
+    if (asked !== null) {
+      this._address = asked.url;
+      await this.follower.run(() => model.api.pull(asked.url, asked.name));
     }
   }
 
@@ -126,147 +195,73 @@ export class Actions {
     const { model, trans } = this;
     try {
       const { works, checks } = await model.api.doctor();
-      await showDialog({
-        title: works ? trans.__('Kernels can be saved on this machine') : trans.__('Kernels cannot be saved here'),
-        body: new ChecksBody(checks, trans),
-        buttons: [Dialog.okButton({ label: trans.__('Close') })]
-      });
+      const title = works ? trans.__('Kernels can be saved on this machine') : trans.__('Kernels cannot be saved here');
+      await this._show(title, new ChecksBody(checks, trans));
     } catch (reason) {
-      this._complain(asError(reason));
+      this.follower.complain(reason);
     }
   }
 
-  /** Show an error with its cause and what to do next. */
-  async explain(error: IError): Promise<void> {
-    const { trans } = this;
+  /** Show an error with its cause and what to do next, and behind a button what was logged. */
+  async explain(error: IError, operation?: string): Promise<void> {
+    const { model, trans } = this;
+    const logs = operation ? await model.api.log(operation).catch(() => []) : [];
     const doctor = Dialog.createButton({ label: trans.__('Ask the doctor'), actions: ['doctor'] });
+    const log = Dialog.createButton({ label: trans.__('Show the log'), actions: ['log'] });
     const asked = await showDialog({
       title: error.what,
       body: new ErrorBody(error, trans),
-      buttons: [doctor, Dialog.okButton({ label: trans.__('Close') })],
-      defaultButton: 1
+      buttons: [...(logs.length ? [log] : []), doctor, Dialog.okButton({ label: trans.__('Close') })],
+      defaultButton: logs.length ? 2 : 1
     });
     if (asked.button.actions.includes('doctor')) {
       await this.doctor();
+    } else if (asked.button.actions.includes('log')) {
+      await this._showLogs(logs);
     }
   }
 
-  /** Go on showing what was under way when the page was loaded. */
-  async resume(): Promise<void> {
-    try {
-      for (const operation of await this.model.api.operations()) {
-        if (operation.state === 'running') {
-          this._show(operation);
-          this.model.follow(operation);
-        }
-      }
-    } catch {
-      // The list says why the server does not answer.
-    }
-  }
-
-  /** Begin an operation and wait for its end; tell whether it was done. */
-  private async _do(begin: () => Promise<IOperation>): Promise<boolean> {
-    try {
-      const operation = await begin();
-      this._show(operation);
-      const end = new Promise<IOperation>(resolve => this._waiting.set(operation.id, resolve));
-      this.model.follow(operation);
-      // It may have ended before this page knew its id.
-      const now = await this.model.api.operation(operation.id);
-      if (now.state !== 'running') {
-        this.model.follow(now);
-      }
-      return (await end).state === 'done';
-    } catch (reason) {
-      this._complain(asError(reason));
-      return false;
-    }
-  }
-
-  private _show(operation: IProgress): void {
-    const followed: IFollowed = { progress: operation, made: null, timer: 0 };
-    followed.timer = window.setTimeout(() => {
-      const cancel = (event: MouseEvent): void => {
-        event.preventDefault(); // it stays open
-        void this.cancel(operation.id);
-      };
-      const id = Notification.emit(this.progressText(followed.progress), 'in-progress', {
-        autoClose: false,
-        actions: [{ label: this.trans.__('Cancel'), callback: cancel }]
-      });
-      followed.made = { id, at: Date.now() };
-    }, PROGRESS_AFTER);
-    this._followed.set(operation.id, followed);
-  }
-
-  /** Say in one line how far an operation is. */
-  progressText(operation: IProgress): string {
+  private async _showLogs(logs: ILog[]): Promise<void> {
     const { trans } = this;
-    const name = operation.name || trans.__('the latest snapshot');
-    const percent = operation.percent === null ? '' : ` ${operation.percent} %`;
-    return operation.kind === 'save'
-      ? trans.__('Saving %1: %2', name, operation.stage + percent)
-      : trans.__('Restoring %1: %2', name, operation.stage + percent);
-  }
-
-  private async _onMoved(progress: IProgress): Promise<void> {
-    const followed = this._followed.get(progress.id);
-    if (followed === undefined) {
-      return;
-    }
-    followed.progress = progress;
-    if (progress.state === 'running') {
-      if (followed.made !== null) {
-        Notification.update({ id: followed.made.id, message: this.progressText(progress) });
-      }
-      return;
-    }
-    this._followed.delete(progress.id);
-    window.clearTimeout(followed.timer);
-    try {
-      const operation = await this.model.api.operation(progress.id);
-      this._waiting.get(progress.id)?.(operation);
-      this._conclude(followed, operation);
-    } catch (reason) {
-      this._complain(asError(reason));
-    }
-    this._waiting.delete(progress.id);
-  }
-
-  private _conclude({ made }: IFollowed, operation: IOperation): void {
-    const { message, type, options } = this._outcome(operation);
-    if (made === null) {
-      Notification.emit(message, type, options);
-    } else {
-      const left = Math.max(0, made.at + DRAWN_AFTER - Date.now());
-      window.setTimeout(() => Notification.update({ id: made.id, message, type, ...options }), left);
-    }
-  }
-
-  private _outcome({ kind, result, error, state }: IOperation): IOutcome {
-    const { trans } = this;
-    if (state === 'cancelled') {
-      const message = trans.__('Cancelled; the kernel is as it was.');
-      return { message, type: 'info', options: { autoClose: SUCCESS_STAYS, actions: [] } };
-    }
-    if (error !== null || result === null) {
-      const why = error ?? { kind: '', what: trans.__('It failed.'), why: '', then: '' };
-      const explain = { label: trans.__('Why, and what next'), callback: () => void this.explain(why) };
-      return { message: why.what, type: 'error', options: { autoClose: false, actions: [explain] } };
-    }
-    const seconds = result.seconds.toFixed(1);
-    const message =
-      kind === 'save'
-        ? trans.__('Saved %1: %2 in %3 s.', result.name, size(result.size), seconds)
-        : trans.__('Restored %1 in %2 s.', result.name, seconds);
-    return { message, type: 'success', options: { autoClose: SUCCESS_STAYS, actions: [] } };
-  }
-
-  private _complain(error: IError): void {
-    Notification.error(error.what, {
-      autoClose: false,
-      actions: [{ label: this.trans.__('Why, and what next'), callback: () => void this.explain(error) }]
+    const asked = await showDialog({
+      title: trans.__('What was logged'),
+      body: new LogsBody(logs, trans),
+      buttons: [
+        Dialog.createButton({ label: trans.__('Copy'), actions: ['copy'] }),
+        Dialog.okButton({ label: trans.__('Close') })
+      ],
+      defaultButton: 1
     });
+    if (asked.button.actions.includes('copy')) {
+      Clipboard.copyToSystem(logs.map(({ name, text }) => `== ${name}\n${text}`).join('\n'));
+    }
+  }
+
+  private _names(): Set<string> {
+    return new Set(this.model.snapshots.map(snapshot => snapshot.name));
+  }
+
+  /** Change something about the snapshots, and look at them anew. */
+  private async _change(change: () => Promise<unknown>): Promise<void> {
+    try {
+      await change();
+    } catch (reason) {
+      this.follower.complain(reason);
+    }
+    this.model.refresh();
+  }
+
+  private async _ask<T>(title: string, body: Dialog.IBodyWidget<T>, accept: string): Promise<T | null> {
+    const asked = await showDialog({
+      title,
+      body,
+      buttons: [Dialog.cancelButton({ label: this.trans.__('Cancel') }), Dialog.okButton({ label: accept })],
+      focusNodeSelector: 'input'
+    });
+    return asked.button.accept ? asked.value : null;
+  }
+
+  private async _show(title: string, body: Widget): Promise<void> {
+    await showDialog({ title, body, buttons: [Dialog.okButton({ label: this.trans.__('Close') })] });
   }
 }

@@ -2,7 +2,7 @@
 
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
-import type { ICheck, IError, IKernels, IOperation, ISnapshot, ISnapshots } from './types';
+import type { ICheck, IDifference, IError, IExecuted, IKernels, ILog, IOperation, ISnapshots } from './types';
 
 /** An error of the API, with what happened, why, and what to do next. */
 export class ApiError extends Error {
@@ -24,12 +24,16 @@ export function asError(reason: unknown): IError {
   };
 }
 
-/** Asks the server; every method throws an `ApiError` where the server refuses. */
+/** Asks the server; every method throws an `ApiError` where the server refuses. Names of snapshots need no escaping. */
 export class Api {
   constructor(private readonly settings: ServerConnection.ISettings) {}
 
   kernels(): Promise<IKernels> {
     return this.ask('GET', 'kernels');
+  }
+
+  executed(kernelId: string): Promise<IExecuted> {
+    return this.ask('GET', `kernels/${kernelId}/executed`);
   }
 
   snapshots(): Promise<ISnapshots> {
@@ -44,6 +48,10 @@ export class Api {
     return this.ask('GET', `operations/${id}`);
   }
 
+  async log(operation: string): Promise<ILog[]> {
+    return (await this.ask<{ logs: ILog[] }>('GET', `operations/${operation}/log`)).logs;
+  }
+
   cancel(id: string): Promise<IOperation> {
     return this.ask('DELETE', `operations/${id}`);
   }
@@ -56,8 +64,32 @@ export class Api {
     return this.ask('POST', `kernels/${kernelId}/restore`, { name });
   }
 
-  remove(snapshot: ISnapshot): Promise<{ freed: number }> {
-    return this.ask('DELETE', `snapshots/${encodeURIComponent(snapshot.name)}`);
+  fork(kernelId: string, snapshot?: string): Promise<IOperation> {
+    return this.ask('POST', `kernels/${kernelId}/fork`, snapshot === undefined ? {} : { snapshot });
+  }
+
+  remove(name: string): Promise<{ freed: number }> {
+    return this.ask('DELETE', `snapshots/${name}`);
+  }
+
+  rename(name: string, wanted: string): Promise<unknown> {
+    return this.ask('POST', `snapshots/${name}/rename`, { name: wanted });
+  }
+
+  pin(name: string, pinned: boolean): Promise<unknown> {
+    return this.ask('POST', `snapshots/${name}/pin`, { pinned });
+  }
+
+  difference(name: string, other: string): Promise<IDifference> {
+    return this.ask('GET', `snapshots/${name}/diff/${other}`);
+  }
+
+  push(name: string, url: string): Promise<IOperation> {
+    return this.ask('POST', `snapshots/${name}/push`, { url });
+  }
+
+  pull(url: string, name: string): Promise<IOperation> {
+    return this.ask('POST', 'pull', name ? { url, name } : { url });
   }
 
   doctor(): Promise<{ works: boolean; checks: ICheck[] }> {

@@ -3,10 +3,12 @@
 import type { Dialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { Widget } from '@lumino/widgets';
+import '../style/dialogs.css';
 import { isName, NAME_PATTERN } from './names';
-import type { ICheck, IError } from './types';
+import type { ICheck, IError, ILog } from './types';
 
-function element<K extends keyof HTMLElementTagNameMap>(
+/** Make an element with a text and properties. */
+export function element<K extends keyof HTMLElementTagNameMap>(
   tag: K,
   text = '',
   properties: Partial<HTMLElementTagNameMap[K]> = {}
@@ -52,61 +54,151 @@ export class ChecksBody extends Widget {
   }
 }
 
+/** What was logged, to be read and scrolled. */
+export class LogsBody extends Widget {
+  constructor(logs: ILog[], trans: TranslationBundle) {
+    super();
+    this.addClass('jp-gpuckpt-Body');
+    this.addClass('jp-gpuckpt-mod-wide');
+    const titles: Record<string, string> = { criu: trans.__('CRIU'), keeper: trans.__('The kernel’s keeper') };
+    for (const { name, text } of logs) {
+      const title = titles[name] ?? name;
+      const log = element('pre', text, { className: 'jp-gpuckpt-Log', tabIndex: 0 });
+      log.setAttribute('role', 'region');
+      log.setAttribute('aria-label', title);
+      this.node.append(element('h3', title), log);
+    }
+  }
+}
+
+/** A field for a snapshot's name, which says at once what is wrong with it. */
+class NameField {
+  readonly input = element('input', '', { id: 'jp-gpuckpt-name', className: 'jp-mod-styled' });
+  readonly hint = element('p', '', { id: 'jp-gpuckpt-hint', className: 'jp-gpuckpt-FieldHint' });
+
+  /** `judge` says what is to be said of an allowed name, and whether it refuses it. */
+  constructor(
+    name: string,
+    private readonly judge: (name: string) => { says: string; refuses: boolean },
+    private readonly trans: TranslationBundle
+  ) {
+    this.input.value = name;
+    this.input.setAttribute('aria-describedby', this.hint.id);
+    this.hint.setAttribute('role', 'status');
+    this.input.addEventListener('input', () => this._judge());
+    this._judge();
+  }
+
+  get nodes(): HTMLElement[] {
+    return [element('label', this.trans.__('Name'), { htmlFor: this.input.id }), this.input, this.hint];
+  }
+
+  private _judge(): void {
+    const { value } = this.input;
+    const { says, refuses } = isName(value)
+      ? this.judge(value)
+      : {
+          says: this.trans.__('1 to 100 of the letters a–z and A–Z, digits and . _ -, not . or - as the first.'),
+          refuses: true
+        };
+    this.hint.textContent = says;
+    const { valid } = this.input.validity;
+    this.input.setCustomValidity(refuses ? says : '');
+    if (valid !== this.input.validity.valid) {
+      // The dialog accepts nothing while a field is invalid, but looks before the field has judged itself.
+      this.input.dispatchEvent(new Event('input', { bubbles: true }));
+    }
+  }
+}
+
 export interface ISaveRequest {
   name: string;
   message: string;
   replace: boolean;
 }
 
-/** Asks for a snapshot's name and a note, and says at once what is wrong with the name. */
+/** Asks for a snapshot's name and a note. */
 export class SaveBody extends Widget implements Dialog.IBodyWidget<ISaveRequest> {
-  private readonly _name: HTMLInputElement;
-  private readonly _message: HTMLInputElement;
-  private readonly _hint: HTMLElement;
+  private readonly _name: NameField;
+  private readonly _message = element('input', '', { id: 'jp-gpuckpt-message', className: 'jp-mod-styled' });
 
   constructor(
     suggested: string,
     private readonly taken: ReadonlySet<string>,
-    private readonly trans: TranslationBundle
+    trans: TranslationBundle
   ) {
     super();
     this.addClass('jp-gpuckpt-Body');
-    this._name = element('input', '', { id: 'jp-gpuckpt-name', value: suggested, className: 'jp-mod-styled' });
-    // The dialog accepts nothing while a field is invalid.
-    this._name.required = true;
-    this._name.pattern = NAME_PATTERN;
-    this._name.setAttribute('aria-describedby', 'jp-gpuckpt-hint');
-    this._message = element('input', '', { id: 'jp-gpuckpt-message', className: 'jp-mod-styled' });
-    this._hint = element('p', '', { id: 'jp-gpuckpt-hint' });
-    this._hint.setAttribute('role', 'status');
+    const replaces = trans.__('This replaces the snapshot of that name.');
+    this._name = new NameField(suggested, name => ({ says: taken.has(name) ? replaces : '', refuses: false }), trans);
     this.node.append(
-      element('label', trans.__('Name'), { htmlFor: this._name.id }),
-      this._name,
-      this._hint,
+      ...this._name.nodes,
       element('label', trans.__('Note (optional)'), { htmlFor: this._message.id }),
       this._message,
       element('p', trans.__('The kernel stands still for a moment, and runs on.'))
     );
-    this._name.addEventListener('input', () => this._judge());
-    this._judge();
   }
 
   getValue(): ISaveRequest {
-    const name = this._name.value;
+    const name = this._name.input.value;
     return { name, message: this._message.value.trim(), replace: this.taken.has(name) };
   }
 
   protected override onAfterAttach(): void {
-    this._name.select();
+    this._name.input.select();
+  }
+}
+
+/** Asks for another name of a snapshot. */
+export class NameBody extends Widget implements Dialog.IBodyWidget<string> {
+  private readonly _name: NameField;
+
+  constructor(name: string, taken: ReadonlySet<string>, trans: TranslationBundle) {
+    super();
+    this.addClass('jp-gpuckpt-Body');
+    const says = trans.__('There is a snapshot of that name.');
+    const judge = (wanted: string): { says: string; refuses: boolean } =>
+      wanted !== name && taken.has(wanted) ? { says, refuses: true } : { says: '', refuses: false };
+    this._name = new NameField(name, judge, trans);
+    this.node.append(...this._name.nodes);
   }
 
-  private _judge(): void {
-    const { trans } = this;
-    const name = this._name.value;
-    const refusal = isName(name)
-      ? ''
-      : trans.__('1 to 100 of the letters a–z and A–Z, digits and . _ -, not . or - as the first.');
-    this._hint.textContent =
-      refusal || (this.taken.has(name) ? trans.__('This replaces the snapshot of that name.') : '');
+  getValue(): string {
+    return this._name.input.value;
+  }
+
+  protected override onAfterAttach(): void {
+    this._name.input.select();
+  }
+}
+
+export interface IAddress {
+  url: string;
+  name: string;
+}
+
+/** Asks for an address that snapshots are kept at, and where wanted for the name of one there. */
+export class AddressBody extends Widget implements Dialog.IBodyWidget<IAddress> {
+  private readonly _url = element('input', '', { id: 'jp-gpuckpt-address', className: 'jp-mod-styled' });
+  private readonly _name = element('input', '', { id: 'jp-gpuckpt-name', className: 'jp-mod-styled' });
+
+  constructor(label: string, address: string, warning: string, trans: TranslationBundle, named = false) {
+    super();
+    this.addClass('jp-gpuckpt-Body');
+    this._url.value = address;
+    this._url.required = true;
+    this._name.pattern = NAME_PATTERN;
+    this.node.append(element('label', label, { htmlFor: this._url.id }), this._url);
+    if (named) {
+      this.node.append(
+        element('label', trans.__('Name (optional where there is only one)'), { htmlFor: this._name.id }),
+        this._name
+      );
+    }
+    this.node.append(element('p', warning));
+  }
+
+  getValue(): IAddress {
+    return { url: this._url.value.trim(), name: this._name.value };
   }
 }

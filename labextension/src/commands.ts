@@ -1,7 +1,8 @@
-/** Every command, once; palette, menus, toolbar and shortcuts are made from these. */
+/** Every command, once; palette, menus, toolbar, buttons and shortcuts are made from these. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
+import { Menu } from '@lumino/widgets';
 import type { Actions } from './actions';
 import { isOf } from './arrange';
 import { snapshotIcon } from './icons';
@@ -11,7 +12,8 @@ import type { ISnapshot } from './types';
 
 interface ITools {
   model: Model;
-  actions: Actions;
+  /** Load what the commands do. */
+  actions: () => Promise<Actions>;
   trans: TranslationBundle;
   /** Bring the sidebar to the front. */
   show: () => void;
@@ -19,59 +21,143 @@ interface ITools {
   clicked: () => ISnapshot | undefined;
 }
 
+type Args = { name?: unknown };
+
+const NO_ARGS = { args: { type: 'object', properties: {} } } as const;
+const NAME_ARG = { args: { type: 'object', properties: { name: { type: 'string' } } } } as const;
+
 export function addCommands(commands: CommandRegistry, { model, actions, trans, show, clicked }: ITools): void {
-  const named = (args: { name?: unknown }): ISnapshot | undefined =>
+  const named = (args: Args): ISnapshot | undefined =>
     args.name === undefined ? clicked() : model.snapshots.find(snapshot => snapshot.name === args.name);
-  const idle = (): boolean => model.kernel !== undefined && !model.operationOf(model.kernel.kernel_id);
+  const idle = (): boolean => model.kernel !== undefined && model.stateOf(model.kernel.kernel_id) === 'running';
   const latest = (): ISnapshot | undefined => model.snapshots.find(snapshot => isOf(snapshot, model.notebook));
+  /** A command that is about one snapshot. */
+  const about = (
+    id: string,
+    label: string | ((args: Args) => string),
+    execute: (does: Actions, snapshot: ISnapshot) => Promise<void>,
+    more: Partial<CommandRegistry.ICommandOptions> = {}
+  ): void => {
+    commands.addCommand(id, {
+      label,
+      isEnabled: args => named(args) !== undefined,
+      describedBy: NAME_ARG,
+      execute: async args => {
+        const snapshot = named(args);
+        return snapshot && execute(await actions(), snapshot);
+      },
+      ...more
+    });
+  };
 
   commands.addCommand(CommandIDs.save, {
     label: trans.__('Save Kernel…'),
     caption: trans.__('Save the kernel of this notebook under a name; it runs on'),
     icon: snapshotIcon,
     isEnabled: idle,
-    describedBy: { args: { type: 'object', properties: {} } },
-    execute: () => actions.save()
+    describedBy: NO_ARGS,
+    execute: async () => (await actions()).save()
   });
-  commands.addCommand(CommandIDs.restore, {
-    label: args => (typeof args.name === 'string' ? trans.__('Restore %1…', args.name) : trans.__('Restore Snapshot…')),
-    caption: trans.__('Put the kernel of this notebook back to the snapshot'),
-    isEnabled: args => idle() && named(args) !== undefined,
-    describedBy: { args: { type: 'object', properties: { name: { type: 'string' } } } },
-    execute: args => {
-      const snapshot = named(args);
-      return snapshot && actions.restore(snapshot);
+  about(
+    CommandIDs.restore,
+    args => (typeof args.name === 'string' ? trans.__('Restore %1…', args.name) : trans.__('Restore Snapshot…')),
+    (does, snapshot) => does.restore(snapshot),
+    {
+      caption: trans.__('Put the kernel of this notebook back to the snapshot'),
+      isEnabled: args => idle() && named(args) !== undefined
     }
-  });
+  );
   commands.addCommand(CommandIDs.restoreLatest, {
     label: trans.__('Restore Latest Snapshot…'),
     caption: trans.__('Put the kernel of this notebook back to its latest snapshot'),
     isEnabled: () => idle() && latest() !== undefined,
-    describedBy: { args: { type: 'object', properties: {} } },
-    execute: () => {
+    describedBy: NO_ARGS,
+    execute: async () => {
       const snapshot = latest();
-      return snapshot && actions.restore(snapshot);
+      return snapshot && (await actions()).restore(snapshot);
     }
   });
-  commands.addCommand(CommandIDs.remove, {
-    label: trans.__('Remove Snapshot…'),
-    isEnabled: args => named(args) !== undefined,
-    describedBy: { args: { type: 'object', properties: { name: { type: 'string' } } } },
-    execute: args => {
-      const snapshot = named(args);
-      return snapshot && actions.remove(snapshot);
+  about(CommandIDs.rename, trans.__('Rename Snapshot…'), (does, snapshot) => does.rename(snapshot));
+  about(
+    CommandIDs.pin,
+    args => (named(args)?.pinned ? trans.__('Unpin Snapshot') : trans.__('Pin Snapshot')),
+    (does, snapshot) => does.pin(snapshot),
+    { caption: trans.__('A pinned snapshot is neither removed nor replaced') }
+  );
+  about(CommandIDs.compare, trans.__('Compare Snapshot…'), (does, snapshot) => does.compare(snapshot), {
+    isEnabled: args => named(args) !== undefined && model.snapshots.length > 1
+  });
+  about(CommandIDs.share, trans.__('Share Snapshot…'), (does, snapshot) => does.share(snapshot), {
+    caption: trans.__('Send a copy of the snapshot elsewhere'),
+    isVisible: () => model.has('push')
+  });
+  about(CommandIDs.remove, trans.__('Remove Snapshot…'), (does, snapshot) => does.remove(snapshot));
+  commands.addCommand(CommandIDs.fork, {
+    label: trans.__('Fork into a New Notebook'),
+    caption: trans.__('Open a copy of this notebook with a copy of its kernel'),
+    isEnabled: () => idle() && model.has('fork'),
+    isVisible: () => model.has('fork'),
+    describedBy: NO_ARGS,
+    execute: async () => (await actions()).fork()
+  });
+  about(
+    CommandIDs.forkSnapshot,
+    trans.__('Fork Snapshot into a New Notebook'),
+    (does, snapshot) => does.fork(snapshot),
+    {
+      caption: trans.__('Open a copy of this notebook with a kernel as it was at the snapshot'),
+      isEnabled: args => idle() && named(args) !== undefined,
+      isVisible: () => model.has('fork')
     }
+  );
+  commands.addCommand(CommandIDs.fetch, {
+    label: trans.__('Fetch Snapshot…'),
+    caption: trans.__('Fetch a snapshot that was sent elsewhere'),
+    isEnabled: () => model.has('pull'),
+    isVisible: () => model.has('pull'),
+    describedBy: NO_ARGS,
+    execute: async () => (await actions()).fetch()
   });
   commands.addCommand(CommandIDs.show, {
     label: trans.__('Show Kernel Snapshots'),
-    describedBy: { args: { type: 'object', properties: {} } },
+    describedBy: NO_ARGS,
     execute: show
   });
   commands.addCommand(CommandIDs.doctor, {
     label: trans.__('Can Kernels Be Saved Here?'),
     caption: trans.__('Say what speaks for and against saving kernels on this machine'),
-    describedBy: { args: { type: 'object', properties: {} } },
-    execute: () => actions.doctor()
+    describedBy: NO_ARGS,
+    execute: async () => (await actions()).doctor()
   });
   model.changed.connect(() => commands.notifyCommandChanged());
 }
+
+/** Open a menu below its button; it is gone once it is closed, and the button has the focus again. */
+export function openMenu(
+  commands: CommandRegistry,
+  button: HTMLElement,
+  title: string,
+  items: readonly Menu.IItemOptions[]
+): void {
+  const menu = new Menu({ commands });
+  menu.title.label = title;
+  items.forEach(item => menu.addItem(item));
+  menu.aboutToClose.connect(() => {
+    button.focus();
+    requestAnimationFrame(() => menu.dispose());
+  });
+  const { left, bottom } = button.getBoundingClientRect();
+  menu.open(left, bottom);
+}
+
+/** What can be done with a snapshot, but for restoring it. */
+export const SNAPSHOT_COMMANDS: readonly (string | null)[] = [
+  CommandIDs.forkSnapshot,
+  CommandIDs.compare,
+  null,
+  CommandIDs.rename,
+  CommandIDs.pin,
+  CommandIDs.share,
+  null,
+  CommandIDs.remove
+];

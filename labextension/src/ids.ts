@@ -4,6 +4,13 @@ export const CommandIDs = {
   save: 'gpuckpt:save',
   restore: 'gpuckpt:restore',
   restoreLatest: 'gpuckpt:restore-latest',
+  rename: 'gpuckpt:rename',
+  pin: 'gpuckpt:pin',
+  compare: 'gpuckpt:compare',
+  fork: 'gpuckpt:fork',
+  forkSnapshot: 'gpuckpt:fork-snapshot',
+  share: 'gpuckpt:share',
+  fetch: 'gpuckpt:fetch',
   remove: 'gpuckpt:remove',
   show: 'gpuckpt:show',
   doctor: 'gpuckpt:doctor'

@@ -6,9 +6,10 @@ import { INotebookTracker, type NotebookPanel } from '@jupyterlab/notebook';
 import { IRunningSessionManagers } from '@jupyterlab/running';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
-import { Actions } from './actions';
+import type { Actions } from './actions';
 import { Api } from './api';
 import { addCommands } from './commands';
+import { Follower } from './follow';
 import { CommandIDs } from './ids';
 import { Model } from './model';
 import { markStaleCells, trackNotebook } from './notebooks';
@@ -33,8 +34,18 @@ function activate(
   const trans = (translator ?? nullTranslator).load('jupyter_gpuckpt');
   const { commands, serviceManager, shell } = app;
   const model = new Model(new Api(serviceManager.serverSettings), serviceManager.events.stream);
-  const actions = new Actions(model, trans);
-  const sidebar = new Sidebar({ model, actions, commands, trans });
+  // Most pages are left without anything of this having been done: it is loaded when it is first wanted.
+  let loaded: Promise<Actions> | undefined;
+  const actions = (): Promise<Actions> =>
+    (loaded ??= Promise.all([import('./actions'), import('./copies')]).then(
+      ([{ Actions }, { copiesOf }]) => new Actions(model, follower, copiesOf(tracker, serviceManager, commands), trans)
+    ));
+  const follower = new Follower(
+    model,
+    (error, operation) => void actions().then(does => does.explain(error, operation)),
+    trans
+  );
+  const sidebar = new Sidebar({ model, follower, commands, trans });
 
   addCommands(commands, {
     model,
@@ -46,13 +57,14 @@ function activate(
       return model.snapshots.find(snapshot => snapshot.name === line?.dataset.snapshot);
     }
   });
-  for (const command of [CommandIDs.save, CommandIDs.restoreLatest, CommandIDs.show, CommandIDs.doctor]) {
+  const { save, restoreLatest, fork, fetch, show, doctor } = CommandIDs;
+  for (const command of [save, restoreLatest, fork, fetch, show, doctor]) {
     palette?.addItem({ command, category: trans.__('Kernel Snapshots') });
   }
 
   shell.add(sidebar, 'left', { rank: 350, type: 'Kernel Snapshots' });
   restorer?.add(sidebar, sidebar.id);
-  const item = new StatusItem(model, actions, trans);
+  const item = new StatusItem(model, follower, trans);
   statusBar?.registerStatusItem(ID, { item, align: 'middle', isActive: () => model.running.length > 0 });
   if (labShell === null || statusBar === null) {
     item.dispose(); // Notebook has no status bar; the notification and the sidebar say the same
@@ -65,9 +77,11 @@ function activate(
 
   trackNotebook(tracker, model);
   markStaleCells(tracker, model, trans);
+  // Terminals and consoles save, too.
+  labShell?.currentChanged.connect(() => model.refresh());
   void app.restored.then(() => {
     model.refresh();
-    return actions.resume();
+    return follower.resume();
   });
 }
 

@@ -12,8 +12,11 @@ const SNAPSHOTS = 'https://schema.jupyter.org/jupyter_gpuckpt/snapshots/v1';
 /** How often the server is asked while somebody looks: cells and terminals save, too. In milliseconds. */
 const INTERVAL = 10_000;
 
+/** How soon the server is asked again while a kernel is being saved or restored, in milliseconds. */
+const UNDER_WAY = 1000;
+
 export class Model {
-  private _kernels: IKernels = { kernels: [], plain: [], faults: [], unavailable: null };
+  private _kernels: IKernels = { kernels: [], plain: [], faults: [], unavailable: null, features: [] };
   private _snapshots: ISnapshot[] = [];
   private _faults: IError[] = [];
   private _problem: IError | null = null;
@@ -76,6 +79,11 @@ export class Model {
     return this._kernels.unavailable;
   }
 
+  /** Tell whether the server can do something that not every version of it can. */
+  has(feature: string): boolean {
+    return this._kernels.features.includes(feature);
+  }
+
   /** The operations under way. */
   get running(): IProgress[] {
     return [...this._running.values()];
@@ -120,6 +128,16 @@ export class Model {
   /** What is under way on a kernel. */
   operationOf(kernelId: string | null | undefined): IProgress | undefined {
     return this.running.find(operation => operation.kernel_id === kernelId);
+  }
+
+  /** Tell what a kernel is doing, also where another than this server was asked for it. */
+  stateOf(kernelId: string | null | undefined): 'running' | 'saving' | 'restoring' {
+    const kind = this.operationOf(kernelId)?.kind;
+    const state = this._kernels.kernels.find(kernel => kernel.kernel_id === kernelId)?.state;
+    if (kind === 'restore' || state === 'restoring') {
+      return 'restoring';
+    }
+    return kind === 'save' || state === 'saving' ? 'saving' : 'running';
   }
 
   /** Ask the server for everything; while it is being asked, once more afterwards. */
@@ -170,6 +188,10 @@ export class Model {
   private async _fetch(): Promise<void> {
     try {
       const [kernels, found] = await Promise.all([this.api.kernels(), this.api.snapshots()]);
+      if (kernels.kernels.some(({ state }) => state !== 'running')) {
+        // What this server was not asked for tells nothing when it ends.
+        window.setTimeout(() => this.refresh(), UNDER_WAY);
+      }
       const told = JSON.stringify([kernels, found]);
       if (told === this._told && this._problem === null) {
         return;

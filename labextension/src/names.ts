@@ -12,6 +12,17 @@ export function isName(text: string): boolean {
   return ALLOWED.test(text);
 }
 
+/** Return the path of a copy of a notebook beside it, for another kernel; `taken` are the names in its folder. */
+export function forkPath(path: string, taken: ReadonlySet<string>): string {
+  const slash = path.lastIndexOf('/') + 1;
+  const stem = path.slice(slash).replace(/\.ipynb$/, '');
+  let name = `${stem}-fork.ipynb`;
+  for (let number = 2; taken.has(name); number++) {
+    name = `${stem}-fork-${number}.ipynb`;
+  }
+  return path.slice(0, slash) + name;
+}
+
 /** Suggest a name that is not taken: the notebook's, with a number. */
 export function suggest(path: string, taken: ReadonlySet<string>): string {
   const file = path.slice(path.lastIndexOf('/') + 1).replace(/\.ipynb$/, '');

@@ -5,7 +5,7 @@ import { NotebookActions } from '@jupyterlab/notebook';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Model } from './model';
 import { isStale } from './stale';
-import type { INotebook, IProgress, ISnapshot } from './types';
+import type { IExecuted, INotebook } from './types';
 
 const STALE = 'jp-gpuckpt-mod-stale';
 
@@ -16,9 +16,23 @@ export function trackNotebook(tracker: INotebookTracker, model: Model): void {
   };
   tracker.currentChanged.connect(update);
   tracker.widgetAdded.connect((_, panel) => {
-    panel.sessionContext.kernelChanged.connect(update);
+    const { sessionContext } = panel;
+    let restarting = false;
+    sessionContext.kernelChanged.connect(update);
+    sessionContext.statusChanged.connect((_, status) => {
+      if (restarting && status === 'idle') {
+        model.refresh();
+      }
+      restarting = /restarting|dead/.test(status) || (restarting && status !== 'idle');
+    });
+    // A kernel that is put back says so, whoever asked for it: a cell, a terminal, another window.
+    sessionContext.iopubMessage.connect((_, { content }) => {
+      if ('gpuckpt' in content) {
+        model.refresh();
+      }
+    });
     panel.context.pathChanged.connect(update);
-    void panel.sessionContext.ready.then(update);
+    void sessionContext.ready.then(update);
   });
   // A cell may have saved or restored; one that ran for a moment only is not worth a question each.
   NotebookActions.executed.connect((_, { cell }) => {
@@ -33,29 +47,45 @@ function describe(panel: NotebookPanel): INotebook {
   return { path: panel.context.localPath, kernelId: panel.sessionContext.session?.kernel?.id ?? null };
 }
 
-/** After a restore, mark the cells that were run after the snapshot was saved, until they are run again. */
+/**
+ * Mark the cells that were run after the snapshot was saved that their kernel was put back to, until they are run again.
+ *
+ * The kernel itself knows which cells it has run, so the marks are the same in every window and after a reload.
+ */
 export function markStaleCells(tracker: INotebookTracker, model: Model, trans: TranslationBundle): void {
-  model.moved.connect((_, progress: IProgress) => {
-    if (progress.kind === 'restore' && progress.state === 'done') {
-      void model.api.operation(progress.id).then(({ result }) => {
-        tracker.forEach(panel => {
-          if (result !== null && panel.sessionContext.session?.kernel?.id === progress.kernel_id) {
-            mark(panel, result, trans);
-          }
-        });
-      });
+  /** The life of its kernel that each notebook was marked for. */
+  const marked = new WeakMap<NotebookPanel, string>();
+  model.changed.connect(() =>
+    tracker.forEach(panel => {
+      const kernelId = panel.sessionContext.session?.kernel?.id;
+      const kernel = model.kernels.find(candidate => candidate.kernel_id === kernelId);
+      const life = `${kernelId} ${kernel?.started}`;
+      if (kernel === undefined || marked.get(panel) === life || model.stateOf(kernelId) === 'restoring') {
+        return;
+      }
+      marked.set(panel, life);
+      void panel.revealed
+        .then(() => model.api.executed(kernel.kernel_id))
+        .then(executed => mark(panel, executed, trans))
+        .catch(() => marked.delete(panel)); // it is asked again with the next change
+    })
+  );
+  NotebookActions.executionScheduled.connect((_, { cell }) => unmark(cell.node));
+  // The cell that asked for a restore had another number until it was answered.
+  NotebookActions.executed.connect((_, { cell, success }) => {
+    if (success) {
+      unmark(cell.node);
     }
   });
-  NotebookActions.executionScheduled.connect((_, { cell }) => unmark(cell.node));
 }
 
-function mark(panel: NotebookPanel, snapshot: ISnapshot, trans: TranslationBundle): void {
+function mark(panel: NotebookPanel, executed: IExecuted, trans: TranslationBundle): void {
   for (const cell of panel.content.widgets) {
-    const { model } = cell;
-    const executionCount = model.type === 'code' ? (model.sharedModel.toJSON().execution_count as number | null) : null;
-    if (isStale({ executionCount, source: model.sharedModel.getSource() }, snapshot.execution_count)) {
+    const { type, sharedModel } = cell.model;
+    const count = type === 'code' ? (sharedModel.toJSON().execution_count as number | null) : null;
+    if (isStale(sharedModel.getId(), count, executed)) {
       cell.node.classList.add(STALE);
-      cell.node.title = trans.__('Run after %1 was saved: not part of the kernel’s state.', snapshot.name);
+      cell.node.title = trans.__('Run after %1 was saved: not part of the kernel’s state.', executed.restored);
     } else {
       unmark(cell.node);
     }

@@ -5,14 +5,21 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { UseSignal } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
-import type { Actions } from './actions';
 import { arrange, isOf, type IRow } from './arrange';
-import { CommandIDs } from './ids';
+import { openMenu, SNAPSHOT_COMMANDS } from './commands';
+import type { Follower } from './follow';
 import { ago, basename, moment, size } from './format';
+import { CommandIDs } from './ids';
 import { snapshotIcon } from './icons';
 import type { Model } from './model';
 import type { IError, IKernel, INotebook, ISnapshot } from './types';
 
+/** What the keys do with the snapshot whose line has the focus. */
+const KEYS: Record<string, string> = {
+  Enter: CommandIDs.restore,
+  F2: CommandIDs.rename,
+  Delete: CommandIDs.remove
+};
 /** How many lines are drawn at first, and with each wish for more: a thousand would take too long. */
 const PAGE = 100;
 /** Deeper ones are drawn at this depth; the sidebar is narrow. */
@@ -20,7 +27,7 @@ const DEEPEST = 6;
 
 interface IProps {
   model: Model;
-  actions: Actions;
+  follower: Follower;
   commands: CommandRegistry;
   trans: TranslationBundle;
 }
@@ -107,19 +114,31 @@ function Contents(props: IProps): React.JSX.Element {
           {trans.__('Show %1 more', Math.min(hidden, PAGE))}
         </button>
       )}
+      {model.has('pull') && (
+        <button className="jp-gpuckpt-Button" onClick={() => void props.commands.execute(CommandIDs.fetch)}>
+          {trans.__('Fetch a snapshot…')}
+        </button>
+      )}
+      <OtherKernels {...props} />
     </>
   );
 }
 
-function Blank({ error, actions, trans }: IProps & { error: IError }): React.JSX.Element {
+function Blank({ error, model, commands, trans }: IProps & { error: IError }): React.JSX.Element {
   return (
     <div className="jp-gpuckpt-Kernel">
       <strong>{error.what}</strong>
       <p>{error.why}</p>
       <p>{error.then}</p>
-      <button className="jp-gpuckpt-Button" onClick={() => void actions.doctor()}>
-        {trans.__('What the doctor says')}
-      </button>
+      {error === model.problem ? (
+        <button className="jp-gpuckpt-Button" onClick={() => model.refresh()}>
+          {trans.__('Try again')}
+        </button>
+      ) : (
+        <button className="jp-gpuckpt-Button" onClick={() => void commands.execute(CommandIDs.doctor)}>
+          {trans.__('What the doctor says')}
+        </button>
+      )}
     </div>
   );
 }
@@ -164,14 +183,11 @@ function KernelBox(props: IProps): React.JSX.Element {
   );
 }
 
-function SavableKernel({ kernel, model, actions, commands, trans }: IProps & { kernel: IKernel }): React.JSX.Element {
+function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { kernel: IKernel }): React.JSX.Element {
   const operation = model.operationOf(kernel.kernel_id);
-  const words = {
-    running: trans.__('running'),
-    saving: trans.__('being saved'),
-    restoring: trans.__('being restored')
-  };
-  const state = operation ? words[operation.kind === 'save' ? 'saving' : 'restoring'] : words.running;
+  const state = stateText(model.stateOf(kernel.kernel_id), trans);
+  // It may have another name by now.
+  const parent = model.snapshots.find(({ id }) => id === kernel.parent?.id) ?? kernel.parent;
   const memory = size(kernel.memory);
   const gpu = kernel.gpu_memory === null ? trans.__('unknown') : size(kernel.gpu_memory);
   return (
@@ -182,28 +198,75 @@ function SavableKernel({ kernel, model, actions, commands, trans }: IProps & { k
           ? trans.__('Kernel: %1 · %2 memory', state, memory)
           : trans.__('Kernel: %1 · %2 memory · %3 on GPUs', state, memory, gpu)}
         <br />
-        {kernel.parent ? trans.__('At or after %1', kernel.parent.name) : trans.__('Started afresh')}
+        {parent ? trans.__('At or after %1', parent.name) : trans.__('Started afresh')}
       </p>
       {operation ? (
         <>
-          <p role="status">{actions.progressText(operation)}</p>
+          <p role="status">{follower.progressText(operation)}</p>
           <progress
-            aria-label={actions.progressText(operation)}
+            aria-label={follower.progressText(operation)}
             {...(operation.percent === null ? {} : { max: 100, value: operation.percent })}
           />
-          <button className="jp-gpuckpt-Button" onClick={() => void actions.cancel(operation.id)}>
+          <button className="jp-gpuckpt-Button" onClick={() => void follower.cancel(operation.id)}>
             {trans.__('Cancel')}
           </button>
         </>
       ) : (
-        <button
-          className="jp-gpuckpt-Button jp-gpuckpt-mod-accept"
-          onClick={() => void commands.execute(CommandIDs.save)}
-        >
-          {trans.__('Save the kernel…')}
-        </button>
+        <>
+          <button
+            className="jp-gpuckpt-Button jp-gpuckpt-mod-accept"
+            onClick={() => void commands.execute(CommandIDs.save)}
+          >
+            {trans.__('Save the kernel…')}
+          </button>
+          {model.has('fork') && (
+            <button className="jp-gpuckpt-Button" onClick={() => void commands.execute(CommandIDs.fork)}>
+              {trans.__('Fork into a new notebook')}
+            </button>
+          )}
+        </>
       )}
     </div>
+  );
+}
+
+function stateText(state: 'running' | 'saving' | 'restoring', trans: TranslationBundle): string {
+  return {
+    running: trans.__('running'),
+    saving: trans.__('being saved'),
+    restoring: trans.__('being restored')
+  }[state];
+}
+
+/** The kernels of other notebooks, with what they hold: GPU memory is shared by all. */
+function OtherKernels({ model, trans }: IProps): React.JSX.Element | null {
+  const others = model.kernels.filter(kernel => kernel.kernel_id !== model.notebook?.kernelId);
+  if (others.length === 0) {
+    return null;
+  }
+  const held = (kernel: IKernel): string =>
+    kernel.gpu_memory === null ? trans.__('unknown') : size(kernel.gpu_memory);
+  return (
+    <section className="jp-gpuckpt-Section">
+      <h3>{trans.__('Other kernels')}</h3>
+      <ul className="jp-gpuckpt-Kernels" aria-label={trans.__('Other kernels')}>
+        {others.map(kernel => (
+          <li key={kernel.kernel_id} title={kernel.notebook}>
+            <span>{basename(kernel.notebook) || kernel.name}</span>
+            <span>
+              {kernel.gpu_memory === 0
+                ? trans.__('%1 · %2 memory', stateText(model.stateOf(kernel.kernel_id), trans), size(kernel.memory))
+                : trans.__(
+                    '%1 · %2 memory · %3 on GPUs',
+                    stateText(model.stateOf(kernel.kernel_id), trans),
+                    size(kernel.memory),
+                    held(kernel)
+                  )}
+            </span>
+          </li>
+        ))}
+      </ul>
+    </section>
   );
 }
 
@@ -252,28 +315,36 @@ interface ILineProps extends IProps {
   onFocus: () => void;
 }
 
-function Line({ row, active, onFocus, model, actions, trans }: ILineProps): React.JSX.Element {
+function Line({ row, active, onFocus, model, commands, trans }: ILineProps): React.JSX.Element {
   const { snapshot, depth, origin } = row;
+  const { name } = snapshot;
   const here = model.kernel?.parent?.id === snapshot.id;
-  const restorable = model.kernel !== undefined && model.operationOf(model.kernel.kernel_id) === undefined;
+  const restorable = model.kernel !== undefined && model.stateOf(model.kernel.kernel_id) === 'running';
   const tab = active ? 0 : -1;
   const onKeyDown = (event: React.KeyboardEvent): void => {
     if (event.target !== event.currentTarget) {
       return;
     }
-    if (event.key === 'Enter' && restorable) {
+    const command = KEYS[event.key];
+    if (command !== undefined) {
       event.preventDefault();
-      void actions.restore(snapshot);
-    } else if (event.key === 'Delete') {
-      event.preventDefault();
-      void actions.remove(snapshot);
+      if (commands.isEnabled(command, { name })) {
+        void commands.execute(command, { name });
+      }
     }
   };
+  const onMore = (event: React.MouseEvent<HTMLElement>): void =>
+    openMenu(
+      commands,
+      event.currentTarget,
+      name,
+      SNAPSHOT_COMMANDS.map(command => (command ? { command, args: { name } } : { type: 'separator' }))
+    );
   return (
     <li
       role="treeitem"
       className="jp-gpuckpt-Line"
-      data-snapshot={snapshot.name}
+      data-snapshot={name}
       aria-level={depth + 1}
       aria-current={here ? 'true' : undefined}
       aria-selected={active}
@@ -283,8 +354,12 @@ function Line({ row, active, onFocus, model, actions, trans }: ILineProps): Reac
       onKeyDown={onKeyDown}
     >
       <div className="jp-gpuckpt-Name">
-        <span title={snapshot.name}>{snapshot.name}</span>
+        <span title={name}>{name}</span>
         {here && <em>{trans.__('here')}</em>}
+        {snapshot.pinned && <em>{trans.__('pinned')}</em>}
+        {snapshot.tags.map(tag => (
+          <em key={tag}>{tag}</em>
+        ))}
       </div>
       {snapshot.message && <div className="jp-gpuckpt-Message">{snapshot.message}</div>}
       <div className="jp-gpuckpt-About" title={moment(snapshot.created)}>
@@ -295,18 +370,28 @@ function Line({ row, active, onFocus, model, actions, trans }: ILineProps): Reac
           className="jp-gpuckpt-Button"
           tabIndex={tab}
           disabled={!restorable}
-          aria-label={trans.__('Restore %1', snapshot.name)}
-          onClick={() => void actions.restore(snapshot)}
+          aria-label={trans.__('Restore %1', name)}
+          onClick={() => void commands.execute(CommandIDs.restore, { name })}
         >
           {trans.__('Restore')}
         </button>
         <button
           className="jp-gpuckpt-Button"
           tabIndex={tab}
-          aria-label={trans.__('Remove %1', snapshot.name)}
-          onClick={() => void actions.remove(snapshot)}
+          aria-label={trans.__('Remove %1', name)}
+          onClick={() => void commands.execute(CommandIDs.remove, { name })}
         >
           {trans.__('Remove')}
+        </button>
+        <button
+          className="jp-gpuckpt-Button"
+          tabIndex={tab}
+          aria-haspopup="menu"
+          aria-label={trans.__('More about %1', name)}
+          title={trans.__('More')}
+          onClick={onMore}
+        >
+          ⋯
         </button>
       </div>
     </li>

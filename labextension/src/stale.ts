@@ -1,20 +1,13 @@
 /** Which cells are no part of a kernel's state after it was put back to a snapshot. */
 
-/** A code cell as far as that needs it. */
-export interface IRunCell {
-  executionCount: number | null;
-  source: string;
-}
+import type { IExecuted } from './types';
 
-/**
- * Tell whether a cell was run after the snapshot was saved.
- *
- * A snapshot saved from within a cell has that cell's number; one saved between two cells has the number that the
- * next cell will have. So a cell of that very number was run later, unless it is the one that saved.
- */
-export function isStale(cell: IRunCell, savedAt: number | null): boolean {
-  if (savedAt === null || cell.executionCount === null) {
-    return false;
-  }
-  return cell.executionCount > savedAt || (cell.executionCount === savedAt && !cell.source.includes('gpuckpt'));
+/** Tell whether a cell was run, but not by the kernel as it is now: it ran after the snapshot was saved. */
+export function isStale(id: string, executionCount: number | null, executed: IExecuted): boolean {
+  return (
+    executed.restored !== '' &&
+    executionCount !== null &&
+    executed.cells[id] !== executionCount &&
+    !executed.others.includes(executionCount)
+  );
 }

@@ -4,13 +4,13 @@ import { ReactWidget } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { UseSignal } from '@jupyterlab/ui-components';
 import * as React from 'react';
-import type { Actions } from './actions';
+import type { Follower } from './follow';
 import type { Model } from './model';
 
 export class StatusItem extends ReactWidget {
   constructor(
     private readonly model: Model,
-    private readonly actions: Actions,
+    private readonly follower: Follower,
     private readonly trans: TranslationBundle
   ) {
     super();
@@ -18,16 +18,16 @@ export class StatusItem extends ReactWidget {
   }
 
   protected override render(): React.JSX.Element {
-    const { model, actions, trans } = this;
+    const { model, follower, trans } = this;
     return (
       <UseSignal signal={model.changed}>
         {() =>
           model.running.map(operation => (
             <span key={operation.id}>
-              {actions.progressText(operation)}
+              {follower.progressText(operation)}
               <button
-                aria-label={trans.__('Cancel: %1', actions.progressText(operation))}
-                onClick={() => void actions.cancel(operation.id)}
+                aria-label={trans.__('Cancel: %1', follower.progressText(operation))}
+                onClick={() => void follower.cancel(operation.id)}
               >
                 {trans.__('Cancel')}
               </button>

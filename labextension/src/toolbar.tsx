@@ -5,9 +5,10 @@ import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { caretDownIcon, UseSignal } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
-import { Menu } from '@lumino/widgets';
+import type { Menu } from '@lumino/widgets';
 import * as React from 'react';
 import { arrange } from './arrange';
+import { openMenu } from './commands';
 import { CommandIDs } from './ids';
 import type { Model } from './model';
 
@@ -20,26 +21,23 @@ export function restoreButton(model: Model, commands: CommandRegistry, trans: Tr
     icon: caretDownIcon,
     tooltip: trans.__('Restore a snapshot of this kernel'),
     onClick: () => {
-      const menu = new Menu({ commands });
-      menu.title.label = trans.__('Restore');
-      const { own } = arrange(model.snapshots, model.notebook, '');
-      const newest = own.map(row => row.snapshot).sort((a, b) => b.created.localeCompare(a.created));
-      for (const { name } of newest.slice(0, OFFERED)) {
-        menu.addItem({ command: CommandIDs.restore, args: { name } });
+      const own = arrange(model.snapshots, model.notebook, '').own.map(row => row.snapshot);
+      const newest = own.sort((a, b) => b.created.localeCompare(a.created)).slice(0, OFFERED);
+      const items: Menu.IItemOptions[] = newest.map(({ name }) => ({ command: CommandIDs.restore, args: { name } }));
+      if (items.length > 0) {
+        items.push({ type: 'separator' });
       }
-      if (own.length > 0) {
-        menu.addItem({ type: 'separator' });
-      }
-      menu.addItem({ command: CommandIDs.show });
-      menu.aboutToClose.connect(() => requestAnimationFrame(() => menu.dispose()));
-      const { left, bottom } = button.node.getBoundingClientRect();
-      menu.open(left, bottom);
+      openMenu(commands, button.node, trans.__('Restore'), [
+        ...items,
+        { command: CommandIDs.fork },
+        { command: CommandIDs.show }
+      ]);
     }
   });
   return button;
 }
 
-/** Says beside the kernel's own indicator that it is being saved or restored. */
+/** Says in place of the kernel's own indicator that it is being saved or restored. */
 export class Indicator extends ReactWidget {
   constructor(
     private readonly panel: NotebookPanel,
@@ -55,10 +53,9 @@ export class Indicator extends ReactWidget {
   }
 
   private _text(): string {
-    const operation = this.model.operationOf(this.panel.sessionContext.session?.kernel?.id);
-    if (!operation) {
-      return '';
-    }
-    return operation.kind === 'save' ? this.trans.__('Saving') : this.trans.__('Restoring');
+    const state = this.model.stateOf(this.panel.sessionContext.session?.kernel?.id);
+    // The style hides the kernel's own indicator meanwhile, which knows of neither.
+    this.panel.toolbar.node.dataset.gpuckpt = state;
+    return { running: '', saving: this.trans.__('Saving'), restoring: this.trans.__('Restoring') }[state];
   }
 }

@@ -20,6 +20,9 @@ export interface ISnapshot {
   notebook: string;
   kernel_id: string;
   execution_count: number | null;
+  /** Whether it must be neither removed nor replaced. */
+  pinned: boolean;
+  tags: string[];
 }
 
 /** A running kernel that can be saved. */
@@ -30,6 +33,8 @@ export interface IKernel {
   state: 'running' | 'saving' | 'restoring' | 'ended';
   memory: number;
   gpu_memory: number | null;
+  /** When it was started, or put back to a snapshot. */
+  started: string;
   parent: { name: string; id: string } | null;
 }
 
@@ -45,6 +50,26 @@ export interface IKernels {
   plain: IPlainKernel[];
   faults: IError[];
   unavailable: IError | null;
+  /** What the server can do of that which some versions of it cannot: fork, push, pull. */
+  features: string[];
+}
+
+/** Which cells a kernel has executed: any other is no part of its state. */
+export interface IExecuted {
+  /** The snapshot that it was last put back to; empty where it never was. */
+  restored: string;
+  /** By the cell's id, the number that it was last executed under. */
+  cells: Record<string, number>;
+  /** The numbers of cells whose id the client did not tell. */
+  others: number[];
+}
+
+/** What differs between two snapshots: each member that is a list is one kind of contents. */
+export type IDifference = Record<string, unknown>;
+
+export interface ILog {
+  name: string;
+  text: string;
 }
 
 export interface ISnapshots {
@@ -52,10 +77,10 @@ export interface ISnapshots {
   faults: IError[];
 }
 
-/** A save or restore under way, as events tell of it. */
+/** A save, a restore or other long work under way, as events tell of it. */
 export interface IProgress {
   id: string;
-  kind: 'save' | 'restore';
+  kind: string;
   kernel_id: string;
   name: string;
   state: 'running' | 'done' | 'failed' | 'cancelled';
@@ -63,9 +88,9 @@ export interface IProgress {
   percent: number | null;
 }
 
-/** A save or restore with how it ended. */
+/** The same with how it ended. */
 export interface IOperation extends IProgress {
-  result: (ISnapshot & { seconds: number }) | null;
+  result: Record<string, unknown> | null;
   error: IError | null;
 }
 

@@ -1,8 +1,9 @@
 import { arrange, isOf, matches } from '../src/arrange';
+import { changedBytes, differences } from '../src/difference';
 import { ago, basename, size } from '../src/format';
-import { isName, suggest } from '../src/names';
+import { forkPath, isName, suggest } from '../src/names';
 import { isStale } from '../src/stale';
-import type { ISnapshot } from '../src/types';
+import type { IDifference, ISnapshot } from '../src/types';
 
 function snapshot(name: string, more: Partial<ISnapshot> = {}): ISnapshot {
   return {
@@ -16,6 +17,8 @@ function snapshot(name: string, more: Partial<ISnapshot> = {}): ISnapshot {
     notebook: '/home/me/train.ipynb',
     kernel_id: 'k',
     execution_count: 3,
+    pinned: false,
+    tags: [],
     ...more
   };
 }
@@ -115,14 +118,67 @@ describe('arrange', () => {
 });
 
 describe('isStale', () => {
+  const executed = { restored: 'start', cells: { first: 1, again: 5 }, others: [2] };
   it.each([
-    [4, 'x = 1', 3, true],
-    [2, 'x = 1', 3, false],
-    [3, '%gpuckpt save a', 3, false],
-    [3, 'x = 1', 3, true],
-    [null, 'x = 1', 3, false],
-    [9, 'x = 1', null, false]
-  ])('for cell [%s] %j and a snapshot saved at %s is %s', (executionCount, source, savedAt, stale) =>
-    expect(isStale({ executionCount, source }, savedAt)).toBe(stale)
-  );
+    ['first', 1, false],
+    ['again', 5, false],
+    ['again', 3, true],
+    ['lost', 3, true],
+    ['lost', 1, true],
+    ['by another client', 2, false],
+    ['never run', null, false]
+  ])('for cell %j with number %s is %s', (id, count, stale) => expect(isStale(id, count, executed)).toBe(stale));
+
+  it('is never so in a kernel that was not put back', () =>
+    expect(isStale('lost', 3, { ...executed, restored: '' })).toBe(false));
+});
+
+describe('forkPath', () => {
+  it.each([
+    ['train.ipynb', [], 'train-fork.ipynb'],
+    ['deep/in/train.ipynb', ['train-fork.ipynb'], 'deep/in/train-fork-2.ipynb'],
+    ['RTC:a b.ipynb', ['a b.ipynb'], 'RTC:a b-fork.ipynb']
+  ])('puts a copy of %j beside it', (path, taken, copy) => expect(forkPath(path, new Set(taken))).toBe(copy));
+});
+
+describe('differences', () => {
+  const texts = (found: IDifference): unknown =>
+    differences(found, 'a', 'b').map(({ title, head, rows }) => [title, head, rows.map(row => row.map(c => c.text))]);
+
+  it('has a table of each kind of contents, without what is the same', () => {
+    const files = [
+      { path: 'pages', old: 1000, new: 2000, changed: 1500 },
+      { path: 'same', old: 1000, new: 1000, changed: 0 },
+      { path: 'new', old: null, new: 5, changed: 5 }
+    ];
+    expect(texts({ old: 'a', new: 'b', files })).toEqual([
+      [
+        'Files',
+        ['Path', 'a', 'b', 'Changed'],
+        [
+          ['pages', '1.0 kB', '2.0 kB', '1.5 kB'],
+          ['new', '–', '5 B', '5 B']
+        ]
+      ]
+    ]);
+  });
+
+  it('shows kinds that it does not know', () => {
+    expect(texts({ new_ones: ['x', 'y'], memory: { heap: { bytes: 5 }, stack: 7 }, item_count: 3 })).toEqual([
+      ['New ones', ['Name'], [['x'], ['y']]],
+      [
+        'Memory',
+        ['Name', 'Bytes', 'Value'],
+        [
+          ['heap', '5 B', '–'],
+          ['stack', '–', '7 B']
+        ]
+      ]
+    ]);
+  });
+
+  it('counts what the younger one alone holds', () =>
+    expect(changedBytes({ files: [{ changed: 5 }, { changed: 7 }, {}], memory: [{ changed: 1 }] })).toBe(12));
+
+  it('is empty where they hold the same', () => expect(texts({ old: 'a', new: 'b', files: [] })).toEqual([]));
 });

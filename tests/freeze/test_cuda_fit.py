@@ -101,3 +101,57 @@ def test_memory_of_those_that_leave_counts_as_free() -> None:
     assert cuda.fits(here, saved("A"), leaving=[5]) is None
     with pytest.raises(Refused):
         cuda.fits(here, saved("A"))
+
+
+TWO = Machine(gpu(0, "A"), gpu(1, "B"))
+
+
+def on(uuid: str, *uuids: str, used: int = 10) -> dict[str, Any]:
+    """Return what is said of a process that holds memory of one GPU on a machine with these."""
+    return saved(*uuids, processes=[{"pid": 7, "used": {uuid: used * GIB}}])
+
+
+def test_a_gpu_that_is_named_is_used_and_the_map_names_all() -> None:
+    assert cuda.fits(TWO, on("A", "A", "B"), gpus=[1]) == {"A": "B", "B": "A"}
+    assert cuda.fits(TWO, on("A", "A", "B"), gpus=[0]) is None
+    assert cuda.fits(TWO, on("B", "A", "B"), gpus=[0]) == {"A": "B", "B": "A"}
+    assert cuda.fits(TWO, saved("A", "B"), gpus=[1, 0]) == {"A": "B", "B": "A"}
+    assert cuda.fits(TWO, on("A", "A"), gpus=[1]) == {"A": "B"}
+    three = Machine(gpu(0, "A"), gpu(1, "B"), gpu(2, "C"))
+    assert cuda.fits(three, on("A", "A", "B", "C"), gpus=[2]) == {"A": "C", "B": "B", "C": "A"}
+    assert cuda.fits(three, saved("A", "B", "C"), gpus=[1, 2, 0]) == {"A": "B", "B": "C", "C": "A"}
+
+
+def test_where_the_own_gpu_is_too_full_another_one_is_used() -> None:
+    full = Machine(gpu(0, "A", free=9), gpu(1, "B"))
+    assert cuda.fits(full, on("A", "A", "B")) == {"A": "B", "B": "A"}
+    assert cuda.fits(full, on("A", "A")) == {"A": "B"}
+    with pytest.raises(Refused, match=r"GPU 0 .* has 9\.0 GiB free"):
+        cuda.fits(full, on("A", "A", "B"), gpus=[0])
+    other_model = Machine(gpu(0, "A", free=9), gpu(1, "B", name="A100"))
+    with pytest.raises(Refused, match=r"has 9\.0 GiB free"):
+        cuda.fits(other_model, on("A", "A"))
+
+
+def test_every_copy_needs_room() -> None:
+    assert cuda.fits(TWO, on("A", "A", "B"), copies=10) is None
+    with pytest.raises(Refused, match=r"100\.0 GiB free, and 110\.0 GiB are needed"):
+        cuda.fits(TWO, on("A", "A", "B"), copies=11)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "says"),
+    [([2], "there is no GPU 2"), ([0, 1], "it uses 1 GPUs, and 2 were named"), ([1, 1], "it uses 1 GPUs")],
+)
+def test_gpus_that_cannot_be_used_are_refused(gpus: list[int], says: str) -> None:
+    with pytest.raises(Refused, match=says):
+        cuda.fits(TWO, on("A", "A", "B"), gpus=gpus)
+
+
+def test_a_gpu_of_another_model_is_refused() -> None:
+    with pytest.raises(Refused, match="GPU model"):
+        cuda.fits(Machine(gpu(0, "A"), gpu(1, "B", name="A100")), on("A", "A"), gpus=[1])
+
+
+def test_what_was_moved_is_told_by_the_numbers_of_the_gpus() -> None:
+    assert cuda.moves(TWO, on("A", "A", "B"), {"A": "B", "B": "A"}) == ["What was on GPU 0 (A) is now on GPU 1 (B)."]

@@ -85,14 +85,14 @@ def test_vram_passes_criu_by_and_its_memory_is_given_back(notebook: Notebook) ->
     contents = store.contents(store.get("here"))
     sizes = {path: contents.size_of(path) for path in contents.files}
     vram = {path: size for path, size in sizes.items() if path.startswith("vram/")}
-    assert len(vram) == 1
+    assert vram
     assert 1 << 30 <= sum(vram.values()) < 2 << 30
     assert max(size for path, size in sizes.items() if path not in vram) < 1 << 30
+    folder = settings.NAMESPACE_VRAM_DIR
     for _ in range(2):
         assert notebook.value("digest(x) == d") == "True"
-        folder = settings.NAMESPACE_VRAM_DIR
         assert notebook.value(f"__import__('os').listdir({folder!r})") == "[]"
-        assert int(notebook.value(f"__import__('shutil').disk_usage({folder!r}).used")) == 0
+        wait_until(lambda: int(notebook.value(f"__import__('shutil').disk_usage({folder!r}).used")) == 0)
         notebook.run("x.zero_()")
         notebook.run("%gpuckpt restore here", timeout=120)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from copies import forking
 from keeper_faults import assert_no_litter, assert_nothing_left, keeper_pid, processes_of
 from notebooks import Notebook, wait_until
 
@@ -111,6 +113,33 @@ def test_row_24_one_snapshot_is_restored_twenty_times(notebook: Notebook, tmp_pa
         notebook.run("%gpuckpt restore here")
     assert look(notebook, tmp_path, clients) == before
     assert notebook.value("x") == "1"
+
+
+def test_forks_leave_nothing(notebook: Notebook, tmp_path: Path) -> None:
+    """Ten of them; `GPUCKPT_TEST_FORKS=200` makes it as many, which takes minutes."""
+
+    def fork_and_end() -> None:
+        with forking() as fork:
+            (copy,) = fork(notebook)
+            assert copy.value("x") == "1"
+
+    notebook.run("x = 1")
+    clients = connected(notebook)
+    for _ in range(3):  # what is set up once is there by then
+        fork_and_end()
+    wait_until(lambda: len(processes_of(tmp_path)) == 3, what="a copy is left")  # keeper, sleeper, kernel
+    living = processes_of(tmp_path)
+    before, held = look(notebook, tmp_path, clients), memory(notebook)
+    runtime = sorted(path.name for path in (tmp_path / "runtime").rglob("*"))
+    for _ in range(int(os.environ.get("GPUCKPT_TEST_FORKS", "10"))):
+        fork_and_end()
+    wait_until(lambda: processes_of(tmp_path) == living)
+    assert look(notebook, tmp_path, clients) == before
+    assert sorted(path.name for path in (tmp_path / "runtime").rglob("*")) == runtime
+    for who, size in memory(notebook).items():
+        assert size - held[who] < 8e6 + 0.1 * held[who], f"{who} grew from {held[who]} to {size} bytes"
+    notebook.close()
+    assert_nothing_left(tmp_path)
 
 
 @pytest.mark.parametrize("now", [True, False])

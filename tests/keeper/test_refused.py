@@ -12,6 +12,9 @@ import pytest
 from keeper_faults import Asked, Criu, assert_no_litter, assert_works, names, store
 from notebooks import Notebook, StartKernel, wait_until
 
+from jupyter_gpuckpt.store.signatures import split
+from jupyter_gpuckpt.store.trust import Trust
+
 
 def test_row_22_pids_that_are_taken_do_not_matter(start: StartKernel) -> None:
     first, second = start(), start()
@@ -50,20 +53,25 @@ def test_row_23_an_open_file_that_changed_is_named_and_the_kernel_goes_on(
     assert notebook.value("x, f.read()") == "ten  bytes\n".strip()
 
 
-@pytest.mark.parametrize("damage", ["format", "feature", "cut", "byte", "missing", "not JSON"])
-def test_a_damaged_or_newer_snapshot_is_refused_before_the_kernel_is_touched(notebook: Notebook, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["format", "feature", "cut", "byte", "missing", "not JSON", "stranger"])
+def test_a_damaged_newer_or_strange_snapshot_is_refused_before_the_kernel_is_touched(
+    notebook: Notebook, damage: str, tmp_path: Path
+) -> None:
     notebook.run("x = 1")
     notebook.run("%gpuckpt save here")
     notebook.run("x = 2")
     manifest = store() / "snapshots" / "here.json"
     pack = max((store() / "packs").iterdir(), key=lambda path: path.stat().st_size)
-    content = json.loads(manifest.read_text())
+    sealed, _ = split(manifest.read_bytes())
+    content = json.loads(sealed)
     if damage == "format":
         manifest.write_text(json.dumps({**content, "format": content["format"] + 1}))
     elif damage == "feature":
         manifest.write_text(json.dumps({**content, "features": ["teleport"]}))
     elif damage == "not JSON":
         manifest.write_text("{")
+    elif damage == "stranger":
+        manifest.write_bytes(Trust(tmp_path / "keys of a stranger").sign(sealed))
     elif damage == "missing":
         pack.unlink()
     else:
@@ -77,7 +85,8 @@ def test_a_damaged_or_newer_snapshot_is_refused_before_the_kernel_is_touched(not
                 f.write(bytes([byte[0] ^ 1]))
     sleepers = list(notebook.folder.glob("run-*"))
     answer = notebook.fails("%gpuckpt restore here")
-    assert answer.ename == ("Incompatible" if damage in ("format", "feature") else "Damaged")
+    kinds = {"format": "Incompatible", "feature": "Incompatible", "stranger": "UnknownKey"}
+    assert answer.ename == kinds.get(damage, "Damaged")
     assert list(notebook.folder.glob("run-*")) == sleepers
     assert notebook.value("x") == "2"
 

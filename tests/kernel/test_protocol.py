@@ -15,6 +15,7 @@ def class_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
     root: Path = tmp_path_factory.mktemp("protocol")
     os.environ["JUPYTER_RUNTIME_DIR"] = str(root / "runtime")
     os.environ["GPUCKPT_STORE"] = str(root / "store")
+    os.environ["GPUCKPT_KEYS"] = str(root / "keys")
     os.environ["GPUCKPT_LOGS"] = str(root / "logs")
     os.environ["IPYTHONDIR"] = str(root / "ipython")
 

@@ -144,6 +144,23 @@ def test_io_uring(notebook: Notebook, cannot_save: Callable[[], Answer]) -> None
     saves_and_restores(notebook)
 
 
+def test_system_v_shared_memory_is_named_before_anything_is_frozen(
+    notebook: Notebook, cannot_save: Callable[[], Answer]
+) -> None:
+    notebook.run("""
+        import ctypes
+        libc = ctypes.CDLL(None); libc.shmat.restype = ctypes.c_void_p
+        segment = libc.shmget(0, 4096, 0o1600); address = libc.shmat(segment, None, 0)
+        libc.shmctl(segment, 0, None)  # it goes with the last process that has it
+        alive = 41
+    """)
+    answer = cannot_save()
+    assert answer.ename == "Refused"
+    assert "uses System V shared memory" in answer.text
+    notebook.run("libc.shmdt(ctypes.c_void_p(address))")
+    saves_and_restores(notebook)
+
+
 def test_a_child_at_a_terminal_of_its_own_is_saved(notebook: Notebook) -> None:
     """As pexpect, `script` and jupyter's terminals do it: a pty, with both of its ends in the kernel's tree."""
     notebook.run("""

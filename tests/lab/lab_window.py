@@ -10,7 +10,7 @@ from typing import Any
 
 import nbformat
 from jupyter_servers import TOKEN, Server
-from playwright.sync_api import Browser, ConsoleMessage, Locator, expect
+from playwright.sync_api import Browser, ConsoleMessage, Error, Locator, expect
 
 CONFIG = "c.LabApp.expose_app_in_browser = True\n"
 """For the server: tests reach the application by ``window.jupyterapp``."""
@@ -50,11 +50,15 @@ class Window:
         self.page = self._context.new_page()
         self.page.set_default_timeout(PATIENCE)
         self.page.on("console", self._on_console)
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("pageerror", self._on_page_error)
 
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning") and "gpuckpt" in f"{message.text} {message.location}":
             self.complaints.append(message.text)
+
+    def _on_page_error(self, error: Error) -> None:
+        if "gpuckpt" in f"{error} {error.stack}":
+            self.complaints.append(str(error))
 
     def close(self) -> None:
         self._context.close()
@@ -95,7 +99,15 @@ class Window:
         self.toolbar("gpuckpt-save").locator('jp-button[aria-disabled="false"]').wait_for()
 
     def toolbar(self, item: str) -> Locator:
-        return self.page.locator(f'.jp-NotebookPanel-toolbar [data-jp-item-name="{item}"]')
+        shown = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-NotebookPanel-toolbar"
+        return self.page.locator(f'{shown} [data-jp-item-name="{item}"]')
+
+    def restart_kernel(self) -> None:
+        """Have the kernel start afresh, and wait until it is there."""
+        # Not waited for: the command ends when its question is answered.
+        self.page.evaluate("() => void window.jupyterapp.commands.execute('kernelmenu:restart')")
+        self.accept("Confirm Kernel Restart")
+        self.page.wait_for_function(_IS_IDLE)
 
     def run(self, code: str) -> Locator:
         """Type code into the last cell, run it, wait until it is done, and return the cell."""
@@ -141,11 +153,12 @@ class Window:
         told.wait_for()
         return told
 
-    def save(self, name: str) -> None:
+    def save(self, name: str, note: str = "") -> None:
         """Save the kernel by way of the toolbar, and wait for it."""
         self.kernel_is_ready()
         self.toolbar("gpuckpt-save").click()
         self.dialog.get_by_label("Name").fill(name)
+        self.dialog.get_by_label("Note").fill(note)
         self.accept("Save")
         self.is_told(f"Saved {name}")
 
@@ -155,6 +168,12 @@ class Window:
         self.line(name).get_by_role("button", name=f"Restore {name}").click()
         self.accept("Restore")
         self.is_told(f"Restored {name}")
+
+    def more(self, name: str, command: str) -> None:
+        """Choose a command from the menu behind a snapshot's button."""
+        self.line(name).hover()
+        self.line(name).get_by_role("button", name=f"More about {name}").click()
+        self.page.get_by_role("menuitem", name=command).click()
 
     def dark(self) -> None:
         """Change to the dark theme, and wait until it is there."""

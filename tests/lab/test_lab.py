@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 
 import pytest
 from jupyter_servers import Server
@@ -16,6 +17,7 @@ _STALE = re.compile("jp-gpuckpt-mod-stale")
 
 def _remove_all(server: Server) -> None:
     for snapshot in server.ask("GET", "snapshots")["snapshots"]:
+        server.ask("POST", f"snapshots/{snapshot['name']}/pin", {"pinned": False})
         server.ask("DELETE", f"snapshots/{snapshot['name']}")
 
 
@@ -64,9 +66,10 @@ def test_what_would_be_lost_can_be_saved_first(lab: Server, open_window: OpenWin
     window.accept("Save first…")
     window.dialog.get_by_label("Name").fill("two")
     window.accept("Save")
-    window.is_told("Restored one")
+    told = window.is_told("Restored one")
     assert window.value("x") == "1"
-    window.restore("two")
+    told.get_by_role("button", name="Undo").click()
+    window.is_told("Restored two")
     assert window.value("x") == "2"
 
 
@@ -92,6 +95,66 @@ def test_a_snapshot_is_removed(lab: Server, open_window: OpenWindow) -> None:
     window.is_told("Removed unwanted")
     expect(window.line("unwanted")).to_have_count(0)
     expect(window.sidebar).to_contain_text("No snapshots of this notebook yet.")
+
+
+def test_a_snapshot_is_renamed_and_that_taken_back(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "rename.ipynb")
+    window.save("taken")
+    window.save("old")
+    window.show_sidebar()
+    window.more("old", "Rename Snapshot…")
+    window.dialog.get_by_label("Name", exact=True).fill("taken")
+    expect(window.dialog).to_contain_text("There is a snapshot of that name.")
+    expect(window.dialog.get_by_role("button", name="Rename", exact=True)).to_be_disabled()
+    window.dialog.get_by_label("Name", exact=True).fill("new")
+    assert window.accessibility_faults(".jp-Dialog") == []
+    window.accept("Rename")
+    expect(window.line("new")).to_contain_text("here")
+    expect(window.sidebar).to_contain_text("At or after new")
+    window.is_told("old is now new").get_by_role("button", name="Undo").click()
+    expect(window.line("old")).to_be_visible()
+    expect(window.line("new")).to_have_count(0)
+
+
+def test_a_pinned_snapshot_is_not_removed_by_mistake(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "pin.ipynb")
+    window.save("kept")
+    window.show_sidebar()
+    window.more("kept", "Pin Snapshot")
+    expect(window.line("kept")).to_contain_text("pinned")
+    window.more("kept", "Remove Snapshot…")
+    expect(window.dialog).to_contain_text("It is pinned")
+    window.accept("Cancel")
+    window.more("kept", "Unpin Snapshot")
+    expect(window.line("kept")).not_to_contain_text("pinned")
+    window.more("kept", "Pin Snapshot")
+    expect(window.line("kept")).to_contain_text("pinned")
+    window.line("kept").focus()
+    window.page.keyboard.press("Delete")
+    window.accept("Unpin and remove")
+    expect(window.line("kept")).to_have_count(0)
+
+
+def test_two_snapshots_are_compared(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "compare.ipynb")
+    for name in ("small", "large"):
+        window.save(name)
+        window.run("import os; grown = os.urandom(20_000_000)")
+    window.save("largest")
+    window.show_sidebar()
+    window.more("large", "Compare Snapshot…")
+    expect(window.dialog.get_by_label("With")).to_have_value(_id_of(lab, "small"))
+    found = window.dialog.get_by_role("region", name="What differs")
+    expect(found.get_by_role("columnheader", name="large")).to_be_visible()
+    expect(found).to_contain_text("of large are not in small.")
+    window.dialog.get_by_label("With").select_option("largest")
+    expect(found.get_by_role("columnheader", name="largest")).to_be_visible()
+    assert window.accessibility_faults(".jp-Dialog") == []
+    window.accept("Close")
+
+
+def _id_of(server: Server, name: str) -> str:
+    return str(server.ask("GET", f"snapshots/{name}")["id"])
 
 
 def test_snapshots_form_a_tree_and_are_searched(lab: Server, open_window: OpenWindow) -> None:
@@ -138,7 +201,24 @@ def test_by_the_keyboard_alone(lab: Server, open_window: OpenWindow) -> None:
     press("Delete")
     window.dialog.wait_for()
     press("Escape")
-    expect(window.line("by-hand")).to_be_visible()
+    expect(window.line("by-hand")).to_be_focused()
+    press("F2")
+    window.dialog.wait_for()
+    window.page.keyboard.insert_text("by-key")
+    press("Enter")
+    expect(window.line("by-key")).to_be_visible()
+    window.line("by-key").focus()
+    press("Shift+F10")
+    window.page.get_by_role("menuitem", name="Pin Snapshot").wait_for()
+    press("Escape")
+    window.line("by-key").focus()
+    for _ in ("Restore", "Remove", "⋯"):
+        press("Tab")
+    press("Enter")
+    window.page.get_by_role("menuitem", name="Pin Snapshot").wait_for()
+    press("p")  # goes to the command that begins with it
+    press("Enter")
+    expect(window.line("by-key")).to_contain_text("pinned")
 
 
 def test_a_failure_says_why_and_what_next(lab: Server, open_window: OpenWindow) -> None:
@@ -151,8 +231,28 @@ def test_a_failure_says_why_and_what_next(lab: Server, open_window: OpenWindow) 
     expect(window.dialog).to_contain_text("ZeroDivisionError")
     expect(window.dialog).to_contain_text("Next:")
     assert window.accessibility_faults(".jp-Dialog") == []
+    # Where nothing was logged there is nothing to show.
+    expect(window.dialog.get_by_role("button", name="Show the log")).to_have_count(0)
     window.accept("Close")
     assert window.value("1 + 1") == "2"
+
+
+def test_the_log_is_behind_an_error(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "log.ipynb")
+    path = str(lab.folder / "s")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        window.run(f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({path!r})")
+        with listener.accept()[0]:
+            window.toolbar("gpuckpt-save").click()
+            window.accept("Save")
+            told = window.page.locator(".Toastify__toast--error")
+            told.get_by_role("button", name="Why, and what next").click()
+    window.accept("Show the log")
+    expect(window.dialog.get_by_role("region", name="CRIU")).to_contain_text("half of stream unix connection")
+    assert window.accessibility_faults(".jp-Dialog") == []
+    window.accept("Close")
 
 
 def test_a_save_is_cancelled(lab: Server, open_window: OpenWindow) -> None:
@@ -238,8 +338,43 @@ def test_a_page_reloaded_in_mid_restore_goes_on_telling(lab: Server, open_window
     window.page.keyboard.press("Enter")
     window.accept("Restore")
     expect(window.toolbar("gpuckpt-state")).to_have_text("Restoring")
+    expect(window.page.locator(".jp-NotebookPanel-toolbar .jp-Notebook-ExecutionIndicator")).to_be_hidden()
     window.page.reload()
     window.loaded()
     window.is_told("Restoring slow")
+    expect(window.toolbar("gpuckpt-state")).to_have_text("Restoring")
     window.is_told("Restored slow")
+    expect(window.page.locator(".jp-NotebookPanel-toolbar .jp-Notebook-ExecutionIndicator")).to_be_visible()
     assert window.value("x") == "1"
+
+
+def test_marks_are_there_after_a_reload_and_in_another_window(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "marks.ipynb")
+    window.run("x = 1")
+    window.save("one")
+    window.run("x = 2")
+    window.show_sidebar()
+    window.restore("one")
+    window.run("x = 3")
+    window.command("docmanager:save")
+    window.page.reload()
+    window.loaded()
+    for each in (window, open_window(lab, "marks.ipynb")):
+        cells = each.page.locator(".jp-CodeCell")
+        expect(cells.nth(1)).to_have_class(_STALE)
+        # The number of the third is that of the second: it ran in its place.
+        expect(cells.nth(2).locator(".jp-InputPrompt")).to_have_text("[2]:")
+        for place in (0, 2):
+            expect(cells.nth(place)).not_to_have_class(_STALE)
+
+
+def test_a_restore_by_a_cell_marks_cells_too(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "by-cell.ipynb")
+    saving = window.run("%gpuckpt save here")
+    changed = window.run("x = 2")
+    asking = window.run("%gpuckpt restore here")
+    expect(changed).to_have_class(_STALE)
+    for cell in (saving, asking):
+        expect(cell).not_to_have_class(_STALE)
+    window.restart_kernel()
+    expect(changed).not_to_have_class(_STALE)

@@ -14,6 +14,10 @@ from playwright.sync_api import expect
 pytestmark = pytest.mark.criu
 
 _OPENED = 200  # milliseconds
+_MOST = 50_000  # bytes of our own JavaScript that a page loads at its start
+_LOADED = """() => Object.fromEntries(performance.getEntriesByType("resource")
+  .filter(({ name }) => name.includes("/extensions/jupyter_gpuckpt/"))
+  .map(({ name, decodedBodySize }) => [name, decodedBodySize]))"""
 _OPEN = """async () => {
   const began = performance.now();
   await window.jupyterapp.commands.execute("gpuckpt:show");
@@ -44,11 +48,13 @@ def test_light_and_dark(lab: Server, open_window: OpenWindow, tmp_path: Path) ->
     # `make screenshots` keeps them for the README.
     folder = Path(os.environ.get("GPUCKPT_SCREENSHOTS") or tmp_path)
     window = open_window(lab, "finetune.ipynb")
+    window.page.set_viewport_size({"width": 1280, "height": 560})
     window.show_sidebar()
     window.run("weights = list(range(6))")
-    for number in (1, 2):
+    for number, note in ((1, "loss 0.42"), (2, "loss 0.31, the best so far")):
         window.run(f"weights = [w * {number} for w in weights]")
-        window.save(f"epoch-{number}")
+        window.save(f"epoch-{number}", note)
+    window.more("epoch-2", "Pin Snapshot")
     window.run("weights = None  # by mistake")
     window.restore("epoch-1")
     window.run("weights")
@@ -62,6 +68,20 @@ def test_light_and_dark(lab: Server, open_window: OpenWindow, tmp_path: Path) ->
         window.page.screenshot(path=folder / f"jupyterlab-{theme}.png")
         assert (folder / f"jupyterlab-{theme}.png").stat().st_size > 10_000
         assert _faults(window) == []
+
+
+def test_little_is_loaded_at_the_start(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "start.ipynb")
+    window.kernel_is_ready()
+    window.show_sidebar()
+    loaded = window.page.evaluate(_LOADED)
+    assert any("remoteEntry" in name for name in loaded)
+    assert 10_000 < sum(loaded.values()) < _MOST, loaded
+    # The rest comes when it is wanted.
+    window.toolbar("gpuckpt-save").click()
+    window.dialog.wait_for()
+    assert len(window.page.evaluate(_LOADED)) > len(loaded)
+    window.accept("Cancel")
 
 
 def test_a_thousand_snapshots_are_shown_at_once(lab: Server, open_window: OpenWindow) -> None:

@@ -15,7 +15,12 @@ import jupyter_gpuckpt.server.routes
 from jupyter_gpuckpt.server.routes import ROUTES
 
 SPEC = Path(jupyter_gpuckpt.server.routes.__file__).with_name("rest-api.yml")
-_EXAMPLES = {"kernel_id": "01234567-89ab-cdef-0123-456789abcdef", "name": "some-name", "id": "0" * 32}
+_EXAMPLES = {
+    "kernel_id": "01234567-89ab-cdef-0123-456789abcdef",
+    "name": "some-name",
+    "other": "other-name",
+    "id": "0" * 32,
+}
 _METHODS = ("get", "post", "put", "patch", "delete")
 _READ_ONLY = """
 from jupyter_server.auth import Authorizer
@@ -47,7 +52,7 @@ def test_the_description_has_every_route_and_no_other() -> None:
     described = {(method, _path(template)) for method, template in _described()}
     served = {
         (method, path)
-        for pattern, (handler, _) in ROUTES.items()
+        for pattern, handler in ROUTES.items()
         for path in {path for _, path in described if re.fullmatch(pattern, path)} or {f"not described: {pattern}"}
         for method in _METHODS
         if method in vars(handler)

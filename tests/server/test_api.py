@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import uuid
 from pathlib import Path
 
@@ -71,6 +72,72 @@ def test_a_snapshot_is_renamed_and_pinned(server: Server) -> None:
 
 
 @needs_criu
+def test_snapshots_are_compared_and_their_origins_told(server: Server) -> None:
+    with server.notebook() as (kernel_id, notebook):
+        server.save(kernel_id, "before")
+        notebook.run("import os; grown = os.urandom(20_000_000)")
+        server.save(kernel_id, "after")
+    told = server.ask("GET", "snapshots/before/diff/after")
+    assert (told["old"], told["new"]) == ("before", "after")
+    assert sum(file["changed"] for file in told["files"]) > 20_000_000
+    assert [s["name"] for s in server.ask("GET", "snapshots/after/log")["snapshots"]] == ["after", "before"]
+    assert server.ask("GET", "snapshots/before/diff/none", status=404)["error"]["kind"] == "NoSuchSnapshot"
+
+
+@needs_criu
+def test_the_kernel_tells_what_it_has_executed_and_a_restore_takes_that_back(server: Server) -> None:
+    with server.notebook() as (kernel_id, notebook):
+        notebook.run("1")
+        assert server.ask("GET", f"kernels/{kernel_id}/executed") == {"restored": "", "cells": {}, "others": [1]}
+        server.save(kernel_id, "first")
+        notebook.run("2")
+        notebook.client.execute("unseen = 1", silent=True)
+        assert server.ask("GET", f"kernels/{kernel_id}/executed")["others"] == [1, 2]
+        assert (
+            server.finish(server.ask("POST", f"kernels/{kernel_id}/restore", {"name": "first"}, 202))["error"] is None
+        )
+        told = server.ask("GET", f"kernels/{kernel_id}/executed")
+        assert told == {"restored": "first", "cells": {}, "others": [1]}
+
+
+@needs_criu
+def test_a_failure_has_its_logs_without_secrets(server: Server, tmp_path: Path) -> None:
+    secret = "hunter2-in-the-kernel"
+    with socket.socket(socket.AF_UNIX) as listener, server.notebook() as (kernel_id, notebook):
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        notebook.run(f"import os, socket; os.environ['SECRET'] = {secret!r}; os.write(2, {secret!r}.encode())")
+        notebook.run(f"s = socket.socket(socket.AF_UNIX); s.connect({str(tmp_path / 's')!r})")
+        peer, _ = listener.accept()
+        with peer:
+            failed = server.finish(server.ask("POST", f"kernels/{kernel_id}/save", {"name": "never"}, 202))
+        logs = {log["name"]: log["text"] for log in server.ask("GET", f"operations/{failed['id']}/log")["logs"]}
+        assert failed["error"]["data"]["criu_error"] in logs["criu"]
+        whole = server.ask("GET", f"kernels/{kernel_id}/log")["logs"]
+        key = notebook.client.session.key.decode()
+        for hidden in (secret, key, TOKEN):
+            assert hidden not in json.dumps([logs, whole])
+
+
+@needs_criu
+def test_the_log_of_an_operation_that_lost_its_kernel_is_kept(server: Server) -> None:
+    with server.notebook() as (kernel_id, notebook):
+        notebook.run("import jupyter_gpuckpt, os, signal")
+        notebook.run(
+            "jupyter_gpuckpt.before_save(lambda: os.write(2, b'my-secret') and os.kill(os.getpid(), signal.SIGKILL))"
+        )
+        failed = server.finish(server.ask("POST", f"kernels/{kernel_id}/save", {"name": "never"}, 202))
+    assert failed["state"] == "failed"
+    (log,) = server.ask("GET", f"operations/{failed['id']}/log")["logs"]
+    assert "the kernel ended with status -9" in log["text"]
+    assert "my-secret" not in log["text"]
+
+
+def test_what_this_version_can_do_is_told(server: Server) -> None:
+    assert server.ask("GET", "kernels")["features"] == ["fork", "push", "pull"]
+
+
+@needs_criu
 def test_a_taken_name_is_the_operation_s_error(server: Server) -> None:
     with server.notebook() as (kernel_id, _):
         server.save(kernel_id, "taken")
@@ -136,13 +203,6 @@ def test_odd_bodies_are_refused(server: Server, body: str) -> None:
     response = server.request("POST", f"api/gpuckpt/kernels/{uuid.uuid4()}/save", data=body)
     assert response.status_code == 400
     assert response.json()["error"]["then"]
-
-
-@pytest.mark.parametrize("path", [f"kernels/{uuid.uuid4()}/fork", "snapshots/x/push", "pull"])
-def test_what_does_not_exist_yet_says_so(server: Server, path: str) -> None:
-    error = server.ask("POST", path, status=404)["error"]
-    assert error["kind"] == "NotYet"
-    assert error["then"]
 
 
 def test_an_operation_that_is_not_there(server: Server) -> None:

@@ -20,8 +20,12 @@ from disk_model import Disk
 from store_helpers import FILES, abandon, fill, litter, open_by_mode, read_back, readable_by_others, save
 from system_calls import CHANGES, READS, Fault, run
 
+from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.store.container import export_snapshot, import_snapshot
+from jupyter_gpuckpt.store.sealing import Secrets
+from jupyter_gpuckpt.store.trust import Trust
 
 CHANGED = {**FILES, "core-1.img": b"another core"}
 
@@ -45,6 +49,19 @@ def prepare_litter(store: Store) -> None:
         writer = store.writer("never")
         fill(writer)
         abandon(writer)
+
+
+def prepare_export(store: Store) -> None:
+    save(store, "other", "old")
+    maker = Store(store.root.parent / "maker")
+    save(maker, "it", "new", CHANGED)
+    with (store.root.parent / "it.export").open("wb") as out:
+        export_snapshot(maker, "it", out, Secrets(settings.keys_dir()))
+
+
+def operate_import(store: Store) -> None:
+    with (store.root.parent / "it.export").open("rb") as source:
+        import_snapshot(store, source, "it.export", Secrets(settings.keys_dir()))
 
 
 def operate_save(store: Store) -> None:
@@ -71,6 +88,7 @@ OPERATIONS: dict[str, tuple[Callable[[Store], None], Callable[[Store], None]]] =
     "first save": (prepare_nothing, operate_save),
     "save": (prepare_other, operate_save),
     "replace": (prepare_two, operate_replace),
+    "import": (prepare_export, operate_import),
     "remove": (prepare_two, operate_remove),
     "collect": (prepare_litter, operate_collect),
     "open": (prepare_two, operate_open),
@@ -92,6 +110,7 @@ def state(store: Store) -> dict[str, Any]:
 
 def main(kind: str, operation: str, folder: Path) -> None:
     prepare, operate = OPERATIONS[operation]
+    Trust(settings.keys_dir()).own()  # made once, not in the first case alone
     template = folder / "template"
     prepare(Store(template))
     reading = kind.startswith("read")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_helpers import FILES, abandon, everything, fill, litter, packs_of, read_back, save
 
-from jupyter_gpuckpt.errors import Damaged, GpuckptError, Incompatible, StoreError
+from jupyter_gpuckpt.errors import Damaged, GpuckptError, Incompatible, StoreError, Unsigned
 from jupyter_gpuckpt.store import Manifest, Store
 from jupyter_gpuckpt.store.contents import Contents
 
@@ -25,14 +25,14 @@ def sealed(members: dict[str, Any]) -> bytes:
 
 
 def members_of(store: Store) -> dict[str, Any]:
-    members: dict[str, Any] = json.loads((store.root / "snapshots" / "it.json").read_bytes())
+    members: dict[str, Any] = json.loads((store.root / "snapshots" / "it.json").read_bytes().splitlines()[0])
     del members["blake3"]
     return members
 
 
 def rewrite(store: Store, changes: dict[str, Any]) -> None:
     path = store.root / "snapshots" / "it.json"
-    path.write_bytes(sealed({**members_of(store), **changes}))
+    path.write_bytes(store.trust.sign(sealed({**members_of(store), **changes})))
 
 
 def flip(content: bytes) -> bytes:
@@ -191,8 +191,8 @@ def test_every_changed_or_missing_byte_of_a_manifest_is_noticed(store: Store) ->
     good = path.read_bytes()
     for i in range(len(good)):
         for changed in (good[:i] + bytes([good[i] ^ 1]) + good[i + 1 :], good[:i]):
-            with pytest.raises((Damaged, Incompatible)):
-                Manifest.from_json(changed, "it")
+            with pytest.raises((Damaged, Incompatible, Unsigned)):
+                store.trust.check(changed, Manifest.from_json(changed, "it").name)
     path.write_bytes(flip(good))
     with pytest.raises(Damaged):
         read_back(store, "it")

@@ -19,6 +19,7 @@ BEFORE = {
     "first save": {},
     "save": {"other": "old"},
     "replace": {"other": "old", "it": "old"},
+    "import": {"other": "old"},
     "remove": {"other": "old", "it": "old"},
     "collect": {"it": "old"},
 }
@@ -26,10 +27,11 @@ AFTER = {
     "first save": {"it": "new"},
     "save": {"other": "old", "it": "new"},
     "replace": {"other": "old", "it": "new"},
+    "import": {"other": "old", "it": "new"},
     "remove": {"other": "old"},
     "collect": {"it": "old"},
 }
-COMMIT = {"first save": "link", "save": "link", "replace": "rename"}
+COMMIT = {"first save": "link", "save": "link", "replace": "rename", "import": "link"}
 
 
 def told(*arguments: object) -> list[dict[str, Any]]:

@@ -1,0 +1,83 @@
+"""What a kernel that can be saved costs while nothing is saved, beside a plain one: ``python -m benchmarks.overhead``.
+
+A training loop's time a step (medians of several rounds, alternating), the GPU memory that the process takes, and the
+time from starting the kernel until it has answered its first cell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+
+from jupyter_client import KernelManager
+
+from .cells import run
+
+_TRAINING = """
+import torch, time
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(16)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+def steps(count):
+    for _ in range(count):
+        x = torch.randn(256, 1024, device="cuda")
+        loss = ((model(x) - x) ** 2).mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+    torch.cuda.synchronize()
+steps(100)
+def seconds():
+    began = time.perf_counter(); steps(300); return (time.perf_counter() - began) / 300
+"""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = parser.parse_args().rounds
+    names = ("python3", "python3-gpuckpt")
+    starts: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in names:
+            began = time.perf_counter()
+            manager = KernelManager(kernel_name=name)
+            manager.start_kernel()
+            client = manager.client()
+            client.start_channels()
+            client.wait_for_ready(60)
+            run(client, "pass")
+            starts[name].append(time.perf_counter() - began)
+            client.stop_channels()
+            manager.shutdown_kernel(now=True)
+    kernels = {}
+    for name in names:
+        manager = KernelManager(kernel_name=name)
+        manager.start_kernel()
+        client = manager.client()
+        client.start_channels()
+        client.wait_for_ready(60)
+        run(client, _TRAINING)
+        kernels[name] = (manager, client)
+    step: dict[str, list[float]] = {name: [] for name in names}
+    memory: dict[str, int] = {}
+    try:
+        for _ in range(rounds):
+            for name, (_, client) in kernels.items():
+                step[name].append(json.loads(run(client, "print(seconds())")))
+        for name, (_, client) in kernels.items():
+            memory[name] = json.loads(run(client, "print(torch.cuda.memory_reserved())"))
+    finally:
+        for manager, client in kernels.values():
+            client.stop_channels()
+            manager.shutdown_kernel(now=True)
+    for name in names:
+        print(
+            f"{name}: start to first cell {statistics.median(starts[name]):.3f} s, "
+            f"a step {statistics.median(step[name]) * 1e3:.4f} ms, {memory[name] / 2**20:.0f} MiB reserved"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""`push`, `pull`, `remote`, `export`, `import`, `trust`, `sign` and `recipient`: snapshots on their way, and whose."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from .. import settings
+from ..errors import GpuckptError, Refused
+from ..keeper.summary import summary
+from ..kernel import show
+from ..store import Manifest, Store
+from ..store.collect import Collected
+from ..store.container import export_snapshot, import_snapshot, write_file
+from ..store.pull import pull as fetch
+from ..store.push import push as send
+from ..store.remote import remote_at
+from ..store.remote_collect import GRACE, collect_remote
+from ..store.remote_listing import Listed, listed
+from ..store.remote_store import RemoteStore
+from ..store.sealing import Secrets, own_recipient, own_secrets
+from ..store.trust import parse_key
+from . import output
+
+
+def _store() -> Store:
+    return Store(settings.store_dir())
+
+
+# -- to and from remotes
+
+
+def push(args: argparse.Namespace) -> int:
+    """Send a snapshot to a remote."""
+    store = _store()
+    store.trusted(args.name)  # first: nothing is made at the remote for what is not there
+    at = RemoteStore(remote_at(args.url), _secrets(args), create=True)
+    with output.Progress(f"Sending {args.name}") as progress:
+        done = send(store, args.name, at, replace=args.replace, progress=_Rate(progress).take)
+    document = {**summary(done.manifest), "url": at.shown, "sent": done.sent, "found": done.found}
+    text = f"Sent {done.manifest.name} to {at.shown}: {show.size(done.sent)}; {show.size(done.found)} were there."
+    output.result(args.json, document, text)
+    return output.DONE
+
+
+def pull(args: argparse.Namespace) -> int:
+    """Fetch a snapshot from a remote."""
+    at = RemoteStore(remote_at(args.url), _secrets(args))
+    with output.Progress(f"Fetching {args.name or 'the snapshot'}") as progress:
+        done = fetch(
+            _store(),
+            at,
+            args.name,
+            replace=args.replace,
+            older=args.older,
+            quota=settings.store_quota(),
+            progress=_Rate(progress).take,
+        )
+    document = {**summary(done.manifest), "url": at.shown, "fetched": done.fetched, "found": done.found}
+    text = (
+        f"Fetched {done.manifest.name} from {at.shown}: {show.size(done.fetched)}; {show.size(done.found)} were here."
+    )
+    output.result(args.json, document, text)
+    return output.DONE
+
+
+def remote(args: argparse.Namespace) -> int:
+    """List what a remote holds, or remove a snapshot there."""
+    at = RemoteStore(remote_at(args.url), _secrets(args))
+    if args.remove is not None:
+        at.manifest(args.remove)
+        at.remove_manifest(args.remove)
+        text = f"Removed {args.remove} at {at.shown}. `jupyter gpuckpt gc` with that address frees what it needed."
+        output.result(args.json, {"removed": [args.remove], "url": at.shown}, text)
+        return output.DONE
+    found = listed(at, _store().trust)
+    document = {
+        "url": at.shown,
+        "snapshots": [summary(one.manifest) for one in found if one.manifest is not None],
+        "faults": [{"name": one.name, **one.error.as_dict()} for one in found if one.error is not None],
+    }
+    table = show.Listing(
+        ["name", "saved", "size", "message"], [_row(one) for one in found], f"No snapshots at {at.shown}.", []
+    )
+    output.result(args.json, document, table.text())
+    return output.DONE
+
+
+def _row(one: Listed) -> list[str]:
+    if one.manifest is None:
+        return [one.name, "", "", f"(cannot be used: {type(one.error).__name__})"]
+    m = one.manifest
+    return [m.name, show.moment(m.created), show.size(m.size), m.message]
+
+
+def collect_at(args: argparse.Namespace) -> Collected:
+    """Free what no snapshot needs at a remote."""
+    at = RemoteStore(remote_at(args.url), _secrets(args))
+    return collect_remote(at, GRACE if args.grace is None else args.grace, dry_run=args.dry_run)
+
+
+# -- to and from files
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write a snapshot into a file."""
+    store, secrets = _store(), _secrets(args)
+    with output.Progress(f"Exporting {args.name}") as progress:
+        rate = _Rate(progress)
+
+        def fill(out: BinaryIO) -> Manifest:
+            return export_snapshot(store, args.name, out, secrets, rate.take)
+
+        if args.file == "-":
+            if args.json:
+                raise output.Usage(
+                    "--json and a snapshot cannot both go to standard output.", "", "Leave out one of the two."
+                )
+            fill(sys.stdout.buffer)
+            return output.DONE
+        manifest = write_file(Path(args.file), fill, replace=args.replace)
+    size = Path(args.file).stat().st_size
+    text = f"Exported {manifest.name} to {args.file}: {show.size(size)}."
+    output.result(args.json, {**summary(manifest), "file": args.file, "bytes": size}, text)
+    return output.DONE
+
+
+def bring_in(args: argparse.Namespace) -> int:
+    """Bring in a snapshot from a file."""
+    store, secrets = _store(), _secrets(args)
+
+    def take(source: BinaryIO, shown: str) -> Manifest:
+        with output.Progress(f"Importing {shown}") as progress:
+            return import_snapshot(
+                store,
+                source,
+                shown,
+                secrets,
+                replace=args.replace,
+                older=args.older,
+                quota=settings.store_quota(),
+                progress=_Rate(progress).take,
+            )
+
+    if args.file == "-":
+        manifest = take(sys.stdin.buffer, "standard input")
+    else:
+        with Path(args.file).open("rb") as source:
+            manifest = take(source, args.file)
+    output.result(args.json, summary(manifest), f"Imported {manifest.name}: {show.size(manifest.size)}.")
+    return output.DONE
+
+
+# -- whose snapshots
+
+
+def trust(args: argparse.Namespace) -> int:
+    """Say whose snapshots may be used, or list that."""
+    trusting = _store().trust
+    if args.own:
+        output.result(args.json, {"key": trusting.own()}, trusting.own())
+        return output.DONE
+    if args.list:
+        known, own = trusting.known(), trusting.own()
+        rows = [
+            [key, "revoked" if said.revoked else "trusted", show.moment(said.since), said.comment]
+            for key, said in known.items()
+        ]
+        text = show.Listing(["key", "", "since", "whose"], rows, "Nobody else is trusted.", []).text()
+        document = {"own": own, "keys": [{"key": key, **asdict(said)} for key, said in known.items()]}
+        output.result(args.json, document, f"{text}\nYour own key: {own}")
+        return output.DONE
+    key = _key(args.revoke or args.key)
+    if args.revoke is not None:
+        trusting.revoke(key)
+        text = f"Revoked {key}: nothing that was signed with it is used any more."
+    else:
+        trusting.add(key, args.comment)
+        text = f"From now on snapshots are used that were signed with {key}."
+    output.result(args.json, {"key": key, "revoked": args.revoke is not None}, text)
+    return output.DONE
+
+
+def _key(text: str) -> str:
+    path = Path(text)
+    try:
+        return parse_key(path.read_bytes()[:65536].decode("ascii", "replace") if path.is_file() else text)
+    except OSError as e:
+        raise Refused("The key cannot be read.", f"{e.strerror or e}: {text}", "Give the key itself.") from e
+
+
+def sign(args: argparse.Namespace) -> int:
+    """Sign snapshots that have no signature."""
+    store = _store()
+    signed: list[str] = []
+    errors: list[GpuckptError] = []
+    for name in dict.fromkeys(args.names):
+        try:
+            signed.append(store.sign(name).name)
+        except GpuckptError as e:
+            errors.append(e)
+    text = "\n".join(f"Signed {name}." for name in signed)
+    output.result(args.json, {"signed": signed, "errors": [e.as_dict() for e in errors]}, text)
+    if not args.json:
+        for error in errors:
+            output.note(str(error))
+    return output.exit_status(errors[0]) if errors else output.DONE
+
+
+def recipient(args: argparse.Namespace) -> int:
+    """Print one's own public key of age."""
+    key = own_recipient(settings.keys_dir())
+    output.result(args.json, {"recipient": key}, key)
+    return output.DONE
+
+
+# -- what they share
+
+
+def _secrets(args: argparse.Namespace) -> Secrets:
+    """Return what was said for encryption; a passphrase is asked for only when it is needed."""
+    words = vars(args)
+    file, asking = words.get("passphrase_file"), bool(words.get("passphrase"))
+    return own_secrets(
+        words.get("encrypt_to", []),
+        [Path(path) for path in words.get("identity", [])],
+        _from_file(file) if file else _from_terminal if asking else None,
+        with_passphrase=(asking or bool(file)) and "encrypt_to" in words,
+    )
+
+
+def _from_file(path: str) -> Callable[[], str]:
+    def ask() -> str:
+        try:
+            return Path(path).read_text().rstrip("\n")
+        except (OSError, UnicodeDecodeError) as e:
+            raise Refused("The passphrase cannot be read.", f"{path}: {e}", "Give a file with it.") from e
+
+    return ask
+
+
+def _from_terminal() -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", getpass.GetPassWarning)
+        try:
+            return getpass.getpass("Passphrase: ")
+        except (EOFError, getpass.GetPassWarning):
+            raise Refused(
+                "The passphrase cannot be asked for.",
+                "there is no terminal",
+                "Give it by --passphrase-file, or set GPUCKPT_PASSPHRASE.",
+            ) from None
+
+
+class _Rate:
+    """Adds to a progress how fast it goes."""
+
+    def __init__(self, progress: output.Progress) -> None:
+        self._progress = progress
+        self._began = time.monotonic()
+
+    def take(self, stage: str, done: int, total: int) -> None:
+        """Take in how far it is."""
+        seconds = time.monotonic() - self._began
+        about: dict[str, Any] = {"stage": stage, "done": done, "total": total}
+        if done and seconds > 0:
+            about["rate"] = done / seconds
+        self._progress.take(about)

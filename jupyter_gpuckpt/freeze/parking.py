@@ -1,0 +1,328 @@
+"""Parking a process's GPU memory for a checkpoint, as seen from outside: what is parked the driver need not copy.
+
+The process makes its large blocks so that they can be handed to another (`jupyter_gpuckpt/kernel/parking.c`);
+`vram_holder` is that other; `standstill` sees to it that nothing uses the GPU at that moment. In a snapshot what was
+parked is one file beside those of `vram`, and the process is saved waiting for it to come back.
+
+Whatever goes wrong before the process has handed its memory over costs time and nothing else: the driver copies it
+then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..errors import DriverError
+from ..settings import PARKING_FIFOS
+from . import ptrace
+from .line_program import LineProgram
+from .processes import open_files, outer_thread
+
+__all__ = ["PARKED", "Parked", "Parking", "is_supported", "refuse"]
+
+log = logging.getLogger("gpuckpt.parking")
+
+PARKED = "-parked"
+"""How the names of the files with parked memory end."""
+
+FileState = Literal["new", "awaited", "kept"]
+
+_PREPARE_TIMEOUT = 60.0
+_ARRIVE_TIMEOUT = 5.0  # how long the process may take to come to the place where it parks, in seconds
+_STILL_TIMEOUT = 0.5  # how long its threads have to fall asleep, in seconds
+_TAKE_TIMEOUT = 70.0  # longer than the process's own limit (parking.c)
+_COPY_TIMEOUT = 300.0
+_END_TIMEOUT = 5.0
+
+
+def is_supported() -> bool:
+    """Tell whether there is parking on this kind of machine."""
+    return ptrace.is_supported()
+
+
+@dataclass(frozen=True)
+class Parked:
+    """What is known of parked memory.
+
+    Attributes
+    ----------
+    pid, thread : the process and its thread that waits for the memory, numbered as in their own namespace.
+    gpu : the UUID of the GPU that the memory was on.
+    size : its bytes.
+    """
+
+    pid: int
+    thread: int
+    gpu: str
+    size: int
+
+    @property
+    def file(self) -> str:
+        """The name of the file with the bytes."""
+        return f"{self.pid}{PARKED}"
+
+
+class Parking:
+    """The parking of one process, whose run folder has the FIFOs.
+
+    Parameters
+    ----------
+    run_dir : the run folder.
+    outside, inside : the folder for the file with the bytes, as this process names it and as the other one does.
+    parked : what is to be parked; of memory that is parked already and is to be given back, where it waits.
+    file : what there is of the file: nothing yet (``new``), nothing yet but all before it is given back (``awaited``),
+        all of it (``kept``).
+    gpu : the UUID of the GPU to give it back to, where that is another.
+    """
+
+    def __init__(
+        self, run_dir: Path, outside: Path, inside: str, parked: Parked, file: FileState, gpu: str = ""
+    ) -> None:
+        self.parked = parked
+        self._is_parked = file != "new"
+        self._is_whole = file == "awaited" or (file == "kept" and (outside / parked.file).exists())
+        self._holds = self._ready = False
+        self._inside = f"{inside}/{parked.file}"
+        self._heard = b""
+        self._still: LineProgram | None = None
+        self._spare: list[LineProgram] = []
+        names = [run_dir / name for name in PARKING_FIFOS]
+        for name in names:
+            with contextlib.suppress(FileExistsError):
+                os.mkfifo(name, 0o600)
+        self._to, self._from = (os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC) for name in names)
+        for fifo in (self._to, self._from):  # of a save that was broken off
+            with contextlib.suppress(BlockingIOError):
+                os.read(fifo, 65536)
+        every_gpu = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+        self._holder = LineProgram(
+            "jupyter_gpuckpt.freeze.vram_holder",
+            gpu or parked.gpu,
+            str(outside / parked.file),
+            str(parked.size),
+            file,
+            environment=every_gpu,
+        )
+
+    @property
+    def holder(self) -> int | None:
+        """The pid of the program that holds the memory; None when it has ended."""
+        return self._holder.pid
+
+    def get_ready(self, pid: int) -> bool:
+        """Wait until all is ready for the process (`pid` on this machine), and tell whether it is."""
+        # It is held twice by a save, and once by a restore.
+        count = 1 if self._is_parked else 2
+        self._spare = [_standstill(pid) for _ in range(count)]
+        return self._holder_is_ready()
+
+    def preload(self) -> None:
+        """Have the bytes brought to the GPU as soon as they are all there, where it has room for them twice."""
+        if self._is_whole and self._holder_is_ready():
+            self._holder.tell(b"load")
+            self._holder_says(b"loaded", _PREPARE_TIMEOUT)
+
+    def _holder_is_ready(self) -> bool:
+        if not self._ready:
+            self._ready = self._holder_says(b"ready", _PREPARE_TIMEOUT)
+        if not self._ready:
+            self._holder.kill()
+            log.warning("there is no holder for GPU memory: %s", self._holder.last_words())
+        return self._ready
+
+    def park(self, pid: int, note: Callable[[Parked], None]) -> bool:
+        """Have the process (`pid` on this machine), which was told to, hand its memory over; tell whether it did.
+
+        Where it did, its threads stand still until `let_go`: nothing may use the GPU before it is checkpointed. `note`
+        is called before, with what is needed to give the memory back should this program die.
+        """
+        words = self._process_says(_ARRIVE_TIMEOUT).split()
+        if words[:1] != [b"here"]:
+            self._say("no")
+            return self._not_parked("the kernel is busy")
+        inner, socket = int(words[1]), int(words[2])
+        if not self._hold_still(pid, inner, "hold"):
+            self._say("no")
+            return self._not_parked("its threads did not pause")
+        self.parked = Parked(self.parked.pid, inner, self.parked.gpu, self.parked.size)
+        note(self.parked)
+        self._holder.tell(b"take %d %d" % (pid, socket))
+        self._say("park")
+        said = self._process_says(_TAKE_TIMEOUT)
+        if said != b"parked":
+            self.let_go()
+            return self._not_parked(said.decode("ascii", "replace") or "no answer")
+        self._is_parked = self._holds = True
+        self._holder_says(b"held", _TAKE_TIMEOUT)
+        return True
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether the process has handed its memory over, and not got it back."""
+        return self._is_parked
+
+    def let_go(self) -> None:
+        """Let the process's threads go on: no call of theirs reaches the GPU any more, or all is as it was."""
+        still, self._still = self._still, None
+        if still is not None:
+            still.tell(b"end")
+            try:
+                still.wait(_END_TIMEOUT)
+            except TimeoutError:
+                still.kill()
+            still.close()
+
+    def finish_copy(self) -> None:
+        """Wait until the file has all bytes.
+
+        Raises
+        ------
+        DriverError : they could not be copied.
+        """
+        if self._is_parked and not self._is_whole:
+            self._holder.tell(b"copied")
+            if not self._holder_says(b"copied", _COPY_TIMEOUT):
+                raise self._error("copied", self._holder.last_words())
+            self._is_whole = True
+
+    @contextlib.contextmanager
+    def giving_back(self, pid: int) -> Iterator[None]:
+        """Give the process its memory back after the block, which brings back the rest of its GPU state.
+
+        Its threads stand still from before the block until then.
+
+        Raises
+        ------
+        DriverError : it could not be given back.
+        """
+        if not self._is_parked:
+            yield
+            return
+        if not self._hold_still(pid, self.parked.thread, "hold-all"):
+            log.warning("the threads of process %d could not be held still", pid)
+        try:
+            yield
+            self._give_back(pid)
+        finally:
+            self.let_go()
+
+    def _give_back(self, pid: int) -> None:
+        why = ""
+        if not _waits(pid):
+            self._is_parked = False  # it never was: a save was broken off before
+            return
+        if self._holder.pid is not None or not self._is_whole:
+            self._say("fill" if self._is_whole or self._holds else "no")
+            words = self._process_says(_ARRIVE_TIMEOUT).split()
+            if words[:1] == [b"not"]:
+                self._is_parked = False
+                return
+            if words[:1] == [b"socket"]:
+                self._holder.tell(b"fill %d %d" % (pid, int(words[1])))
+                said = self._process_says(_COPY_TIMEOUT)
+                if said == b"done":
+                    self._is_parked = False
+                    return
+                why = f"{said.decode('ascii', 'replace')}; {self._holder.last_words()}"
+        if not self._is_whole:
+            raise self._error("given back", why or self._holder.last_words())
+        log.warning("the memory of process %d is given back the slow way: %s", pid, why)
+        self._say(f"load {self._inside}")
+        said = self._process_says(_COPY_TIMEOUT)
+        if said != b"done":
+            raise self._error("given back", said.decode("ascii", "replace") or "no answer")
+        self._is_parked = False
+
+    def close(self) -> None:
+        """End the programs and close the FIFOs; what is parked stays in the file."""
+        self.let_go()
+        for spare in self._spare:
+            spare.close()
+            spare.kill()
+        self._holder.close()
+        try:
+            self._holder.wait(_COPY_TIMEOUT)
+        except TimeoutError:
+            self._holder.kill()
+        os.close(self._to)
+        os.close(self._from)
+
+    def _hold_still(self, pid: int, inner: int, how: str) -> bool:
+        if self._still is not None and self._still.pid is not None:
+            return True
+        thread = outer_thread(pid, inner)
+        if thread is None:
+            return False
+        self._still = self._spare.pop() if self._spare else _standstill(pid)
+        self._still.tell(f"{how} {thread} {_STILL_TIMEOUT}".encode())
+        for expected in (b"ready", b"still"):
+            try:
+                said = self._still.hear(_STILL_TIMEOUT + _ARRIVE_TIMEOUT)
+            except TimeoutError:
+                said = b""
+            if said != expected:
+                self.let_go()
+                return False
+        return True
+
+    def _holder_says(self, expected: bytes, limit: float) -> bool:
+        try:
+            return self._holder.hear(limit) == expected
+        except TimeoutError:
+            return False
+
+    def _say(self, line: str) -> None:
+        os.write(self._to, os.fsencode(line) + b"\n")
+
+    def _process_says(self, limit: float) -> bytes:
+        """Return the next line of the process's; nothing where none comes in time."""
+        deadline = time.monotonic() + limit
+        while b"\n" not in self._heard:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._from], [], [], left)[0]:
+                return b""
+            self._heard += os.read(self._from, 65536)
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line
+
+    def _not_parked(self, why: str) -> bool:
+        log.warning("the GPU memory is not parked: %s", why)
+        return False
+
+    def _error(self, what: str, why: str) -> DriverError:
+        return DriverError(
+            f"Parked GPU memory could not be {what}.",
+            why,
+            "Start the kernel with GPUCKPT_PARKING=off to save without parking.",
+            call="park",
+            pid=self.parked.pid,
+            number=None,
+            name="PARKING",
+        )
+
+
+def refuse(run_dir: Path) -> None:
+    """Let a process go on that has come to the place where it parks, should it be there; it is not parked."""
+    with contextlib.suppress(OSError):  # nobody reads
+        fifo = os.open(run_dir / PARKING_FIFOS[0], os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.write(fifo, b"no\n")
+        finally:
+            os.close(fifo)
+
+
+def _standstill(pid: int) -> LineProgram:
+    return LineProgram("jupyter_gpuckpt.freeze.standstill", str(pid))
+
+
+def _waits(pid: int) -> bool:
+    """Tell whether a process is at the place where it parks: it has the FIFOs open."""
+    return any(path.endswith("/" + PARKING_FIFOS[0]) for path in open_files(pid))

@@ -1,0 +1,77 @@
+"""The program that holds a process's threads still, but for one: ``python -m jupyter_gpuckpt.freeze.standstill PID``.
+
+The one left over parks the process's GPU memory: nothing may use the GPU then, and no other thread can know that. The
+driver's own threads go on too, since they do what the driver is told from outside.
+
+Lines: ``ready`` out; ``hold TID SECONDS`` in, and out ``still`` when every other thread is, each asleep in a system
+call where it holds no lock that the one left over might need. Where one works on for that long, ``restless``, and all
+go on; with ``hold-all TID SECONDS`` they are held all the same. When this program ends, however it ends, all go on.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from .ptrace import Halt
+
+__all__ = ["main"]
+
+_NAP = 0.002  # for how long those that were awake are let go on, in seconds
+_DRIVER = "cuda"
+"""How the driver names its threads: ``cuda-EvtHandlr`` and the like (driver 580.159)."""
+
+
+def main(pid: int) -> None:
+    """Be that program."""
+    print("ready", flush=True)
+    command, _, rest = sys.stdin.readline().strip().partition(" ")
+    if not rest:
+        return
+    tid, seconds = rest.split()
+    still = _hold(pid, int(tid), time.monotonic() + float(seconds))
+    if not still and command != "hold-all":
+        print("restless", flush=True)
+        return
+    print("still", flush=True)
+    sys.stdin.readline()
+
+
+def _hold(pid: int, left_over: int, deadline: float) -> bool:
+    """Hold the threads still; tell whether each of them sleeps."""
+    halt = Halt()
+    held: set[int] = set()
+    while True:
+        # Threads that start meanwhile are found by a second look.
+        threads = _threads(pid) - {left_over}
+        new = threads - held
+        if not halt.hold(new, deadline):
+            return False
+        held = threads
+        awake = halt.awake()
+        if not (new or awake):
+            return True
+        if awake:
+            if time.monotonic() > deadline:
+                return False
+            halt.let_go(awake)
+            time.sleep(_NAP)
+            if not halt.hold(awake, deadline + _NAP):
+                return False
+
+
+def _threads(pid: int) -> set[int]:
+    """Return the process's threads, without the driver's."""
+    found = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            if not (task / "comm").read_text().startswith(_DRIVER):
+                found.add(int(task.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

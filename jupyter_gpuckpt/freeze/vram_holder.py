@@ -1,0 +1,251 @@
+"""The program that holds a process's parked GPU memory.
+
+``python -m jupyter_gpuckpt.freeze.vram_holder UUID FILE SIZE new|awaited|kept``: the GPU, and the file, which is for
+the process's bytes, for others to write before it is needed, or there already.
+
+It opens the physical memory of another process's blocks on the GPU, copies them into the file (which lies in memory,
+pinned) while the process is checkpointed, and fills the new blocks that the process makes itself afterwards: from the
+memory that it still holds, or from the file. The process's blocks are never this one's: the driver loses a process that
+has another's memory open at its checkpoint, and memory that came from another cannot be handed on a second time
+(measured on driver 580.159: cuMemExportToShareableHandle gives 1, INVALID_VALUE).
+
+Lines: ``ready`` out, and then one answer to each of
+
+- ``take PID FD``: open every block that comes through that process's socket, and begin to copy them: ``held``
+- ``copied``: wait for the copies: ``copied``
+- ``load``: begin to bring the file to the GPU, if there is room for it twice: ``loaded``
+- ``fill PID FD``: fill every block that comes through that socket: ``filled``
+
+At the end of its input it first ends what it has begun: when the keeper is killed, the file is whole, and the process
+can have its memory back from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import socket
+import struct
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cuda.bindings import driver
+
+from .vram_tracer import prepare
+
+__all__ = ["main"]
+
+_ITEM = struct.Struct("<QQ")
+"""What comes beside a block's descriptor: its offset in the file, and its size; size 0 ends the list (parking.c)."""
+_FD = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+_ON_DEVICE = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+_READ_WRITE = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+_PIDFD_GETFD = 438
+_SLACK = 64 << 20
+"""Bytes of GPU memory to leave free when a block is there twice for a moment."""
+_REST = 2 << 30
+"""Bytes of GPU memory to leave for what the driver brings back itself."""
+_PIECE = 1 << 30
+"""Bytes that are brought to the GPU at once."""
+_LIMIT = 60.0  # for how long the process may take over one block, in seconds
+
+
+def _run(call: str, *arguments: Any) -> Any:
+    result, *values = getattr(driver, call)(*arguments)
+    if int(result):
+        raise RuntimeError(f"{call} gave {result.name}")
+    return values[0] if values else None
+
+
+class _Block:
+    """Another process's block of GPU memory, mapped here; `offset` is where its bytes are in the file."""
+
+    def __init__(self, fd: int, offset: int, size: int, device: int) -> None:
+        self.offset, self.size = offset, size
+        try:
+            self._handle = _run("cuMemImportFromShareableHandle", fd, _FD)
+        finally:
+            os.close(fd)
+        self.address = int(_run("cuMemAddressReserve", size, 0, 0, 0))
+        _run("cuMemMap", self.address, size, 0, self._handle, 0)
+        access = driver.CUmemAccessDesc()
+        access.location.type, access.location.id, access.flags = _ON_DEVICE, device, _READ_WRITE
+        _run("cuMemSetAccess", self.address, size, [access], 1)
+
+    def close(self) -> None:
+        _run("cuMemUnmap", self.address, self.size)
+        _run("cuMemRelease", self._handle)
+        _run("cuMemAddressFree", self.address, self.size)
+
+
+class _Piece:
+    """A piece of the file, in GPU memory of this program's own."""
+
+    def __init__(self, offset: int, size: int) -> None:
+        self.offset, self.size = offset, size
+        self.address = int(_run("cuMemAlloc", size))
+
+    def close(self) -> None:
+        _run("cuMemFree", self.address)
+
+
+class _Holder:
+    def __init__(self, uuid: str, file: Path, size: int, state: str) -> None:
+        self._device = _use(uuid)
+        self._whole, self._part = file, file.with_name(file.name + ".part")
+        used = self._part if state == "new" else self._whole
+        if state != "kept":
+            prepare(used, size)
+        with used.open("r+b") as opened:
+            self._file = mmap.mmap(opened.fileno(), size)
+        first: Any = ctypes.c_char.from_buffer(self._file)
+        self._staging = ctypes.addressof(first)
+        _run("cuMemHostRegister", self._staging, size, 0)
+        self._held: deque[_Block | _Piece] = deque()
+        """What of the file is on the GPU: from some offset on without a gap, or nothing."""
+
+    def take(self, pid: int, fd: int) -> str:
+        with _socket_of(pid, fd) as there:
+            for offset, size, descriptor in _items(there):
+                if offset + size > len(self._file):
+                    raise RuntimeError("the process has more memory by now than there is room for")
+                block = _Block(descriptor, offset, size, self._device)
+                self._held.append(block)
+                _run("cuMemcpyDtoHAsync", self._staging + offset, block.address, size, 0)
+            there.send(b"h")
+        return "held"
+
+    def copied(self) -> str:
+        """Wait for the copies; only now the file has its name."""
+        _run("cuCtxSynchronize")
+        if self._held and self._part.exists():
+            self._part.rename(self._whole)
+        return "copied"
+
+    def load(self) -> str:
+        size = len(self._file)
+        if _free_bytes() > 2 * size + _REST:
+            for offset in range(0, size, _PIECE):
+                piece = _Piece(offset, min(_PIECE, size - offset))
+                self._held.append(piece)
+                _run("cuMemcpyHtoDAsync", piece.address, self._staging + offset, piece.size, 0)
+        return "loaded"
+
+    def fill(self, pid: int, fd: int) -> str:
+        with _socket_of(pid, fd) as there:
+            sizes = deque(held.size for held in self._held)
+            self._ask(there, sizes)
+            for offset, size, descriptor in _items(there):
+                new = _Block(descriptor, offset, size, self._device)
+                self._copy_to(new)
+                new.close()
+                self._ask(there, sizes)
+        return "filled"
+
+    def _copy_to(self, new: _Block) -> None:
+        done, spent = 0, []
+        while done < new.size:
+            at, left = new.offset + done, new.size - done
+            if self._held:
+                held = self._held[0]
+                size = min(left, held.offset + held.size - at)
+                _run("cuMemcpyDtoDAsync", new.address + done, held.address + at - held.offset, size, 0)
+                if at + size == held.offset + held.size:
+                    spent.append(self._held.popleft())
+            else:
+                size = left
+                _run("cuMemcpyHtoDAsync", new.address + done, self._staging + at, size, 0)
+            done += size
+        _run("cuCtxSynchronize")
+        for held in spent:
+            held.close()
+
+    def _ask(self, there: socket.socket, sizes: deque[int]) -> None:
+        """Ask for the next block, once there is room for it beside the one that is held; the last time it is thanks."""
+        size = sizes.popleft() if sizes else 0
+        if size and _free_bytes() < size + _SLACK:
+            # What is held is in the file too; from there it takes no memory of the GPU.
+            self.copied()
+            for held in self._held:
+                held.close()
+            self._held.clear()
+            sizes.clear()
+        there.send(b"n")
+
+
+def _free_bytes() -> int:
+    result, free, _ = driver.cuMemGetInfo()
+    if int(result):
+        raise RuntimeError(f"cuMemGetInfo gave {result.name}")
+    return int(free)
+
+
+def _use(uuid: str) -> int:
+    """Make the GPU of that UUID this program's; return its number here."""
+    _run("cuInit", 0)
+    for number in range(_run("cuDeviceGetCount")):
+        device = _run("cuDeviceGet", number)
+        if bytes(_run("cuDeviceGetUuid", device).bytes).hex() == uuid.removeprefix("GPU-").replace("-", ""):
+            _run("cuCtxSetCurrent", _run("cuDevicePrimaryCtxRetain", device))
+            return number
+    raise RuntimeError(f"there is no GPU {uuid}")
+
+
+@contextlib.contextmanager
+def _socket_of(pid: int, fd: int) -> Iterator[socket.socket]:
+    """Open the same socket as another process has open."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        own = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, fd, 0)
+        if own < 0:
+            raise OSError(ctypes.get_errno(), f"socket {fd} of process {pid}")
+    finally:
+        os.close(pidfd)
+    with socket.socket(fileno=own) as there:
+        there.settimeout(_LIMIT)
+        yield there
+
+
+def _items(there: socket.socket) -> Iterator[tuple[int, int, int]]:
+    """Yield offset, size and descriptor of every block that comes."""
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(there, _ITEM.size, 1)
+        if len(data) != _ITEM.size:
+            raise RuntimeError("the process broke off")
+        offset, size = _ITEM.unpack(data)
+        if size == 0:
+            return
+        yield offset, size, descriptors[0]
+
+
+def main(uuid: str, file: str, size: str, state: str) -> None:
+    """Be that program."""
+    # Until the process has its memory back, this program is as much worth as the process.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("-1000")
+    holder = _Holder(uuid, Path(file), int(size), state)
+    _say("ready")
+    for line in sys.stdin:
+        command, *numbers = line.split()
+        if command in ("copied", "load"):
+            _say(holder.copied() if command == "copied" else holder.load())
+        else:
+            pid, fd = map(int, numbers)
+            _say((holder.take if command == "take" else holder.fill)(pid, fd))
+    holder.copied()
+
+
+def _say(line: str) -> None:
+    # A keeper that was killed hears nothing; what was begun is ended all the same.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), f"{line}\n".encode())
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    main(*sys.argv[1:])

@@ -1,0 +1,480 @@
+"""Fork, step by step: copies of a kernel come up beside it, from what it is now or from a snapshot.
+
+The keeper of the kernel takes everything once (`fork`), decides what each copy gets instead of what it cannot share,
+and starts a keeper for each, which brings its copy up (`arrive`). Nothing is stored, and the kernel runs on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import settings
+from ..errors import ForkFailed, GpuckptError, NoSuchKernel, Refused
+from ..freeze import cuda, images
+from ..freeze.criu_program import CriuProgram, find_criu
+from ..store import Manifest, Snapshot
+from . import adoption, client, fit, ports
+from .gpu_freeze import GpuReturn, parked_in
+from .operations import (
+    CRIU_IMAGES,
+    KERNEL_LOG,
+    SHARED_MEMORY,
+    VRAM,
+    Arrival,
+    Stages,
+    about_kernel,
+    about_machine,
+    put_in_place,
+    request_of,
+    resume,
+    save,
+    take,
+)
+from .record import KernelFolder, Launch, Operation, now
+from .staging import fits_in_memory, vram_files
+from .summary import summary
+
+if TYPE_CHECKING:
+    from .process import Keeper, Tell
+
+log = logging.getLogger("gpuckpt.keeper")
+
+CAPTURE = "fork"
+"""In the kernel's folder, while a fork is under way: what was taken of the kernel and does not lie in memory."""
+
+MOST = 64
+"""How many copies one fork makes at most."""
+
+_NOT_FORKED = "The kernel was not forked; it goes on as before."
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for."""
+
+    count: int
+    snapshot: str
+    save_as: str
+    gpus: Sequence[int]
+    reseed: bool
+
+    @classmethod
+    def of(cls, args: Mapping[str, Any]) -> Wanted:
+        """Return what a request asks for.
+
+        Raises
+        ------
+        Refused : it asks for too much, or for things that exclude each other.
+        """
+        count = int(args.get("count") or 1)
+        snapshot, save_as = str(args.get("snapshot") or ""), str(args.get("name") or "")
+        if not 1 <= count <= MOST:
+            raise Refused(_NOT_FORKED, f"{count} copies were asked for.", f"Ask for 1 to {MOST} at once.")
+        if snapshot and save_as:
+            raise Refused(
+                _NOT_FORKED,
+                f"It was to be forked from the snapshot {snapshot!r}, and also saved as {save_as!r}.",
+                "Ask for one of the two.",
+            )
+        gpus = [int(gpu) for gpu in args.get("gpus") or ()]
+        return cls(count, snapshot, save_as, gpus, bool(args.get("reseed")))
+
+
+@dataclass
+class _Capture:
+    """What the copies are made of: the files of a snapshot, wherever they lie."""
+
+    manifest: Manifest
+    criu: Path
+    vram: Path
+    rest: Path
+    """The folder with /dev/shm and the log."""
+    gpu_map: Mapping[str, str] | None
+
+
+@dataclass
+class _Room:
+    """Refuses a fork that host memory or GPUs have no room for, and notes which GPUs the copies get."""
+
+    keeper: Keeper
+    wanted: Wanted
+    gpu_map: Mapping[str, str] | None = field(default=None, init=False)
+
+    def __call__(self, private: int, described: Mapping[str, Any]) -> None:
+        fit.room_for_copies(private + sum(cuda.needs(described).values()), self.wanted.count)
+        if described:
+            self.gpu_map = cuda.fits(
+                self.keeper.worker, described, gpus=self.wanted.gpus, copies=self.wanted.count, what=_NOT_FORKED
+            )
+
+
+async def fork(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
+    """Make copies of the kernel; it runs on. Returns ``kernels``, an object for each copy, and ``warnings``.
+
+    Raises
+    ------
+    Refused, NoSuchSnapshot, Damaged, SaveFailed, StoreError, Cancelled : there is no copy, and the kernel is as it was.
+    ForkFailed : a copy did not come up; all others were ended again, and the kernel runs on.
+    KernelLost : the GPU state could not be brought back.
+    """
+    stages = Stages(operation, tell)
+    await stages.enter("checking")
+    wanted = Wanted.of(args)
+    if not keeper.launch.agent:
+        raise Refused(
+            _NOT_FORKED,
+            "It has no agent, so a copy could not learn its own connection key.",
+            'Fork kernels of the kind "Python 3 (gpuckpt)".',
+        )
+    if keeper.state.own_files:
+        raise Refused(
+            _NOT_FORKED,
+            "It lives from files that came with a snapshot and are not on this machine.",
+            "Save it, and restore the snapshot in a notebook of its own.",
+        )
+    program = await asyncio.to_thread(find_criu)
+    if wanted.save_as:
+        await save(keeper, operation, {"name": wanted.save_as}, tell)
+        wanted = replace(wanted, snapshot=wanted.save_as)
+    directory = keeper.folder.path / CAPTURE
+    await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)  # of a fork whose keeper was killed
+    directory.mkdir(mode=0o700)
+    moves: list[str] = []
+    async with contextlib.AsyncExitStack() as tidying:
+        tidying.push_async_callback(asyncio.to_thread, shutil.rmtree, directory, ignore_errors=True)
+        take_it = _of_snapshot if wanted.snapshot else _of_kernel
+        capture = await take_it(keeper, operation, directory, program, stages, wanted, tidying)
+        await stages.enter(_starting(0, wanted.count), cancellable=False)
+        kernels, warnings = await _bring_up(keeper, capture, wanted, stages)
+        if capture.gpu_map is not None:
+            moves = await asyncio.to_thread(cuda.moves, keeper.worker, capture.manifest.cuda, capture.gpu_map)
+    if args.get("adopt", True):
+        await _have_adopted(keeper, kernels)
+    return {
+        "kernels": kernels,
+        "warnings": moves + warnings,
+        "snapshot": wanted.snapshot,
+        "frozen_seconds": None if wanted.snapshot else capture.manifest.process["frozen_seconds"],
+        "seconds": stages.seconds(),
+    }
+
+
+async def _of_kernel(
+    keeper: Keeper,
+    operation: Operation,
+    directory: Path,
+    program: CriuProgram,
+    stages: Stages,
+    wanted: Wanted,
+    tidying: contextlib.AsyncExitStack,
+) -> _Capture:
+    """Take the kernel as it is now."""
+    room = _Room(keeper, wanted)
+    staging, frozen, agent = await take(keeper, operation, directory, program, stages, room)
+    tidying.push_async_callback(asyncio.to_thread, staging.discard)
+    tidying.push_async_callback(asyncio.wait_for, frozen.tidying, None)
+    manifest = Manifest(
+        name="",
+        id=secrets.token_hex(16),
+        message="",
+        created=now(),
+        parent=(keeper.state.parent or {}).get("id"),
+        contents="",
+        size=frozen.process["private_bytes"],
+        stored=0,
+        kernel=about_kernel(keeper, agent),
+        machine=about_machine(program),
+        cuda=frozen.cuda,
+        process=frozen.process,
+    )
+    return _Capture(manifest, staging.outside, staging.vram.outside, directory, room.gpu_map)
+
+
+async def _of_snapshot(
+    keeper: Keeper,
+    operation: Operation,
+    directory: Path,
+    program: CriuProgram,
+    stages: Stages,
+    wanted: Wanted,
+    tidying: contextlib.AsyncExitStack,
+) -> _Capture:
+    """Take a snapshot out of the store, every byte of it verified; the kernel is not touched."""
+    await stages.enter("checking")
+    manifest, request = await asyncio.to_thread(request_of, keeper, wanted.snapshot)
+    if request.missing:
+        raise Refused(
+            _NOT_FORKED,
+            f"{request.missing[0].path} and {len(request.missing) - 1} other files of the snapshot's own are not here.",
+            "Restore it in a notebook of its own, which gets them.",
+        )
+    fits = await asyncio.to_thread(
+        fit.check_machine,
+        *(manifest, request, keeper.launch, keeper.worker, program, (), keeper.marks),
+        *(wanted.gpus, wanted.count),
+    )
+    await stages.enter("verifying")
+    space = keeper.namespace()
+    in_memory = fits_in_memory(space, request.images * (1 + wanted.count))
+    into = space.path(settings.NAMESPACE_STAGING_DIR) if in_memory else directory / "snapshot"
+    await asyncio.to_thread(shutil.rmtree, into, ignore_errors=True)  # of an operation whose keeper was killed
+    vram = vram_files(space)
+    await asyncio.to_thread(vram.discard)
+    tidying.push_async_callback(asyncio.to_thread, vram.discard)
+    elsewhere = {VRAM: vram.outside}
+    snapshot = await asyncio.to_thread(
+        keeper.store.open, wanted.snapshot, into, stages.amount, elsewhere, request.is_wanted
+    )
+    tidying.push_async_callback(asyncio.to_thread, snapshot.close)
+    if snapshot.manifest.id != manifest.id:
+        raise Refused(_NOT_FORKED, f"Another snapshot was saved as {wanted.snapshot!r} at this moment.", "Fork again.")
+    await asyncio.to_thread(fit.check_files, snapshot, Path("/"))
+    return _Capture(manifest, snapshot.directory / CRIU_IMAGES, vram.outside, snapshot.directory, fits.gpu_map)
+
+
+# -- what each copy gets
+
+
+@dataclass
+class _Copy:
+    """One copy before it comes up."""
+
+    launch: Launch
+    order: dict[str, Any]
+    told: dict[str, int]
+    """The ports of the user's own that are others in the copy, by what they are in the kernel."""
+
+
+class _Plan:
+    """Decides for every copy what it gets instead of what it cannot share; `close` when all are up."""
+
+    def __init__(self, keeper: Keeper, capture: _Capture, wanted: Wanted) -> None:
+        self._keeper, self._capture, self._wanted = keeper, capture, wanted
+        self._reserved = ports.Reserved()
+        self._bound = images.bound_ports(capture.criu)
+        kernel = capture.manifest.kernel
+        ours = {*kernel["connection"].values(), *kernel.get("own_ports", [])}
+        self._of_user = [port for port in self._bound if port not in ours]
+        self._size = sum(file.stat().st_size for folder in (capture.criu, capture.rest) for file in folder.iterdir())
+        self._paths = ports.taken_paths(fit.shared_socket_paths(capture.criu))
+
+    def copy(self, index: int) -> _Copy:
+        """Plan one copy, and write its connection file."""
+        source = self._keeper.launch
+        kernel_id = str(uuid.uuid4())
+        table = ports.of_a_copy(self._bound, self._capture.manifest.kernel["connection"], self._reserved)
+        launch = _launch_of_copy(source, kernel_id)
+        _write_connection_file(source.connection_file, launch.connection_file, table)
+        order = {
+            "manifest": asdict(self._capture.manifest),
+            "criu": str(self._capture.criu),
+            "vram": str(self._capture.vram),
+            "rest": str(self._capture.rest),
+            "size": self._size,
+            "ports": {str(port): new for port, new in table.items()},
+            "paths": {str(path): f"{path}.{kernel_id[:8]}" for path in self._paths},
+            "gpu_map": self._capture.gpu_map,
+            "reseed": self._wanted.reseed,
+            "index": index,
+        }
+        return _Copy(launch, order, {str(p): table[p] for p in self._of_user if table[p] != p})
+
+    def warnings(self) -> list[str]:
+        """Return what the copies share with the kernel, or have under another name, in words."""
+        return [
+            *(
+                f"A Unix socket that is bound to {path} is bound to {path}.ID in a copy, ID being how its id begins."
+                for path in sorted(map(str, self._paths))
+            ),
+            *(
+                f"The kernel and its copies have {path} open for writing: what one writes, all others find."
+                for path in fit.files_written(self._capture.criu)
+            ),
+        ]
+
+    def close(self) -> None:
+        """Let go of the ports."""
+        self._reserved.close()
+
+
+def _launch_of_copy(source: Launch, kernel_id: str) -> Launch:
+    """Return how a copy is started, should it ever have to be started afresh."""
+    connection_file = str(settings.connection_file(kernel_id))
+    old = {source.connection_file, os.path.realpath(source.connection_file)}
+    return replace(
+        source,
+        kernel_id=kernel_id,
+        argv=[connection_file if word in old else word for word in source.argv],
+        connection_file=connection_file,
+        notebook="",
+        copy_of=source.kernel_id,
+    )
+
+
+def _write_connection_file(source: str, target: str, table: Mapping[int, int]) -> None:
+    """Write the connection file of a copy: its own ports and its own key, all else as the kernel's."""
+    content: dict[str, Any] = json.loads(Path(source).read_text())
+    content.update({channel: table[content[channel]] for channel in ports.CHANNELS}, key=secrets.token_hex(32))
+    content.pop("jupyter_session", None)
+    with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as f:
+        json.dump(content, f, indent=2)
+
+
+# -- bringing them up
+
+
+async def _bring_up(
+    keeper: Keeper, capture: _Capture, wanted: Wanted, stages: Stages
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Start all copies, and return what there is to say of each; if one fails, none is left."""
+    plan = await asyncio.to_thread(_Plan, keeper, capture, wanted)
+    copies: list[_Copy] = []
+    # More at once than there are processors would not be up sooner, and need more memory.
+    slots = asyncio.Semaphore(os.cpu_count() or 1)
+    up = 0
+
+    async def start(copy: _Copy) -> dict[str, Any]:
+        nonlocal up
+        async with slots:
+            process, folder = await asyncio.to_thread(client.start_keeper, copy.launch, copy.order)
+            _reap(process)
+            status = await asyncio.to_thread(_status, folder)
+        up += 1
+        await stages.enter(_starting(up, wanted.count), cancellable=False)
+        return {
+            "id": copy.launch.kernel_id,
+            "index": copy.order["index"],
+            "name": copy.launch.name,
+            "connection_file": copy.launch.connection_file,
+            "pid": status["pid"],
+            "keeper_pid": status["keeper_pid"],
+            "ports": copy.told,
+            "notes": status["notes"],
+            "held": False,
+        }
+
+    try:
+        for index in range(wanted.count):
+            copies.append(plan.copy(index))
+        started = await asyncio.gather(*map(start, copies), return_exceptions=True)
+        for outcome in started:
+            if isinstance(outcome, BaseException):
+                raise outcome
+    except BaseException as e:
+        await asyncio.to_thread(_end_all, copies)
+        if not isinstance(e, GpuckptError | OSError):
+            raise
+        raise _failed(e) from e
+    finally:
+        plan.close()
+    return [found for found in started if isinstance(found, dict)], plan.warnings()
+
+
+def _starting(up: int, count: int) -> str:
+    return f"starting the copies: {up} of {count} up" if count > 1 else "starting the copy"
+
+
+def _status(folder: KernelFolder) -> dict[str, Any]:
+    """Ask a copy's keeper how it is."""
+    with client.connect(folder) as keeper:
+        status: dict[str, Any] = keeper.request("status")
+    if status["state"] != "running":
+        raise NoSuchKernel("A copy ended at once.", f"It is {status['state']}.", "")
+    return status
+
+
+def _end_all(copies: Sequence[_Copy]) -> None:
+    for copy in copies:
+        client.end(KernelFolder(settings.kernels_dir() / copy.launch.kernel_id))
+        Path(copy.launch.connection_file).unlink(missing_ok=True)
+
+
+def _failed(cause: Exception) -> ForkFailed:
+    error = ForkFailed("The fork failed. The kernel goes on as before, and no copy of it is left.", str(cause))
+    if isinstance(cause, GpuckptError):
+        error.why, error.then, error.data = f"{cause.what} {cause.why}".strip(), cause.then, cause.data
+    return error
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """See to it that a copy's keeper, which is this one's child, leaves no zombie when it ends."""
+    fd = os.pidfd_open(process.pid)
+    loop = asyncio.get_running_loop()
+
+    def ended() -> None:
+        loop.remove_reader(fd)
+        os.close(fd)
+        process.wait()
+
+    loop.add_reader(fd, ended)
+
+
+async def _have_adopted(keeper: Keeper, kernels: Sequence[dict[str, Any]]) -> None:
+    """Have the Jupyter server that holds the kernel hold its copies too, where there is one."""
+    for kernel in kernels:
+        kernel["held"] = await asyncio.to_thread(adoption.ask, keeper.holders(), kernel["id"])
+
+
+# -- in the keeper of a copy
+
+
+async def arrive(keeper: Keeper, order: Mapping[str, Any]) -> None:
+    """Bring up the copy that this keeper is to hold.
+
+    Raises
+    ------
+    GpuckptError, OSError : it did not come up; nothing of it is left.
+    """
+    program = await asyncio.to_thread(find_criu)
+    manifest = Manifest(**order["manifest"])
+    new = await Arrival.prepare(keeper, int(order["size"]))
+    snapshot = Snapshot(manifest, new.files)
+    try:
+        await asyncio.to_thread(_copy_files, order, new)
+        await new.furnish(snapshot)
+        table = {int(port): int(other) for port, other in order["ports"].items()}
+        places = ports.Places.of_copy(table, order["paths"])
+        gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), order["gpu_map"], vram_files(new.space))
+        tidying = await put_in_place(keeper, snapshot, new, program, gpu, places, {})
+        copy = {"index": order["index"], "reseed": order["reseed"], "kernel_id": keeper.launch.kernel_id}
+        stages = Stages(Operation("fork", keeper.launch.kernel_id), _to_nobody)
+        result = {**summary(manifest), "restored": True, "warnings": [], "copy": copy}
+        keeper.notes = await resume(new.link, snapshot, {}, result, stages)
+        await tidying
+    except BaseException:
+        await new.discard()
+        raise
+    finally:
+        await asyncio.to_thread(snapshot.close)
+    if manifest.name:
+        keeper.state.parent = {"name": manifest.name, "id": manifest.id}
+
+
+async def _to_nobody(_: dict[str, Any]) -> None:
+    """The keeper of the kernel that is forked tells how far it is."""
+
+
+def _copy_files(order: Mapping[str, Any], new: Arrival) -> None:
+    """Bring what was taken into the new sleeper; it is changed there."""
+    new.files.mkdir(mode=0o700)
+    target = new.files / CRIU_IMAGES
+    target.mkdir(mode=0o700)
+    rest = Path(order["rest"])
+    for file in (rest / SHARED_MEMORY, rest / KERNEL_LOG):
+        shutil.copyfile(file, new.files / file.name)
+    for file in Path(order["criu"]).iterdir():
+        shutil.copyfile(file, target / file.name)
+    for file in Path(order["vram"]).iterdir():
+        shutil.copyfile(file, new.vram / file.name)

@@ -1,0 +1,95 @@
+"""Move, step by step: what the kernel has on its GPUs goes to others, through host memory; its processes stay.
+
+The driver does it all, in the processes as they are: no file is written, and clients stay connected. A step that fails
+leaves the kernel on the GPUs that it was on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .. import settings
+from ..errors import DriverError, GpuckptError, Refused
+from ..freeze import cuda, processes
+from .operations import Stages, after_save, before_save
+
+if TYPE_CHECKING:
+    from .process import Keeper, Tell
+    from .record import Operation
+
+_NOT_MOVED = "The kernel was not moved; it goes on as before."
+
+
+async def move(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
+    """Move the kernel's GPU state to the GPUs with the numbers ``gpus``; return ``moves``, a text for each GPU left.
+
+    Raises
+    ------
+    Refused, SaveFailed, Cancelled : the kernel is as it was.
+    KernelLost : the GPU state could not be brought back.
+    """
+    stages = Stages(operation, tell)
+    await stages.enter("checking")
+    gpus = [int(gpu) for gpu in args.get("gpus") or ()]
+    link = keeper.link
+    assert link is not None
+    await stages.enter("preparing the kernel")
+    failure: GpuckptError | None = None
+    patience = 0.0  # as in `operations.take`
+    try:
+        agent = await stages.or_cancelled(before_save(link, keeper.launch.agent))
+        patience = settings.hook_timeout()
+        moves = await _moved(keeper, operation, gpus, agent, stages)
+    except GpuckptError as e:
+        failure = e
+        raise
+    finally:
+        await after_save(link, keeper.launch.agent, failure, patience)
+    return {"moves": moves, "seconds": stages.seconds()}
+
+
+async def _moved(
+    keeper: Keeper, operation: Operation, gpus: Sequence[int], agent: Mapping[str, Any], stages: Stages
+) -> list[str]:
+    space, worker = keeper.namespace(), keeper.worker
+    kernel = space.outer(keeper.state.kernel_pid)
+    tree = [kernel, *processes.descendants(kernel)] if kernel is not None else []
+    on_gpu = await asyncio.to_thread(cuda.freezable, worker, tree)
+    if not on_gpu:
+        raise Refused(_NOT_MOVED, "It has nothing on a GPU.", "Move it once it has.")
+    peers = {kernel: agent["peers"]} if kernel is not None and "peers" in agent else {}
+    await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)
+    described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
+    gpu_map = await asyncio.to_thread(_map, worker, described, on_gpu, gpus)
+    held = cuda.needs(described)
+    keeper.state.operation = {
+        "kind": "save",
+        "name": operation.name,
+        "cuda": on_gpu,
+        "held": described["processes"],
+    }
+    keeper.save_state()
+    await stages.enter("moving", cancellable=False)
+    await asyncio.to_thread(cuda.freeze, worker, on_gpu, described)
+    try:
+        await asyncio.to_thread(cuda.thaw, worker, on_gpu, gpu_map, held)
+    except DriverError as error:
+        await asyncio.to_thread(cuda.mend, worker, on_gpu, described["processes"])
+        raise Refused(_NOT_MOVED, f"{error.what} {error.why}", error.then, **error.data) from error
+    finally:
+        keeper.state.operation = None
+        with contextlib.suppress(OSError):
+            keeper.save_state()
+    return await asyncio.to_thread(cuda.moves, worker, described, gpu_map)
+
+
+def _map(
+    worker: cuda.CudaWorker, described: Mapping[str, Any], on_gpu: Sequence[int], gpus: Sequence[int]
+) -> Mapping[str, str]:
+    found = cuda.fits(worker, described, on_gpu, gpus=gpus, what=_NOT_MOVED)
+    if not found or all(found.get(old, old) == old for old in cuda.needs(described)):
+        raise Refused(_NOT_MOVED, "It is there already.", "`nvidia-smi` lists the GPUs and their numbers.")
+    return found

@@ -1,0 +1,329 @@
+/* The panel of snapshots in a cell. All that it knows is the model's `state`; all that it does is a message. */
+
+/** How long the kernel may be silent before that is said, in milliseconds. */
+const PATIENCE = 8000;
+const UNITS = ['B', 'kB', 'MB', 'GB', 'TB'];
+
+function size(bytes) {
+  let value = bytes;
+  let unit = 0;
+  while (value >= 1000 && unit < UNITS.length - 1) {
+    value /= 1000;
+    unit++;
+  }
+  return `${value.toFixed(unit === 0 || value >= 100 ? 0 : 1)} ${UNITS[unit]}`;
+}
+
+function element(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children.filter(child => child !== null && child !== ''));
+  return made;
+}
+
+function button(text, label, onclick, more = {}) {
+  const made = element('button', {
+    type: 'button',
+    textContent: text,
+    onclick,
+    ...more
+  });
+  made.setAttribute('aria-label', label);
+  made.dataset.key = label;
+  return made;
+}
+
+function render({ model, el }) {
+  const view = Math.random().toString(36).slice(2);
+  /** The snapshot that a question is asked about, and which question. */
+  let asking = null;
+  let number = 0;
+  let timer = 0;
+  let drawn = '';
+
+  const state = () => model.get('state');
+  /** Send a message; a front end that knows that the kernel is gone does not take it. */
+  const tell = (message, otherwise = () => undefined) => {
+    try {
+      model.send({ ...message, view });
+    } catch {
+      otherwise();
+    }
+  };
+  const say = (what, args = {}) => {
+    number++;
+    window.clearTimeout(timer);
+    const complain = () => {
+      silent.hidden = false;
+    };
+    timer = window.setTimeout(complain, PATIENCE);
+    tell({ do: what, args, number: `${view}-${number}` }, complain);
+  };
+  const act = (what, args) => {
+    asking = null;
+    say(what, args);
+    draw();
+  };
+
+  const about = element('p', { className: 'gpuckpt-about' });
+  const name = element('input', {
+    required: true,
+    pattern: '[A-Za-z0-9_][A-Za-z0-9._\\-]{0,99}',
+    placeholder: 'Name'
+  });
+  name.setAttribute('aria-label', 'Name');
+  name.title = '1 to 100 letters, digits and . _ -, not . or - as the first';
+  const note = element('input', { placeholder: 'Note (optional)' });
+  note.setAttribute('aria-label', 'Note (optional)');
+  const save = element('button', {
+    type: 'submit',
+    textContent: 'Save',
+    className: 'gpuckpt-accept'
+  });
+  const form = element('form', {}, name, note, save);
+  // The keys that notebooks know would otherwise be taken from the fields.
+  el.addEventListener('keydown', event => event.stopPropagation());
+  form.addEventListener('submit', event => {
+    event.preventDefault();
+    const taken = [...(state().own ?? []), ...(state().others ?? [])].some(one => one.name === name.value);
+    const args = {
+      name: name.value,
+      message: note.value.trim(),
+      replace: taken
+    };
+    if (taken) {
+      asking = { what: 'replace', id: '', args };
+      draw();
+    } else {
+      act('save', args);
+    }
+    name.value = note.value = '';
+  });
+  const status = element('div', { className: 'gpuckpt-status' });
+  status.setAttribute('role', 'status');
+  const error = element('div', { className: 'gpuckpt-error', hidden: true });
+  error.setAttribute('role', 'alert');
+  const silent = element(
+    'p',
+    { className: 'gpuckpt-error', hidden: true },
+    'The kernel does not answer. While it is busy the panel waits; after a restart of the kernel run %gpuckpt panel again.'
+  );
+  silent.setAttribute('role', 'alert');
+  const lists = element('div');
+  const root = element('div', { className: 'gpuckpt-panel' }, about, form, status, error, silent, lists);
+  root.setAttribute('role', 'region');
+  root.setAttribute('aria-label', 'Kernel snapshots');
+  el.append(root);
+
+  function draw() {
+    const { kernel, own = [], others = [], older = 0, operation = null, note: told = '', error: failed } = state();
+    const looks = JSON.stringify([state(), asking]);
+    if (looks === drawn) {
+      return;
+    }
+    drawn = looks;
+    const focused = root.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+    if (kernel) {
+      // It may have another name by now.
+      const parent = [...own, ...others].find(one => one.id === kernel.parent?.id) ?? kernel.parent;
+      const place = parent ? `at or after ${parent.name}` : 'started afresh';
+      about.textContent = `Kernel: ${kernel.state} · ${size(kernel.memory)} memory · ${place}`;
+    }
+    save.disabled = operation !== null;
+    drawStatus(operation, told);
+    drawError(failed ?? null);
+    const sections = [section('This notebook', own, kernel, operation)];
+    if (others.length) {
+      const details = element('details', {
+        open: lists.querySelector('details')?.open ?? own.length === 0
+      });
+      details.append(
+        element('summary', {
+          textContent: `Other notebooks (${others.length})`
+        }),
+        section('Other notebooks', others, kernel, operation)
+      );
+      sections.push(details);
+    }
+    if (older) {
+      sections.push(element('p', {}, `${older} older ones: %gpuckpt list shows them all.`));
+    }
+    lists.replaceChildren(...sections);
+    const again = focused && [...root.querySelectorAll('[data-key]')].find(node => node.dataset.key === focused);
+    (asking ? root.querySelector('.gpuckpt-question button, .gpuckpt-question input') : again)?.focus();
+  }
+
+  function drawStatus(operation, told) {
+    if (asking?.what === 'replace') {
+      const { args } = asking;
+      status.replaceChildren(question(`${args.name} is taken. Replace it?`, 'Replace', () => act('save', args)));
+    } else if (operation) {
+      const far = operation.percent === null ? operation.stage : `${operation.stage} ${operation.percent} %`;
+      const verbs = {
+        save: 'Saving',
+        restore: 'Restoring',
+        rename: 'Renaming',
+        pin: 'Pinning',
+        rm: 'Removing'
+      };
+      const bar = element('progress', operation.percent === null ? {} : { max: 100, value: operation.percent });
+      bar.setAttribute('aria-label', 'Progress');
+      status.replaceChildren(
+        element('span', {
+          textContent: `${verbs[operation.kind]} ${operation.name}: ${far}`
+        }),
+        bar,
+        button('Cancel', 'Cancel', () => say('cancel'))
+      );
+    } else {
+      status.replaceChildren(element('span', { textContent: told }));
+    }
+  }
+
+  function drawError(failed) {
+    error.hidden = failed === null;
+    if (failed !== null) {
+      const lines = [failed.what, failed.why && `Why: ${failed.why}`, failed.then && `Next: ${failed.then}`];
+      error.replaceChildren(...lines.filter(Boolean).map(text => element('p', { textContent: text })));
+    }
+  }
+
+  function section(title, snapshots, kernel, operation) {
+    if (snapshots.length === 0) {
+      return element('p', {}, 'No snapshots of this notebook yet: give it a name above, and save.');
+    }
+    const body = element('tbody');
+    for (const snapshot of snapshots) {
+      body.append(row(snapshot, kernel, operation));
+      if (asking?.id === snapshot.id) {
+        body.append(element('tr', {}, element('td', { colSpan: 5 }, ask(snapshot))));
+      }
+    }
+    const head = element(
+      'tr',
+      {},
+      ...['Name', 'Saved', 'Size', 'GPU memory', 'Actions'].map(text => element('th', { scope: 'col' }, text))
+    );
+    const table = element('table', {}, element('thead', {}, head), body);
+    table.setAttribute('aria-label', title);
+    return table;
+  }
+
+  function row(snapshot, kernel, operation) {
+    const { id, name: called, message, created, pinned, tags } = snapshot;
+    const marks = [kernel?.parent?.id === id ? 'here' : '', pinned ? 'pinned' : '', ...tags].filter(Boolean);
+    const disabled = operation !== null;
+    const wonder = what => () => {
+      asking = { what, id };
+      draw();
+    };
+    const row = element(
+      'tr',
+      {},
+      element(
+        'td',
+        {},
+        element('strong', { textContent: called }),
+        ...marks.flatMap(text => [' ', element('em', { textContent: text })]),
+        message ? element('div', { textContent: message }) : ''
+      ),
+      element('td', { title: created }, new Date(created).toLocaleString()),
+      element('td', {}, size(snapshot.size)),
+      element('td', {}, snapshot.gpu_memory ? size(snapshot.gpu_memory) : '–'),
+      buttons(
+        button('Restore', `Restore ${called}`, wonder('restore'), { disabled }),
+        button('Rename', `Rename ${called}`, wonder('rename'), { disabled }),
+        button(
+          pinned ? 'Unpin' : 'Pin',
+          `${pinned ? 'Unpin' : 'Pin'} ${called}`,
+          () => act('pin', { name: called, pinned: !pinned }),
+          { disabled }
+        ),
+        button('Remove', `Remove ${called}`, wonder('remove'), {
+          disabled: disabled || pinned,
+          title: pinned ? 'It is pinned' : ''
+        })
+      )
+    );
+    row.dataset.snapshot = called;
+    return row;
+  }
+
+  function buttons(...all) {
+    return element('td', {}, element('div', { className: 'gpuckpt-buttons' }, ...all));
+  }
+
+  function ask({ name: called, size: bytes }) {
+    if (asking.what === 'restore') {
+      const text = `Put the kernel back to ${called}? What came since is lost: variables, threads, GPU memory.`;
+      return question(text, 'Restore', () => act('restore', { name: called }));
+    }
+    if (asking.what === 'remove') {
+      return question(`Remove ${called} (${size(bytes)}) for good?`, 'Remove', () => act('rm', { name: called }));
+    }
+    const wanted = element('input', {
+      value: called,
+      required: true,
+      pattern: name.pattern,
+      title: name.title
+    });
+    wanted.setAttribute('aria-label', `New name of ${called}`);
+    const rename = () => wanted.reportValidity() && act('rename', { name: called, new: wanted.value });
+    wanted.addEventListener('keydown', event => event.key === 'Enter' && rename());
+    return question('', 'Rename', rename, wanted);
+  }
+
+  function question(text, accept, yes, field = '') {
+    const box = element(
+      'div',
+      { className: 'gpuckpt-question' },
+      text ? element('span', { textContent: text }) : '',
+      field,
+      button(accept, accept, yes, { className: 'gpuckpt-accept' }),
+      button('Cancel', 'Never mind', () => {
+        asking = null;
+        draw();
+      })
+    );
+    box.addEventListener('keydown', event => {
+      if (event.key === 'Escape') {
+        asking = null;
+        draw();
+      }
+    });
+    return box;
+  }
+
+  const changed = () => {
+    window.clearTimeout(timer);
+    silent.hidden = true;
+    draw();
+  };
+  model.on('change:state', changed);
+  // The kernel looks at the store for as long as somebody looks at the panel.
+  let inView = false;
+  let seen = false;
+  const see = () => {
+    const now = inView && !document.hidden;
+    if (now !== seen) {
+      seen = now;
+      tell({ do: 'see', seen });
+    }
+  };
+  const observer = new IntersectionObserver(entries => {
+    inView = entries[entries.length - 1].isIntersecting;
+    see();
+  });
+  observer.observe(root);
+  document.addEventListener('visibilitychange', see);
+  draw();
+  return () => {
+    model.off('change:state', changed);
+    observer.disconnect();
+    document.removeEventListener('visibilitychange', see);
+    window.clearTimeout(timer);
+    inView = false;
+    see();
+  };
+}
+
+export default { render };

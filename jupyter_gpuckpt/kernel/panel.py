@@ -1,0 +1,194 @@
+"""``%gpuckpt panel``: the snapshots and what can be done with them, in a cell, wherever widgets are shown.
+
+It speaks to the kernel alone, which asks its keeper: no server and no extension of the front end has a part in it.
+Whatever takes long is done in a thread, so that no cell has to end for it, and none waits for it.
+
+A restored kernel takes over the panels that are shown, also where the snapshot is older than they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import comm
+import traitlets
+from ipykernel.kernelbase import Kernel
+
+from ..errors import GpuckptError
+from . import show
+from .agent import Agent
+
+__all__ = ["Panel", "panel_of", "resume"]
+
+_LOOK_EVERY = 3.0  # how often the keeper is asked while somebody sees the panel, in seconds
+_MOST = 100  # how many snapshots are shown; `%gpuckpt list` has them all
+_TOLD = ("name", "id", "message", "created", "size", "gpu_memory", "pinned", "tags")
+_HERE = Path(__file__).parent
+
+
+class Panel(anywidget.AnyWidget):
+    """One panel, made in the kernel.
+
+    Attributes
+    ----------
+    state : what is to be seen, as JSON types: ``kernel``, ``own`` and ``others`` (snapshots, newest first), ``older``
+        (how many more there are), ``operation`` (under way), ``note`` and ``error`` (what came of the last one), and
+        ``answered`` (the number of the last message that was heard).
+    """
+
+    _esm = (_HERE / "panel.js").read_text("utf-8")
+    _css = (_HERE / "panel.css").read_text("utf-8")
+    state = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, agent: Agent, **kwargs: Any) -> None:
+        self._agent = agent
+        self._changing = threading.Lock()
+        self._acting = threading.Lock()
+        self._views: set[str] = set()
+        self._seen = threading.Event()
+        super().__init__(**kwargs)
+        self.on_msg(self._take)
+        agent.panels[self.model_id] = self
+        self.look()
+        _in_thread(self._watch)
+
+    def __repr__(self) -> str:
+        return "The panel of snapshots is gone with its kernel; %gpuckpt panel shows it again."
+
+    def look(self) -> None:
+        """Ask the keeper how things are, and show it."""
+        try:
+            status = self._agent.request("status")
+            found = self._agent.request("list")["snapshots"]
+        except GpuckptError as e:
+            self._show(error=e.as_dict())
+            return
+        own = [s for s in found if (status["notebook"] and s["notebook"] == status["notebook"]) or _is_of(s, status)]
+        ids = {s["id"] for s in own}
+        others = [s for s in found if s["id"] not in ids]
+        self._show(
+            kernel={"state": status["state"], "memory": status["memory"], "parent": status["parent"]},
+            own=[_told(s) for s in own[:_MOST]],
+            others=[_told(s) for s in others[: max(0, _MOST - len(own))]],
+            older=max(0, len(found) - _MOST),
+        )
+
+    def welcome_back(self, name: str) -> None:
+        """Show all of it anew, in a kernel that was just put back to a snapshot."""
+        self._show(operation=None, error=None, note=f"Restored {name}.")
+        self.send_state()
+        self.look()
+
+    def _show(self, **changed: Any) -> None:
+        with self._changing:
+            # A new dictionary: only that is noticed as a change.
+            self.state = {**self.state, **changed}
+
+    def _watch(self) -> None:
+        while self.comm is not None:
+            self._seen.wait()
+            time.sleep(_LOOK_EVERY)
+            if not self._acting.locked():
+                self.look()
+
+    # -- what the person does there
+
+    def _take(self, _: Any, content: Any, __: Any) -> None:
+        if isinstance(content, dict):
+            # Not from the subshell that this is called in: ipykernel would go on sending it all, also once it is gone.
+            _in_thread(lambda: self._heed(content))
+
+    def _heed(self, content: dict[str, Any]) -> None:
+        self._show(answered=content.get("number"))
+        asked = content.get("do")
+        if asked == "cancel":
+            with contextlib.suppress(GpuckptError):
+                self._agent.request("cancel")
+        elif asked == "see":
+            self._see(str(content.get("view")), bool(content.get("seen")))
+        elif asked in ("save", "restore", "rename", "pin", "rm"):
+            args = content.get("args")
+            self._act(asked, args if isinstance(args, dict) else {})
+
+    def _see(self, view: str, seen: bool) -> None:
+        if seen:
+            self._views.add(view)
+            self._seen.set()
+            self.look()
+        else:
+            self._views.discard(view)
+            if not self._views:
+                self._seen.clear()
+
+    def _act(self, asked: str, args: dict[str, Any]) -> None:
+        if not self._acting.acquire(blocking=False):
+            return
+        name = str(args.get("name", ""))
+
+        def progress(far: dict[str, Any]) -> None:
+            total = far.get("total")
+            percent = 100 * far["done"] // total if total else None
+            self._show(operation={"kind": asked, "name": name, "stage": far["stage"], "percent": percent})
+
+        try:
+            self._show(operation={"kind": asked, "name": name, "stage": "asking", "percent": None}, note="", error=None)
+            result = self._agent.request(asked, args, progress)
+            self._show(note=_NOTES[asked](args, result))
+        except GpuckptError as e:
+            self._show(error=e.as_dict())
+        finally:
+            self._acting.release()
+            self._show(operation=None)
+        self.look()
+
+
+_NOTES: dict[str, Callable[[dict[str, Any], Any], str]] = {
+    "save": lambda _, result: show.Saved(result).text(),
+    "restore": lambda args, _: f"Restored {args['name']}.",
+    "rename": lambda args, _: f"{args['name']} is now {args['new']}.",
+    "pin": lambda args, _: f"{args['name']} is {'pinned' if args['pinned'] else 'no longer pinned'}.",
+    "rm": lambda args, result: f"Removed {args['name']}: {show.size(result['freed'])} freed.",
+}
+
+
+def _is_of(snapshot: dict[str, Any], status: dict[str, Any]) -> bool:
+    return bool(snapshot["kernel_id"] == status["kernel_id"])
+
+
+def _told(snapshot: dict[str, Any]) -> dict[str, Any]:
+    return {key: snapshot[key] for key in _TOLD}
+
+
+def _in_thread(do: Callable[[], None]) -> None:
+    thread: Any = threading.Thread(target=do, name="gpuckpt-panel", daemon=True)
+    thread.pydev_do_not_trace = True  # the debugger must not stop it
+    thread.start()
+
+
+def panel_of(agent: Agent) -> Panel:
+    """Return the panel of this kernel; one can be shown in several places."""
+    panel: Panel
+    for panel in list(agent.panels.values()):
+        if panel.comm is not None:
+            return panel
+        del agent.panels[panel.model_id]
+    return Panel(agent)
+
+
+def resume(agent: Agent, shown: Iterable[str], name: str) -> None:
+    """Have the panels of the kernel before this one, by their ids, go on in this one, which was put back to `name`."""
+    for model_id in shown:
+        if model_id not in agent.panels:
+            channel: Any = comm.create_comm(target_name="jupyter.widget", comm_id=model_id, primary=False)
+            # One that has not been opened from here has no kernel, and would send nothing.
+            channel.kernel = Kernel.instance()
+            comm.get_comm_manager().register_comm(channel)
+            Panel(agent, comm=channel)
+    for panel in list(agent.panels.values()):
+        panel.welcome_back(name)

@@ -1,0 +1,45 @@
+"""The kernel's end of parking: GPU memory that leaves the process for a save (parking.c says how and why)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+from .. import settings
+
+__all__ = ["park", "parkable", "prepare"]
+
+_library: ctypes.PyDLL | None = None
+
+
+def prepare() -> None:
+    """Have large blocks of GPU memory made so that they can be parked: torch's, from now on.
+
+    To be called before anything that uses CUDA is loaded: libraries that are loaded later find `cudaMalloc` here first.
+    Does nothing where the library was not built, or GPUCKPT_PARKING is ``off``.
+    """
+    global _library
+    if _library is not None or not settings.parking() or not settings.PARKING_LIBRARY.exists():
+        return
+    try:
+        # PyDLL: what it calls keeps Python's lock, so that no other Python code runs.
+        library = ctypes.PyDLL(str(settings.PARKING_LIBRARY), mode=ctypes.RTLD_GLOBAL)
+    except OSError:  # built for another kind of machine
+        return
+    library.gpuckpt_parkable.restype = ctypes.c_uint64
+    library.gpuckpt_park.restype = None
+    library.gpuckpt_park.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    _library = library
+
+
+def parkable() -> int:
+    """Return how many bytes of GPU memory could be parked now; they are on this process's only GPU."""
+    return 0 if _library is None else int(_library.gpuckpt_parkable())
+
+
+def park(run_dir: Path) -> None:
+    """Park, and come back, as the keeper says through the FIFOs in the run folder; no Python runs meanwhile."""
+    assert _library is not None
+    to_kernel, from_kernel = (run_dir / name for name in settings.PARKING_FIFOS)
+    _library.gpuckpt_park(os.fsencode(to_kernel), os.fsencode(from_kernel))

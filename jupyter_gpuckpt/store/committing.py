@@ -1,0 +1,103 @@
+"""The last steps of every snapshot, saved here or come from elsewhere: its manifest gets its name, and that lasts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ..errors import NameTaken, StoreError
+from .durable import read_small, sync_folder, write_new
+from .layout import Layout
+from .manifest import MAX_SIZE
+from .sessions import Session
+
+__all__ = ["Commit", "name_taken"]
+
+
+def name_taken(name: str) -> NameTaken:
+    """Return the error for a name that a snapshot has already."""
+    return NameTaken(
+        f"A snapshot named {name} exists already.",
+        "a snapshot is never overwritten unless that is asked for",
+        "Choose another name, or add --replace.",
+        name=name,
+    )
+
+
+class Commit:
+    """Steps 6 to 8 of the order of writes that `store.writer` documents; what the manifest names is on the disk."""
+
+    def __init__(self, layout: Layout, name: str, snapshot_id: str, *, replace: bool) -> None:
+        self._layout = layout
+        self._name = name
+        self._id = snapshot_id
+        self._replace = replace
+        self.kept = False
+        """Whether the manifest may be in place, so that what it needs must stay."""
+
+    def put_in_place(self, signed: bytes, sessions: Sequence[Session]) -> None:
+        """Make the snapshot exist with this signed manifest, as work of these sessions.
+
+        Raises
+        ------
+        NameTaken : another writer was first.
+        StoreError : somebody took the lock of a session away.
+        OSError : the disk refused.
+        """
+        self._write_draft(signed)
+        if not all(session.stands() for session in sessions):
+            raise StoreError(
+                f"The snapshot {self._name} was not stored.",
+                f"somebody deleted the file of its lock in {self._layout.locks}, so that what it needs may have been "
+                "deleted, too",
+                "Try again, and delete nothing by hand in the store.",
+                name=self._name,
+            )
+        draft, target = self._layout.draft(self._id), self._layout.manifest(self._name)
+        self.kept = True  # first: an interrupt may come right after the call
+        try:
+            if self._replace:
+                draft.rename(target)
+            else:
+                os.link(draft, target)
+        except FileExistsError:
+            self.kept = False
+            raise name_taken(self._name) from None
+        except OSError:
+            # Failed calls may have taken effect, on a network file system for one.
+            self.kept = self._may_be_in_place()
+            raise
+
+    def make_last(self) -> None:
+        """Return when the name is on the disk.
+
+        Raises
+        ------
+        StoreError : the disk did not confirm it; ``data["in_doubt"]`` is true.
+        """
+        try:
+            sync_folder(self._layout.snapshots)
+        except OSError as e:
+            raise StoreError(
+                f"The snapshot {self._name} may not last.",
+                f"all of it was written, but the disk did not confirm its name: {e.strerror}",
+                "Look for errors of that disk (`dmesg`), then save again under another name.",
+                errno=e.errno,
+                name=self._name,
+                in_doubt=True,
+            ) from e
+
+    def _write_draft(self, signed: bytes) -> None:
+        draft = self._layout.draft(self._id)
+        write_new(draft, signed)
+        if read_small(draft, MAX_SIZE) != signed:
+            raise OSError(5, "the manifest reads back with other bytes", str(draft))
+
+    def _may_be_in_place(self) -> bool:
+        try:
+            raw = read_small(self._layout.manifest(self._name), MAX_SIZE)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return self._id.encode("ascii") in raw

@@ -1,0 +1,216 @@
+/** Operations under way, as this page follows them: a notification of each, and what came of it. */
+
+import { Notification } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { asError } from './api';
+import { size } from './format';
+import type { Model } from './model';
+import type { IError, IOperation, IProgress } from './types';
+
+/** For how long a notification of a success stays, in milliseconds. */
+const SUCCESS_STAYS = 5000;
+/** How long an operation takes before it gets a notification of its progress, in milliseconds. */
+const PROGRESS_AFTER = 500;
+/** How long a notification is left alone: JupyterLab loses changes of one that it is still drawing. In milliseconds. */
+const DRAWN_AFTER = 1000;
+
+/** Shows an error with its cause and what to do next; the id is that of the operation that failed. */
+export type Explain = (error: IError, operation?: string) => void;
+
+/** A way to take something back. */
+export type Undo = () => void;
+
+/** The notification of an operation that this page follows. */
+interface IFollowed {
+  progress: IProgress;
+  timer: number;
+  /** The notification's id and when it was made; null before. */
+  made: { id: string; at: number } | null;
+  undo: Undo | undefined;
+}
+
+/** The notification of how an operation ended. */
+interface IOutcome {
+  message: string;
+  type: Notification.TypeOptions;
+  options: { autoClose: number | false; actions: Notification.IAction[] };
+}
+
+export class Follower {
+  /** By the operation's id. */
+  private readonly _followed = new Map<string, IFollowed>();
+  private readonly _waiting = new Map<string, (operation: IOperation) => void>();
+
+  constructor(
+    private readonly model: Model,
+    private readonly explain: Explain,
+    private readonly trans: TranslationBundle
+  ) {
+    model.moved.connect((_, progress) => void this._onMoved(progress));
+  }
+
+  /** Begin an operation and wait for its end; give it as it ended, or null where it could not be begun. */
+  async run(begin: () => Promise<IOperation>, undo?: Undo): Promise<IOperation | null> {
+    try {
+      const operation = await begin();
+      this._show(operation, undo);
+      const end = new Promise<IOperation>(resolve => this._waiting.set(operation.id, resolve));
+      this.model.follow(operation);
+      // It may have ended before this page knew its id.
+      const now = await this.model.api.operation(operation.id);
+      if (now.state !== 'running') {
+        this.model.follow(now);
+      }
+      return await end;
+    } catch (reason) {
+      this.complain(reason);
+      return null;
+    }
+  }
+
+  /** Go on showing what was under way when the page was loaded. */
+  async resume(): Promise<void> {
+    try {
+      for (const operation of await this.model.api.operations()) {
+        if (operation.state === 'running') {
+          this._show(operation);
+          this.model.follow(operation);
+        }
+      }
+    } catch {
+      // The list says why the server does not answer.
+    }
+  }
+
+  /** Ask for an operation to be cancelled. */
+  async cancel(id: string): Promise<void> {
+    try {
+      await this.model.api.cancel(id);
+    } catch (reason) {
+      this.complain(reason);
+    }
+  }
+
+  /** Say in one line how far an operation is. */
+  progressText({ kind, name, stage, percent }: IProgress): string {
+    const { trans } = this;
+    const far = percent === null ? stage : `${stage} ${percent} %`;
+    switch (kind) {
+      case 'save':
+        return trans.__('Saving %1: %2', name, far);
+      case 'restore':
+        return trans.__('Restoring %1: %2', name || trans.__('the latest snapshot'), far);
+      case 'fork':
+        return trans.__('Forking the kernel: %1', far);
+      case 'push':
+        return trans.__('Sending %1: %2', name, far);
+      case 'pull':
+        return trans.__('Fetching %1: %2', name || trans.__('a snapshot'), far);
+      default:
+        return `${kind} ${name}: ${far}`;
+    }
+  }
+
+  /** Tell of something that was done, and offer to take it back. */
+  tell(message: string, undo?: Undo): void {
+    const actions = undo ? [{ label: this.trans.__('Undo'), callback: undo }] : [];
+    Notification.success(message, { autoClose: undo ? 2 * SUCCESS_STAYS : SUCCESS_STAYS, actions });
+  }
+
+  /** Tell of an error. */
+  complain(reason: unknown): void {
+    const error = asError(reason);
+    Notification.error(error.what, { autoClose: false, actions: [this._why(error)] });
+  }
+
+  private _why(error: IError, operation?: string): Notification.IAction {
+    return { label: this.trans.__('Why, and what next'), callback: () => this.explain(error, operation) };
+  }
+
+  private _show(operation: IProgress, undo?: Undo): void {
+    const followed: IFollowed = { progress: operation, made: null, timer: 0, undo };
+    followed.timer = window.setTimeout(() => {
+      const cancel = (event: MouseEvent): void => {
+        event.preventDefault(); // it stays open
+        void this.cancel(operation.id);
+      };
+      const id = Notification.emit(this.progressText(followed.progress), 'in-progress', {
+        autoClose: false,
+        actions: [{ label: this.trans.__('Cancel'), callback: cancel }]
+      });
+      followed.made = { id, at: Date.now() };
+    }, PROGRESS_AFTER);
+    this._followed.set(operation.id, followed);
+  }
+
+  private async _onMoved(progress: IProgress): Promise<void> {
+    const followed = this._followed.get(progress.id);
+    if (followed === undefined) {
+      return;
+    }
+    followed.progress = progress;
+    if (progress.state === 'running') {
+      if (followed.made !== null) {
+        Notification.update({ id: followed.made.id, message: this.progressText(progress) });
+      }
+      return;
+    }
+    this._followed.delete(progress.id);
+    window.clearTimeout(followed.timer);
+    try {
+      const operation = await this.model.api.operation(progress.id);
+      this._waiting.get(progress.id)?.(operation);
+      this._conclude(followed, operation);
+    } catch (reason) {
+      this.complain(reason);
+    }
+    this._waiting.delete(progress.id);
+  }
+
+  private _conclude({ made, undo }: IFollowed, operation: IOperation): void {
+    const { message, type, options } = this._outcome(operation, undo);
+    if (made === null) {
+      Notification.emit(message, type, options);
+    } else {
+      const left = Math.max(0, made.at + DRAWN_AFTER - Date.now());
+      window.setTimeout(() => Notification.update({ id: made.id, message, type, ...options }), left);
+    }
+  }
+
+  private _outcome(operation: IOperation, undo: Undo | undefined): IOutcome {
+    const { trans } = this;
+    const { id, error, state } = operation;
+    if (state === 'cancelled') {
+      const message = ['save', 'restore'].includes(operation.kind)
+        ? trans.__('Cancelled; the kernel is as it was.')
+        : trans.__('Cancelled.');
+      return { message, type: 'info', options: { autoClose: SUCCESS_STAYS, actions: [] } };
+    }
+    if (state === 'failed') {
+      const why = error ?? { kind: '', what: trans.__('It failed.'), why: '', then: '' };
+      return { message: why.what, type: 'error', options: { autoClose: false, actions: [this._why(why, id)] } };
+    }
+    const actions = undo ? [{ label: trans.__('Undo'), callback: undo }] : [];
+    const autoClose = undo ? 2 * SUCCESS_STAYS : SUCCESS_STAYS;
+    return { message: this._success(operation), type: 'success', options: { autoClose, actions } };
+  }
+
+  private _success({ kind, name, result }: IOperation): string {
+    const { trans } = this;
+    const seconds = Number(result?.seconds ?? 0).toFixed(1);
+    switch (kind) {
+      case 'save':
+        return trans.__('Saved %1: %2 in %3 s.', name, size(Number(result?.size ?? 0)), seconds);
+      case 'restore':
+        return trans.__('Restored %1 in %2 s.', name, seconds);
+      case 'fork':
+        return trans.__('Forked the kernel.');
+      case 'push':
+        return trans.__('Sent %1.', name);
+      case 'pull':
+        return trans.__('Fetched %1.', name);
+      default:
+        return trans.__('Done: %1 %2.', kind, name);
+    }
+  }
+}

@@ -1,0 +1,60 @@
+"""Forking kernels in tests: clients of copies, and what is done to all of them at the end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jupyter_client import BlockingKernelClient
+from notebooks import Notebook
+
+from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.errors import GpuckptError
+from jupyter_gpuckpt.keeper import client
+from jupyter_gpuckpt.keeper.record import KernelFolder
+
+
+class Copy(Notebook):
+    """A client of a copy, and what the fork said of it as `told`."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        connected = BlockingKernelClient()
+        connected.load_connection_file(told["connection_file"])
+        connected.start_channels()
+        super().__init__(None, connected)  # type: ignore[arg-type]
+        self.told = told
+
+    @property
+    def folder(self) -> Path:
+        return settings.kernels_dir() / str(self.told["id"])
+
+    def close(self) -> None:
+        """End the copy as `jupyter gpuckpt stop` does."""
+        self.client.stop_channels()
+        with contextlib.suppress(GpuckptError), client.connect(KernelFolder(self.folder)) as keeper:
+            keeper.request("close")
+
+
+Fork = Callable[..., Sequence[Copy]]
+
+
+@contextlib.contextmanager
+def forking() -> Iterator[Fork]:
+    """Give a function that forks a kernel and returns clients of the copies, which are ended at the end."""
+    copies: list[Copy] = []
+
+    def fork(notebook: Notebook, **request: Any) -> Sequence[Copy]:
+        with notebook.keeper as keeper:
+            result = keeper.request("fork", request, timeout=60)
+        made = [Copy(told) for told in result["kernels"]]
+        copies.extend(made)
+        fork.warnings = result["warnings"]  # type: ignore[attr-defined]
+        return made
+
+    try:
+        yield fork
+    finally:
+        for copy in copies:
+            copy.close()

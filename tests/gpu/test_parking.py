@@ -1,0 +1,173 @@
+"""torch's memory leaves the kernel for a save and comes back at the same addresses, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from notebooks import Notebook, StartKernel, wait_until
+from test_gpu_kernels import DIGEST
+
+from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.freeze.parking import PARKED
+from jupyter_gpuckpt.freeze.processes import open_files
+from jupyter_gpuckpt.store import Store
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+GIB = 1 << 30
+STATE = """
+import torch
+x = torch.randint(0, 2**62, (2**26 + 12345,), device='cuda')
+y = [torch.randn(5_000_000 + i, device='cuda') for i in range(20)]
+for i in range(0, 20, 3): y[i] = None  # holes
+y = [t for t in y if t is not None]
+a, b = torch.ones(1 << 23, device='cuda'), torch.zeros(1 << 23, device='cuda')
+graph = torch.cuda.CUDAGraph(); torch.cuda.synchronize()
+with torch.cuda.graph(graph): b.add_(a)
+graph.replay(); d = digest(x, *y, a, b)
+"""
+SAME = "digest(x, *y, a, b) == d"
+
+
+def parked_bytes(name: str) -> int:
+    """Return how many bytes of a snapshot were parked."""
+    store = Store(settings.store_dir())
+    contents = store.contents(store.get(name))
+    return sum(contents.size_of(path) for path in contents.files if path.endswith(PARKED))
+
+
+@contextlib.contextmanager
+def leaving_free(size: int) -> Iterator[None]:
+    """Have another program take all GPU memory but so many bytes."""
+    program = (
+        "import torch; torch.cuda.init(); free, _ = torch.cuda.mem_get_info()\n"
+        f"x = torch.empty(free - {size}, dtype=torch.uint8, device='cuda'); print('full', flush=True); input()"
+    )
+    filler = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert filler.stdout is not None
+        assert filler.stdout.readline() == b"full\n"
+        yield
+    finally:
+        filler.kill()
+        filler.wait()
+
+
+def test_it_comes_back_bit_for_bit_with_its_graphs_and_is_no_ones_afterwards(notebook: Notebook) -> None:
+    notebook.run("import torch\n" + DIGEST + STATE, timeout=120)
+    for _ in range(2):
+        notebook.run("%gpuckpt save here --replace", timeout=120)
+        assert parked_bytes("here") > GIB // 2
+        assert notebook.value(SAME) == "True"
+    after = "graph.replay(), digest(b) == digest(a + a)"
+    notebook.run("x.zero_(); y.clear(); b.zero_(); torch.cuda.empty_cache(); z = torch.ones(2**29, device='cuda')")
+    for _ in range(2):
+        notebook.run("%gpuckpt restore here", timeout=120)
+        assert notebook.value(SAME) == "True"
+        assert notebook.value(after) == "None True"
+    # The memory is torch's own again: it can be given back to the driver, and had anew.
+    notebook.run("free = torch.cuda.mem_get_info()[0]; y.clear(); del x; torch.cuda.empty_cache()")
+    assert int(notebook.value("torch.cuda.mem_get_info()[0] - free")) > GIB // 2
+    folder = settings.NAMESPACE_VRAM_DIR
+    assert notebook.value(f"__import__('os').listdir({folder!r})") == "[]"
+    wait_until(lambda: int(notebook.value(f"__import__('shutil').disk_usage({folder!r}).used")) == 0)
+
+
+def test_a_thread_that_uses_the_gpu_all_the_time_misses_nothing(notebook: Notebook) -> None:
+    notebook.run(
+        """
+import threading, torch
+y, n, lock = torch.zeros(2**28, device='cuda'), 0, threading.Lock()
+def work():
+    global n
+    while True:
+        with lock: y.add_(1); n += 1
+def counts():
+    with lock: return y.min().item() == n == y.max().item()
+threading.Thread(target=work, daemon=True).start()
+""",
+        timeout=120,
+    )
+    for _ in range(2):
+        notebook.run("%gpuckpt save here --replace", timeout=120)
+        assert notebook.value("counts()") == "True"
+    notebook.run("%gpuckpt restore here", timeout=120)
+    assert notebook.value("counts()") == "True"
+    assert notebook.value("(m := n, __import__('time').sleep(0.5), n > m)[2]") == "True"
+
+
+@pytest.mark.parametrize("free", [3 * GIB, 5 * GIB // 4, GIB // 4], ids=["one block", "no block", "no helper"])
+def test_a_gpu_without_room_for_anything_twice(notebook: Notebook, free: int) -> None:
+    notebook.run("import torch\n" + DIGEST + STATE, timeout=120)
+    notebook.run("del graph; w = torch.randint(0, 2**62, (2**27,), device='cuda'); d = digest(x, *y, a, b, w)")
+    notebook.run("torch.cuda.empty_cache()")
+    with leaving_free(free):
+        notebook.run("%gpuckpt save here", timeout=120)
+        assert (parked_bytes("here") > 0) == (free > GIB)
+        assert notebook.value("digest(x, *y, a, b, w) == d") == "True"
+    notebook.run("w.zero_(); x.zero_()")
+    notebook.run("%gpuckpt restore here", timeout=120)
+    assert notebook.value("digest(x, *y, a, b, w) == d") == "True"
+
+
+def test_a_keeper_killed_while_the_memory_is_parked_is_replaced_and_gives_it_back(notebook: Notebook) -> None:
+    notebook.run("import torch\n" + DIGEST + STATE, timeout=120)
+    with notebook.keeper as keeper:
+        status = keeper.request("status")
+    request = notebook.client.execute("%gpuckpt save here")
+    fifo = settings.PARKING_FIFOS[0]
+    wait_until(lambda: any(path.endswith(fifo) for path in open_files(status["pid"])), 60)
+    os.kill(status["keeper_pid"], signal.SIGKILL)
+    assert notebook.manager.is_alive()  # its poll notices, and gives the kernel a new keeper
+    reply = notebook.reply(120)
+    assert reply["parent_header"]["msg_id"] == request
+    assert notebook.value(SAME) == "True"
+    notebook.run("%gpuckpt save after", timeout=120)
+    notebook.run("x.zero_()")
+    notebook.run("%gpuckpt restore after", timeout=120)
+    assert notebook.value(SAME) == "True"
+
+
+def test_without_parking_the_driver_copies(start: StartKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCKPT_PARKING", "off")
+    notebook = start()
+    notebook.run("import torch\n" + DIGEST + STATE, timeout=120)
+    notebook.run("%gpuckpt save here", timeout=120)
+    assert parked_bytes("here") == 0
+    notebook.run("x.zero_()")
+    notebook.run("%gpuckpt restore here", timeout=120)
+    assert notebook.value(SAME) == "True"
+
+
+def test_memory_that_can_be_parked_says_why_it_cannot_be_shared(notebook: Notebook) -> None:
+    notebook.run("import torch; x = torch.ones(2**25, device='cuda')", timeout=120)
+    # The library writes to the process's standard error itself.
+    notebook.run("import os; kept = os.dup(2); out, there = os.pipe(); os.dup2(there, 2)")
+    notebook.fails("x.untyped_storage()._share_cuda_()")
+    assert "GPUCKPT_PARKING=off" in notebook.value("os.dup2(kept, 2) and os.read(out, 1000).decode()")
+    assert notebook.value("x.sum().item()") == str(float(2**25))
+
+
+def test_allocating_and_freeing_loses_nothing(notebook: Notebook) -> None:
+    notebook.run(
+        """
+import random, torch
+torch.cuda.init(); torch.zeros(1, device='cuda'); random.seed(1)
+free = torch.cuda.mem_get_info()[0]
+for _ in range(100):
+    held = [torch.full((random.randrange(1, 2**26),), 7, dtype=torch.uint8, device='cuda') for _ in range(20)]
+    assert all(bool((t == 7).all()) for t in held)
+    held.clear(); torch.cuda.empty_cache()
+""",
+        timeout=120,
+    )
+    assert abs(int(notebook.value("torch.cuda.mem_get_info()[0] - free"))) < 64 << 20
+    # More than there is: torch's own error, and all as before.
+    assert notebook.fails("torch.empty(2**40, device='cuda')").ename == "OutOfMemoryError"
+    assert notebook.value("torch.ones(2**25, device='cuda').sum().item()") == str(float(2**25))

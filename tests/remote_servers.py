@@ -1,0 +1,80 @@
+"""Servers that snapshots are sent to and fetched from in tests: each a process of its own, on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from notebooks import wait_until
+
+KEY, SECRET = "key-of-the-tests", "secret-of-the-tests"
+
+
+@dataclass
+class S3:
+    """A server that speaks S3, by moto."""
+
+    endpoint: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a program needs to know to use it."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def make_bucket(self, name: str) -> str:
+        """Make a bucket, and return its address."""
+        request = urllib.request.Request(f"{self.endpoint}/{name}", method="PUT", data=b"")
+        with urllib.request.urlopen(request, timeout=30):
+            return f"s3://{name}"
+
+
+@contextlib.contextmanager
+def s3_server(log: Path) -> Iterator[S3]:
+    """Run a server of S3 that keeps everything in its memory."""
+    port = _free_port()
+    with _running([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], log, port):
+        yield S3(f"http://127.0.0.1:{port}")
+
+
+@contextlib.contextmanager
+def web_server(folder: Path, log: Path) -> Iterator[str]:
+    """Run Python's own web server, which knows no ranges, on a folder; give its address."""
+    port = _free_port()
+    words = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(folder), str(port)]
+    with _running(words, log, port):
+        yield f"http://127.0.0.1:{port}"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _running(words: list[str], log: Path, port: int) -> Iterator[None]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(words, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+
+    def answers() -> bool:
+        assert process.poll() is None, log.read_text()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+        return False
+
+    try:
+        wait_until(answers, 60)
+        yield
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,199 @@
+"""Whose snapshots are used: those that oneself made, and those of people who are trusted (fault 35)."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from store_helpers import FILES, everything, read_back, save
+
+from jupyter_gpuckpt.errors import (
+    Damaged,
+    GpuckptError,
+    Refused,
+    Replayed,
+    RevokedKey,
+    StoreError,
+    UnknownKey,
+    Unsigned,
+    Untrusted,
+    WrongName,
+    WrongSignature,
+)
+from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.store.manifest import Manifest
+from jupyter_gpuckpt.store.signatures import split
+from jupyter_gpuckpt.store.trust import Trust, parse_key
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Store:
+    """The same folder as `store` has, used by somebody with another key."""
+    return Store(tmp_path / "store", Trust(tmp_path / "keys of another"))
+
+
+def manifest_of(store: Store, name: str = "it") -> Path:
+    return store.root / "snapshots" / f"{name}.json"
+
+
+def refused(store: Store, kind: type[GpuckptError], name: str = "it") -> GpuckptError:
+    """Check that a snapshot is refused with this error wherever it would be used, and return the error."""
+    before = everything(store.root)
+    uses: list[Callable[[], object]] = [lambda: read_back(store, name), lambda: store.rename(name, "other")]
+    for use in uses:
+        with pytest.raises(kind) as caught:
+            use()
+        assert caught.type is kind
+    assert everything(store.root) == before
+    assert caught.value.why
+    assert caught.value.then
+    return caught.value
+
+
+def test_one_s_own_snapshots_are_trusted(store: Store) -> None:
+    save(store, "it")
+    raw = manifest_of(store).read_bytes()
+    signature = split(raw)[1]
+    assert signature is not None
+    assert signature.key == store.trust.own()
+    assert read_back(store, "it") == FILES
+
+
+def test_the_key_is_its_owner_s_alone_and_is_made_once(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        made = pool.map(_own, [tmp_path / "new" / "keys"] * 8)
+    assert len(set(made)) == 1
+    (key,) = (tmp_path / "new" / "keys").iterdir()
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert stat.S_IMODE(key.parent.stat().st_mode) == 0o700
+    key.chmod(0o640)
+    with pytest.raises(StoreError, match="others can read it"):
+        _own(key.parent)
+    key.chmod(0o600)
+    key.parent.chmod(0o770)
+    with pytest.raises(StoreError, match="others can write"):
+        _own(key.parent)
+
+
+def _own(folder: Path) -> str:
+    return Trust(folder).own()
+
+
+def test_somebody_else_s_snapshot_is_refused_until_their_key_is_trusted(store: Store, other: Store) -> None:
+    save(other, "it")
+    error = refused(store, UnknownKey)
+    key = other.trust.own()
+    assert key in error.why
+    assert f"jupyter gpuckpt trust {key}" in error.then
+    store.trust.add(key, "a colleague")
+    assert read_back(store, "it") == FILES
+    store.trust.revoke(key)
+    assert "revoked" in refused(store, RevokedKey).why
+    assert store.trust.known()[key].comment == "a colleague"
+    store.trust.add(key)
+    assert read_back(store, "it") == FILES
+
+
+def test_a_snapshot_without_a_signature_is_refused_until_it_is_signed(store: Store) -> None:
+    save(store, "it")
+    path = manifest_of(store)
+    path.write_bytes(split(path.read_bytes())[0])
+    assert "jupyter gpuckpt sign it" in refused(store, Unsigned).then
+    store.sign("it")
+    assert read_back(store, "it") == FILES
+    with pytest.raises(Refused, match="signed already"):
+        store.sign("it")
+
+
+def test_changed_bytes_do_not_have_the_signature(store: Store) -> None:
+    save(store, "it", message="honest")
+    sealed, _ = split(manifest_of(store).read_bytes())
+    save(store, "it", message="changed", replace=True)
+    manifest = store.get("it")
+    line = b"".join(manifest_of(store).read_bytes().partition(b"\n")[2:])
+    assert manifest.message == "changed"
+    manifest_of(store).write_bytes(sealed + line)
+    refused(store, WrongSignature)
+
+
+def test_a_stranger_who_claims_a_trusted_key_is_found_out(store: Store, other: Store, tmp_path: Path) -> None:
+    save(other, "it")
+    raw = manifest_of(store).read_bytes()
+    claimed = raw.replace(other.trust.own().encode(), store.trust.own().encode())
+    manifest_of(store).write_bytes(claimed)
+    refused(store, Damaged)  # the line has a check of its own
+
+
+def test_a_snapshot_under_another_name_is_refused_and_one_that_was_renamed_is_not(store: Store) -> None:
+    save(store, "it")
+    manifest_of(store, "that").write_bytes(manifest_of(store).read_bytes())
+    assert issubclass(WrongName, Untrusted)
+    refused(store, WrongName, "that")
+    manifest_of(store, "that").unlink()
+    store.rename("it", "that")
+    assert read_back(store, "that") == FILES
+
+
+def test_an_older_snapshot_of_somebody_else_is_refused_where_a_newer_one_was_accepted(
+    store: Store, other: Store
+) -> None:
+    store.trust.add(other.trust.own())
+    save(other, "it", message="older")
+    older = manifest_of(store).read_bytes()
+    save(other, "it", message="newer", replace=True)
+    newer = manifest_of(store).read_bytes()
+    store.trust.note_newest(newer, Manifest.from_json(newer, "it"))
+    read_back(store, "it")
+    manifest_of(store).write_bytes(older)
+    assert "--older" in refused(store, Replayed).then
+    store.trust.note_newest(older, Manifest.from_json(older, "it"))  # a person asked for it
+    assert store.trusted("it").message == "older"
+
+
+def test_a_renamed_snapshot_of_somebody_else_counts_as_one_s_own(store: Store, other: Store) -> None:
+    store.trust.add(other.trust.own())
+    save(other, "it")
+    store.rename("it", "mine")
+    store.trust.revoke(other.trust.own())
+    assert read_back(store, "mine") == FILES
+
+
+def test_one_s_own_key_can_be_revoked_and_a_new_one_is_made(store: Store) -> None:
+    save(store, "it")
+    lost = store.trust.own()
+    Trust(store.trust.folder).revoke(lost)  # as another process does
+    refused(store, RevokedKey)
+    assert store.trust.own() != lost
+    save(store, "new")
+    assert read_back(store, "new") == FILES
+
+
+def test_what_says_whom_to_trust_is_not_guessed_where_it_is_damaged(store: Store, other: Store) -> None:
+    store.trust.add(other.trust.own())
+    save(other, "it")
+    path = store.trust.folder / "trusted.json"
+    path.write_text("{")
+    with pytest.raises(StoreError, match="damaged"):
+        read_back(store, "it")
+    path.write_text(json.dumps({"x": {}}))
+    with pytest.raises(StoreError, match="damaged"):
+        read_back(store, "it")
+
+
+def test_a_key_is_read_from_what_its_owner_prints(store: Store) -> None:
+    key = store.trust.own()
+    assert parse_key(f"your key is:\n  {key}\n") == key
+    for odd in ("", "abc", key.upper(), f"{key} {'0' * 64}"):
+        with pytest.raises(Refused):
+            parse_key(odd)
+
+
+def test_a_kernel_does_not_pay_for_signatures() -> None:
+    code = "import sys, jupyter_gpuckpt, jupyter_gpuckpt.store; print([m for m in sys.modules if 'cryptography' in m])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
