@@ -9,7 +9,6 @@ from typing import Any
 
 from .. import settings
 from ..errors import GpuckptError
-from ..keeper.comparison import compare
 from ..keeper.summary import is_of_notebook, summary
 from ..kernel import show
 from ..store import Manifest, Store
@@ -40,6 +39,8 @@ def log(args: argparse.Namespace) -> int:
 
 def diff(args: argparse.Namespace) -> int:
     """Say what is in one snapshot and not in another."""
+    from ..keeper.comparison import compare  # it reads criu's images, which no other command here does
+
     document = compare(_store(), args.old, args.new)
     output.result(args.json, document, show.comparison(document).text())
     return output.DONE

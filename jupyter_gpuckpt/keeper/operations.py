@@ -171,11 +171,8 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
                 if not folder.is_relative_to(writer.directory):
                     writer.include(folder, inside)
             # The kernel runs: it does not wait for what is written about files, nor for their copies.
-            _write_variables(writer, agent)
-            needed = await asyncio.to_thread(_write_needs, keeper, space, writer, staging)
-            if with_files:
-                files = await asyncio.to_thread(_keep_files, space, writer, needed, agent)
-                frozen.process["files"] = files.summary()
+            described = await asyncio.to_thread(_describe, keeper, space, writer, staging, agent, with_files)
+            frozen.process.update(described)
             manifest = await asyncio.to_thread(
                 writer.commit,
                 message=str(args.get("message") or ""),
@@ -195,33 +192,34 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     return {**summary(manifest), "seconds": stages.seconds()}
 
 
-def _write_variables(writer: Writer, agent: Mapping[str, Any]) -> None:
-    """Write down what the kernel said of its variables, if it did."""
-    if "variables" in agent:
-        said = {key: agent[key] for key in ("variables", "left_out")}
-        (writer.directory / comparison.VARIABLES).write_text(json.dumps(said))
+def _describe(
+    keeper: Keeper, space: Namespace, writer: Writer, staging: Staging, agent: Mapping[str, Any], with_files: bool
+) -> dict[str, Any]:
+    """Write the kernel's variables and the files that it uses into the snapshot; return what the manifest says of them.
 
+    With `with_files`, the snapshot keeps these files, and those that Python may import.
 
-def _write_needs(keeper: Keeper, space: Namespace, writer: Writer, staging: Staging) -> list[NeededFile]:
-    """Write down which files the kernel uses, and return them."""
-    files = needs.marked(needs.of_images(staging.outside), space.path("/"), keeper.marks)
-    (writer.directory / needs.NEEDS).write_bytes(needs.to_json(files))
-    return files
-
-
-def _keep_files(
-    space: Namespace, writer: Writer, needed: Sequence[NeededFile], agent: Mapping[str, Any]
-) -> kept_files.Kept:
-    """Have the snapshot keep the files that the kernel uses or may import."""
+    Raises
+    ------
+    SaveFailed : a file could not be read or written, or they are too many.
+    """
     root = space.path("/")
     try:
+        if "variables" in agent:
+            said = {key: agent[key] for key in ("variables", "left_out")}
+            (writer.directory / comparison.VARIABLES).write_text(json.dumps(said))
+        needed = needs.marked(needs.of_images(staging.outside), root, keeper.marks)
+        (writer.directory / needs.NEEDS).write_bytes(needs.to_json(needed))
+        if not with_files:
+            return {}
         files = kept_files.survey(root, needed, agent.get("environment", {}))
-        return kept_files.keep(files, root, writer, settings.files_limit())
+        return {"files": kept_files.keep(files, root, writer, settings.files_limit()).summary()}
     except OSError as e:
         raise SaveFailed(
             "The kernel was not saved; it goes on as before.",
-            f"A file that was to be kept with it could not be read: {e.strerror}: {e.filename}",
-            "Save again when nothing changes Python's environment (pip, conda).",
+            f"What the snapshot says of files, or keeps of them, could not be written: {e.strerror}: {e.filename}",
+            f"Make room on the disk of {keeper.store.root}; with --with-files, see that nothing changes Python's "
+            "environment (pip, conda) meanwhile. Then save again.",
         ) from e
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,6 +162,27 @@ def test_files_beyond_the_limit_are_refused_and_the_kernel_goes_on(
     assert kernel.value("x") == "1"
     kernel.run("%gpuckpt save here")
     assert names() == {"here"}
+
+
+def test_a_disk_too_small_for_the_files_leaves_no_snapshot_and_the_kernel_as_it_was(
+    start: StartKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m,mode=0700", "none", str(disk)], check=True)
+    try:
+        monkeypatch.setenv("GPUCKPT_STORE", str(disk / "store"))
+        kernel = start()
+        kernel.run("x = 1")
+        answer = kernel.fails("%gpuckpt save never --with-files")
+        assert answer.ename in ("SaveFailed", "StoreError")
+        assert "No space left" in answer.text
+        assert kernel.value("x") == "1"
+        assert not names()
+        assert not list((disk / "store" / "saving").iterdir())
+        kernel.close()
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_links_are_followed_as_the_processes_see_them(tmp_path: Path) -> None:
