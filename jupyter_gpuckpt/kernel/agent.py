@@ -332,7 +332,7 @@ class Agent:
             else:
                 waiting.messages.put({"error": _overtaken(waiting.op).as_dict()})
         # Not before the answer: clients may be long in coming back, and widgets take a moment to import.
-        self._calls.put(partial(self._be_seen, asked.get("panels", []), str(result["name"])))
+        self._calls.put(partial(self._be_seen, asked.get("panels", []), "" if copy else str(result["name"])))
         return {"faults": faults}
 
     def _be_seen(self, panels: list[str], name: str) -> None:

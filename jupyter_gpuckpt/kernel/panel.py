@@ -80,8 +80,8 @@ class Panel(anywidget.AnyWidget):
         )
 
     def welcome_back(self, name: str) -> None:
-        """Show all of it anew, in a kernel that was just put back to a snapshot."""
-        self._show(operation=None, error=None, note=f"Restored {name}.")
+        """Show all of it anew, in a kernel that was just put back to a snapshot; in a copy, without a name."""
+        self._show(operation=None, error=None, note=f"Restored {name}." if name else "")
         self.send_state()
         self.look()
 

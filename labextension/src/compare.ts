@@ -4,7 +4,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { Widget } from '@lumino/widgets';
 import { asError } from './api';
 import { element } from './bodies';
-import { changedBytes, differences, type ISection } from './difference';
+import { differences, words, type ISection } from './difference';
 import { size } from './format';
 import type { IDifference, ISnapshot } from './types';
 
@@ -67,13 +67,22 @@ export class CompareBody extends Widget {
     if (sections.length === 0) {
       return [element('p', trans.__('They hold the same.'))];
     }
-    const changed = changedBytes(found);
+    const changed = Number(found.changed ?? 0);
     const sum = changed > 0 ? [element('p', trans.__('%1 of %2 are not in %3.', size(changed), young, old))] : [];
     return [...sum, ...sections.flatMap(section => this._section(section))];
   }
 
-  private _section({ title, head, rows }: ISection): Node[] {
-    const heading = element('h3', title);
+  private _section({ kind, head, rows }: ISection): Node[] {
+    const { trans } = this;
+    const titles: Record<string, string> = {
+      variables: trans.__('Variables'),
+      memory: trans.__('Memory'),
+      gpu_memory: trans.__('GPU memory'),
+      used_files: trans.__('Files in use'),
+      kept_files: trans.__('Files kept with the snapshot'),
+      files: trans.__('Parts of the snapshot')
+    };
+    const heading = element('h3', titles[kind] ?? words(kind));
     const table = element('table');
     if (head.length) {
       const row = element('tr');

@@ -11,13 +11,14 @@ export interface ICell {
 
 /** One kind of contents. */
 export interface ISection {
-  title: string;
+  /** The server's word for it. */
+  kind: string;
   head: string[];
   rows: ICell[][];
 }
 
 /** Numbers in columns of such names are no bytes. */
-const COUNTS = /count|number|pid|line|items|length/i;
+const COUNTS = /count|number|pid|process|line|items|length/i;
 
 /** Return the tables of what differs; what is the same in both is left out. */
 export function differences(found: IDifference, old: string, young: string): ISection[] {
@@ -30,17 +31,12 @@ export function differences(found: IDifference, old: string, young: string): ISe
     }
     const columns = [...new Set(rows.flatMap(row => Object.keys(row)))];
     sections.push({
-      title: words(kind),
+      kind,
       head: columns.map(column => names[column] ?? words(column)),
       rows: rows.map(row => columns.map(column => cell(column, row[column])))
     });
   }
   return sections;
-}
-
-/** Return how many bytes of the younger snapshot's files the older one does not hold. */
-export function changedBytes(found: IDifference): number {
-  return asRows(found.files).reduce((sum, { changed }) => sum + (typeof changed === 'number' ? changed : 0), 0);
 }
 
 type Row = Record<string, unknown>;
@@ -74,11 +70,27 @@ function cell(column: string, value: unknown): ICell {
   if (value === null || value === undefined) {
     return { text: '–', figure: false };
   }
-  return { text: typeof value === 'string' ? value : JSON.stringify(value), figure: false };
+  return { text: isObject(value) ? described(value) : plain(value), figure: false };
+}
+
+/** What is known of one thing, such as a variable, in one line: what it is, and its size, need no words before them. */
+function described(thing: Row): string {
+  return Object.entries(thing)
+    .map(([name, value]) => {
+      if (name === 'size' && typeof value === 'number') {
+        return size(value);
+      }
+      return name === 'type' ? plain(value) : `${name} ${plain(value)}`;
+    })
+    .join(', ');
+}
+
+function plain(value: unknown): string {
+  return typeof value === 'string' ? value : JSON.stringify(value);
 }
 
 /** Write a member's name as people do. */
-function words(name: string): string {
+export function words(name: string): string {
   const text = name.replace(/_/g, ' ');
   return text.charAt(0).toUpperCase() + text.slice(1);
 }

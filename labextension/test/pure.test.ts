@@ -1,5 +1,5 @@
 import { arrange, isOf, matches } from '../src/arrange';
-import { changedBytes, differences } from '../src/difference';
+import { differences } from '../src/difference';
 import { ago, basename, size } from '../src/format';
 import { forkPath, isName, suggest } from '../src/names';
 import { isStale } from '../src/stale';
@@ -143,7 +143,7 @@ describe('forkPath', () => {
 
 describe('differences', () => {
   const texts = (found: IDifference): unknown =>
-    differences(found, 'a', 'b').map(({ title, head, rows }) => [title, head, rows.map(row => row.map(c => c.text))]);
+    differences(found, 'a', 'b').map(({ kind, head, rows }) => [kind, head, rows.map(row => row.map(c => c.text))]);
 
   it('has a table of each kind of contents, without what is the same', () => {
     const files = [
@@ -153,7 +153,7 @@ describe('differences', () => {
     ];
     expect(texts({ old: 'a', new: 'b', files })).toEqual([
       [
-        'Files',
+        'files',
         ['Path', 'a', 'b', 'Changed'],
         [
           ['pages', '1.0 kB', '2.0 kB', '1.5 kB'],
@@ -165,9 +165,9 @@ describe('differences', () => {
 
   it('shows kinds that it does not know', () => {
     expect(texts({ new_ones: ['x', 'y'], memory: { heap: { bytes: 5 }, stack: 7 }, item_count: 3 })).toEqual([
-      ['New ones', ['Name'], [['x'], ['y']]],
+      ['new_ones', ['Name'], [['x'], ['y']]],
       [
-        'Memory',
+        'memory',
         ['Name', 'Bytes', 'Value'],
         [
           ['heap', '5 B', '–'],
@@ -177,8 +177,13 @@ describe('differences', () => {
     ]);
   });
 
-  it('counts what the younger one alone holds', () =>
-    expect(changedBytes({ files: [{ changed: 5 }, { changed: 7 }, {}], memory: [{ changed: 1 }] })).toBe(12));
+  it('describes a variable in a line', () => {
+    const array = { type: 'ndarray', size: 8000, shape: [10, 100] };
+    const variables = [{ name: 'x', how: 'another object', old: null, new: array }];
+    expect(texts({ variables })).toEqual([
+      ['variables', ['Name', 'How', 'a', 'b'], [['x', 'another object', '–', 'ndarray, 8.0 kB, shape [10,100]']]]
+    ]);
+  });
 
   it('is empty where they hold the same', () => expect(texts({ old: 'a', new: 'b', files: [] })).toEqual([]));
 });

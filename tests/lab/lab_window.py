@@ -16,6 +16,7 @@ CONFIG = "c.LabApp.expose_app_in_browser = True\n"
 """For the server: tests reach the application by ``window.jupyterapp``."""
 PATIENCE = 60_000  # milliseconds
 _IS_IDLE = "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+_IN_FRONT = ".jp-NotebookPanel:not(.lm-mod-hidden)"
 _AXE = Path(__file__).parents[2] / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
 expect.set_options(timeout=PATIENCE)
 
@@ -99,8 +100,7 @@ class Window:
         self.toolbar("gpuckpt-save").locator('jp-button[aria-disabled="false"]').wait_for()
 
     def toolbar(self, item: str) -> Locator:
-        shown = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-NotebookPanel-toolbar"
-        return self.page.locator(f'{shown} [data-jp-item-name="{item}"]')
+        return self.page.locator(f'{_IN_FRONT} .jp-NotebookPanel-toolbar [data-jp-item-name="{item}"]')
 
     def restart_kernel(self) -> None:
         """Have the kernel start afresh, and wait until it is there."""
@@ -111,7 +111,7 @@ class Window:
 
     def run(self, code: str) -> Locator:
         """Type code into the last cell, run it, wait until it is done, and return the cell."""
-        cells = self.page.locator(".jp-Notebook .jp-CodeCell")
+        cells = self.page.locator(f"{_IN_FRONT} .jp-Notebook .jp-CodeCell")
         before = cells.count()
         cell = cells.nth(before - 1)
         cell.locator(".cm-content").click()
