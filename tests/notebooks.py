@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import re
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -104,6 +105,21 @@ class Notebook:
         from jupyter_gpuckpt.keeper.record import KernelFolder
 
         return client.connect(KernelFolder(self.folder))
+
+    def kill_keeper(self) -> None:
+        """Kill this kernel's keeper, and wait until the manager, which looks now and then, has given it another."""
+        from jupyter_gpuckpt.keeper.record import KernelFolder
+
+        folder = KernelFolder(self.folder)
+        killed = folder.state().keeper
+        assert killed is not None
+        os.kill(killed[0], signal.SIGKILL)
+
+        def is_replaced() -> bool:
+            assert self.manager.is_alive()
+            return folder.state().keeper != killed
+
+        wait_until(is_replaced, 60)
 
     def close(self) -> None:
         self.client.stop_channels()

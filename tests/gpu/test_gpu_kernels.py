@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +11,6 @@ import pytest
 from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
-from jupyter_gpuckpt.freeze.processes import start_time
 from jupyter_gpuckpt.store import Store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -334,9 +331,7 @@ def test_a_keeper_killed_while_the_gpu_state_is_away_is_replaced_and_mends_it(no
         request = notebook.client.execute("%gpuckpt save here")
         reached = ("checkpointed",) if moment == "checkpointed" else ("locked", "checkpointed")
         wait_until(lambda: worker.state(status["pid"]) in reached, 60)
-        os.kill(status["keeper_pid"], signal.SIGKILL)
-    wait_until(lambda: start_time(status["keeper_pid"]) is None)
-    assert notebook.manager.is_alive()  # its poll notices, and gives the kernel a new keeper
+        notebook.kill_keeper()
     reply = notebook.reply(120)
     assert reply["parent_header"]["msg_id"] == request
     assert reply["content"]["status"] == "error"
