@@ -94,6 +94,7 @@ def _snapshots(counts: list[int], rounds: int) -> None:
             _fill(root, before, count, last)
             before = count
             store = Store(root)
+            store.sign(f"n{count // 2}")
 
             def first(store: Store = store, root: Path = root) -> None:
                 (root / "listing.json").unlink(missing_ok=True)

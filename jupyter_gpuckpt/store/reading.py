@@ -33,6 +33,8 @@ __all__ = [
     "read_whole",
 ]
 
+_MAX_WHOLE = 256 * 1024 * 1024
+"""Bytes of a file that is read into memory as a whole."""
 _BATCH = 8 * 1024 * 1024
 """Bytes of one file that one job writes, about."""
 
@@ -231,7 +233,15 @@ def _write_in_place(
 
 
 def read_whole(layout: Layout, manifest: Manifest, contents: Contents, index: Index) -> dict[str, bytes]:
-    """Return the verified bytes of these files of a snapshot, by path. Raises `Damaged`."""
+    """Return the verified bytes of these files of a snapshot, by path.
+
+    Raises
+    ------
+    Damaged : a byte is not the one that was saved, or a file is larger than any that is read whole.
+    """
+    for path in contents.files:
+        if contents.size_of(path) > _MAX_WHOLE:
+            raise damage(manifest, path, f"it has {contents.size_of(path)} bytes, more than such a file ever has")
     reader = PackReader(layout.packs)
     return {
         path: b"".join(

@@ -248,8 +248,6 @@ class Store:
     def read_files(self, name: str, paths: Collection[str]) -> tuple[Manifest, Contents, dict[str, bytes]]:
         """Return what a snapshot is, and the verified bytes of those of its files that are asked for and there.
 
-        They are meant to be small: a damaged snapshot's may be as large as it says.
-
         Raises
         ------
         BadName, NoSuchSnapshot, Damaged, Incompatible : as `open`.

@@ -256,3 +256,19 @@ def test_a_damaged_manifest_is_told_in_a_list_that_was_kept(store: Store) -> Non
     found, broken = store.listed(describe, "1")
     assert len(found) == 100
     assert [e.data["name"] for e in broken] == ["s5"]
+
+
+def test_some_files_of_a_snapshot_are_read_without_the_others(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    with store.writer("a") as writer:
+        (writer.directory / "small").write_bytes(b"s" * 5000)
+        (writer.directory / "other").write_bytes(os.urandom(5000))
+        with (writer.directory / "huge").open("wb") as f:
+            f.truncate(2**28 + 1)  # zeros take nothing
+        written = writer.commit(message="", parent=None, kernel={}, machine={}, cuda={}, process={})
+    manifest, contents, read = store.read_files("a", ["small", "missing"])
+    assert manifest.id == written.id
+    assert read == {"small": b"s" * 5000}
+    assert contents.files.keys() == {"small", "other", "huge"}
+    with pytest.raises(Damaged, match="damaged"):
+        store.read_files("a", ["huge"])
