@@ -310,10 +310,6 @@ class Keeper:
             return asdict(await asyncio.to_thread(self.store.tag, str(args["name"]), tags, remove))
         if op == "rm":
             return {"freed": await asyncio.to_thread(self.store.remove, str(args["name"]))}
-        if op == "rename":
-            return summary(await asyncio.to_thread(self.store.rename, str(args["name"]), str(args["new"])))
-        if op == "pin":
-            return asdict(await asyncio.to_thread(self.store.pin, str(args["name"]), bool(args["pinned"])))
         if op == "executed":
             return await self._executed()
         raise GpuckptError(f"The keeper does not know {op!r}.", "", "Upgrade the older of the two.")

@@ -161,7 +161,7 @@ function render({ model, el }) {
       const verbs = {
         save: 'Saving',
         restore: 'Restoring',
-        rename: 'Renaming',
+        mv: 'Renaming',
         pin: 'Pinning',
         rm: 'Removing'
       };
@@ -267,7 +267,7 @@ function render({ model, el }) {
       title: name.title
     });
     wanted.setAttribute('aria-label', `New name of ${called}`);
-    const rename = () => wanted.reportValidity() && act('rename', { name: called, new: wanted.value });
+    const rename = () => wanted.reportValidity() && act('mv', { name: called, new: wanted.value });
     wanted.addEventListener('keydown', event => event.key === 'Enter' && rename());
     return question('', 'Rename', rename, wanted);
   }

@@ -112,7 +112,7 @@ class Panel(anywidget.AnyWidget):
                 self._agent.request("cancel")
         elif asked == "see":
             self._see(str(content.get("view")), bool(content.get("seen")))
-        elif asked in ("save", "restore", "rename", "pin", "rm"):
+        elif asked in ("save", "restore", "mv", "pin", "rm"):
             args = content.get("args")
             self._act(asked, args if isinstance(args, dict) else {})
 
@@ -151,7 +151,7 @@ class Panel(anywidget.AnyWidget):
 _NOTES: dict[str, Callable[[dict[str, Any], Any], str]] = {
     "save": lambda _, result: show.Saved(result).text(),
     "restore": lambda args, _: f"Restored {args['name']}.",
-    "rename": lambda args, _: f"{args['name']} is now {args['new']}.",
+    "mv": lambda args, _: f"{args['name']} is now {args['new']}.",
     "pin": lambda args, _: f"{args['name']} is {'pinned' if args['pinned'] else 'no longer pinned'}.",
     "rm": lambda args, result: f"Removed {args['name']}: {show.size(result['freed'])} freed.",
 }

@@ -102,6 +102,8 @@ export class Follower {
         return trans.__('Restoring %1: %2', name || trans.__('the latest snapshot'), far);
       case 'fork':
         return trans.__('Forking the kernel: %1', far);
+      case 'move':
+        return trans.__('Moving the kernel: %1', far);
       case 'push':
         return trans.__('Sending %1: %2', name, far);
       case 'pull':
@@ -205,6 +207,8 @@ export class Follower {
         return trans.__('Restored %1 in %2 s.', name, seconds);
       case 'fork':
         return trans.__('Forked the kernel.');
+      case 'move':
+        return trans.__('Moved the kernel.');
       case 'push':
         return trans.__('Sent %1.', name);
       case 'pull':

@@ -4,7 +4,17 @@ import type { Event } from '@jupyterlab/services';
 import { Poll } from '@lumino/polling';
 import { Signal, type ISignal } from '@lumino/signaling';
 import { Api, asError } from './api';
-import type { IError, IKernel, IKernels, INotebook, IOperation, IPlainKernel, IProgress, ISnapshot } from './types';
+import type {
+  IError,
+  IKernel,
+  IKernels,
+  INotebook,
+  IOperation,
+  IPlainKernel,
+  IProgress,
+  ISnapshot,
+  State
+} from './types';
 
 const OPERATION = 'https://schema.jupyter.org/jupyter_gpuckpt/operation/v1';
 const SNAPSHOTS = 'https://schema.jupyter.org/jupyter_gpuckpt/snapshots/v1';
@@ -12,7 +22,9 @@ const SNAPSHOTS = 'https://schema.jupyter.org/jupyter_gpuckpt/snapshots/v1';
 /** How often the server is asked while somebody looks: cells and terminals save, too. In milliseconds. */
 const INTERVAL = 10_000;
 
-/** How soon the server is asked again while a kernel is being saved or restored, in milliseconds. */
+/** What a kernel is doing during an operation. */
+const DOING: Record<string, State> = { save: 'saving', restore: 'restoring', fork: 'forking', move: 'moving' };
+/** How soon the server is asked again while a kernel is in the middle of one, in milliseconds. */
 const UNDER_WAY = 1000;
 
 export class Model {
@@ -131,13 +143,10 @@ export class Model {
   }
 
   /** Tell what a kernel is doing, also where another than this server was asked for it. */
-  stateOf(kernelId: string | null | undefined): 'running' | 'saving' | 'restoring' {
-    const kind = this.operationOf(kernelId)?.kind;
-    const state = this._kernels.kernels.find(kernel => kernel.kernel_id === kernelId)?.state;
-    if (kind === 'restore' || state === 'restoring') {
-      return 'restoring';
-    }
-    return kind === 'save' || state === 'saving' ? 'saving' : 'running';
+  stateOf(kernelId: string | null | undefined): State {
+    const kind = this.operationOf(kernelId)?.kind ?? '';
+    const kernel = this._kernels.kernels.find(({ kernel_id }) => kernel_id === kernelId);
+    return DOING[kind] ?? kernel?.state ?? 'running';
   }
 
   /** Ask the server for everything; while it is being asked, once more afterwards. */
@@ -188,7 +197,7 @@ export class Model {
   private async _fetch(): Promise<void> {
     try {
       const [kernels, found] = await Promise.all([this.api.kernels(), this.api.snapshots()]);
-      if (kernels.kernels.some(({ state }) => state !== 'running')) {
+      if (kernels.kernels.some(({ state }) => Object.values(DOING).includes(state))) {
         // What this server was not asked for tells nothing when it ends.
         window.setTimeout(() => this.refresh(), UNDER_WAY);
       }

@@ -12,7 +12,7 @@ import { ago, basename, moment, size } from './format';
 import { CommandIDs } from './ids';
 import { snapshotIcon } from './icons';
 import type { Model } from './model';
-import type { IError, IKernel, INotebook, ISnapshot } from './types';
+import type { IError, IKernel, INotebook, ISnapshot, State } from './types';
 
 /** What the keys do with the snapshot whose line has the focus. */
 const KEYS: Record<string, string> = {
@@ -230,11 +230,14 @@ function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { 
   );
 }
 
-function stateText(state: 'running' | 'saving' | 'restoring', trans: TranslationBundle): string {
+function stateText(state: State, trans: TranslationBundle): string {
   return {
     running: trans.__('running'),
     saving: trans.__('being saved'),
-    restoring: trans.__('being restored')
+    restoring: trans.__('being restored'),
+    forking: trans.__('being forked'),
+    moving: trans.__('being moved'),
+    ended: trans.__('ended')
   }[state];
 }
 

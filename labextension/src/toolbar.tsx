@@ -37,7 +37,7 @@ export function restoreButton(model: Model, commands: CommandRegistry, trans: Tr
   return button;
 }
 
-/** Says in place of the kernel's own indicator that it is being saved or restored. */
+/** Says in place of the kernel's own indicator that it is being saved, restored, forked or moved. */
 export class Indicator extends ReactWidget {
   constructor(
     private readonly panel: NotebookPanel,
@@ -56,6 +56,14 @@ export class Indicator extends ReactWidget {
     const state = this.model.stateOf(this.panel.sessionContext.session?.kernel?.id);
     // The style hides the kernel's own indicator meanwhile, which knows of neither.
     this.panel.toolbar.node.dataset.gpuckpt = state;
-    return { running: '', saving: this.trans.__('Saving'), restoring: this.trans.__('Restoring') }[state];
+    const { trans } = this;
+    return {
+      running: '',
+      saving: trans.__('Saving'),
+      restoring: trans.__('Restoring'),
+      forking: trans.__('Forking'),
+      moving: trans.__('Moving'),
+      ended: ''
+    }[state];
   }
 }

@@ -25,12 +25,15 @@ export interface ISnapshot {
   tags: string[];
 }
 
+/** What a kernel is doing. */
+export type State = 'running' | 'saving' | 'restoring' | 'forking' | 'moving' | 'ended';
+
 /** A running kernel that can be saved. */
 export interface IKernel {
   kernel_id: string;
   name: string;
   notebook: string;
-  state: 'running' | 'saving' | 'restoring' | 'ended';
+  state: State;
   memory: number;
   gpu_memory: number | null;
   /** When it was started, or put back to a snapshot. */

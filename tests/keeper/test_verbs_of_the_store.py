@@ -94,3 +94,10 @@ def test_the_store_is_kept_in_order_from_a_notebook(notebook: Notebook) -> None:
     assert notebook.run("%gpuckpt unpin branch").text == "Unpinned branch."
     notebook.run("%gpuckpt rm branch")
     assert notebook.fails("%gpuckpt mv gone away").ename == "NoSuchSnapshot"
+
+
+def test_the_panel_says_what_it_needs(notebook: Notebook) -> None:
+    notebook.run("import sys; sys.modules['anywidget'] = None")
+    answer = notebook.fails("%gpuckpt panel")
+    assert answer.ename == "Unavailable"
+    assert "Run `pip install anywidget`" in answer.text
