@@ -28,7 +28,7 @@ _CONNECT_POLL = 0.02
 def start_keeper(launch: Launch, order: dict[str, Any] | None = None) -> tuple[subprocess.Popen[bytes], KernelFolder]:
     """Start a keeper, and by it the kernel; what is left of an earlier kernel of that id is ended.
 
-    With an `order` the kernel comes up as the copy that `keeper.fork` ordered.
+    With an `order` the kernel comes up as the copy that `keeper.operations.fork` ordered.
 
     Raises
     ------

@@ -22,11 +22,16 @@ from ..errors import Busy, GpuckptError, KernelLost
 from ..freeze import cuda, processes
 from ..lock_files import KEEPER_LOCK
 from ..store import Store
-from . import fork, move, operations
 from .comparison import compare
 from .link import AgentSilent, Link
 from .namespace import FIRST_PID, Namespace, run_path
 from .needs import Marks
+from .operations.fork import arrive, fork
+from .operations.move import move
+from .operations.parts import CAPTURE, KERNEL_LOG, WORKING_COPY
+from .operations.recover import recover
+from .operations.restore import restore
+from .operations.save import save
 from .protocol import LINE_LIMIT, peer_pid, peer_uid, short_path
 from .record import SOCKET, KernelFolder, Operation, now
 from .summary import details, listing, summary
@@ -128,7 +133,7 @@ class Keeper:
                 env={**self.launch.env, settings.ENV_RUN_DIR: settings.NAMESPACE_RUN_DIR},
                 cwd=self.launch.cwd,
                 umask=self.launch.umask,
-                stdout=run_path(operations.KERNEL_LOG),
+                stdout=run_path(KERNEL_LOG),
                 after_pid=FIRST_PID - 1,
                 subreaper=True,
             )
@@ -191,7 +196,7 @@ class Keeper:
 
     def _quote_kernel_log(self, space: Namespace) -> None:
         with contextlib.suppress(OSError):
-            tail = (space.run_dir / operations.KERNEL_LOG).read_text("utf-8", "replace").splitlines()[-40:]
+            tail = (space.run_dir / KERNEL_LOG).read_text("utf-8", "replace").splitlines()[-40:]
             if tail:
                 log.warning("the kernel's last words:\n%s", "\n".join(tail))
 
@@ -211,7 +216,7 @@ class Keeper:
         for run_dir in self.folder.path.glob("run-*/"):
             if kept is None or run_dir.name != state.run:
                 shutil.rmtree(run_dir, ignore_errors=True)
-        for left_over in (operations.WORKING_COPY, fork.CAPTURE):
+        for left_over in (WORKING_COPY, CAPTURE):
             shutil.rmtree(self.folder.path / left_over, ignore_errors=True)
         if kept is None:
             if left is None or left.get("kind") != "restore":
@@ -231,7 +236,7 @@ class Keeper:
     async def recover(self) -> None:
         """Undo or finish what a dead keeper had begun."""
         try:
-            await operations.recover(self)
+            await recover(self)
         except KernelLost as e:
             log.error("the kernel is lost: %s", e)
             await self.ended(-signal.SIGKILL)
@@ -287,14 +292,14 @@ class Keeper:
         if op == "signal":
             return self._signal(int(args["signum"]))
         if op == "save":
-            return await self._exclusively("save", str(args["name"]), operations.save, args, tell)
+            return await self._exclusively("save", str(args["name"]), save, args, tell)
         if op == "restore":
-            return await self._exclusively("restore", str(args.get("name") or ""), operations.restore, args, tell)
+            return await self._exclusively("restore", str(args.get("name") or ""), restore, args, tell)
         if op == "fork":
             name = str(args.get("name") or args.get("snapshot") or "this kernel")
-            return await self._exclusively("fork", name, fork.fork, args, tell)
+            return await self._exclusively("fork", name, fork, args, tell)
         if op == "move":
-            return await self._exclusively("move", "this kernel", move.move, args, tell)
+            return await self._exclusively("move", "this kernel", move, args, tell)
         if op == "list":
             return await asyncio.to_thread(listing, self.store)
         if op == "show":
@@ -551,7 +556,7 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> 
             if how == "take-over":
                 await keeper.take_over()
             elif how == "copy":
-                await fork.arrive(keeper, folder.take_order())
+                await arrive(keeper, folder.take_order())
             else:
                 await keeper.start_kernel()
         except Exception as e:

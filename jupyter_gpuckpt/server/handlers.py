@@ -25,7 +25,7 @@ from ..errors import (
     Unavailable,
     Untrusted,
 )
-from ..keeper.fork import MOST
+from ..keeper.operations.fork import MOST
 from .operations import NoSuchOperation
 from .service import Service
 

@@ -121,7 +121,7 @@ class Service:
     async def fork(self, kernel_id: str, request: dict[str, Any]) -> Operation:
         """Begin to make copies of a kernel, which the server then holds.
 
-        `request` has ``snapshot``, ``name``, ``count``, ``gpus`` and ``reseed``, as `keeper.fork` knows them.
+        `request` has ``snapshot``, ``name``, ``count``, ``gpus`` and ``reseed``, as the keeper's fork knows them.
 
         Raises
         ------

@@ -11,14 +11,15 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import settings
-from ..errors import DriverError, GpuckptError, Refused
-from ..freeze import cuda, processes
-from .operations import Stages, after_save, before_save
+from ... import settings
+from ...errors import DriverError, GpuckptError, Refused
+from ...freeze import cuda, processes
+from .save import after_save, before_save
+from .stages import Stages
 
 if TYPE_CHECKING:
-    from .process import Keeper, Tell
-    from .record import Operation
+    from ..process import Keeper, Tell
+    from ..record import Operation
 
 _NOT_MOVED = "The kernel was not moved; it goes on as before."
 
@@ -38,7 +39,7 @@ async def move(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     assert link is not None
     await stages.enter("preparing the kernel")
     failure: GpuckptError | None = None
-    patience = 0.0  # as in `operations.take`
+    patience = 0.0  # as in `save.take`
     try:
         agent = await stages.or_cancelled(before_save(link, keeper.launch.agent))
         patience = settings.hook_timeout()

@@ -20,39 +20,25 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import settings
-from ..errors import ForkFailed, GpuckptError, NoSuchKernel, Refused
-from ..freeze import cuda, images
-from ..freeze.criu_program import CriuProgram, find_criu
-from ..store import Manifest, Snapshot
-from . import adoption, client, fit, ports
-from .gpu_freeze import GpuReturn, parked_in
-from .operations import (
-    CRIU_IMAGES,
-    KERNEL_LOG,
-    SHARED_MEMORY,
-    VRAM,
-    Arrival,
-    Stages,
-    about_kernel,
-    about_machine,
-    put_in_place,
-    request_of,
-    resume,
-    save,
-    take,
-)
-from .record import KernelFolder, Launch, Operation, now
-from .staging import fits_in_memory, vram_files
-from .summary import summary
+from ... import settings
+from ...errors import ForkFailed, GpuckptError, NoSuchKernel, Refused
+from ...freeze import cuda, images
+from ...freeze.criu_program import CriuProgram, find_criu
+from ...store import Manifest, Snapshot
+from .. import adoption, client, fit, ports
+from ..gpu_freeze import GpuReturn, parked_in
+from ..record import KernelFolder, Launch, Operation, now
+from ..staging import fits_in_memory, vram_files
+from ..summary import summary
+from .arrival import Arrival, put_in_place, request_of, resume
+from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
+from .save import about_kernel, about_machine, save, take
+from .stages import Stages
 
 if TYPE_CHECKING:
-    from .process import Keeper, Tell
+    from ..process import Keeper, Tell
 
 log = logging.getLogger("gpuckpt.keeper")
-
-CAPTURE = "fork"
-"""In the kernel's folder, while a fork is under way: what was taken of the kernel and does not lie in memory."""
 
 MOST = 64
 """How many copies one fork makes at most."""

@@ -1,0 +1,282 @@
+"""The fresh sleeper that a snapshot or a copy comes up in: what it is given, and how it is brought to life."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ... import settings
+from ...errors import (
+    Damaged,
+    Refused,
+    RestoreFailed,
+)
+from ...freeze import criu, cuda, images, random_state
+from ...freeze.criu_program import CriuProgram
+from ...store import Manifest, Snapshot
+from .. import fit, kept_files, needs, placed_files
+from ..gpu_freeze import GpuReturn
+from ..link import AgentSilent, Link
+from ..namespace import Namespace, run_path
+from ..needs import NeededFile
+from ..placed_files import Placement
+from ..ports import Places
+from ..staging import fits_in_memory, vram_files
+from .criu_run import run_criu
+from .parts import CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM, WORKING_COPY
+from .stages import Stages
+
+if TYPE_CHECKING:
+    from ..process import Keeper
+
+log = logging.getLogger("gpuckpt.keeper")
+
+_CRIU_STARTS = 10.0  # how long criu may take to say its version, in seconds
+
+
+@dataclass(frozen=True)
+class Request:
+    """What of a snapshot is read for a restore here, and what that takes."""
+
+    needed: Sequence[NeededFile]
+    """What its processes use of the machine's files, but for what it brings along itself; empty in old snapshots."""
+    missing: Sequence[kept_files.KeptFile]
+    """What of its own files this machine lacks."""
+    images: int
+    """Bytes of what is taken out of the store for criu."""
+    placed: int
+    """Bytes of its own files that are put in place."""
+    parts: frozenset[str]
+    """The parts of it that hold them."""
+
+    def is_wanted(self, path: str) -> bool:
+        """Tell whether a part of the snapshot is read."""
+        return not path.startswith(kept_files.FILES + "/") or path in self.parts
+
+
+def request_of(keeper: Keeper, name: str) -> tuple[Manifest, Request]:
+    """Read what a snapshot says of files, and compare it with what is here."""
+    manifest, contents, read = keeper.store.read_files(name, [needs.NEEDS, kept_files.TABLE])
+    try:
+        kept = kept_files.from_json(read[kept_files.TABLE]) if kept_files.TABLE in read else kept_files.Kept([])
+        needed = needs.from_json(read[needs.NEEDS]) if needs.NEEDS in read else []
+        missing = placed_files.missing(kept, contents)
+        placed = placed_files.bytes_of(missing, contents)
+    except ValueError as e:
+        raise Damaged(f"The snapshot {name} is damaged.", f"{e}", "Restore another snapshot.", name=name) from e
+    brought = {file.path for file in missing}
+    parts = frozenset(placed_files.parts_of(missing))
+    outside = (VRAM + "/", kept_files.FILES + "/")
+    images_size = sum(contents.size_of(path) for path in contents.files if not path.startswith(outside))
+    return manifest, Request([file for file in needed if file.path not in brought], missing, images_size, placed, parts)
+
+
+@dataclass
+class Arrival:
+    """The fresh sleeper that a snapshot is restored into."""
+
+    space: Namespace
+    link: Link
+    files: Path
+    """Where the snapshot's files are put, as the keeper names it."""
+    files_inside: str
+    """The same folder, as the namespace names it."""
+    placement: Placement | None = None
+    """What of the snapshot's own files is put in place; None where the machine has them all."""
+
+    @classmethod
+    async def prepare(cls, keeper: Keeper, needed: int, missing: Sequence[kept_files.KeptFile] = ()) -> Arrival:
+        """Start a sleeper, and choose where it gets files of `needed` bytes: in its memory, or on the disk.
+
+        `missing` are the files of the snapshot's own that are to be put in place.
+        """
+        space, link = await keeper.new_namespace()
+        inside = settings.NAMESPACE_STAGING_DIR
+        new = cls(space, link, space.path(inside), inside)
+        if not fits_in_memory(space, needed):
+            new.files = keeper.folder.path / WORKING_COPY
+            new.files_inside = str(new.files)
+            await asyncio.to_thread(shutil.rmtree, new.files, ignore_errors=True)  # of one whose keeper was killed
+        if missing:
+            new.placement = Placement(space, missing)
+        return new
+
+    @property
+    def elsewhere(self) -> dict[str, Path]:
+        """Where folders of the snapshot are put that do not go into `files`."""
+        return {VRAM: self.vram, **({kept_files.FILES: self.placement.raw} if self.placement else {})}
+
+    def notes(self) -> list[str]:
+        """Return what the person must know of the files that were put in place."""
+        if self.placement is None:
+            return []
+        kept = f"{len(self.placement.files)} files and folders of the snapshot's own stand in for what is not here."
+        if not self.placement.folders:
+            return [kept]
+        return [kept, f"No new files can be created directly in {', '.join(self.placement.folders)}."]
+
+    @property
+    def vram(self) -> Path:
+        """Where the snapshot's VRAM is put, as the keeper names it: the processes take it from there."""
+        return vram_files(self.space).outside
+
+    async def furnish(self, snapshot: Snapshot) -> None:
+        """Give the sleeper the run folder, the /dev/shm and the own files of the snapshot."""
+        kernel_log = self.space.run_dir / KERNEL_LOG
+        shutil.copyfile(snapshot.directory / KERNEL_LOG, kernel_log)
+        kernel_log.chmod(0o600)
+        # tar keeps what counts here: owners, modes, and several names of one semaphore's file.
+        unpack = await asyncio.create_subprocess_exec(
+            "tar",
+            "-x",
+            "-p",
+            "-f",
+            str(snapshot.directory / SHARED_MEMORY),
+            "-C",
+            str(self.space.shared_memory),
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+        if await unpack.wait() != 0:
+            raise Refused(
+                "The snapshot was not restored; nothing was touched.",
+                "Its shared memory (/dev/shm) could not be put in place.",
+                "Check with `df /dev/shm` that there is room for it.",
+            )
+        if self.placement is not None:
+            await self.placement.place()
+
+    async def refuse_without_criu(self, program: CriuProgram) -> None:
+        """Refuse a restore for which criu does not start any more: a C library of the snapshot's own stands in its way.
+
+        Raises
+        ------
+        Refused : with what criu said.
+        """
+        if self.placement is None:
+            return
+        said = "criu.start"
+        arguments = [*program.argv, "--version"]
+        status = await self.space.run(arguments, env=program.environment(), stdout=run_path(said), timeout=_CRIU_STARTS)
+        if status != 0:
+            words = (self.space.run_dir / said).read_text("utf-8", "replace").strip().splitlines()
+            raise Refused(
+                "The snapshot was not restored; nothing was touched.",
+                f"criu does not start among the snapshot's own files: {words[-1] if words else f'status {status}'}",
+                "Run `jupyter gpuckpt setup` with GPUCKPT_CRIU_PREFIX set to an empty folder: that criu has libraries "
+                "of its own.",
+            )
+
+    async def discard(self) -> None:
+        """End it and everything in it."""
+        self.link.close()
+        await self.space.kill()
+        await asyncio.to_thread(shutil.rmtree, self.files, ignore_errors=True)
+
+
+async def put_in_place(
+    keeper: Keeper,
+    snapshot: Snapshot,
+    new: Arrival,
+    program: CriuProgram,
+    gpu: GpuReturn,
+    places: Places,
+    peers: Mapping[str, int],
+) -> asyncio.Task[None]:
+    """Have criu restore the tree into the new sleeper, and the driver its GPU state; return what is tidied up yet."""
+    manifest = snapshot.manifest
+    work = snapshot.directory / CRIU_IMAGES
+    _make_ready(work, places, new.space)
+    random_state.spoil()
+    # Waiting in the FIFO when the kernel wakes: it must know its new key before the first message comes.
+    connection = json.loads(Path(keeper.launch.connection_file).read_text())
+    await new.link.send(
+        {
+            "call": "identity",
+            "id": 0,
+            "args": {
+                "connection": connection,
+                "connection_file": keeper.launch.connection_file,
+                "kernel_id": keeper.launch.kernel_id,
+                "peers": dict(peers),
+                "ports": dict(places.table),
+            },
+        }
+    )
+    try:
+        await gpu.prepare()
+        await gpu.preload()
+        # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
+        await new.space.set_last_pid(images.highest_id(work) + 1)
+        inside = Path(new.files_inside, CRIU_IMAGES)
+        await run_criu(
+            new.space,
+            program,
+            criu.restore_arguments(inside, inside / criu.RESTORE_LOG),
+            program.environment(),
+            work / criu.RESTORE_LOG,
+            RestoreFailed("The snapshot could not be restored."),
+        )
+        pid = int(manifest.process["pid"])
+        on_gpu = [outer for p in manifest.process["cuda"] if (outer := new.space.outer(int(p)))]
+        if len(on_gpu) != len(manifest.process["cuda"]) or new.space.outer(pid) is None:
+            raise RestoreFailed("The snapshot could not be restored.", "A process of it did not come back.")
+        if on_gpu:
+            await gpu.thaw(on_gpu, cuda.needs(manifest.cuda))
+    finally:
+        tidying = asyncio.create_task(gpu.close())
+    await asyncio.to_thread(vram_files(new.space).discard)
+    await new.space.adopt(pid)
+    if new.placement is not None:
+        await new.placement.seal()
+    keeper.state.own_files = new.placement is not None
+    keeper.hold(new.space, new.link, pid)
+    new.link.hello.set_result({})
+    return tidying
+
+
+def _make_ready(work: Path, places: Places, space: Namespace) -> None:
+    """Make criu's images ready to be restored here: what differs from one kernel to the next is written anew."""
+    images.rewrite_tree(work / "pstree.img", work / "pstree.img")
+    for path in map(places.socket_path, images.socket_paths(work)):
+        # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.
+        space.path(str(path.parent)).mkdir(mode=0o700, parents=True, exist_ok=True)
+    images.rewrite_files(
+        work / "files.img",
+        work / "files.img",
+        port=places.port,
+        abstract_name=places.abstract_name,
+        socket_path=places.socket_path,
+        found=functools.partial(fit.found, root=space.path("/")),
+    )
+
+
+async def resume(
+    link: Link,
+    snapshot: Snapshot,
+    asked: Mapping[str, Any],
+    result: Mapping[str, Any],
+    stages: Stages,
+) -> list[str]:
+    """Have the restored kernel run its hooks and answer the cell that asked; return what went wrong in the hooks."""
+    if not snapshot.manifest.kernel["agent"]:
+        return []
+    arguments = {
+        "asked": dict(asked),
+        "result": dict(result),
+        "asked_at": time.time() - stages.seconds(),
+    }
+    try:
+        answer: dict[str, Any] = await link.call("resumed", arguments, settings.hook_timeout())
+    except AgentSilent:
+        # It runs, and what it holds is right; a long call that keeps Python's lock was saved in the middle.
+        log.warning("the restored kernel has not answered yet")
+        return []
+    return list(answer["faults"])

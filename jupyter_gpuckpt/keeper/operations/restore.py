@@ -1,0 +1,188 @@
+"""Restore, step by step.
+
+The running kernel is touched only after everything that can be known beforehand is known to fit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ... import settings
+from ...errors import (
+    GpuckptError,
+    KernelLost,
+    NoSuchSnapshot,
+    Refused,
+    RestoreFailed,
+)
+from ...freeze import cuda, processes
+from ...freeze.criu_program import find_criu
+from .. import fit, ports
+from ..gpu_freeze import GpuReturn, parked_in
+from ..link import AgentSilent
+from ..ports import Places
+from ..staging import vram_files
+from ..summary import is_of, summary
+from .arrival import Arrival, put_in_place, request_of, resume
+from .stages import Stages
+
+if TYPE_CHECKING:
+    from ..process import Keeper, Tell
+    from ..record import Operation
+
+log = logging.getLogger("gpuckpt.keeper")
+
+
+async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
+    """Put the kernel back to a snapshot, and answer the cell that asked from there.
+
+    Raises
+    ------
+    Refused, NoSuchSnapshot, Untrusted, Damaged, Cancelled : the running kernel was not touched.
+    RestoreFailed : the restore failed, and a fresh kernel was started in its place.
+    KernelLost : nor could a fresh kernel be started.
+    """
+    stages = Stages(operation, tell)
+    name = operation.name = operation.name or _latest(keeper)
+    await stages.enter("checking")
+    manifest, request = await asyncio.to_thread(request_of, keeper, name)
+    program = await asyncio.to_thread(find_criu)
+    leaving = processes.descendants(keeper.namespace().pid)
+    gpus = [int(gpu) for gpu in args.get("gpus") or ()]
+    fits = await asyncio.to_thread(
+        fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, leaving, keeper.marks, gpus
+    )
+    await stages.enter("verifying")
+    new = await Arrival.prepare(keeper, request.images, request.missing)
+    gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), fits.gpu_map, vram_files(new.space))
+    try:
+        await gpu.prepare(early=True)
+        snapshot = await asyncio.to_thread(
+            keeper.store.open, name, new.files, stages.amount, new.elsewhere, request.is_wanted
+        )
+        if snapshot.manifest.id != manifest.id:
+            raise Refused(
+                "The snapshot was not restored; nothing was touched.",
+                f"Another snapshot was saved as {name!r} at this moment.",
+                "Restore it again.",
+            )
+        await new.furnish(snapshot)
+        await new.refuse_without_criu(program)
+        await asyncio.to_thread(fit.check_files, snapshot, new.space.path("/"))
+        warnings = [*fits.notes, *new.notes(), *await asyncio.to_thread(fit.warnings, snapshot, leaving)]
+        if fits.gpu_map is not None:
+            warnings += await asyncio.to_thread(cuda.moves, keeper.worker, manifest.cuda, fits.gpu_map)
+        await stages.enter("restoring", cancellable=False)
+        peers = ports.peers(keeper.launch.connection_file)
+        keeper.namespace()  # it may have ended meanwhile
+        asked = await _interrupted(keeper, args)
+        keeper.state.operation = {"kind": "restore", "name": name, "asked": asked, "peers": peers}
+        keeper.save_state()
+    except BaseException:
+        await gpu.close()
+        await new.discard()
+        raise
+    try:
+        # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
+        await keeper.give_up()
+        places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file)
+        tidying_gpu = await put_in_place(keeper, snapshot, new, program, gpu, places, peers)
+        # criu is done with them, and the memory that they lie in may be much.
+        tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
+        result = {**summary(snapshot.manifest), "restored": True, "warnings": warnings}
+        operation.answering = True
+        await resume(new.link, snapshot, asked, result, stages)
+        await asyncio.gather(tidying, tidying_gpu)
+    except (GpuckptError, OSError) as e:
+        log.exception("the restore of %r failed", name)
+        await new.discard()
+        operation.answering = True
+        raise await _start_afresh(keeper, snapshot.manifest.name, asked, peers, e) from e
+    finally:
+        await asyncio.to_thread(snapshot.close)
+    keeper.state.parent = {"name": snapshot.manifest.name, "id": snapshot.manifest.id}
+    return {**result, "seconds": stages.seconds()}
+
+
+def _latest(keeper: Keeper) -> str:
+    """Return the name of the newest snapshot of this notebook; of all notebooks, where it has none."""
+    manifests = keeper.store.list()
+    notebook, kernel_id = keeper.launch.notebook, keeper.launch.kernel_id
+    own = [m for m in manifests if is_of(m, kernel_id, notebook)]
+    if not manifests:
+        raise NoSuchSnapshot(
+            "There is no snapshot to restore.",
+            "The store is empty.",
+            "Save one first: `%gpuckpt save NAME`.",
+        )
+    return (own or manifests)[0].name
+
+
+async def _interrupted(keeper: Keeper, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask the kernel which cells it leaves unanswered: the one that asked, or else runs, and those behind it.
+
+    As late as can be: cells that come to the kernel afterwards are lost with it.
+    """
+    asked = {"cell": args["cell"]} if "cell" in args else {}
+    if not keeper.launch.agent or keeper.link is None:
+        return asked
+    try:
+        found: dict[str, Any] = await keeper.link.call("interrupted", {}, 2.0)
+    except AgentSilent:
+        return asked
+    return {**found, **asked, "from_outside": not asked}
+
+
+def failed_restore(name: str, cause: Exception) -> RestoreFailed:
+    """Return the error of a restore that failed when there was no way back."""
+    error = RestoreFailed(
+        f"The restore of {name!r} failed. The snapshot is as it was; the kernel before it was "
+        "given up, and a fresh, empty one runs in its place.",
+        str(cause),
+    )
+    if isinstance(cause, GpuckptError):
+        own_words = () if isinstance(cause, RestoreFailed) else (cause.what,)
+        error.why, error.then, error.data = " ".join((*own_words, cause.why)), cause.then, cause.data
+    return error
+
+
+async def _start_afresh(
+    keeper: Keeper,
+    name: str,
+    asked: Mapping[str, Any],
+    peers: Mapping[str, int],
+    cause: Exception,
+) -> GpuckptError:
+    """Start a fresh kernel after a failed restore, answer the cell from it, and return the error to raise."""
+    error = failed_restore(name, cause)
+    try:
+        await keeper.start_kernel()
+    except (GpuckptError, OSError) as e:
+        lost = KernelLost(
+            f"The restore of {name!r} failed, and so did a fresh start. The snapshot is as it was.",
+            f"{error.why} Then: {e}",
+            "Restart the kernel, and run `jupyter gpuckpt doctor`.",
+        )
+        await keeper.ended(-signal.SIGKILL)
+        return lost
+    await answer_from_fresh(keeper, asked, peers, error)
+    return error
+
+
+async def answer_from_fresh(
+    keeper: Keeper, asked: Mapping[str, Any], peers: Mapping[str, int], error: GpuckptError
+) -> None:
+    """Have the fresh kernel, which runs in place of one that could not be restored, say so to the cell that asked."""
+    link = keeper.link
+    if link is None or not keeper.launch.agent or not asked.get("cell"):
+        return
+    try:
+        await asyncio.wait_for(asyncio.shield(link.hello), settings.hook_timeout())
+        arguments = {"asked": dict(asked), "peers": dict(peers), "error": error.as_dict()}
+        await link.call("answer", arguments, settings.hook_timeout())
+    except (AgentSilent, TimeoutError, asyncio.TimeoutError):
+        log.warning("the fresh kernel did not answer the cell")

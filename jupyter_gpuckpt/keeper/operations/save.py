@@ -1,0 +1,373 @@
+"""Save, step by step.
+
+The kernel is frozen only between the beginning and the end of `_freeze`, and whatever fails there is undone in reverse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import platform
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ... import settings
+from ...errors import (
+    GpuckptError,
+    KernelLost,
+    Refused,
+    SaveFailed,
+)
+from ...freeze import criu, cuda, images, pages, processes
+from ...freeze.criu_program import CriuProgram, find_criu, version_text
+from ...store import Writer
+from ...store.retention import keep_last, keep_under
+from .. import comparison, fit, kept_files, needs, ports
+from ..gpu_freeze import GpuFreeze
+from ..link import AgentSilent, Link
+from ..namespace import Namespace, run_path
+from ..staging import Staging
+from ..summary import is_of, summary
+from .criu_run import run_criu
+from .parts import CRIU_IMAGES, KERNEL_LOG, VRAM
+from .stages import Stages
+
+if TYPE_CHECKING:
+    from ..process import Keeper, Tell
+    from ..record import Operation
+
+log = logging.getLogger("gpuckpt.keeper")
+
+_AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
+
+_AT_POST_DUMP = """#!/bin/sh
+# criu runs this at every stage of a dump. At this one the dump is done and the kernel still frozen: what lies in its
+# /dev/shm belongs to the same instant as its memory.
+[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] || exit 0
+tar -c -f "$GPUCKPT_SNAPSHOT/shm.tar" --one-file-system -C /dev/shm \\
+    --exclude=./gpuckpt --exclude=./gpuckpt-staging --exclude=./gpuckpt-vram . &&
+cp "$GPUCKPT_LOG" "$GPUCKPT_SNAPSHOT/kernel.log"
+"""
+
+Check = Callable[[int, Mapping[str, Any]], None]
+"""Refuses, before a freeze, what could not be done with the kernel's private bytes and `cuda.describe` of it."""
+
+
+@dataclass
+class Frozen:
+    """What a freeze found and took."""
+
+    seconds: float
+    tidying: asyncio.Task[None]
+    """What goes on of it while the kernel runs again."""
+    cuda: dict[str, Any] = field(default_factory=dict)
+    process: dict[str, Any] = field(default_factory=dict)
+
+
+async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
+    """Save the kernel under a name; it runs on.
+
+    Raises
+    ------
+    SaveFailed, Refused, StoreError, Cancelled : nothing was saved, and the kernel is as it was.
+    KernelLost : the GPU state could not be brought back.
+    """
+    stages = Stages(operation, tell)
+    await stages.enter("checking")
+    space = keeper.namespace()
+    # What lives from the files of a snapshot is no use without them.
+    with_files = bool(args.get("with_files")) or keeper.state.own_files
+    program = await asyncio.to_thread(find_criu)
+    begin = functools.partial(
+        keeper.store.writer, operation.name, replace=bool(args.get("replace")), quota=settings.store_quota()
+    )
+    with await asyncio.to_thread(begin) as writer:
+        staging, frozen, agent = await take(keeper, operation, writer.directory, program, stages, _RoomInStore(keeper))
+        try:
+            await stages.enter("writing")
+            for folder, inside in ((staging.outside, CRIU_IMAGES), (staging.vram.outside, VRAM)):
+                if not folder.is_relative_to(writer.directory):
+                    writer.include(folder, inside)
+            # The kernel runs: it does not wait for what is written about files, nor for their copies.
+            described = await asyncio.to_thread(_describe, keeper, space, writer, staging, agent, with_files)
+            frozen.process.update(described)
+            manifest = await asyncio.to_thread(
+                writer.commit,
+                message=str(args.get("message") or ""),
+                parent=(keeper.state.parent or {}).get("id"),
+                kernel=about_kernel(keeper, agent),
+                machine=about_machine(program),
+                cuda=frozen.cuda,
+                process=frozen.process,
+                cut=pages.windows,
+                progress=stages.amount,
+            )
+        finally:
+            await frozen.tidying
+            await asyncio.to_thread(staging.discard)
+    keeper.state.parent = {"name": manifest.name, "id": manifest.id}
+    await asyncio.to_thread(_remove_old, keeper)
+    return {**summary(manifest), "seconds": stages.seconds()}
+
+
+def _describe(
+    keeper: Keeper, space: Namespace, writer: Writer, staging: Staging, agent: Mapping[str, Any], with_files: bool
+) -> dict[str, Any]:
+    """Write the kernel's variables and the files that it uses into the snapshot; return what the manifest says of them.
+
+    With `with_files`, the snapshot keeps these files, and those that Python may import.
+
+    Raises
+    ------
+    SaveFailed : a file could not be read or written, or they are too many.
+    """
+    root = space.path("/")
+    try:
+        if "variables" in agent:
+            said = {key: agent[key] for key in ("variables", "left_out")}
+            (writer.directory / comparison.VARIABLES).write_text(json.dumps(said))
+        needed = needs.marked(needs.of_images(staging.outside), root, keeper.marks)
+        (writer.directory / needs.NEEDS).write_bytes(needs.to_json(needed))
+        if not with_files:
+            return {}
+        files = kept_files.survey(root, needed, agent.get("environment", {}))
+        return {"files": kept_files.keep(files, root, writer, settings.files_limit()).summary()}
+    except OSError as e:
+        raise SaveFailed(
+            "The kernel was not saved; it goes on as before.",
+            f"What the snapshot says of files, or keeps of them, could not be written: {e.strerror}: {e.filename}",
+            f"Make room on the disk of {keeper.store.root}; with --with-files, see that nothing changes Python's "
+            "environment (pip, conda) meanwhile. Then save again.",
+        ) from e
+
+
+async def take(
+    keeper: Keeper,
+    operation: Operation,
+    directory: Path,
+    program: CriuProgram,
+    stages: Stages,
+    check: Check,
+) -> tuple[Staging, Frozen, Mapping[str, Any]]:
+    """Freeze the kernel for a moment and take all of it: into the staging, and /dev/shm and log into `directory`.
+
+    `check` is called before the freeze. The third thing returned is what the agent says about its kernel.
+
+    Raises
+    ------
+    SaveFailed, Refused, Cancelled : nothing was taken, and the kernel is as it was.
+    KernelLost : the GPU state could not be brought back.
+    """
+    link = keeper.link
+    assert link is not None
+    await stages.enter("preparing the kernel")
+    # A kernel that is not prepared has nothing to put right but its hooks, and one of them may hang.
+    patience = 0.0
+    try:
+        agent = await stages.or_cancelled(before_save(link, keeper.launch.agent))
+        patience = _AFTER_FAILURE
+        staging, frozen = await _freeze(keeper, operation, directory, program, agent, stages, check)
+    except (GpuckptError, OSError) as e:
+        failure = e if isinstance(e, GpuckptError) else _not_saved(e)
+        await after_save(link, keeper.launch.agent, failure, patience)
+        raise failure from e
+    await after_save(link, keeper.launch.agent, None, settings.hook_timeout())
+    return staging, frozen, agent
+
+
+def _remove_old(keeper: Keeper) -> None:
+    """Remove this kernel's old snapshots as the settings ask for; what cannot be removed stays."""
+    own = functools.partial(is_of, kernel_id=keeper.launch.kernel_id, notebook=keeper.launch.notebook)
+    try:
+        if (count := settings.keep_last()) is not None:
+            keep_last(keeper.store, count, own)
+        if (size := settings.keep_under()) is not None:
+            keep_under(keeper.store, size, own)
+    except GpuckptError:
+        log.exception("old snapshots could not be removed")
+
+
+def _not_saved(error: OSError) -> SaveFailed:
+    return SaveFailed("The kernel could not be saved; it goes on as before.", str(error), criu.advice(str(error)))
+
+
+@dataclass
+class _RoomInStore:
+    """Refuses a save that the store's disk has no room for."""
+
+    keeper: Keeper
+
+    def __call__(self, private: int, described: Mapping[str, Any]) -> None:
+        needed = private + sum(cuda.needs(described).values())
+        free = shutil.disk_usage(self.keeper.store.root).free
+        if needed > free:
+            raise Refused(
+                "The save was refused: the store's disk has no room for it.",
+                f"The kernel holds {needed / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free in {self.keeper.store.root}",
+                "Remove snapshots (`%gpuckpt rm NAME`), free memory in the kernel, or set GPUCKPT_STORE to a larger "
+                "disk.",
+                needed=needed,
+                free=free,
+            )
+
+
+async def before_save(link: Link, has_agent: bool) -> dict[str, Any]:
+    """Have the agent run the hooks; return what it says about its kernel."""
+    if not has_agent:
+        return {}
+    try:
+        await asyncio.wait_for(asyncio.shield(link.hello), settings.hook_timeout())
+        answer: dict[str, Any] = await link.call("before_save", {}, settings.hook_timeout())
+    except (AgentSilent, TimeoutError, asyncio.TimeoutError):
+        raise SaveFailed(
+            "The kernel was not saved; it goes on as before.",
+            f"Its hooks did not finish within {settings.hook_timeout():.0f} s: "
+            "something in it holds Python's lock, or a hook hangs.",
+            "Save again when the cell that runs is done, or set GPUCKPT_HOOK_TIMEOUT to more seconds.",
+        ) from None
+    return answer
+
+
+async def after_save(link: Link, has_agent: bool, failure: GpuckptError | None, patience: float) -> None:
+    """Have the agent undo its part, and wait until it has, for `patience` seconds at most."""
+    if not has_agent:
+        return
+    arguments = {"error": failure.as_dict() if failure else None}
+    try:
+        if patience:
+            await link.call("after_save", arguments, patience)
+        else:
+            await link.send({"call": "after_save", "id": 0, "args": arguments})
+    except AgentSilent:
+        log.warning("the hooks after the save did not finish in time")
+
+
+async def _freeze(
+    keeper: Keeper,
+    operation: Operation,
+    directory: Path,
+    program: CriuProgram,
+    agent: Mapping[str, Any],
+    stages: Stages,
+    check: Check,
+) -> tuple[Staging, Frozen]:
+    """Freeze the kernel's tree, take it, and let it run on; what criu wrote is in the staging."""
+    space, worker = keeper.namespace(), keeper.worker
+    script = keeper.folder.path / "post-dump"
+    script.write_text(_AT_POST_DUMP)
+    script.chmod(0o700)
+    environment = {
+        **program.environment(),
+        "GPUCKPT_SNAPSHOT": str(directory),
+        "GPUCKPT_LOG": run_path(KERNEL_LOG),
+    }
+    kernel = space.outer(keeper.state.kernel_pid)
+    if kernel is None:
+        raise KernelLost("The kernel has ended.", "", "Restart it.")
+    tree = [kernel, *processes.descendants(kernel)]
+    fit.refuse_unsavable(space.pid, kernel, tree)
+    on_gpu = await asyncio.to_thread(cuda.freezable, worker, tree)
+    described: dict[str, Any] = {}
+    if on_gpu:
+        peers = {kernel: agent["peers"]} if "peers" in agent else {}
+        await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)
+        described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
+    private = processes.private_bytes(tree)
+    process: dict[str, Any] = {
+        "pid": keeper.state.kernel_pid,
+        "processes": processes.inner_pids(tree),
+        "cuda": [processes.inner_pid(pid) for pid in on_gpu],
+        "private_bytes": private,
+    }
+    in_vram = sum(cuda.needs(described).values())
+    check(private, described)
+    held = described.get("processes", [])
+    keeper.state.operation = {"kind": "save", "name": operation.name, "cuda": on_gpu, "held": held}
+    keeper.save_state()
+    staging = await asyncio.to_thread(Staging, space, directory / CRIU_IMAGES)
+    assert keeper.link is not None
+    gpu = GpuFreeze(worker, space, keeper.link, on_gpu, described, staging.vram)
+
+    def note(key: str, value: Any) -> None:
+        # Written down so that the next keeper finds it, should this one be killed.
+        assert keeper.state.operation is not None
+        keeper.state.operation[key] = value
+        keeper.note_state()
+
+    def criu_runs(pid: int) -> None:
+        note("criu", pid)
+
+    def parks(parked: dict[str, Any]) -> None:
+        note("parked", parked)
+
+    try:
+        await gpu.prepare(kernel, int(agent.get("parkable", 0)))
+        await stages.enter("freezing", cancellable=False)
+        began = time.monotonic()
+        await gpu.freeze(parks)
+        try:
+            staging.open_for(private + in_vram - gpu.taken())
+            await run_criu(
+                space,
+                program,
+                criu.dump_arguments(keeper.state.kernel_pid, staging.inside, script, settings.criu_timeout()),
+                environment,
+                staging.outside / criu.DUMP_LOG,
+                SaveFailed("The kernel could not be saved; it goes on as before."),
+                criu_runs,
+            )
+            parked = await gpu.finish_copy()
+        finally:
+            await gpu.thaw()
+        # Without GPU state, only criu stops the kernel, and for less long than it runs.
+        seconds = time.monotonic() - began if on_gpu else images.frozen_seconds(staging.outside)
+        if space.outer(keeper.state.kernel_pid) is None:
+            raise KernelLost("The kernel ended during the save.", "", "Restart it.")
+        if images.has_half_connection(staging.outside):
+            raise SaveFailed(
+                "The kernel could not be saved; it goes on as before.",
+                "It waits for another program to accept a Unix connection: a restore of it would fail.",
+                "Close the connection, or wait until it is accepted, and save again.",
+            )
+    except BaseException:
+        await gpu.close()
+        await asyncio.to_thread(staging.discard)
+        raise
+    tidying = asyncio.create_task(gpu.close())
+    keeper.state.operation = None
+    keeper.note_state()
+    if parked is not None:
+        described = {**described, "parked": asdict(parked)}
+    return staging, Frozen(seconds, tidying, described, {**process, "frozen_seconds": seconds})
+
+
+def about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `kernel` object of a manifest; `agent` is what the agent said of it."""
+    launch = keeper.launch
+    return {
+        "kernel_id": launch.kernel_id,
+        "name": launch.name,
+        "notebook": launch.notebook,
+        "agent": launch.agent,
+        "connection": ports.of_connection_file(launch.connection_file),
+        "execution_count": agent.get("execution_count"),
+        "python": agent.get("python"),
+        "ipykernel": agent.get("ipykernel"),
+        "own_ports": agent.get("own_ports", []),
+    }
+
+
+def about_machine(program: CriuProgram) -> dict[str, Any]:
+    """Return the `machine` object of a manifest."""
+    return {
+        "arch": platform.machine(),
+        "kernel": platform.release(),
+        "criu": version_text(program.version),
+        "cpu_flags": fit.cpu_flags(),
+    }

@@ -1,0 +1,70 @@
+"""How far an operation is, told to whoever asked; and stopping it where it may be stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...errors import (
+    Cancelled,
+)
+
+if TYPE_CHECKING:
+    from ..process import Tell
+    from ..record import Operation
+
+_T = TypeVar("_T")
+
+
+class Stages:
+    """Tells whoever asked how far an operation is, and stops it where it may be stopped."""
+
+    def __init__(self, operation: Operation, tell: Tell) -> None:
+        self._operation, self._tell = operation, tell
+        self._began = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        self._last = 0.0
+
+    async def enter(self, stage: str, *, cancellable: bool = True) -> None:
+        self.check()
+        self._operation.stage, self._operation.cancellable = stage, cancellable
+        await self._tell({"stage": stage, "seconds": self.seconds()})
+
+    def check(self) -> None:
+        if self._operation.cancelling.is_set():
+            raise Cancelled(
+                f"The {self._operation.kind} of {self._operation.name!r} was cancelled.",
+                "It was interrupted.",
+                "The kernel is as it was, and no snapshot was made or changed.",
+            )
+
+    async def or_cancelled(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Wait for something that may take long for no good; a cancellation does not wait for it."""
+        doing = asyncio.create_task(work)
+        cancelling = asyncio.create_task(self._operation.cancelling.wait())
+        try:
+            await asyncio.wait({doing, cancelling}, return_when=asyncio.FIRST_COMPLETED)
+            if not doing.done():
+                self.check()
+            return await doing
+        finally:
+            doing.cancel()
+            cancelling.cancel()
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def amount(self, stage: str, done: int, total: int) -> None:
+        """Report from a thread how much of a stage's bytes is done, four times a second at most."""
+        self.check()
+        now = time.monotonic()
+        if now - self._last < 0.25 and done < total:
+            return
+        self._last = now
+        progress = {"stage": stage, "done": done, "total": total, "seconds": self.seconds()}
+        asyncio.run_coroutine_threadsafe(self._forward(progress), self._loop)
+
+    async def _forward(self, progress: dict[str, Any]) -> None:
+        await self._tell(progress)
