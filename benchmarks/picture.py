@@ -1,7 +1,7 @@
 """Draw what `benchmarks.kernel --json` measured: ``python -m benchmarks.picture ROWS.json PICTURE.svg``.
 
 Two graphs of seconds over GiB of VRAM, the plain way beside ours: how long a kernel stands still in a save, and how
-long a restore takes until the next cell is answered. With them the least that the bus allows: out and back, and in once.
+long a restore takes until the next cell is answered. With them the least that the bus allows: out and back, and in.
 """
 
 from __future__ import annotations
