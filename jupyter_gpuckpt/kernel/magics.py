@@ -60,6 +60,10 @@ _SUBCOMMANDS = (
     ),
     "unpin",
 )
+_IN_A_TERMINAL = frozenset(
+    {"check", "doctor", "export", "gc", "import", "keep", "kernels", "pull", "push", "recipient", "remote", "repair"}
+    | {"setup", "sign", "stop", "trust"}
+)
 _NAME_SNAPSHOTS = ("diff", "fork", "mv", "pin", "restore", "rm", "show", "tag", "unpin")
 _PROGRESS_AFTER = 1.0  # seconds
 
@@ -147,6 +151,12 @@ class Gpuckpt:
             words = shlex.split(line)
         except ValueError as e:
             raise _Usage("That line cannot be read.", f"{e}.", "Close the quotation.") from None
+        if words and words[0] in _IN_A_TERMINAL:
+            raise _Usage(
+                f"%gpuckpt has no {words[0]}: it is a command of the terminal's.",
+                "It works on what is stored, not on this kernel.",
+                f"Run `!jupyter gpuckpt {words[0]} …` in a cell, or the same without the `!` in a terminal.",
+            )
         asks_for_help = not words or {"-h", "--help"} & {words[0], words[-1]}
         args = _parser().parse_args(["help"] if asks_for_help else words)
         if args.command in (None, "help"):

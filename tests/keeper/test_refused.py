@@ -153,3 +153,8 @@ def test_row_3_a_disk_that_fills_in_mid_save(small_disk: Path, criu: Criu, start
     filler.unlink()
     wait_until(lambda: not filler.exists())
     assert_works(notebook)
+
+
+def test_a_command_of_the_terminal_is_told_as_one(notebook: Notebook) -> None:
+    answer = notebook.fails("%gpuckpt push here s3://somewhere")
+    assert "!jupyter gpuckpt push" in answer.text
