@@ -66,7 +66,7 @@ def test_snapshots_are_sent_and_fetched(lab: Server, window: Window, tmp_path: P
     assert lab.finish(again)["state"] == "done"
     window.more("one", "Share Snapshot…")
     window.accept("Send")
-    told = window.is_told("There is already")
+    told = window.is_told("Another snapshot named one is at")
     told.get_by_role("button", name="Why, and what next").click()
     window.accept("Close")
     window.more("one", "Share Snapshot…")
@@ -102,6 +102,10 @@ def test_a_snapshot_is_downloaded(lab: Server, window: Window, tmp_path: Path) -
     lab.ask("POST", "snapshots/one/rename", {"name": "elsewhere"})
     window.accept("Download")
     window.is_told("There is no snapshot named one")
+    # The browser itself tells its console of an answer with that status, and nothing else does.
+    (complaint,) = window.complaints
+    assert "404" in complaint
+    window.complaints.clear()
     lab.ask("POST", "snapshots/elsewhere/rename", {"name": "one"})
 
 
