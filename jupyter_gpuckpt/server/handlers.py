@@ -9,6 +9,7 @@ from typing import Any
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from tornado import web
+from tornado.iostream import StreamClosedError
 
 from ..errors import (
     BadName,
@@ -35,6 +36,7 @@ __all__ = [
     "DifferenceHandler",
     "DoctorHandler",
     "ExecutedHandler",
+    "ExportHandler",
     "ForkHandler",
     "KernelLogHandler",
     "KernelsHandler",
@@ -55,7 +57,8 @@ __all__ = [
 ]
 
 RESOURCE = "gpuckpt"
-"""What an authorizer is asked about: ``read`` for what only looks, ``write`` for all else."""
+"""What an authorizer is asked about: ``read`` for what only looks, ``write`` for all else, and for what gives a
+kernel's memory away."""
 
 
 class BadRequest(GpuckptError):
@@ -301,6 +304,40 @@ class PushHandler(_Handler):
         operation = await self.service.push(name, _checked_url(asked["url"]), asked["replace"])
         self.set_status(202)
         self.finish(operation.as_dict())
+
+
+class ExportHandler(_Handler):
+    """``snapshots/NAME/export``"""
+
+    @web.authenticated
+    @authorized(action="write")  # type: ignore[untyped-decorator]
+    async def get(self, name: str) -> None:
+        """Send a snapshot as one file."""
+
+        async def send(piece: bytes) -> None:
+            if not self._headers_written:
+                self.set_header("Content-Type", _FILE)
+                # The store holds it, so that its name has only letters, digits and . _ -
+                self.set_header("Content-Disposition", f'attachment; filename="{name}.gpuckpt"')
+                self.set_header("Cache-Control", "no-store")
+            self.write(piece)
+            await self.flush()
+
+        try:
+            await self.service.export(name, send)
+        except StreamClosedError:
+            return  # the client has gone
+        except Exception:
+            if not self._headers_written:
+                raise
+            # The only way left to say that this is not all: the answer does not end as it has to.
+            self.log.exception("The download of the snapshot %s was broken off.", name)
+            self.request.connection.stream.close()  # type: ignore[union-attr]
+            return
+        self.finish(set_content_type=_FILE)
+
+
+_FILE = "application/octet-stream"
 
 
 class PullHandler(_Handler):

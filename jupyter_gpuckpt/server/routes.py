@@ -33,6 +33,7 @@ ROUTES: dict[str, type[Any]] = {
     rf"{_SNAPSHOT}/rename": handlers.RenameHandler,
     rf"{_SNAPSHOT}/pin": handlers.PinHandler,
     rf"{_SNAPSHOT}/push": handlers.PushHandler,
+    rf"{_SNAPSHOT}/export": handlers.ExportHandler,
     r"pull": handlers.PullHandler,
     rf"{_SNAPSHOT}/log": handlers.OriginsHandler,
     rf"{_SNAPSHOT}/diff/([^/]+)": handlers.DifferenceHandler,

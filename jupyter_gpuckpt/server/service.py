@@ -26,6 +26,7 @@ from ..store.push import push
 from ..store.remote import remote_at
 from ..store.remote_store import RemoteStore
 from ..store.sealing import own_secrets
+from .download import Send, download
 from .events import Events
 from .logs import keeper_log
 from .operations import Operation, Operations
@@ -40,7 +41,7 @@ _JUDGED_FOR = 60.0
 """For how long the judgement holds that this machine can or cannot save kernels, in seconds."""
 
 
-_FEATURES = ("fork", "push", "pull")
+_FEATURES = ("fork", "push", "pull", "export")
 
 
 class Service:
@@ -337,6 +338,15 @@ class Service:
             return {**summary(done.manifest), "url": there.shown, "fetched": done.fetched, "found": done.found}
 
         return self.operations.do(Operation("pull", "", name), work)
+
+    async def export(self, name: str, send: Send) -> None:
+        """Send a snapshot as one file, by `send`.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible, Untrusted : as `download`.
+        """
+        await download(self._store, name, send)
 
     # -- the machine
 

@@ -14,7 +14,7 @@ import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 from uuid import uuid4
 
 from ..errors import Damaged, NameTaken, StoreError
@@ -28,7 +28,7 @@ from .parallel import Progress
 from .sealing import Seal, Secrets, make_seal, open_seal
 from .store import Store
 
-__all__ = ["export_snapshot", "import_snapshot", "write_file"]
+__all__ = ["Sink", "export_snapshot", "import_snapshot", "write_file"]
 
 MAGIC = b"gpuckpt export 2\n"
 _RECORD = struct.Struct("<4sQ")
@@ -36,9 +36,17 @@ _CHUNK = struct.Struct("<B3xI32s")
 _MARK_LIMIT = 64 * 1024
 
 
-def export_snapshot(
-    store: Store, name: str, out: BinaryIO, secrets: Secrets, progress: Progress | None = None
-) -> Manifest:
+class Sink(Protocol):
+    """What an exported snapshot can be written to: a stream, or whatever passes it on."""
+
+    def write(self, content: bytes, /) -> object:
+        """Take in all of these bytes."""
+
+    def flush(self) -> object:
+        """Pass on what was taken in: no more comes."""
+
+
+def export_snapshot(store: Store, name: str, out: Sink, secrets: Secrets, progress: Progress | None = None) -> Manifest:
     """Write the snapshot `name` to a stream, encrypted if `secrets` ask for that; `progress` gets the stage ``write``.
 
     Raises
@@ -65,7 +73,7 @@ def export_snapshot(
         return outgoing.manifest
 
 
-def _write(out: BinaryIO, kind: bytes, content: bytes) -> None:
+def _write(out: Sink, kind: bytes, content: bytes) -> None:
     out.write(_RECORD.pack(kind, len(content)))
     out.write(content)
 

@@ -3,7 +3,7 @@
 import { Clipboard, Dialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Widget } from '@lumino/widgets';
-import { AddressBody, ChecksBody, ErrorBody, LogsBody, NameBody, ParagraphsBody, SaveBody } from './bodies';
+import { AddressBody, ChecksBody, element, ErrorBody, LogsBody, NameBody, ParagraphsBody, SaveBody } from './bodies';
 import { CompareBody } from './compare';
 import type { Follower } from './follow';
 import { ago, size } from './format';
@@ -164,12 +164,40 @@ export class Actions {
       trans.__('Where to'),
       this._address,
       trans.__('It holds all of the kernel’s memory: data, keys, passwords. Send it only where those may be.'),
+      trans.__('Replace another snapshot of that name there'),
       trans
     );
     const asked = await this._ask(trans.__('Share %1', name), body, trans.__('Send'));
     if (asked !== null) {
       this._address = asked.url;
-      await this.follower.run(() => model.api.push(name, asked.url));
+      await this.follower.run(() => model.api.push(name, asked.url, asked.replace));
+    }
+  }
+
+  /** Say what a file with a snapshot holds, and have the browser download it. */
+  async export({ name, size: bytes }: ISnapshot): Promise<void> {
+    const { model, trans } = this;
+    const asked = await showDialog({
+      title: trans.__('Export %1', name),
+      body: new ParagraphsBody([
+        trans.__('The browser downloads the snapshot (%1, less where that packs well) as one file.', size(bytes)),
+        trans.__('It holds all of the kernel’s memory: data, keys, passwords. Give it only to whom those may go.'),
+        trans.__('`jupyter gpuckpt import FILE` brings it in elsewhere.')
+      ]),
+      buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.okButton({ label: trans.__('Download') })]
+    });
+    if (asked.button.accept) {
+      try {
+        // Where the server refuses, a download would tell nothing of why.
+        const address = new URL(await model.api.export(name));
+        const [, token] = /(?:^|; )_xsrf=([^;]*)/.exec(document.cookie) ?? [];
+        if (token) {
+          address.searchParams.set('_xsrf', token);
+        }
+        element('a', '', { href: address.href, download: '' }).click();
+      } catch (reason) {
+        this.follower.complain(reason);
+      }
     }
   }
 
@@ -180,13 +208,14 @@ export class Actions {
       trans.__('Where from'),
       this._address,
       trans.__('A restored snapshot is a program that runs as you: fetch only what you trust.'),
+      trans.__('Replace another snapshot of that name here'),
       trans,
       true
     );
     const asked = await this._ask(trans.__('Fetch a snapshot'), body, trans.__('Fetch'));
     if (asked !== null) {
       this._address = asked.url;
-      await this.follower.run(() => model.api.pull(asked.url, asked.name));
+      await this.follower.run(() => model.api.pull(asked.url, asked.name, asked.replace));
     }
   }
 

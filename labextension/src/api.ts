@@ -56,7 +56,7 @@ export class Api {
     return this.ask('DELETE', `operations/${id}`);
   }
 
-  save(kernelId: string, request: { name: string; message: string; replace: boolean }): Promise<IOperation> {
+  save(kernelId: string, request: object): Promise<IOperation> {
     return this.ask('POST', `kernels/${kernelId}/save`, request);
   }
 
@@ -84,12 +84,23 @@ export class Api {
     return this.ask('GET', `snapshots/${name}/diff/${other}`);
   }
 
-  push(name: string, url: string): Promise<IOperation> {
-    return this.ask('POST', `snapshots/${name}/push`, { url });
+  push(name: string, url: string, replace: boolean): Promise<IOperation> {
+    return this.ask('POST', `snapshots/${name}/push`, { url, replace });
   }
 
-  pull(url: string, name: string): Promise<IOperation> {
-    return this.ask('POST', 'pull', name ? { url, name } : { url });
+  pull(url: string, name: string, replace: boolean): Promise<IOperation> {
+    return this.ask('POST', 'pull', { url, name, replace });
+  }
+
+  /** Return the address of a snapshot as one file, once the server has begun to answer with that. */
+  async export(name: string): Promise<string> {
+    const response = await this.request('GET', `snapshots/${name}/export`);
+    await response.body?.cancel();
+    return response.url;
+  }
+
+  adopt(kernelId: string): Promise<unknown> {
+    return this.ask('POST', `kernels/${kernelId}/adopt`);
   }
 
   doctor(): Promise<{ works: boolean; checks: ICheck[] }> {
@@ -97,14 +108,18 @@ export class Api {
   }
 
   private async ask<T>(method: string, path: string, body?: object): Promise<T> {
+    return (await (await this.request(method, path, body)).json()) as T;
+  }
+
+  private async request(method: string, path: string, body?: object): Promise<Response> {
     const url = URLExt.join(this.settings.baseUrl, 'api/gpuckpt', path);
     const init = { method, ...(body ? { body: JSON.stringify(body) } : {}) };
     const response = await ServerConnection.makeRequest(url, init, this.settings);
-    const answer = (await response.json().catch(() => ({}))) as { message?: string; error?: IError };
     if (!response.ok) {
+      const answer = (await response.json().catch(() => ({}))) as { message?: string; error?: IError };
       throw new ApiError(answer.error ?? refusal(response.status, answer.message));
     }
-    return answer as T;
+    return response;
   }
 }
 

@@ -111,16 +111,36 @@ class NameField {
   }
 }
 
+/** A box to tick, with a line that explains it where there is something to explain. */
+class Box {
+  readonly input = element('input', '', { type: 'checkbox' });
+  readonly nodes: HTMLElement[];
+
+  constructor(id: string, label: string, explained = '') {
+    this.input.id = id;
+    const line = element('label', '', { className: 'jp-gpuckpt-Box' });
+    line.append(this.input, label);
+    this.nodes = [line];
+    if (explained) {
+      const hint = element('p', explained, { id: `${id}-hint` });
+      this.input.setAttribute('aria-describedby', hint.id);
+      this.nodes.push(hint);
+    }
+  }
+}
+
 export interface ISaveRequest {
   name: string;
   message: string;
   replace: boolean;
+  with_files: boolean;
 }
 
 /** Asks for a snapshot's name and a note. */
 export class SaveBody extends Widget implements Dialog.IBodyWidget<ISaveRequest> {
   private readonly _name: NameField;
   private readonly _message = element('input', '', { id: 'jp-gpuckpt-message', className: 'jp-mod-styled' });
+  private readonly _withFiles: Box;
 
   constructor(
     suggested: string,
@@ -129,19 +149,30 @@ export class SaveBody extends Widget implements Dialog.IBodyWidget<ISaveRequest>
   ) {
     super();
     this.addClass('jp-gpuckpt-Body');
+    this._withFiles = new Box(
+      'jp-gpuckpt-with-files',
+      trans.__('Keep files (Python and its packages) with it'),
+      trans.__('It takes longer and more room, and can be restored where these files are others or missing.')
+    );
     const replaces = trans.__('This replaces the snapshot of that name.');
     this._name = new NameField(suggested, name => ({ says: taken.has(name) ? replaces : '', refuses: false }), trans);
     this.node.append(
       ...this._name.nodes,
       element('label', trans.__('Note (optional)'), { htmlFor: this._message.id }),
       this._message,
+      ...this._withFiles.nodes,
       element('p', trans.__('The kernel stands still for a moment, and runs on.'))
     );
   }
 
   getValue(): ISaveRequest {
     const name = this._name.input.value;
-    return { name, message: this._message.value.trim(), replace: this.taken.has(name) };
+    return {
+      name,
+      message: this._message.value.trim(),
+      replace: this.taken.has(name),
+      with_files: this._withFiles.input.checked
+    };
   }
 
   protected override onAfterAttach(): void {
@@ -175,6 +206,7 @@ export class NameBody extends Widget implements Dialog.IBodyWidget<string> {
 export interface IAddress {
   url: string;
   name: string;
+  replace: boolean;
 }
 
 /** Asks for an address that snapshots are kept at, and where wanted for the name of one there. */
@@ -182,8 +214,18 @@ export class AddressBody extends Widget implements Dialog.IBodyWidget<IAddress> 
   private readonly _url = element('input', '', { id: 'jp-gpuckpt-address', className: 'jp-mod-styled' });
   private readonly _name = element('input', '', { id: 'jp-gpuckpt-name', className: 'jp-mod-styled' });
 
-  constructor(label: string, address: string, warning: string, trans: TranslationBundle, named = false) {
+  private readonly _replace: Box;
+
+  constructor(
+    label: string,
+    address: string,
+    warning: string,
+    replace: string,
+    trans: TranslationBundle,
+    named = false
+  ) {
     super();
+    this._replace = new Box('jp-gpuckpt-replace', replace);
     this.addClass('jp-gpuckpt-Body');
     this._url.value = address;
     this._url.required = true;
@@ -195,10 +237,10 @@ export class AddressBody extends Widget implements Dialog.IBodyWidget<IAddress> 
         this._name
       );
     }
-    this.node.append(element('p', warning));
+    this.node.append(...this._replace.nodes, element('p', warning));
   }
 
   getValue(): IAddress {
-    return { url: this._url.value.trim(), name: this._name.value };
+    return { url: this._url.value.trim(), name: this._name.value, replace: this._replace.input.checked };
   }
 }

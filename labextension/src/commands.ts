@@ -91,6 +91,10 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
     caption: trans.__('Send a copy of the snapshot elsewhere'),
     isVisible: () => model.has('push')
   });
+  about(CommandIDs.export, trans.__('Export Snapshot…'), (does, snapshot) => does.export(snapshot), {
+    caption: trans.__('Download the snapshot as one file'),
+    isVisible: () => model.has('export')
+  });
   about(CommandIDs.remove, trans.__('Remove Snapshot…'), (does, snapshot) => does.remove(snapshot));
   commands.addCommand(CommandIDs.fork, {
     label: trans.__('Fork into a New Notebook'),
@@ -158,6 +162,7 @@ export const SNAPSHOT_COMMANDS: readonly (string | null)[] = [
   CommandIDs.rename,
   CommandIDs.pin,
   CommandIDs.share,
+  CommandIDs.export,
   null,
   CommandIDs.remove
 ];

@@ -10,6 +10,7 @@ export const CommandIDs = {
   fork: 'gpuckpt:fork',
   forkSnapshot: 'gpuckpt:fork-snapshot',
   share: 'gpuckpt:share',
+  export: 'gpuckpt:export',
   fetch: 'gpuckpt:fetch',
   remove: 'gpuckpt:remove',
   show: 'gpuckpt:show',

@@ -242,11 +242,16 @@ function stateText(state: State, trans: TranslationBundle): string {
 }
 
 /** The kernels of other notebooks, with what they hold: GPU memory is shared by all. */
-function OtherKernels({ model, trans }: IProps): React.JSX.Element | null {
+function OtherKernels({ model, follower, trans }: IProps): React.JSX.Element | null {
   const others = model.kernels.filter(kernel => kernel.kernel_id !== model.notebook?.kernelId);
   if (others.length === 0) {
     return null;
   }
+  const adopt = (id: string): void =>
+    void model.api
+      .adopt(id)
+      .catch(reason => follower.complain(reason))
+      .then(() => model.refresh());
   const held = (kernel: IKernel): string =>
     kernel.gpu_memory === null ? trans.__('unknown') : size(kernel.gpu_memory);
   return (
@@ -266,6 +271,15 @@ function OtherKernels({ model, trans }: IProps): React.JSX.Element | null {
                     held(kernel)
                   )}
             </span>
+            {!kernel.attended && kernel.state === 'running' && (
+              <button
+                className="jp-gpuckpt-Button"
+                title={trans.__('No server holds this kernel. This one will, and notebooks can choose it.')}
+                onClick={() => adopt(kernel.kernel_id)}
+              >
+                {trans.__('Adopt')}
+              </button>
+            )}
           </li>
         ))}
       </ul>

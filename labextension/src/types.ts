@@ -34,6 +34,8 @@ export interface IKernel {
   name: string;
   notebook: string;
   state: State;
+  /** Whether a server or another program holds it. */
+  attended: boolean;
   memory: number;
   gpu_memory: number | null;
   /** When it was started, or put back to a snapshot. */
@@ -53,7 +55,7 @@ export interface IKernels {
   plain: IPlainKernel[];
   faults: IError[];
   unavailable: IError | null;
-  /** What the server can do of that which some versions of it cannot: fork, push, pull. */
+  /** What the server can do of that which some versions of it cannot: fork, push, pull, export. */
   features: string[];
 }
 

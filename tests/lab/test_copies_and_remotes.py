@@ -1,4 +1,4 @@
-"""Forks that open in a copy of their notebook, and snapshots that are sent elsewhere and fetched."""
+"""Forks that open in a copy of their notebook, and snapshots that are sent elsewhere, fetched and downloaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 from jupyter_servers import Server
 from lab_window import OpenWindow, Window
+from notebooks import StartKernel
 from playwright.sync_api import Route, expect
+
+from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.store.container import import_snapshot
+from jupyter_gpuckpt.store.sealing import Secrets
+from jupyter_gpuckpt.store.trust import Trust
 
 pytestmark = pytest.mark.criu
 
@@ -54,6 +60,20 @@ def test_snapshots_are_sent_and_fetched(lab: Server, window: Window, tmp_path: P
     window.dialog.get_by_label("Where to").fill(str(tmp_path / "remote"))
     window.accept("Send")
     window.is_told("Sent one")
+    # Another of that name goes there only where that is asked for.
+    (session,) = lab.request("GET", "api/sessions").json()
+    again = lab.ask("POST", f"kernels/{session['kernel']['id']}/save", {"name": "one", "replace": True}, 202)
+    assert lab.finish(again)["state"] == "done"
+    window.more("one", "Share Snapshot…")
+    window.accept("Send")
+    told = window.is_told("Another snapshot named one is at")
+    told.get_by_role("button", name="Why, and what next").click()
+    window.accept("Close")
+    window.more("one", "Share Snapshot…")
+    window.dialog.get_by_label("Replace another snapshot of that name there").check()
+    with window.page.expect_response(re.compile("/push")) as pushing:
+        window.accept("Send")
+    assert lab.finish(pushing.value.json())["state"] == "done"
     lab.ask("DELETE", "snapshots/one")
     expect(window.line("one")).to_have_count(0)
     window.sidebar.get_by_role("button", name="Fetch a snapshot…").click()
@@ -61,8 +81,49 @@ def test_snapshots_are_sent_and_fetched(lab: Server, window: Window, tmp_path: P
     expect(window.dialog.get_by_label("Where from")).to_have_value(str(tmp_path / "remote"))
     window.accept("Fetch")
     window.is_told("Fetched one")
+    window.run("x = 3")
     window.restore("one")
-    assert window.value("x") == "1"
+    assert window.value("x") == "2"
+
+
+def test_a_snapshot_is_downloaded(lab: Server, window: Window, tmp_path: Path) -> None:
+    window.more("one", "Export Snapshot…")
+    expect(window.dialog).to_contain_text("It holds all of the kernel’s memory")
+    assert window.accessibility_faults(".jp-Dialog") == []
+    with window.page.expect_download() as downloading:
+        window.accept("Download")
+    assert downloading.value.suggested_filename == "one.gpuckpt"
+    other = Store(tmp_path / "store", Trust(lab.folder / "keys"))
+    with downloading.value.path().open("rb") as file:
+        import_snapshot(other, file, "the file", Secrets(tmp_path))
+    assert other.check(read_data=True).faults == []
+    # What cannot be downloaded is no file, but told.
+    window.more("one", "Export Snapshot…")
+    lab.ask("POST", "snapshots/one/rename", {"name": "elsewhere"})
+    window.accept("Download")
+    window.is_told("There is no snapshot named one")
+    # The browser itself tells its console of an answer with that status, and nothing else does.
+    (complaint,) = window.complaints
+    assert "404" in complaint
+    window.complaints.clear()
+    lab.ask("POST", "snapshots/elsewhere/rename", {"name": "one"})
+
+
+def test_a_kernel_that_nobody_holds_is_adopted(
+    lab: Server, open_window: OpenWindow, start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(lab.folder / "runtime"))
+    with start().keeper as keeper:
+        (copy,) = keeper.request("fork", {})["kernels"]
+    window = open_window(lab)
+    window.show_sidebar()
+    adopt = window.sidebar.get_by_role("button", name="Adopt")
+    expect(adopt).to_have_count(1)  # the other one is held by this test
+    assert window.accessibility_faults("#jp-gpuckpt-sidebar") == []
+    adopt.click()
+    expect(adopt).to_have_count(0)
+    assert copy["id"] in {kernel["id"] for kernel in lab.request("GET", "api/kernels").json()}
+    assert lab.request("DELETE", f"api/kernels/{copy['id']}").status_code == 204
 
 
 def test_what_the_server_cannot_do_is_not_offered(lab: Server, open_window: OpenWindow) -> None:
@@ -81,6 +142,6 @@ def test_what_the_server_cannot_do_is_not_offered(lab: Server, open_window: Open
     window.line("old").get_by_role("button", name="More about old").click()
     items = window.page.get_by_role("menuitem")
     expect(items.filter(has_text="Compare Snapshot…")).to_be_visible()
-    for absent in ("Fork Snapshot", "Share Snapshot…"):
+    for absent in ("Fork Snapshot", "Share Snapshot…", "Export Snapshot…"):
         expect(items.filter(has_text=absent)).to_have_count(0)
     lab.ask("DELETE", "snapshots/old")

@@ -256,12 +256,15 @@ def test_the_log_is_behind_an_error(lab: Server, open_window: OpenWindow) -> Non
     window.accept("Close")
 
 
-def test_a_save_is_cancelled(lab: Server, open_window: OpenWindow) -> None:
+def test_a_save_with_files_is_asked_for_and_is_cancelled(lab: Server, open_window: OpenWindow) -> None:
     window = open_window(lab, "cancel.ipynb")
     window.run("import jupyter_gpuckpt, time; jupyter_gpuckpt.before_save(lambda: time.sleep(60))")
     window.show_sidebar()
     window.toolbar("gpuckpt-save").click()
-    window.accept("Save")
+    window.dialog.get_by_label("Keep files (Python and its packages) with it").check()
+    with window.page.expect_request(re.compile("/save")) as asked:
+        window.accept("Save")
+    assert asked.value.post_data_json["with_files"] is True
     expect(window.sidebar).to_contain_text("preparing the kernel")
     expect(window.page.locator(".jp-gpuckpt-Status")).to_contain_text("preparing the kernel")
     expect(window.toolbar("gpuckpt-state")).to_have_text("Saving")

@@ -46,6 +46,7 @@ def _path(template: str) -> str:
 
 REQUESTS = [(method.upper(), _path(template)) for method, template in _described()]
 WRITES = [(method, path) for method, path in REQUESTS if method != "GET"]
+GIVES_MEMORY_AWAY = {("GET", "snapshots/some-name/export")}
 
 
 def test_the_description_has_every_route_and_no_other() -> None:
@@ -106,7 +107,7 @@ def test_another_origin_is_refused(server: Server, browser: requests.Session, me
 @pytest.mark.parametrize(("method", "path"), REQUESTS)
 def test_read_only_rights_read_and_change_nothing(read_only: Server, method: str, path: str) -> None:
     response = read_only.request(method, f"api/gpuckpt/{path}", json={})
-    if method == "GET":
+    if method == "GET" and (method, path) not in GIVES_MEMORY_AWAY:
         assert response.status_code != 403
     else:
         assert response.status_code == 403

@@ -1,32 +1,51 @@
-"""Snapshots sent and fetched by way of the REST API."""
+"""Snapshots sent, fetched and downloaded by way of the REST API."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from jupyter_servers import Server
+from notebooks import wait_until
 
 from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.store.container import import_snapshot
+from jupyter_gpuckpt.store.sealing import Secrets
 from jupyter_gpuckpt.store.trust import Trust
 
 
 @pytest.fixture
-def saved(server: Server) -> Iterator[str]:
-    """A snapshot in the server's store."""
+def keep(server: Server) -> Iterator[Callable[[bytes], Path]]:
+    """Put a snapshot with such memory into the server's store, and return the file where its chunks lie."""
     store = Store(server.store, Trust(server.folder / "keys"))
-    with store.writer("it") as writer:
-        (writer.directory / "pages").write_bytes(b"x" * 100_000)
-        kernel = {"notebook": "a.ipynb", "kernel_id": "k"}
-        writer.commit(message="", parent=None, kernel=kernel, machine={}, cuda={}, process={})
-    yield "it"
+
+    def keep(memory: bytes) -> Path:
+        with store.writer("it") as writer:
+            (writer.directory / "pages").write_bytes(memory)
+            kernel = {"notebook": "a.ipynb", "kernel_id": "k"}
+            writer.commit(message="", parent=None, kernel=kernel, machine={}, cuda={}, process={})
+        return max((path for path in server.store.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+    yield keep
     if store.list():
         store.remove("it")
+    store.collect(grace=0)
+
+
+@pytest.fixture
+def saved(keep: Callable[[bytes], Path]) -> str:
+    """A snapshot in the server's store."""
+    keep(b"x" * 100_000)
+    return "it"
 
 
 def begin(server: Server, path: str, **body: Any) -> dict[str, Any]:
@@ -90,3 +109,77 @@ def test_a_pull_can_be_cancelled(server: Server, saved: str, tmp_path: Path) -> 
         web.server_close()
     assert (ended["state"], ended["error"]["kind"]) == ("cancelled", "Cancelled")
     assert server.ask("GET", "snapshots/it", status=404)["error"]["kind"] == "NoSuchSnapshot"
+
+
+def download(server: Server, name: str = "it", **how: Any) -> requests.Response:
+    return server.request("GET", f"api/gpuckpt/snapshots/{name}/export", **how)
+
+
+def test_a_snapshot_is_downloaded_as_the_file_that_import_reads(
+    server: Server, keep: Callable[[bytes], Path], tmp_path: Path
+) -> None:
+    memory = os.urandom(5_000_000)
+    keep(memory)
+    answer = download(server)
+    assert answer.status_code == 200
+    assert answer.headers["Content-Type"] == "application/octet-stream"
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="it.gpuckpt"'
+    other = Store(tmp_path / "other", Trust(server.folder / "keys"))
+    import_snapshot(other, io.BytesIO(answer.content), "the file", Secrets(tmp_path))
+    assert other.read_files("it", ["pages"])[2] == {"pages": memory}
+
+
+def test_what_cannot_be_downloaded_is_an_error_of_the_api(server: Server, keep: Callable[[bytes], Path]) -> None:
+    for name, status, kind in (("none", 404, "NoSuchSnapshot"), (".x", 400, "BadName")):
+        answer = download(server, name)
+        assert (answer.status_code, answer.json()["error"]["kind"]) == (status, kind)
+    spoil(keep(os.urandom(5_000_000)), 1_000)
+    answer = download(server)  # no byte of it was good
+    assert (answer.status_code, answer.json()["error"]["kind"]) == (409, "Damaged")
+    assert "Content-Disposition" not in answer.headers
+
+
+def test_a_download_that_meets_damage_is_broken_off(server: Server, keep: Callable[[bytes], Path]) -> None:
+    spoil(keep(os.urandom(8_000_000)), 5_000_000)
+    with pytest.raises(requests.exceptions.ChunkedEncodingError):
+        download(server)
+    wait_until(lambda: "it was broken off" in server.log.read_text(), 30)
+    assert server.ask("GET", "snapshots")["snapshots"]
+
+
+def spoil(pack: Path, at: int) -> None:
+    with pack.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes(64))
+
+
+def test_a_download_takes_little_memory_and_ends_with_its_client(server: Server, keep: Callable[[bytes], Path]) -> None:
+    keep(b"x" * 100_000)
+    assert download(server).ok  # what it imports is there from now on
+    Store(server.store, Trust(server.folder / "keys")).remove("it")
+    keep(os.urandom(64_000_000))
+    before = memory_of(server)
+    with download(server, stream=True) as answer:
+        got = 0
+        for piece in answer.iter_content(1 << 20):
+            got += len(piece)
+            if got > 32_000_000:
+                break
+        assert reads_its_store(server)
+        assert memory_of(server) - before < 24_000_000
+    wait_until(lambda: not reads_its_store(server), 30)
+
+
+def memory_of(server: Server) -> int:
+    """Return the most memory that a server has had, in bytes."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def reads_its_store(server: Server) -> bool:
+    """Tell whether a server has anything of its store open, if only the lock of one who reads."""
+    found = set()
+    for fd in Path(f"/proc/{server.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(fd.readlink())
+    return any(path.is_relative_to(server.store) for path in found)

@@ -34,7 +34,7 @@ def watched(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.mark.criu
-def test_the_loop_is_not_held_during_a_save(watched: Server) -> None:
+def test_the_loop_is_not_held_during_a_save_and_a_download(watched: Server) -> None:
     steps = watched.folder / "steps"
     worst = []
     with watched.notebook() as (kernel_id, notebook):
@@ -44,6 +44,7 @@ def test_the_loop_is_not_held_during_a_save(watched: Server) -> None:
             watched.save(kernel_id, f"round-{number}")
             watched.ask("GET", "snapshots")
             watched.ask("GET", "kernels")
+            assert watched.request("GET", f"api/gpuckpt/snapshots/round-{number}/export").ok
             with steps.open() as log:
                 log.seek(seen)
                 worst.append(max(map(float, log)))
