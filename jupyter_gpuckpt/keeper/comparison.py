@@ -11,7 +11,7 @@ from typing import Any
 
 from ..freeze import areas
 from ..freeze.areas import Memory
-from ..store import Contents, Manifest, Store
+from ..store import Contents, Manifest, Parts, Store
 from ..store.difference import changed_ranges, difference
 from . import kept_files, needs
 
@@ -22,7 +22,7 @@ VARIABLES = "variables.json"
 
 _CRIU, _VRAM = "criu/", "vram/"
 _WHOLE = 4 << 20
-"""Bytes that an array has at least whose contents are compared: it has whole pieces of memory (2 MiB) for itself."""
+"""Bytes that an array has at least whose contents are compared."""
 
 
 def compare(store: Store, old: str, new: str) -> dict[str, Any]:
@@ -40,10 +40,13 @@ def compare(store: Store, old: str, new: str) -> dict[str, Any]:
     before, after = _read(store, old), _read(store, new)
     changes = difference(before.contents, after.contents)
     memory, touched = _memory(before, after)
+    rows, doubtful = _variables(before, after, _related(store, before.manifest, after.manifest), touched)
+    if doubtful:
+        rows += _changed_inside(store, before, after, doubtful)
     return {
         "old": before.manifest.name,
         "new": after.manifest.name,
-        "variables": _variables(before, after, _related(store, before.manifest, after.manifest), touched),
+        "variables": sorted(rows, key=lambda row: row["name"]),
         "memory": memory,
         "gpu_memory": [
             {
@@ -143,19 +146,31 @@ def _by_kind(memory: Memory, ranges: Sequence[tuple[int, int]]) -> dict[str, int
 # -- variables
 
 
-def _variables(before: _Side, after: _Side, related: bool, touched: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+_Ranges = list[tuple[int, int]]
+
+
+def _variables(
+    before: _Side, after: _Side, related: bool, touched: Sequence[tuple[int, int]]
+) -> tuple[list[dict[str, Any]], dict[str, _Ranges]]:
+    """Return the variables that changed, and where in memory to look for changes of others, by name."""
     rows = []
+    doubtful: dict[str, _Ranges] = {}
     for name in sorted({*before.variables, *after.variables}):
         old, new = before.variables.get(name), after.variables.get(name)
-        how = _how(old, new, related, touched)
+        how = _how(old, new, related)
         if how:
-            rows.append({"name": name, "how": how, "old": _told(old), "new": _told(new)})
-    return rows
+            rows.append(_row(before, after, name, how))
+        elif related and new is not None and (inside := _inside(new, touched)):
+            doubtful[name] = inside
+    return rows, doubtful
 
 
-def _how(
-    old: Mapping[str, Any] | None, new: Mapping[str, Any] | None, related: bool, touched: Sequence[tuple[int, int]]
-) -> str:
+def _row(before: _Side, after: _Side, name: str, how: str) -> dict[str, Any]:
+    old, new = _told(before.variables.get(name)), _told(after.variables.get(name))
+    return {"name": name, "how": how, "old": old, "new": new}
+
+
+def _how(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None, related: bool) -> str:
     """Return in a word what became of a variable; empty where it seems to be the same."""
     if old is None or new is None:
         return "new" if old is None else "gone"
@@ -165,14 +180,48 @@ def _how(
         return "another shape"
     if old.get("size") != new.get("size"):
         return "another size"
-    if not related:
-        return ""
-    if old["identity"] != new["identity"]:
+    if related and old["identity"] != new["identity"]:
         return "another object"
-    size, address = new.get("size", 0), new.get("address")
-    if address is not None and size >= _WHOLE and any(address <= a and b <= address + size for a, b in touched):
-        return "other contents"
     return ""
+
+
+def _inside(variable: Mapping[str, Any], touched: Sequence[tuple[int, int]]) -> _Ranges:
+    """Return the parts of what changed in memory that are a large array's."""
+    begin, size = variable.get("address"), variable.get("size", 0)
+    if begin is None or size < _WHOLE:
+        return []
+    return [(max(a, begin), min(b, begin + size)) for a, b in touched if a < begin + size and b > begin]
+
+
+def _changed_inside(store: Store, before: _Side, after: _Side, doubtful: Mapping[str, _Ranges]) -> list[dict[str, Any]]:
+    """Return those of these variables that hold other bytes.
+
+    A chunk that only one of the snapshots has does not tell: what changed in it may be what lies beside an array, or
+    only where it begins.
+    """
+    old, new = (side.memories.get(side.manifest.process.get("pid", 0)) for side in (before, after))
+    if old is None or new is None:
+        return []
+    with (
+        store.parts(before.manifest, [_CRIU + old.image]) as parts_before,
+        store.parts(after.manifest, [_CRIU + new.image]) as parts_after,
+    ):
+        return [
+            _row(before, after, name, "other contents")
+            for name, ranges in doubtful.items()
+            if any(_bytes_at(parts_before, old, *one) != _bytes_at(parts_after, new, *one) for one in ranges)
+        ]
+
+
+def _bytes_at(parts: Parts, memory: Memory, begin: int, end: int) -> bytes:
+    """Return what a process had in its memory; what the image leaves out reads as zeros."""
+    found = bytearray(end - begin)
+    for first, last, offset in memory.runs[bisect_right(memory.runs, begin, key=lambda run: run[1]) :]:
+        if first >= end:
+            break
+        a, b = max(begin, first), min(end, last)
+        found[a - begin : b - begin] = parts.read(_CRIU + memory.image, offset + a - first, b - a)
+    return bytes(found)
 
 
 def _told(variable: Mapping[str, Any] | None) -> dict[str, Any] | None:

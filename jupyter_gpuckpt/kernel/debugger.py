@@ -11,11 +11,15 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 from ..errors import SaveFailed
 
 log = logging.getLogger("gpuckpt.agent")
+
+_TOLD_WITHIN = 3.0
+"""Seconds within which debugpy tells ipykernel that threads go on: later than it answers the request to continue."""
 
 
 def refuse_stopped(kernel: Any) -> None:
@@ -26,12 +30,15 @@ def refuse_stopped(kernel: Any) -> None:
     SaveFailed : one is; nothing was changed.
     """
     debugger = getattr(kernel, "debugger", None)
-    if debugger is not None and debugger.stopped_threads:
-        raise SaveFailed(
-            "The kernel was not saved; it stays as it is.",
-            "The debugger has stopped it at a breakpoint.",
-            "Continue, or end the debugger, and save again.",
-        )
+    deadline = time.monotonic() + _TOLD_WITHIN
+    while debugger is not None and debugger.stopped_threads:
+        if time.monotonic() > deadline:
+            raise SaveFailed(
+                "The kernel was not saved; it stays as it is.",
+                "The debugger has stopped it at a breakpoint.",
+                "Continue, or end the debugger, and save again.",
+            )
+        time.sleep(0.02)
 
 
 def mend(kernel: Any, done: threading.Event) -> None:

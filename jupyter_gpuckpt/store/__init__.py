@@ -27,6 +27,7 @@ from .labels import Labels
 from .manifest import Manifest
 from .names import MAX_NAME, check_name
 from .parallel import Progress
+from .reading import Parts
 from .snapshot import Snapshot
 from .store import Store
 from .writer import Writer
@@ -37,6 +38,7 @@ __all__ = [
     "Contents",
     "Labels",
     "Manifest",
+    "Parts",
     "Progress",
     "Snapshot",
     "Store",

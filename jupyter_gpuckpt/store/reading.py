@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 from ..errors import Damaged
@@ -22,6 +24,7 @@ from .pack import Location, PackReader
 from .parallel import Progress, Tally, run_all
 
 __all__ = [
+    "Parts",
     "damage",
     "extract",
     "locate",
@@ -252,6 +255,33 @@ def read_whole(layout: Layout, manifest: Manifest, contents: Contents, index: In
         )
         for path, chunks in contents.files.items()
     }
+
+
+class Parts:
+    """Reads parts of the files of a snapshot, without reading the files."""
+
+    def __init__(self, layout: Layout, manifest: Manifest, contents: Contents, index: Index) -> None:
+        self._manifest, self._files, self._index = manifest, contents.files, index
+        self._reader = PackReader(layout.packs)
+        self._ends: dict[str, list[int]] = {}
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        """Return `size` verified bytes of a file from `offset` on; fewer where it ends. Raises `Damaged`."""
+        chunks = self._files[path]
+        ends = self._ends.setdefault(path, list(accumulate(chunk.size for chunk in chunks)))
+        found = bytearray()
+        for number in range(bisect_right(ends, offset), len(chunks)):
+            chunk = chunks[number]
+            begin = ends[number] - chunk.size
+            if begin >= offset + size:
+                break
+            first, last = max(offset - begin, 0), min(offset + size - begin, chunk.size)
+            if chunk.hash == HOLE:
+                found += bytes(last - first)
+            else:
+                data = read_chunk(self._manifest, self._reader, path, chunk, self._index[chunk.hash])
+                found += memoryview(data)[first:last]
+        return bytes(found)
 
 
 def read_chunk(manifest: Manifest, reader: PackReader, path: str, chunk: Chunk, at: Location) -> Bytes:

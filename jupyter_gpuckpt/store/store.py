@@ -29,7 +29,7 @@ from .manifest import MAX_SIZE, Manifest
 from .names import check_name
 from .outgoing import Outgoing
 from .parallel import Progress
-from .reading import extract, locate, read_contents, read_whole
+from .reading import Parts, extract, locate, read_contents, read_whole
 from .repair import Repaired, repair
 from .sessions import Lock, Session
 from .signatures import split
@@ -258,6 +258,24 @@ class Store:
             with storing(f"The snapshot {name} cannot be read.", self.root):
                 index = locate(self._layout, manifest, few)
             return manifest, contents, read_whole(self._layout, manifest, few, index)
+
+    @contextmanager
+    def parts(self, manifest: Manifest, paths: Collection[str]) -> Iterator[Parts]:
+        """Give what reads parts of these files of a snapshot, of which nothing is deleted meanwhile.
+
+        Raises
+        ------
+        NoSuchSnapshot : it was deleted, or replaced by another.
+        Damaged, Incompatible : as `open`.
+        """
+        with self._reading(manifest.name) as found:
+            if found.id != manifest.id:
+                raise self._no_such(manifest.name)
+            contents = read_contents(self._layout, manifest)
+            few = Contents({path: contents.files[path] for path in paths if path in contents.files})
+            with storing(f"The snapshot {manifest.name} cannot be read.", self.root):
+                index = locate(self._layout, manifest, few)
+            yield Parts(self._layout, manifest, few, index)
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[Manifest]:

@@ -272,3 +272,15 @@ def test_some_files_of_a_snapshot_are_read_without_the_others(tmp_path: Path) ->
     assert contents.files.keys() == {"small", "other", "huge"}
     with pytest.raises(Damaged, match="damaged"):
         store.read_files("a", ["huge"])
+    huge = 2**28 + 1
+    with store.parts(manifest, ["small", "huge"]) as parts:
+        assert parts.read("small", 4990, 100) == b"s" * 10
+        assert parts.read("huge", huge - 3, 3) == bytes(3)
+    with store.writer("b") as writer:
+        (writer.directory / "long").write_bytes(long := os.urandom(5_000_000))
+        written = writer.commit(message="", parent=None, kernel={}, machine={}, cuda={}, process={})
+    with store.parts(written, ["long"]) as parts:
+        assert parts.read("long", 2_000_000, 2_500_000) == long[2_000_000:4_500_000]
+    store.delete("b")
+    with pytest.raises(NoSuchSnapshot), store.parts(written, ["long"]):
+        pass
