@@ -61,6 +61,7 @@ kernel's standard output."""
 WORKING_COPY = "restore"
 """In the kernel's folder, while a restore is under way: the snapshot's files, where they do not fit in memory."""
 
+_NO_SPACE = "No space left"
 _LOG_ROOM = 1 << 16  # below so much free disk criu's log may have been lost, in bytes
 _AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
 _CRIU_STARTS = 10.0  # how long criu may take to say its version, in seconds
@@ -450,8 +451,9 @@ async def _run_criu(
         return
     kept_log = criu_logs.keep(log_file)
     said = criu.first_error(log_file)
-    if not said and shutil.disk_usage(log_file.parent).free < _LOG_ROOM:
-        said = f"No space left on the disk, not even for criu's log: {log_file.parent}"
+    if _NO_SPACE not in said and shutil.disk_usage(log_file.parent).free < _LOG_ROOM:
+        # What criu wrote of its error is cut off then, and names what failed, not why.
+        said = f"{_NO_SPACE} on the disk, not even for criu's log: {log_file.parent}{said and f' ({said})'}"
     if not why:
         ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         why = f"criu says: {said}" if said else f"criu {ended} and named no error"
