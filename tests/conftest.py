@@ -12,10 +12,17 @@ from jupyter_client import KernelManager
 from notebooks import SPEC, Notebook, StartKernel
 from remote_servers import S3, s3_server
 
+from jupyter_gpuckpt.errors import GpuckptError
+from jupyter_gpuckpt.keeper import client
+from jupyter_gpuckpt.keeper.record import KernelFolder
+
 
 @pytest.fixture(autouse=True)
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of a test lands in the person's own folders, and no test sees another's kernels or snapshots."""
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing of a test lands in the person's own folders, and no test sees another's kernels or snapshots.
+
+    Kernels that a test leaves when it fails in the middle, copies above all, are ended with it.
+    """
     for variable, name in (
         ("JUPYTER_RUNTIME_DIR", "runtime"),
         ("GPUCKPT_STORE", "store"),
@@ -24,6 +31,10 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("IPYTHONDIR", "ipython"),
     ):
         monkeypatch.setenv(variable, str(tmp_path / name))
+    yield
+    for folder in tmp_path.glob("runtime/gpuckpt/*/"):
+        with contextlib.suppress(GpuckptError, OSError), client.connect(KernelFolder(folder)) as keeper:
+            keeper.request("close")
 
 
 @pytest.fixture(scope="session")
@@ -41,11 +52,11 @@ def start(folders: None) -> Iterator[StartKernel]:
     def start(spec: str = SPEC, **kwargs: Any) -> Notebook:
         manager = KernelManager(kernel_name=spec)
         manager.start_kernel(**kwargs)
-        client = manager.client()
-        client.start_channels()
-        notebook = Notebook(manager, client)
+        connected = manager.client()
+        connected.start_channels()
+        notebook = Notebook(manager, connected)
         started.append(notebook)
-        client.wait_for_ready(60)
+        connected.wait_for_ready(60)
         return notebook
 
     yield start

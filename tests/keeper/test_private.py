@@ -121,7 +121,8 @@ def test_row_32_all_that_is_kept_is_for_its_owner_alone(open_folder: Path, noteb
     wait_until(lambda: not (notebook.folder / "restore").exists())
     for top in (store(), notebook.folder):
         for path in (top, *top.rglob("*")):
-            assert path.lstat().st_mode & 0o077 == 0, path
+            with contextlib.suppress(FileNotFoundError):  # the keeper replaces its own, and sweeps
+                assert path.lstat().st_mode & 0o077 == 0, path
 
 
 @pytest.mark.parametrize(

@@ -281,6 +281,6 @@ def test_some_files_of_a_snapshot_are_read_without_the_others(tmp_path: Path) ->
         written = writer.commit(message="", parent=None, kernel={}, machine={}, cuda={}, process={})
     with store.parts(written, ["long"]) as parts:
         assert parts.read("long", 2_000_000, 2_500_000) == long[2_000_000:4_500_000]
-    store.delete("b")
+    store.remove("b")
     with pytest.raises(NoSuchSnapshot), store.parts(written, ["long"]):
         pass

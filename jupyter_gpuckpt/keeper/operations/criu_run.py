@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gpuckpt.keeper")
 
+_NO_SPACE = "No space left"
 _LOG_ROOM = 1 << 16  # below so much free disk criu's log may have been lost, in bytes
 _STALLED = 10.0  # how long the criu of a dead keeper may do nothing before it is killed, in seconds
 
@@ -58,8 +59,9 @@ async def run_criu(
         return
     kept_log = criu_logs.keep(log_file)
     said = criu.first_error(log_file)
-    if not said and shutil.disk_usage(log_file.parent).free < _LOG_ROOM:
-        said = f"No space left on the disk, not even for criu's log: {log_file.parent}"
+    if _NO_SPACE not in said and shutil.disk_usage(log_file.parent).free < _LOG_ROOM:
+        # What criu wrote of its error is cut off then, and names what failed, not why.
+        said = f"{_NO_SPACE} on the disk, not even for criu's log: {log_file.parent}{said and f' ({said})'}"
     if not why:
         ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         why = f"criu says: {said}" if said else f"criu {ended} and named no error"
