@@ -14,7 +14,7 @@ from typing import Any
 
 import requests
 from jupyter_client import BlockingKernelClient
-from notebooks import Notebook, wait_until
+from notebooks import Notebook, wait_for_ready, wait_until
 
 SPEC = "python3-gpuckpt"
 TOKEN = "token-of-the-tests"
@@ -67,7 +67,7 @@ class Server:
         client.load_connection_file(str(self.folder / "runtime" / f"kernel-{kernel_id}.json"))
         client.start_channels()
         try:
-            client.wait_for_ready(START_TIMEOUT)
+            wait_for_ready(client, START_TIMEOUT)
             yield kernel_id, Notebook(None, client)  # type: ignore[arg-type]
         finally:
             client.stop_channels()

@@ -136,3 +136,16 @@ def wait_until(condition: Callable[[], Any], timeout: float = 10, what: str = ""
         assert time.monotonic() < deadline, what or "it did not come about in time"
         time.sleep(0.01)
     return value
+
+
+def wait_for_ready(client: BlockingKernelClient, timeout: float) -> None:
+    """Wait for a kernel by a client that no manager made: it takes one late heartbeat of a busy machine for a death."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            client.wait_for_ready(max(1, deadline - time.monotonic()))
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+        else:
+            return
