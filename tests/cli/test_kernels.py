@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import Cli, Orphan
 from jupyter_client import BlockingKernelClient
-from notebooks import Notebook, StartKernel, wait_until
+from notebooks import Notebook, StartKernel, wait_for_ready, wait_until
 
 from jupyter_gpuckpt.errors import NoSuchKernel
 from jupyter_gpuckpt.freeze.processes import start_time
@@ -182,6 +182,6 @@ def test_one_can_go_on_with_an_orphan(orphan: Orphan) -> None:
     going_on.load_connection_info(json.loads(Path(orphan.connection_file).read_text()))
     going_on.start_channels()
     try:
-        going_on.wait_for_ready(30)
+        wait_for_ready(going_on, 60)
     finally:
         going_on.stop_channels()

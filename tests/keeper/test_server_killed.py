@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from jupyter_client import BlockingKernelClient
 from keeper_faults import assert_nothing_left, processes_of
-from notebooks import Notebook, wait_until
+from notebooks import Notebook, wait_for_ready, wait_until
 
 from jupyter_gpuckpt.errors import NoSuchKernel
 from jupyter_gpuckpt.keeper import client
@@ -56,7 +56,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         notebook_client = BlockingKernelClient(connection_file=connection_file)
         notebook_client.load_connection_file()
         notebook_client.start_channels()
-        notebook_client.wait_for_ready(30)
+        wait_for_ready(notebook_client, 60)
         folder = KernelFolder(Path(os.environ["JUPYTER_RUNTIME_DIR"], "gpuckpt", kernel_id))
         yield Server(process, Notebook(None, notebook_client), folder)  # type: ignore[arg-type]
         notebook_client.stop_channels()

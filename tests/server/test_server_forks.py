@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from copies import Copy
 from jupyter_servers import Server
-from notebooks import StartKernel
+from notebooks import StartKernel, wait_for_ready
 
 PROGRAM = str(Path(sys.executable).with_name("jupyter-gpuckpt"))
 
@@ -64,7 +64,7 @@ def test_copies_are_kernels_of_the_server(server: Server) -> None:
             assert server.request("POST", f"api/kernels/{kernels[1]['id']}/interrupt").status_code == 204
             # A restart starts it afresh, as any kernel.
             assert server.request("POST", f"api/kernels/{kernels[1]['id']}/restart").status_code == 200
-            copies[1].client.wait_for_ready(60)
+            wait_for_ready(copies[1].client, 60)
             assert copies[1].fails("x").ename == "NameError"
         forget(server, kernels)
         assert notebook.value("x") == "1"
