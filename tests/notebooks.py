@@ -46,11 +46,16 @@ class Notebook:
     def run(self, code: str, timeout: float = 60, allow_error: bool = False) -> Answer:
         """Execute a cell as a notebook does, and wait for its reply and for idle."""
         answer = Answer("")
+        last = ""
 
         def hook(message: dict[str, Any]) -> None:
+            nonlocal last
             content = message["content"]
-            kind = message["msg_type"]
-            if kind == "stream":
+            before, last = last, message["msg_type"]
+            kind = last
+            if kind == before == "stream":
+                answer.shown[-1] += content["text"]  # what one print writes may come in pieces
+            elif kind == "stream":
                 answer.shown.append(content["text"])
             elif kind in ("execute_result", "display_data", "update_display_data"):
                 answer.shown.append(content["data"].get("text/plain", ""))
