@@ -15,18 +15,20 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import settings
-from ..errors import Busy, GpuckptError, KernelLost
+from ..errors import Busy, GpuckptError, KernelLost, Refused, RestoreFailed
 from ..freeze import cuda, processes
 from ..lock_files import KEEPER_LOCK
 from ..store import Store
+from . import ports
 from .comparison import compare
 from .link import AgentSilent, Link
 from .namespace import FIRST_PID, Namespace, run_path
 from .needs import Marks
 from .operations.fork import arrive, fork
+from .operations.hibernate import forget, hibernate, wake
 from .operations.move import move
 from .operations.parts import CAPTURE, KERNEL_LOG, WORKING_COPY
 from .operations.recover import recover
@@ -35,6 +37,9 @@ from .operations.save import save
 from .protocol import LINE_LIMIT, peer_pid, peer_uid, short_path
 from .record import SOCKET, KernelFolder, Operation, now
 from .summary import details, listing, summary
+
+if TYPE_CHECKING:
+    from .doorman import Doorman
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -45,7 +50,14 @@ _FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to ta
 _PATIENCE = 30.0  # how long a shutdown waits for a broken-off operation to end, in seconds
 PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
 
-_DOING = {"save": "saving", "restore": "restoring", "fork": "forking", "move": "moving"}
+_DOING = {
+    "save": "saving",
+    "restore": "restoring",
+    "fork": "forking",
+    "move": "moving",
+    "hibernate": "hibernating",
+    "wake": "waking",
+}
 
 Tell = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -62,6 +74,9 @@ class Keeper:
         self.marks = Marks()
         self.space: Namespace | None = None
         self.link: Link | None = None
+        self.doorman: Doorman | None = None
+        self._clients: dict[str, int] = {}
+        """How many clients the doorman had when it left, as `ports.peers` counts them."""
         self.operation: Operation | None = None
         self.exit_status: int | None = None
         self.notes: list[str] = []
@@ -118,8 +133,17 @@ class Keeper:
 
         Raises
         ------
+        Refused : it is hibernated.
         KernelLost : it has ended.
         """
+        if self.state.hibernated is not None and self.space is None and self.exit_status is None:
+            name = self.state.hibernated["snapshot"]["name"]
+            raise Refused(
+                "The kernel is hibernated.",
+                f"It is on the disk alone, as the snapshot {name}.",
+                "Wake it (run a cell, or `jupyter gpuckpt wake KERNEL`), and ask again.",
+                name=name,
+            )
         if self.space is None or self.exit_status is not None:
             raise KernelLost("The kernel has ended.", "", "Restart it; its snapshots are there.")
         return self.space
@@ -151,10 +175,14 @@ class Keeper:
         self.state.run = space.run_dir.name
         self.state.kernel_pid = pid
         self.state.started = now()
+        self.watch()
+        self.note_state()
+
+    def watch(self) -> None:
+        """Notice the end of the kernel from now on."""
         if self._watch is not None:
             self._watch.cancel()
-        self._watch = asyncio.create_task(self._watch_kernel(space, pid))
-        self.note_state()
+        self._watch = asyncio.create_task(self._watch_kernel(self.namespace(), self.state.kernel_pid))
 
     def let_go(self) -> None:
         """Stop watching the kernel: its end is about to be wanted."""
@@ -171,12 +199,79 @@ class Keeper:
         if self.space is not None:
             await self.space.kill()
 
+    # -- hibernated
+
+    def without_kernel(self) -> None:
+        """Stand in for the hibernated kernel: a doorman takes its ports."""
+        self.let_go()
+        self.space = self.link = None
+        self.state.sleeper, self.state.run, self.state.kernel_pid = None, "", 0
+        self.state.operation = None
+        self.note_state()
+        if self.doorman is None and self.state.hibernated is not None and not self.ending:
+            from .doorman import Doorman  # here, since most kernels are never hibernated
+
+            said = self.state.hibernated["said"]
+            self.doorman = Doorman(self.launch.connection_file, said, self._on_kernel_request, self._on_shutdown)
+            self.doorman.open()
+
+    async def doorman_leaves(self) -> None:
+        """Have the ports for the kernel that comes back."""
+        doorman, self.doorman = self.doorman, None
+        if doorman is not None:
+            self._clients = ports.peers(self.launch.connection_file)
+            await doorman.leave()
+
+    def announce(self, what: str) -> None:
+        """Tell who listens to the hibernated kernel what becomes of it."""
+        if self.doorman is not None:
+            self.doorman.announce(what)
+
+    async def refuse_requests(self, error: GpuckptError) -> None:
+        """Answer what waits for the hibernated kernel with an error; and end, if it was to end meanwhile."""
+        hibernated = self.state.hibernated
+        if self.ending:
+            await self.ended(-signal.SIGKILL)
+        if hibernated is None or self.doorman is None:
+            return
+        requests, hibernated["requests"] = hibernated["requests"], []
+        self.note_state()
+        raw = [[bytes.fromhex(frame) for frame in frames] for frames in requests]
+        await self.doorman.refuse(raw, error, self._clients)
+
+    def _on_kernel_request(self, frames: list[bytes]) -> None:
+        """Note what a client sent to the hibernated kernel, and wake it."""
+        if self.state.hibernated is None:
+            return
+        self.state.hibernated["requests"].append([frame.hex() for frame in frames])
+        self.note_state()
+        self._wake_if_asked()
+
+    def _wake_if_asked(self) -> None:
+        """Wake the hibernated kernel where something waits for it; a wake under way will see to that itself."""
+        hibernated = self.state.hibernated
+        if hibernated is not None and hibernated["requests"] and self.operation is None and not self.ending:
+            self._in_background(self._wake())
+
+    async def _wake(self) -> None:
+        with contextlib.suppress(GpuckptError):  # who asked was told
+            await self.do("wake", {}, _to_nobody)
+
+    def _on_shutdown(self) -> None:
+        self._in_background(self.ended(0))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def _watch_kernel(self, space: Namespace, pid: int) -> None:
         try:
             status = await space.wait(pid)
         except KernelLost:
             status = -signal.SIGKILL
-        await self.ended(status)
+        if self.state.hibernated is None:  # a wake sees to a kernel that does not outlive it
+            await self.ended(status)
 
     async def ended(self, status: int) -> None:
         """Note that the kernel has ended, tell who wants to know, and finish."""
@@ -208,6 +303,8 @@ class Keeper:
         KernelLost : the kernel cannot be held any more.
         """
         state, left = self.state, self.state.operation
+        if state.hibernated is not None and (left or {}).get("kind") != "wake":
+            state.sleeper = None  # it was to be killed
         kept = state.sleeper[0] if state.sleeper is not None and self.folder.has_sleeper() else None
         for pid in self.folder.sleepers():
             if pid != kept:  # a restore had begun with it
@@ -218,6 +315,9 @@ class Keeper:
                 shutil.rmtree(run_dir, ignore_errors=True)
         for left_over in (WORKING_COPY, CAPTURE):
             shutil.rmtree(self.folder.path / left_over, ignore_errors=True)
+        if kept is None and state.hibernated is not None:
+            self.without_kernel()
+            return
         if kept is None:
             if left is None or left.get("kind") != "restore":
                 raise KernelLost("The kernel is gone.", "Its keeper died, and so did its namespace.", "Restart it.")
@@ -240,6 +340,9 @@ class Keeper:
         except KernelLost as e:
             log.error("the kernel is lost: %s", e)
             await self.ended(-signal.SIGKILL)
+        except RestoreFailed as e:
+            log.warning("the kernel is hibernated again: %s", e)
+        self._wake_if_asked()
 
     async def shut_down(self) -> None:
         """End the kernel and all of its processes, and what is under way; remove its folder."""
@@ -251,9 +354,14 @@ class Keeper:
             await space.kill()
         if self.link is not None:
             self.link.close()
+        if self.doorman is not None:
+            await self.doorman.close()
         await asyncio.to_thread(self.worker.close)
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self.idle.wait(), _PATIENCE)
+        if self.state.hibernated is not None:
+            # As a shutdown ends any kernel; `hibernate` with ``end`` is what leaves the snapshot.
+            await asyncio.to_thread(forget, self.store, self.state.hibernated["snapshot"])
         if self.launch.copy_of and not self._attached:
             # Nobody else will: it was written for the fork.
             Path(self.launch.connection_file).unlink(missing_ok=True)
@@ -300,6 +408,10 @@ class Keeper:
             return await self._exclusively("fork", name, fork, args, tell)
         if op == "move":
             return await self._exclusively("move", "this kernel", move, args, tell)
+        if op == "hibernate":
+            return await self._exclusively("hibernate", "this kernel", hibernate, args, tell)
+        if op == "wake":
+            return await self._exclusively("wake", "this kernel", wake, args, tell)
         if op == "list":
             return await asyncio.to_thread(listing, self.store)
         if op == "show":
@@ -330,7 +442,8 @@ class Keeper:
         await self.held.wait()
         if self.operation is not None and self.operation.answering:
             await self.idle.wait()
-        self.namespace()
+        if self.state.hibernated is None or kind not in ("hibernate", "wake"):
+            self.namespace()
         if self.operation is not None:
             under_way = self.operation
             raise Busy(
@@ -348,6 +461,7 @@ class Keeper:
                 self.state.operation = None
                 self.note_state()
             self.idle.set()
+            self._wake_if_asked()
 
     def status(self) -> dict[str, Any]:
         """Return what the kernel is doing, for listings."""
@@ -360,7 +474,7 @@ class Keeper:
             "name": self.launch.name,
             "notebook": self.launch.notebook,
             "connection_file": self.launch.connection_file,
-            "state": "ended" if self.exit_status is not None else word or "running",
+            "state": "ended" if self.exit_status is not None else word or self._resting() or "running",
             "stage": operation.stage if operation else "",
             "pid": pid,
             "keeper_pid": os.getpid(),
@@ -369,8 +483,23 @@ class Keeper:
             "started": self.state.started,
             "parent": self.state.parent,
             "copy_of": self.launch.copy_of,
+            "hibernated": self._hibernated(),
             "notes": self.notes,
             "attended": bool(self._attached),
+        }
+
+    def _resting(self) -> str:
+        return "hibernated" if self.state.hibernated is not None else ""
+
+    def _hibernated(self) -> dict[str, Any] | None:
+        """Return what listings tell of a hibernated kernel: its snapshot, and since when."""
+        hibernated = self.state.hibernated
+        if hibernated is None:
+            return None
+        snapshot = hibernated["snapshot"]
+        return {
+            "since": hibernated["since"],
+            **{key: snapshot[key] for key in ("name", "size", "stored", "gpu_memory")},
         }
 
     def holders(self) -> list[int]:
@@ -381,6 +510,9 @@ class Keeper:
         """Ask the kernel which cells it has executed; one without an agent does not know."""
         if self.operation is not None and self.operation.kind == "restore":
             await self.idle.wait()  # before that it does not know what it was put back to
+        if self.link is None and self.state.hibernated is not None:
+            account: dict[str, Any] = self.state.hibernated["said"]["executed"]
+            return account
         if self.link is None or not self.launch.agent:
             return {"restored": "", "cells": {}, "others": []}
         try:
@@ -403,6 +535,10 @@ class Keeper:
         """Send a signal to the kernel's process group, as the kernel manager would; False when there is none now."""
         if self.exit_status is not None:
             return False
+        if self.state.hibernated is not None and self.operation is None:
+            if signum in (signal.SIGKILL, signal.SIGTERM):
+                self._in_background(self.ended(-signum))
+            return True
         if signum == signal.SIGKILL:
             # What a kernel leaves behind ends with it, and so does one that is on its way back from a snapshot.
             self.ending = True
@@ -524,6 +660,10 @@ class Keeper:
         with contextlib.suppress(ConnectionError):
             writer.write(json.dumps(message).encode() + b"\n")
             await writer.drain()
+
+
+async def _to_nobody(_: dict[str, Any]) -> None:
+    """A client that runs a cell hears of the wake by the cell's own outputs."""
 
 
 def _unforeseen(op: str, error: Exception, folder: KernelFolder) -> GpuckptError:
