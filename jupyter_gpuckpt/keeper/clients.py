@@ -19,7 +19,9 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-__all__ = ["Connections", "unread_bytes"]
+from ..freeze import processes
+
+__all__ = ["Connections", "own_connections", "unread_bytes"]
 
 _PIDFD_GETFD = 438  # the same on every architecture (asm-generic/unistd.h)
 _ESTABLISHED = "01"
@@ -32,17 +34,41 @@ def unread_bytes(ports: Collection[int]) -> int:
     return sum(int(row[4].partition(":")[2], 16) for row in _rows(ports) if row[3] == _ESTABLISHED)
 
 
-def _rows(ports: Collection[int]) -> list[list[str]]:
+def _rows(ports: Collection[int] | None) -> list[list[str]]:
+    """Return the lines of net/tcp, in columns: those of these local ports, or all."""
     rows = []
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             lines = [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
-            rows += [row for row in lines if int(row[1].rpartition(":")[2], 16) in ports]
+            rows += [row for row in lines if ports is None or _port(row[1]) in ports]
     return rows
 
 
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
+
+
+def own_connections(pid: int, port: int) -> int:
+    """Return how many connections a process has with itself at this local port."""
+    return len(_clients(pid, {port})[1])
+
+
+def _clients(pid: int, ports: Collection[int]) -> tuple[set[str], set[str]]:
+    """Return the connections of a process at these ports, as /proc names them: to others, and to itself."""
+    held = set(processes.open_files(pid))
+    rows = {(row[1], row[2]): f"socket:[{row[9]}]" for row in _rows(None) if row[3] == _ESTABLISHED}
+    others: set[str] = set()
+    own: set[str] = set()
+    for (here, there), name in rows.items():
+        if name in held and _port(here) in ports:
+            (own if rows.get((there, here)) in held else others).add(name)
+    return others, own
+
+
 class Connections:
-    """The connections that a process has at some local ports, held here as well until `close`.
+    """The connections that clients have to a process at some local ports, held here as well until `close`.
+
+    ipykernel is a client of itself; such connections are left alone.
 
     Raises
     ------
@@ -50,7 +76,7 @@ class Connections:
     """
 
     def __init__(self, pid: int, ports: Collection[int]) -> None:
-        inodes = {f"socket:[{row[9]}]" for row in _rows(ports) if row[3] == _ESTABLISHED}
+        inodes = _clients(pid, ports)[0]
         self._sockets: list[socket.socket] = []
         pidfd = os.pidfd_open(pid)
         try:

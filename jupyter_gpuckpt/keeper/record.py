@@ -70,7 +70,8 @@ class State:
     """The operation under way, for whoever has to clean up after this keeper."""
     hibernated: dict[str, Any] | None = None
     """Where there is no kernel but its snapshot: ``snapshot`` (as listings tell of it), ``since``, ``said`` (what the
-    kernel said before it went) and ``requests`` (what clients have sent, to be executed when it wakes)."""
+    kernel said before it went), ``requests`` (what clients have sent, to be executed when it wakes) and
+    ``own_connections`` (how many the kernel had to its own shell port)."""
     boot: str = ""
     """Which boot of the machine this is of (proc(5), random/boot_id): pids mean nothing in the next."""
 

@@ -22,6 +22,7 @@ from ...errors import (
     Busy,
     Cancelled,
     GpuckptError,
+    KernelLost,
     NoSuchSnapshot,
     Refused,
     RestoreFailed,
@@ -31,7 +32,7 @@ from ...freeze import cuda
 from ...freeze.criu_program import find_criu
 from ...store import Manifest, Store
 from .. import fit, ports
-from ..clients import Connections, unread_bytes
+from ..clients import Connections, own_connections, unread_bytes
 from ..gpu_freeze import GpuReturn, parked_in
 from ..link import AgentSilent
 from ..ports import Places
@@ -170,10 +171,13 @@ async def _leave(keeper: Keeper, manifest: Manifest, said: Mapping[str, Any], ho
     store = keeper.store
     await asyncio.to_thread(_look_at, store, manifest)
     await asyncio.to_thread(_label, store, manifest)
+    kernel = keeper.namespace().outer(keeper.state.kernel_pid)
+    if kernel is None:
+        raise KernelLost("The kernel ended while it was hibernated.", "", "Restart it.")
+    own = own_connections(kernel, ports.of_connection_file(keeper.launch.connection_file)["shell_port"])
     if not how:
         # Nothing may come between this and the kernel's end, and what has come until now counts.
-        kernel = keeper.namespace().outer(keeper.state.kernel_pid)
-        connections = await asyncio.to_thread(Connections, kernel or 0, _for_cells(keeper))
+        connections = await asyncio.to_thread(Connections, kernel, _for_cells(keeper))
         try:
             await connections.end(_LETTING_GO)
             if connections.unread():
@@ -186,6 +190,7 @@ async def _leave(keeper: Keeper, manifest: Manifest, said: Mapping[str, Any], ho
             "since": now(),
             "said": dict(said),
             "requests": [],
+            "own_connections": own,
         }
     operation, keeper.state.operation = keeper.state.operation, None
     try:
@@ -316,6 +321,8 @@ async def _bring_up(keeper: Keeper, operation: Operation, args: Mapping[str, Any
             warnings += await asyncio.to_thread(cuda.moves, keeper.worker, manifest.cuda, fits.gpu_map)
         await stages.enter("restoring", cancellable=False)
         peers = ports.peers(keeper.launch.connection_file)
+        # The doorman has none of these, and the kernel makes them again as it comes back.
+        peers["shell_port"] += keeper.state.hibernated["own_connections"] if keeper.state.hibernated else 0
         keeper.state.operation = {"kind": "wake", "name": name}
         keeper.save_state()
         await keeper.doorman_leaves()
