@@ -36,6 +36,7 @@ from .operations.save import save
 from .operations.sleep import ASLEEP, sleep
 from .operations.stages import Stages
 from .operations.wake import awaken, wake
+from .operations.wake_at_touch import wake_at_touch
 from .protocol import LINE_LIMIT, peer_pid, peer_uid, short_path
 from .record import SOCKET, KernelFolder, Operation, now
 from .summary import details, listing, summary
@@ -46,6 +47,7 @@ log = logging.getLogger("gpuckpt.keeper")
 _PR_SET_CHILD_SUBREAPER = 36
 _ANSWER = 5.0  # how long the kernel may take to answer a question, in seconds
 _FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to take note, in seconds
+_GOODBYE = 1.0  # how long a kernel that ends in its sleep has for what it does at its end, in seconds
 _PATIENCE = 30.0  # how long a shutdown waits for a broken-off operation to end, in seconds
 PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
 
@@ -187,6 +189,12 @@ class Keeper:
         if self.space is not None:
             await self.space.kill()
         await self._forget_sleep()
+
+    def fell_asleep(self, asleep: GpuSleep) -> None:
+        """Note that the kernel sleeps, and wake it when it touches a GPU."""
+        self.asleep = asleep
+        if asleep.freed and self.state.sleep is not None:
+            self.in_background(wake_at_touch(self, asleep, self.state.sleep.get("waits", ())))
 
     async def _forget_sleep(self) -> None:
         """End what helps a kernel that sleeps: it has ended."""
@@ -338,6 +346,8 @@ class Keeper:
             self.state.awake = bool(args["on"])
             self.save_state()
             return {"pinned": self.state.awake}
+        if op == "ending":
+            return self._end_asleep()
         if op == "list":
             return await asyncio.to_thread(listing, self.store)
         if op == "show":
@@ -366,12 +376,7 @@ class Keeper:
         tell: Tell,
     ) -> Any:
         await self.held.wait()
-        while self.operation is not None and (
-            self.operation.answering or self.operation.kind in _IS_WAITED_FOR or kind == "wake"
-        ):
-            if kind == "wake" and self.operation.kind == "sleep":
-                self.operation.cancelling.set()
-            await self.idle.wait()
+        await self._wait_for_others(kind, patient="idle_for" not in args)
         self.namespace()
         if self.operation is not None:
             under_way = self.operation
@@ -392,6 +397,16 @@ class Keeper:
                 self.state.operation = None
                 self.note_state()
             self.idle.set()
+
+    async def _wait_for_others(self, kind: str, *, patient: bool) -> None:
+        """Wait for what is under way where that is right for an operation of this kind; a sleep gives way to a wake."""
+        while (under_way := self.operation) is not None:
+            soon = patient and (under_way.kind in _IS_WAITED_FOR or kind == "wake")
+            if not (soon or under_way.answering):
+                return
+            if kind == "wake" and under_way.kind == "sleep":
+                under_way.cancelling.set()
+            await self.idle.wait()
 
     def status(self) -> dict[str, Any]:
         """Return what the kernel is doing, for listings."""
@@ -446,6 +461,11 @@ class Keeper:
                 "Ask again.",
             ) from None
         return found
+
+    def _end_asleep(self) -> None:
+        """End the kernel, which says that it ends, where it sleeps: at its end it would wait for the GPU for ever."""
+        if self.asleep is not None and self.asleep.freed and not self.ending:
+            asyncio.get_running_loop().call_later(_GOODBYE, self._signal, signal.SIGKILL)
 
     def _cancel(self) -> bool:
         if self.operation is None or not self.operation.cancellable:

@@ -109,6 +109,11 @@ class Agent:
         self._tell_busy(self.cells.are_running(), used)
         self.sleeping.cell_ended()
 
+    def tell_ending(self) -> None:
+        """Have the keeper know that this kernel ends in its sleep, where its end could wait for the GPU for ever."""
+        with contextlib.suppress(GpuckptError):
+            self._send({"request": next(self._ids), "op": "ending", "args": {}})
+
     def _tell_busy(self, busy: bool, used: bool) -> None:
         line = json.dumps({"busy": busy, "used": used}).encode() + b"\n"
         # Where nobody reads, the cell does not wait.

@@ -77,6 +77,12 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
             return {"status": "ok", "found": False, "data": {}, "metadata": {}}
         return super().do_inspect(code, cursor_pos, *args, **kwargs)
 
+    def do_shutdown(self, restart: bool) -> Any:
+        """End (called by ipykernel, which then runs what is to be done at the end, and answers)."""
+        if self.agent is not None and self.agent.sleeping.is_asleep:
+            self.agent.tell_ending()
+        return super().do_shutdown(restart)
+
     def _wakes(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         """Return a handler of a widget's message, which runs code of the person's: a kernel that sleeps wakes first."""
 

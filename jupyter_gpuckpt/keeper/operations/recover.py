@@ -68,7 +68,7 @@ async def _mend_sleep(keeper: Keeper) -> None:
     vram = vram_files(space)
     asleep = GpuSleep.noted(keeper.worker, space, noted, vram)
     if noted["stage"] == ASLEEP and await asleep.is_whole():
-        keeper.asleep = asleep
+        keeper.fell_asleep(asleep)
         return
     log.warning("the keeper before this one died while the kernel was %s", noted["stage"])
     gpu = await GpuReturn.after(keeper.worker, space, noted, vram)
@@ -79,7 +79,7 @@ async def _mend_sleep(keeper: Keeper) -> None:
         if noted["stage"] != WAKING or e.data.get("name") != "NO_ROOM":
             raise
         noted["stage"] = ASLEEP
-        keeper.asleep = asleep
+        keeper.fell_asleep(asleep)
         return
     finally:
         await gpu.close()

@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ...errors import DriverError, Refused
+from .. import sharing
 from .sleep import ASLEEP, WAKING, tell_awake
 from .stages import Stages
 
@@ -39,15 +40,18 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
     gpu, link = keeper.asleep, keeper.link
     if keeper.state.sleep is None or gpu is None or link is None:
         return {"already": True, "back": 0, "seconds": stages.seconds()}
-    await stages.enter(WAKING, cancellable=False)
-    keeper.state.sleep["stage"] = WAKING
-    keeper.note_state()
-    try:
-        await gpu.wake()
-    except DriverError as e:
-        keeper.state.sleep["stage"] = ASLEEP
+    async with sharing.turn(gpu.needs, stages):
+        if gpu.needs:
+            await sharing.make_room(keeper, gpu.needs, stages, _STILL_ASLEEP, gpu.wishes)
+        await stages.enter(WAKING, cancellable=False)
+        keeper.state.sleep["stage"] = WAKING
         keeper.note_state()
-        raise Refused(_STILL_ASLEEP, f"{e.what} {e.why}", e.then, **e.data) from e
+        try:
+            await gpu.wake()
+        except DriverError as e:
+            keeper.state.sleep["stage"] = ASLEEP
+            keeper.note_state()
+            raise Refused(_STILL_ASLEEP, f"{e.what} {e.why}", e.then, **e.data) from e
     await tell_awake(link, keeper)
     keeper.in_background(gpu.close())
     return {"already": False, "back": gpu.freed, "seconds": stages.seconds()}
