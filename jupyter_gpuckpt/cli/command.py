@@ -115,6 +115,24 @@ def _move(args: argparse.Namespace) -> int:
     return move(args)
 
 
+def _sleep(args: argparse.Namespace) -> int:
+    from .kernels import sleep
+
+    return sleep(args)
+
+
+def _wake(args: argparse.Namespace) -> int:
+    from .kernels import wake
+
+    return wake(args)
+
+
+def _awake(args: argparse.Namespace) -> int:
+    from .kernels import awake
+
+    return awake(args)
+
+
 def _stop(args: argparse.Namespace) -> int:
     from .kernels import stop
 
@@ -221,6 +239,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     moving.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
     moving.add_argument("--gpu", metavar="N", type=_gpus, required=True, help=_GPU)
+    sleeping = command(
+        "sleep",
+        _sleep,
+        "free the GPU memory of an idle kernel, which stays as it is",
+        "Put an idle kernel to sleep: what it has in GPU memory goes to host memory, and the GPU is free for others.\n"
+        "A cell that is run wakes it by itself.",
+    )
+    sleeping.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
+    waking = command("wake", _wake, "give a kernel that sleeps its GPU memory back")
+    waking.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
+    keeping = command("awake", _awake, "keep a kernel from being put to sleep by others, or no longer")
+    keeping.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
+    keeping.add_argument("state", choices=["on", "off"], help="on: it stays awake; off: it may sleep")
     removing = command("rm", _rm, "remove snapshots")
     removing.add_argument("names", metavar="NAME", nargs="+", help="a snapshot")
     add_store_parsers(command)

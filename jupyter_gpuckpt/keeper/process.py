@@ -24,16 +24,21 @@ from ..lock_files import KEEPER_LOCK
 from ..store import Store
 from . import ports
 from .comparison import compare
+from .gpu_sleep import GpuSleep
 from .link import AgentSilent, Link
 from .namespace import FIRST_PID, Namespace, run_path
 from .needs import Marks
 from .operations.fork import arrive, fork
-from .operations.hibernate import forget, hibernate, wake
+from .operations.hibernate import forget, hibernate
 from .operations.move import move
 from .operations.parts import CAPTURE, KERNEL_LOG, WORKING_COPY
 from .operations.recover import recover
 from .operations.restore import restore
 from .operations.save import save
+from .operations.sleep import ASLEEP, sleep
+from .operations.stages import Stages
+from .operations.wake import awaken, wake
+from .operations.wake_at_touch import wake_at_touch
 from .protocol import LINE_LIMIT, peer_pid, peer_uid, short_path
 from .record import SOCKET, KernelFolder, Operation, now
 from .summary import details, listing, summary
@@ -47,6 +52,7 @@ log = logging.getLogger("gpuckpt.keeper")
 _PR_SET_CHILD_SUBREAPER = 36
 _ANSWER = 5.0  # how long the kernel may take to answer a question, in seconds
 _FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to take note, in seconds
+_GOODBYE = 1.0  # how long a kernel that ends in its sleep has for what it does at its end, in seconds
 _PATIENCE = 30.0  # how long a shutdown waits for a broken-off operation to end, in seconds
 PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
 
@@ -55,9 +61,13 @@ _DOING = {
     "restore": "restoring",
     "fork": "forking",
     "move": "moving",
+    "sleep": "falling asleep",
     "hibernate": "hibernating",
     "wake": "waking",
 }
+_WANTS_IT_AWAKE = ("save", "fork", "move", "hibernate")
+_IS_WAITED_FOR = ("sleep", "wake")
+"""Operations that others wait for: who asks for something of a kernel need not know that it falls asleep or wakes."""
 
 Tell = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -78,6 +88,8 @@ class Keeper:
         self._clients: dict[str, int] = {}
         """How many clients the doorman had when it left, as `ports.peers` counts them."""
         self.operation: Operation | None = None
+        self.asleep: GpuSleep | None = None
+        """What the kernel, which sleeps, had on GPUs; None while it is awake."""
         self.exit_status: int | None = None
         self.notes: list[str] = []
         """What there was to say when the kernel came up as a copy of another."""
@@ -165,7 +177,7 @@ class Keeper:
             link.close()
             await space.kill()
             raise
-        self.state.parent, self.state.own_files = None, False
+        self.state.parent, self.state.own_files, self.state.sleep = None, False, None
         self.hold(space, link, pid)
 
     def hold(self, space: Namespace, link: Link, pid: int) -> None:
@@ -198,6 +210,25 @@ class Keeper:
             link.close()
         if self.space is not None:
             await self.space.kill()
+        await self._forget_sleep()
+
+    def fell_asleep(self, asleep: GpuSleep) -> None:
+        """Note that the kernel sleeps, and wake it when it touches a GPU."""
+        self.asleep = asleep
+        if asleep.freed and self.state.sleep is not None:
+            self.in_background(wake_at_touch(self, asleep, self.state.sleep.get("waits", ())))
+
+    async def _forget_sleep(self) -> None:
+        """End what helps a kernel that sleeps: it has ended."""
+        asleep, self.asleep = self.asleep, None
+        if asleep is not None:
+            await asleep.close()
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that nobody waits for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # -- hibernated
 
@@ -251,19 +282,14 @@ class Keeper:
         """Wake the hibernated kernel where something waits for it; a wake under way will see to that itself."""
         hibernated = self.state.hibernated
         if hibernated is not None and hibernated["requests"] and self.operation is None and not self.ending:
-            self._in_background(self._wake())
+            self.in_background(self._wake())
 
     async def _wake(self) -> None:
         with contextlib.suppress(GpuckptError):  # who asked was told
             await self.do("wake", {}, _to_nobody)
 
     def _on_shutdown(self) -> None:
-        self._in_background(self.ended(0))
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.in_background(self.ended(0))
 
     async def _watch_kernel(self, space: Namespace, pid: int) -> None:
         try:
@@ -352,6 +378,7 @@ class Keeper:
             self.operation.cancelling.set()
         for space in self._spaces:
             await space.kill()
+        await self._forget_sleep()
         if self.link is not None:
             self.link.close()
         if self.doorman is not None:
@@ -408,10 +435,18 @@ class Keeper:
             return await self._exclusively("fork", name, fork, args, tell)
         if op == "move":
             return await self._exclusively("move", "this kernel", move, args, tell)
+        if op == "sleep":
+            return await self._exclusively("sleep", "this kernel", sleep, args, tell)
         if op == "hibernate":
             return await self._exclusively("hibernate", "this kernel", hibernate, args, tell)
         if op == "wake":
             return await self._exclusively("wake", "this kernel", wake, args, tell)
+        if op == "awake":
+            self.state.awake = bool(args["on"])
+            self.save_state()
+            return {"pinned": self.state.awake}
+        if op == "ending":
+            return self._end_asleep()
         if op == "list":
             return await asyncio.to_thread(listing, self.store)
         if op == "show":
@@ -440,8 +475,7 @@ class Keeper:
         tell: Tell,
     ) -> Any:
         await self.held.wait()
-        if self.operation is not None and self.operation.answering:
-            await self.idle.wait()
+        await self._wait_for_others(kind, patient="idle_for" not in args)
         if self.state.hibernated is None or kind not in ("hibernate", "wake"):
             self.namespace()
         if self.operation is not None:
@@ -454,6 +488,8 @@ class Keeper:
         operation = self.operation = Operation(kind, name)
         self.idle.clear()
         try:
+            if kind in _WANTS_IT_AWAKE:
+                await awaken(self, Stages(operation, tell))
             return await steps(self, operation, args, tell)
         finally:
             self.operation = None
@@ -463,18 +499,31 @@ class Keeper:
             self.idle.set()
             self._wake_if_asked()
 
+    async def _wait_for_others(self, kind: str, *, patient: bool) -> None:
+        """Wait for what is under way where that is right for an operation of this kind; a wake breaks off a sleep."""
+        while (under_way := self.operation) is not None:
+            soon = patient and (under_way.kind in _IS_WAITED_FOR or kind == "wake")
+            if not (soon or under_way.answering):
+                return
+            if kind == "wake" and under_way.kind in ("sleep", "hibernate"):
+                under_way.cancelling.set()
+            await self.idle.wait()
+
     def status(self) -> dict[str, Any]:
         """Return what the kernel is doing, for listings."""
         tree = processes.descendants(self.space.pid) if self.space is not None else []
         operation = self.operation
         pid = self.space.outer(self.state.kernel_pid) if self.space is not None else None
         word = _DOING.get(operation.kind if operation else "")
+        asleep = self.state.sleep if self.state.sleep is not None and self.state.sleep["stage"] == ASLEEP else None
+        resting = "hibernated" if self.state.hibernated is not None else "sleeping" if asleep else "running"
+        word = word or resting
         return {
             "kernel_id": self.launch.kernel_id,
             "name": self.launch.name,
             "notebook": self.launch.notebook,
             "connection_file": self.launch.connection_file,
-            "state": "ended" if self.exit_status is not None else word or self._resting() or "running",
+            "state": "ended" if self.exit_status is not None else word,
             "stage": operation.stage if operation else "",
             "pid": pid,
             "keeper_pid": os.getpid(),
@@ -486,10 +535,15 @@ class Keeper:
             "hibernated": self._hibernated(),
             "notes": self.notes,
             "attended": bool(self._attached),
+            "busy": self.link.busy if self.link is not None else False,
+            "last_active": self.link.last_active if self.link is not None else self.state.started,
+            "pinned": self.state.awake,
+            "asleep_since": asleep["since"] if asleep else None,
+            "gpu": {
+                "held": 0 if asleep or not cuda.cuda_pids(tree) else None,
+                "freed": asleep["freed"] if asleep else 0,
+            },
         }
-
-    def _resting(self) -> str:
-        return "hibernated" if self.state.hibernated is not None else ""
 
     def _hibernated(self) -> dict[str, Any] | None:
         """Return what listings tell of a hibernated kernel: its snapshot, and since when."""
@@ -525,6 +579,11 @@ class Keeper:
             ) from None
         return found
 
+    def _end_asleep(self) -> None:
+        """End the kernel, which says that it ends, where it sleeps: at its end it would wait for the GPU for ever."""
+        if self.asleep is not None and self.asleep.freed and not self.ending:
+            asyncio.get_running_loop().call_later(_GOODBYE, self._signal, signal.SIGKILL)
+
     def _cancel(self) -> bool:
         if self.operation is None or not self.operation.cancellable:
             return False
@@ -537,7 +596,7 @@ class Keeper:
             return False
         if self.state.hibernated is not None and self.operation is None:
             if signum in (signal.SIGKILL, signal.SIGTERM):
-                self._in_background(self.ended(-signum))
+                self.in_background(self.ended(-signum))
             return True
         if signum == signal.SIGKILL:
             # What a kernel leaves behind ends with it, and so does one that is on its way back from a snapshot.

@@ -66,6 +66,11 @@ class State:
     """Name and id of the snapshot that the kernel last came from or went to."""
     own_files: bool = False
     """Whether it came from a snapshot's own files: some of those that it uses stand in its sleeper alone."""
+    sleep: dict[str, Any] | None = None
+    """How far the kernel is in falling asleep or waking, and what of it was on a GPU (`keeper.asleep`); None while it
+    is awake."""
+    awake: bool = False
+    """Whether nobody but the person may put it to sleep."""
     operation: dict[str, Any] | None = None
     """The operation under way, for whoever has to clean up after this keeper."""
     hibernated: dict[str, Any] | None = None

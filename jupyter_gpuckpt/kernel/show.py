@@ -177,6 +177,36 @@ class Moved(_Shown):
         return "\n".join([f"Moved in {duration(self.seconds)}.", *self.moves])
 
 
+class Asleep(_Shown):
+    """What putting a kernel to sleep gives."""
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        self.already: bool = result["already"]
+        self.freed: int = result["freed"]
+        self.seconds: float = result["seconds"]
+
+    def text(self) -> str:
+        what = f"{size(self.freed)} of GPU memory freed" if self.freed else "it had no GPU memory to free"
+        if self.already:
+            return f"Asleep already: {what}."
+        return f"Asleep in {duration(self.seconds)}: {what}. A cell that is run wakes the kernel."
+
+
+class Awake(_Shown):
+    """What waking a kernel gives."""
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        self.already: bool = result["already"]
+        self.back: int = result["back"]
+        self.seconds: float = result["seconds"]
+
+    def text(self) -> str:
+        if self.already:
+            return "Awake already: the kernel did not sleep."
+        back = f": {size(self.back)} are back on the GPU" if self.back else ""
+        return f"Woken in {duration(self.seconds)}{back}."
+
+
 class Listing(_Shown):
     """A table; `empty` is said when it has no rows."""
 

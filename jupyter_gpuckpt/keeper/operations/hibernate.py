@@ -31,7 +31,7 @@ from ...errors import (
 from ...freeze import cuda
 from ...freeze.criu_program import find_criu
 from ...store import Manifest, Store
-from .. import fit, ports
+from .. import fit, ports, sharing
 from ..clients import Connections, own_connections, unread_bytes
 from ..gpu_freeze import GpuReturn, parked_in
 from ..link import AgentSilent
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ..process import Keeper, Tell
     from ..record import Operation
 
-__all__ = ["finish_wake", "forget", "hibernate", "remove_broken_off", "wake"]
+__all__ = ["come_back", "finish_wake", "forget", "hibernate", "remove_broken_off"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -243,18 +243,15 @@ def _remove(store: Store, name: str) -> None:
 # -- the way back
 
 
-async def wake(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
+async def come_back(keeper: Keeper, operation: Operation, args: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Bring a hibernated kernel back, and have it execute what clients have sent meanwhile.
 
     Raises
     ------
     Refused, NoSuchSnapshot, Untrusted, Damaged, RestoreFailed, Cancelled : it is hibernated as before.
     """
-    stages = Stages(operation, tell)
-    if keeper.state.hibernated is None:
-        keeper.namespace()
-        return {"state": "running", "seconds": 0.0}
     keeper.announce("waking")
+    back = int(_snapshot(keeper)["gpu_memory"])
     try:
         await stages.enter("checking")
         warnings = await _bring_up(keeper, operation, args, stages)
@@ -264,7 +261,7 @@ async def wake(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         log.warning("the kernel could not be woken: %s", error)
         await keeper.refuse_requests(error)
         raise error from e
-    return {"state": "running", "warnings": [*warnings, *faults], "seconds": stages.seconds()}
+    return {"already": False, "back": back, "warnings": [*warnings, *faults], "seconds": stages.seconds()}
 
 
 def _failed(keeper: Keeper, cause: Exception) -> GpuckptError:
@@ -299,9 +296,8 @@ async def _bring_up(keeper: Keeper, operation: Operation, args: Mapping[str, Any
     manifest, request = await asyncio.to_thread(request_of, keeper, name)
     program = await asyncio.to_thread(find_criu)
     gpus = [int(gpu) for gpu in args.get("gpus") or ()]
-    fits = await asyncio.to_thread(
-        fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, [], keeper.marks, gpus
-    )
+    check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, [])
+    fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, gpus))
     await stages.enter("verifying")
     new = await Arrival.prepare(keeper, request.images, request.missing)
     gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), fits.gpu_map, vram_files(new.space))
