@@ -157,17 +157,12 @@ def parse_duration(text: str) -> float | None:
     return seconds or None
 
 
-def sleep_after() -> float | None:
-    """Return after how long an idle kernel goes to sleep (``GPUCKPT_SLEEP_AFTER``), in seconds; None for never.
+def sleep_without_gpu() -> bool:
+    """Return whether kernels that have nothing on a GPU go to sleep by themselves, too (``GPUCKPT_SLEEP_WITHOUT_GPU``).
 
-    Raises
-    ------
-    Refused : it is no duration.
+    There is nothing to free, but what sleeps may be hibernated.
     """
-    try:
-        return parse_duration(os.environ.get("GPUCKPT_SLEEP_AFTER") or "off")
-    except ValueError as e:
-        raise _wrong("GPUCKPT_SLEEP_AFTER", str(e)) from None
+    return os.environ.get("GPUCKPT_SLEEP_WITHOUT_GPU", "").lower() in ("on", "1", "yes", "true")
 
 
 def store_quota() -> int | None:

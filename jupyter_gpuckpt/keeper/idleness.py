@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .. import settings
 from ..errors import DriverError, GpuckptError
 from ..freeze import gpu_processes, processes
 
@@ -119,7 +120,7 @@ class AutoSleep:
         """
         tree = self._tree()
         if not any(map(gpu_processes.has_context, tree)):
-            return not self._keeper.sleeps_without_gpu
+            return not settings.sleep_without_gpu()
         now = self._take_sample()
         if now.cpu - since.cpu > max(_IDLE_TIME, _IDLE_SHARE * (now.moment - since.moment)):
             return True

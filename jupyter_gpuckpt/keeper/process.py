@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings
-from ..errors import Busy, GpuckptError, KernelLost
+from ..errors import Busy, Cancelled, GpuckptError, KernelLost
 from ..freeze import cuda, processes
 from ..lock_files import KEEPER_LOCK
 from ..store import Store
+from . import tally
 from .comparison import compare
+from .idleness import AutoSleep
 from .link import AgentSilent, Link
 from .namespace import FIRST_PID, Namespace, run_path
 from .needs import Marks
@@ -74,6 +76,7 @@ class Keeper:
         """Set while no operation is under way."""
         self.idle.set()
         self.closing = asyncio.Event()
+        self.auto_sleep = AutoSleep(self)
         self._spaces: list[Namespace] = []
         self._attached: set[asyncio.StreamWriter] = set()
         self._watch: asyncio.Task[None] | None = None
@@ -317,6 +320,8 @@ class Keeper:
             return {"freed": await asyncio.to_thread(self.store.remove, str(args["name"]))}
         if op == "executed":
             return await self._executed()
+        if op == "autosleep":
+            return self._set_auto_sleep(args["after"])
         raise GpuckptError(f"The keeper does not know {op!r}.", "", "Upgrade the older of the two.")
 
     async def _exclusively(
@@ -340,9 +345,16 @@ class Keeper:
             )
         operation = self.operation = Operation(kind, name)
         self.idle.clear()
+        began, result = time.monotonic(), "failed"
         try:
-            return await steps(self, operation, args, tell)
+            done = await steps(self, operation, args, tell)
+            result = "done"
+            return done
+        except Cancelled:
+            result = "cancelled"
+            raise
         finally:
+            asyncio.get_running_loop().run_in_executor(None, tally.note, kind, result, time.monotonic() - began)
             self.operation = None
             if self.state.operation is not None:
                 self.state.operation = None
@@ -369,6 +381,7 @@ class Keeper:
             "started": self.state.started,
             "parent": self.state.parent,
             "copy_of": self.launch.copy_of,
+            "sleep_after": self.state.sleep_after,
             "notes": self.notes,
             "attended": bool(self._attached),
         }
@@ -376,6 +389,13 @@ class Keeper:
     def holders(self) -> list[int]:
         """Return the pids of the programs that hold the kernel: Jupyter servers, as a rule."""
         return [peer_pid(writer.get_extra_info("socket")) for writer in self._attached]
+
+    def _set_auto_sleep(self, after: float | None) -> dict[str, Any]:
+        """Set after how many idle seconds the kernel goes to sleep by itself; None or 0 for never."""
+        self.state.sleep_after = float(after) if after else None
+        self.note_state()
+        self.auto_sleep.look_again()
+        return {"sleep_after": self.state.sleep_after}
 
     async def _executed(self) -> dict[str, Any]:
         """Ask the kernel which cells it has executed; one without an agent does not know."""
@@ -568,7 +588,9 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> 
         if how == "take-over":
             await keeper.recover()
         keeper.held.set()
+        watching = asyncio.create_task(keeper.auto_sleep.run())
         await keeper.closing.wait()
+        watching.cancel()
         server.close()
         await asyncio.sleep(0)  # the last answers go out
     finally:

@@ -15,9 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from .. import settings
-from ..errors import Cancelled
 
-__all__ = ["RESULTS", "WAKE_BOUNDS", "Tally", "note", "read", "result_of"]
+__all__ = ["RESULTS", "WAKE_BOUNDS", "Tally", "note", "read"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -44,13 +43,6 @@ class Tally:
         if (kind, result) == ("wake", "done"):
             self.wakes[sum(seconds > bound for bound in WAKE_BOUNDS)] += 1
             self.wake_seconds += seconds
-
-
-def result_of(error: BaseException | None) -> str:
-    """Return how an operation ended, by what it raised."""
-    if error is None:
-        return "done"
-    return "cancelled" if isinstance(error, Cancelled) else "failed"
 
 
 def note(kind: str, result: str, seconds: float) -> None:
