@@ -107,6 +107,14 @@ def criu_timeout() -> float:
     return _seconds("GPUCKPT_CRIU_TIMEOUT", 900)
 
 
+def cells_asleep() -> bool:
+    """Return whether a kernel that sleeps executes cells without waking: if ``GPUCKPT_CELLS_ASLEEP`` is ``on``.
+
+    One that touches the GPU waits until the kernel has been woken for it.
+    """
+    return os.environ.get("GPUCKPT_CELLS_ASLEEP", "").lower() in ("on", "1", "yes", "true")
+
+
 def parking() -> bool:
     """Return whether a kernel's GPU memory is made so that it can be parked: unless ``GPUCKPT_PARKING`` is ``off``."""
     return os.environ.get("GPUCKPT_PARKING", "").lower() not in ("off", "0", "no", "false")

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from .. import __version__
+from .. import __version__, settings
 from ..errors import Cancelled, GpuckptError
 from . import output
 from .store_parsers import add_store_parsers
@@ -115,6 +115,30 @@ def _move(args: argparse.Namespace) -> int:
     return move(args)
 
 
+def _sleep(args: argparse.Namespace) -> int:
+    from .kernels import sleep
+
+    return sleep(args)
+
+
+def _wake(args: argparse.Namespace) -> int:
+    from .kernels import wake
+
+    return wake(args)
+
+
+def _awake(args: argparse.Namespace) -> int:
+    from .kernels import awake
+
+    return awake(args)
+
+
+def _autosleep(args: argparse.Namespace) -> int:
+    from .kernels import autosleep
+
+    return autosleep(args)
+
+
 def _stop(args: argparse.Namespace) -> int:
     from .kernels import stop
 
@@ -131,6 +155,14 @@ def _setup(args: argparse.Namespace) -> int:
     from .machine import setup
 
     return setup(args)
+
+
+def _duration(text: str) -> float | None:
+    """Return the seconds that a text such as ``30m`` means; None for ``off``."""
+    try:
+        return settings.parse_duration(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
 
 
 def _gpus(text: str) -> list[int]:
@@ -221,6 +253,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     moving.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
     moving.add_argument("--gpu", metavar="N", type=_gpus, required=True, help=_GPU)
+    sleeping = command(
+        "sleep",
+        _sleep,
+        "free the GPU memory of an idle kernel, which stays as it is",
+        "Put an idle kernel to sleep: what it has in GPU memory goes to host memory, and the GPU is free for others.\n"
+        "A cell that is run wakes it by itself.",
+    )
+    sleeping.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
+    waking = command("wake", _wake, "give a kernel that sleeps its GPU memory back")
+    waking.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
+    keeping = command("awake", _awake, "keep a kernel from being put to sleep by others, or no longer")
+    keeping.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
+    keeping.add_argument("state", choices=["on", "off"], help="on: it stays awake; off: it may sleep")
+    timing = command("autosleep", _autosleep, "have a kernel go to sleep by itself when it has been idle for a time")
+    timing.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
+    timing.add_argument("after", metavar="TIME", type=_duration, help="for how long: 45s, 30m, 2h, or off")
     removing = command("rm", _rm, "remove snapshots")
     removing.add_argument("names", metavar="NAME", nargs="+", help="a snapshot")
     add_store_parsers(command)

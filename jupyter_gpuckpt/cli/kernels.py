@@ -195,6 +195,34 @@ class _Cancelling:
         self.ask_again()
 
 
+def sleep(args: argparse.Namespace) -> int:
+    """Put a kernel to sleep."""
+    found = _operate(args.kernel, "sleep", {}, "Falling asleep")
+    output.result(args.json, found, show.Asleep(found).text())
+    return output.DONE
+
+
+def wake(args: argparse.Namespace) -> int:
+    """Wake a kernel."""
+    found = _operate(args.kernel, "wake", {}, "Waking")
+    output.result(args.json, found, show.Awake(found).text())
+    return output.DONE
+
+
+def awake(args: argparse.Namespace) -> int:
+    """Say whether a kernel may be put to sleep by others than the person."""
+    found = _operate(args.kernel, "awake", {"on": args.state == "on"}, "Noting")
+    output.result(args.json, found, "It stays awake." if found["pinned"] else "It may be put to sleep.")
+    return output.DONE
+
+
+def autosleep(args: argparse.Namespace) -> int:
+    """Set after what time a kernel goes to sleep by itself."""
+    found = _operate(args.kernel, "autosleep", {"after": args.after}, "Noting")
+    output.result(args.json, found, show.auto_sleep(found))
+    return output.DONE
+
+
 # -- stop
 
 

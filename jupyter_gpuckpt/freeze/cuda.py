@@ -30,6 +30,7 @@ __all__ = [
     "Usage",
     "cuda_pids",
     "describe",
+    "ended",
     "fits",
     "freezable",
     "freeze",
@@ -84,11 +85,12 @@ def thaw(
     pids: Sequence[int],
     gpu_map: Mapping[str, str] | None = None,
     held: Mapping[str, int] | None = None,
+    patience: float | None = None,
 ) -> None:
     """Restore, then unlock every checkpointed process; all of them are read back as running.
 
     `held` says how many bytes of each GPU all of them need (`needs`). A restore that finds too
-    little loses the process for good, so this waits until there is enough.
+    little loses the process for good, so this waits until there is enough, for `patience` seconds.
 
     Raises
     ------
@@ -96,7 +98,7 @@ def thaw(
         ``lost`` in its data names the processes that did not come back; all others run. Under the
         name ``NO_ROOM`` nothing was tried yet: `thaw` can be called again.
     """
-    _wait_for_room(worker, gpu_map or {}, held or {})
+    _wait_for_room(worker, gpu_map or {}, held or {}, patience=patience)
     failures: dict[int, DriverError] = {}
     for pid in reversed(pids):
         try:
@@ -114,13 +116,18 @@ def thaw(
         raise first
 
 
-def mend(worker: CudaWorker, pids: Iterable[int], processes: Iterable[Mapping[str, Any]] = ()) -> dict[int, Found]:
+def mend(
+    worker: CudaWorker,
+    pids: Iterable[int],
+    processes: Iterable[Mapping[str, Any]] = (),
+    patience: float | None = None,
+) -> dict[int, Found]:
     """Bring back every process that a broken-off freeze left locked or checkpointed.
 
     Returns how each was found. Processes that have ended are no failure here, and a stopped one is
     let go on: the driver reaches no other. A driver call that is still under way, though its maker
     was killed, is waited for. `processes` is what `describe` said of them before the freeze: with
-    it, a process is not restored before its GPUs have room for it.
+    it, a process is not restored before its GPUs have room for it, which is waited for `patience` seconds.
 
     Raises
     ------
@@ -132,7 +139,7 @@ def mend(worker: CudaWorker, pids: Iterable[int], processes: Iterable[Mapping[st
     lost: list[DriverError] = []
     for pid in reversed(list(pids)):
         try:
-            found[pid] = _restored(worker, pid, held.get(pid, {}))
+            found[pid] = _restored(worker, pid, held.get(pid, {}), patience)
         except DriverError as error:
             lost.append(error)
     for pid, state in found.items():
@@ -151,7 +158,7 @@ def mend(worker: CudaWorker, pids: Iterable[int], processes: Iterable[Mapping[st
     return found
 
 
-def _restored(worker: CudaWorker, pid: int, held: Mapping[str, int]) -> Found:
+def _restored(worker: CudaWorker, pid: int, held: Mapping[str, int], patience: float | None) -> Found:
     """Restore the process if it is checkpointed; return how it was found."""
     if stopped(pid):
         os.kill(pid, signal.SIGCONT)
@@ -167,7 +174,7 @@ def _restored(worker: CudaWorker, pid: int, held: Mapping[str, int]) -> Found:
                 name="FAILED",
             )
         if state == "checkpointed":
-            _wait_for_room(worker, {}, held, pid)
+            _wait_for_room(worker, {}, held, pid, patience)
             worker.restore(pid)
     except DriverError:
         if ended(pid):
@@ -177,14 +184,18 @@ def _restored(worker: CudaWorker, pid: int, held: Mapping[str, int]) -> Found:
 
 
 def _wait_for_room(
-    worker: CudaWorker, gpu_map: Mapping[str, str], held: Mapping[str, int], pid: int | None = None
+    worker: CudaWorker,
+    gpu_map: Mapping[str, str],
+    held: Mapping[str, int],
+    pid: int | None = None,
+    patience: float | None = None,
 ) -> None:
     """Wait until every GPU has free what is to come back to it.
 
     Others may have taken the memory since the checkpoint. Measured: a restore without room gives
     CUDA_ERROR_OUT_OF_MEMORY, and every later one CUDA_ERROR_OPERATING_SYSTEM, however much is free.
     """
-    deadline = time.monotonic() + settings.driver_timeout()
+    deadline = time.monotonic() + (settings.driver_timeout() if patience is None else patience)
     while shortage := _shortage(worker, gpu_map, held):
         if time.monotonic() > deadline:
             raise DriverError(
@@ -220,13 +231,13 @@ def _save_failed(error: DriverError) -> SaveFailed:
         why, then = f"process {pid} of the kernel ended meanwhile", "Save again."
     elif call == "lock" and name in ("CUDA_ERROR_NOT_READY", "TIMEOUT"):
         why = f"work on the GPU of process {pid} did not come to a pause within the time limit"
-        then = "Wait until the GPU work is done and save again, or set GPUCKPT_LOCK_TIMEOUT to more seconds."
+        then = "Wait until the GPU work is done and try again, or set GPUCKPT_LOCK_TIMEOUT to more seconds."
     elif call == "checkpoint" and name == "CUDA_ERROR_NOT_SUPPORTED":
         why = "the kernel uses managed (unified) memory, which the driver cannot checkpoint"
         then = (
             "Free everything that was allocated with cudaMallocManaged (in CuPy: "
             "`malloc_managed`; in RAPIDS: `managed_memory`), or use plain GPU memory, "
-            "and save again."
+            "and try again."
         )
     return SaveFailed(
         "The save failed before anything was written; the kernel runs on as before.",

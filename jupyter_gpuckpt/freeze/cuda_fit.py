@@ -51,7 +51,7 @@ def freezable(worker: CudaWorker, pids: Iterable[int]) -> list[int]:
         raise Refused(
             _NOT_TOUCHED,
             f"process {pid} holds GPU devices that it inherited when it was forked",
-            "End it and save again; children that Python's own `os.fork` starts drop them.",
+            "End it and try again; children that Python's own `os.fork` starts drop them.",
             pid=pid,
         )
     return found
@@ -81,7 +81,7 @@ def preflight(worker: CudaWorker, pids: Sequence[int], peers: Mapping[int, Mappi
             raise Refused(
                 _NOT_TOUCHED,
                 f"the CUDA state of process {pid} is `{state}`, not `running`",
-                "Another program is checkpointing it; wait for it and save again.",
+                "Another program is checkpointing it; wait for it and try again.",
                 pid=pid,
                 state=state,
             )
@@ -367,7 +367,7 @@ def _not_stopped(pid: int) -> None:
         raise Refused(
             _NOT_TOUCHED,
             f"process {pid} is stopped, and the driver cannot lock a stopped process",
-            f"Let it go on (`kill -CONT {pid}`, or detach the debugger) and save again.",
+            f"Let it go on (`kill -CONT {pid}`, or detach the debugger) and try again.",
             pid=pid,
         )
 
@@ -383,7 +383,7 @@ def _room_in_host_memory(pids: Iterable[int], gpus: Sequence[Gpu], usage: Sequen
             _NOT_TOUCHED,
             f"the GPU memory in use needs {_gib(needed)} of host memory, and {_gib(room)} are left",
             "Free GPU memory (`del` what is not needed, then `torch.cuda.empty_cache()`) or host "
-            "memory, and save again.",
+            "memory, and try again.",
             needed=needed,
             available=room,
         )

@@ -89,7 +89,7 @@ class Parking:
         self.parked = parked
         self._is_parked = file != "new"
         self._is_whole = file == "awaited" or (file == "kept" and (outside / parked.file).exists())
-        self._holds = self._ready = False
+        self._holds = self._ready = self._rests = False
         self._inside = f"{inside}/{parked.file}"
         self._heard = b""
         self._still: LineProgram | None = None
@@ -124,6 +124,11 @@ class Parking:
         self._spare = [_standstill(pid) for _ in range(count)]
         return self._holder_is_ready()
 
+    def get_still(self, pid: int) -> None:
+        """Start what holds the process's threads still, so that it is there when memory is given back."""
+        if not self._spare:
+            self._spare = [_standstill(pid)]
+
     def preload(self) -> None:
         """Have the bytes brought to the GPU as soon as they are all there, where it has room for them twice."""
         if self._is_whole and self._holder_is_ready():
@@ -131,6 +136,9 @@ class Parking:
             self._holder_says(b"loaded", _PREPARE_TIMEOUT)
 
     def _holder_is_ready(self) -> bool:
+        if self._holder.pid is None:
+            return False
+        self.rouse()
         if not self._ready:
             self._ready = self._holder_says(b"ready", _PREPARE_TIMEOUT)
         if not self._ready:
@@ -193,11 +201,34 @@ class Parking:
                 raise self._error("copied", self._holder.last_words())
             self._is_whole = True
 
+    def run_on(self) -> None:
+        """Let the process's Python run on while its memory is parked: once the process is checkpointed."""
+        self._say("sleep")
+
+    def rest(self) -> None:
+        """Have the holder give up all that it has on the GPU: the process has its memory from the file, later."""
+        self._holds = self._ready = False
+        self._holder.tell(b"rest")
+        self._rests = self._holder_says(b"resting", _PREPARE_TIMEOUT)
+        if not self._rests:
+            self._holder.kill()  # its end does the same
+
+    def rouse(self) -> None:
+        """Have the holder get ready to fill; it is waited for when it is needed."""
+        if self._rests:
+            self._rests = False
+            self._holder.tell(b"rise")
+
+    def do_without_holder(self) -> None:
+        """End the holder, which takes GPU memory of its own: the process reads the file itself, more slowly."""
+        self._holder.kill()
+
     @contextlib.contextmanager
-    def giving_back(self, pid: int) -> Iterator[None]:
+    def giving_back(self, pid: int, otherwise: Callable[[], None] | None = None) -> Iterator[None]:
         """Give the process its memory back after the block, which brings back the rest of its GPU state.
 
-        Its threads stand still from before the block until then.
+        Its threads stand still from before the block until then. Where the memory cannot be given back, what of it was
+        is taken again, and `otherwise` is called before they go on.
 
         Raises
         ------
@@ -210,16 +241,27 @@ class Parking:
             log.warning("the threads of process %d could not be held still", pid)
         try:
             yield
-            self._give_back(pid)
+            try:
+                self._give_back(pid)
+            except DriverError:
+                if otherwise is not None:
+                    self._drop()
+                    otherwise()
+                raise
         finally:
             self.let_go()
+
+    def _drop(self) -> None:
+        self._say("drop")
+        if (said := self._process_says(_TAKE_TIMEOUT)) != b"dropped":
+            raise self._error("taken again", said.decode("ascii", "replace") or "no answer")
 
     def _give_back(self, pid: int) -> None:
         why = ""
         if not _waits(pid):
             self._is_parked = False  # it never was: a save was broken off before
             return
-        if self._holder.pid is not None or not self._is_whole:
+        if self._holder_is_ready() or not self._is_whole:
             self._say("fill" if self._is_whole or self._holds else "no")
             words = self._process_says(_ARRIVE_TIMEOUT).split()
             if words[:1] == [b"not"]:

@@ -15,6 +15,8 @@ Lines: ``ready`` out, and then one answer to each of
 - ``copied``: wait for the copies: ``copied``
 - ``load``: begin to bring the file to the GPU, if there is room for it twice: ``loaded``
 - ``fill PID FD``: fill every block that comes through that socket: ``filled``
+- ``rest``: when the copies are done, give up all that this program has on the GPU, its context too: ``resting``
+- ``rise``: be ready to fill again: ``ready``
 
 At the end of its input it first ends what it has begun: when the keeper is killed, the file is whole, and the process
 can have its memory back from there.
@@ -97,6 +99,7 @@ class _Piece:
 class _Holder:
     def __init__(self, uuid: str, file: Path, size: int, state: str) -> None:
         self._device = _use(uuid)
+        self._resting = False
         self._whole, self._part = file, file.with_name(file.name + ".part")
         used = self._part if state == "new" else self._whole
         if state != "kept":
@@ -122,6 +125,8 @@ class _Holder:
 
     def copied(self) -> str:
         """Wait for the copies; only now the file has its name."""
+        if self._resting:
+            return "copied"
         _run("cuCtxSynchronize")
         if self._held and self._part.exists():
             self._part.rename(self._whole)
@@ -135,6 +140,24 @@ class _Holder:
                 self._held.append(piece)
                 _run("cuMemcpyHtoDAsync", piece.address, self._staging + offset, piece.size, 0)
         return "loaded"
+
+    def rest(self) -> str:
+        self.copied()
+        for held in self._held:
+            held.close()
+        self._held.clear()
+        _run("cuMemHostUnregister", self._staging)
+        # The driver's own state stays, which takes no GPU memory; starting anew would take half a second.
+        _run("cuCtxSetCurrent", None)
+        _run("cuDevicePrimaryCtxRelease", self._device)
+        self._resting = True
+        return "resting"
+
+    def rise(self) -> str:
+        _run("cuCtxSetCurrent", _run("cuDevicePrimaryCtxRetain", self._device))
+        _run("cuMemHostRegister", self._staging, len(self._file), 0)
+        self._resting = False
+        return "ready"
 
     def fill(self, pid: int, fd: int) -> str:
         with _socket_of(pid, fd) as there:
@@ -189,7 +212,7 @@ def _use(uuid: str) -> int:
     """Make the GPU of that UUID this program's; return its number here."""
     _run("cuInit", 0)
     for number in range(_run("cuDeviceGetCount")):
-        device = _run("cuDeviceGet", number)
+        device = _run("cuDeviceGet", number)  # the same number (CUdevice of the driver API)
         if bytes(_run("cuDeviceGetUuid", device).bytes).hex() == uuid.removeprefix("GPU-").replace("-", ""):
             _run("cuCtxSetCurrent", _run("cuDevicePrimaryCtxRetain", device))
             return number
@@ -232,8 +255,8 @@ def main(uuid: str, file: str, size: str, state: str) -> None:
     _say("ready")
     for line in sys.stdin:
         command, *numbers = line.split()
-        if command in ("copied", "load"):
-            _say(holder.copied() if command == "copied" else holder.load())
+        if not numbers:
+            _say({"copied": holder.copied, "load": holder.load, "rest": holder.rest, "rise": holder.rise}[command]())
         else:
             pid, fd = map(int, numbers)
             _say((holder.take if command == "take" else holder.fill)(pid, fd))

@@ -118,6 +118,29 @@ class GpuFreeze:
             await asyncio.to_thread(self._parking.finish_copy)
         return parked
 
+    async def rest(self) -> None:
+        """Let the processes run on without their GPU state, and have what helps give up all that it has on GPUs.
+
+        Raises
+        ------
+        DriverError : parked memory could not be copied.
+        """
+        parking = self._parking
+        if parking is not None and parking.is_parked:
+            parking.run_on()
+            await self.finish_copy()
+            await asyncio.to_thread(parking.rest)
+        else:
+            await self.close()
+            for left_over in self._vram.outside.glob("*.part"):
+                left_over.unlink()
+        await asyncio.to_thread(self._vram.taken, self._pids)
+
+    def hand_over(self) -> Parking | None:
+        """Return what gives parked memory back; who has it ends it."""
+        parking, self._parking = self._parking, None
+        return parking
+
     async def thaw(self) -> None:
         """Bring the GPU state back; where the straight way fails, each process by what is found.
 
@@ -224,15 +247,17 @@ class GpuReturn:
         """
         await self._around(lambda: cuda.thaw(self._worker, pids, self._gpu_map, needs))
 
-    async def mend(self, pids: Sequence[int], held: Sequence[Mapping[str, Any]]) -> None:
-        """Bring back the GPU state of processes that a broken-off save left somewhere on the way.
+    async def mend(self, pids: Sequence[int], held: Sequence[Mapping[str, Any]], patience: float | None = None) -> None:
+        """Bring back the GPU state of processes that was left somewhere on the way.
+
+        Room for it is waited for `patience` seconds; the driver's time limit unless said.
 
         Raises
         ------
         KernelLost : it could not be brought back.
         """
         with _or_lost():
-            await self._around(lambda: cuda.mend(self._worker, pids, held))
+            await self._around(lambda: cuda.mend(self._worker, pids, held, patience))
 
     async def _around(self, bring_back: Callable[[], object]) -> None:
         parking, parked = self._parking, self._parked

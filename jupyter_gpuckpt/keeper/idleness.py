@@ -89,7 +89,7 @@ class AutoSleep:
         if await asyncio.to_thread(self._is_at_work, sample):
             return half
         try:
-            await self._keeper.do("sleep", {"why": "idle"}, _tell_nobody)
+            await self._keeper.do("sleep", {"idle_for": half}, _tell_nobody)
         except GpuckptError as e:
             log.info("the kernel does not go to sleep by itself: %s", e)
         return after

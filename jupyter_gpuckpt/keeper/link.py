@@ -4,7 +4,7 @@ FIFOs, since a connected socket that leaves the namespace cannot be dumped, whil
 back waiting on the FIFO of the same path. Lines of JSON:
 
 - agent to keeper: ``{"hello": {...}}``, ``{"request": n, "op": o, "args": {...}}``,
-  ``{"reply": n, "result"|"error": ...}``
+  ``{"reply": n, "result"|"error": ...}``, and ``{"busy": b, "used": b}`` when a cell begins or has ended
 - keeper to agent: ``{"call": name, "id": n, "args": {...}}``, ``{"for": n, "progress"|"result"|"error": ...}``
 
 User code can write to the FIFO too: what is no message is passed over.
@@ -28,6 +28,7 @@ from typing import Any
 
 from ..errors import GpuckptError
 from .protocol import LINE_LIMIT
+from .record import now
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -46,6 +47,9 @@ class Link:
     Attributes
     ----------
     hello : done when an agent listens at the other end.
+    busy : whether a cell is being executed.
+    last_active : when a cell of the person's last began or ended, as the manifests write times; at first, when the link
+        was made.
     """
 
     def __init__(self, run_dir: Path, on_request: Request) -> None:
@@ -67,6 +71,8 @@ class Link:
         self._sending = asyncio.Lock()
         self._writable: asyncio.Future[None] | None = None
         self._closed = False
+        self.busy = False
+        self.last_active = now()
         self.hello: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(self._in, self._read)
 
@@ -135,6 +141,7 @@ class Link:
             if message.get("reply") != self._introduction:
                 return
             self._introduction = None
+            self.busy = bool((message.get("result") or {}).get("busy"))
             self.hello.set_result({})
         elif "hello" in message:
             if not self.hello.done():
@@ -146,6 +153,10 @@ class Link:
                     call.set_exception(GpuckptError.from_dict(message["error"]))
                 else:
                     call.set_result(message.get("result"))
+        elif "busy" in message:
+            self.busy = bool(message["busy"])
+            if message.get("used"):
+                self.last_active = now()
         elif "request" in message:
             args = message.get("args")
             work = self._answer(message["request"], str(message.get("op")), args if isinstance(args, dict) else {})

@@ -24,6 +24,7 @@ from ..lock_files import KEEPER_LOCK
 from ..store import Store
 from . import tally
 from .comparison import compare
+from .gpu_sleep import GpuSleep
 from .idleness import AutoSleep
 from .link import AgentSilent, Link
 from .namespace import FIRST_PID, Namespace, run_path
@@ -34,6 +35,9 @@ from .operations.parts import CAPTURE, KERNEL_LOG, WORKING_COPY
 from .operations.recover import recover
 from .operations.restore import restore
 from .operations.save import save
+from .operations.sleep import ASLEEP, sleep
+from .operations.stages import Stages
+from .operations.wake import awaken, wake
 from .protocol import LINE_LIMIT, peer_pid, peer_uid, short_path
 from .record import SOCKET, KernelFolder, Operation, now
 from .summary import details, listing, summary
@@ -47,7 +51,17 @@ _FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to ta
 _PATIENCE = 30.0  # how long a shutdown waits for a broken-off operation to end, in seconds
 PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
 
-_DOING = {"save": "saving", "restore": "restoring", "fork": "forking", "move": "moving"}
+_DOING = {
+    "save": "saving",
+    "restore": "restoring",
+    "fork": "forking",
+    "move": "moving",
+    "sleep": "falling asleep",
+    "wake": "waking",
+}
+_WANTS_IT_AWAKE = ("save", "fork", "move")
+_IS_WAITED_FOR = ("sleep", "wake")
+"""Operations that others wait for: who asks for something of a kernel need not know that it falls asleep or wakes."""
 
 Tell = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -65,6 +79,8 @@ class Keeper:
         self.space: Namespace | None = None
         self.link: Link | None = None
         self.operation: Operation | None = None
+        self.asleep: GpuSleep | None = None
+        """What the kernel, which sleeps, had on GPUs; None while it is awake."""
         self.exit_status: int | None = None
         self.notes: list[str] = []
         """What there was to say when the kernel came up as a copy of another."""
@@ -77,6 +93,8 @@ class Keeper:
         self.idle.set()
         self.closing = asyncio.Event()
         self.auto_sleep = AutoSleep(self)
+        self.woken: dict[str, Any] | None = None
+        """When the kernel was last woken (``at``) and how long that took (``seconds``)."""
         self._spaces: list[Namespace] = []
         self._attached: set[asyncio.StreamWriter] = set()
         self._watch: asyncio.Task[None] | None = None
@@ -144,7 +162,7 @@ class Keeper:
             link.close()
             await space.kill()
             raise
-        self.state.parent, self.state.own_files = None, False
+        self.state.parent, self.state.own_files, self.state.sleep = None, False, None
         self.hold(space, link, pid)
 
     def hold(self, space: Namespace, link: Link, pid: int) -> None:
@@ -173,6 +191,19 @@ class Keeper:
             link.close()
         if self.space is not None:
             await self.space.kill()
+        await self._forget_sleep()
+
+    async def _forget_sleep(self) -> None:
+        """End what helps a kernel that sleeps: it has ended."""
+        asleep, self.asleep = self.asleep, None
+        if asleep is not None:
+            await asleep.close()
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that nobody waits for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _watch_kernel(self, space: Namespace, pid: int) -> None:
         try:
@@ -252,6 +283,7 @@ class Keeper:
             self.operation.cancelling.set()
         for space in self._spaces:
             await space.kill()
+        await self._forget_sleep()
         if self.link is not None:
             self.link.close()
         await asyncio.to_thread(self.worker.close)
@@ -303,6 +335,14 @@ class Keeper:
             return await self._exclusively("fork", name, fork, args, tell)
         if op == "move":
             return await self._exclusively("move", "this kernel", move, args, tell)
+        if op == "sleep":
+            return await self._exclusively("sleep", "this kernel", sleep, args, tell)
+        if op == "wake":
+            return await self._exclusively("wake", "this kernel", wake, args, tell)
+        if op == "awake":
+            self.state.awake = bool(args["on"])
+            self.save_state()
+            return {"pinned": self.state.awake}
         if op == "list":
             return await asyncio.to_thread(listing, self.store)
         if op == "show":
@@ -333,7 +373,11 @@ class Keeper:
         tell: Tell,
     ) -> Any:
         await self.held.wait()
-        if self.operation is not None and self.operation.answering:
+        while self.operation is not None and (
+            self.operation.answering or self.operation.kind in _IS_WAITED_FOR or kind == "wake"
+        ):
+            if kind == "wake" and self.operation.kind == "sleep":
+                self.operation.cancelling.set()
             await self.idle.wait()
         self.namespace()
         if self.operation is not None:
@@ -347,14 +391,17 @@ class Keeper:
         self.idle.clear()
         began, result = time.monotonic(), "failed"
         try:
+            if kind in _WANTS_IT_AWAKE:
+                await awaken(self, Stages(operation, tell))
             done = await steps(self, operation, args, tell)
-            result = "done"
+            result = "" if isinstance(done, dict) and done.get("already") else "done"
             return done
         except Cancelled:
             result = "cancelled"
             raise
         finally:
-            asyncio.get_running_loop().run_in_executor(None, tally.note, kind, result, time.monotonic() - began)
+            if result:
+                asyncio.get_running_loop().run_in_executor(None, tally.note, kind, result, time.monotonic() - began)
             self.operation = None
             if self.state.operation is not None:
                 self.state.operation = None
@@ -367,12 +414,14 @@ class Keeper:
         operation = self.operation
         pid = self.space.outer(self.state.kernel_pid) if self.space is not None else None
         word = _DOING.get(operation.kind if operation else "")
+        asleep = self.state.sleep if self.state.sleep is not None and self.state.sleep["stage"] == ASLEEP else None
+        word = word or ("sleeping" if asleep else "running")
         return {
             "kernel_id": self.launch.kernel_id,
             "name": self.launch.name,
             "notebook": self.launch.notebook,
             "connection_file": self.launch.connection_file,
-            "state": "ended" if self.exit_status is not None else word or "running",
+            "state": "ended" if self.exit_status is not None else word,
             "stage": operation.stage if operation else "",
             "pid": pid,
             "keeper_pid": os.getpid(),
@@ -384,6 +433,15 @@ class Keeper:
             "sleep_after": self.state.sleep_after,
             "notes": self.notes,
             "attended": bool(self._attached),
+            "busy": self.link.busy if self.link is not None else False,
+            "last_active": self.link.last_active if self.link is not None else self.state.started,
+            "pinned": self.state.awake,
+            "asleep_since": asleep["since"] if asleep else None,
+            "woken": self.woken,
+            "gpu": {
+                "held": 0 if asleep or not cuda.cuda_pids(tree) else None,
+                "freed": asleep["freed"] if asleep else 0,
+            },
         }
 
     def holders(self) -> list[int]:

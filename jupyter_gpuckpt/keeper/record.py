@@ -70,6 +70,11 @@ class State:
     """Whether it came from a snapshot's own files: some of those that it uses stand in its sleeper alone."""
     sleep_after: float | None = None
     """After how many idle seconds the kernel goes to sleep by itself; None for never."""
+    sleep: dict[str, Any] | None = None
+    """How far the kernel is in falling asleep or waking, and what of it was on a GPU (`keeper.asleep`); None while it
+    is awake."""
+    awake: bool = False
+    """Whether nobody but the person may put it to sleep."""
     operation: dict[str, Any] | None = None
     """The operation under way, for whoever has to clean up after this keeper."""
     boot: str = ""

@@ -30,6 +30,7 @@ from .builtin_hooks import Housekeeping
 from .cells import Asked, Cells, wait_for_peers
 from .child_output import ChildOutput
 from .executed import Executed
+from .sleeping import Sleeping
 
 log = logging.getLogger("gpuckpt.agent")
 
@@ -57,6 +58,7 @@ class Agent:
     ----------
     cells : the requests that the kernel executes.
     executed : the cells that it has executed.
+    sleeping : whether it sleeps.
     panels : the panels of `%gpuckpt panel`, by the ids that front ends know them by.
     """
 
@@ -69,6 +71,7 @@ class Agent:
         self._pid = os.getpid()
         self._housekeeping = Housekeeping(kernel.shell)
         self._child_output = ChildOutput(getattr(kernel, "iopub_thread", None))
+        self.sleeping = Sleeping(self, run_dir, self._housekeeping)
         self._waiting: dict[int, _Waiting] = {}
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._saving = False
@@ -84,13 +87,33 @@ class Agent:
         """Say hello to the keeper and listen to it from now on."""
         devices.drop_in_children()
         _own_folder_of_multiprocessing()
-        for name, work in (("gpuckpt-agent", self._listen), ("gpuckpt-hooks", self._do_calls)):
-            thread: Any = threading.Thread(target=work, name=name, daemon=True)
-            thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # the debugger must not stop it
-            thread.start()
+        self.in_background(self._listen, "gpuckpt-agent")
+        self.in_background(self._do_calls, "gpuckpt-hooks")
         self._send({"hello": {"pid": self._pid}})
 
+    def in_background(self, work: Callable[[], None], name: str = "gpuckpt") -> None:
+        """Do something in a thread of its own."""
+        thread: Any = threading.Thread(target=work, name=name, daemon=True)
+        thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # the debugger must not stop it
+        thread.start()
+
     # -- what the kernel asks of the keeper
+
+    @contextlib.contextmanager
+    def execute(self, ident: list[bytes], message: dict[str, Any]) -> Iterator[None]:
+        """Count a cell as being executed; the keeper hears when it begins and has ended."""
+        used = not message["content"].get("silent")
+        with self.cells.run(ident, message):
+            self._tell_busy(True, used)
+            yield
+        self._tell_busy(self.cells.are_running(), used)
+        self.sleeping.cell_ended()
+
+    def _tell_busy(self, busy: bool, used: bool) -> None:
+        line = json.dumps({"busy": busy, "used": used}).encode() + b"\n"
+        # Where nobody reads, the cell does not wait.
+        with self._sending, contextlib.suppress(BlockingIOError):
+            os.write(self._out, line)  # whole or not at all: it is shorter than PIPE_BUF
 
     def request(self, op: str, args: dict[str, Any] | None = None, progress: Progress | None = None) -> Any:
         """Ask the keeper for an operation and wait for its result.
@@ -190,7 +213,7 @@ class Agent:
             return
         if message["call"] == "new_keeper":
             self._new_keeper(message["id"])
-        elif message["call"] in ("executed", "identity", "interrupted"):
+        elif message["call"] in ("executed", "identity", "interrupted", "asleep"):
             self._call(message)
         else:
             self._calls.put(partial(self._call, message))
@@ -207,6 +230,9 @@ class Agent:
         calls: dict[str, Callable[..., Any]] = {
             "before_save": self._before_save,
             "park": partial(parking.park, self._run_dir),
+            "before_sleep": self.sleeping.before_sleep,
+            "asleep": self.sleeping.asleep,
+            "after_sleep": self._after_sleep,
             "after_save": self._after_save,
             "executed": self.executed.as_dict,
             "identity": self._identity,
@@ -234,7 +260,7 @@ class Agent:
         with self._sending:
             for waiting in list(self._waiting.values()):
                 waiting.messages.put({"error": _broken_off(waiting.op, "It has a new one: ask again.").as_dict()})
-            self._send({"reply": number, "result": None})
+            self._send({"reply": number, "result": {"busy": self.cells.are_running()}})
 
     def _after_broken_save(self) -> None:
         if self._saving:
@@ -267,6 +293,10 @@ class Agent:
         faults = self._housekeeping.after(restored=False)
         failure = GpuckptError.from_dict(error) if error else None
         for fault in [*faults, *hooks.run_after(hooks.Resumed(restored=False, error=failure))]:
+            print(fault, file=sys.stderr)
+
+    def _after_sleep(self) -> None:
+        for fault in self.sleeping.after_sleep():
             print(fault, file=sys.stderr)
 
     def _identity(
@@ -304,6 +334,7 @@ class Agent:
     def _resumed(self, asked: Asked, result: dict[str, Any], asked_at: float) -> dict[str, Any]:
         """This kernel was just restored: run the hooks, and answer the cell that asked for it."""
         self._saving = False
+        self._tell_busy(self.cells.are_running(), True)
         self.executed.restored = str(result["name"])
         if asked.get("cell") and not asked.get("from_outside"):
             # A cell that goes on from the save answers under its own number.

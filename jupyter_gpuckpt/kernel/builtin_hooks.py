@@ -51,8 +51,22 @@ class Housekeeping:
         self._peers = devices.disable_peer_access()
         return {"peers": _torch_memory() if self._peers else {}}
 
+    def before_sleep(self) -> dict[str, Any]:
+        """Make the kernel's GPU state small and movable, and return ``peers`` as `before_save` does.
+
+        Raises
+        ------
+        SaveFailed : it cannot be moved; nothing was changed.
+        DriverError : the driver did not turn peer access off.
+        """
+        _refuse_shared_vram()
+        gc.collect()
+        _give_cached_vram_back()
+        self._peers = devices.disable_peer_access()
+        return {"peers": _torch_memory() if self._peers else {}}
+
     def after(self, *, restored: bool) -> list[str]:
-        """Undo what `before_save` did; return what could not be undone, in words.
+        """Undo what `before_save` or `before_sleep` did; return what could not be undone, in words.
 
         A restored kernel writes a history session of its own.
         """
@@ -111,7 +125,7 @@ def _refuse_shared_vram() -> None:
             raise SaveFailed(
                 _AS_BEFORE,
                 "It shares GPU memory with other processes (torch.multiprocessing): the driver could not restore it.",
-                "Delete the shared tensors in all processes, or send copies on the CPU, and save again.",
+                "Delete the shared tensors in all processes, or send copies on the CPU, and try again.",
             )
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from ipykernel.ipkernel import IPythonKernel
 
+from ..errors import GpuckptError
 from . import parking
 from .agent import Agent, is_held, start_agent
 from .executed import cell_id
 from .magics import register
+from .waking import wake_for_cell
 
 _PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
@@ -29,6 +33,8 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         if is_held():
             parking.prepare()
         super().__init__(**kwargs)
+        for kind in ("comm_open", "comm_msg", "comm_close"):
+            self.shell_handlers[kind] = self._wakes(self.shell_handlers[kind])
 
     def start(self) -> None:
         """Start as ipykernel does, and the agent and ``%gpuckpt`` with it."""
@@ -44,8 +50,46 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         content = parent["content"]
         if content.get("store_history", True) and not content.get("silent"):
             self.agent.executed.note(cell_id(parent), self.execution_count)
-        with self.agent.cells.run(ident, parent):
+        with self.agent.execute(ident, parent):
             await super().execute_request(stream, ident, parent)
+
+    async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Execute code (called by ipykernel within `execute_request`); a kernel that sleeps is woken before."""
+        if self.agent is not None and self.agent.sleeping.needs_waking(code):
+            failure = wake_for_cell(self.agent, self.shell, silent)
+            if failure is not None:
+                if not silent:
+                    self.send_response(self.iopub_socket, "error", failure)
+                return {"status": "error", "execution_count": self.execution_count, **failure}
+        reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
+        return reply
+
+    def do_complete(self, code: str, cursor_pos: int | None) -> Any:
+        """Complete code (called by ipykernel); while the kernel sleeps there are no completions: they may evaluate."""
+        if self.agent is not None and self.agent.sleeping.is_asleep:
+            at = len(code) if cursor_pos is None else cursor_pos
+            return {"matches": [], "cursor_start": at, "cursor_end": at, "metadata": {}, "status": "ok"}
+        return super().do_complete(code, cursor_pos)
+
+    def do_inspect(self, code: str, cursor_pos: int, *args: Any, **kwargs: Any) -> Any:
+        """Describe an object (called by ipykernel); while the kernel sleeps nothing is found: it would be printed."""
+        if self.agent is not None and self.agent.sleeping.is_asleep:
+            return {"status": "ok", "found": False, "data": {}, "metadata": {}}
+        return super().do_inspect(code, cursor_pos, *args, **kwargs)
+
+    def _wakes(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a handler of a widget's message, which runs code of the person's: a kernel that sleeps wakes first."""
+
+        def handle(stream: Any, ident: Any, message: Any) -> Any:
+            if self.agent is not None and self.agent.sleeping.is_asleep:
+                try:
+                    self.agent.sleeping.wake()
+                except GpuckptError as e:
+                    print(e, file=sys.stderr)
+                    return None
+            return handler(stream, ident, message)
+
+        return handle
 
     async def shell_channel_thread_main(self, msg: list[Any]) -> None:
         """Note a request when it arrives (called by ipykernel 7 in the thread that reads the shell channel)."""

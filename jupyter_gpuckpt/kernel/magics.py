@@ -23,6 +23,10 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
 %gpuckpt restore [NAME] [--gpu N[,N ...]]     put this kernel back (without a name: to the latest)
 %gpuckpt fork [NAME] [-n COUNT] [--reseed]    a copy of this kernel beside it (with a name: of that snapshot);
               [--save NAME] [--gpu N[,N ...]]   --reseed: with other random numbers; --save: and save it
+%gpuckpt sleep · wake                         give what it has on the GPU up for host memory, and take it back;
+                                              a kernel that sleeps wakes by itself when a cell is run
+%gpuckpt awake on · off                       keep this kernel awake whatever others need, or no longer
+%gpuckpt autosleep TIME · off                 have it sleep when it has been idle for so long (45s, 30m, 2h)
 %gpuckpt move --gpu N[,N ...]                 move what this kernel has on the GPU to another
 %gpuckpt list                                 the snapshots there are
 %gpuckpt log                                  which of them came from which
@@ -42,6 +46,8 @@ Functions of your own around a save: jupyter_gpuckpt.before_save(fn), jupyter_gp
 
 _SUBCOMMANDS = (
     *(
+        "autosleep",
+        "awake",
         "diff",
         "fork",
         "help",
@@ -55,10 +61,12 @@ _SUBCOMMANDS = (
         "rm",
         "save",
         "show",
+        "sleep",
         "status",
         "tag",
     ),
     "unpin",
+    "wake",
 )
 _IN_A_TERMINAL = frozenset(
     {"check", "doctor", "export", "gc", "import", "keep", "kernels", "pull", "push", "recipient", "remote", "repair"}
@@ -113,9 +121,19 @@ def _parser() -> _Parser:
     tag.add_argument("name")
     tag.add_argument("tags", nargs="*")
     tag.add_argument("--remove", action="append", default=[])
-    for plain in ("list", "log", "panel", "status", "help"):
+    commands.add_parser("autosleep").add_argument("after", type=_duration)
+    commands.add_parser("awake").add_argument("state", choices=["on", "off"])
+    for plain in ("list", "log", "panel", "sleep", "status", "wake", "help"):
         commands.add_parser(plain)
     return parser
+
+
+def _duration(text: str) -> float | None:
+    """Return the seconds that a text such as ``30m`` means; None for ``off``."""
+    return settings.parse_duration(text)
+
+
+_duration.__name__ = "time such as 45s, 30m or 2h"  # argparse names it when it is none
 
 
 def _gpus(text: str) -> list[int]:
@@ -216,6 +234,25 @@ class Gpuckpt:
         agent = self._keeper()
         with self._progress("Moving") as progress:
             progress.finish(show.Moved(agent.request("move", {"gpus": args.gpu}, progress.take)))
+
+    def _sleep(self, _: argparse.Namespace) -> None:
+        agent = self._keeper()
+        # The display is completed when the kernel sleeps: that is after this cell.
+        progress = _Progress("Falling asleep when this cell has ended", self._shell)
+        agent.sleeping.wish(agent.cells.describe(progress.display_id()))
+
+    def _wake(self, _: argparse.Namespace) -> None:
+        agent = self._keeper()
+        with self._progress("Waking") as progress:
+            progress.finish(show.Awake(agent.sleeping.wake(progress.take)))
+
+    def _awake(self, args: argparse.Namespace) -> None:
+        self._keeper().request("awake", {"on": args.state == "on"})
+        kept = "stays awake until `%gpuckpt awake off`" if args.state == "on" else "may be put to sleep"
+        print(f"This kernel {kept}.")
+
+    def _autosleep(self, args: argparse.Namespace) -> None:
+        print(show.auto_sleep(self._keeper().request("autosleep", {"after": args.after})))
 
     def _list(self, _: argparse.Namespace) -> show.Listing:
         return show.snapshots(self._keeper().request("list"))
@@ -331,7 +368,7 @@ class _Progress:
         self._display({"text/plain": f"{self._verb} …"})
         return str(self._handle.display_id)
 
-    def finish(self, result: show.Saved | show.Forked | show.Moved) -> None:
+    def finish(self, result: show.Saved | show.Forked | show.Moved | show.Awake) -> None:
         """Show the result in place of the progress."""
         result.already_shown_in = self._shell.execution_count
         self._display(result.mime())

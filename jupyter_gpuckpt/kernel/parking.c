@@ -338,12 +338,41 @@ static int load(const char *path) {
   return result;
 }
 
-/* Come back to memory as the keeper says: `fill` by the holder, or `load` from a file. */
-static void stay_parked(void) {
+/* Give up what was got back so far: where there was no room for all of it. */
+static void drop(void) {
+  cu.CtxSynchronize();
+  for (size_t i = 0; i < count; i++)
+    if (blocks[i].handle) take_memory(&blocks[i]);
+  say("dropped\n", 0, 0);
+}
+
+/* Let Python's other threads run: the memory stays parked for long. Their CUDA calls wait, in the driver or for `busy`.
+ * Returns what `have_python` needs to take Python's lock again; the functions are Python's C API. */
+static void *let_python_go(void) {
+  void *(*save)(void) = (void *(*)(void))dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
+  return save && dlsym(RTLD_DEFAULT, "PyEval_RestoreThread") ? save() : NULL;
+}
+
+static void have_python(void *thread) {
+  if (thread) ((void (*)(void *))dlsym(RTLD_DEFAULT, "PyEval_RestoreThread"))(thread);
+}
+
+/* Come back to memory as the keeper says: `fill` by the holder, or `load` from a file. Until then `sleep` lets Python
+ * run on; returns what `have_python` wants afterwards. */
+static void *stay_parked(void) {
   char line[4200];
+  void *python = NULL;
   for (;;) {
     hear(line, sizeof line);
     int result = -1;
+    if (!strcmp(line, "sleep")) {
+      if (!python) python = let_python_go();
+      continue;
+    }
+    if (!strcmp(line, "drop")) {
+      drop();
+      continue;
+    }
     if (!strcmp(line, "fill")) result = have_filled();
     else if (!strncmp(line, "load ", 5)) result = load(line + 5);
     else continue;
@@ -351,6 +380,7 @@ static void stay_parked(void) {
     say("error %ld\n", result, 0);
   }
   say("done\n", 0, 0);
+  return python;
 }
 
 /* Return how many bytes could be parked now. */
@@ -365,10 +395,10 @@ PUBLIC uint64_t gpuckpt_parkable(void) {
 /* Park, wait, and come back: all of it as the keeper says by the FIFO `to`, answering by the FIFO `from`.
  *
  * Said first: "here", this thread's id, and the descriptor that the holder is to take. "park" parks, and anything else
- * ends it. "parked", or "not" and what failed; then `stay_parked`.
+ * ends it. "parked", or "not" and what failed; then `stay_parked`. Called with Python's lock, and returns with it.
  */
 PUBLIC void gpuckpt_park(const char *to, const char *from) {
-  void *context, *before;
+  void *context, *before, *python = NULL;
   char line[16];
   int pair[2] = {-1, -1}, result = -1;
   in = open(to, O_RDWR | O_CLOEXEC);
@@ -395,7 +425,7 @@ PUBLIC void gpuckpt_park(const char *to, const char *from) {
       say("not %ld\n", result, 0);
     } else {
       say("parked\n", 0, 0);
-      stay_parked();
+      python = stay_parked();
     }
     cu.CtxPop(&before);
   } else {
@@ -406,4 +436,5 @@ end:
   if (pair[0] >= 0) close_pair(pair);
   if (in >= 0) close(in);
   if (out >= 0) close(out);
+  have_python(python); /* last: who has it may wait for `busy` */
 }

@@ -92,12 +92,16 @@ def _of_kernels(kernels: list[dict[str, Any]], hibernated: int) -> Iterator[Any]
     for state in STATES:
         by_state.add_metric([state.replace(" ", "_")], states[state])
     yield by_state
-    for name, what, key in (
-        ("gpuckpt_gpu_memory_held_bytes", "GPU memory that kernels hold, as far as the driver tells", "gpu_memory"),
-        ("gpuckpt_gpu_memory_freed_bytes", "GPU memory that sleeping kernels have given back", "gpu_memory_freed"),
-        ("gpuckpt_host_memory_held_bytes", "Host memory that holds the GPU memory of sleeping kernels", "host_memory"),
-    ):
-        yield GaugeMetricFamily(name, what, value=sum(kernel.get(key) or 0 for kernel in kernels))
+    yield GaugeMetricFamily(
+        "gpuckpt_gpu_memory_held_bytes",
+        "GPU memory that kernels hold, as far as the driver tells",
+        value=sum(kernel["gpu_memory"] or 0 for kernel in kernels),
+    )
+    yield GaugeMetricFamily(
+        "gpuckpt_gpu_memory_freed_bytes",
+        "GPU memory that sleeping kernels have given back",
+        value=sum(kernel["gpu"]["freed"] for kernel in kernels),
+    )
 
 
 def register(look: Look) -> None:

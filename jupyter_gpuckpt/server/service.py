@@ -171,7 +171,7 @@ class Service:
         def ask() -> dict[str, Any]:
             with client.connect(folder) as keeper:
                 if "pinned" in changes:
-                    keeper.request("awake", {"pinned": changes["pinned"]}, timeout=_ANSWER)
+                    keeper.request("awake", {"on": changes["pinned"]}, timeout=_ANSWER)
                 if "sleep_after" in changes:
                     keeper.request("autosleep", {"after": changes["sleep_after"]}, timeout=_ANSWER)
                 status = keeper.request("status", timeout=_ANSWER)

@@ -30,7 +30,7 @@ const NAME_ARG = { args: { type: 'object', properties: { name: { type: 'string' 
 export function addCommands(commands: CommandRegistry, { model, actions, trans, show, clicked }: ITools): void {
   const named = (args: Args): ISnapshot | undefined =>
     args.name === undefined ? clicked() : model.snapshots.find(snapshot => snapshot.name === args.name);
-  const idle = (): boolean => model.kernel !== undefined && model.stateOf(model.kernel.kernel_id) === 'running';
+  const idle = (): boolean => model.kernel !== undefined && model.isIdle(model.kernel.kernel_id);
   const latest = (): ISnapshot | undefined => model.snapshots.find(snapshot => isOf(snapshot, model.notebook));
   /** A command that is about one snapshot. */
   const about = (

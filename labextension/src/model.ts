@@ -162,6 +162,11 @@ export class Model {
     return DOING[kind] ?? kernel?.state ?? 'running';
   }
 
+  /** Tell whether a kernel can be asked for something; one that sleeps wakes for it. */
+  isIdle(kernelId: string): boolean {
+    return ['running', 'sleeping'].includes(this.stateOf(kernelId));
+  }
+
   /** Since when a cell has been waking a kernel, on the clock of `Date.now`; undefined where none is. */
   wakingSince(kernelId: string | null | undefined): number | undefined {
     return this._waking.get(kernelId ?? '');

@@ -15,15 +15,15 @@ export function addRunning(managers: IRunningSessionManagers, model: Model, tran
   const items = (): IRunningSessions.IRunningItem[] =>
     model.kernels.map(kernel => ({
       label: () =>
-        kernel.gpu_memory_freed > 0
-          ? trans.__('%1: asleep, %2 freed on GPUs', nameOf(kernel), size(kernel.gpu_memory_freed))
+        kernel.gpu.freed > 0
+          ? trans.__('%1: asleep, %2 freed on GPUs', nameOf(kernel), size(kernel.gpu.freed))
           : trans.__(
               '%1: %2 on GPUs',
               nameOf(kernel),
               kernel.gpu_memory === null ? trans.__('unknown') : size(kernel.gpu_memory)
             ),
       labelTitle: () => trans.__('Memory: %1', size(kernel.memory)),
-      icon: () => (kernel.gpu_memory_freed > 0 ? moonIcon : snapshotIcon)
+      icon: () => (kernel.gpu.freed > 0 ? moonIcon : snapshotIcon)
     }));
   model.changed.connect(() => {
     const now = JSON.stringify(items().map(item => item.label()));

@@ -319,7 +319,7 @@ function Line({ row, active, onFocus, model, commands, trans }: ILineProps): Rea
   const { snapshot, depth, origin } = row;
   const { name } = snapshot;
   const here = model.kernel?.parent?.id === snapshot.id;
-  const restorable = model.kernel !== undefined && model.stateOf(model.kernel.kernel_id) === 'running';
+  const restorable = model.kernel !== undefined && model.isIdle(model.kernel.kernel_id);
   const tab = active ? 0 : -1;
   const onKeyDown = (event: React.KeyboardEvent): void => {
     if (event.target !== event.currentTarget) {

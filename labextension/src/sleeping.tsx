@@ -42,8 +42,8 @@ export function kernelText(kernel: IKernel, state: State, trans: TranslationBund
     const held = kernel.gpu_memory === null ? trans.__('unknown') : size(kernel.gpu_memory);
     parts.push(trans.__('%1 on GPUs', held));
   }
-  if (kernel.gpu_memory_freed > 0) {
-    parts.push(trans.__('%1 freed on GPUs', size(kernel.gpu_memory_freed)));
+  if (kernel.gpu.freed > 0) {
+    parts.push(trans.__('%1 freed on GPUs', size(kernel.gpu.freed)));
   }
   return parts.join(' · ');
 }

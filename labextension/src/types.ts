@@ -49,8 +49,8 @@ export interface IKernel {
   memory: number;
   /** What it holds on GPUs; null where the driver does not tell. */
   gpu_memory: number | null;
-  /** What it has given back while it sleeps. */
-  gpu_memory_freed: number;
+  /** What it has given back on GPUs while it sleeps. */
+  gpu: { freed: number };
   /** Since when it sleeps; null while it is awake. */
   asleep_since: string | null;
   /** Whether nobody but the person may put it to sleep. */

@@ -9,17 +9,23 @@ from typing import TYPE_CHECKING
 
 from ...errors import (
     GpuckptError,
+    KernelLost,
     RestoreFailed,
 )
 from ..gpu_freeze import GpuReturn
+from ..gpu_sleep import GpuSleep
 from ..staging import vram_files
 from .criu_run import end_criu
 from .restore import answer_from_fresh, failed_restore
+from .sleep import ASLEEP, WAKING, tell_awake
 
 if TYPE_CHECKING:
     from ..process import Keeper
 
 log = logging.getLogger("gpuckpt.keeper")
+
+_ROOM = 5.0
+"""For how long a kernel that was waking is waited for that finds no room on its GPU, in seconds: then it sleeps on."""
 
 
 async def recover(keeper: Keeper) -> None:
@@ -42,6 +48,8 @@ async def recover(keeper: Keeper) -> None:
         finally:
             await gpu.close()
         await asyncio.to_thread(vram.discard)
+    if keeper.state.sleep is not None:
+        await _mend_sleep(keeper)
     with contextlib.suppress(GpuckptError):
         await asyncio.to_thread(keeper.store.collect)
     if left.get("fresh"):
@@ -50,3 +58,30 @@ async def recover(keeper: Keeper) -> None:
         await answer_from_fresh(keeper, left["asked"], left["peers"], failed_restore(left["name"], cause))
     keeper.state.operation = None
     keeper.note_state()
+
+
+async def _mend_sleep(keeper: Keeper) -> None:
+    """Find the kernel asleep, as it was; one that was falling asleep or waking is brought back, if there is room."""
+    noted, space, link = keeper.state.sleep, keeper.namespace(), keeper.link
+    assert noted is not None
+    assert link is not None
+    vram = vram_files(space)
+    asleep = GpuSleep.noted(keeper.worker, space, noted, vram)
+    if noted["stage"] == ASLEEP and await asleep.is_whole():
+        keeper.asleep = asleep
+        return
+    log.warning("the keeper before this one died while the kernel was %s", noted["stage"])
+    gpu = await GpuReturn.after(keeper.worker, space, noted, vram)
+    try:
+        await gpu.prepare()
+        await gpu.mend(noted["cuda"], noted["held"], patience=_ROOM if noted["stage"] == WAKING else None)
+    except KernelLost as e:
+        if noted["stage"] != WAKING or e.data.get("name") != "NO_ROOM":
+            raise
+        noted["stage"] = ASLEEP
+        keeper.asleep = asleep
+        return
+    finally:
+        await gpu.close()
+    await asyncio.to_thread(vram.discard)
+    await tell_awake(link, keeper)

@@ -1,0 +1,191 @@
+"""The GPU side of a kernel that sleeps: what it had on GPUs lies in host memory, and its processes run on."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import DriverError, GpuckptError, KernelLost
+from ..freeze import cuda
+from ..freeze.parking import Parked, Parking
+from ..freeze.vram import VramFiles
+from .gpu_freeze import GpuFreeze, parked_in
+from .link import Link
+from .namespace import Namespace
+
+__all__ = ["HELPER", "GpuSleep"]
+
+log = logging.getLogger("gpuckpt.keeper")
+
+HELPER = 1 << 30
+"""Bytes of GPU memory that the program which fills the rest takes itself, at most."""
+_PATIENCE = 5.0
+"""For how long a wake waits for memory that was free when it was looked for, in seconds."""
+
+
+class GpuSleep:
+    """What one sleeping kernel had on GPUs; nothing, where no process of it has GPU state.
+
+    Attributes
+    ----------
+    described : what `cuda.describe` said of the processes while they were awake.
+    """
+
+    def __init__(
+        self,
+        worker: cuda.CudaWorker,
+        space: Namespace,
+        pids: Sequence[int],
+        described: Mapping[str, Any],
+        vram: VramFiles,
+        parked: Parked | None = None,
+    ) -> None:
+        self.described = described
+        self._worker, self._space, self._vram = worker, space, vram
+        self._pids = list(pids)
+        self._parked = parked
+        self._parking: Parking | None = None
+
+    @classmethod
+    def noted(cls, worker: cuda.CudaWorker, space: Namespace, note: Mapping[str, Any], vram: VramFiles) -> GpuSleep:
+        """Return what another keeper put to sleep, by its note."""
+        return cls(worker, space, note["cuda"], {"processes": note["held"]}, vram, parked_in(note))
+
+    @property
+    def freed(self) -> int:
+        """Bytes of GPU memory that the processes had."""
+        return sum(self.needs.values())
+
+    @property
+    def needs(self) -> dict[str, int]:
+        """Bytes that are needed of each GPU, by its UUID, to wake."""
+        return cuda.needs(self.described)
+
+    @property
+    def parked(self) -> Parked | None:
+        """What was parked."""
+        return self._parked
+
+    async def fall_asleep(self, link: Link, kernel: int, parkable: int, note: Callable[[dict[str, Any]], None]) -> None:
+        """Take everything off the GPUs; `note` writes down what the next keeper must know, should this one die.
+
+        Raises
+        ------
+        SaveFailed, DriverError : it could not be done; the processes run on as before.
+        KernelLost : nor could they be brought back.
+        """
+        if not self._pids:
+            return
+        freeze = GpuFreeze(self._worker, self._space, link, self._pids, self.described, self._vram)
+        try:
+            await freeze.prepare(kernel, parkable)
+            await freeze.freeze(note)
+            try:
+                await freeze.rest()
+                await asyncio.to_thread(self._verify)
+            except BaseException:
+                await freeze.thaw()
+                raise
+        except BaseException:
+            await freeze.close()
+            await asyncio.to_thread(self._vram.discard)
+            raise
+        self._parking = freeze.hand_over()
+        if self._parking is not None:
+            self._parked = self._parking.parked
+            note({**dataclasses.asdict(self._parked), "holder": None})
+
+    def _verify(self) -> None:
+        for pid in self._pids:
+            if (state := self._worker.state(pid)) != "checkpointed":
+                raise DriverError(f"Process {pid} is {state}, not checkpointed.", call="checkpoint", pid=pid, name="")
+
+    async def is_whole(self) -> bool:
+        """Tell whether the processes still are as they were put to sleep."""
+        states = [await asyncio.to_thread(self._worker.state, pid) for pid in self._living()]
+        parked = self._parked is None or (self._vram.outside / self._parked.file).exists()
+        return parked and all(state == "checkpointed" for state in states)
+
+    async def wake(self) -> None:
+        """Bring everything back; the GPUs were seen to have room for it.
+
+        Raises
+        ------
+        DriverError : under the name ``NO_ROOM``, there is no room any more; all sleeps on, unharmed.
+        KernelLost : it could not be brought back.
+        """
+        if not self._living():
+            return
+        try:
+            await asyncio.to_thread(self._wake)
+        except BaseException:
+            await self.close()
+            raise
+        await asyncio.to_thread(self._vram.discard)
+
+    def _living(self) -> list[int]:
+        return [pid for pid in self._pids if not cuda.ended(pid)]
+
+    def _wake(self) -> None:
+        parked = self._parked
+        pid = self._space.outer(parked.pid) if parked is not None else None
+        if parked is None or pid is None:
+            self._thaw(self.needs)
+            return
+        free = {gpu.uuid: gpu.free for gpu in self._worker.gpus()}
+        with_holder = free.get(parked.gpu, 0) >= self.needs.get(parked.gpu, 0) + HELPER
+        parking = self._parking
+        if parking is None:
+            parking = self._parking = Parking(
+                self._space.run_dir, self._vram.outside, self._vram.inside, parked, "kept"
+            )
+        elif with_holder:
+            parking.rouse()
+        if not with_holder:
+            # It would take what the driver needs, and a driver that finds too little loses the process.
+            parking.do_without_holder()
+        parking.get_still(pid)
+        back = False
+        try:
+            with parking.giving_back(pid, otherwise=self._asleep_again):
+                self._thaw({**self.needs, parked.gpu: max(0, self.needs.get(parked.gpu, 0) - parked.size)})
+                back = True
+        except DriverError as e:
+            if back:
+                raise no_room(e) from e
+            raise
+
+    def _thaw(self, held: Mapping[str, int]) -> None:
+        pids = self._living()
+        try:
+            cuda.thaw(self._worker, pids, held=held, patience=_PATIENCE)
+        except DriverError as e:
+            if e.data.get("name") == "NO_ROOM":
+                raise
+            log.exception("the GPU state did not come back at once")
+            cuda.mend(self._worker, pids)
+
+    def _asleep_again(self) -> None:
+        try:
+            cuda.freeze(self._worker, self._living(), self.described)
+        except GpuckptError as e:
+            raise KernelLost(
+                "The kernel's GPU memory could neither be given back to it nor be taken again.",
+                f"{e.what} {e.why}",
+                "Restart the kernel, and restore a snapshot.",
+                **e.data,
+            ) from e
+
+    async def close(self) -> None:
+        """End the program that helps, where there is one: the kernel is awake, ends, or is replaced."""
+        parking, self._parking = self._parking, None
+        if parking is not None:
+            await asyncio.to_thread(parking.close)
+
+
+def no_room(error: DriverError) -> DriverError:
+    """Return the error of a wake that was undone as what it is: all sleeps on, and can be woken later."""
+    return DriverError(error.what, error.why, error.then, **{**error.data, "name": "NO_ROOM"})

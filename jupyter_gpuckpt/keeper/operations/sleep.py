@@ -1,0 +1,162 @@
+"""Sleep, step by step: what the kernel has on GPUs goes to host memory, and stays there; its processes run on.
+
+Whatever fails is undone, and the kernel goes on as before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ... import settings
+from ...errors import Busy, Cancelled, GpuckptError, KernelLost, Refused
+from ...freeze import cuda, processes
+from ..gpu_sleep import GpuSleep
+from ..link import AgentSilent, Link
+from ..record import now
+from ..staging import vram_files
+from .stages import Stages
+
+if TYPE_CHECKING:
+    from ..process import Keeper, Tell
+    from ..record import Operation
+
+__all__ = ["ASLEEP", "FALLING_ASLEEP", "WAKING", "sleep", "tell_awake"]
+
+log = logging.getLogger("gpuckpt.keeper")
+
+FALLING_ASLEEP, ASLEEP, WAKING = "falling asleep", "asleep", "waking"
+"""The stages of `State.sleep`."""
+
+_NOT_ASLEEP = "The kernel was not put to sleep; it goes on as before."
+
+
+async def sleep(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
+    """Put the kernel to sleep; return ``freed``, the bytes of GPU memory that others can have now.
+
+    With ``idle_for`` (seconds) it is refused where the kernel was used since, or is to be kept awake: that is how
+    others than the person ask.
+
+    Raises
+    ------
+    Busy, Refused, SaveFailed, Cancelled : the kernel is as it was.
+    KernelLost : the GPU state could not be brought back.
+    """
+    stages = Stages(operation, tell)
+    await stages.enter("checking")
+    if keeper.state.sleep is not None:
+        return {"already": True, "freed": keeper.state.sleep["freed"], "seconds": stages.seconds()}
+    link = _agent_of(keeper)
+    if "idle_for" in args:
+        _refuse_unless_idle(keeper, link, float(args["idle_for"]))
+    # Before the agent hears of it: it then sends all cells here first, also should this keeper die.
+    _note(keeper, {"stage": FALLING_ASLEEP, "since": now(), "freed": 0, "cuda": [], "held": []})
+    await stages.enter("preparing the kernel")
+    try:
+        agent = await stages.or_cancelled(_prepared(link))
+        gpu = await _fall_asleep(keeper, link, agent, stages)
+    except (GpuckptError, OSError) as e:
+        if isinstance(e, KernelLost):
+            raise
+        await tell_awake(link, keeper)
+        raise _not_asleep(e) from e
+    keeper.asleep = gpu
+    with contextlib.suppress(AgentSilent):
+        await link.send({"call": "asleep", "id": 0, "args": {"gpu": bool(gpu.freed)}})
+    return {"already": False, "freed": gpu.freed, "seconds": stages.seconds()}
+
+
+def _agent_of(keeper: Keeper) -> Link:
+    if keeper.link is None or not keeper.launch.agent:
+        raise Refused(
+            _NOT_ASLEEP,
+            "It has no agent, so a cell that is run could not wake it.",
+            'Put kernels of the kind "Python 3 (gpuckpt)" to sleep.',
+        )
+    return keeper.link
+
+
+def _refuse_unless_idle(keeper: Keeper, link: Link, seconds: float) -> None:
+    if keeper.state.awake:
+        raise Refused(_NOT_ASLEEP, "It is to be kept awake.", "`%gpuckpt awake off` in it allows it to sleep.")
+    last = datetime.datetime.fromisoformat(link.last_active)
+    idle = (datetime.datetime.now(datetime.timezone.utc) - last).total_seconds()
+    if link.busy or idle < seconds:
+        raise Busy(_NOT_ASLEEP, "It is being used.", f"Ask again when it has been idle for {seconds:.0f} s.")
+
+
+async def _prepared(link: Link) -> Mapping[str, Any]:
+    """Have the agent make ready; return what it says of its kernel."""
+    try:
+        await asyncio.wait_for(asyncio.shield(link.hello), settings.hook_timeout())
+        answer: dict[str, Any] = await link.call("before_sleep", {}, settings.hook_timeout())
+    except (AgentSilent, TimeoutError, asyncio.TimeoutError):
+        raise Refused(
+            _NOT_ASLEEP,
+            f"It did not answer within {settings.hook_timeout():.0f} s: something in it holds Python's lock.",
+            "Try again when what runs in it is done.",
+        ) from None
+    return answer
+
+
+async def _fall_asleep(keeper: Keeper, link: Link, agent: Mapping[str, Any], stages: Stages) -> GpuSleep:
+    space, worker = keeper.namespace(), keeper.worker
+    kernel = space.outer(keeper.state.kernel_pid)
+    if kernel is None:
+        raise KernelLost("The kernel has ended.", "", "Restart it.")
+    on_gpu = await asyncio.to_thread(cuda.freezable, worker, [kernel, *processes.descendants(kernel)])
+    described: dict[str, Any] = {"processes": []}
+    if on_gpu:
+        await asyncio.to_thread(cuda.preflight, worker, on_gpu, {kernel: agent["peers"]})
+        described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
+    vram = vram_files(space)
+    await asyncio.to_thread(vram.discard)
+    gpu = GpuSleep(worker, space, on_gpu, described, vram)
+    noted = {"stage": FALLING_ASLEEP, "since": now(), "freed": gpu.freed, "cuda": on_gpu}
+    noted["held"] = described["processes"]
+    _note(keeper, noted)
+
+    def note_parked(parked: dict[str, Any]) -> None:
+        noted["parked"] = parked
+        keeper.note_state()
+
+    await stages.enter(FALLING_ASLEEP, cancellable=False)
+    await gpu.fall_asleep(link, kernel, int(agent.get("parkable", 0)), note_parked)
+    noted.update(stage=ASLEEP, since=now())
+    try:
+        keeper.save_state()
+    except OSError:
+        await gpu.wake()
+        await gpu.close()
+        raise
+    return gpu
+
+
+def _note(keeper: Keeper, noted: dict[str, Any]) -> None:
+    keeper.state.sleep = noted
+    try:
+        keeper.save_state()
+    except OSError:
+        keeper.state.sleep = None
+        raise
+
+
+async def tell_awake(link: Link, keeper: Keeper) -> None:
+    """Note that the kernel is awake, and have its agent do what comes after."""
+    with contextlib.suppress(AgentSilent):
+        await link.call("after_sleep", {}, settings.hook_timeout())
+    keeper.state.sleep = keeper.asleep = None
+    keeper.note_state()
+
+
+def _not_asleep(error: GpuckptError | OSError) -> GpuckptError:
+    """Return an error, which may speak of a save, as one of the sleep that was undone."""
+    if isinstance(error, OSError):
+        return Refused(_NOT_ASLEEP, str(error), "Make room on that disk, and try again.")
+    if isinstance(error, (Busy, Cancelled)):
+        return error
+    return Refused(_NOT_ASLEEP, error.why or error.what, error.then, **error.data)

@@ -1,0 +1,55 @@
+"""Wake, step by step: what a sleeping kernel had on GPUs comes back to them.
+
+Where it cannot, the kernel sleeps on, unharmed, and wakes at a later try.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ...errors import DriverError, Refused
+from ..record import now
+from .sleep import ASLEEP, WAKING, tell_awake
+from .stages import Stages
+
+if TYPE_CHECKING:
+    from ..process import Keeper, Tell
+    from ..record import Operation
+
+__all__ = ["awaken", "wake"]
+
+log = logging.getLogger("gpuckpt.keeper")
+
+_STILL_ASLEEP = "The kernel was not woken; it sleeps on, and nothing of it is lost."
+
+
+async def wake(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
+    """Wake the kernel; return ``back``, the bytes that are on the GPUs again. One that is awake stays as it is.
+
+    Raises
+    ------
+    Refused, Cancelled : it sleeps on.
+    KernelLost : the GPU state could not be brought back.
+    """
+    return await awaken(keeper, Stages(operation, tell))
+
+
+async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
+    """Wake the kernel, as a part of an operation that needs it awake."""
+    gpu, link = keeper.asleep, keeper.link
+    if keeper.state.sleep is None or gpu is None or link is None:
+        return {"already": True, "back": 0, "seconds": stages.seconds()}
+    await stages.enter(WAKING, cancellable=False)
+    keeper.state.sleep["stage"] = WAKING
+    keeper.note_state()
+    try:
+        await gpu.wake()
+    except DriverError as e:
+        keeper.state.sleep["stage"] = ASLEEP
+        keeper.note_state()
+        raise Refused(_STILL_ASLEEP, f"{e.what} {e.why}", e.then, **e.data) from e
+    await tell_awake(link, keeper)
+    keeper.woken = {"at": now(), "seconds": stages.seconds()}
+    keeper.in_background(gpu.close())
+    return {"already": False, "back": gpu.freed, "seconds": stages.seconds()}

@@ -1,0 +1,133 @@
+"""A kernel that sleeps: what it has on GPUs is in host memory, and it is woken before it executes anything.
+
+The keeper does all of it; this is the kernel's end. A sleeping kernel's Python runs on, and only its CUDA calls wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import settings
+from ..errors import Busy, GpuckptError, KeeperGone
+from ..lock_files import KEEPER_LOCK, is_locked
+from . import parking, show
+from .cells import Asked
+
+if TYPE_CHECKING:
+    from .agent import Agent
+    from .builtin_hooks import Housekeeping
+
+__all__ = ["Sleeping"]
+
+_NEW_KEEPER = 30.0  # how long a wake waits for a keeper in the place of one that died, in seconds
+_LOOK = 0.05
+_OWN = "%gpuckpt"
+
+
+class Sleeping:
+    """Whether one kernel sleeps, and how it wakes.
+
+    Attributes
+    ----------
+    is_asleep : set from before anything is moved until all of it is back.
+    """
+
+    def __init__(self, agent: Agent, run_dir: Path, housekeeping: Housekeeping) -> None:
+        self._agent, self._run_dir, self._housekeeping = agent, run_dir, housekeeping
+        self.is_asleep = False
+        self._holds_gpu_state = False
+        self._wanted: Asked | None = None
+
+    # -- what the keeper asks for
+
+    def before_sleep(self) -> dict[str, Any]:
+        """Get ready to sleep: from now on what is to be executed wakes the kernel first.
+
+        Raises
+        ------
+        Busy : a cell runs.
+        GpuckptError : its GPU state cannot be moved.
+        """
+        # In this order, and the other way round where a cell begins: one of the two sees the other.
+        self.is_asleep = True
+        try:
+            if self._agent.cells.are_running():
+                raise Busy(
+                    "The kernel was not put to sleep; it goes on as before.",
+                    "A cell is running.",
+                    "Try again when it has ended; `%gpuckpt sleep` in a cell does that by itself.",
+                )
+            return {**self._housekeeping.before_sleep(), "parkable": parking.parkable()}
+        except BaseException:
+            self.is_asleep = False
+            raise
+
+    def asleep(self, gpu: bool) -> None:
+        """Note that the kernel sleeps now; `gpu` is whether anything of it is kept from the GPUs."""
+        self._holds_gpu_state = gpu
+        self._agent.cells.announce("asleep")
+
+    def after_sleep(self) -> list[str]:
+        """The kernel is awake again, or did not fall asleep; return what of it could not be undone, in words."""
+        faults = self._housekeeping.after(restored=False)
+        self.is_asleep = self._holds_gpu_state = False
+        self._agent.cells.announce("awake")
+        return faults
+
+    # -- what the kernel asks for
+
+    def needs_waking(self, code: str) -> bool:
+        """Tell whether this cell must not be executed before the kernel is awake."""
+        if not self.is_asleep:
+            return False
+        lines = code.strip().splitlines()
+        if len(lines) == 1 and lines[0].split()[:1] == [_OWN]:
+            return False  # it touches nothing of the person's, and restores and wakes
+        return not (settings.cells_asleep() and self._holds_gpu_state)
+
+    def wake(self, progress: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+        """Have the keeper wake the kernel, and return what it did; a keeper that dies meanwhile gets a successor.
+
+        Raises
+        ------
+        GpuckptError : the kernel still sleeps, unharmed.
+        """
+        deadline = time.monotonic() + _NEW_KEEPER
+        self._agent.cells.announce("waking")
+        while True:
+            try:
+                woken: dict[str, Any] = self._agent.request("wake", {}, progress)
+            except KeeperGone:
+                while not is_locked(self._run_dir / KEEPER_LOCK):
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(_LOOK)
+                if time.monotonic() > deadline:
+                    raise
+                continue
+            return woken
+
+    def wish(self, asked: Asked) -> None:
+        """Have the kernel put to sleep when the cell that asks has ended; at once where none does."""
+        self._wanted = asked
+        if not asked:
+            self._agent.in_background(lambda: self._fall_asleep(asked))
+
+    def cell_ended(self) -> None:
+        """Begin what the cell that has just ended wished for."""
+        asked, self._wanted = self._wanted, None
+        if asked:
+            self._agent.in_background(lambda: self._fall_asleep(asked))
+
+    def _fall_asleep(self, asked: Asked) -> None:
+        try:
+            text = show.Asleep(self._agent.request("sleep")).text()
+        except Busy:
+            text = "Not asleep: another cell came."
+        except GpuckptError as e:
+            text = str(e)
+        if asked:
+            self._agent.cells.show(asked, {"text/plain": text})
