@@ -119,11 +119,14 @@ class AutoSleep:
         that has ended meanwhile takes its time with it: that makes the sum smaller, and the kernel no less idle.
         """
         tree = self._tree()
-        if not any(map(gpu_processes.has_context, tree)):
-            return not settings.sleep_without_gpu()
+        on_gpu = any(map(gpu_processes.has_context, tree))
+        if not on_gpu and not settings.sleep_without_gpu():
+            return True
         now = self._take_sample()
         if now.cpu - since.cpu > max(_IDLE_TIME, _IDLE_SHARE * (now.moment - since.moment)):
             return True
+        if not on_gpu:
+            return False
         try:
             at_work = self._keeper.worker.at_work(since.time)
         except DriverError as e:
