@@ -86,7 +86,7 @@ class AutoSleep:
         if left > 0:
             return left
         self._sample = None
-        if await asyncio.to_thread(self._is_at_work, sample):
+        if await asyncio.to_thread(self._should_stay, sample):
             return half
         try:
             await self._keeper.do("sleep", {"idle_for": half}, _tell_nobody)
@@ -112,8 +112,8 @@ class AutoSleep:
         cpu = sum(processes.work_done(pid)[0] for pid in self._tree()) / _TICK
         return _Sample(time.monotonic(), time.time(), cpu)
 
-    def _is_at_work(self, since: _Sample) -> bool:
-        """Tell whether anything in the kernel has worked since a sample, or whether it is not worth to have it sleep.
+    def _should_stay(self, since: _Sample) -> bool:
+        """Tell whether the kernel is to stay awake: it has worked since a sample, or has nothing to give up.
 
         A thread that gives the GPU work needs the processor for it, and the driver knows who was at work. A process
         that has ended meanwhile takes its time with it: that makes the sum smaller, and the kernel no less idle.
