@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
@@ -38,7 +38,6 @@ __all__ = [
     "ExecutedHandler",
     "ExportHandler",
     "ForkHandler",
-    "HibernateHandler",
     "KernelHandler",
     "KernelLogHandler",
     "KernelsHandler",
@@ -54,10 +53,9 @@ __all__ = [
     "RenameHandler",
     "RestoreHandler",
     "SaveHandler",
-    "SleepHandler",
+    "SleepingHandler",
     "SnapshotHandler",
     "SnapshotsHandler",
-    "WakeHandler",
 ]
 
 RESOURCE = "gpuckpt"
@@ -230,37 +228,17 @@ class MoveHandler(_Handler):
         self.finish(operation.as_dict())
 
 
-class _PlainOperationHandler(_Handler):
-    """An operation on a kernel that has nothing to be said about it."""
-
-    kind: ClassVar[str]
+class SleepingHandler(_Handler):
+    """``kernels/ID/sleep``, ``kernels/ID/wake`` and ``kernels/ID/hibernate``"""
 
     @web.authenticated
     @authorized
-    async def post(self, kernel_id: str) -> None:
-        """Begin it."""
+    async def post(self, kernel_id: str, kind: str) -> None:
+        """Begin to put a kernel to sleep, to wake it, or to hibernate it."""
         self.arguments_in_body()
-        operation = await self.service.operate(self.kind, kernel_id)
+        operation = await self.service.operate(kind, kernel_id)
         self.set_status(202)
         self.finish(operation.as_dict())
-
-
-class SleepHandler(_PlainOperationHandler):
-    """``kernels/ID/sleep``"""
-
-    kind = "sleep"
-
-
-class WakeHandler(_PlainOperationHandler):
-    """``kernels/ID/wake``"""
-
-    kind = "wake"
-
-
-class HibernateHandler(_PlainOperationHandler):
-    """``kernels/ID/hibernate``"""
-
-    kind = "hibernate"
 
 
 class KernelHandler(_Handler):
