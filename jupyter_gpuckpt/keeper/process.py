@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import settings
-from ..errors import Busy, GpuckptError, KernelLost, Refused, RestoreFailed
+from ..errors import Busy, Cancelled, GpuckptError, KernelLost, Refused, RestoreFailed
 from ..freeze import cuda, processes
 from ..lock_files import KEEPER_LOCK
 from ..store import Store
-from . import ports
+from . import ports, tally
 from .comparison import compare
 from .gpu_sleep import GpuSleep
+from .idleness import AutoSleep
 from .link import AgentSilent, Link
 from .namespace import FIRST_PID, Namespace, run_path
 from .needs import Marks
@@ -101,6 +102,9 @@ class Keeper:
         """Set while no operation is under way."""
         self.idle.set()
         self.closing = asyncio.Event()
+        self.auto_sleep = AutoSleep(self)
+        self.woken: dict[str, Any] | None = None
+        """When the kernel was last woken (``at``) and how long that took (``seconds``)."""
         self._spaces: list[Namespace] = []
         self._attached: set[asyncio.StreamWriter] = set()
         self._watch: asyncio.Task[None] | None = None
@@ -464,6 +468,8 @@ class Keeper:
             return {"freed": await asyncio.to_thread(self.store.remove, str(args["name"]))}
         if op == "executed":
             return await self._executed()
+        if op == "autosleep":
+            return self._set_auto_sleep(args["after"])
         raise GpuckptError(f"The keeper does not know {op!r}.", "", "Upgrade the older of the two.")
 
     async def _exclusively(
@@ -487,11 +493,19 @@ class Keeper:
             )
         operation = self.operation = Operation(kind, name)
         self.idle.clear()
+        began, result = time.monotonic(), "failed"
         try:
             if kind in _WANTS_IT_AWAKE:
                 await awaken(self, Stages(operation, tell))
-            return await steps(self, operation, args, tell)
+            done = await steps(self, operation, args, tell)
+            result = "" if isinstance(done, dict) and done.get("already") else "done"
+            return done
+        except Cancelled:
+            result = "cancelled"
+            raise
         finally:
+            if result:
+                asyncio.get_running_loop().run_in_executor(None, tally.note, kind, result, time.monotonic() - began)
             self.operation = None
             if self.state.operation is not None:
                 self.state.operation = None
@@ -533,12 +547,14 @@ class Keeper:
             "parent": self.state.parent,
             "copy_of": self.launch.copy_of,
             "hibernated": self._hibernated(),
+            "sleep_after": self.state.sleep_after,
             "notes": self.notes,
             "attended": bool(self._attached),
             "busy": self.link.busy if self.link is not None else False,
             "last_active": self.link.last_active if self.link is not None else self.state.started,
             "pinned": self.state.awake,
             "asleep_since": asleep["since"] if asleep else None,
+            "woken": self.woken,
             "gpu": {
                 "held": 0 if asleep or not cuda.cuda_pids(tree) else None,
                 "freed": asleep["freed"] if asleep else 0,
@@ -559,6 +575,13 @@ class Keeper:
     def holders(self) -> list[int]:
         """Return the pids of the programs that hold the kernel: Jupyter servers, as a rule."""
         return [peer_pid(writer.get_extra_info("socket")) for writer in self._attached]
+
+    def _set_auto_sleep(self, after: float | None) -> dict[str, Any]:
+        """Set after how many idle seconds the kernel goes to sleep by itself; None or 0 for never."""
+        self.state.sleep_after = float(after) if after else None
+        self.note_state()
+        self.auto_sleep.look_again()
+        return {"sleep_after": self.state.sleep_after}
 
     async def _executed(self) -> dict[str, Any]:
         """Ask the kernel which cells it has executed; one without an agent does not know."""
@@ -767,7 +790,9 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> 
         if how == "take-over":
             await keeper.recover()
         keeper.held.set()
+        watching = asyncio.create_task(keeper.auto_sleep.run())
         await keeper.closing.wait()
+        watching.cancel()
         server.close()
         await asyncio.sleep(0)  # the last answers go out
     finally:

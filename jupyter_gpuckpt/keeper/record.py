@@ -49,6 +49,8 @@ class Launch:
     """What the server calls the notebook (JPY_SESSION_NAME): usually its path; empty when unknown."""
     copy_of: str = ""
     """The id of the kernel that this one was forked from; empty where it was started."""
+    sleep_after: float | None = None
+    """After how many idle seconds it goes to sleep by itself; None for never. The person can change it for `State`."""
 
 
 @dataclass
@@ -66,6 +68,8 @@ class State:
     """Name and id of the snapshot that the kernel last came from or went to."""
     own_files: bool = False
     """Whether it came from a snapshot's own files: some of those that it uses stand in its sleeper alone."""
+    sleep_after: float | None = None
+    """After how many idle seconds the kernel goes to sleep by itself; None for never."""
     sleep: dict[str, Any] | None = None
     """How far the kernel is in falling asleep or waking, and what of it was on a GPU (`keeper.asleep`); None while it
     is awake."""
@@ -104,7 +108,7 @@ class KernelFolder:
         folder.path.mkdir(mode=0o700)
         lock = folder.lock()
         assert lock is not None
-        folder.write_state(State())
+        folder.write_state(State(sleep_after=launch.sleep_after))
         folder._write(LAUNCH, dataclasses.asdict(launch))
         return folder, lock
 

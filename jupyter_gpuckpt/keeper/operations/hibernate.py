@@ -261,6 +261,7 @@ async def come_back(keeper: Keeper, operation: Operation, args: Mapping[str, Any
         log.warning("the kernel could not be woken: %s", error)
         await keeper.refuse_requests(error)
         raise error from e
+    keeper.woken = {"at": now(), "seconds": stages.seconds()}
     return {"already": False, "back": back, "warnings": [*warnings, *faults], "seconds": stages.seconds()}
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import DriverError, Refused
 from .. import sharing
+from ..record import now
 from .hibernate import come_back
 from .sleep import ASLEEP, WAKING, tell_awake
 from .stages import Stages
@@ -58,5 +59,6 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
             keeper.note_state()
             raise Refused(_STILL_ASLEEP, f"{e.what} {e.why}", e.then, **e.data) from e
     await tell_awake(link, keeper)
+    keeper.woken = {"at": now(), "seconds": stages.seconds()}
     keeper.in_background(gpu.close())
     return {"already": False, "back": gpu.freed, "seconds": stages.seconds()}
