@@ -77,6 +77,8 @@ class Agent:
         self._saving = False
         self._clients: dict[str, int] = {}
         self._token = ""
+        self._heard = threading.Event()
+        self._heard.set()
         self._mended = threading.Event()
         self._mended.set()
         self._ids = itertools.count(1)
@@ -320,7 +322,11 @@ class Agent:
 
         With `hold`, nothing that comes is executed until the kernel is `woken`.
         """
-        self._kernel.hold(hold)
+        if hold:
+            # Nobody hears yet what a cell prints that runs on.
+            self._heard.clear()
+            self._kernel.iopub_thread.schedule(self.until_heard)
+            self._kernel.hold(True)
         self._clients = peers
         self._child_output.moved({int(was): port for was, port in ports.items()})
         kernel, app = self._kernel, self._kernel.parent
@@ -413,6 +419,7 @@ class Agent:
             if self.cells.are_running():
                 self._kernel.ask_again()
         finally:
+            self._heard.set()
             self.cells.take_queued({"queued": filter(None, requests)})
             self._kernel.io_loop.add_callback(self._kernel.hold, False)
         for waiting in list(self._waiting.values()):
@@ -422,6 +429,10 @@ class Agent:
                 waiting.messages.put({"error": _overtaken(waiting.op).as_dict()})
         self._calls.put(partial(self._be_heard, "woken"))
         return {"faults": faults}
+
+    def until_heard(self) -> None:
+        """Wait in a kernel that wakes until clients hear it; where nobody tells that they do, not for ever."""
+        self._heard.wait(settings.hook_timeout())
 
     def _be_heard(self, what: str) -> None:
         self._wait_for_clients()

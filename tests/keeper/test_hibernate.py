@@ -50,9 +50,13 @@ def wake(notebook: Notebook) -> None:
 
 def assert_awake(notebook: Notebook) -> None:
     """It is a running kernel, and nothing of its hibernation is left."""
-    assert status(notebook)["state"] == "running"
+    wait_until(lambda: status(notebook)["state"] == "running")
     wait_until(lambda: not names(), what=f"snapshots are left: {names()}")
-    assert_no_litter()
+    # Its removal goes on for a moment.
+    wait_until(lambda: {path.name for path in store().glob("locks/*")} <= {"collect"})
+    wait_until(lambda: list(store().glob("contents/*")) == [])
+    if store().exists():
+        assert_no_litter()
     assert len(list(notebook.folder.glob("run-*.sock"))) == 1
 
 

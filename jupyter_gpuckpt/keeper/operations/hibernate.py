@@ -256,6 +256,7 @@ async def come_back(keeper: Keeper, operation: Operation, args: Mapping[str, Any
     try:
         await stages.enter("checking")
         warnings = await _bring_up(keeper, operation, args, stages)
+        operation.answering = True
         faults = await finish_wake(keeper)
     except (GpuckptError, OSError) as e:
         error = _failed(keeper, e)
@@ -378,7 +379,7 @@ async def finish_wake(keeper: Keeper) -> list[str]:
     keeper.note_state()
     keeper.watch()
     if answered:
-        await asyncio.to_thread(forget, keeper.store, hibernated["snapshot"])
+        keeper.in_background(asyncio.to_thread(forget, keeper.store, hibernated["snapshot"]))
     return faults
 
 
