@@ -204,7 +204,7 @@ def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def test_no_room_for_it(full_disk: Path, notebook: Notebook) -> None:
     notebook.run("import os; x = os.urandom(30_000_000)")
-    with notebook.keeper as keeper, pytest.raises(GpuckptError, match="no room|No space|disk"):
+    with notebook.keeper as keeper, pytest.raises(GpuckptError, match="disk"):
         keeper.request("hibernate")
     assert notebook.value("len(x)") == "30000000"
     assert_awake(notebook)
