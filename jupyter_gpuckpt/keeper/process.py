@@ -94,6 +94,7 @@ class Keeper:
         self.closing = asyncio.Event()
         self._spaces: list[Namespace] = []
         self._attached: set[asyncio.StreamWriter] = set()
+        self._tidying: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -207,6 +208,10 @@ class Keeper:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def tidy(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that nobody waits for but the next operation."""
+        self._tidying = asyncio.create_task(work)
 
     async def _watch_kernel(self, space: Namespace, pid: int) -> None:
         try:
@@ -388,6 +393,8 @@ class Keeper:
         operation = self.operation = Operation(kind, name)
         self.idle.clear()
         try:
+            if self._tidying is not None:
+                await asyncio.wait([self._tidying])
             if kind in _WANTS_IT_AWAKE:
                 await awaken(self, Stages(operation, tell))
             return await steps(self, operation, args, tell)
