@@ -15,6 +15,7 @@ from typing import Any
 
 from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning import LocalProvisioner
+from traitlets import Unicode, default
 
 from . import settings
 from .errors import GpuckptError, KeeperGone, NoSuchKernel, Refused, Unavailable
@@ -36,6 +37,14 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     The manager's handle is the keeper, so that it never sees the kernel's process change. Where the machine cannot
     save and restore, it is a `LocalProvisioner`: the kernel is a plain one, and ``%gpuckpt`` in it says why.
     """
+
+    sleep_after = Unicode(
+        help="After how long an idle kernel goes to sleep and gives its GPU memory up: 45s, 30m or 2h, or off."
+    ).tag(config=True)
+
+    @default("sleep_after")
+    def _default_sleep_after(self) -> str:
+        return os.environ.get("GPUCKPT_SLEEP_AFTER") or "off"
 
     _keeper: KeeperClient | None = None
     _folder: KernelFolder | None = None
@@ -125,7 +134,15 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             agent=has_agent,
             name=self.parent.kernel_name,
             notebook=env.get("JPY_SESSION_NAME", ""),
+            sleep_after=self._parsed_sleep_after(),
         )
+
+    def _parsed_sleep_after(self) -> float | None:
+        try:
+            return settings.parse_duration(self.sleep_after)
+        except ValueError as e:
+            self.log.warning("The kernel does not go to sleep by itself: the setting sleep_after is wrong: %s.", e)
+            return None
 
     @staticmethod
     def _attach(folder: KernelFolder) -> KeeperClient:

@@ -158,6 +158,38 @@ def parse_size(text: str) -> int:
     return int(number * _UNITS[unit])
 
 
+_SPANS = {"": 1.0, "S": 1.0, "M": 60.0, "MIN": 60.0, "H": 3600.0, "D": 86400.0}
+
+
+def parse_duration(text: str) -> float | None:
+    """Return the seconds that a text such as ``90``, ``30m`` or ``1.5h`` means; None for ``off``, and for 0.
+
+    Raises
+    ------
+    ValueError : it is no duration.
+    """
+    plain = text.strip().upper()
+    if plain == "OFF":
+        return None
+    unit = plain.lstrip("0123456789.").strip()
+    try:
+        number = float(plain.removesuffix(unit))
+        seconds = number * _SPANS[unit]
+    except (ValueError, KeyError):
+        seconds = -1.0
+    if not 0 <= seconds < 10**9:
+        raise ValueError(f"{text!r} is neither a time such as 45s, 30m or 2h, nor off")
+    return seconds or None
+
+
+def sleep_without_gpu() -> bool:
+    """Return whether kernels that have nothing on a GPU go to sleep by themselves, too (``GPUCKPT_SLEEP_WITHOUT_GPU``).
+
+    There is nothing to free, but what sleeps may be hibernated.
+    """
+    return os.environ.get("GPUCKPT_SLEEP_WITHOUT_GPU", "").lower() in ("on", "1", "yes", "true")
+
+
 def store_quota() -> int | None:
     """Return how many bytes the store may take (``GPUCKPT_STORE_QUOTA``); None where there is no limit.
 

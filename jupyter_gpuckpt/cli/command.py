@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from .. import __version__
+from .. import __version__, settings
 from ..errors import Cancelled, GpuckptError
 from . import output
 from .store_parsers import add_store_parsers
@@ -133,6 +133,12 @@ def _awake(args: argparse.Namespace) -> int:
     return awake(args)
 
 
+def _autosleep(args: argparse.Namespace) -> int:
+    from .kernels import autosleep
+
+    return autosleep(args)
+
+
 def _stop(args: argparse.Namespace) -> int:
     from .kernels import stop
 
@@ -149,6 +155,14 @@ def _setup(args: argparse.Namespace) -> int:
     from .machine import setup
 
     return setup(args)
+
+
+def _duration(text: str) -> float | None:
+    """Return the seconds that a text such as ``30m`` means; None for ``off``."""
+    try:
+        return settings.parse_duration(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
 
 
 def _gpus(text: str) -> list[int]:
@@ -252,6 +266,9 @@ def _parser() -> argparse.ArgumentParser:
     keeping = command("awake", _awake, "keep a kernel from being put to sleep by others, or no longer")
     keeping.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
     keeping.add_argument("state", choices=["on", "off"], help="on: it stays awake; off: it may sleep")
+    timing = command("autosleep", _autosleep, "have a kernel go to sleep by itself when it has been idle for a time")
+    timing.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
+    timing.add_argument("after", metavar="TIME", type=_duration, help="for how long: 45s, 30m, 2h, or off")
     removing = command("rm", _rm, "remove snapshots")
     removing.add_argument("names", metavar="NAME", nargs="+", help="a snapshot")
     add_store_parsers(command)

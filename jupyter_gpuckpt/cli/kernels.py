@@ -216,6 +216,13 @@ def awake(args: argparse.Namespace) -> int:
     return output.DONE
 
 
+def autosleep(args: argparse.Namespace) -> int:
+    """Set after what time a kernel goes to sleep by itself."""
+    found = _operate(args.kernel, "autosleep", {"after": args.after}, "Noting")
+    output.result(args.json, found, show.auto_sleep(found))
+    return output.DONE
+
+
 # -- stop
 
 

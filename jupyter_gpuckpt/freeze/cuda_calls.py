@@ -93,6 +93,13 @@ class CudaWorker:
         """Return what processes hold on the GPUs, as far as the driver tells."""
         return [Usage(**usage) for usage in self._ask("usage", None, _QUERY_TIMEOUT)]
 
+    def at_work(self, since: float) -> set[int | None]:
+        """Return the pids of the processes that have been at work on a GPU since a time (seconds since the epoch).
+
+        None is among them where a GPU is at work, or may be, and the driver does not tell for whom.
+        """
+        return {item["pid"] for item in self._ask("work", None, _QUERY_TIMEOUT, since=since)}
+
     def state(self, pid: int) -> State:
         """Return the CUDA state of a process.
 

@@ -57,6 +57,7 @@ class Driver:
             "version": self.version,
             "gpus": lambda: self._loaded_nvml().gpus(),
             "usage": lambda: self._loaded_nvml().usage(),
+            "work": lambda since: self._loaded_nvml().work(since),
             "state": self.state,
             "lock": self.lock,
             "checkpoint": self.checkpoint,

@@ -12,6 +12,8 @@ from typing import Any
 __all__ = ["Nvml", "NvmlError"]
 
 _NOT_SUPPORTED = 3
+_NO_PERMISSION = 4
+_NOT_FOUND = 6
 _INSUFFICIENT_SIZE = 7
 _NO_DRIVER = (9, 12)
 """`NVML_ERROR_DRIVER_NOT_LOADED` and `NVML_ERROR_LIBRARY_NOT_FOUND`."""
@@ -39,6 +41,16 @@ class _ProcessInfo(ctypes.Structure):
         ("used", ctypes.c_ulonglong),
         ("gpu_instance", ctypes.c_uint),
         ("compute_instance", ctypes.c_uint),
+    ]
+
+
+class _Utilization(ctypes.Structure):
+    """`nvmlProcessUtilizationSample_t`: percents of the time of one sample."""
+
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("time", ctypes.c_ulonglong),
+        *((name, ctypes.c_uint) for name in ("sm", "memory", "encoder", "decoder")),
     ]
 
 
@@ -81,6 +93,41 @@ class Nvml:
             )
             for process in self._processes(call, device)
         ]
+
+    def work(self, since: float) -> list[dict[str, Any]]:
+        """Return who has been at work on the GPUs since a time (seconds since the epoch), as samples of the driver's.
+
+        Each has gpu (UUID) and pid; a pid of None means that the driver tells only of the whole GPU, that it is at work
+        now, or does not tell at all.
+        """
+        return [
+            {"gpu": self._text("nvmlDeviceGetUUID", device), "pid": pid}
+            for _, device in self._devices()
+            for pid in self._at_work(device, since)
+        ]
+
+    def _at_work(self, device: ctypes.c_void_p, since: float) -> set[int | None]:
+        call, last_seen = "nvmlDeviceGetProcessUtilization", ctypes.c_ulonglong(int(since * 1e6))
+        room = 0
+        while True:
+            count = ctypes.c_uint(room)
+            samples = (_Utilization * room)() if room else None
+            number = self._number(call, device, samples, ctypes.byref(count), last_seen)
+            if number != _INSUFFICIENT_SIZE or count.value <= room:
+                break
+            room = count.value
+        if number == _NOT_FOUND:
+            return set()
+        if number in (_NOT_SUPPORTED, _NO_PERMISSION, _INSUFFICIENT_SIZE):
+            return {None} if self._is_at_work(device) else set()
+        self._check(call, number)
+        found = list(samples or [])[: count.value]
+        return {s.pid for s in found if s.time > last_seen.value and (s.sm or s.memory or s.encoder or s.decoder)}
+
+    def _is_at_work(self, device: ctypes.c_void_p) -> bool:
+        rates = (ctypes.c_uint * 2)()  # nvmlUtilization_t: of the processors, of the memory
+        number = self._number("nvmlDeviceGetUtilizationRates", device, ctypes.byref(rates))
+        return number != 0 or any(rates)
 
     def _devices(self) -> list[tuple[int, ctypes.c_void_p]]:
         if self._library is None:

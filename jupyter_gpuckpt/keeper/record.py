@@ -49,6 +49,8 @@ class Launch:
     """What the server calls the notebook (JPY_SESSION_NAME): usually its path; empty when unknown."""
     copy_of: str = ""
     """The id of the kernel that this one was forked from; empty where it was started."""
+    sleep_after: float | None = None
+    """After how many idle seconds it goes to sleep by itself; None for never. The person can change it for `State`."""
 
 
 @dataclass
@@ -66,6 +68,8 @@ class State:
     """Name and id of the snapshot that the kernel last came from or went to."""
     own_files: bool = False
     """Whether it came from a snapshot's own files: some of those that it uses stand in its sleeper alone."""
+    sleep_after: float | None = None
+    """After how many idle seconds the kernel goes to sleep by itself; None for never."""
     sleep: dict[str, Any] | None = None
     """How far the kernel is in falling asleep or waking, and what of it was on a GPU (`keeper.asleep`); None while it
     is awake."""
@@ -73,6 +77,10 @@ class State:
     """Whether nobody but the person may put it to sleep."""
     operation: dict[str, Any] | None = None
     """The operation under way, for whoever has to clean up after this keeper."""
+    hibernated: dict[str, Any] | None = None
+    """Where there is no kernel but its snapshot: ``snapshot`` (as listings tell of it), ``since``, ``said`` (what the
+    kernel said before it went), ``requests`` (what clients have sent, to be executed when it wakes) and
+    ``own_connections`` (how many the kernel had to its own shell port)."""
     boot: str = ""
     """Which boot of the machine this is of (proc(5), random/boot_id): pids mean nothing in the next."""
 
@@ -100,7 +108,7 @@ class KernelFolder:
         folder.path.mkdir(mode=0o700)
         lock = folder.lock()
         assert lock is not None
-        folder.write_state(State())
+        folder.write_state(State(sleep_after=launch.sleep_after))
         folder._write(LAUNCH, dataclasses.asdict(launch))
         return folder, lock
 
@@ -182,10 +190,10 @@ class KernelFolder:
         return sleeper is not None and start_time(sleeper[0]) == sleeper[1]
 
     def can_be_kept(self) -> bool:
-        """Tell whether a new keeper has anything to do here: a kernel that lives, or a restore to bring to an end."""
+        """Tell whether a new keeper has anything to do here: a kernel that lives or is hibernated, or a restore."""
         state = self.state()
-        in_restore = (state.operation or {}).get("kind") == "restore" and state.boot == _boot()
-        return in_restore or self.has_sleeper()
+        in_restore = (state.operation or {}).get("kind") == "restore" or state.hibernated is not None
+        return (in_restore and state.boot == _boot()) or self.has_sleeper()
 
     def remove(self) -> None:
         """Delete the folder and all in it."""

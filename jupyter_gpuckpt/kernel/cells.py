@@ -147,7 +147,7 @@ class Cells:
         self._publish("status", {"execution_state": "idle"}, asked)
 
     def announce(self, what: str) -> None:
-        """Tell whoever listens that the kernel is ``restoring``, about to go, or is ``restored``.
+        """Tell whoever listens that the kernel is ``restoring``, about to go, or ``restored``, ``asleep`` and so on.
 
         By a status message with a member of our own, which other clients pass over: to them it says what they know.
         """

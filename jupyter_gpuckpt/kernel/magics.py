@@ -26,6 +26,7 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
 %gpuckpt sleep · wake                         give what it has on the GPU up for host memory, and take it back;
                                               a kernel that sleeps wakes by itself when a cell is run
 %gpuckpt awake on · off                       keep this kernel awake whatever others need, or no longer
+%gpuckpt autosleep TIME · off                 have it sleep when it has been idle for so long (45s, 30m, 2h)
 %gpuckpt move --gpu N[,N ...]                 move what this kernel has on the GPU to another
 %gpuckpt list                                 the snapshots there are
 %gpuckpt log                                  which of them came from which
@@ -45,6 +46,7 @@ Functions of your own around a save: jupyter_gpuckpt.before_save(fn), jupyter_gp
 
 _SUBCOMMANDS = (
     *(
+        "autosleep",
         "awake",
         "diff",
         "fork",
@@ -119,10 +121,19 @@ def _parser() -> _Parser:
     tag.add_argument("name")
     tag.add_argument("tags", nargs="*")
     tag.add_argument("--remove", action="append", default=[])
+    commands.add_parser("autosleep").add_argument("after", type=_duration)
     commands.add_parser("awake").add_argument("state", choices=["on", "off"])
     for plain in ("list", "log", "panel", "sleep", "status", "wake", "help"):
         commands.add_parser(plain)
     return parser
+
+
+def _duration(text: str) -> float | None:
+    """Return the seconds that a text such as ``30m`` means; None for ``off``."""
+    return settings.parse_duration(text)
+
+
+_duration.__name__ = "time such as 45s, 30m or 2h"  # argparse names it when it is none
 
 
 def _gpus(text: str) -> list[int]:
@@ -239,6 +250,9 @@ class Gpuckpt:
         self._keeper().request("awake", {"on": args.state == "on"})
         kept = "stays awake until `%gpuckpt awake off`" if args.state == "on" else "may be put to sleep"
         print(f"This kernel {kept}.")
+
+    def _autosleep(self, args: argparse.Namespace) -> None:
+        print(show.auto_sleep(self._keeper().request("autosleep", {"after": args.after})))
 
     def _list(self, _: argparse.Namespace) -> show.Listing:
         return show.snapshots(self._keeper().request("list"))

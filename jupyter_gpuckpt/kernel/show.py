@@ -36,6 +36,14 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min {seconds % 60:.0f} s"
 
 
+def span(seconds: float) -> str:
+    """Return a time as people set it: in the largest unit that it is a whole number of."""
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= length and seconds % length == 0:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:g} s"
+
+
 class _Shown:
     """Something that shows itself as one line of text, and as HTML with the same words.
 
@@ -205,6 +213,12 @@ class Awake(_Shown):
             return "Awake already: the kernel did not sleep."
         back = f": {size(self.back)} are back on the GPU" if self.back else ""
         return f"Woken in {duration(self.seconds)}{back}."
+
+
+def auto_sleep(result: dict[str, Any]) -> str:
+    """Say after what time a kernel goes to sleep by itself now."""
+    after = result["sleep_after"]
+    return f"It goes to sleep when idle for {span(after)}." if after else "It does not go to sleep by itself."
 
 
 class Listing(_Shown):

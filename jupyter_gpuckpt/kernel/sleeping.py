@@ -68,11 +68,13 @@ class Sleeping:
     def asleep(self, gpu: bool) -> None:
         """Note that the kernel sleeps now; `gpu` is whether anything of it is kept from the GPUs."""
         self._holds_gpu_state = gpu
+        self._agent.cells.announce("asleep")
 
     def after_sleep(self) -> list[str]:
         """The kernel is awake again, or did not fall asleep; return what of it could not be undone, in words."""
         faults = self._housekeeping.after(restored=False)
         self.is_asleep = self._holds_gpu_state = False
+        self._agent.cells.announce("awake")
         return faults
 
     # -- what the kernel asks for
@@ -94,6 +96,7 @@ class Sleeping:
         GpuckptError : the kernel still sleeps, unharmed.
         """
         deadline = time.monotonic() + _NEW_KEEPER
+        self._agent.cells.announce("waking")
         while True:
             try:
                 woken: dict[str, Any] = self._agent.request("wake", {}, progress)

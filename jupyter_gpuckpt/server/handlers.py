@@ -38,6 +38,7 @@ __all__ = [
     "ExecutedHandler",
     "ExportHandler",
     "ForkHandler",
+    "KernelHandler",
     "KernelLogHandler",
     "KernelsHandler",
     "MoveHandler",
@@ -52,6 +53,7 @@ __all__ = [
     "RenameHandler",
     "RestoreHandler",
     "SaveHandler",
+    "SleepingHandler",
     "SnapshotHandler",
     "SnapshotsHandler",
 ]
@@ -104,7 +106,7 @@ class _Handler(APIHandler):
         """Set the answer's status; with the methods that there are where it is that another is not one of them."""
         super().set_status(status_code, reason)
         if status_code == 405:
-            methods = [name.upper() for name in ("get", "post", "delete") if name in vars(type(self))]
+            methods = [name.upper() for name in ("get", "post", "patch", "delete") if name in vars(type(self))]
             self.set_header("Allow", ", ".join([*methods, "OPTIONS"]))
 
     def log_exception(self, kind: Any, error: Any, trace: Any) -> None:
@@ -115,7 +117,17 @@ class _Handler(APIHandler):
     def arguments_in_body(self, **fields: type) -> dict[str, Any]:
         """Return the members of the request's JSON object; those left out have their type's empty value.
 
-        A number may not be negative; one that is left out is None.
+        A number that is left out is None.
+
+        Raises
+        ------
+        BadRequest : as `members_of_body`.
+        """
+        found = self.members_of_body(**fields)
+        return {name: found.get(name, None if kind is int else kind()) for name, kind in fields.items()}
+
+    def members_of_body(self, **fields: type) -> dict[str, Any]:
+        """Return those of the members that the request's JSON object has; a number may not be negative.
 
         Raises
         ------
@@ -133,7 +145,7 @@ class _Handler(APIHandler):
             is_negative = kind is int and isinstance(found.get(name), int) and found[name] < 0
             if type(found.get(name, kind())) is not kind or is_negative:  # to Python, true is an int
                 raise _bad_request(f"Its {name!r} is not of that type.", fields)
-        return {name: found.get(name, None if kind is int else kind()) for name, kind in fields.items()}
+        return dict(found)
 
 
 def _bad_request(why: str, fields: Mapping[str, type]) -> BadRequest:
@@ -214,6 +226,30 @@ class MoveHandler(_Handler):
         operation = await self.service.move(kernel_id, [gpu])
         self.set_status(202)
         self.finish(operation.as_dict())
+
+
+class SleepingHandler(_Handler):
+    """``kernels/ID/sleep``, ``kernels/ID/wake`` and ``kernels/ID/hibernate``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str, kind: str) -> None:
+        """Begin to put a kernel to sleep, to wake it, or to hibernate it."""
+        self.arguments_in_body()
+        operation = await self.service.operate(kind, kernel_id)
+        self.set_status(202)
+        self.finish(operation.as_dict())
+
+
+class KernelHandler(_Handler):
+    """``kernels/ID``"""
+
+    @web.authenticated
+    @authorized
+    async def patch(self, kernel_id: str) -> None:
+        """Change when a kernel goes to sleep."""
+        changes = self.members_of_body(pinned=bool, sleep_after=int)
+        self.finish(await self.service.change(kernel_id, changes))
 
 
 class AdoptHandler(_Handler):

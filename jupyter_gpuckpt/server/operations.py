@@ -1,4 +1,4 @@
-"""Saves, restores, forks, moves and transfers under way: each has an id, says how far it is, and can be cancelled.
+"""What is under way on kernels, and transfers: each operation has an id, says how far it is, and can be cancelled.
 
 All of it belongs to the server's event loop, but for the one thread of each operation, which waits for its keeper or
 does the work.
@@ -43,7 +43,7 @@ def _now() -> str:
 
 @dataclass
 class Operation:
-    """A save, a restore, a fork, a move, a push or a pull, asked for by way of the API."""
+    """Something long on a kernel or a snapshot, such as a save, a sleep or a push, asked for by way of the API."""
 
     kind: str
     kernel_id: str

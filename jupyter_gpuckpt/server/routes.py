@@ -8,6 +8,7 @@ from jupyter_server.utils import url_path_join
 
 from . import handlers
 from .events import Events
+from .metrics import register
 from .service import Service
 
 if TYPE_CHECKING:
@@ -21,10 +22,12 @@ _SNAPSHOT = r"snapshots/([^/]+)"
 
 ROUTES: dict[str, type[Any]] = {
     r"kernels": handlers.KernelsHandler,
+    _KERNEL: handlers.KernelHandler,
     rf"{_KERNEL}/save": handlers.SaveHandler,
     rf"{_KERNEL}/restore": handlers.RestoreHandler,
     rf"{_KERNEL}/fork": handlers.ForkHandler,
     rf"{_KERNEL}/move": handlers.MoveHandler,
+    rf"{_KERNEL}/(sleep|wake|hibernate)": handlers.SleepingHandler,
     rf"{_KERNEL}/adopt": handlers.AdoptHandler,
     rf"{_KERNEL}/executed": handlers.ExecutedHandler,
     rf"{_KERNEL}/log": handlers.KernelLogHandler,
@@ -49,6 +52,7 @@ def add_routes(app: ServerApp) -> None:
     """Add the API to a server that is starting."""
     assert app.event_logger is not None  # made before any extension is loaded
     service = Service(Events(app.event_logger), app.kernel_manager)
+    register(service.look)
     base = url_path_join(app.web_app.settings["base_url"], "api/gpuckpt")
     routes = [*ROUTES.items(), (r".*", handlers.NowhereHandler)]
     app.web_app.add_handlers(  # type: ignore[no-untyped-call]

@@ -41,7 +41,7 @@ _JUDGED_FOR = 60.0
 """For how long the judgement holds that this machine can or cannot save kernels, in seconds."""
 
 
-_FEATURES = ("fork", "push", "pull", "export")
+_FEATURES = ("fork", "push", "pull", "export", "sleep", "hibernate")
 
 
 class Service:
@@ -145,6 +145,43 @@ class Service:
         """
         folder = await self._folder(kernel_id)
         return self.operations.start(Operation("move", kernel_id, ""), folder, {"gpus": gpus})
+
+    async def operate(self, kind: str, kernel_id: str) -> Operation:
+        """Begin to put a kernel to ``sleep``, to ``wake`` it, or to ``hibernate`` it.
+
+        Raises
+        ------
+        NoSuchKernel, Unavailable : there is no such kernel, or that cannot be done with it.
+        """
+        folder = await self._folder(kernel_id)
+        return self.operations.start(Operation(kind, kernel_id, ""), folder, {})
+
+    async def change(self, kernel_id: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Change whether a kernel is ``pinned`` awake and after how many seconds it sleeps (``sleep_after``, 0: never).
+
+        What is not among the changes stays. Returns both.
+
+        Raises
+        ------
+        NoSuchKernel, Unavailable : there is no such kernel.
+        Busy, KeeperGone : it does not answer.
+        """
+        folder = await self._folder(kernel_id)
+
+        def ask() -> dict[str, Any]:
+            with client.connect(folder) as keeper:
+                if "pinned" in changes:
+                    keeper.request("awake", {"on": changes["pinned"]}, timeout=_ANSWER)
+                if "sleep_after" in changes:
+                    keeper.request("autosleep", {"after": changes["sleep_after"]}, timeout=_ANSWER)
+                status = keeper.request("status", timeout=_ANSWER)
+                return {key: status[key] for key in ("kernel_id", "pinned", "sleep_after")}
+
+        return await asyncio.to_thread(ask)
+
+    def look(self) -> tuple[list[dict[str, Any]], int]:
+        """Return all kernels and how many are hibernated, for the metrics; asked in a thread."""
+        return running_kernels(self._worker)[0], 0
 
     async def _hold(self, result: dict[str, Any]) -> None:
         """Hold the copies that a fork has made; one that cannot be held runs on, and the result says so."""

@@ -157,6 +157,32 @@ export class Actions {
     }
   }
 
+  /** Put a kernel to sleep, or wake it. */
+  async operate(kind: 'sleep' | 'wake', kernelId: string): Promise<void> {
+    await this.follower.run(() => this.model.api.operate(kind, kernelId));
+  }
+
+  /** Say what hibernating means, and do it. */
+  async hibernate(kernelId: string): Promise<void> {
+    const { model, trans } = this;
+    const asked = await showDialog({
+      title: trans.__('Hibernate the kernel?'),
+      body: new ParagraphsBody([
+        trans.__('The kernel is written to the disk and ended: it holds neither memory nor GPU memory then.'),
+        trans.__('When the notebook is opened again, it can be resumed with all that it has.')
+      ]),
+      buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.okButton({ label: trans.__('Hibernate') })]
+    });
+    if (asked.button.accept) {
+      await this.follower.run(() => model.api.operate('hibernate', kernelId));
+    }
+  }
+
+  /** Have a kernel kept awake, or no longer; or say after how many idle seconds it goes to sleep. */
+  async change(kernelId: string, changes: { pinned?: boolean; sleep_after?: number }): Promise<void> {
+    await this._change(() => this.model.api.change(kernelId, changes));
+  }
+
   /** Ask for an address, and send a snapshot there. */
   async share({ name }: ISnapshot): Promise<void> {
     const { model, trans } = this;

@@ -68,6 +68,16 @@ export class Api {
     return this.ask('POST', `kernels/${kernelId}/fork`, snapshot === undefined ? {} : { snapshot });
   }
 
+  /** Put a kernel to sleep, wake it, or hibernate it. */
+  operate(kind: 'sleep' | 'wake' | 'hibernate', kernelId: string): Promise<IOperation> {
+    return this.ask('POST', `kernels/${kernelId}/${kind}`);
+  }
+
+  /** Change when a kernel goes to sleep by itself; 0 seconds are for never. */
+  change(kernelId: string, changes: { pinned?: boolean; sleep_after?: number }): Promise<unknown> {
+    return this.ask('PATCH', `kernels/${kernelId}`, changes);
+  }
+
   remove(name: string): Promise<{ freed: number }> {
     return this.ask('DELETE', `snapshots/${name}`);
   }

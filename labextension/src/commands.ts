@@ -8,7 +8,7 @@ import { isOf } from './arrange';
 import { snapshotIcon } from './icons';
 import { CommandIDs } from './ids';
 import type { Model } from './model';
-import type { ISnapshot } from './types';
+import type { IKernel, ISnapshot, State } from './types';
 
 interface ITools {
   model: Model;
@@ -21,15 +21,16 @@ interface ITools {
   clicked: () => ISnapshot | undefined;
 }
 
-type Args = { name?: unknown };
+type Args = { name?: unknown; kernel?: unknown; seconds?: unknown };
 
 const NO_ARGS = { args: { type: 'object', properties: {} } } as const;
+const KERNEL_ARG = { args: { type: 'object', properties: { kernel: { type: 'string' } } } } as const;
 const NAME_ARG = { args: { type: 'object', properties: { name: { type: 'string' } } } } as const;
 
 export function addCommands(commands: CommandRegistry, { model, actions, trans, show, clicked }: ITools): void {
   const named = (args: Args): ISnapshot | undefined =>
     args.name === undefined ? clicked() : model.snapshots.find(snapshot => snapshot.name === args.name);
-  const idle = (): boolean => model.kernel !== undefined && model.stateOf(model.kernel.kernel_id) === 'running';
+  const idle = (): boolean => model.kernel !== undefined && model.isIdle(model.kernel.kernel_id);
   const latest = (): ISnapshot | undefined => model.snapshots.find(snapshot => isOf(snapshot, model.notebook));
   /** A command that is about one snapshot. */
   const about = (
@@ -45,6 +46,33 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
       execute: async args => {
         const snapshot = named(args);
         return snapshot && execute(await actions(), snapshot);
+      },
+      ...more
+    });
+  };
+
+  /** The kernel that a command names by its id, or the notebook's. */
+  const meant = ({ kernel }: Args): IKernel | undefined =>
+    kernel === undefined ? model.kernel : model.kernels.find(({ kernel_id }) => kernel_id === kernel);
+  /** A command that is about one kernel in one of some states. */
+  const aboutKernel = (
+    id: string,
+    label: string,
+    caption: string,
+    feature: string,
+    states: State[],
+    execute: (does: Actions, kernel: IKernel) => Promise<void>,
+    more: Partial<CommandRegistry.ICommandOptions> = {}
+  ): void => {
+    commands.addCommand(id, {
+      label,
+      caption,
+      isEnabled: args => states.includes(model.stateOf(meant(args)?.kernel_id)) && meant(args) !== undefined,
+      isVisible: () => model.has(feature),
+      describedBy: KERNEL_ARG,
+      execute: async args => {
+        const kernel = meant(args);
+        return kernel && execute(await actions(), kernel);
       },
       ...more
     });
@@ -114,6 +142,49 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
       isVisible: () => model.has('fork')
     }
   );
+  aboutKernel(
+    CommandIDs.sleep,
+    trans.__('Put Kernel to Sleep'),
+    trans.__('Give up its GPU memory; its variables stay, and the next cell wakes it'),
+    'sleep',
+    ['running'],
+    (does, kernel) => does.operate('sleep', kernel.kernel_id)
+  );
+  aboutKernel(
+    CommandIDs.wake,
+    trans.__('Wake Kernel'),
+    trans.__('Give it its GPU memory back'),
+    'sleep',
+    ['sleeping'],
+    (does, kernel) => does.operate('wake', kernel.kernel_id)
+  );
+  aboutKernel(
+    CommandIDs.hibernate,
+    trans.__('Hibernate Kernel…'),
+    trans.__('Write it to the disk and end it, to be resumed later'),
+    'hibernate',
+    ['running', 'sleeping'],
+    (does, kernel) => does.hibernate(kernel.kernel_id)
+  );
+  aboutKernel(
+    CommandIDs.keepAwake,
+    trans.__('Keep Kernel Awake'),
+    trans.__('Nobody but you puts it to sleep'),
+    'sleep',
+    ['running', 'sleeping'],
+    (does, kernel) => does.change(kernel.kernel_id, { pinned: !kernel.pinned }),
+    { isToggled: args => meant(args)?.pinned ?? false }
+  );
+  commands.addCommand(CommandIDs.sleepAfter, {
+    label: trans.__('Put Kernel to Sleep When Idle'),
+    isEnabled: args => meant(args) !== undefined && typeof args.seconds === 'number',
+    isVisible: () => false, // it needs a number
+    describedBy: { args: { type: 'object', properties: { kernel: { type: 'string' }, seconds: { type: 'number' } } } },
+    execute: async args => {
+      const kernel = meant(args);
+      return kernel && (await actions()).change(kernel.kernel_id, { sleep_after: Number(args.seconds) });
+    }
+  });
   commands.addCommand(CommandIDs.fetch, {
     label: trans.__('Fetch Snapshot…'),
     caption: trans.__('Fetch a snapshot that was sent elsewhere'),

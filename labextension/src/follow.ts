@@ -104,6 +104,12 @@ export class Follower {
         return trans.__('Forking the kernel: %1', far);
       case 'move':
         return trans.__('Moving the kernel: %1', far);
+      case 'sleep':
+        return trans.__('Putting the kernel to sleep: %1', far);
+      case 'wake':
+        return trans.__('Waking the kernel: %1', far);
+      case 'hibernate':
+        return trans.__('Hibernating the kernel: %1', far);
       case 'push':
         return trans.__('Sending %1: %2', name, far);
       case 'pull':
@@ -209,6 +215,12 @@ export class Follower {
         return trans.__('Forked the kernel.');
       case 'move':
         return trans.__('Moved the kernel.');
+      case 'sleep':
+        return trans.__('Asleep: %1 of GPU memory freed in %2 s.', size(Number(result?.freed ?? 0)), seconds);
+      case 'wake':
+        return trans.__('Woken in %1 s.', seconds);
+      case 'hibernate':
+        return trans.__('Hibernated in %1 s. Open the notebook again to resume.', seconds);
       case 'push':
         return trans.__('Sent %1.', name);
       case 'pull':

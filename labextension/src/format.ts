@@ -36,6 +36,11 @@ export function ago(created: string, now: Date, locale?: string): string {
   return relative.format(0, 'second');
 }
 
+/** Write a duration in seconds, with the digits that count. */
+export function seconds(span: number): string {
+  return `${span.toFixed(span < 10 ? 1 : 0)} s`;
+}
+
 /** Write a moment in full, in the person's language and time zone. */
 export function moment(created: string, locale?: string): string {
   return new Date(created).toLocaleString(locale);

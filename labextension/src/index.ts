@@ -57,8 +57,8 @@ function activate(
       return model.snapshots.find(snapshot => snapshot.name === line?.dataset.snapshot);
     }
   });
-  const { save, restoreLatest, fork, fetch, show, doctor } = CommandIDs;
-  for (const command of [save, restoreLatest, fork, fetch, show, doctor]) {
+  const { save, restoreLatest, fork, sleep, wake, hibernate, keepAwake, fetch, show, doctor } = CommandIDs;
+  for (const command of [save, restoreLatest, fork, sleep, wake, hibernate, keepAwake, fetch, show, doctor]) {
     palette?.addItem({ command, category: trans.__('Kernel Snapshots') });
   }
 

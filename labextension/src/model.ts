@@ -23,7 +23,15 @@ const SNAPSHOTS = 'https://schema.jupyter.org/jupyter_gpuckpt/snapshots/v1';
 const INTERVAL = 10_000;
 
 /** What a kernel is doing during an operation. */
-const DOING: Record<string, State> = { save: 'saving', restore: 'restoring', fork: 'forking', move: 'moving' };
+const DOING: Record<string, State> = {
+  save: 'saving',
+  restore: 'restoring',
+  fork: 'forking',
+  move: 'moving',
+  sleep: 'falling asleep',
+  wake: 'waking',
+  hibernate: 'hibernating'
+};
 /** How soon the server is asked again while a kernel is in the middle of one, in milliseconds. */
 const UNDER_WAY = 1000;
 
@@ -36,6 +44,8 @@ export class Model {
   private _visible = false;
   private _notebook: INotebook | null = null;
   private _told = '';
+  /** The kernels that a cell is waking, and since when. */
+  private readonly _waking = new Map<string, number>();
   private readonly _running = new Map<string, IProgress>();
   private readonly _changed = new Signal<this, void>(this);
   private readonly _moved = new Signal<this, IProgress>(this);
@@ -144,9 +154,34 @@ export class Model {
 
   /** Tell what a kernel is doing, also where another than this server was asked for it. */
   stateOf(kernelId: string | null | undefined): State {
+    if (this._waking.has(kernelId ?? '')) {
+      return 'waking';
+    }
     const kind = this.operationOf(kernelId)?.kind ?? '';
     const kernel = this._kernels.kernels.find(({ kernel_id }) => kernel_id === kernelId);
     return DOING[kind] ?? kernel?.state ?? 'running';
+  }
+
+  /** Tell whether a kernel can be asked for something; one that sleeps wakes for it. */
+  isIdle(kernelId: string): boolean {
+    return ['running', 'sleeping'].includes(this.stateOf(kernelId));
+  }
+
+  /** Since when a cell has been waking a kernel, on the clock of `Date.now`; undefined where none is. */
+  wakingSince(kernelId: string | null | undefined): number | undefined {
+    return this._waking.get(kernelId ?? '');
+  }
+
+  /** Take in what a kernel tells of itself: that it is `waking`, say, or `restored`. */
+  told(kernelId: string, what: unknown): void {
+    if (what === 'waking') {
+      this._waking.set(kernelId, Date.now());
+      this._changed.emit();
+    } else {
+      this._waking.delete(kernelId);
+      this._changed.emit();
+      this.refresh();
+    }
   }
 
   /** Ask the server for everything; while it is being asked, once more afterwards. */

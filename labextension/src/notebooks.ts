@@ -23,12 +23,15 @@ export function trackNotebook(tracker: INotebookTracker, model: Model): void {
       if (restarting && status === 'idle') {
         model.refresh();
       }
+      if (/restarting|dead/.test(status)) {
+        model.told(sessionContext.session?.kernel?.id ?? '', status);
+      }
       restarting = /restarting|dead/.test(status) || (restarting && status !== 'idle');
     });
-    // A kernel that is put back says so, whoever asked for it: a cell, a terminal, another window.
+    // A kernel that is put back or woken says so, whoever asked for it: a cell, a terminal, another window.
     sessionContext.iopubMessage.connect((_, { content }) => {
       if ('gpuckpt' in content) {
-        model.refresh();
+        model.told(sessionContext.session?.kernel?.id ?? '', content.gpuckpt);
       }
     });
     panel.context.pathChanged.connect(update);

@@ -4,8 +4,9 @@ import type { IRunningSessions, IRunningSessionManagers } from '@jupyterlab/runn
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { Signal } from '@lumino/signaling';
 import { basename, size } from './format';
-import { snapshotIcon } from './icons';
+import { moonIcon, snapshotIcon } from './icons';
 import type { Model } from './model';
+import type { IKernel } from './types';
 
 /** Add a section for them. */
 export function addRunning(managers: IRunningSessionManagers, model: Model, trans: TranslationBundle): void {
@@ -14,13 +15,15 @@ export function addRunning(managers: IRunningSessionManagers, model: Model, tran
   const items = (): IRunningSessions.IRunningItem[] =>
     model.kernels.map(kernel => ({
       label: () =>
-        trans.__(
-          '%1: %2 on GPUs',
-          basename(kernel.notebook) || kernel.name,
-          kernel.gpu_memory === null ? trans.__('unknown') : size(kernel.gpu_memory)
-        ),
+        kernel.gpu.freed > 0
+          ? trans.__('%1: asleep, %2 freed on GPUs', nameOf(kernel), size(kernel.gpu.freed))
+          : trans.__(
+              '%1: %2 on GPUs',
+              nameOf(kernel),
+              kernel.gpu_memory === null ? trans.__('unknown') : size(kernel.gpu_memory)
+            ),
       labelTitle: () => trans.__('Memory: %1', size(kernel.memory)),
-      icon: () => snapshotIcon
+      icon: () => (kernel.gpu.freed > 0 ? moonIcon : snapshotIcon)
     }));
   model.changed.connect(() => {
     const now = JSON.stringify(items().map(item => item.label()));
@@ -38,4 +41,8 @@ export function addRunning(managers: IRunningSessionManagers, model: Model, tran
     shutdownAllLabel: '',
     shutdownAllConfirmationText: ''
   });
+}
+
+function nameOf(kernel: IKernel): string {
+  return basename(kernel.notebook) || kernel.name;
 }

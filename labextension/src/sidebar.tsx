@@ -12,7 +12,8 @@ import { ago, basename, moment, size } from './format';
 import { CommandIDs } from './ids';
 import { snapshotIcon } from './icons';
 import type { Model } from './model';
-import type { IError, IKernel, INotebook, ISnapshot, State } from './types';
+import { kernelText, Moon, Sleep, SleepButtons } from './sleeping';
+import type { IError, IKernel, INotebook, ISnapshot } from './types';
 
 /** What the keys do with the snapshot whose line has the focus. */
 const KEYS: Record<string, string> = {
@@ -185,18 +186,17 @@ function KernelBox(props: IProps): React.JSX.Element {
 
 function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { kernel: IKernel }): React.JSX.Element {
   const operation = model.operationOf(kernel.kernel_id);
-  const state = stateText(model.stateOf(kernel.kernel_id), trans);
+  const state = model.stateOf(kernel.kernel_id);
   // It may have another name by now.
   const parent = model.snapshots.find(({ id }) => id === kernel.parent?.id) ?? kernel.parent;
-  const memory = size(kernel.memory);
-  const gpu = kernel.gpu_memory === null ? trans.__('unknown') : size(kernel.gpu_memory);
   return (
     <div className="jp-gpuckpt-Kernel">
-      <strong>{basename(model.notebook?.path ?? '')}</strong>
+      <strong>
+        {basename(model.notebook?.path ?? '')}
+        <Moon state={state} />
+      </strong>
       <p>
-        {kernel.gpu_memory === 0
-          ? trans.__('Kernel: %1 · %2 memory', state, memory)
-          : trans.__('Kernel: %1 · %2 memory · %3 on GPUs', state, memory, gpu)}
+        {trans.__('Kernel: %1', kernelText(kernel, state, trans))}
         <br />
         {parent ? trans.__('At or after %1', parent.name) : trans.__('Started afresh')}
       </p>
@@ -224,25 +224,15 @@ function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { 
               {trans.__('Fork into a new notebook')}
             </button>
           )}
+          <Sleep {...{ kernel, model, commands, trans }} />
         </>
       )}
     </div>
   );
 }
 
-function stateText(state: State, trans: TranslationBundle): string {
-  return {
-    running: trans.__('running'),
-    saving: trans.__('being saved'),
-    restoring: trans.__('being restored'),
-    forking: trans.__('being forked'),
-    moving: trans.__('being moved'),
-    ended: trans.__('ended')
-  }[state];
-}
-
 /** The kernels of other notebooks, with what they hold: GPU memory is shared by all. */
-function OtherKernels({ model, follower, trans }: IProps): React.JSX.Element | null {
+function OtherKernels({ model, follower, commands, trans }: IProps): React.JSX.Element | null {
   const others = model.kernels.filter(kernel => kernel.kernel_id !== model.notebook?.kernelId);
   if (others.length === 0) {
     return null;
@@ -252,25 +242,18 @@ function OtherKernels({ model, follower, trans }: IProps): React.JSX.Element | n
       .adopt(id)
       .catch(reason => follower.complain(reason))
       .then(() => model.refresh());
-  const held = (kernel: IKernel): string =>
-    kernel.gpu_memory === null ? trans.__('unknown') : size(kernel.gpu_memory);
   return (
     <section className="jp-gpuckpt-Section">
       <h3>{trans.__('Other kernels')}</h3>
       <ul className="jp-gpuckpt-Kernels" aria-label={trans.__('Other kernels')}>
         {others.map(kernel => (
           <li key={kernel.kernel_id} title={kernel.notebook}>
-            <span>{basename(kernel.notebook) || kernel.name}</span>
             <span>
-              {kernel.gpu_memory === 0
-                ? trans.__('%1 · %2 memory', stateText(model.stateOf(kernel.kernel_id), trans), size(kernel.memory))
-                : trans.__(
-                    '%1 · %2 memory · %3 on GPUs',
-                    stateText(model.stateOf(kernel.kernel_id), trans),
-                    size(kernel.memory),
-                    held(kernel)
-                  )}
+              {basename(kernel.notebook) || kernel.name}
+              <Moon state={model.stateOf(kernel.kernel_id)} />
             </span>
+            <span>{kernelText(kernel, model.stateOf(kernel.kernel_id), trans)}</span>
+            <SleepButtons {...{ kernel, model, commands, trans }} />
             {!kernel.attended && kernel.state === 'running' && (
               <button
                 className="jp-gpuckpt-Button"
@@ -336,7 +319,7 @@ function Line({ row, active, onFocus, model, commands, trans }: ILineProps): Rea
   const { snapshot, depth, origin } = row;
   const { name } = snapshot;
   const here = model.kernel?.parent?.id === snapshot.id;
-  const restorable = model.kernel !== undefined && model.stateOf(model.kernel.kernel_id) === 'running';
+  const restorable = model.kernel !== undefined && model.isIdle(model.kernel.kernel_id);
   const tab = active ? 0 : -1;
   const onKeyDown = (event: React.KeyboardEvent): void => {
     if (event.target !== event.currentTarget) {

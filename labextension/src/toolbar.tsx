@@ -9,8 +9,11 @@ import type { Menu } from '@lumino/widgets';
 import * as React from 'react';
 import { arrange } from './arrange';
 import { openMenu } from './commands';
+import { seconds } from './format';
 import { CommandIDs } from './ids';
 import type { Model } from './model';
+import { Moon } from './sleeping';
+import type { State } from './types';
 
 /** How many snapshots the menu offers; the sidebar has them all. */
 const OFFERED = 10;
@@ -37,7 +40,10 @@ export function restoreButton(model: Model, commands: CommandRegistry, trans: Tr
   return button;
 }
 
-/** Says in place of the kernel's own indicator that it is being saved, restored, forked or moved. */
+/** How often the time is shown anew that a wake takes, in milliseconds. */
+const TICK = 100;
+
+/** Says in place of the kernel's own indicator what is done with it, that it sleeps, and how long it takes to wake. */
 export class Indicator extends ReactWidget {
   constructor(
     private readonly panel: NotebookPanel,
@@ -49,11 +55,23 @@ export class Indicator extends ReactWidget {
   }
 
   protected override render(): React.JSX.Element {
-    return <UseSignal signal={this.model.changed}>{() => <span role="status">{this._text()}</span>}</UseSignal>;
+    return <UseSignal signal={this.model.changed}>{() => this._contents()}</UseSignal>;
   }
 
-  private _text(): string {
-    const state = this.model.stateOf(this.panel.sessionContext.session?.kernel?.id);
+  private _contents(): React.JSX.Element {
+    const kernelId = this.panel.sessionContext.session?.kernel?.id;
+    const state = this.model.stateOf(kernelId);
+    const since = this.model.wakingSince(kernelId);
+    return (
+      <>
+        <Moon state={state} />
+        <span role="status">{this._text(state)}</span>
+        {since !== undefined && <Elapsed since={since} />}
+      </>
+    );
+  }
+
+  private _text(state: State): string {
     // The style hides the kernel's own indicator meanwhile, which knows of neither.
     this.panel.toolbar.node.dataset.gpuckpt = state;
     const { trans } = this;
@@ -63,7 +81,21 @@ export class Indicator extends ReactWidget {
       restoring: trans.__('Restoring'),
       forking: trans.__('Forking'),
       moving: trans.__('Moving'),
+      'falling asleep': trans.__('Falling asleep'),
+      sleeping: trans.__('Asleep'),
+      waking: trans.__('Waking'),
+      hibernating: trans.__('Hibernating'),
       ended: ''
     }[state];
   }
+}
+
+/** The seconds since a moment, for those who see them: a screen reader would have to read each. */
+function Elapsed({ since }: { since: number }): React.JSX.Element {
+  const [now, setNow] = React.useState(Date.now);
+  React.useEffect(() => {
+    const timer = window.setInterval(() => setNow(Date.now()), TICK);
+    return () => window.clearInterval(timer);
+  }, []);
+  return <span aria-hidden="true">… {seconds(Math.max(0, now - since) / 1000)}</span>;
 }

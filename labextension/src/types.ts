@@ -26,7 +26,17 @@ export interface ISnapshot {
 }
 
 /** What a kernel is doing. */
-export type State = 'running' | 'saving' | 'restoring' | 'forking' | 'moving' | 'ended';
+export type State =
+  | 'running'
+  | 'saving'
+  | 'restoring'
+  | 'forking'
+  | 'moving'
+  | 'falling asleep'
+  | 'sleeping'
+  | 'waking'
+  | 'hibernating'
+  | 'ended';
 
 /** A running kernel that can be saved. */
 export interface IKernel {
@@ -37,7 +47,18 @@ export interface IKernel {
   /** Whether a server or another program holds it. */
   attended: boolean;
   memory: number;
+  /** What it holds on GPUs; null where the driver does not tell. */
   gpu_memory: number | null;
+  /** What it has given back on GPUs while it sleeps. */
+  gpu: { freed: number };
+  /** Since when it sleeps; null while it is awake. */
+  asleep_since: string | null;
+  /** Whether nobody but the person may put it to sleep. */
+  pinned: boolean;
+  /** After how many idle seconds it goes to sleep by itself; null for never. */
+  sleep_after: number | null;
+  /** When it was last woken and how long that took, in seconds; null where it never was. */
+  woken: { at: string; seconds: number } | null;
   /** When it was started, or put back to a snapshot. */
   started: string;
   parent: { name: string; id: string } | null;
@@ -55,7 +76,7 @@ export interface IKernels {
   plain: IPlainKernel[];
   faults: IError[];
   unavailable: IError | null;
-  /** What the server can do of that which some versions of it cannot: fork, push, pull, export. */
+  /** What the server can do of that which some versions of it cannot: fork, push, pull, export, sleep, hibernate. */
   features: string[];
 }
 

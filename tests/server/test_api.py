@@ -134,7 +134,7 @@ def test_the_log_of_an_operation_that_lost_its_kernel_is_kept(server: Server) ->
 
 
 def test_what_this_version_can_do_is_told(server: Server) -> None:
-    assert server.ask("GET", "kernels")["features"] == ["fork", "push", "pull", "export"]
+    assert server.ask("GET", "kernels")["features"] == ["fork", "push", "pull", "export", "sleep", "hibernate"]
 
 
 @needs_criu

@@ -171,9 +171,10 @@ async def _of_kernel(
     """Take the kernel as it is now."""
     room = _Room(keeper, wanted)
     await _make_room(keeper, stages, room)
-    staging, frozen, agent = await take(keeper, operation, directory, program, stages, room)
+    taken = await take(keeper, operation, directory, program, stages, room)
+    staging, frozen, agent = taken.staging, taken.frozen, taken.agent
     tidying.push_async_callback(asyncio.to_thread, staging.discard)
-    tidying.push_async_callback(asyncio.wait_for, frozen.tidying, None)
+    tidying.push_async_callback(frozen.tidied)
     manifest = Manifest(
         name="",
         id=secrets.token_hex(16),

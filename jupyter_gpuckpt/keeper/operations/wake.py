@@ -1,4 +1,4 @@
-"""Wake, step by step: what a sleeping kernel had on GPUs comes back to them.
+"""Wake, step by step: what a sleeping kernel had on GPUs comes back to them; a hibernated one comes back whole.
 
 Where it cannot, the kernel sleeps on, unharmed, and wakes at a later try.
 """
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import DriverError, Refused
 from .. import sharing
+from ..record import now
+from .hibernate import come_back
 from .sleep import ASLEEP, WAKING, tell_awake
 from .stages import Stages
 
@@ -30,9 +32,13 @@ async def wake(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     Raises
     ------
     Refused, Cancelled : it sleeps on.
+    GpuckptError : it is hibernated as before, as `come_back`.
     KernelLost : the GPU state could not be brought back.
     """
-    return await awaken(keeper, Stages(operation, tell))
+    stages = Stages(operation, tell)
+    if keeper.state.hibernated is not None:
+        return await come_back(keeper, operation, args, stages)
+    return await awaken(keeper, stages)
 
 
 async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
@@ -60,4 +66,5 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
             raise Refused(_STILL_ASLEEP, f"{e.what} {e.why}", e.then, **e.data) from e
     await tell_awake(link, keeper)
     keeper.tidy(gpu.tidy())
+    keeper.woken = {"at": now(), "seconds": stages.seconds()}
     return {"already": False, "back": gpu.freed, "seconds": stages.seconds()}

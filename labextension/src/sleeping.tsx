@@ -1,0 +1,132 @@
+/** What the sidebar says of kernels that sleep or may sleep, and what can be done there. */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { CommandRegistry } from '@lumino/commands';
+import * as React from 'react';
+import { ago, moment, seconds, size } from './format';
+import { moonIcon } from './icons';
+import { CommandIDs } from './ids';
+import type { Model } from './model';
+import type { IKernel, State } from './types';
+
+/** After how many idle seconds a kernel may be set to go to sleep; 0 is for never. */
+const SPANS = [0, 600, 1800, 3600, 4 * 3600];
+
+interface IProps {
+  kernel: IKernel;
+  model: Model;
+  commands: CommandRegistry;
+  trans: TranslationBundle;
+}
+
+/** Say what a kernel is doing. */
+export function stateText(state: State, trans: TranslationBundle): string {
+  return {
+    running: trans.__('running'),
+    saving: trans.__('being saved'),
+    restoring: trans.__('being restored'),
+    forking: trans.__('being forked'),
+    moving: trans.__('being moved'),
+    'falling asleep': trans.__('falling asleep'),
+    sleeping: trans.__('asleep'),
+    waking: trans.__('waking'),
+    hibernating: trans.__('hibernating'),
+    ended: trans.__('ended')
+  }[state];
+}
+
+/** Say in one line what a kernel is doing, and what it holds and has given back. */
+export function kernelText(kernel: IKernel, state: State, trans: TranslationBundle): string {
+  const parts = [stateText(state, trans), trans.__('%1 memory', size(kernel.memory))];
+  if (kernel.gpu_memory !== 0) {
+    const held = kernel.gpu_memory === null ? trans.__('unknown') : size(kernel.gpu_memory);
+    parts.push(trans.__('%1 on GPUs', held));
+  }
+  if (kernel.gpu.freed > 0) {
+    parts.push(trans.__('%1 freed on GPUs', size(kernel.gpu.freed)));
+  }
+  return parts.join(' · ');
+}
+
+/** A moon beside the name of a kernel that sleeps; what it says stands in the text. */
+export function Moon({ state }: { state: State }): React.JSX.Element | null {
+  return state === 'sleeping' ? (
+    <moonIcon.react tag="span" className="jp-gpuckpt-Moon" aria-hidden="true" elementSize="normal" />
+  ) : null;
+}
+
+/** The buttons of one kernel that put it to sleep and wake it, as far as it has anything to give up. */
+export function SleepButtons({ kernel, model, commands, trans }: IProps): React.JSX.Element | null {
+  const state = model.stateOf(kernel.kernel_id);
+  const args = { kernel: kernel.kernel_id };
+  const button = (command: string, label: string, main = false): React.JSX.Element => (
+    <button
+      className={`jp-gpuckpt-Button${main ? ' jp-gpuckpt-mod-accept' : ''}`}
+      title={commands.caption(command, args)}
+      onClick={() => void commands.execute(command, args)}
+    >
+      {label}
+    </button>
+  );
+  if (state !== 'running' && state !== 'sleeping') {
+    return null;
+  }
+  return (
+    <div className="jp-gpuckpt-Row">
+      {state === 'sleeping' && button(CommandIDs.wake, trans.__('Wake'), true)}
+      {state === 'running' && model.has('sleep') && button(CommandIDs.sleep, trans.__('Sleep'))}
+      {model.has('hibernate') && button(CommandIDs.hibernate, trans.__('Hibernate…'))}
+    </div>
+  );
+}
+
+/** When the notebook's kernel fell asleep or was woken, and when it may sleep by itself. */
+export function Sleep({ kernel, model, commands, trans }: IProps): React.JSX.Element | null {
+  if (!model.has('sleep')) {
+    return null;
+  }
+  const { kernel_id, asleep_since: asleep, woken, pinned, sleep_after } = kernel;
+  const after = sleep_after ?? 0;
+  const change = (value: string): void =>
+    void commands.execute(CommandIDs.sleepAfter, { kernel: kernel_id, seconds: Number(value) });
+  return (
+    <>
+      {asleep !== null ? (
+        <p title={moment(asleep)}>{trans.__('Asleep since %1. The next cell wakes it.', ago(asleep, new Date()))}</p>
+      ) : (
+        woken !== null && (
+          <p title={moment(woken.at)}>
+            {trans.__('Woken %1, in %2.', ago(woken.at, new Date()), seconds(woken.seconds))}
+          </p>
+        )
+      )}
+      <SleepButtons {...{ kernel, model, commands, trans }} />
+      <label className="jp-gpuckpt-Row">
+        {trans.__('Sleeps when idle')}
+        <span className="jp-select-wrapper">
+          <select className="jp-mod-styled" value={after} disabled={pinned} onChange={e => change(e.target.value)}>
+            {[...new Set([...SPANS, after])].map(span => (
+              <option key={span} value={span}>
+                {span === 0 ? trans.__('never') : trans.__('after %1', spanText(span))}
+              </option>
+            ))}
+          </select>
+        </span>
+      </label>
+      <label className="jp-gpuckpt-Row">
+        <input
+          type="checkbox"
+          checked={pinned}
+          onChange={() => void commands.execute(CommandIDs.keepAwake, { kernel: kernel_id })}
+        />
+        {trans.__('Keep awake, whatever others need')}
+      </label>
+    </>
+  );
+}
+
+function spanText(span: number): string {
+  const [value, unit] =
+    span % 3600 === 0 ? [span / 3600, 'hour'] : span % 60 === 0 ? [span / 60, 'minute'] : [span, 'second'];
+  return new Intl.NumberFormat(undefined, { style: 'unit', unit, unitDisplay: 'long' }).format(value);
+}

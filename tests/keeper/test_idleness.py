@@ -1,0 +1,103 @@
+"""A kernel goes to sleep by itself when nobody uses it, and only then."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from keeper_faults import Asked, Requested
+from notebooks import Notebook, StartKernel, wait_until
+
+from jupyter_gpuckpt.settings import parse_duration
+
+pytestmark = pytest.mark.criu
+
+AFTER = 1.0  # seconds
+
+
+@pytest.fixture(autouse=True)
+def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCKPT_SLEEP_WITHOUT_GPU", "on")
+
+
+def status(notebook: Notebook) -> dict[str, Any]:
+    with notebook.keeper as keeper:
+        found: dict[str, Any] = keeper.request("status")
+    return found
+
+
+def falls_asleep(notebook: Notebook) -> bool:
+    return bool(status(notebook)["state"] == "sleeping")
+
+
+def stays_awake(notebook: Notebook) -> None:
+    """Look for twice as long as an idle kernel needs to fall asleep."""
+    deadline = time.monotonic() + 3 * AFTER
+    while time.monotonic() < deadline:
+        assert not falls_asleep(notebook)
+        time.sleep(0.1)
+
+
+def set_after(notebook: Notebook, after: float | None) -> None:
+    Requested(notebook, "autosleep", {"after": after}).outcome()
+
+
+def test_an_idle_kernel_sleeps_and_sleeps_again_after_a_cell(notebook: Notebook) -> None:
+    notebook.run(f"%gpuckpt autosleep {AFTER:g}s")
+    for _ in range(2):
+        wait_until(lambda: falls_asleep(notebook))
+        slept = status(notebook)
+        # Not before it had been idle for so long.
+        assert slept["asleep_since"] > slept["last_active"]
+        assert notebook.value("1 + 1").endswith("2")
+    assert "does not go to sleep" in notebook.run("%gpuckpt autosleep off").text
+    stays_awake(notebook)
+
+
+def test_it_stays_awake_while_a_cell_runs_a_thread_works_or_it_is_kept_awake(notebook: Notebook) -> None:
+    set_after(notebook, AFTER)
+    cell = Asked(notebook, f"import time; time.sleep({4 * AFTER})")
+    wait_until(lambda: status(notebook)["busy"])
+    stays_awake(notebook)
+    assert cell.answer()["status"] == "ok"
+    # A thread between cells, which waits as much as it works.
+    notebook.run("""
+import threading
+stop = threading.Event()
+def work():
+    while not stop.wait(0.05):
+        sum(range(1_000_000))
+threading.Thread(target=work).start()
+""")
+    stays_awake(notebook)
+    notebook.run("%gpuckpt awake on\nstop.set()")
+    stays_awake(notebook)
+    notebook.run("%gpuckpt awake off")
+    wait_until(lambda: falls_asleep(notebook))
+
+
+def test_all_kernels_are_told_by_the_environment_and_without_gpu_state_they_stay_awake(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUCKPT_SLEEP_AFTER", f"{AFTER:g}s")
+    notebook = start()
+    assert status(notebook)["sleep_after"] == AFTER
+    wait_until(lambda: falls_asleep(notebook))
+    notebook.close()
+    monkeypatch.delenv("GPUCKPT_SLEEP_WITHOUT_GPU")
+    stays_awake(start())
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("45s", 45), ("30m", 1800), ("1.5h", 5400), ("2 H", 7200), ("off", None), ("0", None)],
+)
+def test_times_are_written_as_people_write_them(text: str, seconds: float | None) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5m", "5 years", "1e99", "nan", "5m5"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="off"):
+        parse_duration(text)

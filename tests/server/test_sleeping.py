@@ -1,0 +1,80 @@
+"""Sleep and wake by way of the REST API, with real kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jupyter_servers import Server
+from notebooks import wait_until
+from test_metrics import scraped, value
+
+pytestmark = pytest.mark.criu
+
+
+def kernel(server: Server, kernel_id: str) -> dict[str, Any]:
+    """Return what the API tells of one kernel."""
+    (found,) = [k for k in server.ask("GET", "kernels")["kernels"] if k["kernel_id"] == kernel_id]
+    return dict(found)
+
+
+def do(server: Server, kernel_id: str, kind: str) -> dict[str, Any]:
+    return server.finish(server.ask("POST", f"kernels/{kernel_id}/{kind}", status=202))
+
+
+def test_a_kernel_is_put_to_sleep_and_woken(server: Server) -> None:
+    with server.notebook() as (kernel_id, notebook):
+        notebook.run("x = 1")
+        slept = do(server, kernel_id, "sleep")
+        assert (slept["kind"], slept["state"], slept["result"]["already"]) == ("sleep", "done", False)
+        found = kernel(server, kernel_id)
+        assert (found["state"], found["gpu_memory"], found["woken"]) == ("sleeping", 0, None)
+        assert found["asleep_since"] >= found["last_active"]
+        scraped(server, lambda metrics: value(metrics, "gpuckpt_kernels", state="sleeping") == 1)
+        woken = do(server, kernel_id, "wake")
+        assert (woken["state"], woken["result"]["already"]) == ("done", False)
+        found = kernel(server, kernel_id)
+        assert (found["state"], found["asleep_since"]) == ("running", None)
+        assert found["woken"]["seconds"] >= 0
+        scraped(server, lambda metrics: value(metrics, "gpuckpt_wake_seconds_count") == 1)
+        assert do(server, kernel_id, "wake")["result"]["already"]
+        assert notebook.value("x") == "1"
+
+
+def test_a_cell_wakes_it_and_the_kernel_tells_that(server: Server) -> None:
+    with server.notebook() as (kernel_id, notebook):
+        notebook.run("x = 2")
+        do(server, kernel_id, "sleep")
+        notebook.client.execute("x")
+        told: list[str] = []
+        while "awake" not in told:
+            content = notebook.client.get_iopub_msg(timeout=20)["content"]
+            told += filter(None, [content.get("gpuckpt")])
+        assert told == ["asleep", "waking", "awake"]
+        found = kernel(server, kernel_id)
+        assert (found["state"], found["woken"] is None) == ("running", False)
+
+
+def test_a_busy_kernel_is_not_put_to_sleep(server: Server) -> None:
+    with server.notebook() as (kernel_id, notebook):
+        notebook.client.execute("import time\nwhile not globals().get('enough'): time.sleep(0.01)")
+        wait_until(lambda: kernel(server, kernel_id)["busy"])
+        refused = do(server, kernel_id, "sleep")
+        assert (refused["state"], refused["error"]["kind"]) == ("failed", "Busy")
+        assert server.request("POST", f"api/kernels/{kernel_id}/interrupt").ok
+
+
+def test_when_it_sleeps_by_itself_is_changed(server: Server) -> None:
+    with server.notebook() as (kernel_id, notebook):
+        path = f"kernels/{kernel_id}"
+        as_it_was = {"kernel_id": kernel_id, "pinned": False, "sleep_after": None}
+        assert server.ask("PATCH", path, {}) == as_it_was
+        assert server.ask("PATCH", path, {"sleep_after": 1800})["sleep_after"] == 1800
+        assert server.ask("PATCH", path, {"pinned": True}) == {**as_it_was, "pinned": True, "sleep_after": 1800}
+        found = kernel(server, kernel_id)
+        assert (found["pinned"], found["sleep_after"]) == (True, 1800)
+        assert server.ask("PATCH", path, {"pinned": False, "sleep_after": 0}) == as_it_was
+        for wrong in ({"sleep_after": -1}, {"sleep_after": "30m"}, {"pinned": 1}, {"awake": True}):
+            assert server.ask("PATCH", path, wrong, 400)["error"]["kind"] == "BadRequest"
+        assert "15 min" in notebook.run("%gpuckpt autosleep 15m").text
+        assert kernel(server, kernel_id)["sleep_after"] == 900
