@@ -206,9 +206,14 @@ def test_one_that_sleeps_is_saved_and_ended(notebook: Notebook, worker: CudaWork
     notebook.run("import torch\n" + DIGEST + STATE, timeout=120)
     ask(notebook, "sleep")
     ask(notebook, "save", name="here")
+    assert is_asleep(notebook), _log(notebook)
+    assert held_by(notebook, worker) == []
+    assert says(notebook, SAME) == "True"
     notebook.run("x.zero_()")
     ask(notebook, "sleep")
     notebook.run("%gpuckpt restore here", timeout=120)
+    assert says(notebook, SAME) == "True"
+    ask(notebook, "sleep")
     assert says(notebook, SAME) == "True"
     ask(notebook, "sleep")
     began = time.monotonic()
