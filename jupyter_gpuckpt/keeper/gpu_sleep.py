@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import DriverError, GpuckptError, KernelLost
-from ..freeze import cuda
+from ..freeze import cuda, processes
 from ..freeze.parking import Parked, Parking
 from ..freeze.vram import VramFiles
 from .gpu_freeze import GpuFreeze, parked_in
 from .link import Link
 from .namespace import Namespace
 
-__all__ = ["HELPER", "GpuSleep"]
+__all__ = ["HELPER", "FrozenAsleep", "GpuSleep"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -33,6 +33,7 @@ class GpuSleep:
     ----------
     described : what `cuda.describe` said of the processes while they were awake.
     pids : these processes.
+    vram : the files that all is in.
     """
 
     def __init__(
@@ -45,15 +46,16 @@ class GpuSleep:
         parked: Parked | None = None,
     ) -> None:
         self.described = described
-        self._worker, self._space, self._vram = worker, space, vram
+        self._worker, self._space, self.vram = worker, space, vram
         self.pids = list(pids)
         self._parked = parked
         self._parking: Parking | None = None
+        self._sleeps_on = False
 
     @classmethod
     def noted(cls, worker: cuda.CudaWorker, space: Namespace, note: Mapping[str, Any], vram: VramFiles) -> GpuSleep:
         """Return what another keeper put to sleep, by its note."""
-        return cls(worker, space, note["cuda"], {"processes": note["held"]}, vram, parked_in(note))
+        return cls(worker, space, note["cuda"], note["described"], vram, parked_in(note))
 
     @property
     def freed(self) -> int:
@@ -88,10 +90,10 @@ class GpuSleep:
         """
         if not self.pids:
             return
-        freeze = GpuFreeze(self._worker, self._space, link, self.pids, self.described, self._vram)
+        freeze = GpuFreeze(self._worker, self._space, link, self.pids, self.described, self.vram)
         try:
             await freeze.prepare(kernel, parkable)
-            await freeze.freeze(note)
+            await freeze.freeze(note, "park_asleep")
             try:
                 await freeze.rest()
                 await asyncio.to_thread(self._verify)
@@ -100,45 +102,54 @@ class GpuSleep:
                 raise
         except BaseException:
             await freeze.close()
-            await asyncio.to_thread(self._vram.discard)
+            await asyncio.to_thread(self.vram.discard)
             raise
         self._parking = freeze.hand_over()
         if self._parking is not None:
             self._parked = self._parking.parked
-            note({**dataclasses.asdict(self._parked), "holder": None})
+            _note(note, self._parking)
 
     def _verify(self) -> None:
         for pid in self.pids:
             if (state := self._worker.state(pid)) != "checkpointed":
                 raise DriverError(f"Process {pid} is {state}, not checkpointed.", call="checkpoint", pid=pid, name="")
 
+    async def is_all(self, kernel: int) -> bool:
+        """Tell whether no process of the kernel's has GPU state but those that were put to sleep, as they were."""
+        tree = [kernel, *processes.descendants(kernel)]
+        on_gpu = await asyncio.to_thread(cuda.freezable, self._worker, tree)
+        return set(on_gpu) == set(self.living) and await self.is_whole()
+
     async def is_whole(self) -> bool:
         """Tell whether the processes still are as they were put to sleep."""
-        states = [await asyncio.to_thread(self._worker.state, pid) for pid in self._living()]
-        parked = self._parked is None or (self._vram.outside / self._parked.file).exists()
+        states = [await asyncio.to_thread(self._worker.state, pid) for pid in self.living]
+        parked = self._parked is None or (self.vram.outside / self._parked.file).exists()
         return parked and all(state == "checkpointed" for state in states)
 
-    async def wake(self) -> None:
-        """Bring everything back; the GPUs were seen to have room for it.
+    async def wake(self, note: Callable[[dict[str, Any]], None]) -> None:
+        """Bring everything back; the GPUs were seen to have room for it. `note` as in `fall_asleep`.
+
+        `tidy` is to be called afterwards.
 
         Raises
         ------
         DriverError : under the name ``NO_ROOM``, there is no room any more; all sleeps on, unharmed.
         KernelLost : it could not be brought back.
         """
-        if not self._living():
+        if not self.living:
             return
         try:
-            await asyncio.to_thread(self._wake)
+            await asyncio.to_thread(self._wake, note)
         except BaseException:
             await self.close()
             raise
-        await asyncio.to_thread(self._vram.discard)
 
-    def _living(self) -> list[int]:
+    @property
+    def living(self) -> list[int]:
+        """Those of the processes that have not ended since."""
         return [pid for pid in self.pids if not cuda.ended(pid)]
 
-    def _wake(self) -> None:
+    def _wake(self, note: Callable[[dict[str, Any]], None]) -> None:
         parked = self._parked
         pid = self._space.outer(parked.pid) if parked is not None else None
         if parked is None or pid is None:
@@ -148,9 +159,8 @@ class GpuSleep:
         with_holder = free.get(parked.gpu, 0) >= self.needs.get(parked.gpu, 0) + HELPER
         parking = self._parking
         if parking is None:
-            parking = self._parking = Parking(
-                self._space.run_dir, self._vram.outside, self._vram.inside, parked, "kept"
-            )
+            parking = self._parking = Parking(self._space.run_dir, self.vram.outside, self.vram.inside, parked, "kept")
+            _note(note, parking)
         elif with_holder:
             parking.rouse()
         if not with_holder:
@@ -158,17 +168,20 @@ class GpuSleep:
             parking.do_without_holder()
         parking.get_still(pid)
         back = False
+        self._sleeps_on = False
         try:
             with parking.giving_back(pid, otherwise=self._asleep_again):
                 self._thaw({**self.needs, parked.gpu: max(0, self.needs.get(parked.gpu, 0) - parked.size)})
                 back = True
         except DriverError as e:
-            if back:
-                raise no_room(e) from e
-            raise
+            if not back:
+                raise
+            if not self._sleeps_on:
+                raise _lost(e) from e
+            raise DriverError(e.what, e.why, e.then, **{**e.data, "name": "NO_ROOM"}) from e
 
     def _thaw(self, held: Mapping[str, int]) -> None:
-        pids = self._living()
+        pids = self.living
         try:
             cuda.thaw(self._worker, pids, held=held, patience=_PATIENCE)
         except DriverError as e:
@@ -179,22 +192,59 @@ class GpuSleep:
 
     def _asleep_again(self) -> None:
         try:
-            cuda.freeze(self._worker, self._living(), self.described)
+            cuda.freeze(self._worker, self.living, self.described)
         except GpuckptError as e:
-            raise KernelLost(
-                "The kernel's GPU memory could neither be given back to it nor be taken again.",
-                f"{e.what} {e.why}",
-                "Restart the kernel, and restore a snapshot.",
-                **e.data,
-            ) from e
+            raise _lost(e) from e
+        self._sleeps_on = True
 
     async def close(self) -> None:
-        """End the program that helps, where there is one: the kernel is awake, ends, or is replaced."""
+        """End the program that helps, where there is one: the kernel ends, or is replaced."""
         parking, self._parking = self._parking, None
         if parking is not None:
             await asyncio.to_thread(parking.close)
 
+    async def tidy(self) -> None:
+        """Free the host memory that all was in: the kernel is awake."""
+        await self.close()
+        await asyncio.to_thread(self.vram.discard)
 
-def no_room(error: DriverError) -> DriverError:
-    """Return the error of a wake that was undone as what it is: all sleeps on, and can be woken later."""
-    return DriverError(error.what, error.why, error.then, **{**error.data, "name": "NO_ROOM"})
+
+class FrozenAsleep(GpuFreeze):
+    """A save's GPU side where the kernel sleeps: all is where it is to be already, and stays there."""
+
+    def __init__(self, asleep: GpuSleep, worker: cuda.CudaWorker, space: Namespace, link: Link) -> None:
+        super().__init__(worker, space, link, asleep.living, asleep.described, asleep.vram)
+        self._asleep = asleep
+
+    async def prepare(self, kernel: int, parkable: int) -> None:
+        """There is nothing to make ready."""
+
+    async def freeze(self, note: Callable[[dict[str, Any]], None], call: str = "park") -> None:
+        """There is nothing on a GPU."""
+
+    def parked(self) -> Parked | None:
+        """Return what is parked."""
+        return self._asleep.parked
+
+    async def finish_copy(self) -> Parked | None:
+        """Return what is parked: all of it was copied when the kernel fell asleep."""
+        return self._asleep.parked
+
+    async def thaw(self) -> None:
+        """The kernel sleeps on."""
+
+    async def close(self) -> None:
+        """What helps to wake the kernel stays."""
+
+
+def _note(note: Callable[[dict[str, Any]], None], parking: Parking) -> None:
+    note({**dataclasses.asdict(parking.parked), "holder": parking.holder})
+
+
+def _lost(error: GpuckptError) -> KernelLost:
+    return KernelLost(
+        "The kernel's GPU memory could neither be given back to it nor be taken again.",
+        f"{error.what} {error.why}",
+        "Restart the kernel, and restore a snapshot.",
+        **error.data,
+    )

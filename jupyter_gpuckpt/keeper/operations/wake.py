@@ -46,6 +46,12 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
     gpu, link = keeper.asleep, keeper.link
     if keeper.state.sleep is None or gpu is None or link is None:
         return {"already": True, "back": 0, "seconds": stages.seconds()}
+    noted = keeper.state.sleep
+
+    def note_parked(parked: dict[str, Any]) -> None:
+        noted["parked"] = parked
+        keeper.note_state()
+
     async with sharing.turn(gpu.needs, stages):
         if gpu.needs:
             await sharing.make_room(keeper, gpu.needs, stages, _STILL_ASLEEP, gpu.wishes)
@@ -53,12 +59,12 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
         keeper.state.sleep["stage"] = WAKING
         keeper.note_state()
         try:
-            await gpu.wake()
+            await gpu.wake(note_parked)
         except DriverError as e:
             keeper.state.sleep["stage"] = ASLEEP
             keeper.note_state()
             raise Refused(_STILL_ASLEEP, f"{e.what} {e.why}", e.then, **e.data) from e
     await tell_awake(link, keeper)
+    keeper.tidy(gpu.tidy())
     keeper.woken = {"at": now(), "seconds": stages.seconds()}
-    keeper.in_background(gpu.close())
     return {"already": False, "back": gpu.freed, "seconds": stages.seconds()}
