@@ -155,7 +155,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
     trans.__('Wake Kernel'),
     trans.__('Give it its GPU memory back'),
     'sleep',
-    ['sleeping'],
+    ['sleeping', 'hibernated'],
     (does, kernel) => does.operate('wake', kernel.kernel_id)
   );
   aboutKernel(

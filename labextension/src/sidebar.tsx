@@ -189,6 +189,7 @@ function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { 
   const state = model.stateOf(kernel.kernel_id);
   // It may have another name by now.
   const parent = model.snapshots.find(({ id }) => id === kernel.parent?.id) ?? kernel.parent;
+  const sleep = <Sleep {...{ kernel, model, commands, trans }} />;
   return (
     <div className="jp-gpuckpt-Kernel">
       <strong>
@@ -213,8 +214,10 @@ function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { 
         </>
       ) : (
         <>
+          {state !== 'running' && sleep}
           <button
-            className="jp-gpuckpt-Button jp-gpuckpt-mod-accept"
+            className={`jp-gpuckpt-Button${state === 'running' ? ' jp-gpuckpt-mod-accept' : ''}`}
+            disabled={!model.isIdle(kernel.kernel_id)}
             onClick={() => void commands.execute(CommandIDs.save)}
           >
             {trans.__('Save the kernel…')}
@@ -224,7 +227,7 @@ function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { 
               {trans.__('Fork into a new notebook')}
             </button>
           )}
-          <Sleep {...{ kernel, model, commands, trans }} />
+          {state === 'running' && sleep}
         </>
       )}
     </div>

@@ -85,6 +85,7 @@ export class Indicator extends ReactWidget {
       sleeping: trans.__('Asleep'),
       waking: trans.__('Waking'),
       hibernating: trans.__('Hibernating'),
+      hibernated: trans.__('Hibernated'),
       ended: ''
     }[state];
   }

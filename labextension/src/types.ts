@@ -36,6 +36,7 @@ export type State =
   | 'sleeping'
   | 'waking'
   | 'hibernating'
+  | 'hibernated'
   | 'ended';
 
 /** A running kernel that can be saved. */
@@ -53,6 +54,8 @@ export interface IKernel {
   gpu: { freed: number };
   /** Since when it sleeps; null while it is awake. */
   asleep_since: string | null;
+  /** Where it is on the disk alone: since when, and its size there; null else. */
+  hibernated?: { since: string; size: number } | null;
   /** Whether nobody but the person may put it to sleep. */
   pinned: boolean;
   /** After how many idle seconds it goes to sleep by itself; null for never. */
