@@ -107,6 +107,23 @@ def criu_timeout() -> float:
     return _seconds("GPUCKPT_CRIU_TIMEOUT", 900)
 
 
+def gpu_locks_dir() -> Path:
+    """Return the folder with a lock for each GPU, which kernels take turns by: in Jupyter's runtime folder."""
+    return Path(jupyter_runtime_dir(), "gpuckpt-gpus")
+
+
+def share_timeout() -> float:
+    """Return how long one who needs GPU memory waits for kernels in use to be idle (``GPUCKPT_SHARE_TIMEOUT``), in
+    seconds."""
+    return _seconds("GPUCKPT_SHARE_TIMEOUT", 30)
+
+
+def share_grace() -> float:
+    """Return for how long a kernel keeps its GPU memory after it was last used (``GPUCKPT_SHARE_GRACE``), in seconds:
+    others who need it have it then."""
+    return _seconds("GPUCKPT_SHARE_GRACE", 2)
+
+
 def cells_asleep() -> bool:
     """Return whether a kernel that sleeps executes cells without waking: if ``GPUCKPT_CELLS_ASLEEP`` is ``on``.
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from . import criu_program
 
 DUMP_LOG, RESTORE_LOG = "dump.log", "restore.log"
+
+Left = Literal["running", "stopped"]
+"""How a tree is left after its dump: it runs on, or stands still until it is continued (SIGCONT) or killed."""
 
 _COMMON = (
     "--tcp-close",  # a live kernel's connections stay up; the restored one's are closed, and clients connect again
@@ -20,8 +24,8 @@ _COMMON = (
 )
 
 
-def dump_arguments(pid: int, images: str, action_script: Path, timeout: float) -> Sequence[str]:
-    """Return criu's arguments to dump the tree of `pid` (as its namespace knows it) and let it run on.
+def dump_arguments(pid: int, images: str, action_script: Path, timeout: float, left: Left) -> Sequence[str]:
+    """Return criu's arguments to dump the tree of `pid` (as its namespace knows it) and leave it `left`.
 
     `timeout` (seconds) is how long criu may try to stop the processes of the tree.
     """
@@ -33,7 +37,7 @@ def dump_arguments(pid: int, images: str, action_script: Path, timeout: float) -
         images,
         "-o",
         DUMP_LOG,
-        "--leave-running",
+        f"--leave-{left}",
         "--action-script",
         str(action_script),
         "--timeout",

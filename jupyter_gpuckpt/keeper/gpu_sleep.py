@@ -32,6 +32,7 @@ class GpuSleep:
     Attributes
     ----------
     described : what `cuda.describe` said of the processes while they were awake.
+    pids : these processes.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class GpuSleep:
     ) -> None:
         self.described = described
         self._worker, self._space, self._vram = worker, space, vram
-        self._pids = list(pids)
+        self.pids = list(pids)
         self._parked = parked
         self._parking: Parking | None = None
 
@@ -66,8 +67,16 @@ class GpuSleep:
 
     @property
     def parked(self) -> Parked | None:
-        """What was parked."""
+        """What is parked."""
         return self._parked
+
+    @property
+    def wishes(self) -> dict[str, int]:
+        """As `needs`, with room for the program that makes it quick."""
+        needs = self.needs
+        if self._parked is not None:
+            needs[self._parked.gpu] = needs.get(self._parked.gpu, 0) + HELPER
+        return needs
 
     async def fall_asleep(self, link: Link, kernel: int, parkable: int, note: Callable[[dict[str, Any]], None]) -> None:
         """Take everything off the GPUs; `note` writes down what the next keeper must know, should this one die.
@@ -77,9 +86,9 @@ class GpuSleep:
         SaveFailed, DriverError : it could not be done; the processes run on as before.
         KernelLost : nor could they be brought back.
         """
-        if not self._pids:
+        if not self.pids:
             return
-        freeze = GpuFreeze(self._worker, self._space, link, self._pids, self.described, self._vram)
+        freeze = GpuFreeze(self._worker, self._space, link, self.pids, self.described, self._vram)
         try:
             await freeze.prepare(kernel, parkable)
             await freeze.freeze(note)
@@ -99,7 +108,7 @@ class GpuSleep:
             note({**dataclasses.asdict(self._parked), "holder": None})
 
     def _verify(self) -> None:
-        for pid in self._pids:
+        for pid in self.pids:
             if (state := self._worker.state(pid)) != "checkpointed":
                 raise DriverError(f"Process {pid} is {state}, not checkpointed.", call="checkpoint", pid=pid, name="")
 
@@ -127,7 +136,7 @@ class GpuSleep:
         await asyncio.to_thread(self._vram.discard)
 
     def _living(self) -> list[int]:
-        return [pid for pid in self._pids if not cuda.ended(pid)]
+        return [pid for pid in self.pids if not cuda.ended(pid)]
 
     def _wake(self) -> None:
         parked = self._parked

@@ -64,4 +64,4 @@ def _add_gpu_memory(kernels: Sequence[dict[str, Any]], worker: CudaWorker) -> No
     for kernel in kernels:
         held = [usage.bytes for usage in usages if usage.pid in kernel["pids"]]
         if kernel["gpu_memory"] is None and None not in held:
-            kernel["gpu_memory"] = sum(filter(None, held))
+            kernel["gpu_memory"] = kernel["gpu"]["held"] = sum(filter(None, held))

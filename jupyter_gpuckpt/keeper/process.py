@@ -15,14 +15,14 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import settings
-from ..errors import Busy, Cancelled, GpuckptError, KernelLost
+from ..errors import Busy, Cancelled, GpuckptError, KernelLost, Refused, RestoreFailed
 from ..freeze import cuda, processes
 from ..lock_files import KEEPER_LOCK
 from ..store import Store
-from . import tally
+from . import ports, tally
 from .comparison import compare
 from .gpu_sleep import GpuSleep
 from .idleness import AutoSleep
@@ -30,6 +30,7 @@ from .link import AgentSilent, Link
 from .namespace import FIRST_PID, Namespace, run_path
 from .needs import Marks
 from .operations.fork import arrive, fork
+from .operations.hibernate import forget, hibernate
 from .operations.move import move
 from .operations.parts import CAPTURE, KERNEL_LOG, WORKING_COPY
 from .operations.recover import recover
@@ -38,9 +39,13 @@ from .operations.save import save
 from .operations.sleep import ASLEEP, sleep
 from .operations.stages import Stages
 from .operations.wake import awaken, wake
+from .operations.wake_at_touch import wake_at_touch
 from .protocol import LINE_LIMIT, peer_pid, peer_uid, short_path
 from .record import SOCKET, KernelFolder, Operation, now
 from .summary import details, listing, summary
+
+if TYPE_CHECKING:
+    from .doorman import Doorman
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -48,6 +53,7 @@ log = logging.getLogger("gpuckpt.keeper")
 _PR_SET_CHILD_SUBREAPER = 36
 _ANSWER = 5.0  # how long the kernel may take to answer a question, in seconds
 _FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to take note, in seconds
+_GOODBYE = 1.0  # how long a kernel that ends in its sleep has for what it does at its end, in seconds
 _PATIENCE = 30.0  # how long a shutdown waits for a broken-off operation to end, in seconds
 PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
 
@@ -57,9 +63,10 @@ _DOING = {
     "fork": "forking",
     "move": "moving",
     "sleep": "falling asleep",
+    "hibernate": "hibernating",
     "wake": "waking",
 }
-_WANTS_IT_AWAKE = ("save", "fork", "move")
+_WANTS_IT_AWAKE = ("save", "fork", "move", "hibernate")
 _IS_WAITED_FOR = ("sleep", "wake")
 """Operations that others wait for: who asks for something of a kernel need not know that it falls asleep or wakes."""
 
@@ -78,6 +85,9 @@ class Keeper:
         self.marks = Marks()
         self.space: Namespace | None = None
         self.link: Link | None = None
+        self.doorman: Doorman | None = None
+        self._clients: dict[str, int] = {}
+        """How many clients the doorman had when it left, as `ports.peers` counts them."""
         self.operation: Operation | None = None
         self.asleep: GpuSleep | None = None
         """What the kernel, which sleeps, had on GPUs; None while it is awake."""
@@ -139,8 +149,17 @@ class Keeper:
 
         Raises
         ------
+        Refused : it is hibernated.
         KernelLost : it has ended.
         """
+        if self.state.hibernated is not None and self.space is None and self.exit_status is None:
+            name = self.state.hibernated["snapshot"]["name"]
+            raise Refused(
+                "The kernel is hibernated.",
+                f"It is on the disk alone, as the snapshot {name}.",
+                "Wake it (run a cell, or `jupyter gpuckpt wake KERNEL`), and ask again.",
+                name=name,
+            )
         if self.space is None or self.exit_status is not None:
             raise KernelLost("The kernel has ended.", "", "Restart it; its snapshots are there.")
         return self.space
@@ -172,10 +191,14 @@ class Keeper:
         self.state.run = space.run_dir.name
         self.state.kernel_pid = pid
         self.state.started = now()
+        self.watch()
+        self.note_state()
+
+    def watch(self) -> None:
+        """Notice the end of the kernel from now on."""
         if self._watch is not None:
             self._watch.cancel()
-        self._watch = asyncio.create_task(self._watch_kernel(space, pid))
-        self.note_state()
+        self._watch = asyncio.create_task(self._watch_kernel(self.namespace(), self.state.kernel_pid))
 
     def let_go(self) -> None:
         """Stop watching the kernel: its end is about to be wanted."""
@@ -193,6 +216,12 @@ class Keeper:
             await self.space.kill()
         await self._forget_sleep()
 
+    def fell_asleep(self, asleep: GpuSleep) -> None:
+        """Note that the kernel sleeps, and wake it when it touches a GPU."""
+        self.asleep = asleep
+        if asleep.freed and self.state.sleep is not None:
+            self.in_background(wake_at_touch(self, asleep, self.state.sleep.get("waits", ())))
+
     async def _forget_sleep(self) -> None:
         """End what helps a kernel that sleeps: it has ended."""
         asleep, self.asleep = self.asleep, None
@@ -205,12 +234,74 @@ class Keeper:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    # -- hibernated
+
+    def without_kernel(self) -> None:
+        """Stand in for the hibernated kernel: a doorman takes its ports."""
+        self.let_go()
+        self.space = self.link = None
+        self.state.sleeper, self.state.run, self.state.kernel_pid = None, "", 0
+        self.state.operation = None
+        self.note_state()
+        if self.doorman is None and self.state.hibernated is not None and not self.ending:
+            from .doorman import Doorman  # here, since most kernels are never hibernated
+
+            said = self.state.hibernated["said"]
+            self.doorman = Doorman(self.launch.connection_file, said, self._on_kernel_request, self._on_shutdown)
+            self.doorman.open()
+
+    async def doorman_leaves(self) -> None:
+        """Have the ports for the kernel that comes back."""
+        doorman, self.doorman = self.doorman, None
+        if doorman is not None:
+            self._clients = ports.peers(self.launch.connection_file)
+            await doorman.leave()
+
+    def announce(self, what: str) -> None:
+        """Tell who listens to the hibernated kernel what becomes of it."""
+        if self.doorman is not None:
+            self.doorman.announce(what)
+
+    async def refuse_requests(self, error: GpuckptError) -> None:
+        """Answer what waits for the hibernated kernel with an error; and end, if it was to end meanwhile."""
+        hibernated = self.state.hibernated
+        if self.ending:
+            await self.ended(-signal.SIGKILL)
+        if hibernated is None or self.doorman is None:
+            return
+        requests, hibernated["requests"] = hibernated["requests"], []
+        self.note_state()
+        raw = [[bytes.fromhex(frame) for frame in frames] for frames in requests]
+        await self.doorman.refuse(raw, error, self._clients)
+
+    def _on_kernel_request(self, frames: list[bytes]) -> None:
+        """Note what a client sent to the hibernated kernel, and wake it."""
+        if self.state.hibernated is None:
+            return
+        self.state.hibernated["requests"].append([frame.hex() for frame in frames])
+        self.note_state()
+        self._wake_if_asked()
+
+    def _wake_if_asked(self) -> None:
+        """Wake the hibernated kernel where something waits for it; a wake under way will see to that itself."""
+        hibernated = self.state.hibernated
+        if hibernated is not None and hibernated["requests"] and self.operation is None and not self.ending:
+            self.in_background(self._wake())
+
+    async def _wake(self) -> None:
+        with contextlib.suppress(GpuckptError):  # who asked was told
+            await self.do("wake", {}, _to_nobody)
+
+    def _on_shutdown(self) -> None:
+        self.in_background(self.ended(0))
+
     async def _watch_kernel(self, space: Namespace, pid: int) -> None:
         try:
             status = await space.wait(pid)
         except KernelLost:
             status = -signal.SIGKILL
-        await self.ended(status)
+        if self.state.hibernated is None:  # a wake sees to a kernel that does not outlive it
+            await self.ended(status)
 
     async def ended(self, status: int) -> None:
         """Note that the kernel has ended, tell who wants to know, and finish."""
@@ -242,6 +333,8 @@ class Keeper:
         KernelLost : the kernel cannot be held any more.
         """
         state, left = self.state, self.state.operation
+        if state.hibernated is not None and (left or {}).get("kind") != "wake":
+            state.sleeper = None  # it was to be killed
         kept = state.sleeper[0] if state.sleeper is not None and self.folder.has_sleeper() else None
         for pid in self.folder.sleepers():
             if pid != kept:  # a restore had begun with it
@@ -252,6 +345,9 @@ class Keeper:
                 shutil.rmtree(run_dir, ignore_errors=True)
         for left_over in (WORKING_COPY, CAPTURE):
             shutil.rmtree(self.folder.path / left_over, ignore_errors=True)
+        if kept is None and state.hibernated is not None:
+            self.without_kernel()
+            return
         if kept is None:
             if left is None or left.get("kind") != "restore":
                 raise KernelLost("The kernel is gone.", "Its keeper died, and so did its namespace.", "Restart it.")
@@ -274,6 +370,9 @@ class Keeper:
         except KernelLost as e:
             log.error("the kernel is lost: %s", e)
             await self.ended(-signal.SIGKILL)
+        except RestoreFailed as e:
+            log.warning("the kernel is hibernated again: %s", e)
+        self._wake_if_asked()
 
     async def shut_down(self) -> None:
         """End the kernel and all of its processes, and what is under way; remove its folder."""
@@ -286,9 +385,14 @@ class Keeper:
         await self._forget_sleep()
         if self.link is not None:
             self.link.close()
+        if self.doorman is not None:
+            await self.doorman.close()
         await asyncio.to_thread(self.worker.close)
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self.idle.wait(), _PATIENCE)
+        if self.state.hibernated is not None:
+            # As a shutdown ends any kernel; `hibernate` with ``end`` is what leaves the snapshot.
+            await asyncio.to_thread(forget, self.store, self.state.hibernated["snapshot"])
         if self.launch.copy_of and not self._attached:
             # Nobody else will: it was written for the fork.
             Path(self.launch.connection_file).unlink(missing_ok=True)
@@ -337,12 +441,16 @@ class Keeper:
             return await self._exclusively("move", "this kernel", move, args, tell)
         if op == "sleep":
             return await self._exclusively("sleep", "this kernel", sleep, args, tell)
+        if op == "hibernate":
+            return await self._exclusively("hibernate", "this kernel", hibernate, args, tell)
         if op == "wake":
             return await self._exclusively("wake", "this kernel", wake, args, tell)
         if op == "awake":
             self.state.awake = bool(args["on"])
             self.save_state()
             return {"pinned": self.state.awake}
+        if op == "ending":
+            return self._end_asleep()
         if op == "list":
             return await asyncio.to_thread(listing, self.store)
         if op == "show":
@@ -373,13 +481,9 @@ class Keeper:
         tell: Tell,
     ) -> Any:
         await self.held.wait()
-        while self.operation is not None and (
-            self.operation.answering or self.operation.kind in _IS_WAITED_FOR or kind == "wake"
-        ):
-            if kind == "wake" and self.operation.kind == "sleep":
-                self.operation.cancelling.set()
-            await self.idle.wait()
-        self.namespace()
+        await self._wait_for_others(kind, patient="idle_for" not in args)
+        if self.state.hibernated is None or kind not in ("hibernate", "wake"):
+            self.namespace()
         if self.operation is not None:
             under_way = self.operation
             raise Busy(
@@ -407,6 +511,17 @@ class Keeper:
                 self.state.operation = None
                 self.note_state()
             self.idle.set()
+            self._wake_if_asked()
+
+    async def _wait_for_others(self, kind: str, *, patient: bool) -> None:
+        """Wait for what is under way where that is right for an operation of this kind; a wake breaks off a sleep."""
+        while (under_way := self.operation) is not None:
+            soon = patient and (under_way.kind in _IS_WAITED_FOR or kind == "wake")
+            if not (soon or under_way.answering):
+                return
+            if kind == "wake" and under_way.kind in ("sleep", "hibernate"):
+                under_way.cancelling.set()
+            await self.idle.wait()
 
     def status(self) -> dict[str, Any]:
         """Return what the kernel is doing, for listings."""
@@ -415,7 +530,8 @@ class Keeper:
         pid = self.space.outer(self.state.kernel_pid) if self.space is not None else None
         word = _DOING.get(operation.kind if operation else "")
         asleep = self.state.sleep if self.state.sleep is not None and self.state.sleep["stage"] == ASLEEP else None
-        word = word or ("sleeping" if asleep else "running")
+        resting = "hibernated" if self.state.hibernated is not None else "sleeping" if asleep else "running"
+        word = word or resting
         return {
             "kernel_id": self.launch.kernel_id,
             "name": self.launch.name,
@@ -430,6 +546,7 @@ class Keeper:
             "started": self.state.started,
             "parent": self.state.parent,
             "copy_of": self.launch.copy_of,
+            "hibernated": self._hibernated(),
             "sleep_after": self.state.sleep_after,
             "notes": self.notes,
             "attended": bool(self._attached),
@@ -442,6 +559,17 @@ class Keeper:
                 "held": 0 if asleep or not cuda.cuda_pids(tree) else None,
                 "freed": asleep["freed"] if asleep else 0,
             },
+        }
+
+    def _hibernated(self) -> dict[str, Any] | None:
+        """Return what listings tell of a hibernated kernel: its snapshot, and since when."""
+        hibernated = self.state.hibernated
+        if hibernated is None:
+            return None
+        snapshot = hibernated["snapshot"]
+        return {
+            "since": hibernated["since"],
+            **{key: snapshot[key] for key in ("name", "size", "stored", "gpu_memory")},
         }
 
     def holders(self) -> list[int]:
@@ -459,6 +587,9 @@ class Keeper:
         """Ask the kernel which cells it has executed; one without an agent does not know."""
         if self.operation is not None and self.operation.kind == "restore":
             await self.idle.wait()  # before that it does not know what it was put back to
+        if self.link is None and self.state.hibernated is not None:
+            account: dict[str, Any] = self.state.hibernated["said"]["executed"]
+            return account
         if self.link is None or not self.launch.agent:
             return {"restored": "", "cells": {}, "others": []}
         try:
@@ -471,6 +602,11 @@ class Keeper:
             ) from None
         return found
 
+    def _end_asleep(self) -> None:
+        """End the kernel, which says that it ends, where it sleeps: at its end it would wait for the GPU for ever."""
+        if self.asleep is not None and self.asleep.freed and not self.ending:
+            asyncio.get_running_loop().call_later(_GOODBYE, self._signal, signal.SIGKILL)
+
     def _cancel(self) -> bool:
         if self.operation is None or not self.operation.cancellable:
             return False
@@ -481,6 +617,10 @@ class Keeper:
         """Send a signal to the kernel's process group, as the kernel manager would; False when there is none now."""
         if self.exit_status is not None:
             return False
+        if self.state.hibernated is not None and self.operation is None:
+            if signum in (signal.SIGKILL, signal.SIGTERM):
+                self.in_background(self.ended(-signum))
+            return True
         if signum == signal.SIGKILL:
             # What a kernel leaves behind ends with it, and so does one that is on its way back from a snapshot.
             self.ending = True
@@ -602,6 +742,10 @@ class Keeper:
         with contextlib.suppress(ConnectionError):
             writer.write(json.dumps(message).encode() + b"\n")
             await writer.drain()
+
+
+async def _to_nobody(_: dict[str, Any]) -> None:
+    """A client that runs a cell hears of the wake by the cell's own outputs."""
 
 
 def _unforeseen(op: str, error: Exception, folder: KernelFolder) -> GpuckptError:

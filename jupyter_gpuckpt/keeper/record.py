@@ -77,6 +77,10 @@ class State:
     """Whether nobody but the person may put it to sleep."""
     operation: dict[str, Any] | None = None
     """The operation under way, for whoever has to clean up after this keeper."""
+    hibernated: dict[str, Any] | None = None
+    """Where there is no kernel but its snapshot: ``snapshot`` (as listings tell of it), ``since``, ``said`` (what the
+    kernel said before it went), ``requests`` (what clients have sent, to be executed when it wakes) and
+    ``own_connections`` (how many the kernel had to its own shell port)."""
     boot: str = ""
     """Which boot of the machine this is of (proc(5), random/boot_id): pids mean nothing in the next."""
 
@@ -186,10 +190,10 @@ class KernelFolder:
         return sleeper is not None and start_time(sleeper[0]) == sleeper[1]
 
     def can_be_kept(self) -> bool:
-        """Tell whether a new keeper has anything to do here: a kernel that lives, or a restore to bring to an end."""
+        """Tell whether a new keeper has anything to do here: a kernel that lives or is hibernated, or a restore."""
         state = self.state()
-        in_restore = (state.operation or {}).get("kind") == "restore" and state.boot == _boot()
-        return in_restore or self.has_sleeper()
+        in_restore = (state.operation or {}).get("kind") == "restore" or state.hibernated is not None
+        return (in_restore and state.boot == _boot()) or self.has_sleeper()
 
     def remove(self) -> None:
         """Delete the folder and all in it."""

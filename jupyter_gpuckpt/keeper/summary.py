@@ -8,6 +8,9 @@ from typing import Any
 from .. import __version__
 from ..store import Labels, Manifest, Store
 
+HIBERNATED = "hibernated"
+"""The tag of the snapshot of a kernel that is on the disk alone, and how its name begins."""
+
 
 def listing(store: Store) -> dict[str, Any]:
     """Return all snapshots, newest first, each with its tags and pin, and what is wrong with those that are damaged.

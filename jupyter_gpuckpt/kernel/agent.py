@@ -76,6 +76,7 @@ class Agent:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._saving = False
         self._clients: dict[str, int] = {}
+        self._token = ""
         self._mended = threading.Event()
         self._mended.set()
         self._ids = itertools.count(1)
@@ -108,6 +109,11 @@ class Agent:
             yield
         self._tell_busy(self.cells.are_running(), used)
         self.sleeping.cell_ended()
+
+    def tell_ending(self) -> None:
+        """Have the keeper know that this kernel ends in its sleep, where its end could wait for the GPU for ever."""
+        with contextlib.suppress(GpuckptError):
+            self._send({"request": next(self._ids), "op": "ending", "args": {}})
 
     def _tell_busy(self, busy: bool, used: bool) -> None:
         line = json.dumps({"busy": busy, "used": used}).encode() + b"\n"
@@ -213,7 +219,7 @@ class Agent:
             return
         if message["call"] == "new_keeper":
             self._new_keeper(message["id"])
-        elif message["call"] in ("executed", "identity", "interrupted", "asleep"):
+        elif message["call"] in ("about", "asleep", "executed", "identity", "interrupted"):
             self._call(message)
         else:
             self._calls.put(partial(self._call, message))
@@ -228,6 +234,7 @@ class Agent:
 
     def _call(self, message: dict[str, Any]) -> None:
         calls: dict[str, Callable[..., Any]] = {
+            "about": self._about,
             "before_save": self._before_save,
             "park": partial(parking.park, self._run_dir),
             "before_sleep": self.sleeping.before_sleep,
@@ -238,6 +245,7 @@ class Agent:
             "identity": self._identity,
             "interrupted": self._interrupted,
             "resumed": self._resumed,
+            "woken": self._woken,
             "answer": self._answer,
         }
         do = calls[message["call"]]
@@ -306,8 +314,13 @@ class Agent:
         kernel_id: str,
         peers: dict[str, int],
         ports: dict[str, int],
+        hold: bool = False,
     ) -> None:
-        """Become the kernel of this connection: its key, its ports (by what they were), its clients."""
+        """Become the kernel of this connection: its key, its ports (by what they were), its clients.
+
+        With `hold`, nothing that comes is executed until the kernel is `woken`.
+        """
+        self._kernel.hold(hold)
         self._clients = peers
         self._child_output.moved({int(was): port for was, port in ports.items()})
         kernel, app = self._kernel, self._kernel.parent
@@ -367,12 +380,49 @@ class Agent:
         return {"faults": faults}
 
     def _be_seen(self, panels: list[str], name: str) -> None:
-        self._wait_for_clients()
-        self.cells.announce("restored")
+        self._be_heard("restored")
         if panels or self.panels:
             from . import panel
 
             panel.resume(self, panels, name)
+
+    def _about(self) -> dict[str, Any]:
+        """Say what clients may ask of the kernel while it is hibernated."""
+        kernel = self._kernel
+        comms = {comm_id: {"target_name": comm.target_name} for comm_id, comm in kernel.comm_manager.comms.items()}
+        return {
+            "kernel_info": {"status": "ok", **kernel.kernel_info},
+            "comms": comms,
+            "executed": self.executed.as_dict(),
+        }
+
+    def _woken(self, token: str, requests: list[list[str]]) -> dict[str, Any]:
+        """This kernel was hibernated: go on, and execute what came meanwhile; once, however often it is told."""
+        faults: list[str] = []
+        if token == self._token:
+            return {"faults": faults}
+        self._token = token
+        self._saving = False
+        self._tell_busy(self.cells.are_running(), True)
+        try:
+            self._mended.wait(_MENDING)
+            renewal.renew()
+            faults = self._housekeeping.after(restored=True) + hooks.run_after(hooks.Resumed(restored=True))
+            if self.cells.are_running() or requests:
+                self._wait_for_clients()
+            if self.cells.are_running():
+                self._kernel.ask_again()
+        finally:
+            self.cells.take_queued({"queued": filter(None, requests)})
+            self._kernel.io_loop.add_callback(self._kernel.hold, False)
+        for waiting in list(self._waiting.values()):
+            waiting.messages.put({"error": _overtaken(waiting.op).as_dict()})
+        self._calls.put(partial(self._be_heard, "woken"))
+        return {"faults": faults}
+
+    def _be_heard(self, what: str) -> None:
+        self._wait_for_clients()
+        self.cells.announce(what)
 
     def request_came(self) -> None:
         """Wait, before the first request after a restore, for clients to hear what comes of it (called by the kernel).

@@ -26,6 +26,8 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
     """
 
     agent: Agent | None = None
+    _held: list[Any] | None = None
+    """What came while a kernel that wakes must not execute anything yet; None otherwise."""
     _question: tuple[str, Any, Any, bool] | None = None
 
     def __init__(self, **kwargs: Any) -> None:
@@ -77,6 +79,12 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
             return {"status": "ok", "found": False, "data": {}, "metadata": {}}
         return super().do_inspect(code, cursor_pos, *args, **kwargs)
 
+    def do_shutdown(self, restart: bool) -> Any:
+        """End (called by ipykernel, which then runs what is to be done at the end, and answers)."""
+        if self.agent is not None and self.agent.sleeping.is_asleep:
+            self.agent.tell_ending()
+        return super().do_shutdown(restart)
+
     def _wakes(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         """Return a handler of a widget's message, which runs code of the person's: a kernel that sleeps wakes first."""
 
@@ -93,6 +101,9 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
 
     async def shell_channel_thread_main(self, msg: list[Any]) -> None:
         """Note a request when it arrives (called by ipykernel 7 in the thread that reads the shell channel)."""
+        if self._held is not None:
+            self._held.append(msg)
+            return
         if self.agent is not None:
             self._note(msg)
             self.agent.request_came()
@@ -105,6 +116,9 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
 
     def schedule_dispatch(self, dispatch: Any, *args: Any) -> None:
         """Note that a request has come (called by ipykernel 6 when it has read one, and for calls of its own)."""
+        if self._held is not None and dispatch == self.dispatch_shell:
+            self._held.append(args[0])
+            return
         if self.agent is not None and dispatch == self.dispatch_shell:
             self.agent.request_came()
         super().schedule_dispatch(dispatch, *args)
@@ -151,6 +165,26 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
             content = {"prompt": prompt, "password": password}
             self.session.send(self.stdin_socket, "input_request", content, parent, ident=ident)
         return 0
+
+    def hold(self, hold: bool) -> None:
+        """Keep what comes from now on, or execute it; that, behind what `take_request` was given, in the main loop."""
+        if hold:
+            self._held = []
+            return
+        thread = getattr(self, "shell_channel_thread", None)
+        if thread is not None:
+            thread.io_loop.add_callback(self._let_in)
+        else:
+            self._let_in()
+
+    def _let_in(self) -> None:
+        held, self._held = self._held or [], None
+        thread = getattr(self, "shell_channel_thread", None)
+        for msg in held:
+            if thread is not None:
+                thread.io_loop.add_callback(self.shell_channel_thread_main, msg)
+            elif hasattr(self, "msg_queue"):  # ipykernel 6
+                self.schedule_dispatch(self.dispatch_shell, msg)
 
     def reply_stream(self) -> Any:
         """Return what replies on the shell channel are sent through, from the main thread."""

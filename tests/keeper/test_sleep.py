@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
-from keeper_faults import Asked, Requested, assert_works
+from keeper_faults import (
+    Asked,
+    Requested,
+    assert_nothing_left,
+    assert_works,
+    kill_keeper,
+)
 from notebooks import Notebook, wait_until
 
-from jupyter_gpuckpt.errors import Busy
+from jupyter_gpuckpt.errors import Busy, Cancelled, KeeperGone
 
 pytestmark = pytest.mark.criu
 
@@ -68,5 +78,165 @@ def test_it_does_not_fall_asleep_under_a_cell(notebook: Notebook) -> None:
     assert "A cell is running" in str(refused)
     notebook.client.input("done")
     assert cell.answer()["status"] == "ok"
-    assert not status(notebook)["busy"]
+    wait_until(lambda: not status(notebook)["busy"])
     assert not ask(notebook, "sleep")["already"]
+
+
+def test_others_than_the_person_let_a_kernel_in_use_be(notebook: Notebook) -> None:
+    notebook.run("%gpuckpt awake on")
+    assert status(notebook)["pinned"]
+    assert "kept awake" in str(ask(notebook, "sleep", idle_for=0))
+    notebook.run("%gpuckpt awake off")
+    assert isinstance(ask(notebook, "sleep", idle_for=600), Busy)
+    before = status(notebook)["last_active"]
+    notebook.run("1")
+    assert status(notebook)["last_active"] > before
+    assert not ask(notebook, "sleep", idle_for=0)["already"]
+
+
+def test_widgets_wake_it_and_completions_do_not(notebook: Notebook) -> None:
+    notebook.run(
+        "from comm import get_comm_manager\n"
+        "told = []\n"
+        "get_comm_manager().register_target('t', lambda comm, message: told.append(message['content']['data']))\n"
+        "class Touchy:\n    def __dir__(self): told.append('dir'); return []\n"
+        "    def __repr__(self): told.append('repr'); return ''\n"
+        "touchy = Touchy()"
+    )
+    ask(notebook, "sleep")
+    client = notebook.client
+    for request in (client.complete("touchy.", 7), client.inspect("touchy", 3)):
+        while (reply := notebook.reply())["parent_header"]["msg_id"] != request:
+            pass
+        assert reply["content"]["status"] == "ok"
+    assert is_asleep(notebook)
+    message = client.session.msg("comm_open", {"comm_id": "1", "target_name": "t", "data": {"n": 1}})
+    client.shell_channel.send(message)
+    wait_until(lambda: not is_asleep(notebook))
+    assert notebook.value("told") == "[{'n': 1}]"
+
+
+@pytest.mark.parametrize("op", ["save", "fork"])
+def test_what_needs_it_awake_wakes_it(notebook: Notebook, op: str) -> None:
+    notebook.run("x = 1")
+    ask(notebook, "sleep")
+    args = {"name": "here"} if op == "save" else {"adopt": False}
+    found = ask(notebook, op, **args)
+    assert not isinstance(found, Exception), found
+    assert not is_asleep(notebook)
+    assert notebook.run("x += 1; print(x)").shown == ["2\n"]
+    if op == "save":
+        ask(notebook, "sleep")
+        restored = ask(notebook, "restore", name="here")
+        assert not isinstance(restored, Exception), restored
+        assert status(notebook)["state"] == "running"
+        assert notebook.run("print(x)").shown == ["1\n"]
+
+
+def test_a_snapshot_is_restored_over_it_by_a_cell(notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    ask(notebook, "sleep")
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("x") == "1"
+    wait_until(lambda: status(notebook)["state"] == "running")
+
+
+def test_it_is_shut_down_restarted_and_interrupted_in_its_sleep(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run("x = 1")
+    ask(notebook, "sleep")
+    notebook.manager.interrupt_kernel()
+    assert is_asleep(notebook)
+    notebook.manager.restart_kernel(now=False)
+    notebook.client.wait_for_ready(30)
+    assert status(notebook)["state"] == "running"
+    assert notebook.value("'x' in globals()") == "False"
+    ask(notebook, "sleep")
+    notebook.manager.shutdown_kernel()
+    assert_nothing_left(tmp_path)
+
+
+def test_cells_behind_the_one_that_wakes_it_and_two_clients_at_once(notebook: Notebook) -> None:
+    ask(notebook, "sleep")
+    requests = [Requested(notebook, "wake", {}) for _ in range(3)]
+    cells = [Asked(notebook, f"x = {n}") for n in range(3)]
+    assert all(cell.answer()["status"] == "ok" for cell in cells)
+    outcomes = [request.outcome() for request in requests]
+    assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    assert notebook.value("x") == "2"
+
+
+def test_a_wake_ends_a_sleep_that_has_just_begun(notebook: Notebook) -> None:
+    for _ in range(5):
+        falling = Requested(notebook, "sleep", {})
+        assert notebook.value("1").endswith("1")
+        outcome = falling.outcome()
+        assert isinstance(outcome, (dict, Cancelled, Busy)), outcome
+        assert notebook.run("print(2)").shown[-1] == "2\n"
+        assert not is_asleep(notebook)
+
+
+# -- a keeper that is killed
+
+
+@pytest.mark.parametrize("stage", ["checking", "preparing the kernel", "falling asleep"])
+def test_a_keeper_killed_as_it_falls_asleep(notebook: Notebook, stage: str) -> None:
+    def kill(entered: str) -> None:
+        if entered == stage:
+            kill_keeper(notebook)
+
+    notebook.run("x = 1")
+    outcome = Requested(notebook, "sleep", {}, kill).outcome()
+    assert isinstance(outcome, KeeperGone) or is_asleep(notebook)
+    assert notebook.manager.is_alive()
+    wait_until(lambda: status(notebook)["state"] in ("running", "sleeping"))
+    assert notebook.run("print(x)").shown[-1] == "1\n"
+    # The agent, too, knows that it is awake.
+    assert notebook.run("print(x)").shown == ["1\n"]
+    assert_works(notebook)
+
+
+def test_a_keeper_killed_while_it_sleeps(notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    ask(notebook, "sleep")
+    since = status(notebook)["asleep_since"]
+    kill_keeper(notebook)
+    assert status(notebook)["asleep_since"] == since
+    assert notebook.run("print(x)").shown[-1] == "1\n"
+    assert notebook.run("print(x)").shown == ["1\n"]
+
+
+@pytest.mark.parametrize("stage", ["waking"])
+def test_a_keeper_killed_as_it_wakes(notebook: Notebook, stage: str) -> None:
+    def kill(entered: str) -> None:
+        if entered == stage:
+            kill_keeper(notebook)
+
+    notebook.run("x = 1")
+    ask(notebook, "sleep")
+    outcome = Requested(notebook, "wake", {}, kill).outcome()
+    assert isinstance(outcome, (KeeperGone, dict)), outcome
+    assert notebook.manager.is_alive()
+    assert notebook.run("print(x)").shown[-1] == "1\n"
+    assert notebook.run("print(x)").shown == ["1\n"]
+    assert_works(notebook)
+
+
+def test_a_keeper_that_is_gone_when_a_cell_comes_is_waited_for(notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    ask(notebook, "sleep")
+    kill_keeper(notebook)
+    cell = Asked(notebook, "x += 1")
+    time.sleep(0.2)  # the cell may come before or after: it waits either way
+    assert notebook.manager.is_alive()
+    assert cell.answer(30)["status"] == "ok"
+    assert notebook.value("x") == "2"
+
+
+def test_the_kernel_is_killed_in_its_sleep(notebook: Notebook, tmp_path: Path) -> None:
+    ask(notebook, "sleep")
+    os.kill(status(notebook)["pid"], signal.SIGKILL)
+    wait_until(lambda: not notebook.manager.is_alive())
+    notebook.manager.shutdown_kernel(now=True)
+    assert_nothing_left(tmp_path)

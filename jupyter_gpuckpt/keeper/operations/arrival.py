@@ -189,8 +189,13 @@ async def put_in_place(
     gpu: GpuReturn,
     places: Places,
     peers: Mapping[str, int],
+    *,
+    hold: bool = False,
 ) -> asyncio.Task[None]:
-    """Have criu restore the tree into the new sleeper, and the driver its GPU state; return what is tidied up yet."""
+    """Have criu restore the tree into the new sleeper, and the driver its GPU state; return what is tidied up yet.
+
+    With `hold` the kernel executes nothing that comes until it is told that it is woken.
+    """
     manifest = snapshot.manifest
     work = snapshot.directory / CRIU_IMAGES
     _make_ready(work, places, new.space)
@@ -207,6 +212,7 @@ async def put_in_place(
                 "kernel_id": keeper.launch.kernel_id,
                 "peers": dict(peers),
                 "ports": dict(places.table),
+                **({"hold": True} if hold else {}),
             },
         }
     )

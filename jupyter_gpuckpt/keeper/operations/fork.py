@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -22,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...errors import ForkFailed, GpuckptError, NoSuchKernel, Refused
-from ...freeze import cuda, images
+from ...freeze import cuda, images, processes
 from ...freeze.criu_program import CriuProgram, find_criu
 from ...store import Manifest, Snapshot
-from .. import adoption, client, fit, ports
+from .. import adoption, client, fit, ports, sharing
 from ..gpu_freeze import GpuReturn, parked_in
 from ..record import KernelFolder, Launch, Operation, now
 from ..staging import fits_in_memory, vram_files
@@ -169,9 +170,11 @@ async def _of_kernel(
 ) -> _Capture:
     """Take the kernel as it is now."""
     room = _Room(keeper, wanted)
-    staging, frozen, agent = await take(keeper, operation, directory, program, stages, room)
+    await _make_room(keeper, stages, room)
+    taken = await take(keeper, operation, directory, program, stages, room)
+    staging, frozen, agent = taken.staging, taken.frozen, taken.agent
     tidying.push_async_callback(asyncio.to_thread, staging.discard)
-    tidying.push_async_callback(asyncio.wait_for, frozen.tidying, None)
+    tidying.push_async_callback(frozen.tidied)
     manifest = Manifest(
         name="",
         id=secrets.token_hex(16),
@@ -187,6 +190,18 @@ async def _of_kernel(
         process=frozen.process,
     )
     return _Capture(manifest, staging.outside, staging.vram.outside, directory, room.gpu_map)
+
+
+async def _make_room(keeper: Keeper, stages: Stages, room: _Room) -> None:
+    """Have other kernels sleep, where the GPU memory that this one holds now does not fit as often as is wanted.
+
+    What is refused here is refused again where it counts, when the kernel has given back what it does not use.
+    """
+    pids = cuda.cuda_pids(processes.descendants(keeper.namespace().pid))
+    if pids:
+        described = await asyncio.to_thread(cuda.describe, keeper.worker, pids)
+        with contextlib.suppress(Refused):
+            await sharing.fitting(keeper, stages, lambda: room(0, described))
 
 
 async def _of_snapshot(
@@ -207,11 +222,8 @@ async def _of_snapshot(
             f"{request.missing[0].path} and {len(request.missing) - 1} other files of the snapshot's own are not here.",
             "Restore it in a notebook of its own, which gets them.",
         )
-    fits = await asyncio.to_thread(
-        fit.check_machine,
-        *(manifest, request, keeper.launch, keeper.worker, program, (), keeper.marks),
-        *(wanted.gpus, wanted.count),
-    )
+    check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, ())
+    fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, wanted.gpus, wanted.count))
     await stages.enter("verifying")
     space = keeper.namespace()
     in_memory = fits_in_memory(space, request.images * (1 + wanted.count))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...errors import DriverError, GpuckptError, Refused
 from ...freeze import cuda, processes
+from .. import sharing
 from .save import after_save, before_save
 from .stages import Stages
 
@@ -64,7 +66,7 @@ async def _moved(
     peers = {kernel: agent["peers"]} if kernel is not None and "peers" in agent else {}
     await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)
     described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
-    gpu_map = await asyncio.to_thread(_map, worker, described, on_gpu, gpus)
+    gpu_map = await sharing.fitting(keeper, stages, functools.partial(_map, worker, described, on_gpu, gpus))
     held = cuda.needs(described)
     keeper.state.operation = {
         "kind": "save",

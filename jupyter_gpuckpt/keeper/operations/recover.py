@@ -16,7 +16,9 @@ from ..gpu_freeze import GpuReturn
 from ..gpu_sleep import GpuSleep
 from ..staging import vram_files
 from .criu_run import end_criu
+from .hibernate import finish_wake, remove_broken_off
 from .restore import answer_from_fresh, failed_restore
+from .save import resume_processes
 from .sleep import ASLEEP, WAKING, tell_awake
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ async def recover(keeper: Keeper) -> None:
         log.warning("the keeper before this one died during a %s", left["kind"])
     if left.get("kind") == "save":
         await end_criu(keeper.namespace(), left.get("criu"))
+        if left.get("left") == "stopped":
+            resume_processes(keeper.namespace())
         vram = vram_files(keeper.namespace())
         gpu = await GpuReturn.after(keeper.worker, keeper.namespace(), left, vram)
         try:
@@ -48,6 +52,9 @@ async def recover(keeper: Keeper) -> None:
         finally:
             await gpu.close()
         await asyncio.to_thread(vram.discard)
+    if left.get("left") == "stopped":
+        with contextlib.suppress(GpuckptError):
+            await asyncio.to_thread(remove_broken_off, keeper.store, left["name"])
     if keeper.state.sleep is not None:
         await _mend_sleep(keeper)
     with contextlib.suppress(GpuckptError):
@@ -56,6 +63,8 @@ async def recover(keeper: Keeper) -> None:
         # The old kernel was gone already, and a fresh one has been started in its place.
         cause = RestoreFailed("", "The kernel's keeper died in the middle of it.", "Restore it again.")
         await answer_from_fresh(keeper, left["asked"], left["peers"], failed_restore(left["name"], cause))
+    if keeper.state.hibernated is not None and keeper.space is not None:
+        await finish_wake(keeper)
     keeper.state.operation = None
     keeper.note_state()
 
@@ -68,7 +77,7 @@ async def _mend_sleep(keeper: Keeper) -> None:
     vram = vram_files(space)
     asleep = GpuSleep.noted(keeper.worker, space, noted, vram)
     if noted["stage"] == ASLEEP and await asleep.is_whole():
-        keeper.asleep = asleep
+        keeper.fell_asleep(asleep)
         return
     log.warning("the keeper before this one died while the kernel was %s", noted["stage"])
     gpu = await GpuReturn.after(keeper.worker, space, noted, vram)
@@ -79,7 +88,7 @@ async def _mend_sleep(keeper: Keeper) -> None:
         if noted["stage"] != WAKING or e.data.get("name") != "NO_ROOM":
             raise
         noted["stage"] = ASLEEP
-        keeper.asleep = asleep
+        keeper.fell_asleep(asleep)
         return
     finally:
         await gpu.close()

@@ -6,6 +6,7 @@ The running kernel is touched only after everything that can be known beforehand
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import signal
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from ...errors import (
 )
 from ...freeze import cuda, processes
 from ...freeze.criu_program import find_criu
-from .. import fit, ports
+from .. import fit, ports, sharing
 from ..gpu_freeze import GpuReturn, parked_in
 from ..link import AgentSilent
 from ..ports import Places
@@ -53,9 +54,8 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     program = await asyncio.to_thread(find_criu)
     leaving = processes.descendants(keeper.namespace().pid)
     gpus = [int(gpu) for gpu in args.get("gpus") or ()]
-    fits = await asyncio.to_thread(
-        fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, leaving, keeper.marks, gpus
-    )
+    check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, leaving)
+    fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, gpus))
     await stages.enter("verifying")
     new = await Arrival.prepare(keeper, request.images, request.missing)
     gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), fits.gpu_map, vram_files(new.space))

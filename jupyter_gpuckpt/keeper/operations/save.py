@@ -6,11 +6,14 @@ The kernel is frozen only between the beginning and the end of `_freeze`, and wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
+import os
 import platform
 import shutil
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -26,7 +29,7 @@ from ...errors import (
 )
 from ...freeze import criu, cuda, images, pages, processes
 from ...freeze.criu_program import CriuProgram, find_criu, version_text
-from ...store import Writer
+from ...store import Manifest, Writer
 from ...store.retention import keep_last, keep_under
 from .. import comparison, fit, kept_files, needs, ports
 from ..gpu_freeze import GpuFreeze
@@ -64,10 +67,30 @@ class Frozen:
     """What a freeze found and took."""
 
     seconds: float
-    tidying: asyncio.Task[None]
-    """What goes on of it while the kernel runs again."""
+    gpu: GpuFreeze
     cuda: dict[str, Any] = field(default_factory=dict)
     process: dict[str, Any] = field(default_factory=dict)
+    _tidying: asyncio.Task[None] | None = None
+
+    def begin_to_tidy(self) -> None:
+        """End what helped with the GPU, while the kernel runs again."""
+        self._tidying = self._tidying or asyncio.create_task(self.gpu.close())
+
+    async def tidied(self) -> None:
+        """End what helped with the GPU, and wait for it."""
+        self.begin_to_tidy()
+        assert self._tidying is not None
+        await self._tidying
+
+
+@dataclass(frozen=True)
+class Taken:
+    """All of a kernel, not stored yet."""
+
+    staging: Staging
+    frozen: Frozen
+    agent: Mapping[str, Any]
+    """What the agent says about its kernel."""
 
 
 async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
@@ -80,40 +103,52 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     """
     stages = Stages(operation, tell)
     await stages.enter("checking")
-    space = keeper.namespace()
-    # What lives from the files of a snapshot is no use without them.
-    with_files = bool(args.get("with_files")) or keeper.state.own_files
+    keeper.namespace()
     program = await asyncio.to_thread(find_criu)
     begin = functools.partial(
         keeper.store.writer, operation.name, replace=bool(args.get("replace")), quota=settings.store_quota()
     )
     with await asyncio.to_thread(begin) as writer:
-        staging, frozen, agent = await take(keeper, operation, writer.directory, program, stages, _RoomInStore(keeper))
+        taken = await take(keeper, operation, writer.directory, program, stages, RoomInStore(keeper))
         try:
             await stages.enter("writing")
-            for folder, inside in ((staging.outside, CRIU_IMAGES), (staging.vram.outside, VRAM)):
-                if not folder.is_relative_to(writer.directory):
-                    writer.include(folder, inside)
             # The kernel runs: it does not wait for what is written about files, nor for their copies.
-            described = await asyncio.to_thread(_describe, keeper, space, writer, staging, agent, with_files)
-            frozen.process.update(described)
-            manifest = await asyncio.to_thread(
-                writer.commit,
-                message=str(args.get("message") or ""),
-                parent=(keeper.state.parent or {}).get("id"),
-                kernel=about_kernel(keeper, agent),
-                machine=about_machine(program),
-                cuda=frozen.cuda,
-                process=frozen.process,
-                cut=pages.windows,
-                progress=stages.amount,
-            )
+            manifest = await write(keeper, writer, taken, program, stages, args)
         finally:
-            await frozen.tidying
-            await asyncio.to_thread(staging.discard)
+            await taken.frozen.tidied()
+            await asyncio.to_thread(taken.staging.discard)
     keeper.state.parent = {"name": manifest.name, "id": manifest.id}
     await asyncio.to_thread(_remove_old, keeper)
     return {**summary(manifest), "seconds": stages.seconds()}
+
+
+async def write(
+    keeper: Keeper, writer: Writer, taken: Taken, program: CriuProgram, stages: Stages, args: Mapping[str, Any]
+) -> Manifest:
+    """Write what was taken of the kernel into the store, and commit it; `args` has ``message`` and ``with_files``.
+
+    Raises
+    ------
+    SaveFailed, StoreError, Cancelled : there is no such snapshot.
+    """
+    staging, frozen, agent = taken.staging, taken.frozen, taken.agent
+    # What lives from the files of a snapshot is no use without them.
+    with_files = bool(args.get("with_files")) or keeper.state.own_files
+    for folder, inside in ((staging.outside, CRIU_IMAGES), (staging.vram.outside, VRAM)):
+        if not folder.is_relative_to(writer.directory):
+            writer.include(folder, inside)
+    described = await asyncio.to_thread(_describe, keeper, keeper.namespace(), writer, staging, agent, with_files)
+    return await asyncio.to_thread(
+        writer.commit,
+        message=str(args.get("message") or ""),
+        parent=(keeper.state.parent or {}).get("id"),
+        kernel=about_kernel(keeper, agent),
+        machine=about_machine(program),
+        cuda=frozen.cuda,
+        process={**frozen.process, **described},
+        cut=pages.windows,
+        progress=stages.amount,
+    )
 
 
 def _describe(
@@ -154,10 +189,12 @@ async def take(
     program: CriuProgram,
     stages: Stages,
     check: Check,
-) -> tuple[Staging, Frozen, Mapping[str, Any]]:
+    left: criu.Left = "running",
+) -> Taken:
     """Freeze the kernel for a moment and take all of it: into the staging, and /dev/shm and log into `directory`.
 
-    `check` is called before the freeze. The third thing returned is what the agent says about its kernel.
+    `check` is called before the freeze. A kernel that is `left` stopped stays as it was taken, off the GPU, until
+    `run_on`.
 
     Raises
     ------
@@ -172,13 +209,37 @@ async def take(
     try:
         agent = await stages.or_cancelled(before_save(link, keeper.launch.agent))
         patience = _AFTER_FAILURE
-        staging, frozen = await _freeze(keeper, operation, directory, program, agent, stages, check)
+        staging, frozen = await _freeze(keeper, operation, directory, program, agent, stages, check, left)
     except (GpuckptError, OSError) as e:
         failure = e if isinstance(e, GpuckptError) else _not_saved(e)
         await after_save(link, keeper.launch.agent, failure, patience)
         raise failure from e
-    await after_save(link, keeper.launch.agent, None, settings.hook_timeout())
-    return staging, frozen, agent
+    if left == "running":
+        await after_save(link, keeper.launch.agent, None, settings.hook_timeout())
+    return Taken(staging, frozen, agent)
+
+
+async def run_on(keeper: Keeper, taken: Taken, failure: GpuckptError) -> None:
+    """Let a kernel that was left stopped run on, as if it had not been taken.
+
+    Raises
+    ------
+    KernelLost : the GPU state could not be brought back.
+    """
+    link = keeper.link
+    assert link is not None
+    resume_processes(keeper.namespace())
+    await taken.frozen.gpu.thaw()
+    keeper.state.operation = None
+    keeper.note_state()
+    await after_save(link, keeper.launch.agent, failure, settings.hook_timeout())
+
+
+def resume_processes(space: Namespace) -> None:
+    """Continue the processes of a kernel that stand still since their dump."""
+    for pid in processes.descendants(space.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def _remove_old(keeper: Keeper) -> None:
@@ -198,7 +259,7 @@ def _not_saved(error: OSError) -> SaveFailed:
 
 
 @dataclass
-class _RoomInStore:
+class RoomInStore:
     """Refuses a save that the store's disk has no room for."""
 
     keeper: Keeper
@@ -256,8 +317,9 @@ async def _freeze(
     agent: Mapping[str, Any],
     stages: Stages,
     check: Check,
+    left: criu.Left,
 ) -> tuple[Staging, Frozen]:
-    """Freeze the kernel's tree, take it, and let it run on; what criu wrote is in the staging."""
+    """Freeze the kernel's tree, take it, and leave it as asked; what criu wrote is in the staging."""
     space, worker = keeper.namespace(), keeper.worker
     script = keeper.folder.path / "post-dump"
     script.write_text(_AT_POST_DUMP)
@@ -288,7 +350,7 @@ async def _freeze(
     in_vram = sum(cuda.needs(described).values())
     check(private, described)
     held = described.get("processes", [])
-    keeper.state.operation = {"kind": "save", "name": operation.name, "cuda": on_gpu, "held": held}
+    keeper.state.operation = {"kind": "save", "name": operation.name, "cuda": on_gpu, "held": held, "left": left}
     keeper.save_state()
     staging = await asyncio.to_thread(Staging, space, directory / CRIU_IMAGES)
     assert keeper.link is not None
@@ -316,35 +378,47 @@ async def _freeze(
             await run_criu(
                 space,
                 program,
-                criu.dump_arguments(keeper.state.kernel_pid, staging.inside, script, settings.criu_timeout()),
+                criu.dump_arguments(keeper.state.kernel_pid, staging.inside, script, settings.criu_timeout(), left),
                 environment,
                 staging.outside / criu.DUMP_LOG,
                 SaveFailed("The kernel could not be saved; it goes on as before."),
                 criu_runs,
             )
             parked = await gpu.finish_copy()
-        finally:
+            _refuse_half_connections(staging)
+        except BaseException:
+            if left == "stopped":
+                resume_processes(space)
+            await gpu.thaw()
+            raise
+        if left == "running":
             await gpu.thaw()
         # Without GPU state, only criu stops the kernel, and for less long than it runs.
         seconds = time.monotonic() - began if on_gpu else images.frozen_seconds(staging.outside)
         if space.outer(keeper.state.kernel_pid) is None:
             raise KernelLost("The kernel ended during the save.", "", "Restart it.")
-        if images.has_half_connection(staging.outside):
-            raise SaveFailed(
-                "The kernel could not be saved; it goes on as before.",
-                "It waits for another program to accept a Unix connection: a restore of it would fail.",
-                "Close the connection, or wait until it is accepted, and save again.",
-            )
     except BaseException:
         await gpu.close()
         await asyncio.to_thread(staging.discard)
         raise
-    tidying = asyncio.create_task(gpu.close())
-    keeper.state.operation = None
-    keeper.note_state()
     if parked is not None:
         described = {**described, "parked": asdict(parked)}
-    return staging, Frozen(seconds, tidying, described, {**process, "frozen_seconds": seconds})
+    process["frozen_seconds"] = seconds
+    frozen = Frozen(seconds, gpu, described, process)
+    if left == "running":
+        frozen.begin_to_tidy()
+        keeper.state.operation = None
+        keeper.note_state()
+    return staging, frozen
+
+
+def _refuse_half_connections(staging: Staging) -> None:
+    if images.has_half_connection(staging.outside):
+        raise SaveFailed(
+            "The kernel could not be saved; it goes on as before.",
+            "It waits for another program to accept a Unix connection: a restore of it would fail.",
+            "Close the connection, or wait until it is accepted, and save again.",
+        )
 
 
 def about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ... import settings
 from ...errors import Busy, Cancelled, GpuckptError, KernelLost, Refused
 from ...freeze import cuda, processes
+from ...freeze.cuda_waits import CudaWaits
 from ..gpu_sleep import GpuSleep
 from ..link import AgentSilent, Link
 from ..record import now
@@ -64,7 +65,7 @@ async def sleep(keeper: Keeper, operation: Operation, args: dict[str, Any], tell
             raise
         await tell_awake(link, keeper)
         raise _not_asleep(e) from e
-    keeper.asleep = gpu
+    keeper.fell_asleep(gpu)
     with contextlib.suppress(AgentSilent):
         await link.send({"call": "asleep", "id": 0, "args": {"gpu": bool(gpu.freed)}})
     return {"already": False, "freed": gpu.freed, "seconds": stages.seconds()}
@@ -118,6 +119,7 @@ async def _fall_asleep(keeper: Keeper, link: Link, agent: Mapping[str, Any], sta
     gpu = GpuSleep(worker, space, on_gpu, described, vram)
     noted = {"stage": FALLING_ASLEEP, "since": now(), "freed": gpu.freed, "cuda": on_gpu}
     noted["held"] = described["processes"]
+    noted["waits"] = sorted(await asyncio.to_thread(CudaWaits(on_gpu).places))
     _note(keeper, noted)
 
     def note_parked(parked: dict[str, Any]) -> None:
@@ -150,6 +152,7 @@ async def tell_awake(link: Link, keeper: Keeper) -> None:
     with contextlib.suppress(AgentSilent):
         await link.call("after_sleep", {}, settings.hook_timeout())
     keeper.state.sleep = keeper.asleep = None
+    link.last_active = now()
     keeper.note_state()
 
 

@@ -1,4 +1,4 @@
-"""Wake, step by step: what a sleeping kernel had on GPUs comes back to them.
+"""Wake, step by step: what a sleeping kernel had on GPUs comes back to them; a hibernated one comes back whole.
 
 Where it cannot, the kernel sleeps on, unharmed, and wakes at a later try.
 """
@@ -9,7 +9,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ...errors import DriverError, Refused
+from .. import sharing
 from ..record import now
+from .hibernate import come_back
 from .sleep import ASLEEP, WAKING, tell_awake
 from .stages import Stages
 
@@ -30,9 +32,13 @@ async def wake(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     Raises
     ------
     Refused, Cancelled : it sleeps on.
+    GpuckptError : it is hibernated as before, as `come_back`.
     KernelLost : the GPU state could not be brought back.
     """
-    return await awaken(keeper, Stages(operation, tell))
+    stages = Stages(operation, tell)
+    if keeper.state.hibernated is not None:
+        return await come_back(keeper, operation, args, stages)
+    return await awaken(keeper, stages)
 
 
 async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
@@ -40,15 +46,18 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
     gpu, link = keeper.asleep, keeper.link
     if keeper.state.sleep is None or gpu is None or link is None:
         return {"already": True, "back": 0, "seconds": stages.seconds()}
-    await stages.enter(WAKING, cancellable=False)
-    keeper.state.sleep["stage"] = WAKING
-    keeper.note_state()
-    try:
-        await gpu.wake()
-    except DriverError as e:
-        keeper.state.sleep["stage"] = ASLEEP
+    async with sharing.turn(gpu.needs, stages):
+        if gpu.needs:
+            await sharing.make_room(keeper, gpu.needs, stages, _STILL_ASLEEP, gpu.wishes)
+        await stages.enter(WAKING, cancellable=False)
+        keeper.state.sleep["stage"] = WAKING
         keeper.note_state()
-        raise Refused(_STILL_ASLEEP, f"{e.what} {e.why}", e.then, **e.data) from e
+        try:
+            await gpu.wake()
+        except DriverError as e:
+            keeper.state.sleep["stage"] = ASLEEP
+            keeper.note_state()
+            raise Refused(_STILL_ASLEEP, f"{e.what} {e.why}", e.then, **e.data) from e
     await tell_awake(link, keeper)
     keeper.woken = {"at": now(), "seconds": stages.seconds()}
     keeper.in_background(gpu.close())

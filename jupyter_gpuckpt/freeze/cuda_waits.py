@@ -1,0 +1,97 @@
+"""Which threads wait in the CUDA driver, seen from outside: those that touched a GPU while their process sleeps.
+
+A call of a locked process waits inside the driver, and may hold Python's lock: nothing can be asked of the process
+then. But a thread that waits shows where: Linux tells its system call and its stack pointer (proc_pid_syscall(5)), and
+near the top of its stack lie the return addresses of the functions that it is in. Where the driver's code is among
+them, and was not while the process was idle, the thread has called the driver. An address that an earlier call has left
+there can be taken for one: the process is then woken for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+__all__ = ["CudaWaits", "Place"]
+
+_DRIVER = re.compile(r"/(libcuda\.so[.\d]*|libgpuckpt-parking\.so)( \(deleted\))?$")
+"""Where calls wait: in the driver, or in front of it for the memory that is parked."""
+_OWN_THREADS = "cuda"
+"""How the driver names its threads: ``cuda-EvtHandlr`` and the like (driver 580.159). They always wait there."""
+_NEAR = 2048
+"""Bytes from the top of the stack in which a driver that waits is found: the frames of libc below it take some 300."""
+
+Place = tuple[int, int, int, int]
+"""Process, thread, stack pointer and instruction: where a thread waits."""
+
+
+class CudaWaits:
+    """The threads of some processes; `known` are the places in which they waited while they were idle.
+
+    `others` are threads that are no business of this one's: they wait on purpose.
+    """
+
+    def __init__(self, pids: Iterable[int], known: Iterable[Sequence[int]] = (), others: Iterable[int] = ()) -> None:
+        self._code = {pid: _driver_code(pid) for pid in pids}
+        self._known = {(int(p), int(t), int(s), int(i)) for p, t, s, i in known}
+        self._others = set(others)
+        self._last: set[Place] = set()
+
+    def places(self) -> set[Place]:
+        """Return where threads wait in the driver now."""
+        return {place for pid, code in self._code.items() for place in _waiting(pid, code, self._others)}
+
+    def new(self) -> bool:
+        """Tell whether a thread waits in the driver that did not before, and has not moved since the last look."""
+        found = self.places() - self._known
+        stays, self._last = found & self._last, found
+        return bool(stays)
+
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether the last look found something, so that the next should come soon."""
+        return bool(self._last)
+
+
+def _driver_code(pid: int) -> list[tuple[int, int]]:
+    """Return from where to where the driver's code is mapped."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape").splitlines():
+            columns = line.split(maxsplit=5)
+            if len(columns) == 6 and "x" in columns[1] and _DRIVER.search(columns[5]):
+                first, last = columns[0].split("-")
+                found.append((int(first, 16), int(last, 16)))
+    return found
+
+
+def _waiting(pid: int, code: Sequence[tuple[int, int]], others: set[int]) -> list[Place]:
+    found: list[Place] = []
+    if not code:
+        return found
+    try:
+        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return found
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            if int(task.name) in others:
+                continue
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                words = (task / "syscall").read_text().split()
+                stack, at = int(words[-2], 16), int(words[-1], 16)  # ValueError or IndexError where it runs
+                near = os.pread(memory, _NEAR, stack)
+                values = [at, *struct.unpack(f"={len(near) // 8}Q", near[: len(near) // 8 * 8])]
+                if not any(first <= value < last for value in values for first, last in code):
+                    continue
+                if not (task / "comm").read_text().startswith(_OWN_THREADS):
+                    found.append((pid, int(task.name), stack, at))
+    except OSError:  # it has ended
+        pass
+    finally:
+        os.close(memory)
+    return found

@@ -1,0 +1,138 @@
+"""The connections of clients to a kernel's ports: ending them so that nothing that they have sent is lost.
+
+zmq does not tell a sender what has been read. But a client whose connection is half closed from here closes its own
+half as well, and then all that it has ever sent on it has come: it lies unread in the socket, or has been read. What it
+sends later waits in the client until somebody listens again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import termios
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from ..freeze import processes
+
+__all__ = ["Connections", "own_connections", "unread_bytes"]
+
+_PIDFD_GETFD = 438  # the same on every architecture (asm-generic/unistd.h)
+_ESTABLISHED = "01"
+_TCP_CLOSE = 7  # linux/tcp_states.h; a socket whose two halves are closed
+_POLL = 0.005  # seconds
+
+
+def unread_bytes(ports: Collection[int]) -> int:
+    """Return how many bytes of clients lie unread at these local ports (proc(5), net/tcp)."""
+    return sum(int(row[4].partition(":")[2], 16) for row in _rows(ports) if row[3] == _ESTABLISHED)
+
+
+def _rows(ports: Collection[int] | None) -> list[list[str]]:
+    """Return the lines of net/tcp, in columns: those of these local ports, or all."""
+    rows = []
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            lines = [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+            rows += [row for row in lines if ports is None or _port(row[1]) in ports]
+    return rows
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
+
+
+def own_connections(pid: int, port: int) -> int:
+    """Return how many connections a process has with itself at this local port."""
+    return len(_clients(pid, {port})[1])
+
+
+def _clients(pid: int, ports: Collection[int]) -> tuple[set[str], set[str]]:
+    """Return the connections of a process at these ports, as /proc names them: to others, and to itself."""
+    held = set(processes.open_files(pid))
+    rows = {(row[1], row[2]): f"socket:[{row[9]}]" for row in _rows(None) if row[3] == _ESTABLISHED}
+    others: set[str] = set()
+    own: set[str] = set()
+    for (here, there), name in rows.items():
+        if name in held and _port(here) in ports:
+            (own if rows.get((there, here)) in held else others).add(name)
+    return others, own
+
+
+class Connections:
+    """The connections that clients have to a process at some local ports, held here as well until `close`.
+
+    ipykernel is a client of itself; such connections are left alone.
+
+    Raises
+    ------
+    OSError : the process is gone, or its files must not be reached.
+    """
+
+    def __init__(self, pid: int, ports: Collection[int]) -> None:
+        inodes = _clients(pid, ports)[0]
+        self._sockets: list[socket.socket] = []
+        pidfd = os.pidfd_open(pid)
+        try:
+            for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 - file descriptors are not paths
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{pid}/fd/{name}") in inodes:  # noqa: PTH115
+                        self._sockets.append(socket.socket(fileno=_same_file(pidfd, int(name))))
+        finally:
+            os.close(pidfd)
+
+    def close(self) -> None:
+        """Let go of them."""
+        for one in self._sockets:
+            one.close()
+
+    def unread(self) -> int:
+        """Return how many bytes have come and were not read by anybody."""
+        total = 0
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                total += struct.unpack("i", fcntl.ioctl(one, termios.FIONREAD, bytes(4)))[0]
+        return total
+
+    async def end(self, timeout: float) -> bool:
+        """Have the clients close them; return whether all have done so within `timeout` seconds."""
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + timeout
+        while not all(map(_is_over, self._sockets)):
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(_POLL)
+        return True
+
+    async def read_out(self, timeout: float) -> bool:
+        """Wait until whoever has them has read all that came; return whether it was so within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while self.unread():
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(_POLL)
+        return True
+
+
+def _same_file(pidfd: int, fd: int) -> int:
+    """Return a descriptor here of a file that another process has open (pidfd_getfd(2)). Raises `OSError`."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    own = int(libc.syscall(_PIDFD_GETFD, pidfd, fd, 0))
+    if own < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return own
+
+
+def _is_over(connection: socket.socket) -> bool:
+    try:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[0] == _TCP_CLOSE
+    except OSError:
+        return True

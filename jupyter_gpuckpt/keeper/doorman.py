@@ -1,0 +1,271 @@
+"""The doorman: it holds the ports of a kernel that is not there, and takes what clients send.
+
+It answers what needs no kernel (the heartbeat, what kind of kernel it is, which comms there are), so that neither an
+open notebook nor a server that looks now and then wakes one. What needs a kernel is handed to `on_request` as it came,
+and executed by the kernel that wakes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq.asyncio
+from jupyter_client.session import Session
+from zmq.constants import Flag, SocketOption, SocketType
+from zmq.error import ZMQError
+from zmq.sugar.socket import Socket
+
+from ..errors import GpuckptError
+from .clients import Connections
+from .ports import of_connection_file
+from .ports import peers as connected
+
+__all__ = ["Doorman"]
+
+log = logging.getLogger("gpuckpt.keeper")
+
+_UNHURRIED = ("debug_request", "usage_request", "create_subshell_request", "delete_subshell_request")
+"""Requests that front ends send by themselves when they open a notebook, or now and then: nobody wakes for them."""
+_BIND_AGAIN = 1.0  # how often it tries for ports that somebody else has, in seconds
+_ENDING = 2.0  # how long clients have to close their connections, in seconds
+_COMING_BACK = 3.0  # how long a client that is to hear an error has to connect, in seconds
+_POLL = 0.01  # seconds
+_LINGER = 500  # for how long what was sent may be on its way after the end, in milliseconds
+
+OnRequest = Callable[[list[bytes]], None]
+
+
+class Doorman:
+    """One hibernated kernel's.
+
+    Parameters
+    ----------
+    connection_file : the kernel's.
+    said : what the kernel said before it went: ``kernel_info`` and ``comms``, as its replies had them.
+    on_request : called with the frames of every request that needs a kernel.
+    on_shutdown : called when a client asks for the kernel's end.
+    """
+
+    def __init__(
+        self,
+        connection_file: str,
+        said: Mapping[str, Any],
+        on_request: OnRequest,
+        on_shutdown: Callable[[], None],
+    ) -> None:
+        self._connection_file = connection_file
+        self._connection = json.loads(Path(connection_file).read_text())
+        self._ports = of_connection_file(connection_file)
+        self._said, self._on_request, self._on_shutdown = said, on_request, on_shutdown
+        key = str(self._connection["key"]).encode()
+        self._session = Session(key=key, signature_scheme=self._connection["signature_scheme"])
+        self._context = zmq.asyncio.Context()
+        self._sockets: dict[str, zmq.asyncio.Socket] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._listeners = 0
+
+    def open(self) -> None:
+        """Take the ports; while somebody else has one of them, it is tried again until it is free."""
+        self._tasks = [asyncio.create_task(self._open())]
+
+    async def _open(self) -> None:
+        while not self._bound():
+            await asyncio.sleep(_BIND_AGAIN)
+        answers = {"shell": self._on_shell, "control": self._on_control, "stdin": self._on_stdin, "hb": self._on_beat}
+        self._tasks += [
+            *(asyncio.create_task(self._serve(name, answer)) for name, answer in answers.items()),
+            asyncio.create_task(self._serve("iopub", self._on_subscription)),
+        ]
+        self._status("idle", {})
+
+    def _bound(self) -> bool:
+        kinds = {
+            "shell": SocketType.ROUTER,
+            "control": SocketType.ROUTER,
+            "stdin": SocketType.ROUTER,
+            "hb": SocketType.ROUTER,
+            "iopub": SocketType.XPUB,
+        }
+        try:
+            for name, kind in kinds.items():
+                one = self._sockets[name] = self._context.socket(kind)
+                one.linger = _LINGER
+                if kind == SocketType.XPUB:
+                    one.setsockopt(SocketOption.XPUB_VERBOSER, 1)
+                if kind == SocketType.ROUTER:
+                    one.router_handover = 1  # a client that connects again is the same client
+                    one.router_mandatory = 1
+                one.bind(self._address(name))
+        except ZMQError as e:
+            log.warning("a port of the hibernated kernel cannot be had (%s); it is tried again", e)
+            self._close_sockets()
+            return False
+        return True
+
+    def _address(self, name: str) -> str:
+        ip, port = self._connection["ip"], self._ports[f"{name}_port"]
+        return f"tcp://{ip}:{port}"
+
+    async def leave(self) -> None:
+        """Give the ports up, for the kernel that wakes; every request that has come was handed to `on_request`."""
+        waiting = {self._ports[f"{name}_port"] for name in ("shell", "stdin")}
+        for name, one in self._sockets.items():
+            with contextlib.suppress(ZMQError):
+                one.unbind(self._address(name))
+        connections = Connections(os.getpid(), waiting)
+        try:
+            if not await connections.end(_ENDING) or not await connections.read_out(_ENDING):
+                log.warning("a client of the hibernated kernel did not let go of its connection")
+        finally:
+            connections.close()
+        await self._until_quiet()
+        await self.close()
+
+    async def _until_quiet(self) -> None:
+        """Take what zmq has read and not handed over yet."""
+        for name in ("shell", "stdin"):
+            quiet = 0
+            while name in self._sockets and quiet < 2:
+                quiet += 0 if await self._sockets[name].poll(0) else 1
+                await asyncio.sleep(_POLL)
+
+    async def close(self) -> None:
+        """Give everything up; the ports are free then."""
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+        self._close_sockets()
+        await asyncio.to_thread(self._context.term)
+
+    def _close_sockets(self) -> None:
+        for one in self._sockets.values():
+            one.close()
+        self._sockets = {}
+
+    # -- what clients send
+
+    async def _serve(self, name: str, answer: Callable[[list[bytes]], None]) -> None:
+        one = self._sockets[name]
+        while True:
+            frames = await one.recv_multipart()
+            try:
+                answer(frames)
+            except Exception as e:  # noqa: BLE001 - whatever a client sent, others are to be answered
+                log.warning("a message at the %s port of the hibernated kernel was passed over: %s", name, e)
+
+    def _on_beat(self, frames: list[bytes]) -> None:
+        with contextlib.suppress(ZMQError):
+            Socket.shadow(self._sockets["hb"].underlying).send_multipart(frames, Flag.NOBLOCK)
+
+    def _on_subscription(self, frames: list[bytes]) -> None:
+        """Count who listens (zmq_setsockopt(3), ZMQ_XPUB_VERBOSER), and tell that there is somebody."""
+        self._listeners += 1 if frames[0][:1] == b"\x01" else -1
+        self._status("idle", {})
+
+    def _on_stdin(self, frames: list[bytes]) -> None:
+        """Wake for an answer to a question, which the kernel asks once more: the answer itself is gone."""
+        self._read(frames)
+        self._on_request([])
+
+    def _on_shell(self, frames: list[bytes]) -> None:
+        idents, request = self._read(frames)
+        kind = request["header"]["msg_type"]
+        if kind == "kernel_info_request":
+            self._reply("shell", idents, request, self._said["kernel_info"])
+        elif kind == "comm_info_request":
+            wanted = request["content"].get("target_name")
+            comms = {
+                comm: about
+                for comm, about in self._said["comms"].items()
+                if wanted is None or about["target_name"] == wanted
+            }
+            self._reply("shell", idents, request, {"status": "ok", "comms": comms})
+        else:
+            self._on_request(frames)
+
+    def _on_control(self, frames: list[bytes]) -> None:
+        idents, request = self._read(frames)
+        kind = request["header"]["msg_type"]
+        if kind == "kernel_info_request":
+            self._reply("control", idents, request, self._said["kernel_info"])
+        elif kind == "interrupt_request":
+            self._reply("control", idents, request, {"status": "ok"})
+        elif kind == "shutdown_request":
+            restart = bool(request["content"].get("restart"))
+            self._reply("control", idents, request, {"status": "ok", "restart": restart})
+            self._on_shutdown()
+        elif kind not in _UNHURRIED:
+            log.info("a %s to the hibernated kernel was passed over", kind)
+
+    def _read(self, frames: list[bytes]) -> tuple[list[bytes], dict[str, Any]]:
+        """Return who asks, and what. Raises `ValueError` for what was not signed with the kernel's key."""
+        idents, rest = self._session.feed_identities(frames)
+        return idents, self._session.deserialize(rest)
+
+    # -- what clients are told
+
+    async def refuse(
+        self, requests: Sequence[Sequence[bytes]], error: GpuckptError, expected: Mapping[str, int]
+    ) -> None:
+        """Answer requests that no kernel came up for, once so many clients as `expected` are connected again."""
+        text = str(error)
+        content = {"ename": type(error).__name__, "evalue": text, "traceback": text.splitlines()}
+        if requests:
+            await self._until_there(expected)
+        for frames in requests:
+            if not frames:
+                continue  # an answer to a question
+            idents, parts = self._session.feed_identities(list(frames))
+            request = {"header": self._session.unpack(parts[1])}  # it was verified when it came
+            kind = request["header"]["msg_type"]
+            self._status("busy", request)
+            if kind == "execute_request":
+                self._send("iopub", "error", content, request)
+            if kind.endswith("_request"):
+                self._send("shell", _reply_to(request), {"status": "error", **content}, request, idents)
+            self._status("idle", request)
+
+    async def _until_there(self, expected: Mapping[str, int]) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _COMING_BACK
+        while loop.time() < deadline:
+            there = connected(self._connection_file)["shell_port"] >= expected.get("shell_port", 0)
+            if there and self._listeners >= expected.get("iopub_port", 0):
+                return
+            await asyncio.sleep(_POLL)
+
+    def announce(self, what: str) -> None:
+        """Tell who listens that the kernel is ``waking``, by a member of a status message that others pass over."""
+        self._status("busy", {}, gpuckpt=what)
+
+    def _reply(self, channel: str, idents: list[bytes], request: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+        self._status("busy", request)
+        self._send(channel, _reply_to(request), content, request, idents)
+        self._status("idle", request)
+
+    def _status(self, state: str, request: Mapping[str, Any], **more: Any) -> None:
+        self._send("iopub", "status", {"execution_state": state, **more}, request)
+
+    def _send(
+        self,
+        channel: str,
+        kind: str,
+        content: Mapping[str, Any],
+        request: Mapping[str, Any],
+        idents: Sequence[bytes] | None = None,
+    ) -> None:
+        ident = [b"kernel." + kind.encode()] if idents is None else list(idents)
+        with contextlib.suppress(ZMQError):  # who asked has gone
+            socket = Socket.shadow(self._sockets[channel].underlying)
+            self._session.send(socket, kind, dict(content), parent=dict(request), ident=ident)
+
+
+def _reply_to(request: Mapping[str, Any]) -> str:
+    return str(request["header"]["msg_type"]).replace("_request", "_reply")

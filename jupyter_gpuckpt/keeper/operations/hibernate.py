@@ -1,0 +1,396 @@
+"""Hibernate and wake, step by step: a kernel goes to the disk as a snapshot, and comes back from there.
+
+The kernel stands still from the instant that is saved to its end, so that nothing of it is lost in between; and it ends
+only once its snapshot is committed and was looked at. From then on a doorman has its ports (`keeper/doorman.py`). It
+stays hibernated until it has answered as a woken kernel: whatever fails before that, the snapshot is as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ... import settings
+from ...errors import (
+    Busy,
+    Cancelled,
+    GpuckptError,
+    KernelLost,
+    NoSuchSnapshot,
+    Refused,
+    RestoreFailed,
+    SaveFailed,
+)
+from ...freeze import cuda
+from ...freeze.criu_program import find_criu
+from ...store import Manifest, Store
+from .. import fit, ports, sharing
+from ..clients import Connections, own_connections, unread_bytes
+from ..gpu_freeze import GpuReturn, parked_in
+from ..link import AgentSilent
+from ..ports import Places
+from ..record import now
+from ..staging import vram_files
+from ..summary import HIBERNATED, summary
+from .arrival import Arrival, put_in_place, request_of
+from .save import RoomInStore, Taken, run_on, take, write
+from .stages import Stages
+
+if TYPE_CHECKING:
+    from ..process import Keeper, Tell
+    from ..record import Operation
+
+__all__ = ["come_back", "finish_wake", "forget", "hibernate", "remove_broken_off"]
+
+log = logging.getLogger("gpuckpt.keeper")
+
+_NOT_HIBERNATED = "The kernel was not hibernated; it goes on as before."
+_LOOK = 0.1  # how often a kernel on its way to the disk looks whether a cell has come, in seconds
+_LETTING_GO = 2.0  # how long clients have to close their connections, in seconds
+_NAME = 60  # how much of a notebook's name is in a snapshot's
+
+
+async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
+    """Put the kernel on the disk, and leave a doorman in its place; return what there is to say of the snapshot.
+
+    With ``end`` in `args` the keeper ends too, and the snapshot can be resumed in another kernel. With that or with
+    ``at_once`` a cell that comes meanwhile does not break it off.
+
+    Raises
+    ------
+    Refused, SaveFailed, StoreError, Busy, Cancelled : the kernel is as it was, and no snapshot was made.
+    KernelLost : the GPU state could not be brought back.
+    """
+    stages = Stages(operation, tell)
+    await stages.enter("checking")
+    ends = bool(args.get("end"))
+    if keeper.state.hibernated is not None:
+        return await _release(keeper) if ends else _already(keeper)
+    if not ends and not keeper.launch.agent:
+        raise Refused(
+            _NOT_HIBERNATED,
+            "It has no agent, so it could not be given the cells that come meanwhile.",
+            'Save it, and stop it; or use a kernel of the kind "Python 3 (gpuckpt)".',
+        )
+    operation.name = name = await asyncio.to_thread(_free_name, keeper)
+    program = await asyncio.to_thread(find_criu)
+    said = await _about(keeper)
+    begin = functools.partial(keeper.store.writer, name, quota=settings.store_quota())
+    with await asyncio.to_thread(begin) as writer:
+        taken = await take(keeper, operation, writer.directory, program, stages, RoomInStore(keeper), left="stopped")
+        try:
+            await stages.enter("writing")
+            writing = write(keeper, writer, taken, program, stages, {"message": "Hibernated."})
+            manifest = await (writing if ends or args.get("at_once") else _unless_a_cell_comes(keeper, writing))
+            await _leave(keeper, manifest, said, "end" if ends else "at once" if args.get("at_once") else "")
+        except BaseException as e:
+            await _run_on(keeper, taken, e)
+            raise
+        finally:
+            await taken.frozen.tidied()
+            await asyncio.to_thread(taken.staging.discard)
+    await asyncio.to_thread(keeper.worker.close)
+    if ends:
+        await keeper.ended(0)
+    return {**summary(manifest), "seconds": stages.seconds()}
+
+
+def _already(keeper: Keeper) -> dict[str, Any]:
+    assert keeper.state.hibernated is not None
+    return {**keeper.state.hibernated["snapshot"], "seconds": 0.0}
+
+
+async def _release(keeper: Keeper) -> dict[str, Any]:
+    """End the keeper of a hibernated kernel, and leave its snapshot to be resumed."""
+    found = _already(keeper)
+    keeper.state.hibernated = None
+    await keeper.ended(0)
+    return found
+
+
+def _free_name(keeper: Keeper) -> str:
+    """Return the name of the snapshot: that of the notebook is in it."""
+    launch = keeper.launch
+    notebook = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(launch.notebook or launch.name).stem).strip("-.")[:_NAME]
+    name = "-".join(filter(None, (HIBERNATED, notebook, launch.kernel_id[:8])))
+    taken = {manifest.name for manifest in keeper.store.list()}
+    numbered = (f"{name}-{n}" for n in itertools.count(2))
+    return next(one for one in itertools.chain([name], numbered) if one not in taken)
+
+
+async def _about(keeper: Keeper) -> dict[str, Any]:
+    """Ask the kernel what others may ask of it while it is not there."""
+    if keeper.link is None or not keeper.launch.agent:
+        return {}
+    try:
+        await asyncio.wait_for(asyncio.shield(keeper.link.hello), settings.hook_timeout())
+        said: dict[str, Any] = await keeper.link.call("about", {}, settings.hook_timeout())
+    except (AgentSilent, TimeoutError, asyncio.TimeoutError):
+        raise SaveFailed(
+            _NOT_HIBERNATED,
+            f"It has not answered for {settings.hook_timeout():.0f} s: something in it holds Python's lock.",
+            "Try again when the cell that runs is done.",
+        ) from None
+    return said
+
+
+async def _unless_a_cell_comes(keeper: Keeper, writing: Any) -> Manifest:
+    """Wait for the snapshot; a cell that comes for the kernel breaks it off. Raises `Busy`."""
+    doing = asyncio.ensure_future(writing)
+    cancelling = keeper.operation.cancelling if keeper.operation is not None else asyncio.Event()
+    a_cell_came = False
+    while not doing.done():
+        if not a_cell_came and unread_bytes(_for_cells(keeper)):
+            a_cell_came = True
+            cancelling.set()
+        await asyncio.wait({doing}, timeout=_LOOK)
+    if a_cell_came and isinstance(doing.exception(), Cancelled):
+        raise _busy()
+    manifest: Manifest = await doing
+    return manifest
+
+
+def _for_cells(keeper: Keeper) -> set[int]:
+    connection = ports.of_connection_file(keeper.launch.connection_file)
+    return {connection["shell_port"], connection["stdin_port"]}
+
+
+def _busy() -> Busy:
+    return Busy(_NOT_HIBERNATED, "A client asked something of it meanwhile.", "Ask again when it is idle.")
+
+
+async def _leave(keeper: Keeper, manifest: Manifest, said: Mapping[str, Any], how: str) -> None:
+    """Make sure of the snapshot, and end the kernel."""
+    store = keeper.store
+    await asyncio.to_thread(_look_at, store, manifest)
+    await asyncio.to_thread(_label, store, manifest)
+    kernel = keeper.namespace().outer(keeper.state.kernel_pid)
+    if kernel is None:
+        raise KernelLost("The kernel ended while it was hibernated.", "", "Restart it.")
+    own = own_connections(kernel, ports.of_connection_file(keeper.launch.connection_file)["shell_port"])
+    if not how:
+        # Nothing may come between this and the kernel's end, and what has come until now counts.
+        connections = await asyncio.to_thread(Connections, kernel, _for_cells(keeper))
+        try:
+            await connections.end(_LETTING_GO)
+            if connections.unread():
+                raise _busy()
+        finally:
+            connections.close()
+    if how != "end":
+        keeper.state.hibernated = {
+            "snapshot": summary(manifest),
+            "since": now(),
+            "said": dict(said),
+            "requests": [],
+            "own_connections": own,
+        }
+    operation, keeper.state.operation = keeper.state.operation, None
+    try:
+        keeper.save_state()
+    except OSError as e:
+        keeper.state.hibernated, keeper.state.operation = None, operation
+        raise SaveFailed(_NOT_HIBERNATED, f"The keeper's record could not be written: {e}", "Free disk space.") from e
+    # Now it is hibernated, whatever happens.
+    with contextlib.suppress(GpuckptError):  # processes that hang in the driver end with it
+        await keeper.give_up()
+    if how != "end":
+        keeper.without_kernel()
+
+
+def _look_at(store: Store, manifest: Manifest) -> None:
+    """Read what the snapshot says of itself, and see that all that it names is there. Raises `StoreError`."""
+    trusted = store.trusted(manifest.name)
+    with store.parts(trusted, store.contents(trusted).files):
+        if trusted.id != manifest.id:
+            raise NoSuchSnapshot(f"The snapshot {manifest.name} was replaced.", "", "Try again.")
+
+
+def _label(store: Store, manifest: Manifest) -> None:
+    store.pin(manifest.name, True)
+    store.tag(manifest.name, [HIBERNATED])
+
+
+async def _run_on(keeper: Keeper, taken: Taken, cause: BaseException) -> None:
+    """Let the kernel run on, and leave no snapshot of it."""
+    failure = cause if isinstance(cause, GpuckptError) else SaveFailed(_NOT_HIBERNATED, str(cause))
+    try:
+        await run_on(keeper, taken, failure)
+    finally:
+        assert keeper.operation is not None
+        with contextlib.suppress(NoSuchSnapshot):
+            await asyncio.to_thread(_remove, keeper.store, keeper.operation.name)
+
+
+def remove_broken_off(store: Store, name: str) -> None:
+    """Remove the snapshot of a kernel that runs on, since its keeper was killed on the way. Raises `StoreError`."""
+    with contextlib.suppress(NoSuchSnapshot):
+        _remove(store, name)
+
+
+def _remove(store: Store, name: str) -> None:
+    store.pin(name, False)
+    store.remove(name)
+
+
+# -- the way back
+
+
+async def come_back(keeper: Keeper, operation: Operation, args: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
+    """Bring a hibernated kernel back, and have it execute what clients have sent meanwhile.
+
+    Raises
+    ------
+    Refused, NoSuchSnapshot, Untrusted, Damaged, RestoreFailed, Cancelled : it is hibernated as before.
+    """
+    keeper.announce("waking")
+    back = int(_snapshot(keeper)["gpu_memory"])
+    try:
+        await stages.enter("checking")
+        warnings = await _bring_up(keeper, operation, args, stages)
+        faults = await finish_wake(keeper)
+    except (GpuckptError, OSError) as e:
+        error = _failed(keeper, e)
+        log.warning("the kernel could not be woken: %s", error)
+        await keeper.refuse_requests(error)
+        raise error from e
+    keeper.woken = {"at": now(), "seconds": stages.seconds()}
+    return {"already": False, "back": back, "warnings": [*warnings, *faults], "seconds": stages.seconds()}
+
+
+def _failed(keeper: Keeper, cause: Exception) -> GpuckptError:
+    name = _snapshot(keeper)["name"]
+    then = "It is hibernated as before, and its snapshot is good: run a cell, or `wake` it, to try again."
+    if isinstance(cause, GpuckptError):
+        kind = type(cause)
+        why = f"{cause.what} {cause.why}".strip()
+        return kind(f"The hibernated kernel could not be woken ({name}).", why, f"{cause.then} {then}", **cause.data)
+    return RestoreFailed(f"The hibernated kernel could not be woken ({name}).", str(cause), then)
+
+
+def _snapshot(keeper: Keeper) -> Mapping[str, Any]:
+    hibernated = keeper.state.hibernated
+    assert hibernated is not None
+    found: Mapping[str, Any] = hibernated["snapshot"]
+    return found
+
+
+def _current_name(store: Store, snapshot: Mapping[str, Any]) -> str:
+    """Return what the snapshot is called now: somebody may have renamed it. Raises `NoSuchSnapshot`."""
+    with contextlib.suppress(GpuckptError):
+        if store.get(snapshot["name"]).id == snapshot["id"]:
+            return str(snapshot["name"])
+    found = next((manifest.name for manifest in store.list() if manifest.id == snapshot["id"]), None)
+    return found or store.get(snapshot["name"]).name
+
+
+async def _bring_up(keeper: Keeper, operation: Operation, args: Mapping[str, Any], stages: Stages) -> list[str]:
+    """Restore the kernel into a fresh sleeper; return what the person must know of it."""
+    name = operation.name = await asyncio.to_thread(_current_name, keeper.store, _snapshot(keeper))
+    manifest, request = await asyncio.to_thread(request_of, keeper, name)
+    program = await asyncio.to_thread(find_criu)
+    gpus = [int(gpu) for gpu in args.get("gpus") or ()]
+    check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, [])
+    fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, gpus))
+    await stages.enter("verifying")
+    new = await Arrival.prepare(keeper, request.images, request.missing)
+    gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), fits.gpu_map, vram_files(new.space))
+    snapshot = None
+    try:
+        await gpu.prepare(early=True)
+        snapshot = await asyncio.to_thread(
+            keeper.store.open, name, new.files, stages.amount, new.elsewhere, request.is_wanted
+        )
+        if snapshot.manifest.id != manifest.id:
+            raise Refused("Another snapshot has this name now.", "", "Give the kernel's own its name back.")
+        await new.furnish(snapshot)
+        await new.refuse_without_criu(program)
+        await asyncio.to_thread(fit.check_files, snapshot, new.space.path("/"))
+        warnings = [*fits.notes, *new.notes(), *await asyncio.to_thread(fit.warnings, snapshot, [])]
+        if fits.gpu_map is not None:
+            warnings += await asyncio.to_thread(cuda.moves, keeper.worker, manifest.cuda, fits.gpu_map)
+        await stages.enter("restoring", cancellable=False)
+        peers = ports.peers(keeper.launch.connection_file)
+        # The doorman has none of these, and the kernel makes them again as it comes back.
+        peers["shell_port"] += keeper.state.hibernated["own_connections"] if keeper.state.hibernated else 0
+        keeper.state.operation = {"kind": "wake", "name": name}
+        keeper.save_state()
+        await keeper.doorman_leaves()
+        places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file)
+        tidying = await put_in_place(keeper, snapshot, new, program, gpu, places, peers, hold=True)
+        await tidying
+    except BaseException:
+        await gpu.close()
+        await new.discard()
+        keeper.without_kernel()
+        raise
+    finally:
+        if snapshot is not None:
+            await asyncio.to_thread(snapshot.close)
+    return warnings
+
+
+async def finish_wake(keeper: Keeper) -> list[str]:
+    """Have the restored kernel execute what came while it was hibernated; return what went wrong in its hooks.
+
+    It hears of each wake once, also where a keeper dies in the middle and another tells it again.
+
+    Raises
+    ------
+    RestoreFailed : it has ended; it is hibernated again.
+    """
+    hibernated, link, space = keeper.state.hibernated, keeper.link, keeper.space
+    assert hibernated is not None
+    assert link is not None
+    assert space is not None
+    arguments = {"token": hibernated["snapshot"]["id"] + hibernated["since"], "requests": hibernated["requests"]}
+    call = asyncio.create_task(link.call("woken", arguments, settings.hook_timeout()))
+    died = asyncio.create_task(space.wait(keeper.state.kernel_pid))
+    await asyncio.wait({call, died}, return_when=asyncio.FIRST_COMPLETED)
+    faults: list[str] = []
+    answered = False
+    try:
+        if not call.done():
+            raise RestoreFailed("The restored kernel ended at once.", "", "")
+        faults = list((await call)["faults"])
+        answered = True
+    except AgentSilent:
+        # It runs, and does what waits when it comes to it: a long call that keeps Python's lock was saved in it.
+        log.warning("the woken kernel has not answered yet")
+    except GpuckptError:
+        await keeper.give_up()
+        keeper.without_kernel()
+        raise
+    finally:
+        for task in (call, died):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, GpuckptError, AgentSilent):
+                await task
+    keeper.state.hibernated = keeper.state.operation = None
+    keeper.note_state()
+    keeper.watch()
+    if answered:
+        await asyncio.to_thread(forget, keeper.store, hibernated["snapshot"])
+    return faults
+
+
+def forget(store: Store, snapshot: Mapping[str, Any]) -> None:
+    """Remove the snapshot of a kernel that no longer needs it; one that somebody renamed or tagged is theirs."""
+    try:
+        name = _current_name(store, snapshot)
+        labels = store.labels(store.get(name))
+        if name == snapshot["name"] and labels.tags == (HIBERNATED,):
+            _remove(store, name)
+        else:
+            store.tag(name, [], [HIBERNATED])
+    except NoSuchSnapshot:
+        pass
+    except (GpuckptError, OSError):
+        log.exception("the snapshot of a hibernated kernel could not be removed")

@@ -1,0 +1,62 @@
+"""Waking a kernel that touches a GPU while it sleeps: its call waits for that, and goes on.
+
+From outside, since the call may hold Python's lock: the threads are looked at now and then, often while a cell runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ...errors import GpuckptError
+from ...freeze import processes
+from ...freeze.cuda_waits import CudaWaits
+
+if TYPE_CHECKING:
+    from ..gpu_sleep import GpuSleep
+    from ..process import Keeper
+
+__all__ = ["wake_at_touch"]
+
+log = logging.getLogger("gpuckpt.keeper")
+
+_LOOK = 0.1  # seconds between two looks while a cell runs
+_IDLE_LOOKS = 10  # while none does, only every so many of them is one
+_AGAIN = 2.0  # after how many seconds a wake that failed is tried again: the call waits
+
+
+async def wake_at_touch(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequence[int]]) -> None:
+    """Watch the kernel for as long as it sleeps this sleep; `known` are the places where its threads waited before."""
+    waits = await asyncio.to_thread(_waits, keeper, asleep, known)
+    looks = 0
+    while keeper.asleep is asleep and keeper.exit_status is None:
+        await asyncio.sleep(_LOOK)
+        looks += 1
+        busy = keeper.link is not None and keeper.link.busy
+        if keeper.operation is not None or not (busy or looks % _IDLE_LOOKS == 0 or waits.is_suspicious):
+            continue
+        if await asyncio.to_thread(waits.new):
+            log.info("the kernel touches a GPU in its sleep")
+            try:
+                await keeper.do("wake", {}, _nobody)
+            except GpuckptError as e:
+                log.warning("the kernel, which touches a GPU in its sleep, was not woken: %s", e)
+                await asyncio.sleep(_AGAIN)
+
+
+def _waits(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequence[int]]) -> CudaWaits:
+    """Return how to look: the thread that waits for parked memory waits on purpose."""
+    others = []
+    with contextlib.suppress(GpuckptError):
+        parked = asleep.parked
+        kernel = keeper.namespace().outer(parked.pid) if parked is not None else None
+        if parked is not None and kernel is not None:
+            others = [thread for thread in [processes.outer_thread(kernel, parked.thread)] if thread]
+    return CudaWaits(asleep.pids, known, others)
+
+
+async def _nobody(_: object) -> None:
+    """Tell nobody: nobody asked."""
