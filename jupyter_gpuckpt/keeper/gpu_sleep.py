@@ -49,6 +49,7 @@ class GpuSleep:
         self.pids = list(pids)
         self._parked = parked
         self._parking: Parking | None = None
+        self._sleeps_on = False
 
     @classmethod
     def noted(cls, worker: cuda.CudaWorker, space: Namespace, note: Mapping[str, Any], vram: VramFiles) -> GpuSleep:
@@ -105,7 +106,7 @@ class GpuSleep:
         self._parking = freeze.hand_over()
         if self._parking is not None:
             self._parked = self._parking.parked
-            note({**dataclasses.asdict(self._parked), "holder": None})
+            _note(note, self._parking)
 
     def _verify(self) -> None:
         for pid in self.pids:
@@ -118,8 +119,10 @@ class GpuSleep:
         parked = self._parked is None or (self._vram.outside / self._parked.file).exists()
         return parked and all(state == "checkpointed" for state in states)
 
-    async def wake(self) -> None:
-        """Bring everything back; the GPUs were seen to have room for it.
+    async def wake(self, note: Callable[[dict[str, Any]], None]) -> None:
+        """Bring everything back; the GPUs were seen to have room for it. `note` as in `fall_asleep`.
+
+        `tidy` is to be called afterwards.
 
         Raises
         ------
@@ -129,16 +132,15 @@ class GpuSleep:
         if not self._living():
             return
         try:
-            await asyncio.to_thread(self._wake)
+            await asyncio.to_thread(self._wake, note)
         except BaseException:
             await self.close()
             raise
-        await asyncio.to_thread(self._vram.discard)
 
     def _living(self) -> list[int]:
         return [pid for pid in self.pids if not cuda.ended(pid)]
 
-    def _wake(self) -> None:
+    def _wake(self, note: Callable[[dict[str, Any]], None]) -> None:
         parked = self._parked
         pid = self._space.outer(parked.pid) if parked is not None else None
         if parked is None or pid is None:
@@ -151,6 +153,7 @@ class GpuSleep:
             parking = self._parking = Parking(
                 self._space.run_dir, self._vram.outside, self._vram.inside, parked, "kept"
             )
+            _note(note, parking)
         elif with_holder:
             parking.rouse()
         if not with_holder:
@@ -158,14 +161,17 @@ class GpuSleep:
             parking.do_without_holder()
         parking.get_still(pid)
         back = False
+        self._sleeps_on = False
         try:
             with parking.giving_back(pid, otherwise=self._asleep_again):
                 self._thaw({**self.needs, parked.gpu: max(0, self.needs.get(parked.gpu, 0) - parked.size)})
                 back = True
         except DriverError as e:
-            if back:
-                raise no_room(e) from e
-            raise
+            if not back:
+                raise
+            if not self._sleeps_on:
+                raise _lost(e) from e
+            raise DriverError(e.what, e.why, e.then, **{**e.data, "name": "NO_ROOM"}) from e
 
     def _thaw(self, held: Mapping[str, int]) -> None:
         pids = self._living()
@@ -181,20 +187,29 @@ class GpuSleep:
         try:
             cuda.freeze(self._worker, self._living(), self.described)
         except GpuckptError as e:
-            raise KernelLost(
-                "The kernel's GPU memory could neither be given back to it nor be taken again.",
-                f"{e.what} {e.why}",
-                "Restart the kernel, and restore a snapshot.",
-                **e.data,
-            ) from e
+            raise _lost(e) from e
+        self._sleeps_on = True
 
     async def close(self) -> None:
-        """End the program that helps, where there is one: the kernel is awake, ends, or is replaced."""
+        """End the program that helps, where there is one: the kernel ends, or is replaced."""
         parking, self._parking = self._parking, None
         if parking is not None:
             await asyncio.to_thread(parking.close)
 
+    async def tidy(self) -> None:
+        """Free the host memory that all was in: the kernel is awake."""
+        await self.close()
+        await asyncio.to_thread(self._vram.discard)
 
-def no_room(error: DriverError) -> DriverError:
-    """Return the error of a wake that was undone as what it is: all sleeps on, and can be woken later."""
-    return DriverError(error.what, error.why, error.then, **{**error.data, "name": "NO_ROOM"})
+
+def _note(note: Callable[[dict[str, Any]], None], parking: Parking) -> None:
+    note({**dataclasses.asdict(parking.parked), "holder": parking.holder})
+
+
+def _lost(error: GpuckptError) -> KernelLost:
+    return KernelLost(
+        "The kernel's GPU memory could neither be given back to it nor be taken again.",
+        f"{error.what} {error.why}",
+        "Restart the kernel, and restore a snapshot.",
+        **error.data,
+    )

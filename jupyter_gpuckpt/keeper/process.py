@@ -107,6 +107,7 @@ class Keeper:
         """When the kernel was last woken (``at``) and how long that took (``seconds``)."""
         self._spaces: list[Namespace] = []
         self._attached: set[asyncio.StreamWriter] = set()
+        self._tidying: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -233,6 +234,10 @@ class Keeper:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def tidy(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that nobody waits for but the next operation."""
+        self._tidying = asyncio.create_task(work)
 
     # -- hibernated
 
@@ -495,10 +500,14 @@ class Keeper:
         self.idle.clear()
         began, result = time.monotonic(), "failed"
         try:
+            if self._tidying is not None:
+                await asyncio.wait([self._tidying])
             if kind in _WANTS_IT_AWAKE:
                 await awaken(self, Stages(operation, tell))
             done = await steps(self, operation, args, tell)
             result = "" if isinstance(done, dict) and done.get("already") else "done"
+            if kind == "wake" and result:
+                self.woken = {"at": now(), "seconds": time.monotonic() - began}
             return done
         except Cancelled:
             result = "cancelled"

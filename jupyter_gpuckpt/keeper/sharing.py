@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import settings
 from ..errors import Busy, GpuckptError, Refused
 from ..freeze import processes
-from ..freeze.cuda_calls import CudaWorker, Gpu, Usage
+from ..freeze.cuda_calls import Gpu, Usage
 from . import client
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _T = TypeVar("_T")
 
 _LOOK = 0.2  # seconds between two looks at what others do
 _STATUS_TIMEOUT = 5.0  # for how long a keeper may be silent when it is asked how its kernel is, in seconds
+_HOPELESS = 2.0  # for how long there must be no hope before one gives up, in seconds: others may just be ending
 _SHORT = 8  # how much of a kernel's id is enough to name it, for people
 
 
@@ -109,12 +110,13 @@ async def make_room(
     """
     deadline = time.monotonic() + settings.share_timeout()
     unwilling: dict[str, str] = {}
+    hopeless_since: float | None = None
     while True:
         stages.check()
         gpus = {gpu.uuid: gpu for gpu in await asyncio.to_thread(keeper.worker.gpus)}
         if not _lacking(gpus, wished or needed):
             return
-        holders = await asyncio.to_thread(_holders, keeper.worker, keeper.launch.kernel_id, unwilling)
+        holders = await asyncio.to_thread(_holders, keeper, unwilling)
         # Only kernels help that sleep at some time or other: what is short without them stays short.
         if wished and not _lacking(gpus, wished, [h for h in holders if h.can_sleep]):
             short = _lacking(gpus, wished)
@@ -123,7 +125,11 @@ async def make_room(
         if not short:
             return
         if _lacking(gpus, needed, [h for h in holders if h.can_sleep]):
-            raise _no_room(gpus, needed, holders, what)
+            hopeless_since = hopeless_since or time.monotonic()
+            if time.monotonic() - hopeless_since > _HOPELESS:
+                raise _no_room(gpus, needed, holders, what)
+        else:
+            hopeless_since = None
         ready = [h for h in holders if h.can_sleep and h.idle >= settings.share_grace()]
         chosen = _chosen(short, sorted(ready, key=lambda holder: -holder.idle))
         if chosen is not None:
@@ -177,20 +183,20 @@ def _chosen(short: Mapping[str, int], ready: Sequence[_Holder]) -> _Holder | Non
     return next((holder for holder in ready if any(holder.held.get(gpu) for gpu in short)), None)
 
 
-def _holders(worker: CudaWorker, own: str, unwilling: Mapping[str, str]) -> list[_Holder]:
-    """Return who holds GPU memory, but for the kernel `own`; those that turned out `unwilling` cannot sleep."""
-    usage = worker.usage()
+def _holders(keeper: Keeper, unwilling: Mapping[str, str]) -> list[_Holder]:
+    """Return who else holds GPU memory; those that turned out `unwilling` cannot sleep."""
+    usage = keeper.worker.usage()
     found: list[_Holder] = []
-    known: set[int] = set()
+    known = {*processes.descendants(os.getpid())}
     for folder in client.folders():
         try:
-            if folder.path.name == own:
+            if folder.path == keeper.folder.path:
                 continue
-            with client.connect(folder) as keeper:
-                status = keeper.request("status", timeout=_STATUS_TIMEOUT)
+            with client.connect(folder) as other:
+                status = other.request("status", timeout=_STATUS_TIMEOUT)
         except (GpuckptError, OSError):
             continue  # it ends, or does not answer: its processes are strangers then
-        pids = {*status["pids"]}
+        pids = {*status["pids"], *processes.descendants(status["keeper_pid"])}
         known |= pids
         held = _held(usage, pids)
         if held:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,8 +142,6 @@ def _waits(notebook: Notebook) -> str:
     """Return where the threads of a kernel wait, for a failure to tell."""
     pid = status(notebook)["pid"]
     lines = []
-    from pathlib import Path
-
     for task in Path(f"/proc/{pid}/task").iterdir():
         lines.append(f"{(task / 'comm').read_text().strip()}: {(task / 'syscall').read_text().strip()}")
     return "threads: " + "; ".join(lines)

@@ -132,8 +132,8 @@ async def _fall_asleep(keeper: Keeper, link: Link, agent: Mapping[str, Any], sta
     try:
         keeper.save_state()
     except OSError:
-        await gpu.wake()
-        await gpu.close()
+        await gpu.wake(note_parked)
+        keeper.tidy(gpu.tidy())
         raise
     return gpu
 

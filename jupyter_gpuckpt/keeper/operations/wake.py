@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import DriverError, Refused
 from .. import sharing
-from ..record import now
 from .hibernate import come_back
 from .sleep import ASLEEP, WAKING, tell_awake
 from .stages import Stages
@@ -46,6 +45,12 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
     gpu, link = keeper.asleep, keeper.link
     if keeper.state.sleep is None or gpu is None or link is None:
         return {"already": True, "back": 0, "seconds": stages.seconds()}
+    noted = keeper.state.sleep
+
+    def note_parked(parked: dict[str, Any]) -> None:
+        noted["parked"] = parked
+        keeper.note_state()
+
     async with sharing.turn(gpu.needs, stages):
         if gpu.needs:
             await sharing.make_room(keeper, gpu.needs, stages, _STILL_ASLEEP, gpu.wishes)
@@ -53,12 +58,11 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
         keeper.state.sleep["stage"] = WAKING
         keeper.note_state()
         try:
-            await gpu.wake()
+            await gpu.wake(note_parked)
         except DriverError as e:
             keeper.state.sleep["stage"] = ASLEEP
             keeper.note_state()
             raise Refused(_STILL_ASLEEP, f"{e.what} {e.why}", e.then, **e.data) from e
     await tell_awake(link, keeper)
-    keeper.woken = {"at": now(), "seconds": stages.seconds()}
-    keeper.in_background(gpu.close())
+    keeper.tidy(gpu.tidy())
     return {"already": False, "back": gpu.freed, "seconds": stages.seconds()}
