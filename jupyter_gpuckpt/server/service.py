@@ -179,9 +179,9 @@ class Service:
 
         return await asyncio.to_thread(ask)
 
-    def look(self) -> tuple[list[dict[str, Any]], int]:
-        """Return all kernels and how many are hibernated, for the metrics; asked in a thread."""
-        return running_kernels(self._worker)[0], 0
+    def look(self) -> list[dict[str, Any]]:
+        """Return all kernels, for the metrics (called in a thread)."""
+        return running_kernels(self._worker)[0]
 
     async def _hold(self, result: dict[str, Any]) -> None:
         """Hold the copies that a fork has made; one that cannot be held runs on, and the result says so."""

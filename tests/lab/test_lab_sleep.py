@@ -40,7 +40,7 @@ def test_a_kernel_is_put_to_sleep_and_a_cell_wakes_it(lab: Server, open_window: 
         window.page.screenshot(path=folder / f"asleep-{theme}.png")
         assert window.accessibility_faults("#jp-gpuckpt-sidebar") == []
         assert window.accessibility_faults('[data-jp-item-name="gpuckpt-state"]') == []
-    cell = window.page.locator(".jp-Notebook .jp-CodeCell").last
+    cell = window.page.locator(".jp-Notebook .jp-CodeCell").nth(1)
     cell.locator(".cm-content").click()
     window.page.keyboard.insert_text("x")
     # So long as its keeper stands still, the wake takes.
