@@ -55,6 +55,7 @@ _ANSWER = 5.0  # how long the kernel may take to answer a question, in seconds
 _FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to take note, in seconds
 _GOODBYE = 1.0  # how long a kernel that ends in its sleep has for what it does at its end, in seconds
 _PATIENCE = 30.0  # how long a shutdown waits for a broken-off operation to end, in seconds
+_TICK = os.sysconf("SC_CLK_TCK")
 PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
 
 _DOING = {
@@ -182,7 +183,7 @@ class Keeper:
             link.close()
             await space.kill()
             raise
-        self.state.parent, self.state.own_files, self.state.sleep = None, False, None
+        self.state.parent, self.state.own_files, self.state.sleep, self.state.worked = None, False, None, 0.0
         self.hold(space, link, pid)
 
     def hold(self, space: Namespace, link: Link, pid: int) -> None:
@@ -555,6 +556,7 @@ class Keeper:
             "started": self.state.started,
             "parent": self.state.parent,
             "copy_of": self.launch.copy_of,
+            "computed": max(0.0, self.work() - self.state.worked),
             "hibernated": self._hibernated(),
             "sleep_after": self.state.sleep_after,
             "notes": self.notes,
@@ -569,6 +571,11 @@ class Keeper:
                 "freed": asleep["freed"] if asleep else 0,
             },
         }
+
+    def work(self) -> float:
+        """Return how many seconds of processor time the kernel's processes have used."""
+        tree = processes.descendants(self.space.pid) if self.space is not None else []
+        return sum(processes.work_done(pid)[0] for pid in tree) / _TICK
 
     def _hibernated(self) -> dict[str, Any] | None:
         """Return what listings tell of a hibernated kernel: its snapshot, and since when."""

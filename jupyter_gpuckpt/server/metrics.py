@@ -27,8 +27,8 @@ _HELD_UP = 0.04
 _KNOWN_FOR = 300.0
 """For how long what is known of the kernels is told where they do not answer in time, in seconds."""
 
-Look = Callable[[], list[dict[str, Any]]]
-"""Returns the kernels as listings tell of them."""
+Look = Callable[[], tuple[list[dict[str, Any]], int]]
+"""Returns the kernels as listings tell of them, and how many are hibernated that nobody holds any more."""
 
 
 class KernelMetrics(Collector):
@@ -37,11 +37,11 @@ class KernelMetrics(Collector):
     def __init__(self, look: Look) -> None:
         self._look = look
         self._looking = threading.Lock()
-        self._known: tuple[float, list[dict[str, Any]]] | None = None
+        self._known: tuple[float, list[dict[str, Any]], int] | None = None
 
     def describe(self) -> Iterator[Any]:
         """Name the metrics (called when they are registered), without looking at anything."""
-        return self._families([], tally.Tally())
+        return self._families([], 0, tally.Tally())
 
     def collect(self) -> Iterator[Any]:
         """Return the metrics (called in the event loop for each scrape).
@@ -53,22 +53,22 @@ class KernelMetrics(Collector):
         threading.Thread(target=self._update, args=(looked,), name="gpuckpt-metrics", daemon=True).start()
         looked.wait(_HELD_UP)
         known = self._known
-        kernels = known[1] if known and time.monotonic() - known[0] < _KNOWN_FOR else None
-        return self._families(kernels, tally.read())
+        kernels, hibernated = known[1:] if known and time.monotonic() - known[0] < _KNOWN_FOR else (None, 0)
+        return self._families(kernels, hibernated, tally.read())
 
     def _update(self, looked: threading.Event) -> None:
         if self._looking.acquire(blocking=False):
             try:
                 began = time.monotonic()
-                self._known = (began, self._look())
+                self._known = (began, *self._look())
             finally:
                 self._looking.release()
                 looked.set()
 
     @staticmethod
-    def _families(kernels: list[dict[str, Any]] | None, counted: tally.Tally) -> Iterator[Any]:
+    def _families(kernels: list[dict[str, Any]] | None, hibernated: int, counted: tally.Tally) -> Iterator[Any]:
         if kernels is not None:
-            yield from _of_kernels(kernels)
+            yield from _of_kernels(kernels, hibernated)
         operations = CounterMetricFamily(
             "gpuckpt_operations", "Operations on kernels, by kind and how they ended", labels=["kind", "result"]
         )
@@ -85,8 +85,9 @@ class KernelMetrics(Collector):
         yield waking
 
 
-def _of_kernels(kernels: list[dict[str, Any]]) -> Iterator[Any]:
+def _of_kernels(kernels: list[dict[str, Any]], hibernated: int) -> Iterator[Any]:
     states = Counter(kernel["state"] if kernel["state"] in STATES else "busy" for kernel in kernels)
+    states["hibernated"] += hibernated
     by_state = GaugeMetricFamily("gpuckpt_kernels", "Kernels that can be saved, by state", labels=["state"])
     for state in STATES:
         by_state.add_metric([state.replace(" ", "_")], states[state])

@@ -118,6 +118,7 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
             await taken.frozen.tidied()
             await asyncio.to_thread(taken.staging.discard)
     keeper.state.parent = {"name": manifest.name, "id": manifest.id}
+    keeper.state.worked = keeper.work()
     await asyncio.to_thread(_remove_old, keeper)
     return {**summary(manifest), "seconds": stages.seconds()}
 
