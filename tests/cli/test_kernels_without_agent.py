@@ -73,3 +73,10 @@ def test_its_snapshot_is_refused_in_another_kernel_which_runs_on(cli: Cli, tally
     assert refused.json["error"]["kind"] == "Refused"
     assert "snapshot of its own" in refused.json["error"]["then"]
     assert _add(other, 1) == 6
+
+
+def test_it_is_not_put_to_sleep_since_no_cell_could_wake_it(cli: Cli, tally: Notebook) -> None:
+    refused = cli("sleep", tally.manager.provisioner.kernel_id, "--json")
+    assert (refused.status, refused.json["error"]["kind"]) == (1, "Refused")
+    assert "It has no agent" in refused.json["error"]["why"]
+    assert _add(tally, 5) == 5

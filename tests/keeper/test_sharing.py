@@ -1,0 +1,178 @@
+"""Who is put to sleep for whom: real kernels and keepers, on a GPU that there is only in figures.
+
+What NVML would say is made up here (`_Figures`): each kernel holds so much while it is awake. That memory really moves
+is seen in `tests/gpu`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from keeper_faults import Asked
+from notebooks import Notebook, StartKernel, wait_until
+
+from jupyter_gpuckpt.errors import Busy, Cancelled, Refused
+from jupyter_gpuckpt.freeze.cuda_calls import Gpu, Usage
+from jupyter_gpuckpt.keeper import sharing
+from jupyter_gpuckpt.keeper.operations.stages import Stages
+from jupyter_gpuckpt.keeper.record import Operation
+
+pytestmark = pytest.mark.criu
+
+_GPU = "GPU-1"
+_GIB = 1 << 30
+
+
+def _status(kernel: Notebook) -> dict[str, Any]:
+    with kernel.keeper as keeper:
+        found: dict[str, Any] = keeper.request("status")
+    return found
+
+
+class _Figures:
+    """A GPU of 10 GiB: 4 for each kernel that is awake, and `stranger` for somebody else."""
+
+    def __init__(self, kernels: list[Notebook], stranger: int = 0) -> None:
+        self._kernels, self._stranger = kernels, stranger
+
+    def usage(self) -> list[Usage]:
+        statuses = [_status(kernel) for kernel in self._kernels]
+        held = [Usage(_GPU, s["pid"], 4 * _GIB, False) for s in statuses if s["state"] == "running"]
+        return [*held, *([Usage(_GPU, 1, self._stranger, False)] if self._stranger else [])]
+
+    def gpus(self) -> list[Gpu]:
+        free = 10 * _GIB - sum(one.bytes or 0 for one in self.usage())
+        return [Gpu(0, _GPU, "NVIDIA Figure", 10 * _GIB, free, False, "580")]
+
+
+def _asking(figures: _Figures) -> Any:
+    return SimpleNamespace(worker=figures, folder=SimpleNamespace(path=Path("/nobody")))
+
+
+def _make_room(figures: _Figures, gib: int, told: list[str] | None = None, operation: Operation | None = None) -> None:
+    async def tell(progress: dict[str, Any]) -> None:
+        if told is not None:
+            told.append(progress["stage"])
+
+    async def make() -> None:
+        stages = Stages(operation or Operation("wake", "this kernel"), tell)
+        await sharing.make_room(_asking(figures), {_GPU: gib * _GIB}, stages, "It was not woken.")
+
+    asyncio.run(make())
+
+
+@pytest.fixture
+def grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCKPT_SHARE_GRACE", "0.2")
+
+
+@pytest.fixture
+def two(start: StartKernel, grace: None) -> list[Notebook]:
+    """Two kernels, the second of which was used last."""
+    kernels = [start(), start()]
+    for kernel in kernels:
+        kernel.run("1")
+    return kernels
+
+
+def _states(kernels: list[Notebook]) -> list[str]:
+    return [_status(kernel)["state"] for kernel in kernels]
+
+
+def test_the_longest_idle_one_sleeps_and_no_more_than_it_takes(two: list[Notebook]) -> None:
+    figures = _Figures(two)
+    _make_room(figures, 2)
+    assert _states(two) == ["running", "running"]
+    told: list[str] = []
+    _make_room(figures, 6, told)
+    assert _states(two) == ["sleeping", "running"]
+    assert any(stage.startswith("putting kernel") for stage in told), told
+    _make_room(figures, 10)
+    assert _states(two) == ["sleeping", "sleeping"]
+
+
+def test_nobody_sleeps_for_nothing_and_who_holds_what_is_named(two: list[Notebook]) -> None:
+    two[0].run("%gpuckpt awake on")
+    with pytest.raises(Refused) as refused:
+        _make_room(_Figures(two, stranger=_GIB), 8)
+    assert _states(two) == ["running", "running"]
+    said = str(refused.value)
+    ids = [_status(kernel)["kernel_id"][:8] for kernel in two]
+    assert said.startswith("It was not woken.")
+    assert f"kernel {ids[0]}: 4.0 GiB, kept awake" in said
+    assert f"kernel {ids[1]}: 4.0 GiB, running" in said
+    assert "process 1 (" in said
+    assert "1.0 GiB free, and 8.0 GiB are needed" in said
+
+
+def test_one_that_works_is_waited_for(two: list[Notebook]) -> None:
+    cell = Asked(two[0], "input()")
+    wait_until(lambda: _status(two[0])["busy"])
+    told: list[str] = []
+
+    async def both() -> None:
+        making = asyncio.create_task(asyncio.to_thread(_make_room, _Figures(two), 10, told))
+        while "waiting for room on the GPU" not in told:
+            await asyncio.sleep(0.01)
+        # The other one is left in peace until it helps.
+        assert (await asyncio.to_thread(_states, two)) == ["running", "running"]
+        two[0].client.input("done")
+        await making
+
+    asyncio.run(both())
+    assert cell.answer()["status"] == "ok"
+    assert _states(two) == ["sleeping", "sleeping"]
+
+
+def test_it_is_not_waited_for_longer_than_is_set(two: list[Notebook], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCKPT_SHARE_TIMEOUT", "0.5")
+    cell = Asked(two[0], "input()")
+    wait_until(lambda: _status(two[0])["busy"])
+    with pytest.raises(Refused, match="a cell runs"):
+        _make_room(_Figures(two), 10)
+    operation = Operation("wake", "this kernel")
+    operation.cancelling.set()
+    with pytest.raises(Cancelled):
+        _make_room(_Figures(two), 10, operation=operation)
+    assert _states(two) == ["running", "running"]
+    two[0].client.input("done")
+    assert cell.answer()["status"] == "ok"
+
+
+def test_turns_are_one_at_a_time_whatever_the_order_and_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def tell(_: dict[str, Any]) -> None:
+        pass
+
+    inside = 0
+
+    async def take(gpus: list[str], stay: float) -> None:
+        nonlocal inside
+        async with sharing.turn(gpus, Stages(Operation("wake", ""), tell)):
+            assert inside == 0
+            inside += 1
+            await asyncio.sleep(stay)
+            inside -= 1
+
+    async def crowd() -> None:
+        await asyncio.gather(*(take(gpus, 0.05) for gpus in [["a", "b"], ["b", "a"], ["b"], ["a", "b"]]))
+
+    asyncio.run(crowd())
+    monkeypatch.setenv("GPUCKPT_SHARE_TIMEOUT", "0.2")
+
+    async def too_long() -> None:
+        holding = asyncio.create_task(take(["a"], 30))
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        with pytest.raises(Busy):
+            await take(["a"], 0)
+        assert time.monotonic() - began < 20
+        holding.cancel()
+
+    asyncio.run(too_long())
