@@ -4,7 +4,6 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
 import { ago, moment, seconds, size } from './format';
-import { moonIcon } from './icons';
 import { CommandIDs } from './ids';
 import type { Model } from './model';
 import type { IKernel, State } from './types';
@@ -52,13 +51,6 @@ export function kernelText(kernel: IKernel, state: State, trans: TranslationBund
   return parts.join(' · ');
 }
 
-/** A moon beside the name of a kernel that sleeps; what it says stands in the text. */
-export function Moon({ state }: { state: State }): React.JSX.Element | null {
-  return state === 'sleeping' || state === 'hibernated' ? (
-    <moonIcon.react tag="span" className="jp-gpuckpt-Moon" aria-hidden="true" elementSize="normal" />
-  ) : null;
-}
-
 /** The buttons of one kernel that put it to sleep and wake it, as far as it has anything to give up. */
 export function SleepButtons({ kernel, model, commands, trans }: IProps): React.JSX.Element | null {
   const state = model.stateOf(kernel.kernel_id);
@@ -90,7 +82,8 @@ export function Sleep({ kernel, model, commands, trans }: IProps): React.JSX.Ele
     return null;
   }
   const { kernel_id, woken, pinned, sleep_after } = kernel;
-  const asleep = kernel.hibernated?.since ?? kernel.asleep_since;
+  const rests = ['sleeping', 'hibernated'].includes(model.stateOf(kernel_id));
+  const asleep = rests ? (kernel.hibernated?.since ?? kernel.asleep_since) : null;
   const after = sleep_after ?? 0;
   const change = (value: string): void =>
     void commands.execute(CommandIDs.sleepAfter, { kernel: kernel_id, seconds: Number(value) });

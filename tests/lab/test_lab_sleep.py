@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 from pathlib import Path
 
 import pytest
-from jupyter_servers import Server
-from lab_window import OpenWindow, Window
+import requests
+from jupyter_servers import Server, running
+from lab_window import CONFIG, OpenWindow, Window, prepare
 from notebooks import wait_until
 from playwright.sync_api import expect
 
@@ -87,3 +89,33 @@ def test_when_it_sleeps_is_chosen_in_the_sidebar_and_others_are_woken_there(
 def _kernel(server: Server, notebook: str) -> dict[str, object]:
     found = server.ask("GET", "kernels")["kernels"]
     return dict(next(kernel for kernel in found if Path(kernel["notebook"]).name == notebook))
+
+
+def test_a_notebook_whose_kernel_was_hibernated_is_resumed(tmp_path: Path, open_window: OpenWindow) -> None:
+    folder = Path(os.environ.get("GPUCKPT_SCREENSHOTS") or tmp_path)
+    environment = {**prepare(tmp_path), "GPUCKPT_HIBERNATE_ON": "stop"}
+    # The session is closed when its server is gone.
+    with (
+        contextlib.suppress(requests.ConnectionError),
+        running(tmp_path, CONFIG, "lab", **environment) as server,
+        server.notebook("left.ipynb") as (_, notebook),
+    ):
+        notebook.run("z = 41")
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(60)
+    with running(tmp_path, CONFIG, "lab", **environment) as server:
+        # From another notebook it is opened, with a fresh kernel.
+        window = open_window(server, "other.ipynb")
+        window.kernel_is_ready()
+        assert window.dialog.count() == 0
+        window.show_sidebar()
+        line = window.sidebar.locator("[data-snapshot^=hibernated]")
+        line.hover()
+        line.get_by_role("button", name="Resume").click()
+        expect(window.dialog).to_contain_text("Resume the kernel of this notebook?")
+        assert window.accessibility_faults(".jp-Dialog") == []
+        window.page.screenshot(path=folder / "resume-light.png")
+        window.accept("Resume")
+        window.is_told("Restored")
+        expect(line).to_have_count(0)
+        assert window.value("z + 1") == "42"
