@@ -8,9 +8,10 @@ import re
 import signal
 from pathlib import Path
 
+import nbformat
 import pytest
 import requests
-from jupyter_servers import Server, running
+from jupyter_servers import SPEC, Server, running
 from lab_window import CONFIG, OpenWindow, Window, prepare
 from notebooks import wait_until
 from playwright.sync_api import expect
@@ -100,6 +101,8 @@ def test_a_notebook_whose_kernel_was_hibernated_is_resumed(tmp_path: Path, open_
         running(tmp_path, CONFIG, "lab", **environment) as server,
         server.notebook("left.ipynb") as (_, notebook),
     ):
+        new = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": SPEC, "display_name": SPEC}})
+        nbformat.write(new, server.root / "left.ipynb")
         notebook.run("z = 41")
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(60)
