@@ -69,8 +69,10 @@ class GpuFreeze:
         if self._parking is not None and not await asyncio.to_thread(self._parking.get_ready, kernel):
             await self.close()
 
-    async def freeze(self, note: Callable[[dict[str, Any]], None]) -> None:
+    async def freeze(self, note: Callable[[dict[str, Any]], None], call: str = "park") -> None:
         """Take the GPU state of all processes off the GPUs; `note` writes down what `GpuReturn.after` must know.
+
+        `call` is how the agent is told to park.
 
         Raises
         ------
@@ -86,7 +88,7 @@ class GpuFreeze:
                 note({**dataclasses.asdict(parked), "holder": holder})
 
             note_parked(parking.parked)
-            await self._link.send({"call": "park", "id": 0, "args": {}})
+            await self._link.send({"call": call, "id": 0, "args": {}})
             await asyncio.to_thread(parking.park, self._kernel, note_parked)
         try:
             await asyncio.to_thread(cuda.freeze, self._worker, self._pids, self._described, self._vram.taking)

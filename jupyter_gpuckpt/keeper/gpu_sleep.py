@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import DriverError, GpuckptError, KernelLost
-from ..freeze import cuda
+from ..freeze import cuda, processes
 from ..freeze.parking import Parked, Parking
 from ..freeze.vram import VramFiles
 from .gpu_freeze import GpuFreeze, parked_in
 from .link import Link
 from .namespace import Namespace
 
-__all__ = ["HELPER", "GpuSleep"]
+__all__ = ["HELPER", "FrozenAsleep", "GpuSleep"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -33,6 +33,7 @@ class GpuSleep:
     ----------
     described : what `cuda.describe` said of the processes while they were awake.
     pids : these processes.
+    vram : the files that all is in.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class GpuSleep:
         parked: Parked | None = None,
     ) -> None:
         self.described = described
-        self._worker, self._space, self._vram = worker, space, vram
+        self._worker, self._space, self.vram = worker, space, vram
         self.pids = list(pids)
         self._parked = parked
         self._parking: Parking | None = None
@@ -54,7 +55,7 @@ class GpuSleep:
     @classmethod
     def noted(cls, worker: cuda.CudaWorker, space: Namespace, note: Mapping[str, Any], vram: VramFiles) -> GpuSleep:
         """Return what another keeper put to sleep, by its note."""
-        return cls(worker, space, note["cuda"], {"processes": note["held"]}, vram, parked_in(note))
+        return cls(worker, space, note["cuda"], note["described"], vram, parked_in(note))
 
     @property
     def freed(self) -> int:
@@ -89,10 +90,10 @@ class GpuSleep:
         """
         if not self.pids:
             return
-        freeze = GpuFreeze(self._worker, self._space, link, self.pids, self.described, self._vram)
+        freeze = GpuFreeze(self._worker, self._space, link, self.pids, self.described, self.vram)
         try:
             await freeze.prepare(kernel, parkable)
-            await freeze.freeze(note)
+            await freeze.freeze(note, "park_asleep")
             try:
                 await freeze.rest()
                 await asyncio.to_thread(self._verify)
@@ -101,7 +102,7 @@ class GpuSleep:
                 raise
         except BaseException:
             await freeze.close()
-            await asyncio.to_thread(self._vram.discard)
+            await asyncio.to_thread(self.vram.discard)
             raise
         self._parking = freeze.hand_over()
         if self._parking is not None:
@@ -113,10 +114,16 @@ class GpuSleep:
             if (state := self._worker.state(pid)) != "checkpointed":
                 raise DriverError(f"Process {pid} is {state}, not checkpointed.", call="checkpoint", pid=pid, name="")
 
+    async def is_all(self, kernel: int) -> bool:
+        """Tell whether no process of the kernel's has GPU state but those that were put to sleep, as they were."""
+        tree = [kernel, *processes.descendants(kernel)]
+        on_gpu = await asyncio.to_thread(cuda.freezable, self._worker, tree)
+        return set(on_gpu) == set(self.living) and await self.is_whole()
+
     async def is_whole(self) -> bool:
         """Tell whether the processes still are as they were put to sleep."""
-        states = [await asyncio.to_thread(self._worker.state, pid) for pid in self._living()]
-        parked = self._parked is None or (self._vram.outside / self._parked.file).exists()
+        states = [await asyncio.to_thread(self._worker.state, pid) for pid in self.living]
+        parked = self._parked is None or (self.vram.outside / self._parked.file).exists()
         return parked and all(state == "checkpointed" for state in states)
 
     async def wake(self, note: Callable[[dict[str, Any]], None]) -> None:
@@ -129,7 +136,7 @@ class GpuSleep:
         DriverError : under the name ``NO_ROOM``, there is no room any more; all sleeps on, unharmed.
         KernelLost : it could not be brought back.
         """
-        if not self._living():
+        if not self.living:
             return
         try:
             await asyncio.to_thread(self._wake, note)
@@ -137,7 +144,9 @@ class GpuSleep:
             await self.close()
             raise
 
-    def _living(self) -> list[int]:
+    @property
+    def living(self) -> list[int]:
+        """Those of the processes that have not ended since."""
         return [pid for pid in self.pids if not cuda.ended(pid)]
 
     def _wake(self, note: Callable[[dict[str, Any]], None]) -> None:
@@ -150,9 +159,7 @@ class GpuSleep:
         with_holder = free.get(parked.gpu, 0) >= self.needs.get(parked.gpu, 0) + HELPER
         parking = self._parking
         if parking is None:
-            parking = self._parking = Parking(
-                self._space.run_dir, self._vram.outside, self._vram.inside, parked, "kept"
-            )
+            parking = self._parking = Parking(self._space.run_dir, self.vram.outside, self.vram.inside, parked, "kept")
             _note(note, parking)
         elif with_holder:
             parking.rouse()
@@ -174,7 +181,7 @@ class GpuSleep:
             raise DriverError(e.what, e.why, e.then, **{**e.data, "name": "NO_ROOM"}) from e
 
     def _thaw(self, held: Mapping[str, int]) -> None:
-        pids = self._living()
+        pids = self.living
         try:
             cuda.thaw(self._worker, pids, held=held, patience=_PATIENCE)
         except DriverError as e:
@@ -185,7 +192,7 @@ class GpuSleep:
 
     def _asleep_again(self) -> None:
         try:
-            cuda.freeze(self._worker, self._living(), self.described)
+            cuda.freeze(self._worker, self.living, self.described)
         except GpuckptError as e:
             raise _lost(e) from e
         self._sleeps_on = True
@@ -199,7 +206,35 @@ class GpuSleep:
     async def tidy(self) -> None:
         """Free the host memory that all was in: the kernel is awake."""
         await self.close()
-        await asyncio.to_thread(self._vram.discard)
+        await asyncio.to_thread(self.vram.discard)
+
+
+class FrozenAsleep(GpuFreeze):
+    """A save's GPU side where the kernel sleeps: all is where it is to be already, and stays there."""
+
+    def __init__(self, asleep: GpuSleep, worker: cuda.CudaWorker, space: Namespace, link: Link) -> None:
+        super().__init__(worker, space, link, asleep.living, asleep.described, asleep.vram)
+        self._asleep = asleep
+
+    async def prepare(self, kernel: int, parkable: int) -> None:
+        """There is nothing to make ready."""
+
+    async def freeze(self, note: Callable[[dict[str, Any]], None], call: str = "park") -> None:
+        """There is nothing on a GPU."""
+
+    def parked(self) -> Parked | None:
+        """Return what is parked."""
+        return self._asleep.parked
+
+    async def finish_copy(self) -> Parked | None:
+        """Return what is parked: all of it was copied when the kernel fell asleep."""
+        return self._asleep.parked
+
+    async def thaw(self) -> None:
+        """The kernel sleeps on."""
+
+    async def close(self) -> None:
+        """What helps to wake the kernel stays."""
 
 
 def _note(note: Callable[[dict[str, Any]], None], parking: Parking) -> None:

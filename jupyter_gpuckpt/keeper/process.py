@@ -67,7 +67,9 @@ _DOING = {
     "hibernate": "hibernating",
     "wake": "waking",
 }
-_WANTS_IT_AWAKE = ("save", "fork", "move", "hibernate")
+_WANTS_IT_AWAKE = ("fork", "move")
+_TAKES_IT = ("save", "hibernate")
+"""Operations that take a kernel that sleeps as it is, where they can."""
 _IS_WAITED_FOR = ("sleep", "wake")
 """Operations that others wait for: who asks for something of a kernel need not know that it falls asleep or wakes."""
 
@@ -247,6 +249,7 @@ class Keeper:
         self.let_go()
         self.space = self.link = None
         self.state.sleeper, self.state.run, self.state.kernel_pid = None, "", 0
+        self.state.sleep = None
         self.state.operation = None
         self.note_state()
         if self.doorman is None and self.state.hibernated is not None and not self.ending:
@@ -503,7 +506,7 @@ class Keeper:
         try:
             if self._tidying is not None:
                 await asyncio.wait([self._tidying])
-            if kind in _WANTS_IT_AWAKE:
+            if kind in _WANTS_IT_AWAKE or (kind in _TAKES_IT and not await self._can_be_taken_asleep()):
                 await awaken(self, Stages(operation, tell))
             done = await steps(self, operation, args, tell)
             result = "" if isinstance(done, dict) and done.get("already") else "done"
@@ -522,6 +525,14 @@ class Keeper:
                 self.note_state()
             self.idle.set()
             self._wake_if_asked()
+
+    async def _can_be_taken_asleep(self) -> bool:
+        """Tell whether a kernel that sleeps can be saved in its sleep: nothing of it may use a GPU before or after."""
+        asleep, noted = self.asleep, self.state.sleep
+        if asleep is None or noted is None or noted.get("hooks"):
+            return False
+        kernel = self.space.outer(self.state.kernel_pid) if self.space is not None else None
+        return kernel is not None and await asleep.is_all(kernel)
 
     async def _wait_for_others(self, kind: str, *, patient: bool) -> None:
         """Wait for what is under way where that is right for an operation of this kind; a wake breaks off a sleep."""

@@ -39,6 +39,8 @@ def likely_in_memory(needed: int) -> bool:
 class Staging:
     """What one save has taken, until it is stored; `images` is the folder for criu's where there is no memory.
 
+    The VRAM of a kernel that `sleeps` lies where it is, and stays there.
+
     Attributes
     ----------
     vram : the files that VRAM goes into.
@@ -46,13 +48,14 @@ class Staging:
         is `open_for` so many bytes.
     """
 
-    def __init__(self, space: Namespace, images: Path) -> None:
-        self._space = space
+    def __init__(self, space: Namespace, images: Path, *, sleeps: bool = False) -> None:
+        self._space, self._sleeps = space, sleeps
         self._memory = space.path(settings.NAMESPACE_STAGING_DIR)
         self.outside, self.inside = images, str(images)
         shutil.rmtree(self._memory, ignore_errors=True)  # of a save whose keeper was killed
         self.vram = vram_files(space)
-        self.vram.discard()
+        if not sleeps:
+            self.vram.discard()
 
     def open_for(self, needed: int) -> None:
         """Choose where criu writes so many bytes."""
@@ -62,5 +65,6 @@ class Staging:
 
     def discard(self) -> None:
         """Free the memory."""
-        self.vram.discard()
+        if not self._sleeps:
+            self.vram.discard()
         shutil.rmtree(self._memory, ignore_errors=True)

@@ -237,6 +237,7 @@ class Agent:
             "about": self._about,
             "before_save": self._before_save,
             "park": partial(parking.park, self._run_dir),
+            "park_asleep": lambda: self.in_background(partial(parking.park, self._run_dir), "gpuckpt-asleep"),
             "before_sleep": self.sleeping.before_sleep,
             "asleep": self.sleeping.asleep,
             "after_sleep": self._after_sleep,
@@ -280,9 +281,12 @@ class Agent:
         hooks.run_before()
         import ipykernel
 
+        if self.sleeping.is_asleep:
+            about_gpu = self._housekeeping.before_save_asleep()
+        else:
+            about_gpu = {**self._housekeeping.before_save(busy=self._is_busy()), "parkable": parking.parkable()}
         return {
-            **self._housekeeping.before_save(busy=self._is_busy()),
-            "parkable": parking.parkable(),
+            **about_gpu,
             "execution_count": self._kernel.execution_count,
             "python": platform.python_version(),
             "ipykernel": ipykernel.__version__,
@@ -298,7 +302,10 @@ class Agent:
     def _after_save(self, error: dict[str, Any] | None) -> None:
         """The freeze is over in the kernel that was saved, or it did not come to one."""
         self._saving = False
-        faults = self._housekeeping.after(restored=False)
+        if self.sleeping.is_asleep:
+            faults = self._housekeeping.after_save_asleep()
+        else:
+            faults = self._housekeeping.after(restored=False)
         failure = GpuckptError.from_dict(error) if error else None
         for fault in [*faults, *hooks.run_after(hooks.Resumed(restored=False, error=failure))]:
             print(fault, file=sys.stderr)
@@ -321,6 +328,7 @@ class Agent:
         With `hold`, nothing that comes is executed until the kernel is `woken`.
         """
         self._kernel.hold(hold)
+        self.sleeping.is_asleep = False  # a snapshot of a kernel that sleeps is restored awake
         self._clients = peers
         self._child_output.moved({int(was): port for was, port in ports.items()})
         kernel, app = self._kernel, self._kernel.parent

@@ -65,6 +65,18 @@ class Housekeeping:
         self._peers = devices.disable_peer_access()
         return {"peers": _torch_memory() if self._peers else {}}
 
+    def before_save_asleep(self) -> dict[str, Any]:
+        """Make a kernel savable that sleeps: without a touch of the GPU, which `before_sleep` has seen to."""
+        with contextlib.suppress(Exception):
+            self._close_history()
+        return {}
+
+    def after_save_asleep(self) -> list[str]:
+        """Undo `before_save_asleep`, in the kernel that sleeps on."""
+        with contextlib.suppress(Exception):
+            self._open_history(new_session=False)
+        return []
+
     def after(self, *, restored: bool) -> list[str]:
         """Undo what `before_save` or `before_sleep` did; return what could not be undone, in words.
 

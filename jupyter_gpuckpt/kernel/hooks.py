@@ -61,6 +61,11 @@ def generation_id() -> str:
     return _generation
 
 
+def are_there() -> bool:
+    """Tell whether functions are registered for before a save: what they do with the GPU nobody knows."""
+    return bool(_before)
+
+
 def run_before() -> None:
     """Call the functions registered for before a save.
 

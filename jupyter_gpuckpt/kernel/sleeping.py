@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .. import settings
 from ..errors import Busy, GpuckptError, KeeperGone
 from ..lock_files import KEEPER_LOCK, is_locked
-from . import parking, show
+from . import hooks, parking, show
 from .cells import Asked
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ class Sleeping:
                     "A cell is running.",
                     "Try again when it has ended; `%gpuckpt sleep` in a cell does that by itself.",
                 )
-            return {**self._housekeeping.before_sleep(), "parkable": parking.parkable()}
+            said = self._housekeeping.before_sleep()
+            return {**said, "parkable": parking.parkable(), "hooks": hooks.are_there()}
         except BaseException:
             self.is_asleep = False
             raise

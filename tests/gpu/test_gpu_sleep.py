@@ -147,12 +147,22 @@ def _waits(notebook: Notebook) -> str:
     return "threads: " + "; ".join(lines)
 
 
-def test_a_thread_of_the_persons_that_touches_the_gpu_wakes_it(notebook: Notebook) -> None:
-    notebook.run("import threading, torch\n" + DIGEST + STATE + "told, go = [], threading.Event()", timeout=120)
-    notebook.run("def work():\n    go.wait(); told.append(x[:1].item())\nthreading.Thread(target=work).start()")
-    notebook.run("threading.Timer(3, go.set).start()")
+_WORK = """
+told = []
+def work():
+    while not os.path.exists({go!r}): time.sleep(0.05)
+    told.append(x[:1].item())
+threading.Thread(target=work).start()
+"""
+
+
+def test_a_thread_of_the_persons_that_touches_the_gpu_wakes_it(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run("import os, threading, time, torch\n" + DIGEST + STATE, timeout=120)
+    notebook.run(_WORK.format(go=str(tmp_path / "go")))
     ask(notebook, "sleep")
-    assert is_asleep(notebook)
+    time.sleep(3)  # long enough to be woken for nothing
+    assert is_asleep(notebook), _waits(notebook)
+    (tmp_path / "go").touch()
     wait_until(lambda: not is_asleep(notebook), 30, _waits(notebook))
     wait_until(lambda: says(notebook, "len(told)") == "1", 30)
     assert says(notebook, SAME) == "True"
@@ -196,9 +206,14 @@ def test_one_that_sleeps_is_saved_and_ended(notebook: Notebook, worker: CudaWork
     notebook.run("import torch\n" + DIGEST + STATE, timeout=120)
     ask(notebook, "sleep")
     ask(notebook, "save", name="here")
+    assert is_asleep(notebook), _log(notebook)
+    assert held_by(notebook, worker) == []
+    assert says(notebook, SAME) == "True"
     notebook.run("x.zero_()")
     ask(notebook, "sleep")
     notebook.run("%gpuckpt restore here", timeout=120)
+    assert says(notebook, SAME) == "True"
+    ask(notebook, "sleep")
     assert says(notebook, SAME) == "True"
     ask(notebook, "sleep")
     began = time.monotonic()
@@ -220,10 +235,10 @@ def test_three_kernels_whose_memory_is_two_and_a_half_times_what_is_free_take_tu
         kernels = [start() for _ in range(3)]
         needed = 0
         for kernel in kernels:
-            kernel.run(BIG.format(size=5 * GIB + GIB // 3), timeout=120)
+            kernel.run(BIG.format(size=5 * GIB + 2 * GIB // 5), timeout=120)
             needed += ask(kernel, "sleep")["freed"]
         print(f"\n{needed / 7 / GIB:.2f} times what is free")
-        assert needed > 2.45 * 7 * GIB
+        assert needed > 2.4 * 7 * GIB
         choose, began, longest = random.Random(7), time.monotonic(), 0.0
         for turn in range(50):
             kernel = choose.choice(kernels)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from keeper_faults import (
     Asked,
+    Criu,
     Requested,
     assert_nothing_left,
     assert_works,
@@ -116,21 +117,38 @@ def test_widgets_wake_it_and_completions_do_not(notebook: Notebook) -> None:
     assert notebook.value("told") == "[{'n': 1}]"
 
 
-@pytest.mark.parametrize("op", ["save", "fork"])
-def test_what_needs_it_awake_wakes_it(notebook: Notebook, op: str) -> None:
+def test_a_fork_wakes_it(notebook: Notebook) -> None:
     notebook.run("x = 1")
     ask(notebook, "sleep")
-    args = {"name": "here"} if op == "save" else {"adopt": False}
-    found = ask(notebook, op, **args)
+    found = ask(notebook, "fork", adopt=False)
     assert not isinstance(found, Exception), found
     assert not is_asleep(notebook)
-    assert notebook.run("x += 1; print(x)").shown == ["2\n"]
-    if op == "save":
-        ask(notebook, "sleep")
-        restored = ask(notebook, "restore", name="here")
-        assert not isinstance(restored, Exception), restored
-        assert status(notebook)["state"] == "running"
-        assert notebook.run("print(x)").shown == ["1\n"]
+    assert notebook.run("print(x)").shown == ["1\n"]
+
+
+def test_it_is_saved_in_its_sleep_and_restored_awake(notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    ask(notebook, "sleep")
+    saved = ask(notebook, "save", name="here")
+    assert not isinstance(saved, Exception), saved
+    assert is_asleep(notebook)
+    assert notebook.run("x += 1; print(x)").shown[-1] == "2\n"
+    ask(notebook, "sleep")
+    restored = ask(notebook, "restore", name="here")
+    assert not isinstance(restored, Exception), restored
+    assert status(notebook)["state"] == "running"
+    assert notebook.run("print(x)").shown == ["1\n"]
+    # A history session of its own, as after any restore, and all else as in a kernel that never slept.
+    assert_works(notebook)
+
+
+def test_functions_around_a_save_run_in_a_kernel_that_is_awake(notebook: Notebook) -> None:
+    notebook.run("import jupyter_gpuckpt; told = []; jupyter_gpuckpt.before_save(lambda: told.append(1))")
+    ask(notebook, "sleep")
+    saved = ask(notebook, "save", name="here")
+    assert not isinstance(saved, Exception), saved
+    assert not is_asleep(notebook)
+    assert notebook.value("told") == "[1]"
 
 
 def test_a_snapshot_is_restored_over_it_by_a_cell(notebook: Notebook) -> None:
@@ -232,6 +250,31 @@ def test_a_keeper_that_is_gone_when_a_cell_comes_is_waited_for(notebook: Noteboo
     assert notebook.manager.is_alive()
     assert cell.answer(30)["status"] == "ok"
     assert notebook.value("x") == "2"
+
+
+@pytest.mark.parametrize("stage", ["pre-dump", "post-dump"])
+def test_a_keeper_killed_as_it_saves_the_kernel_in_its_sleep(criu: Criu, notebook: Notebook, stage: str) -> None:
+    notebook.run("x = 1")
+    ask(notebook, "sleep")
+    with criu.held_at("dump", stage) as reached:
+        saving = Requested(notebook, "save", {"name": "lost"})
+        reached()
+        kill_keeper(notebook)
+    assert isinstance(saving.outcome(), KeeperGone)
+    assert notebook.manager.is_alive()
+    assert is_asleep(notebook)
+    assert notebook.run("print(x)").shown[-1] == "1\n"
+    assert_works(notebook)
+
+
+def test_it_is_hibernated_from_its_sleep(notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    ask(notebook, "sleep")
+    gone = ask(notebook, "hibernate")
+    assert not isinstance(gone, Exception), gone
+    assert status(notebook)["state"] == "hibernated"
+    assert notebook.value("x") == "1"
+    assert status(notebook)["state"] == "running"
 
 
 def test_the_kernel_is_killed_in_its_sleep(notebook: Notebook, tmp_path: Path) -> None:

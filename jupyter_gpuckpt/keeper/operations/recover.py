@@ -51,7 +51,8 @@ async def recover(keeper: Keeper) -> None:
             await gpu.mend(left.get("cuda", []), left.get("held", []))
         finally:
             await gpu.close()
-        await asyncio.to_thread(vram.discard)
+        if keeper.state.sleep is None:
+            await asyncio.to_thread(vram.discard)
     if left.get("left") == "stopped":
         with contextlib.suppress(GpuckptError):
             await asyncio.to_thread(remove_broken_off, keeper.store, left["name"])
@@ -83,7 +84,9 @@ async def _mend_sleep(keeper: Keeper) -> None:
     gpu = await GpuReturn.after(keeper.worker, space, noted, vram)
     try:
         await gpu.prepare()
-        await gpu.mend(noted["cuda"], noted["held"], patience=_ROOM if noted["stage"] == WAKING else None)
+        await gpu.mend(
+            noted["cuda"], noted["described"].get("processes", []), patience=_ROOM if noted["stage"] == WAKING else None
+        )
     except KernelLost as e:
         if noted["stage"] != WAKING or e.data.get("name") != "NO_ROOM":
             raise

@@ -33,6 +33,7 @@ from ...store import Manifest, Writer
 from ...store.retention import keep_last, keep_under
 from .. import comparison, fit, kept_files, needs, ports
 from ..gpu_freeze import GpuFreeze
+from ..gpu_sleep import FrozenAsleep
 from ..link import AgentSilent, Link
 from ..namespace import Namespace, run_path
 from ..staging import Staging
@@ -335,13 +336,16 @@ async def _freeze(
         raise KernelLost("The kernel has ended.", "", "Restart it.")
     tree = [kernel, *processes.descendants(kernel)]
     fit.refuse_unsavable(space.pid, kernel, tree)
-    on_gpu = await asyncio.to_thread(cuda.freezable, worker, tree)
-    described: dict[str, Any] = {}
-    if on_gpu:
+    asleep = keeper.asleep
+    on_gpu = asleep.living if asleep is not None else await asyncio.to_thread(cuda.freezable, worker, tree)
+    described: dict[str, Any] = dict(asleep.described) if asleep is not None and on_gpu else {}
+    if on_gpu and asleep is None:
         peers = {kernel: agent["peers"]} if "peers" in agent else {}
         await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     private = processes.private_bytes(tree)
+    if asleep is not None:
+        private = max(0, private - asleep.vram.taken(on_gpu))  # which are counted as GPU memory
     process: dict[str, Any] = {
         "pid": keeper.state.kernel_pid,
         "processes": processes.inner_pids(tree),
@@ -351,11 +355,15 @@ async def _freeze(
     in_vram = sum(cuda.needs(described).values())
     check(private, described)
     held = described.get("processes", [])
-    keeper.state.operation = {"kind": "save", "name": operation.name, "cuda": on_gpu, "held": held, "left": left}
+    noted = {"cuda": on_gpu, "held": held} if asleep is None else {}
+    keeper.state.operation = {"kind": "save", "name": operation.name, "left": left, **noted}
     keeper.save_state()
-    staging = await asyncio.to_thread(Staging, space, directory / CRIU_IMAGES)
+    staging = await asyncio.to_thread(Staging, space, directory / CRIU_IMAGES, sleeps=asleep is not None)
     assert keeper.link is not None
-    gpu = GpuFreeze(worker, space, keeper.link, on_gpu, described, staging.vram)
+    if asleep is not None:
+        gpu: GpuFreeze = FrozenAsleep(asleep, worker, space, keeper.link)
+    else:
+        gpu = GpuFreeze(worker, space, keeper.link, on_gpu, described, staging.vram)
 
     def note(key: str, value: Any) -> None:
         # Written down so that the next keeper finds it, should this one be killed.

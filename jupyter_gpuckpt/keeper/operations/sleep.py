@@ -55,7 +55,7 @@ async def sleep(keeper: Keeper, operation: Operation, args: dict[str, Any], tell
     if "idle_for" in args:
         _refuse_unless_idle(keeper, link, float(args["idle_for"]))
     # Before the agent hears of it: it then sends all cells here first, also should this keeper die.
-    _note(keeper, {"stage": FALLING_ASLEEP, "since": now(), "freed": 0, "cuda": [], "held": []})
+    _note(keeper, {"stage": FALLING_ASLEEP, "since": now(), "freed": 0, "cuda": [], "described": {}})
     await stages.enter("preparing the kernel")
     try:
         agent = await stages.or_cancelled(_prepared(link))
@@ -118,7 +118,8 @@ async def _fall_asleep(keeper: Keeper, link: Link, agent: Mapping[str, Any], sta
     await asyncio.to_thread(vram.discard)
     gpu = GpuSleep(worker, space, on_gpu, described, vram)
     noted = {"stage": FALLING_ASLEEP, "since": now(), "freed": gpu.freed, "cuda": on_gpu}
-    noted["held"] = described["processes"]
+    noted["described"] = described
+    noted["hooks"] = agent["hooks"]
     noted["waits"] = sorted(await asyncio.to_thread(CudaWaits(on_gpu).places))
     _note(keeper, noted)
 
