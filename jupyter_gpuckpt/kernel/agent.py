@@ -424,7 +424,10 @@ class Agent:
             self.cells.take_queued({"queued": filter(None, requests)})
             self._kernel.io_loop.add_callback(self._kernel.hold, False)
         for waiting in list(self._waiting.values()):
-            waiting.messages.put({"error": _overtaken(waiting.op).as_dict()})
+            if waiting.op == "hibernate":
+                waiting.messages.put({"result": {"woken": True}})
+            else:
+                waiting.messages.put({"error": _overtaken(waiting.op).as_dict()})
         self._calls.put(partial(self._be_heard, "woken"))
         return {"faults": faults}
 

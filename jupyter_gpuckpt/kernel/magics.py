@@ -25,6 +25,7 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
               [--save NAME] [--gpu N[,N ...]]   --reseed: with other random numbers; --save: and save it
 %gpuckpt sleep · wake                         give what it has on the GPU up for host memory, and take it back;
                                               a kernel that sleeps wakes by itself when a cell is run
+%gpuckpt hibernate                            the same with all of the kernel, which goes to the disk
 %gpuckpt awake on · off                       keep this kernel awake whatever others need, or no longer
 %gpuckpt autosleep TIME · off                 have it sleep when it has been idle for so long (45s, 30m, 2h)
 %gpuckpt move --gpu N[,N ...]                 move what this kernel has on the GPU to another
@@ -51,6 +52,7 @@ _SUBCOMMANDS = (
         "diff",
         "fork",
         "help",
+        "hibernate",
         "list",
         "log",
         "move",
@@ -123,7 +125,7 @@ def _parser() -> _Parser:
     tag.add_argument("--remove", action="append", default=[])
     commands.add_parser("autosleep").add_argument("after", type=_duration)
     commands.add_parser("awake").add_argument("state", choices=["on", "off"])
-    for plain in ("list", "log", "panel", "sleep", "status", "wake", "help"):
+    for plain in ("list", "log", "panel", "sleep", "hibernate", "status", "wake", "help"):
         commands.add_parser(plain)
     return parser
 
@@ -240,6 +242,11 @@ class Gpuckpt:
         # The display is completed when the kernel sleeps: that is after this cell.
         progress = _Progress("Falling asleep when this cell has ended", self._shell)
         agent.sleeping.wish(agent.cells.describe(progress.display_id()))
+
+    def _hibernate(self, _: argparse.Namespace) -> None:
+        agent = self._keeper()
+        progress = _Progress("Hibernating when this cell has ended", self._shell)
+        agent.sleeping.wish(agent.cells.describe(progress.display_id()), "hibernate")
 
     def _wake(self, _: argparse.Namespace) -> None:
         agent = self._keeper()

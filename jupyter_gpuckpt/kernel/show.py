@@ -200,6 +200,20 @@ class Asleep(_Shown):
         return f"Asleep in {duration(self.seconds)}: {what}. A cell that is run wakes the kernel."
 
 
+class Hibernated(_Shown):
+    """What hibernating a kernel gives; to itself it is told when it is awake again."""
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        self._result = result
+
+    def text(self) -> str:
+        result = self._result
+        if result.get("woken"):
+            return "Hibernated, and woken again."
+        took = f" in {duration(result['seconds'])}" if result["seconds"] else " already"
+        return f"Hibernated{took} as {result['name']}: {size(result['size'])}. A cell that is run wakes the kernel."
+
+
 class Awake(_Shown):
     """What waking a kernel gives."""
 

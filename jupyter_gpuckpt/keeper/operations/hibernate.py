@@ -61,7 +61,7 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
     """Put the kernel on the disk, and leave a doorman in its place; return what there is to say of the snapshot.
 
     With ``end`` in `args` the keeper ends too, and the snapshot can be resumed in another kernel. With that or with
-    ``at_once`` a cell that comes meanwhile does not break it off.
+    ``at_once`` a cell that comes meanwhile does not break it off; a kernel without an agent ends in both cases.
 
     Raises
     ------
@@ -70,7 +70,8 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
     """
     stages = Stages(operation, tell)
     await stages.enter("checking")
-    ends = bool(args.get("end"))
+    at_once = bool(args.get("at_once"))
+    ends = bool(args.get("end")) or (at_once and not keeper.launch.agent)
     if keeper.state.hibernated is not None:
         return await _release(keeper) if ends else _already(keeper)
     if not ends and not keeper.launch.agent:
@@ -88,8 +89,8 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
         try:
             await stages.enter("writing")
             writing = write(keeper, writer, taken, program, stages, {"message": "Hibernated."})
-            manifest = await (writing if ends or args.get("at_once") else _unless_a_cell_comes(keeper, writing))
-            await _leave(keeper, manifest, said, "end" if ends else "at once" if args.get("at_once") else "")
+            manifest = await (writing if ends or at_once else _unless_a_cell_comes(keeper, writing))
+            await _leave(keeper, manifest, said, "end" if ends else "at once" if at_once else "")
         except BaseException as e:
             await _run_on(keeper, taken, e)
             raise
