@@ -57,19 +57,18 @@ def _add_snapshots(kernels: Sequence[dict[str, Any]], manifests: Sequence[Manife
 
 
 def _table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> str:
-    head = ["kernel", "name", "notebook", "pid", "memory", "GPU memory", "state", "started", "came from", "snapshots"]
+    # As a rule it fits a terminal of 80 columns; --json has the rest.
+    head = ["kernel", "notebook", "state", "pid", "memory", "on GPU", "freed", "came from"]
     rows = [
         [
             kernel["kernel_id"][:_SHORT],
-            kernel["name"],
             Path(kernel["notebook"]).name,
+            kernel["state"] if kernel["attended"] else f"{kernel['state']}, unattended",
             str(kernel["pid"] or ""),
             _memory_text(kernel),
             _gpu_text(kernel["gpu_memory"]),
-            kernel["state"] if kernel["attended"] else f"{kernel['state']}, unattended",
-            show.moment(kernel["started"]),
+            _gpu_text(kernel["gpu"]["freed"]),
             _came_from(kernel),
-            str(len(kernel["snapshots"])),
         ]
         for kernel in kernels
     ]

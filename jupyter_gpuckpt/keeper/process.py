@@ -510,6 +510,8 @@ class Keeper:
                 await awaken(self, Stages(operation, tell))
             done = await steps(self, operation, args, tell)
             result = "" if isinstance(done, dict) and done.get("already") else "done"
+            if kind == "wake" and result:
+                self.woken = {"at": now(), "seconds": time.monotonic() - began}
             return done
         except Cancelled:
             result = "cancelled"

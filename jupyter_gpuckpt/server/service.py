@@ -190,7 +190,7 @@ class Service:
         return await asyncio.to_thread(ask)
 
     def look(self) -> tuple[list[dict[str, Any]], int]:
-        """Return all kernels and how many are hibernated, for the metrics; asked in a thread."""
+        """Return all kernels, and how many are hibernated that nobody holds, for the metrics; asked in a thread."""
         kernels = running_kernels(self._worker)[0]
         with contextlib.suppress(GpuckptError):
             return kernels, sum(not snapshot["held"] for snapshot in hibernated(self._store))
