@@ -23,6 +23,7 @@ from ..freeze import cuda, processes
 from ..lock_files import KEEPER_LOCK
 from ..store import Store
 from . import ports, tally
+from .bedtime import hibernate_sleepers
 from .comparison import compare
 from .gpu_sleep import GpuSleep
 from .idleness import AutoSleep
@@ -37,7 +38,7 @@ from .operations.recover import recover
 from .operations.restore import restore
 from .operations.save import save
 from .operations.sleep import ASLEEP, sleep
-from .operations.stages import Stages
+from .operations.stages import Stages, to_nobody
 from .operations.wake import awaken, wake
 from .operations.wake_at_touch import wake_at_touch
 from .protocol import LINE_LIMIT, peer_pid, peer_uid, short_path
@@ -299,7 +300,7 @@ class Keeper:
 
     async def _wake(self) -> None:
         with contextlib.suppress(GpuckptError):  # who asked was told
-            await self.do("wake", {}, _to_nobody)
+            await self.do("wake", {}, to_nobody)
 
     def _on_shutdown(self) -> None:
         self.in_background(self.ended(0))
@@ -771,10 +772,6 @@ class Keeper:
             await writer.drain()
 
 
-async def _to_nobody(_: dict[str, Any]) -> None:
-    """A client that runs a cell hears of the wake by the cell's own outputs."""
-
-
 def _unforeseen(op: str, error: Exception, folder: KernelFolder) -> GpuckptError:
     return GpuckptError(
         f"The {op} failed in a way that was not foreseen.",
@@ -817,9 +814,10 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> 
         if how == "take-over":
             await keeper.recover()
         keeper.held.set()
-        watching = asyncio.create_task(keeper.auto_sleep.run())
+        watching = [asyncio.create_task(keeper.auto_sleep.run()), asyncio.create_task(hibernate_sleepers(keeper))]
         await keeper.closing.wait()
-        watching.cancel()
+        for task in watching:
+            task.cancel()
         server.close()
         await asyncio.sleep(0)  # the last answers go out
     finally:

@@ -31,6 +31,8 @@ from jupyter_gpuckpt.freeze import processes
 from jupyter_gpuckpt.keeper.record import KernelFolder
 from jupyter_gpuckpt.store import Store
 
+pytestmark = pytest.mark.criu
+
 
 def status(notebook: Notebook) -> dict[str, Any]:
     with notebook.keeper as keeper:
