@@ -280,6 +280,17 @@ def test_the_keeper_of_a_hibernated_kernel_is_killed(notebook: Notebook) -> None
     assert_awake(notebook)
 
 
+def test_the_machine_was_restarted_meanwhile(notebook: Notebook) -> None:
+    """No kernel is there then; what is left of it is its snapshot, to be resumed."""
+    name = hibernate(notebook)
+    kill_keeper(notebook)
+    (notebook.folder / "state.json").write_text(json.dumps({**state(notebook), "boot": "another"}))
+    wait_until(lambda: not notebook.manager.is_alive())
+    assert not notebook.folder.exists()
+    assert names() == {name}
+    assert Store(store()).labels(Store(store()).get(name)).tags == ("hibernated",)
+
+
 @pytest.mark.parametrize("moment", range(4))
 def test_the_keeper_is_killed_at_any_time(notebook: Notebook, moment: int) -> None:
     notebook.run("x = 1")
