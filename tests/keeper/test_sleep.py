@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import signal
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ from keeper_faults import (
     Requested,
     assert_nothing_left,
     assert_works,
+    keeper_pid,
     kill_keeper,
 )
 from notebooks import Notebook, wait_until
@@ -274,7 +277,34 @@ def test_it_is_hibernated_from_its_sleep(notebook: Notebook) -> None:
     assert not isinstance(gone, Exception), gone
     assert status(notebook)["state"] == "hibernated"
     assert notebook.value("x") == "1"
-    assert status(notebook)["state"] == "running"
+    wait_until(lambda: status(notebook)["state"] == "running")
+
+
+def test_a_cell_that_waits_for_the_wake_can_be_interrupted_and_is_not_run(notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    kernel = status(notebook)["pid"]
+    ask(notebook, "sleep")
+    os.kill(keeper_pid(notebook), signal.SIGSTOP)
+    try:
+        cell = Asked(notebook, "x = 2")
+        wait_until(lambda: says_it_wakes(notebook))
+        # The first one asks the keeper, which does not answer, to break the wake off; the second one ends the waiting.
+        while not cell.is_answered():
+            os.kill(kernel, signal.SIGINT)
+            time.sleep(0.1)
+    finally:
+        os.kill(keeper_pid(notebook), signal.SIGCONT)
+    assert cell.answer()["ename"] == "KeyboardInterrupt"
+    assert notebook.run("print(x)").shown[-1] == "1\n"
+    assert_works(notebook)
+
+
+def says_it_wakes(notebook: Notebook) -> bool:
+    """Tell whether the cell's note about the wake has come."""
+    with contextlib.suppress(queue.Empty):
+        content = notebook.client.get_iopub_msg(timeout=0.1)["content"]
+        return content.get("data", {}).get("text/plain") == "Waking the kernel …"
+    return False
 
 
 def test_the_kernel_is_killed_in_its_sleep(notebook: Notebook, tmp_path: Path) -> None:
