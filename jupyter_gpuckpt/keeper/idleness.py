@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from .. import settings
 from ..errors import DriverError, GpuckptError
 from ..freeze import gpu_processes, processes
+from .operations.stages import to_nobody
 
 if TYPE_CHECKING:
     from .process import Keeper
@@ -89,7 +90,7 @@ class AutoSleep:
         if await asyncio.to_thread(self._should_stay, sample):
             return half
         try:
-            await self._keeper.do("sleep", {"idle_for": half}, _tell_nobody)
+            await self._keeper.do("sleep", {"idle_for": half}, to_nobody)
         except GpuckptError as e:
             log.info("the kernel does not go to sleep by itself: %s", e)
         return after
@@ -133,7 +134,3 @@ class AutoSleep:
             log.info("whether the GPU is at work is not known: %s", e)
             return True
         return any(pid is None or pid in tree or processes.start_time(pid) is None for pid in at_work)
-
-
-async def _tell_nobody(_: dict[str, object]) -> None:
-    pass

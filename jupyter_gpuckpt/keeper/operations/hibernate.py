@@ -40,7 +40,7 @@ from ..record import now
 from ..staging import vram_files
 from ..summary import HIBERNATED, summary
 from .arrival import Arrival, put_in_place, request_of
-from .save import RoomInStore, Taken, run_on, take, write
+from .save import RoomInStore, Taken, commit, describe, run_on, take
 from .stages import Stages
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
         taken = await take(keeper, operation, writer.directory, program, stages, RoomInStore(keeper), left="stopped")
         try:
             await stages.enter("writing")
-            writing = write(keeper, writer, taken, program, stages, {"message": "Hibernated."})
+            await describe(keeper, writer, taken, {})
+            writing = commit(keeper, writer, taken, program, stages, {"message": "Hibernated."})
             manifest = await (writing if ends or at_once else _unless_a_cell_comes(keeper, writing))
             await _leave(keeper, manifest, said, "end" if ends else "at once" if at_once else "")
         except BaseException as e:
@@ -256,6 +257,7 @@ async def come_back(keeper: Keeper, operation: Operation, args: Mapping[str, Any
     try:
         await stages.enter("checking")
         warnings = await _bring_up(keeper, operation, args, stages)
+        operation.answering = True
         faults = await finish_wake(keeper)
     except (GpuckptError, OSError) as e:
         error = _failed(keeper, e)
@@ -378,7 +380,7 @@ async def finish_wake(keeper: Keeper) -> list[str]:
     keeper.note_state()
     keeper.watch()
     if answered:
-        await asyncio.to_thread(forget, keeper.store, hibernated["snapshot"])
+        keeper.in_background(asyncio.to_thread(forget, keeper.store, hibernated["snapshot"]))
     return faults
 
 
