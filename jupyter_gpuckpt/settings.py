@@ -132,9 +132,56 @@ def cells_asleep() -> bool:
     return os.environ.get("GPUCKPT_CELLS_ASLEEP", "").lower() in ("on", "1", "yes", "true")
 
 
+_OCCASIONS = ("cull", "stop")
+
+
+def hibernate_on() -> frozenset[str]:
+    """Return when a Jupyter server hibernates kernels instead of ending them (``GPUCKPT_HIBERNATE_ON``).
+
+    ``cull`` (idle ones, by Jupyter's culler), ``stop`` (all, when the server stops), or both with a comma between;
+    nothing unless set.
+
+    Raises
+    ------
+    Refused : it names something else.
+    """
+    words = frozenset(word.strip() for word in os.environ.get("GPUCKPT_HIBERNATE_ON", "").split(",") if word.strip())
+    if odd := words.difference(_OCCASIONS):
+        raise _wrong("GPUCKPT_HIBERNATE_ON", f"{', '.join(sorted(odd))}: there are {' and '.join(_OCCASIONS)}")
+    return words
+
+
+def hibernate_deadline() -> float | None:
+    """Return how long a server that stops may take for it (``GPUCKPT_HIBERNATE_DEADLINE``), in seconds; None: as long
+    as it takes."""
+    return _seconds("GPUCKPT_HIBERNATE_DEADLINE", 0) or None
+
+
+def hibernate_after() -> float | None:
+    """Return how long a kernel sleeps before it is hibernated (``GPUCKPT_HIBERNATE_AFTER``), in seconds; None: for
+    good."""
+    return _seconds("GPUCKPT_HIBERNATE_AFTER", 0) or None
+
+
+def sleep_limit() -> int | None:
+    """Return how many bytes of host memory all sleeping kernels may have together (``GPUCKPT_SLEEP_LIMIT``); None where
+    there is no limit.
+
+    Raises
+    ------
+    Refused : it is no size.
+    """
+    return _size("GPUCKPT_SLEEP_LIMIT")
+
+
 def parking() -> bool:
     """Return whether a kernel's GPU memory is made so that it can be parked: unless ``GPUCKPT_PARKING`` is ``off``."""
     return os.environ.get("GPUCKPT_PARKING", "").lower() not in ("off", "0", "no", "false")
+
+
+def save_patience() -> float:
+    """Return how long a cell that saves waits for the disk before it goes on (``GPUCKPT_SAVE_WAIT``), in seconds."""
+    return _seconds("GPUCKPT_SAVE_WAIT", 0.5)
 
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

@@ -121,6 +121,12 @@ def _sleep(args: argparse.Namespace) -> int:
     return sleep(args)
 
 
+def _hibernate(args: argparse.Namespace) -> int:
+    from .hibernating import hibernate
+
+    return hibernate(args)
+
+
 def _wake(args: argparse.Namespace) -> int:
     from .kernels import wake
 
@@ -171,6 +177,17 @@ def _gpus(text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not the number of a GPU, nor several as in 1,0") from None
+
+
+def _positive(text: str) -> float:
+    """Return the number of seconds that a text means."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 10**9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return number
 
 
 _GPU = "the GPU to use, by its number in nvidia-smi; several (1,0) for a kernel that uses several"
@@ -261,7 +278,20 @@ def _parser() -> argparse.ArgumentParser:
         "A cell that is run wakes it by itself.",
     )
     sleeping.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
-    waking = command("wake", _wake, "give a kernel that sleeps its GPU memory back")
+    hibernating = command(
+        "hibernate",
+        _hibernate,
+        "write a kernel to the disk, which then takes neither GPU nor host memory",
+        "Write a kernel to the disk and end its processes. Its notebook stays open, and a cell that is run wakes it.\n"
+        "With --all every kernel, those first that have computed most since they were last saved: for a machine that\n"
+        "goes down. What was saved and what was not is written to a file.",
+    )
+    hibernating.add_argument("kernel", metavar="KERNEL", nargs="?", help=_KERNEL)
+    hibernating.add_argument("--all", action="store_true", help="all kernels")
+    hibernating.add_argument(
+        "--deadline", metavar="SECONDS", type=_positive, help="with --all: what is not saved by then is not saved"
+    )
+    waking = command("wake", _wake, "wake a kernel that sleeps or is hibernated")
     waking.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
     keeping = command("awake", _awake, "keep a kernel from being put to sleep by others, or no longer")
     keeping.add_argument("kernel", metavar="KERNEL", help=_KERNEL)

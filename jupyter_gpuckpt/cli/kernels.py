@@ -57,25 +57,29 @@ def _add_snapshots(kernels: Sequence[dict[str, Any]], manifests: Sequence[Manife
 
 
 def _table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> str:
-    head = ["kernel", "name", "notebook", "pid", "memory", "GPU memory", "state", "started", "came from", "snapshots"]
+    # As a rule it fits a terminal of 80 columns; --json has the rest.
+    head = ["kernel", "notebook", "state", "pid", "memory", "on GPU", "freed", "came from"]
     rows = [
         [
             kernel["kernel_id"][:_SHORT],
-            kernel["name"],
             Path(kernel["notebook"]).name,
-            str(kernel["pid"] or ""),
-            show.size(kernel["memory"]),
-            _gpu_text(kernel["gpu_memory"]),
             kernel["state"] if kernel["attended"] else f"{kernel['state']}, unattended",
-            show.moment(kernel["started"]),
+            str(kernel["pid"] or ""),
+            _memory_text(kernel),
+            _gpu_text(kernel["gpu_memory"]),
+            _gpu_text(kernel["gpu"]["freed"]),
             _came_from(kernel),
-            str(len(kernel["snapshots"])),
         ]
         for kernel in kernels
     ]
     notes = [_how_to_go_on(kernel) for kernel in kernels if not kernel["attended"] and kernel["state"] != "ended"]
     empty = "No kernels that can be saved are running. Start one: jupyter console --kernel python3-gpuckpt"
     return show.Listing(head, rows, empty, [*notes, *map(str, faults)]).text()
+
+
+def _memory_text(kernel: dict[str, Any]) -> str:
+    hibernated = kernel["hibernated"]
+    return show.size(kernel["memory"]) if hibernated is None else f"{show.size(hibernated['size'])} on disk"
 
 
 def _came_from(kernel: dict[str, Any]) -> str:
@@ -112,7 +116,7 @@ def save(args: argparse.Namespace) -> int:
         "replace": args.replace,
         "with_files": args.with_files,
     }
-    found = _operate(args.kernel, "save", request, f"Saving {args.name}")
+    found = operate(args.kernel, "save", request, f"Saving {args.name}")
     output.result(args.json, found, show.Saved(found).text())
     return output.DONE
 
@@ -120,7 +124,7 @@ def save(args: argparse.Namespace) -> int:
 def restore(args: argparse.Namespace) -> int:
     """Put a kernel back to a snapshot."""
     verb = f"Restoring {args.name or 'the latest snapshot'}"
-    found = _operate(args.kernel, "restore", {"name": args.name, "gpus": args.gpu}, verb)
+    found = operate(args.kernel, "restore", {"name": args.name, "gpus": args.gpu}, verb)
     output.result(args.json, found, show.Restored(found, time.time() - found["seconds"], []).text())
     return output.DONE
 
@@ -134,19 +138,19 @@ def fork(args: argparse.Namespace) -> int:
         "gpus": args.gpu,
         "reseed": args.reseed,
     }
-    found = _operate(args.kernel, "fork", request, "Forking")
+    found = operate(args.kernel, "fork", request, "Forking")
     output.result(args.json, found, show.Forked(found).text())
     return output.DONE
 
 
 def move(args: argparse.Namespace) -> int:
     """Move what a kernel has on its GPUs to others."""
-    found = _operate(args.kernel, "move", {"gpus": args.gpu}, "Moving")
+    found = operate(args.kernel, "move", {"gpus": args.gpu}, "Moving")
     output.result(args.json, found, show.Moved(found).text())
     return output.DONE
 
 
-def _operate(kernel: str, op: str, request: dict[str, Any], verb: str) -> dict[str, Any]:
+def operate(kernel: str, op: str, request: dict[str, Any], verb: str) -> dict[str, Any]:
     """Have a kernel's keeper do something long: with progress, and Ctrl-C cancels it.
 
     There is no time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
@@ -197,28 +201,28 @@ class _Cancelling:
 
 def sleep(args: argparse.Namespace) -> int:
     """Put a kernel to sleep."""
-    found = _operate(args.kernel, "sleep", {}, "Falling asleep")
+    found = operate(args.kernel, "sleep", {}, "Falling asleep")
     output.result(args.json, found, show.Asleep(found).text())
     return output.DONE
 
 
 def wake(args: argparse.Namespace) -> int:
     """Wake a kernel."""
-    found = _operate(args.kernel, "wake", {}, "Waking")
+    found = operate(args.kernel, "wake", {}, "Waking")
     output.result(args.json, found, show.Awake(found).text())
     return output.DONE
 
 
 def awake(args: argparse.Namespace) -> int:
     """Say whether a kernel may be put to sleep by others than the person."""
-    found = _operate(args.kernel, "awake", {"on": args.state == "on"}, "Noting")
+    found = operate(args.kernel, "awake", {"on": args.state == "on"}, "Noting")
     output.result(args.json, found, "It stays awake." if found["pinned"] else "It may be put to sleep.")
     return output.DONE
 
 
 def autosleep(args: argparse.Namespace) -> int:
     """Set after what time a kernel goes to sleep by itself."""
-    found = _operate(args.kernel, "autosleep", {"after": args.after}, "Noting")
+    found = operate(args.kernel, "autosleep", {"after": args.after}, "Noting")
     output.result(args.json, found, show.auto_sleep(found))
     return output.DONE
 

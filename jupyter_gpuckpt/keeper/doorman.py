@@ -83,7 +83,7 @@ class Doorman:
             *(asyncio.create_task(self._serve(name, answer)) for name, answer in answers.items()),
             asyncio.create_task(self._serve("iopub", self._on_subscription)),
         ]
-        self._status("idle", {})
+        self.announce("hibernated")
 
     def _bound(self) -> bool:
         kinds = {
@@ -167,7 +167,7 @@ class Doorman:
     def _on_subscription(self, frames: list[bytes]) -> None:
         """Count who listens (zmq_setsockopt(3), ZMQ_XPUB_VERBOSER), and tell that there is somebody."""
         self._listeners += 1 if frames[0][:1] == b"\x01" else -1
-        self._status("idle", {})
+        self.announce("hibernated")
 
     def _on_stdin(self, frames: list[bytes]) -> None:
         """Wake for an answer to a question, which the kernel asks once more: the answer itself is gone."""
@@ -242,8 +242,11 @@ class Doorman:
             await asyncio.sleep(_POLL)
 
     def announce(self, what: str) -> None:
-        """Tell who listens that the kernel is ``waking``, by a member of a status message that others pass over."""
-        self._status("busy", {}, gpuckpt=what)
+        """Tell who listens that the kernel is ``hibernated`` or ``waking``.
+
+        By a status message with a member of our own, as a kernel itself does.
+        """
+        self._status("busy" if what == "waking" else "idle", {}, gpuckpt=what)
 
     def _reply(self, channel: str, idents: list[bytes], request: Mapping[str, Any], content: Mapping[str, Any]) -> None:
         self._status("busy", request)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from .. import settings
 from ..errors import DriverError, GpuckptError
 from ..freeze import gpu_processes, processes
+from .operations.stages import to_nobody
 
 if TYPE_CHECKING:
     from .process import Keeper
@@ -89,20 +90,20 @@ class AutoSleep:
         if await asyncio.to_thread(self._should_stay, sample):
             return half
         try:
-            await self._keeper.do("sleep", {"idle_for": half}, _tell_nobody)
+            await self._keeper.do("sleep", {"idle_for": half}, to_nobody)
         except GpuckptError as e:
             log.info("the kernel does not go to sleep by itself: %s", e)
         return after
 
     def _idle_for(self) -> float | None:
-        """Return for how long no cell has run, in seconds; None where one runs, or where it should stay as it is."""
+        """Return for how long no cell has run since it was woken; None where one runs, or it should stay as it is."""
         keeper, link = self._keeper, self._keeper.link
         if keeper.operation is not None or keeper.exit_status is not None or keeper.state.sleep is not None:
             return None
         if keeper.state.awake or link is None or link.busy or not keeper.launch.agent:
             return None
-        last_active = datetime.datetime.fromisoformat(link.last_active)
-        return (datetime.datetime.now(datetime.timezone.utc) - last_active).total_seconds()
+        last = max(link.last_active, keeper.woken["at"] if keeper.woken is not None else "")
+        return (datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(last)).total_seconds()
 
     def _tree(self) -> list[int]:
         space = self._keeper.space
@@ -133,7 +134,3 @@ class AutoSleep:
             log.info("whether the GPU is at work is not known: %s", e)
             return True
         return any(pid is None or pid in tree or processes.start_time(pid) is None for pid in at_work)
-
-
-async def _tell_nobody(_: dict[str, object]) -> None:
-    pass

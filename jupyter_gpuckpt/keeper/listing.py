@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import GpuckptError, NoSuchKernel
 from ..freeze.cuda_calls import CudaWorker
 from ..freeze.gpu_processes import cuda_pids
+from ..store import Store
 from . import client
-from .record import KernelFolder
+from .record import KernelFolder, State
+from .summary import HIBERNATED, summary
 
-__all__ = ["STATUS_TIMEOUT", "running_kernels"]
+__all__ = ["STATUS_TIMEOUT", "hibernated", "running_kernels"]
 
 STATUS_TIMEOUT = 5.0
 """For how long a keeper may be silent when it is asked how its kernel is, in seconds."""
@@ -37,6 +40,34 @@ def running_kernels(worker: CudaWorker) -> tuple[list[dict[str, Any]], list[Gpuc
     except GpuckptError as e:
         faults.append(e)
     return kernels, faults
+
+
+def hibernated(store: Store) -> list[dict[str, Any]]:
+    """Return the snapshots of hibernated kernels, newest first: what listings say of each, and who needs it.
+
+    ``held`` is whether its keeper is there, so that the kernel is woken; any other one is resumed in a new kernel.
+
+    Raises
+    ------
+    StoreError : the store cannot be read.
+    """
+    labels = store.all_labels()
+    held = {
+        state.hibernated["snapshot"]["id"]
+        for folder in client.folders()
+        for state in _states(folder)
+        if state.hibernated is not None
+    }
+    return [
+        {**summary(manifest), "kernel_name": manifest.kernel.get("name", ""), "held": manifest.id in held}
+        for manifest in store.list()
+        if manifest.id in labels and HIBERNATED in labels[manifest.id].tags
+    ]
+
+
+def _states(folder: KernelFolder) -> Iterator[State]:
+    with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
+        yield folder.state()
 
 
 def _status(folder: KernelFolder) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from ..freeze import cuda, processes
 from ..lock_files import KEEPER_LOCK
 from ..store import Store
 from . import ports, tally
+from .bedtime import hibernate_sleepers
 from .comparison import compare
 from .gpu_sleep import GpuSleep
 from .idleness import AutoSleep
@@ -37,7 +38,7 @@ from .operations.recover import recover
 from .operations.restore import restore
 from .operations.save import save
 from .operations.sleep import ASLEEP, sleep
-from .operations.stages import Stages
+from .operations.stages import Stages, to_nobody
 from .operations.wake import awaken, wake
 from .operations.wake_at_touch import wake_at_touch
 from .protocol import LINE_LIMIT, peer_pid, peer_uid, short_path
@@ -55,6 +56,7 @@ _ANSWER = 5.0  # how long the kernel may take to answer a question, in seconds
 _FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to take note, in seconds
 _GOODBYE = 1.0  # how long a kernel that ends in its sleep has for what it does at its end, in seconds
 _PATIENCE = 30.0  # how long a shutdown waits for a broken-off operation to end, in seconds
+_TICK = os.sysconf("SC_CLK_TCK")
 PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
 
 _DOING = {
@@ -112,6 +114,8 @@ class Keeper:
         self._tidying: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._queued: list[Operation] = []
+        self._shut_down = False
 
     # -- the kernel's life
 
@@ -184,7 +188,7 @@ class Keeper:
             link.close()
             await space.kill()
             raise
-        self.state.parent, self.state.own_files, self.state.sleep = None, False, None
+        self.state.parent, self.state.own_files, self.state.sleep, self.state.worked = None, False, None, 0.0
         self.hold(space, link, pid)
 
     def hold(self, space: Namespace, link: Link, pid: int) -> None:
@@ -298,7 +302,7 @@ class Keeper:
 
     async def _wake(self) -> None:
         with contextlib.suppress(GpuckptError):  # who asked was told
-            await self.do("wake", {}, _to_nobody)
+            await self.do("wake", {}, to_nobody)
 
     def _on_shutdown(self) -> None:
         self.in_background(self.ended(0))
@@ -383,10 +387,15 @@ class Keeper:
         self._wake_if_asked()
 
     async def shut_down(self) -> None:
-        """End the kernel and all of its processes, and what is under way; remove its folder."""
-        self.ending = True
+        """End the kernel and all of its processes, and what is under way; remove its folder.
+
+        A save that is being written goes on: what was taken is not the kernel's any more.
+        """
+        if self._shut_down:
+            return  # the folder may be another keeper's by now
+        self._shut_down = self.ending = True
         self.let_go()
-        if self.operation is not None:
+        if self.operation is not None and not self.operation.writing:
             self.operation.cancelling.set()
         for space in self._spaces:
             await space.kill()
@@ -396,8 +405,9 @@ class Keeper:
         if self.doorman is not None:
             await self.doorman.close()
         await asyncio.to_thread(self.worker.close)
-        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(self.idle.wait(), _PATIENCE)
+        if self.writes is None:
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(self.idle.wait(), _PATIENCE)
         if self.state.hibernated is not None:
             # As a shutdown ends any kernel; `hibernate` with ``end`` is what leaves the snapshot.
             await asyncio.to_thread(forget, self.store, self.state.hibernated["snapshot"])
@@ -406,6 +416,11 @@ class Keeper:
             Path(self.launch.connection_file).unlink(missing_ok=True)
         self.folder.remove()
 
+    @property
+    def writes(self) -> str | None:
+        """The name of the snapshot that is being written while the kernel runs on; None for none."""
+        return self.operation.name if self.operation is not None and self.operation.writing else None
+
     def save_state(self) -> None:
         """Write down where the kernel is, for the keeper that comes after this one.
 
@@ -413,7 +428,8 @@ class Keeper:
         ------
         OSError : it could not be written.
         """
-        self.folder.write_state(self.state)
+        if not self._shut_down:
+            self.folder.write_state(self.state)
 
     def note_state(self) -> None:
         """Write down where the kernel is, if that can be done: it has changed already."""
@@ -435,7 +451,7 @@ class Keeper:
         if op == "status":
             return self.status()
         if op == "cancel":
-            return self._cancel()
+            return self._cancel(str(args.get("kind") or ""))
         if op == "signal":
             return self._signal(int(args["signum"]))
         if op == "save":
@@ -460,7 +476,9 @@ class Keeper:
         if op == "ending":
             return self._end_asleep()
         if op == "list":
-            return await asyncio.to_thread(listing, self.store)
+            return {**await asyncio.to_thread(listing, self.store), "writing": self.writes}
+        if self.writes is not None and self.writes in args.values():
+            await self.idle.wait()
         if op == "show":
             return details(await asyncio.to_thread(self.store.get, str(args["name"])))
         if op == "diff":
@@ -490,6 +508,8 @@ class Keeper:
     ) -> Any:
         await self.held.wait()
         await self._wait_for_others(kind, patient="idle_for" not in args)
+        if self.operation is not None and self.operation.writing:
+            await self._until_written(Operation(kind, name), tell)
         if self.state.hibernated is None or kind not in ("hibernate", "wake"):
             self.namespace()
         if self.operation is not None:
@@ -509,6 +529,8 @@ class Keeper:
                 await awaken(self, Stages(operation, tell))
             done = await steps(self, operation, args, tell)
             result = "" if isinstance(done, dict) and done.get("already") else "done"
+            if kind == "wake" and result:
+                self.woken = {"at": now(), "seconds": time.monotonic() - began}
             return done
         except Cancelled:
             result = "cancelled"
@@ -541,12 +563,23 @@ class Keeper:
                 under_way.cancelling.set()
             await self.idle.wait()
 
+    async def _until_written(self, operation: Operation, tell: Tell) -> None:
+        """Let an operation wait for the save before it, whose kernel runs on already, to be on the disk."""
+        stages = Stages(operation, tell)
+        self._queued.append(operation)
+        try:
+            assert self.operation is not None
+            await stages.enter(f"waiting until {self.operation.name} is written")
+            await stages.or_cancelled(self.idle.wait())
+        finally:
+            self._queued.remove(operation)
+
     def status(self) -> dict[str, Any]:
         """Return what the kernel is doing, for listings."""
         tree = processes.descendants(self.space.pid) if self.space is not None else []
         operation = self.operation
         pid = self.space.outer(self.state.kernel_pid) if self.space is not None else None
-        word = _DOING.get(operation.kind if operation else "")
+        word = _DOING.get(operation.kind) if operation is not None and not operation.writing else None
         asleep = self.state.sleep if self.state.sleep is not None and self.state.sleep["stage"] == ASLEEP else None
         resting = "hibernated" if self.state.hibernated is not None else "sleeping" if asleep else "running"
         word = word or resting
@@ -556,6 +589,8 @@ class Keeper:
             "notebook": self.launch.notebook,
             "connection_file": self.launch.connection_file,
             "state": "ended" if self.exit_status is not None else word,
+            "writing": self.writes,
+            "queued": [queued.kind for queued in self._queued],
             "stage": operation.stage if operation else "",
             "pid": pid,
             "keeper_pid": os.getpid(),
@@ -564,6 +599,7 @@ class Keeper:
             "started": self.state.started,
             "parent": self.state.parent,
             "copy_of": self.launch.copy_of,
+            "computed": max(0.0, self.work() - self.state.worked),
             "hibernated": self._hibernated(),
             "sleep_after": self.state.sleep_after,
             "notes": self.notes,
@@ -578,6 +614,11 @@ class Keeper:
                 "freed": asleep["freed"] if asleep else 0,
             },
         }
+
+    def work(self) -> float:
+        """Return how many seconds of processor time the kernel's processes have used."""
+        tree = processes.descendants(self.space.pid) if self.space is not None else []
+        return sum(processes.work_done(pid)[0] for pid in tree) / _TICK
 
     def _hibernated(self) -> dict[str, Any] | None:
         """Return what listings tell of a hibernated kernel: its snapshot, and since when."""
@@ -625,11 +666,14 @@ class Keeper:
         if self.asleep is not None and self.asleep.freed and not self.ending:
             asyncio.get_running_loop().call_later(_GOODBYE, self._signal, signal.SIGKILL)
 
-    def _cancel(self) -> bool:
-        if self.operation is None or not self.operation.cancellable:
-            return False
-        self.operation.cancelling.set()
-        return True
+    def _cancel(self, kind: str) -> bool:
+        """Cancel the operation of this kind, or the one there is; what waits for its turn comes first."""
+        present = [*self._queued, *([self.operation] if self.operation is not None else [])]
+        for operation in present:
+            if kind in ("", operation.kind) and operation.cancellable:
+                operation.cancelling.set()
+                return True
+        return False
 
     def _signal(self, signum: int) -> bool:
         """Send a signal to the kernel's process group, as the kernel manager would; False when there is none now."""
@@ -745,7 +789,7 @@ class Keeper:
                 result: Any = None
             elif op == "close":
                 await self._with_pulse(self.shut_down(), tell)
-                result = None
+                result = {"writing": self.writes}
                 self.closing.set()
             else:
                 result = await self._with_pulse(self.do(op, args, tell), tell)
@@ -760,10 +804,6 @@ class Keeper:
         with contextlib.suppress(ConnectionError):
             writer.write(json.dumps(message).encode() + b"\n")
             await writer.drain()
-
-
-async def _to_nobody(_: dict[str, Any]) -> None:
-    """A client that runs a cell hears of the wake by the cell's own outputs."""
 
 
 def _unforeseen(op: str, error: Exception, folder: KernelFolder) -> GpuckptError:
@@ -808,10 +848,13 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> 
         if how == "take-over":
             await keeper.recover()
         keeper.held.set()
-        watching = asyncio.create_task(keeper.auto_sleep.run())
+        watching = [asyncio.create_task(keeper.auto_sleep.run()), asyncio.create_task(hibernate_sleepers(keeper))]
         await keeper.closing.wait()
-        watching.cancel()
+        for task in watching:
+            task.cancel()
         server.close()
         await asyncio.sleep(0)  # the last answers go out
     finally:
         await keeper.shut_down()
+        await keeper.idle.wait()
+        await asyncio.sleep(0)  # the last answers go out

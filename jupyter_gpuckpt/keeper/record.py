@@ -77,6 +77,8 @@ class State:
     """Whether nobody but the person may put it to sleep."""
     operation: dict[str, Any] | None = None
     """The operation under way, for whoever has to clean up after this keeper."""
+    worked: float = 0.0
+    """How many seconds of processor time the kernel had used when it was last saved; 0 after a restore."""
     hibernated: dict[str, Any] | None = None
     """Where there is no kernel but its snapshot: ``snapshot`` (as listings tell of it), ``since``, ``said`` (what the
     kernel said before it went), ``requests`` (what clients have sent, to be executed when it wakes) and
@@ -214,5 +216,7 @@ class Operation:
     cancellable: bool = True
     answering: bool = False
     """Set when all is done but the answer: whoever has it may ask for the next operation."""
+    writing: bool = False
+    """Set when the kernel has been taken and runs again, and what was taken is being stored: others may wait for it."""
     cancelling: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it is to be cancelled, where `cancellable` says that it can be."""

@@ -64,6 +64,8 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
                     self.send_response(self.iopub_socket, "error", failure)
                 return {"status": "error", "execution_count": self.execution_count, **failure}
         reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
+        if self.agent is not None:
+            self.agent.until_heard()
         return reply
 
     def do_complete(self, code: str, cursor_pos: int | None) -> Any:

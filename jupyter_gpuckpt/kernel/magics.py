@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -20,11 +21,13 @@ from .hooks import generation_id
 
 HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a name; it runs on
     --with-files                              and keep the files that it needs, Python and its packages, with it
+    --wait                                    and wait until it is on the disk
 %gpuckpt restore [NAME] [--gpu N[,N ...]]     put this kernel back (without a name: to the latest)
 %gpuckpt fork [NAME] [-n COUNT] [--reseed]    a copy of this kernel beside it (with a name: of that snapshot);
               [--save NAME] [--gpu N[,N ...]]   --reseed: with other random numbers; --save: and save it
 %gpuckpt sleep · wake                         give what it has on the GPU up for host memory, and take it back;
                                               a kernel that sleeps wakes by itself when a cell is run
+%gpuckpt hibernate                            the same with all of the kernel, which goes to the disk
 %gpuckpt awake on · off                       keep this kernel awake whatever others need, or no longer
 %gpuckpt autosleep TIME · off                 have it sleep when it has been idle for so long (45s, 30m, 2h)
 %gpuckpt move --gpu N[,N ...]                 move what this kernel has on the GPU to another
@@ -51,6 +54,7 @@ _SUBCOMMANDS = (
         "diff",
         "fork",
         "help",
+        "hibernate",
         "list",
         "log",
         "move",
@@ -97,6 +101,7 @@ def _parser() -> _Parser:
     save.add_argument("-m", "--message", default="")
     save.add_argument("--replace", action="store_true")
     save.add_argument("--with-files", action="store_true")
+    save.add_argument("--wait", action="store_true")
     restore = commands.add_parser("restore")
     restore.add_argument("name", nargs="?", default="")
     restore.add_argument("--gpu", type=_gpus, default=[])
@@ -123,7 +128,7 @@ def _parser() -> _Parser:
     tag.add_argument("--remove", action="append", default=[])
     commands.add_parser("autosleep").add_argument("after", type=_duration)
     commands.add_parser("awake").add_argument("state", choices=["on", "off"])
-    for plain in ("list", "log", "panel", "sleep", "status", "wake", "help"):
+    for plain in ("list", "log", "panel", "sleep", "hibernate", "status", "wake", "help"):
         commands.add_parser(plain)
     return parser
 
@@ -202,10 +207,14 @@ class Gpuckpt:
             "message": args.message,
             "replace": args.replace,
             "with_files": args.with_files,
+            "patience": None if args.wait else settings.save_patience(),
         }
         with self._progress(f"Saving {args.name}") as progress:
-            saved = show.Saved(agent.request("save", request, progress.take))
+            writing = _Writing(progress)
+            saved = show.Saved(agent.request("save", request, progress.take, None if args.wait else writing.take))
             progress.finish(saved)
+        if not saved.written:
+            writing.begin(saved)
         return saved
 
     def _restore(self, args: argparse.Namespace) -> NoReturn:
@@ -240,6 +249,11 @@ class Gpuckpt:
         # The display is completed when the kernel sleeps: that is after this cell.
         progress = _Progress("Falling asleep when this cell has ended", self._shell)
         agent.sleeping.wish(agent.cells.describe(progress.display_id()))
+
+    def _hibernate(self, _: argparse.Namespace) -> None:
+        agent = self._keeper()
+        progress = _Progress("Hibernating when this cell has ended", self._shell)
+        agent.sleeping.wish(agent.cells.describe(progress.display_id()), "hibernate")
 
     def _wake(self, _: argparse.Namespace) -> None:
         agent = self._keeper()
@@ -336,7 +350,7 @@ class Gpuckpt:
             with contextlib.suppress(GpuckptError):
                 return [s["name"] for s in self._agent.request("list")["snapshots"]]
         if before[0] == "save":
-            return ["--message", "--replace", "--with-files"]
+            return ["--message", "--replace", "--wait", "--with-files"]
         return []
 
     @contextlib.contextmanager
@@ -378,6 +392,10 @@ class _Progress:
         if self._handle is not None:
             self._display({"text/plain": ""})
 
+    def show(self, result: show.Saved) -> None:
+        """Show what has become of a result that was shown."""
+        self._display(result.mime())
+
     def _display(self, data: dict[str, str]) -> None:
         from IPython.display import DisplayHandle
 
@@ -386,6 +404,41 @@ class _Progress:
             self._handle.display(data, raw=True)
         else:
             self._handle.update(data, raw=True)
+
+
+class _Writing:
+    """Follows a save whose cell has gone on, in the line that the cell shows of it."""
+
+    def __init__(self, progress: _Progress) -> None:
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._saved: show.Saved | None = None
+        self._early: dict[str, Any] | None = None
+
+    def begin(self, saved: show.Saved) -> None:
+        """Follow it from now on."""
+        with self._lock:
+            self._saved = saved
+            if self._early is not None:
+                self._note(saved, self._early)
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Take in what the keeper says of it (called by the agent, in a thread of its own)."""
+        with self._lock:
+            if self._saved is not None:
+                self._note(self._saved, message)
+            else:
+                self._early = message  # the latest says it all
+
+    def _note(self, saved: show.Saved, message: dict[str, Any]) -> None:
+        if "error" in message:
+            saved.fail(GpuckptError.from_dict(message["error"]))
+            print(f"{saved.name} was NOT saved. {saved.error}", file=sys.stderr)
+        elif "progress" in message:
+            saved.progress = show.progress_text("Being written", message["progress"])
+        else:
+            saved.complete(message["result"])
+        self._progress.show(saved)
 
 
 def register(shell: Any, agent: Agent | None = None) -> None:

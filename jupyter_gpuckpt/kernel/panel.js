@@ -126,7 +126,8 @@ function render({ model, el }) {
       // It may have another name by now.
       const parent = [...own, ...others].find(one => one.id === kernel.parent?.id) ?? kernel.parent;
       const place = parent ? `at or after ${parent.name}` : 'started afresh';
-      about.textContent = `Kernel: ${kernel.state} · ${size(kernel.memory)} memory · ${place}`;
+      const freed = kernel.freed ? ` · ${size(kernel.freed)} freed on GPUs` : '';
+      about.textContent = `Kernel: ${kernel.state} · ${size(kernel.memory)} memory${freed} · ${place}`;
     }
     save.disabled = operation !== null;
     drawStatus(operation, told);

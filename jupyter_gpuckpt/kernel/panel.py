@@ -73,7 +73,10 @@ class Panel(anywidget.AnyWidget):
         ids = {s["id"] for s in own}
         others = [s for s in found if s["id"] not in ids]
         self._show(
-            kernel={"state": status["state"], "memory": status["memory"], "parent": status["parent"]},
+            kernel={
+                **{key: status[key] for key in ("state", "memory", "parent")},
+                "freed": status["gpu"]["freed"],
+            },
             own=[_told(s) for s in own[:_MOST]],
             others=[_told(s) for s in others[: max(0, _MOST - len(own))]],
             older=max(0, len(found) - _MOST),

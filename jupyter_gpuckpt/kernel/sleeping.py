@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings
 from ..errors import Busy, GpuckptError, KeeperGone
@@ -39,7 +39,7 @@ class Sleeping:
         self._agent, self._run_dir, self._housekeeping = agent, run_dir, housekeeping
         self.is_asleep = False
         self._holds_gpu_state = False
-        self._wanted: Asked | None = None
+        self._wanted: tuple[Asked, str] | None = None
 
     # -- what the keeper asks for
 
@@ -118,23 +118,25 @@ class Sleeping:
                 continue
             return woken
 
-    def wish(self, asked: Asked) -> None:
-        """Have the kernel put to sleep when the cell that asks has ended; at once where none does."""
-        self._wanted = asked
+    def wish(self, asked: Asked, op: Literal["sleep", "hibernate"] = "sleep") -> None:
+        """Have the kernel put to sleep, or hibernated, when the cell that asks has ended; at once where none does."""
+        self._wanted = (asked, op) if asked else None
         if not asked:
-            self._agent.in_background(lambda: self._fall_asleep(asked))
+            self._agent.in_background(lambda: self._rest(asked, op))
 
     def cell_ended(self) -> None:
         """Begin what the cell that has just ended wished for."""
-        asked, self._wanted = self._wanted, None
-        if asked:
-            self._agent.in_background(lambda: self._fall_asleep(asked))
+        wanted, self._wanted = self._wanted, None
+        if wanted is not None:
+            self._agent.in_background(lambda: self._rest(*wanted))
 
-    def _fall_asleep(self, asked: Asked) -> None:
+    def _rest(self, asked: Asked, op: str) -> None:
+        shown = {"sleep": show.Asleep, "hibernate": show.Hibernated}[op]
         try:
-            text = show.Asleep(self._agent.request("sleep")).text()
+            # A kernel that was hibernated has its answer when it is awake again.
+            text = shown(self._agent.request(op)).text()
         except Busy:
-            text = "Not asleep: another cell came."
+            text = f"Not {'asleep' if op == 'sleep' else 'hibernated'}: another cell came."
         except GpuckptError as e:
             text = str(e)
         if asked:

@@ -38,6 +38,7 @@ __all__ = [
     "ExecutedHandler",
     "ExportHandler",
     "ForkHandler",
+    "HibernatedHandler",
     "KernelHandler",
     "KernelLogHandler",
     "KernelsHandler",
@@ -52,6 +53,7 @@ __all__ = [
     "PushHandler",
     "RenameHandler",
     "RestoreHandler",
+    "ResumeHandler",
     "SaveHandler",
     "SleepingHandler",
     "SnapshotHandler",
@@ -237,6 +239,28 @@ class SleepingHandler(_Handler):
         """Begin to put a kernel to sleep, to wake it, or to hibernate it."""
         self.arguments_in_body()
         operation = await self.service.operate(kind, kernel_id)
+        self.set_status(202)
+        self.finish(operation.as_dict())
+
+
+class HibernatedHandler(_Handler):
+    """``hibernated``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """List the snapshots of hibernated kernels."""
+        self.finish(await self.service.hibernated())
+
+
+class ResumeHandler(_Handler):
+    """``hibernated/NAME/resume``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, name: str) -> None:
+        """Begin to bring a hibernated kernel back."""
+        operation = await self.service.resume(name, self.arguments_in_body(kernel_id=str)["kernel_id"])
         self.set_status(202)
         self.finish(operation.as_dict())
 

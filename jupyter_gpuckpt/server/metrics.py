@@ -28,7 +28,7 @@ _KNOWN_FOR = 300.0
 """For how long what is known of the kernels is told where they do not answer in time, in seconds."""
 
 Look = Callable[[], tuple[list[dict[str, Any]], int]]
-"""Returns the kernels as listings tell of them, and how many are hibernated."""
+"""Returns the kernels as listings tell of them, and how many are hibernated that nobody holds any more."""
 
 
 class KernelMetrics(Collector):

@@ -8,6 +8,7 @@ from jupyter_server.utils import url_path_join
 
 from . import handlers
 from .events import Events
+from .instead import install
 from .metrics import register
 from .service import Service
 
@@ -31,6 +32,8 @@ ROUTES: dict[str, type[Any]] = {
     rf"{_KERNEL}/adopt": handlers.AdoptHandler,
     rf"{_KERNEL}/executed": handlers.ExecutedHandler,
     rf"{_KERNEL}/log": handlers.KernelLogHandler,
+    r"hibernated": handlers.HibernatedHandler,
+    r"hibernated/([^/]+)/resume": handlers.ResumeHandler,
     r"snapshots": handlers.SnapshotsHandler,
     _SNAPSHOT: handlers.SnapshotHandler,
     rf"{_SNAPSHOT}/rename": handlers.RenameHandler,
@@ -53,6 +56,7 @@ def add_routes(app: ServerApp) -> None:
     assert app.event_logger is not None  # made before any extension is loaded
     service = Service(Events(app.event_logger), app.kernel_manager)
     register(service.look)
+    install(app.kernel_manager)
     base = url_path_join(app.web_app.settings["base_url"], "api/gpuckpt")
     routes = [*ROUTES.items(), (r".*", handlers.NowhereHandler)]
     app.web_app.add_handlers(  # type: ignore[no-untyped-call]

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from .. import __version__, settings
-from ..errors import GpuckptError, NoSuchKernel, Unavailable
+from ..errors import Busy, GpuckptError, NoSuchKernel, Refused, Unavailable
 from ..freeze.cuda_calls import CudaWorker
 from ..keeper import client
 from ..keeper.comparison import compare
-from ..keeper.listing import STATUS_TIMEOUT, running_kernels
+from ..keeper.listing import STATUS_TIMEOUT, hibernated, running_kernels
+from ..keeper.operations.hibernate import forget
 from ..keeper.record import KernelFolder
 from ..keeper.summary import details, listing, origins, summary
 from ..machine import doctor
 from ..machine.capability import why_unavailable
 from ..provisioner import ADOPT
-from ..store import Progress, Store, check_name
+from ..store import Manifest, Progress, Store, check_name
 from ..store.pull import pull
 from ..store.push import push
 from ..store.remote import remote_at
@@ -55,10 +59,16 @@ class Service:
         self._store = Store(settings.store_dir())
         self._worker = CudaWorker()
         self._judged: tuple[float, Unavailable | None] | None = None
+        self._resuming: dict[str, str] = {}
+        """The names of the snapshots that are being resumed, by operation."""
+        self._started: dict[str, str] = {}
+        """The kernels that were started for that."""
         self.operations = Operations(self._changed)
 
     def _changed(self, operation: Operation) -> None:
         self._events.operation(operation.outline())
+        if operation.ended:
+            self._resume_ended(operation)
         change = {"save": "saved", "fork": "saved", "pull": "pulled"}.get(operation.kind)
         if change and operation.state == "done" and operation.name:
             self._events.snapshots(change, operation.name)
@@ -180,8 +190,11 @@ class Service:
         return await asyncio.to_thread(ask)
 
     def look(self) -> tuple[list[dict[str, Any]], int]:
-        """Return all kernels and how many are hibernated, for the metrics; asked in a thread."""
-        return running_kernels(self._worker)[0], 0
+        """Return all kernels, and how many are hibernated that nobody holds, for the metrics; asked in a thread."""
+        kernels = running_kernels(self._worker)[0]
+        with contextlib.suppress(GpuckptError):
+            return kernels, sum(not snapshot["held"] for snapshot in hibernated(self._store))
+        return kernels, 0
 
     async def _hold(self, result: dict[str, Any]) -> None:
         """Hold the copies that a fork has made; one that cannot be held runs on, and the result says so."""
@@ -206,6 +219,71 @@ class Service:
             # The kernel manager passes what it does not know on to the provisioner.
             await self._kernel_manager.start_kernel(kernel_id=kernel_id, kernel_name=launch.name, **{ADOPT: True})
         return {"id": kernel_id}
+
+    async def hibernated(self) -> dict[str, Any]:
+        """Return the snapshots of hibernated kernels, with the paths of their notebooks as this server has them.
+
+        Raises
+        ------
+        StoreError : the store cannot be read.
+        """
+        found = await asyncio.to_thread(hibernated, self._store)
+        return {"hibernated": [{**snapshot, "path": self._path(snapshot["notebook"])} for snapshot in found]}
+
+    def _path(self, notebook: str) -> str | None:
+        """Return a notebook's path as the contents API has it; None where it does not lie in the server's folder."""
+        root = Path(self._kernel_manager.root_dir).absolute()
+        return Path(notebook).relative_to(root).as_posix() if Path(notebook).is_relative_to(root) else None
+
+    async def resume(self, name: str, kernel_id: str) -> Operation:
+        """Begin to bring a hibernated kernel back: in the kernel of that id, or in a new one where there is none.
+
+        Once it runs, the snapshot is removed, unless somebody gave it another name or tags.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Untrusted, Damaged, Incompatible : it cannot be used.
+        Refused, Busy : its kernel is there, to be woken; or it is being resumed.
+        NoSuchKernel, Unavailable : there is no such kernel.
+        """
+        manifest = await asyncio.to_thread(self._store.trusted, name)
+        found = {snapshot["id"]: snapshot for snapshot in await asyncio.to_thread(hibernated, self._store)}
+        snapshot = found.get(manifest.id)
+        if snapshot is None:
+            raise Refused(f"{name} was not resumed.", "It is not the snapshot of a hibernated kernel.", "Restore it.")
+        if snapshot["held"]:
+            raise Refused(f"{name} was not resumed.", "Its kernel is there, and wakes from it.", "Wake that kernel.")
+        if name in self._resuming.values():
+            raise Busy(f"{name} was not resumed.", "That has begun already.", "Wait for it.")
+        started = not kernel_id
+        if started:
+            kernel_id = await self._start_for(manifest)
+        folder = await self._folder(kernel_id)
+        operation = Operation("restore", kernel_id, name)
+        self._resuming[operation.id] = name
+        self._started.update({operation.id: kernel_id} if started else {})
+
+        async def forget_it(_: dict[str, Any]) -> None:
+            await asyncio.to_thread(forget, self._store, snapshot)
+
+        return self.operations.start(operation, folder, {"name": name}, forget_it)
+
+    async def _start_for(self, manifest: Manifest) -> str:
+        """Start a kernel to resume one in, where that one's notebook is."""
+        notebook = Path(str(manifest.kernel.get("notebook", "")))
+        where = {"cwd": str(notebook.parent)} if notebook.is_absolute() and notebook.parent.is_dir() else {}
+        environment = {**os.environ, "JPY_SESSION_NAME": str(notebook)} if notebook.name else {**os.environ}
+        kernel_id: str = await self._kernel_manager.start_kernel(
+            kernel_name=manifest.kernel["name"], env=environment, **where
+        )
+        return kernel_id
+
+    def _resume_ended(self, operation: Operation) -> None:
+        """End the kernel that was started for a resume which failed."""
+        self._resuming.pop(operation.id, None)
+        kernel_id = self._started.pop(operation.id, None)
+        if kernel_id is not None and operation.state != "done" and kernel_id in self._kernel_manager:
+            self._ending = asyncio.ensure_future(self._kernel_manager.shutdown_kernel(kernel_id, now=True))
 
     async def cancel(self, operation_id: str) -> Operation:
         """Ask for an operation to be cancelled.

@@ -5,6 +5,8 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Widget } from '@lumino/widgets';
 import { AddressBody, ChecksBody, element, ErrorBody, LogsBody, NameBody, ParagraphsBody, SaveBody } from './bodies';
 import { CompareBody } from './compare';
+import { ApiError } from './api';
+import { isOf } from './arrange';
 import type { Follower } from './follow';
 import { ago, size } from './format';
 import type { Model } from './model';
@@ -15,6 +17,8 @@ import type { IError, ILog, ISnapshot } from './types';
 export interface INotebooks {
   /** Write a copy of the notebook with what is not saved yet, run by another kernel, open it, and give its path. */
   copyOnto(path: string, kernelId: string): Promise<string>;
+  /** Open a notebook, or show it where it is open. */
+  open(path: string): Promise<unknown>;
   /** End a kernel that no notebook has. */
   shutDown(kernelId: string): Promise<void>;
 }
@@ -176,6 +180,56 @@ export class Actions {
     if (asked.button.accept) {
       await this.follower.run(() => model.api.operate('hibernate', kernelId));
     }
+  }
+
+  /** Ask whether a hibernated kernel is to come back where its notebook was opened; not where work has begun anew. */
+  async offerResume(snapshot: ISnapshot): Promise<void> {
+    const { model, trans } = this;
+    const kernelId = model.kernel?.kernel_id;
+    const [executed, held] = await Promise.all([kernelId && model.api.executed(kernelId), this._isHeld(snapshot)]);
+    if (!executed || held || executed.others.length > 0 || Object.keys(executed.cells).length > 0) {
+      return;
+    }
+    const asked = await showDialog({
+      title: trans.__('Resume the kernel of this notebook?'),
+      body: new ParagraphsBody([
+        trans.__(
+          'It was hibernated %1, with its variables, threads and GPU memory (%2 on the disk).',
+          ago(snapshot.created, new Date()),
+          size(snapshot.size)
+        ),
+        trans.__('If you start afresh, it stays in the list of snapshots, and can be resumed later.')
+      ]),
+      buttons: [
+        Dialog.cancelButton({ label: trans.__('Start afresh') }),
+        Dialog.okButton({ label: trans.__('Resume') })
+      ]
+    });
+    if (asked.button.accept) {
+      await this.resume(snapshot);
+    }
+  }
+
+  /** Bring a hibernated kernel back in the notebook's kernel; that of another notebook where that one is opened. */
+  async resume(snapshot: ISnapshot): Promise<void> {
+    const { model, notebooks, follower, trans } = this;
+    const { kernel, notebook } = model;
+    if (kernel !== undefined && isOf(snapshot, notebook)) {
+      await follower.run(() => model.api.resume(snapshot.name, kernel.kernel_id));
+      return;
+    }
+    const found = (await model.api.hibernated()).find(({ id }) => id === snapshot.id);
+    if (found?.path) {
+      await notebooks.open(found.path);
+    } else {
+      const what = trans.__('The notebook of %1 is not here.', snapshot.name);
+      const then = trans.__('Restore the snapshot in any notebook with a kernel of its kind.');
+      follower.complain(new ApiError({ kind: 'NoNotebook', what, why: snapshot.notebook, then }));
+    }
+  }
+
+  private async _isHeld(snapshot: ISnapshot): Promise<boolean> {
+    return (await this.model.api.hibernated()).every(({ id, held }) => id !== snapshot.id || held);
   }
 
   /** Have a kernel kept awake, or no longer; or say after how many idle seconds it goes to sleep. */

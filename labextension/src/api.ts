@@ -2,7 +2,17 @@
 
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
-import type { ICheck, IDifference, IError, IExecuted, IKernels, ILog, IOperation, ISnapshots } from './types';
+import type {
+  ICheck,
+  IDifference,
+  IError,
+  IExecuted,
+  IHibernated,
+  IKernels,
+  ILog,
+  IOperation,
+  ISnapshots
+} from './types';
 
 /** An error of the API, with what happened, why, and what to do next. */
 export class ApiError extends Error {
@@ -71,6 +81,15 @@ export class Api {
   /** Put a kernel to sleep, wake it, or hibernate it. */
   operate(kind: 'sleep' | 'wake' | 'hibernate', kernelId: string): Promise<IOperation> {
     return this.ask('POST', `kernels/${kernelId}/${kind}`);
+  }
+
+  async hibernated(): Promise<IHibernated[]> {
+    return (await this.ask<{ hibernated: IHibernated[] }>('GET', 'hibernated')).hibernated;
+  }
+
+  /** Bring a hibernated kernel back in the place of another. */
+  resume(name: string, kernelId: string): Promise<IOperation> {
+    return this.ask('POST', `hibernated/${name}/resume`, { kernel_id: kernelId });
   }
 
   /** Change when a kernel goes to sleep by itself; 0 seconds are for never. */

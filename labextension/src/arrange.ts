@@ -29,6 +29,11 @@ export function isOf(snapshot: ISnapshot, notebook: INotebook | null): boolean {
   );
 }
 
+/** Tell whether a snapshot is that of a hibernated kernel. */
+export function isHibernated(snapshot: ISnapshot | undefined): boolean {
+  return snapshot?.tags.includes('hibernated') ?? false;
+}
+
 /** Tell whether every word of a search is in what is known of a snapshot. */
 export function matches(snapshot: ISnapshot, search: string): boolean {
   const text = `${snapshot.name}\n${snapshot.message}\n${snapshot.notebook}`.toLowerCase();

@@ -4,7 +4,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 import { Menu } from '@lumino/widgets';
 import type { Actions } from './actions';
-import { isOf } from './arrange';
+import { isHibernated, isOf } from './arrange';
 import { snapshotIcon } from './icons';
 import { CommandIDs } from './ids';
 import type { Model } from './model';
@@ -95,6 +95,10 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
       isEnabled: args => idle() && named(args) !== undefined
     }
   );
+  about(CommandIDs.resume, trans.__('Resume Kernel'), (does, snapshot) => does.resume(snapshot), {
+    caption: trans.__('Bring the hibernated kernel back, with its notebook'),
+    isEnabled: args => isHibernated(named(args))
+  });
   commands.addCommand(CommandIDs.restoreLatest, {
     label: trans.__('Restore Latest Snapshot…'),
     caption: trans.__('Put the kernel of this notebook back to its latest snapshot'),
@@ -155,7 +159,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
     trans.__('Wake Kernel'),
     trans.__('Give it its GPU memory back'),
     'sleep',
-    ['sleeping'],
+    ['sleeping', 'hibernated'],
     (does, kernel) => does.operate('wake', kernel.kernel_id)
   );
   aboutKernel(

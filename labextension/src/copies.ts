@@ -1,4 +1,4 @@
-/** Copies of notebooks, each run by a kernel of its own. Loaded when first wanted. */
+/** Opening notebooks, and copies of them that are run by a kernel of their own. Loaded when first wanted. */
 
 import type { INotebookTracker } from '@jupyterlab/notebook';
 import type { ServiceManager } from '@jupyterlab/services';
@@ -37,6 +37,7 @@ export function copiesOf(
       await commands.execute('docmanager:open', { path: copy });
       return copy;
     },
+    open: path => commands.execute('docmanager:open', { path }),
     shutDown: kernelId => services.kernels.shutdown(kernelId)
   };
 }

@@ -142,6 +142,11 @@ export class Model {
     return this._kernels.plain.find(kernel => kernel.kernel_id === this._notebook?.kernelId);
   }
 
+  /** The hibernated kernel that wakes from a snapshot, if that is held. */
+  wakesFrom(snapshot: ISnapshot): IKernel | undefined {
+    return this._kernels.kernels.find(({ hibernated }) => hibernated?.name === snapshot.name);
+  }
+
   /** All kernels that can be saved. */
   get kernels(): readonly IKernel[] {
     return this._kernels.kernels;

@@ -3,9 +3,11 @@
 import type { NotebookPanel, INotebookTracker } from '@jupyterlab/notebook';
 import { NotebookActions } from '@jupyterlab/notebook';
 import type { TranslationBundle } from '@jupyterlab/translation';
+import type { Actions } from './actions';
+import { isHibernated, isOf } from './arrange';
 import type { Model } from './model';
 import { isStale } from './stale';
-import type { IExecuted, INotebook } from './types';
+import type { IExecuted, INotebook, ISnapshot } from './types';
 
 const STALE = 'jp-gpuckpt-mod-stale';
 
@@ -44,6 +46,20 @@ export function trackNotebook(tracker: INotebookTracker, model: Model): void {
     }
   });
   update();
+}
+
+/** Ask once whether to resume the hibernated kernel of a notebook that was opened with a fresh one. */
+export function offerToResume(model: Model, actions: () => Promise<Actions>): void {
+  const offered = new Set<string>();
+  model.changed.connect(() => {
+    const { notebook, kernel } = model;
+    const hibernated = (snapshot: ISnapshot): boolean => isHibernated(snapshot) && isOf(snapshot, notebook);
+    const found = kernel && model.isIdle(kernel.kernel_id) ? model.snapshots.find(hibernated) : undefined;
+    if (found !== undefined && !offered.has(found.id) && model.wakesFrom(found) === undefined) {
+      offered.add(found.id);
+      void actions().then(does => does.offerResume(found));
+    }
+  });
 }
 
 function describe(panel: NotebookPanel): INotebook {

@@ -4,7 +4,6 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
 import { ago, moment, seconds, size } from './format';
-import { moonIcon } from './icons';
 import { CommandIDs } from './ids';
 import type { Model } from './model';
 import type { IKernel, State } from './types';
@@ -31,12 +30,16 @@ export function stateText(state: State, trans: TranslationBundle): string {
     sleeping: trans.__('asleep'),
     waking: trans.__('waking'),
     hibernating: trans.__('hibernating'),
+    hibernated: trans.__('hibernated'),
     ended: trans.__('ended')
   }[state];
 }
 
 /** Say in one line what a kernel is doing, and what it holds and has given back. */
 export function kernelText(kernel: IKernel, state: State, trans: TranslationBundle): string {
+  if (kernel.hibernated) {
+    return [stateText(state, trans), trans.__('%1 on the disk', size(kernel.hibernated.size))].join(' · ');
+  }
   const parts = [stateText(state, trans), trans.__('%1 memory', size(kernel.memory))];
   if (kernel.gpu_memory !== 0) {
     const held = kernel.gpu_memory === null ? trans.__('unknown') : size(kernel.gpu_memory);
@@ -46,13 +49,6 @@ export function kernelText(kernel: IKernel, state: State, trans: TranslationBund
     parts.push(trans.__('%1 freed on GPUs', size(kernel.gpu.freed)));
   }
   return parts.join(' · ');
-}
-
-/** A moon beside the name of a kernel that sleeps; what it says stands in the text. */
-export function Moon({ state }: { state: State }): React.JSX.Element | null {
-  return state === 'sleeping' ? (
-    <moonIcon.react tag="span" className="jp-gpuckpt-Moon" aria-hidden="true" elementSize="normal" />
-  ) : null;
 }
 
 /** The buttons of one kernel that put it to sleep and wake it, as far as it has anything to give up. */
@@ -68,14 +64,14 @@ export function SleepButtons({ kernel, model, commands, trans }: IProps): React.
       {label}
     </button>
   );
-  if (state !== 'running' && state !== 'sleeping') {
+  if (!['running', 'sleeping', 'hibernated'].includes(state)) {
     return null;
   }
   return (
     <div className="jp-gpuckpt-Row">
-      {state === 'sleeping' && button(CommandIDs.wake, trans.__('Wake'), true)}
+      {state !== 'running' && button(CommandIDs.wake, trans.__('Wake'), true)}
       {state === 'running' && model.has('sleep') && button(CommandIDs.sleep, trans.__('Sleep'))}
-      {model.has('hibernate') && button(CommandIDs.hibernate, trans.__('Hibernate…'))}
+      {model.has('hibernate') && state !== 'hibernated' && button(CommandIDs.hibernate, trans.__('Hibernate…'))}
     </div>
   );
 }
@@ -85,14 +81,16 @@ export function Sleep({ kernel, model, commands, trans }: IProps): React.JSX.Ele
   if (!model.has('sleep')) {
     return null;
   }
-  const { kernel_id, asleep_since: asleep, woken, pinned, sleep_after } = kernel;
+  const { kernel_id, woken, pinned, sleep_after } = kernel;
+  const rests = ['sleeping', 'hibernated'].includes(model.stateOf(kernel_id));
+  const asleep = rests ? (kernel.hibernated?.since ?? kernel.asleep_since) : null;
   const after = sleep_after ?? 0;
   const change = (value: string): void =>
     void commands.execute(CommandIDs.sleepAfter, { kernel: kernel_id, seconds: Number(value) });
   return (
     <>
       {asleep !== null ? (
-        <p title={moment(asleep)}>{trans.__('Asleep since %1. The next cell wakes it.', ago(asleep, new Date()))}</p>
+        <p title={moment(asleep)}>{trans.__('Fell asleep %1; the next cell wakes it.', ago(asleep, new Date()))}</p>
       ) : (
         woken !== null && (
           <p title={moment(woken.at)}>
@@ -103,23 +101,21 @@ export function Sleep({ kernel, model, commands, trans }: IProps): React.JSX.Ele
       <SleepButtons {...{ kernel, model, commands, trans }} />
       <label className="jp-gpuckpt-Row">
         {trans.__('Sleeps when idle')}
-        <span className="jp-select-wrapper">
-          <select className="jp-mod-styled" value={after} disabled={pinned} onChange={e => change(e.target.value)}>
-            {[...new Set([...SPANS, after])].map(span => (
-              <option key={span} value={span}>
-                {span === 0 ? trans.__('never') : trans.__('after %1', spanText(span))}
-              </option>
-            ))}
-          </select>
-        </span>
+        <select value={after} disabled={pinned} onChange={e => change(e.target.value)}>
+          {[...new Set([...SPANS, after])].map(span => (
+            <option key={span} value={span}>
+              {span === 0 ? trans.__('never') : trans.__('after %1', spanText(span))}
+            </option>
+          ))}
+        </select>
       </label>
-      <label className="jp-gpuckpt-Row">
+      <label className="jp-gpuckpt-Check" title={trans.__('Nobody but you puts it to sleep')}>
         <input
           type="checkbox"
           checked={pinned}
           onChange={() => void commands.execute(CommandIDs.keepAwake, { kernel: kernel_id })}
         />
-        {trans.__('Keep awake, whatever others need')}
+        {trans.__('Keep awake')}
       </label>
     </>
   );

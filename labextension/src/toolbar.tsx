@@ -12,7 +12,7 @@ import { openMenu } from './commands';
 import { seconds } from './format';
 import { CommandIDs } from './ids';
 import type { Model } from './model';
-import { Moon } from './sleeping';
+import { Moon } from './moon';
 import type { State } from './types';
 
 /** How many snapshots the menu offers; the sidebar has them all. */
@@ -85,6 +85,7 @@ export class Indicator extends ReactWidget {
       sleeping: trans.__('Asleep'),
       waking: trans.__('Waking'),
       hibernating: trans.__('Hibernating'),
+      hibernated: trans.__('Hibernated'),
       ended: ''
     }[state];
   }

@@ -36,6 +36,7 @@ export type State =
   | 'sleeping'
   | 'waking'
   | 'hibernating'
+  | 'hibernated'
   | 'ended';
 
 /** A running kernel that can be saved. */
@@ -53,6 +54,8 @@ export interface IKernel {
   gpu: { freed: number };
   /** Since when it sleeps; null while it is awake. */
   asleep_since: string | null;
+  /** Where it is on the disk alone: since when, as which snapshot, and its size there; null else. */
+  hibernated: { since: string; name: string; size: number } | null;
   /** Whether nobody but the person may put it to sleep. */
   pinned: boolean;
   /** After how many idle seconds it goes to sleep by itself; null for never. */
@@ -88,6 +91,14 @@ export interface IExecuted {
   cells: Record<string, number>;
   /** The numbers of cells whose id the client did not tell. */
   others: number[];
+}
+
+/** The snapshot of a hibernated kernel. */
+export interface IHibernated extends ISnapshot {
+  /** Whether its kernel is still held, and wakes from it. */
+  held: boolean;
+  /** The notebook's path below the server's root; null where it does not lie there. */
+  path: string | null;
 }
 
 /** What differs between two snapshots: each member that is a list is one kind of contents. */

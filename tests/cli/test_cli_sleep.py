@@ -23,3 +23,8 @@ def test_a_kernel_sleeps_and_wakes_from_outside(cli: Cli, notebook: Notebook) ->
     assert cli("awake", kernel_id, "off", "--json").json == {"pinned": False}
     assert cli("awake", kernel_id, "perhaps").status == 2
     assert cli("sleep", "nobody").status == 3
+    assert cli("autosleep", kernel_id, "15m").out == "It goes to sleep when idle for 15 min.\n"
+    assert cli("kernels", "--json").json["kernels"][0]["sleep_after"] == 900
+    assert cli("autosleep", kernel_id, "off", "--json").json == {"sleep_after": None}
+    refused = cli("autosleep", kernel_id, "soon")
+    assert (refused.status, "'soon' is neither a time" in refused.err) == (2, True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import PROGRAM, Cli
 
-_COMMANDS = ("list", "show", "save", "restore", "rm", "kernels", "stop", "doctor", "setup")
+_COMMANDS = ("list", "show", "save", "restore", "hibernate", "rm", "kernels", "stop", "doctor", "setup")
 
 
 def test_help_names_every_command_and_exit_status(cli: Cli) -> None:

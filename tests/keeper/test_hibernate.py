@@ -1,19 +1,362 @@
-"""A kernel that is hibernated is on the disk alone, and comes back as it was."""
+"""A hibernated kernel is on the disk alone, and comes back as it was, whatever happens on the way."""
 
 from __future__ import annotations
 
-from keeper_faults import names
-from notebooks import Notebook
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from keeper_faults import (
+    Asked,
+    Criu,
+    Requested,
+    assert_no_litter,
+    assert_nothing_left,
+    keeper_pid,
+    kill_keeper,
+    names,
+    state,
+    store,
+)
+from notebooks import Notebook, StartKernel, wait_until
+
+from jupyter_gpuckpt.errors import Busy, GpuckptError, KeeperGone, Refused
+from jupyter_gpuckpt.freeze import processes
+from jupyter_gpuckpt.keeper.record import KernelFolder
+from jupyter_gpuckpt.store import Store
+
+pytestmark = pytest.mark.criu
 
 
-def test_a_cell_wakes_it(notebook: Notebook) -> None:
-    notebook.run("x = 41")
+def status(notebook: Notebook) -> dict[str, Any]:
     with notebook.keeper as keeper:
-        found = keeper.request("hibernate")
-        assert found["name"] in names()
-        status = keeper.request("status")
-        assert status["state"] == "hibernated"
-        assert status["pids"] == []
-    assert notebook.value("x + 1") == "42"
+        found: dict[str, Any] = keeper.request("status")
+        return found
+
+
+def hibernate(notebook: Notebook) -> str:
+    with notebook.keeper as keeper:
+        return str(keeper.request("hibernate")["name"])
+
+
+def wake(notebook: Notebook) -> None:
+    with notebook.keeper as keeper:
+        keeper.request("wake")
+
+
+def assert_awake(notebook: Notebook) -> None:
+    """It is a running kernel, and nothing of its hibernation is left."""
+    wait_until(lambda: status(notebook)["state"] == "running")
+    wait_until(lambda: not names(), what=f"snapshots are left: {names()}")
+    # Its removal goes on for a moment.
+    wait_until(lambda: {path.name for path in store().glob("locks/*")} <= {"collect"})
+    wait_until(lambda: list(store().glob("contents/*")) == [])
+    if store().exists():
+        assert_no_litter()
+    assert len(list(notebook.folder.glob("run-*.sock"))) == 1
+
+
+def test_it_holds_nothing_until_a_cell_wakes_it(notebook: Notebook) -> None:
+    notebook.run(
+        "import os, jupyter_gpuckpt; x = os.urandom(1000); y = hash(x); before = jupyter_gpuckpt.generation_id"
+    )
+    name = hibernate(notebook)
+    found = status(notebook)
+    assert (found["state"], found["pids"], found["memory"], found["pid"]) == ("hibernated", [], 0, None)
+    assert found["hibernated"]["name"] == name
+    assert processes.descendants(keeper_pid(notebook)) == []
+    assert (Store(store()).labels(Store(store()).get(name))).tags == ("hibernated",)
+    assert notebook.value("hash(x) == y") == "True"
+    assert_awake(notebook)
+
+
+def test_looking_at_it_does_not_wake_it(notebook: Notebook) -> None:
+    hibernate(notebook)
+    client = notebook.client
+    client.kernel_info()
+    reply = client.get_shell_msg(timeout=10)
+    assert reply["content"]["language_info"]["name"] == "python"
+    client.comm_info()
+    assert client.get_shell_msg(timeout=10)["content"] == {"status": "ok", "comms": {}}
+    wait_until(client.hb_channel.is_beating)
+    assert notebook.manager.is_alive()
+    with notebook.keeper as keeper:
+        assert keeper.request("executed")["cells"] == {}
+        with pytest.raises(Refused, match="hibernated"):
+            keeper.request("save", {"name": "x"})
+    assert status(notebook)["state"] == "hibernated"
+
+
+def test_cells_that_come_are_executed_once_and_in_order(notebook: Notebook) -> None:
+    notebook.run("done = []")
+    hibernate(notebook)
+    cells = [notebook.client.execute(f"done.append({n}); print({n})") for n in range(20)]
+    replies = [notebook.reply() for _ in cells]
+    assert [reply["parent_header"]["msg_id"] for reply in replies] == cells
+    assert {reply["content"]["status"] for reply in replies} == {"ok"}
+    assert notebook.value("done") == str(list(range(20)))
+    assert_awake(notebook)
+
+
+def test_what_is_not_signed_is_not_listened_to(notebook: Notebook) -> None:
+    import zmq
+
+    hibernate(notebook)
+    connection = json.loads(Path(notebook.manager.connection_file).read_text())
+    header = json.dumps(
+        {"msg_id": "1", "session": "s", "msg_type": "execute_request", "username": "", "version": "5.3"}
+    )
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.connect(f"tcp://127.0.0.1:{connection['shell_port']}")
+        stranger.send_multipart([b"<IDS|MSG>", b"0" * 64, header.encode(), b"{}", b"{}", b'{"code": "x = 1"}'])
+        notebook.client.kernel_info()  # comes behind it
+        notebook.client.get_shell_msg(timeout=10)
+        assert state(notebook)["hibernated"]["requests"] == []
+        assert status(notebook)["state"] == "hibernated"
+        stranger.linger = 0
+
+
+def test_from_a_cell(notebook: Notebook) -> None:
+    notebook.run("x = 1\n%gpuckpt hibernate")
+    wait_until(lambda: status(notebook)["state"] == "hibernated")
+    assert notebook.value("x") == "1"
+    assert_awake(notebook)
+
+
+def test_a_cell_that_runs_goes_on_when_it_is_woken(notebook: Notebook, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    code = f"import os, time\nprint('begun')\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nprint('went on')"
+    cell = Asked(notebook, code)
+    wait_until(lambda: notebook.client.get_iopub_msg(timeout=20)["content"].get("text") == "begun\n")
+    hibernate(notebook)
+    go.touch()
+    assert not cell.is_answered()
+    wake(notebook)
+    assert cell.answer()["status"] == "ok"
+    assert_awake(notebook)
+
+
+def test_a_cell_that_comes_meanwhile_breaks_it_off(criu: Criu, notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    pid = status(notebook)["pid"]
+    with criu.held_at("dump", "post-dump") as reached:
+        asked = Requested(notebook, "hibernate", {})
+        reached()
+        cell = Asked(notebook, "x += 1; print(x)")
+    assert isinstance(asked.outcome(), Busy)
+    assert cell.answer()["status"] == "ok"
+    assert notebook.value("x") == "2"
+    assert status(notebook)["pid"] == pid
+    assert_awake(notebook)
+
+
+def test_a_wake_that_fails_leaves_it_hibernated(criu: Criu, notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    name = hibernate(notebook)
+    criu.fault("restore", 1)
+    criu.first("restore", "exit 7")
+    failed = notebook.fails("x += 1")
+    assert "could not be woken" in failed.evalue
+    assert status(notebook)["state"] == "hibernated"
+    assert names() == {name}
+    criu.honest()
+    assert notebook.value("x") == "1"
+    assert_awake(notebook)
+
+
+def test_its_snapshot_is_taken_away(notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    manifest = store() / "snapshots" / f"{hibernate(notebook)}.json"
+    with notebook.keeper as keeper, pytest.raises(GpuckptError, match="pinned"):
+        keeper.request("rm", {"name": manifest.stem})
+    away = manifest.rename(store().parent / "away")
+    failed = notebook.fails("x")
+    assert failed.ename == "NoSuchSnapshot"
+    assert status(notebook)["state"] == "hibernated"
+    away.rename(manifest)
+    assert notebook.value("x") == "1"
+    assert_awake(notebook)
+
+
+def test_a_snapshot_that_somebody_renames_stays(notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    name = hibernate(notebook)
+    with notebook.keeper as keeper:
+        keeper.request("mv", {"name": name, "new": "kept"})
+    assert notebook.value("x") == "1"
+    wait_until(lambda: not Store(store()).labels(Store(store()).get("kept")).tags)
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The store lies on a disk with little room."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m,mode=0700", "none", str(disk)], check=True)
+    monkeypatch.setenv("GPUCKPT_STORE", str(disk / "store"))
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_no_room_for_it(full_disk: Path, notebook: Notebook) -> None:
+    notebook.run("import os; x = os.urandom(30_000_000)")
+    with notebook.keeper as keeper, pytest.raises(GpuckptError, match="disk"):
+        keeper.request("hibernate")
+    assert notebook.value("len(x)") == "30000000"
+    assert_awake(notebook)
+
+
+# -- the keeper is killed
+
+
+@pytest.mark.parametrize("stage", ["checking", "preparing the kernel", "freezing", "writing", "post-dump"])
+def test_the_keeper_is_killed_on_the_way_there(criu: Criu, notebook: Notebook, stage: str) -> None:
+    notebook.run("x = 1")
+
+    def kill(entered: str) -> None:
+        if entered == stage:
+            kill_keeper(notebook)
+
+    if stage == "post-dump":
+        with criu.held_at("dump", stage) as reached:
+            asked = Requested(notebook, "hibernate", {})
+            reached()
+            kill_keeper(notebook)
+    else:
+        asked = Requested(notebook, "hibernate", {}, kill)
+    assert isinstance(asked.outcome(), KeeperGone)
+    assert notebook.manager.is_alive()
+    assert notebook.value("x") == "1"
+    assert_awake(notebook)
+
+
+@pytest.mark.parametrize("stage", ["verifying", "restoring", "pre-restore", "post-resume"])
+def test_the_keeper_is_killed_on_the_way_back(criu: Criu, notebook: Notebook, stage: str) -> None:
+    """The cell that wakes the kernel is executed once all the same."""
+    notebook.run("x = 1")
+    hibernate(notebook)
+    if stage in ("verifying", "restoring"):
+        killed: list[str] = []
+
+        def kill(entered: str) -> None:
+            if entered == stage and not killed:
+                killed.append(stage)
+                kill_keeper(notebook)
+
+        asked = Requested(notebook, "wake", {}, kill)
+        asked.outcome()
+        assert killed
+        assert notebook.manager.is_alive()
+        cell = Asked(notebook, "x += 1")
+    else:
+        with criu.held_at("restore", stage) as reached:
+            cell = Asked(notebook, "x += 1")
+            reached()
+            kill_keeper(notebook)
+        assert notebook.manager.is_alive()
+    assert cell.answer(30)["status"] == "ok"
+    assert notebook.value("x") == "2"
+    assert_awake(notebook)
+
+
+def test_the_keeper_of_a_hibernated_kernel_is_killed(notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    hibernate(notebook)
+    kill_keeper(notebook)
+    cell = Asked(notebook, "x += 1")  # nobody is there to take it
+    assert notebook.manager.is_alive()
+    assert status(notebook)["state"] == "hibernated" or cell.answer()["status"] == "ok"
+    assert cell.answer()["status"] == "ok"
+    assert notebook.value("x") == "2"
+    assert_awake(notebook)
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_the_keeper_is_killed_at_any_time(notebook: Notebook, moment: int) -> None:
+    notebook.run("x = 1")
+    if moment % 2:
+        hibernate(notebook)
+    asked = Requested(notebook, "wake" if moment % 2 else "hibernate", {})
+    asked.join(0.1 + 0.15 * moment)  # the moment does not matter, what follows must hold after any
+    kill_keeper(notebook)
+    assert notebook.manager.is_alive()
+    assert notebook.value("x") == "1"
+    assert_awake(notebook)
+
+
+# -- its end
+
+
+@pytest.mark.parametrize("now", [True, False])
+def test_it_is_shut_down(notebook: Notebook, tmp_path: Path, now: bool) -> None:
+    hibernate(notebook)
+    notebook.manager.shutdown_kernel(now=now)
+    assert_nothing_left(tmp_path)
     assert not names()
-    assert notebook.value("x + 2") == "43"
+
+
+def test_it_is_restarted(notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    hibernate(notebook)
+    notebook.manager.restart_kernel(now=True)
+    notebook.client.wait_for_ready(30)
+    assert notebook.value("'x' in globals()") == "False"
+    assert_awake(notebook)
+
+
+def test_twenty_rounds_leave_nothing(notebook: Notebook) -> None:
+    notebook.run("n = 0")
+
+    def held() -> tuple[int, int, int, int]:
+        keeper = keeper_pid(notebook)
+        descriptors = sorted(map(os.fsdecode, processes.open_files(keeper)))
+        mounts = Path("/proc/self/mountinfo").read_text().count(str(notebook.folder))
+        return len(descriptors), len(processes.descendants(keeper)), mounts, len(list(notebook.folder.iterdir()))
+
+    hibernate(notebook)
+    notebook.run("n += 1")
+    wait_until(lambda: not names())
+    before = held()
+    for _ in range(19):
+        hibernate(notebook)
+        notebook.run("n += 1")
+    assert notebook.value("n") == "20"
+    assert_awake(notebook)
+    wait_until(lambda: held() <= before, what=f"{before} has become {held()}")
+
+
+def test_its_ports_are_held_until_then(notebook: Notebook) -> None:
+    hibernate(notebook)
+    connection = json.loads(Path(notebook.manager.connection_file).read_text())
+    for channel in ("shell", "iopub", "stdin", "control", "hb"):
+        with socket.socket() as s, pytest.raises(OSError, match="in use"):
+            s.bind(("127.0.0.1", connection[f"{channel}_port"]))
+
+
+def test_it_ends_with_its_snapshot_left(start: StartKernel) -> None:
+    notebook = start()
+    notebook.run("x = 1")
+    folder = KernelFolder(notebook.folder)
+    with notebook.keeper as keeper:
+        name = keeper.request("hibernate", {"end": True})["name"]
+    wait_until(lambda: not notebook.manager.is_alive())
+    notebook.close()
+    assert not folder.path.exists()
+    assert names() == {name}
+    other = start()
+    other.run(f"%gpuckpt restore {name}")
+    assert other.value("x") == "1"
+
+
+def test_a_signal_ends_it(notebook: Notebook, tmp_path: Path) -> None:
+    hibernate(notebook)
+    notebook.manager.signal_kernel(signal.SIGINT)
+    assert notebook.manager.is_alive()
+    notebook.manager.signal_kernel(signal.SIGTERM)
+    wait_until(lambda: not notebook.manager.is_alive())

@@ -73,7 +73,6 @@ def test_light_and_dark(lab: Server, open_window: OpenWindow, tmp_path: Path) ->
 def test_little_is_loaded_at_the_start(lab: Server, open_window: OpenWindow) -> None:
     window = open_window(lab, "start.ipynb")
     window.kernel_is_ready()
-    window.show_sidebar()
     loaded = window.page.evaluate(_LOADED)
     assert any("remoteEntry" in name for name in loaded)
     assert 10_000 < sum(loaded.values()) < _MOST, loaded

@@ -242,7 +242,7 @@ async def put_in_place(
     await new.space.adopt(pid)
     if new.placement is not None:
         await new.placement.seal()
-    keeper.state.own_files, keeper.state.sleep = new.placement is not None, None
+    keeper.state.own_files, keeper.state.sleep, keeper.state.worked = new.placement is not None, None, 0.0
     keeper.hold(new.space, new.link, pid)
     new.link.hello.set_result({})
     return tidying

@@ -40,7 +40,7 @@ from ..record import now
 from ..staging import vram_files
 from ..summary import HIBERNATED, summary
 from .arrival import Arrival, put_in_place, request_of
-from .save import RoomInStore, Taken, run_on, take, write
+from .save import RoomInStore, Taken, commit, describe, run_on, take
 from .stages import Stages
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
     """Put the kernel on the disk, and leave a doorman in its place; return what there is to say of the snapshot.
 
     With ``end`` in `args` the keeper ends too, and the snapshot can be resumed in another kernel. With that or with
-    ``at_once`` a cell that comes meanwhile does not break it off.
+    ``at_once`` a cell that comes meanwhile does not break it off; a kernel without an agent ends in both cases.
 
     Raises
     ------
@@ -70,7 +70,8 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
     """
     stages = Stages(operation, tell)
     await stages.enter("checking")
-    ends = bool(args.get("end"))
+    at_once = bool(args.get("at_once"))
+    ends = bool(args.get("end")) or (at_once and not keeper.launch.agent)
     if keeper.state.hibernated is not None:
         return await _release(keeper) if ends else _already(keeper)
     if not ends and not keeper.launch.agent:
@@ -87,9 +88,10 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
         taken = await take(keeper, operation, writer.directory, program, stages, RoomInStore(keeper), left="stopped")
         try:
             await stages.enter("writing")
-            writing = write(keeper, writer, taken, program, stages, {"message": "Hibernated."})
-            manifest = await (writing if ends or args.get("at_once") else _unless_a_cell_comes(keeper, writing))
-            await _leave(keeper, manifest, said, "end" if ends else "at once" if args.get("at_once") else "")
+            await describe(keeper, writer, taken, {})
+            writing = commit(keeper, writer, taken, program, stages, {"message": "Hibernated."})
+            manifest = await (writing if ends or at_once else _unless_a_cell_comes(keeper, writing))
+            await _leave(keeper, manifest, said, "end" if ends else "at once" if at_once else "")
         except BaseException as e:
             await _run_on(keeper, taken, e)
             raise
@@ -255,6 +257,7 @@ async def come_back(keeper: Keeper, operation: Operation, args: Mapping[str, Any
     try:
         await stages.enter("checking")
         warnings = await _bring_up(keeper, operation, args, stages)
+        operation.answering = True
         faults = await finish_wake(keeper)
     except (GpuckptError, OSError) as e:
         error = _failed(keeper, e)
@@ -377,7 +380,7 @@ async def finish_wake(keeper: Keeper) -> list[str]:
     keeper.note_state()
     keeper.watch()
     if answered:
-        await asyncio.to_thread(forget, keeper.store, hibernated["snapshot"])
+        keeper.in_background(asyncio.to_thread(forget, keeper.store, hibernated["snapshot"]))
     return faults
 
 

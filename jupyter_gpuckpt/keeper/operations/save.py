@@ -36,8 +36,9 @@ from ..gpu_freeze import GpuFreeze
 from ..gpu_sleep import FrozenAsleep
 from ..link import AgentSilent, Link
 from ..namespace import Namespace, run_path
+from ..record import now
 from ..staging import Staging
-from ..summary import is_of, summary
+from ..summary import held_by, is_of, summary
 from .criu_run import run_criu
 from .parts import CRIU_IMAGES, KERNEL_LOG, VRAM
 from .stages import Stages
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("gpuckpt.keeper")
 
 _AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
+
+_NO_MEMORY = "It had to wait for the disk: too little memory is free to keep what was taken there for a while."
 
 _AT_POST_DUMP = """#!/bin/sh
 # criu runs this at every stage of a dump. At this one the dump is done and the kernel still frozen: what lies in its
@@ -71,6 +74,8 @@ class Frozen:
     gpu: GpuFreeze
     cuda: dict[str, Any] = field(default_factory=dict)
     process: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What the person should know of it."""
     _tidying: asyncio.Task[None] | None = None
 
     def begin_to_tidy(self) -> None:
@@ -97,6 +102,9 @@ class Taken:
 async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
     """Save the kernel under a name; it runs on.
 
+    `args` may have a ``patience`` in seconds: a progress with ``taken`` then tells what was taken, where that is not on
+    the disk so soon after it. Whoever asked need not wait for the end, and hears of it all the same.
+
     Raises
     ------
     SaveFailed, Refused, StoreError, Cancelled : nothing was saved, and the kernel is as it was.
@@ -114,39 +122,79 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         try:
             await stages.enter("writing")
             # The kernel runs: it does not wait for what is written about files, nor for their copies.
-            manifest = await write(keeper, writer, taken, program, stages, args)
+            await describe(keeper, writer, taken, args)
+            operation.writing = True
+            letting_go = asyncio.create_task(_let_go(operation, args, writer.id, taken.frozen, stages, tell))
+            try:
+                manifest = await commit(keeper, writer, taken, program, stages, args)
+            finally:
+                letting_go.cancel()
         finally:
             await taken.frozen.tidied()
             await asyncio.to_thread(taken.staging.discard)
     keeper.state.parent = {"name": manifest.name, "id": manifest.id}
+    keeper.state.worked = keeper.work()
     await asyncio.to_thread(_remove_old, keeper)
-    return {**summary(manifest), "seconds": stages.seconds()}
+    return {**summary(manifest), "seconds": stages.seconds(), "notes": taken.frozen.notes}
 
 
-async def write(
-    keeper: Keeper, writer: Writer, taken: Taken, program: CriuProgram, stages: Stages, args: Mapping[str, Any]
-) -> Manifest:
-    """Write what was taken of the kernel into the store, and commit it; `args` has ``message`` and ``with_files``.
+async def _let_go(
+    operation: Operation, args: Mapping[str, Any], snapshot_id: str, frozen: Frozen, stages: Stages, tell: Tell
+) -> None:
+    """Tell whoever asked that the kernel was taken, and need not wait for the disk."""
+    if args.get("patience") is None:
+        return
+    await asyncio.sleep(float(args["patience"]))
+    taken = {
+        "name": operation.name,
+        "id": snapshot_id,
+        "message": str(args.get("message") or ""),
+        "created": now(),
+        "size": frozen.process["private_bytes"],
+        "gpu_memory": held_by(frozen.cuda),
+        "frozen_seconds": frozen.seconds,
+        "notes": frozen.notes,
+    }
+    await tell({"stage": "writing", "seconds": stages.seconds(), "taken": taken})
+
+
+async def describe(keeper: Keeper, writer: Writer, taken: Taken, args: Mapping[str, Any]) -> None:
+    """Write beside what was taken what there is to say of it; `args` may have ``with_files``.
+
+    The kernel's namespace is needed for this, and not afterwards.
 
     Raises
     ------
-    SaveFailed, StoreError, Cancelled : there is no such snapshot.
+    SaveFailed : a file could not be read or written, or they are too many.
     """
-    staging, frozen, agent = taken.staging, taken.frozen, taken.agent
+    staging = taken.staging
     # What lives from the files of a snapshot is no use without them.
     with_files = bool(args.get("with_files")) or keeper.state.own_files
+    await asyncio.to_thread(staging.keep)
     for folder, inside in ((staging.outside, CRIU_IMAGES), (staging.vram.outside, VRAM)):
         if not folder.is_relative_to(writer.directory):
             writer.include(folder, inside)
-    described = await asyncio.to_thread(_describe, keeper, keeper.namespace(), writer, staging, agent, with_files)
+    described = await asyncio.to_thread(_describe, keeper, keeper.namespace(), writer, staging, taken.agent, with_files)
+    taken.frozen.process.update(described)
+
+
+async def commit(
+    keeper: Keeper, writer: Writer, taken: Taken, program: CriuProgram, stages: Stages, args: Mapping[str, Any]
+) -> Manifest:
+    """Have the store write what was taken and described, and commit it; `args` may have ``message``.
+
+    Raises
+    ------
+    StoreError, Cancelled : there is no such snapshot.
+    """
     return await asyncio.to_thread(
         writer.commit,
         message=str(args.get("message") or ""),
         parent=(keeper.state.parent or {}).get("id"),
-        kernel=about_kernel(keeper, agent),
+        kernel=about_kernel(keeper, taken.agent),
         machine=about_machine(program),
-        cuda=frozen.cuda,
-        process={**frozen.process, **described},
+        cuda=taken.frozen.cuda,
+        process=taken.frozen.process,
         cut=pages.windows,
         progress=stages.amount,
     )
@@ -412,7 +460,8 @@ async def _freeze(
     if parked is not None:
         described = {**described, "parked": asdict(parked)}
     process["frozen_seconds"] = seconds
-    frozen = Frozen(seconds, gpu, described, process)
+    notes = [] if staging.in_memory else [_NO_MEMORY]
+    frozen = Frozen(seconds, gpu, described, process, notes)
     if left == "running":
         frozen.begin_to_tidy()
         keeper.state.operation = None

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
+async def to_nobody(_: dict[str, Any]) -> None:
+    """Be told of progress where nobody waits for it."""
+
+
 class Stages:
     """Tells whoever asked how far an operation is, and stops it where it may be stopped."""
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import DriverError, Refused
 from .. import sharing
-from ..record import now
 from .hibernate import come_back
 from .sleep import ASLEEP, WAKING, tell_awake
 from .stages import Stages
@@ -66,5 +65,4 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
             raise Refused(_STILL_ASLEEP, f"{e.what} {e.why}", e.then, **e.data) from e
     await tell_awake(link, keeper)
     keeper.tidy(gpu.tidy())
-    keeper.woken = {"at": now(), "seconds": stages.seconds()}
     return {"already": False, "back": gpu.freed, "seconds": stages.seconds()}

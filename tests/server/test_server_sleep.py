@@ -55,6 +55,19 @@ def test_a_cell_wakes_it_and_the_kernel_tells_that(server: Server) -> None:
         assert (found["state"], found["woken"] is None) == ("running", False)
 
 
+def test_a_kernel_is_hibernated_and_a_cell_brings_it_back(server: Server) -> None:
+    with server.notebook() as (kernel_id, notebook):
+        notebook.run("x = 3")
+        assert do(server, kernel_id, "hibernate")["state"] == "done"
+        found = kernel(server, kernel_id)
+        assert (found["state"], found["pid"], found["memory"]) == ("hibernated", None, 0)
+        assert found["hibernated"]["size"] > 1_000_000
+        scraped(server, lambda metrics: value(metrics, "gpuckpt_kernels", state="hibernated") == 1)
+        assert notebook.value("x").endswith("3")
+        wait_until(lambda: kernel(server, kernel_id)["state"] == "running")  # the cell is answered first
+        assert kernel(server, kernel_id)["hibernated"] is None
+
+
 def test_a_busy_kernel_is_not_put_to_sleep(server: Server) -> None:
     with server.notebook() as (kernel_id, notebook):
         notebook.client.execute("import time\nwhile not globals().get('enough'): time.sleep(0.01)")

@@ -1,0 +1,52 @@
+"""`hibernate`: a kernel goes to the disk, or all of them before a machine goes down."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from ..keeper import client
+from ..keeper.preemption import Outcome, hibernate_all, write_report
+from ..kernel import show
+from . import output
+from .kernels import operate
+
+__all__ = ["hibernate"]
+
+
+def hibernate(args: argparse.Namespace) -> int:
+    """Hibernate a kernel, or all of them."""
+    if args.all == bool(args.kernel) or (args.deadline is not None and not args.all):
+        raise output.Usage(
+            "That cannot be hibernated.",
+            "Neither a kernel nor --all was named, or both; or --deadline without --all.",
+            "Usage: jupyter gpuckpt hibernate KERNEL, or: jupyter gpuckpt hibernate --all [--deadline SECONDS]",
+        )
+    if args.all:
+        return _hibernate_all(args)
+    found = operate(args.kernel, "hibernate", {}, "Hibernating")
+    output.result(args.json, found, show.Hibernated(found).text())
+    return output.DONE
+
+
+def _hibernate_all(args: argparse.Namespace) -> int:
+    outcomes = hibernate_all(client.folders(), args.deadline, _how)
+    report = write_report(outcomes, args.deadline)
+    document = {"kernels": [asdict(outcome) for outcome in outcomes], "report": str(report)}
+    head = ["kernel", "notebook", "computed", "saved as", "took", "why not"]
+    listing = show.Listing(head, [_row(one) for one in outcomes], "No kernels are running.", [f"\nReport: {report}"])
+    output.result(args.json, document, listing.text())
+    return output.DONE if all(outcome.saved for outcome in outcomes) else output.FAILED
+
+
+def _how(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Say how a kernel is hibernated: where nobody holds it, nobody would wake it in its place."""
+    return {"at_once": True} if status["attended"] else {"end": True}
+
+
+def _row(outcome: Outcome) -> list[str]:
+    took = show.duration(outcome.seconds)
+    computed = show.duration(outcome.computed)
+    return [outcome.kernel_id[:8], outcome.notebook, computed, outcome.name or "not saved", took, outcome.why]

@@ -1,0 +1,413 @@
+/** The list of snapshots and kernels in the sidebar. Loaded when it is first shown. */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { CommandRegistry } from '@lumino/commands';
+import * as React from 'react';
+import { arrange, isHibernated, isOf, type IRow } from './arrange';
+import { openMenu, SNAPSHOT_COMMANDS } from './commands';
+import type { Follower } from './follow';
+import { ago, basename, moment, size } from './format';
+import { CommandIDs } from './ids';
+import type { Model } from './model';
+import { Moon } from './moon';
+import { kernelText, Sleep, SleepButtons } from './sleeping';
+import type { IError, IKernel, INotebook, ISnapshot } from './types';
+
+/** What the keys do with the snapshot whose line has the focus. */
+const KEYS: Record<string, string> = {
+  Enter: CommandIDs.restore,
+  F2: CommandIDs.rename,
+  Delete: CommandIDs.remove
+};
+/** How many lines are drawn at first, and with each wish for more: a thousand would take too long. */
+const PAGE = 100;
+/** Deeper ones are drawn at this depth; the sidebar is narrow. */
+const DEEPEST = 6;
+
+export interface IProps {
+  model: Model;
+  follower: Follower;
+  commands: CommandRegistry;
+  trans: TranslationBundle;
+}
+
+/** All that the sidebar shows. */
+export default function Contents(props: IProps): React.JSX.Element {
+  const { model, trans } = props;
+  const [search, setSearch] = React.useState('');
+  const [limit, setLimit] = React.useState(PAGE);
+  const rows = React.useMemo(
+    () => arrange(model.snapshots, model.notebook, search),
+    [model.snapshots, model.notebook, search]
+  );
+  if (model.problem !== null) {
+    return <Blank error={model.problem} {...props} />;
+  }
+  if (!model.loaded) {
+    return <p className="jp-gpuckpt-Hint">{trans.__('Asking the server …')}</p>;
+  }
+  const others = rows.others.slice(0, Math.max(0, limit - rows.own.length));
+  const hidden = rows.own.length + rows.others.length - limit;
+  return (
+    <>
+      <KernelBox {...props} />
+      {model.snapshots.length > 0 && (
+        <input
+          type="search"
+          className="jp-mod-styled jp-gpuckpt-Search"
+          placeholder={trans.__('Search snapshots')}
+          aria-label={trans.__('Search snapshots')}
+          value={search}
+          onChange={event => {
+            setSearch(event.target.value);
+            setLimit(PAGE);
+          }}
+        />
+      )}
+      {model.faults.map(fault => (
+        <p className="jp-gpuckpt-Fault" key={fault.what} title={`${fault.why} ${fault.then}`}>
+          {fault.what}
+        </p>
+      ))}
+      {model.notebook !== null && (
+        <List
+          title={trans.__('This notebook')}
+          empty={search ? trans.__('None of this notebook fits.') : trans.__('No snapshots of this notebook yet.')}
+          rows={rows.own.slice(0, limit)}
+          {...props}
+        />
+      )}
+      {(rows.others.length > 0 || model.notebook === null) && (
+        <List
+          title={model.notebook === null ? trans.__('All snapshots') : trans.__('Other notebooks')}
+          empty={search ? trans.__('None fits.') : trans.__('No snapshots yet.')}
+          rows={others}
+          {...props}
+        />
+      )}
+      {hidden > 0 && (
+        <button className="jp-gpuckpt-Button" onClick={() => setLimit(limit + PAGE)}>
+          {trans.__('Show %1 more', Math.min(hidden, PAGE))}
+        </button>
+      )}
+      {model.has('pull') && (
+        <button className="jp-gpuckpt-Button" onClick={() => void props.commands.execute(CommandIDs.fetch)}>
+          {trans.__('Fetch a snapshot…')}
+        </button>
+      )}
+      <OtherKernels {...props} />
+    </>
+  );
+}
+
+function Blank({ error, model, commands, trans }: IProps & { error: IError }): React.JSX.Element {
+  return (
+    <div className="jp-gpuckpt-Kernel">
+      <strong>{error.what}</strong>
+      <p>{error.why}</p>
+      <p>{error.then}</p>
+      {error === model.problem ? (
+        <button className="jp-gpuckpt-Button" onClick={() => model.refresh()}>
+          {trans.__('Try again')}
+        </button>
+      ) : (
+        <button className="jp-gpuckpt-Button" onClick={() => void commands.execute(CommandIDs.doctor)}>
+          {trans.__('What the doctor says')}
+        </button>
+      )}
+    </div>
+  );
+}
+
+/** Where the notebook's kernel is and what it holds, or why it cannot be saved and what to do about it. */
+function KernelBox(props: IProps): React.JSX.Element {
+  const { model, commands, trans } = props;
+  const change = (
+    <button className="jp-gpuckpt-Button" onClick={() => void commands.execute('notebook:change-kernel')}>
+      {trans.__('Change the kernel…')}
+    </button>
+  );
+  if (model.notebook === null) {
+    return model.unavailable ? (
+      <Blank error={model.unavailable} {...props} />
+    ) : (
+      <p className="jp-gpuckpt-Hint">{trans.__('Open a notebook to save its kernel, or to restore one.')}</p>
+    );
+  }
+  if (model.notebook.kernelId === null) {
+    return (
+      <div className="jp-gpuckpt-Kernel">
+        <strong>{trans.__('This notebook has no kernel.')}</strong>
+        <p>{trans.__('Choose “Python 3 (gpuckpt)”; then it can be saved and restored.')}</p>
+        {change}
+      </div>
+    );
+  }
+  if (model.kernel) {
+    return <SavableKernel kernel={model.kernel} {...props} />;
+  }
+  if (model.unavailable) {
+    return <Blank error={model.unavailable} {...props} />;
+  }
+  return (
+    <div className="jp-gpuckpt-Kernel">
+      <strong>{model.plain ? model.plain.why.what : trans.__('The kernel is starting.')}</strong>
+      {model.plain && <p>{model.plain.why.why}</p>}
+      {model.plain && <p>{model.plain.why.then}</p>}
+      {model.plain && change}
+    </div>
+  );
+}
+
+function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { kernel: IKernel }): React.JSX.Element {
+  const operation = model.operationOf(kernel.kernel_id);
+  const state = model.stateOf(kernel.kernel_id);
+  // It may have another name by now.
+  const parent = model.snapshots.find(({ id }) => id === kernel.parent?.id) ?? kernel.parent;
+  const sleep = <Sleep {...{ kernel, model, commands, trans }} />;
+  return (
+    <div className="jp-gpuckpt-Kernel">
+      <strong>
+        {basename(model.notebook?.path ?? '')}
+        <Moon state={state} />
+      </strong>
+      <p>
+        {trans.__('Kernel: %1', kernelText(kernel, state, trans))}
+        <br />
+        {parent ? trans.__('At or after %1', parent.name) : trans.__('Started afresh')}
+      </p>
+      {operation ? (
+        <>
+          <p role="status">{follower.progressText(operation)}</p>
+          <progress
+            aria-label={follower.progressText(operation)}
+            {...(operation.percent === null ? {} : { max: 100, value: operation.percent })}
+          />
+          <button className="jp-gpuckpt-Button" onClick={() => void follower.cancel(operation.id)}>
+            {trans.__('Cancel')}
+          </button>
+        </>
+      ) : (
+        <>
+          {state !== 'running' && sleep}
+          <button
+            className={`jp-gpuckpt-Button${state === 'running' ? ' jp-gpuckpt-mod-accept' : ''}`}
+            disabled={!model.isIdle(kernel.kernel_id)}
+            onClick={() => void commands.execute(CommandIDs.save)}
+          >
+            {trans.__('Save the kernel…')}
+          </button>
+          {model.has('fork') && (
+            <button
+              className="jp-gpuckpt-Button"
+              disabled={!model.isIdle(kernel.kernel_id)}
+              onClick={() => void commands.execute(CommandIDs.fork)}
+            >
+              {trans.__('Fork into a new notebook')}
+            </button>
+          )}
+          {state === 'running' && sleep}
+        </>
+      )}
+    </div>
+  );
+}
+
+/** The kernels of other notebooks, with what they hold: GPU memory is shared by all. */
+function OtherKernels({ model, follower, commands, trans }: IProps): React.JSX.Element | null {
+  const others = model.kernels.filter(kernel => kernel.kernel_id !== model.notebook?.kernelId);
+  if (others.length === 0) {
+    return null;
+  }
+  const adopt = (id: string): void =>
+    void model.api
+      .adopt(id)
+      .catch(reason => follower.complain(reason))
+      .then(() => model.refresh());
+  return (
+    <section className="jp-gpuckpt-Section">
+      <h3>{trans.__('Other kernels')}</h3>
+      <ul className="jp-gpuckpt-Kernels" aria-label={trans.__('Other kernels')}>
+        {others.map(kernel => (
+          <li key={kernel.kernel_id} title={kernel.notebook}>
+            <span>
+              {basename(kernel.notebook) || kernel.name}
+              <Moon state={model.stateOf(kernel.kernel_id)} />
+            </span>
+            <span>{kernelText(kernel, model.stateOf(kernel.kernel_id), trans)}</span>
+            <SleepButtons {...{ kernel, model, commands, trans }} />
+            {!kernel.attended && kernel.state === 'running' && (
+              <button
+                className="jp-gpuckpt-Button"
+                title={trans.__('No server holds this kernel. This one will, and notebooks can choose it.')}
+                onClick={() => adopt(kernel.kernel_id)}
+              >
+                {trans.__('Adopt')}
+              </button>
+            )}
+          </li>
+        ))}
+      </ul>
+    </section>
+  );
+}
+
+function List(props: IProps & { title: string; empty: string; rows: IRow[] }): React.JSX.Element {
+  const { title, empty, rows } = props;
+  const [active, setActive] = React.useState(0);
+  const focus = (list: Element, place: number): void => {
+    const to = Math.max(0, Math.min(rows.length - 1, place));
+    setActive(to);
+    (list.children[to] as HTMLElement | undefined)?.focus();
+  };
+  const onKeyDown = (event: React.KeyboardEvent): void => {
+    const at = [...event.currentTarget.children].indexOf(event.target as Element);
+    const places: Record<string, number> = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: rows.length - 1 };
+    const place = places[event.key];
+    if (at >= 0 && place !== undefined) {
+      event.preventDefault();
+      focus(event.currentTarget, place);
+    }
+  };
+  return (
+    <section className="jp-gpuckpt-Section">
+      <h3>{title}</h3>
+      {rows.length === 0 ? (
+        <p className="jp-gpuckpt-Hint">{empty}</p>
+      ) : (
+        <ul role="tree" aria-label={title} onKeyDown={onKeyDown}>
+          {rows.map((row, place) => (
+            <Line
+              key={row.snapshot.id}
+              row={row}
+              active={place === Math.min(active, rows.length - 1)}
+              onFocus={() => setActive(place)}
+              {...props}
+            />
+          ))}
+        </ul>
+      )}
+    </section>
+  );
+}
+
+interface ILineProps extends IProps {
+  row: IRow;
+  active: boolean;
+  onFocus: () => void;
+}
+
+function Line({ row, active, onFocus, model, commands, trans }: ILineProps): React.JSX.Element {
+  const { snapshot, depth, origin } = row;
+  const { name } = snapshot;
+  const here = model.kernel?.parent?.id === snapshot.id;
+  const restorable = model.kernel !== undefined && model.isIdle(model.kernel.kernel_id);
+  const held = model.wakesFrom(snapshot);
+  const resume: [string, { kernel?: string; name?: string }] = held
+    ? [CommandIDs.wake, { kernel: held.kernel_id }]
+    : [CommandIDs.resume, { name }];
+  const tab = active ? 0 : -1;
+  const onKeyDown = (event: React.KeyboardEvent): void => {
+    if (event.target !== event.currentTarget) {
+      return;
+    }
+    const command = KEYS[event.key];
+    if (command === CommandIDs.restore && isHibernated(snapshot)) {
+      event.preventDefault();
+      void commands.execute(...resume);
+    } else if (command !== undefined) {
+      event.preventDefault();
+      if (commands.isEnabled(command, { name })) {
+        void commands.execute(command, { name });
+      }
+    }
+  };
+  const onMore = (event: React.MouseEvent<HTMLElement>): void =>
+    openMenu(
+      commands,
+      event.currentTarget,
+      name,
+      SNAPSHOT_COMMANDS.map(command => (command ? { command, args: { name } } : { type: 'separator' }))
+    );
+  return (
+    <li
+      role="treeitem"
+      className="jp-gpuckpt-Line"
+      data-snapshot={name}
+      aria-level={depth + 1}
+      aria-current={here ? 'true' : undefined}
+      aria-selected={active}
+      tabIndex={tab}
+      style={{ paddingLeft: `${8 + 12 * Math.min(depth, DEEPEST)}px` }}
+      onFocus={onFocus}
+      onKeyDown={onKeyDown}
+    >
+      <div className="jp-gpuckpt-Name">
+        <span title={name}>{name}</span>
+        {here && <em>{trans.__('here')}</em>}
+        {snapshot.pinned && <em>{trans.__('pinned')}</em>}
+        {snapshot.tags.map(tag => (
+          <em key={tag}>{tag}</em>
+        ))}
+      </div>
+      {snapshot.message && <div className="jp-gpuckpt-Message">{snapshot.message}</div>}
+      <div className="jp-gpuckpt-About" title={moment(snapshot.created)}>
+        {about(snapshot, origin, model.notebook, trans)}
+      </div>
+      <div className="jp-gpuckpt-Buttons">
+        {isHibernated(snapshot) ? (
+          <button
+            className="jp-gpuckpt-Button"
+            tabIndex={tab}
+            aria-label={held ? trans.__('Wake the kernel of %1', name) : trans.__('Resume %1', name)}
+            onClick={() => void commands.execute(...resume)}
+          >
+            {held ? trans.__('Wake') : trans.__('Resume')}
+          </button>
+        ) : (
+          <button
+            className="jp-gpuckpt-Button"
+            tabIndex={tab}
+            disabled={!restorable}
+            aria-label={trans.__('Restore %1', name)}
+            onClick={() => void commands.execute(CommandIDs.restore, { name })}
+          >
+            {trans.__('Restore')}
+          </button>
+        )}
+        <button
+          className="jp-gpuckpt-Button"
+          tabIndex={tab}
+          aria-label={trans.__('Remove %1', name)}
+          onClick={() => void commands.execute(CommandIDs.remove, { name })}
+        >
+          {trans.__('Remove')}
+        </button>
+        <button
+          className="jp-gpuckpt-Button"
+          tabIndex={tab}
+          aria-haspopup="menu"
+          aria-label={trans.__('More about %1', name)}
+          title={trans.__('More')}
+          onClick={onMore}
+        >
+          ⋯
+        </button>
+      </div>
+    </li>
+  );
+}
+
+function about(snapshot: ISnapshot, origin: string, notebook: INotebook | null, trans: TranslationBundle): string {
+  const parts = [ago(snapshot.created, new Date()), size(snapshot.size)];
+  if (snapshot.gpu_memory > 0) {
+    parts.push(trans.__('%1 on GPUs', size(snapshot.gpu_memory)));
+  }
+  if (snapshot.notebook && !isOf(snapshot, notebook)) {
+    parts.push(basename(snapshot.notebook));
+  }
+  if (origin) {
+    parts.push(trans.__('from %1', origin));
+  }
+  return parts.join(' · ');
+}

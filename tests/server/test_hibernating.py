@@ -1,0 +1,104 @@
+"""A real server hibernates kernels instead of killing them, and brings them back."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+from jupyter_client import BlockingKernelClient
+from jupyter_servers import START_TIMEOUT, Server, running
+from notebooks import Notebook, wait_for_ready, wait_until
+
+_CULLS = """
+c.MappingKernelManager.cull_idle_timeout = 1
+c.MappingKernelManager.cull_interval = 1
+c.MappingKernelManager.cull_connected = True
+"""
+
+
+def _hibernated(server: Server) -> list[dict]:
+    found: list[dict] = server.ask("GET", "hibernated")["hibernated"]
+    return found
+
+
+def _client(server: Server, kernel_id: str) -> Notebook:
+    client = BlockingKernelClient()
+    client.load_connection_file(str(server.folder / "runtime" / f"kernel-{kernel_id}.json"))
+    client.start_channels()
+    wait_for_ready(client, START_TIMEOUT)
+    return Notebook(None, client)  # type: ignore[arg-type]
+
+
+def _kernels(server: Server) -> list[str]:
+    return [kernel["id"] for kernel in server.request("GET", "api/kernels").json()]
+
+
+def test_a_culled_kernel_is_hibernated_and_resumed(tmp_path: Path) -> None:
+    with running(tmp_path, _CULLS, GPUCKPT_HIBERNATE_ON="cull") as server:
+        with server.notebook("train.ipynb") as (kernel_id, notebook):
+            notebook.run("x = 41")
+            wait_until(lambda: kernel_id not in _kernels(server), 60)
+        found = _hibernated(server)
+        assert [(one["path"], one["held"]) for one in found] == [("train.ipynb", False)]
+        assert not list((tmp_path / "runtime" / "gpuckpt").iterdir())
+        done = server.finish(server.ask("POST", f"hibernated/{found[0]['name']}/resume", {}, 202))
+        assert done["state"] == "done", done["error"]
+        resumed = _client(server, done["kernel_id"])
+        assert resumed.value("x + 1") == "42"
+        resumed.client.stop_channels()
+        assert _hibernated(server) == []
+        assert server.ask("GET", "snapshots")["snapshots"] == []
+
+
+def test_a_server_stops_and_its_kernels_are_resumed_by_the_next(tmp_path: Path) -> None:
+    with running(tmp_path, GPUCKPT_HIBERNATE_ON="stop") as server:
+        session = {"path": "a.ipynb", "name": "a.ipynb", "type": "notebook", "kernel": {"name": "python3-gpuckpt"}}
+        kernel_id = server.request("POST", "api/sessions", json=session).json()["kernel"]["id"]
+        notebook = _client(server, kernel_id)
+        notebook.run("x = 41")
+        notebook.client.stop_channels()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+    (report,) = (tmp_path / "logs").glob("hibernated-*.json")
+    (told,) = json.loads(report.read_text())["kernels"]
+    assert (told["kernel_id"], told["saved"]) == (kernel_id, True)
+    with running(tmp_path) as server:
+        (found,) = _hibernated(server)
+        assert found["name"] == told["name"]
+        with server.notebook("a.ipynb") as (other, _):
+            # The person's notebook is open again, with a fresh kernel: it comes back in that one.
+            asked = server.ask("POST", f"hibernated/{found['name']}/resume", {"kernel_id": other}, 202)
+            assert asked["kernel_id"] == other
+            done = server.finish(asked)
+            assert done["state"] == "done", done["error"]
+            again = _client(server, other)
+            assert again.value("x + 1") == "42"
+            again.client.stop_channels()
+        assert _hibernated(server) == []
+
+
+def test_a_person_who_shuts_a_kernel_down_ends_it(tmp_path: Path) -> None:
+    with running(tmp_path, GPUCKPT_HIBERNATE_ON="cull,stop") as server:
+        with server.notebook("a.ipynb") as (kernel_id, notebook):
+            notebook.run("x = 41")
+        assert _hibernated(server) == []
+        with server.notebook("b.ipynb") as (kernel_id, notebook):
+            done = server.finish(server.ask("POST", f"kernels/{kernel_id}/hibernate", {}, 202))
+            assert done["state"] == "done", done["error"]
+            (found,) = _hibernated(server)
+            assert found["held"]
+            refused = server.ask("POST", f"hibernated/{found['name']}/resume", {}, 409)
+            assert "Wake that kernel" in refused["error"]["then"]
+        assert _hibernated(server) == []
+        assert server.ask("GET", "snapshots")["snapshots"] == []
+
+
+def test_a_hibernated_kernel_stays_so_when_the_server_stops(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        session = {"path": "a.ipynb", "name": "a.ipynb", "type": "notebook", "kernel": {"name": "python3-gpuckpt"}}
+        kernel_id = server.request("POST", "api/sessions", json=session).json()["kernel"]["id"]
+        server.finish(server.ask("POST", f"kernels/{kernel_id}/hibernate", {}, 202))
+    with running(tmp_path) as server:
+        (found,) = _hibernated(server)
+        assert not found["held"]
