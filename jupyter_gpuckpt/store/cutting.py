@@ -12,7 +12,7 @@ from pathlib import Path
 from .chunks import CHUNK, HOLE, Chunk, digest, equal_pieces, first_cut, is_zero
 from .codec import encode
 from .durable import free_range
-from .index import Index
+from .lookup import Lookup
 from .pack import PackWriter
 from .parallel import Tally, run_all
 
@@ -54,33 +54,31 @@ class Source:
 class _Claims:
     """Which chunks somebody stores already, so that no two threads store the same."""
 
-    index: Index
+    known: Lookup
     _claimed: set[bytes] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, key: bytes) -> bool:
         """Tell whether the caller has to store this chunk."""
-        if key in self.index:
-            return False
         with self._lock:
             if key in self._claimed:
                 return False
             self._claimed.add(key)
-            return True
+        return self.known.find(key) is None
 
 
 def store_files(
-    sources: Sequence[Source], cut: Cut, index: Index, packs: PackWriter, report: Callable[[int], None]
+    sources: Sequence[Source], cut: Cut, known: Lookup, packs: PackWriter, report: Callable[[int], None]
 ) -> dict[str, list[Chunk]]:
     """Return each file as its chunks, all of them in packs and on the disk; `report` gets the bytes done.
 
-    `index` says what the store holds already.
+    `known` says what the store holds already.
 
     Raises
     ------
     OSError : a file cannot be read, is not as long as it was, or the packs cannot be written.
     """
-    claims = _Claims(index)
+    claims = _Claims(known)
     found: dict[str, list[list[Chunk]]] = {}
     jobs = []
     # The largest first, so that no thread is left alone with one at the end.

@@ -48,6 +48,7 @@ class Layout:
         self.condemned_draft = root / f"condemned{_DRAFT}"
         self.listing = root / "listing.json"
         self.listing_draft = root / f"listing{_DRAFT}"
+        self.hints = root / "hints"
         self.folders = (
             self.snapshots,
             self.contents,
@@ -81,6 +82,16 @@ class Layout:
     def parts(self) -> set[str]:
         """Return the ids that have a part of the index."""
         return {e for e in _entries(self.index) if is_id(e)}
+
+    def hinted(self) -> set[Path]:
+        """Return the files of hints."""
+        return {self.hints / e for e in self._hint_files() if is_id(e)}
+
+    def _hint_files(self) -> list[str]:
+        try:
+            return _entries(self.hints)
+        except OSError:  # nothing fails for want of them
+            return []
 
     def lists(self) -> set[str]:
         """Return the ids that have a list of contents."""
@@ -125,16 +136,20 @@ class Layout:
         found = _entries(self.snapshots)
         return [e.removesuffix(_SUFFIX) for e in found if e.endswith(_SUFFIX)]
 
-    def begun(self) -> set[str]:
+    def sessions(self) -> set[str]:
         """Return the ids of sessions that are at work, or were when their process ended."""
-        drafts = (e for folder in (self.snapshots, self.index, self.labels) for e in _entries(folder))
-        found = {*_entries(self.locks), *_entries(self.saving)}
-        found |= {e.removesuffix(_DRAFT) for e in drafts if e.endswith(_DRAFT)}
-        return {e for e in found if is_id(e)}
+        return {e for e in (*_entries(self.locks), *_entries(self.saving)) if is_id(e)}
 
-    def old_marks(self) -> list[Path]:
-        """Return what is left of marks that were being written when the store was created."""
-        return [self.root / e for e in _entries(self.root) if _is_mark_draft(e)]
+    def begun(self) -> set[str]:
+        """Return also the ids of those of which a power cut has left no more than drafts."""
+        drafts = (e for folder in (self.snapshots, self.index, self.labels) for e in _entries(folder))
+        found = {e.removesuffix(_DRAFT) for e in drafts if e.endswith(_DRAFT)}
+        return self.sessions() | {e for e in found if is_id(e)}
+
+    def old_drafts(self) -> list[Path]:
+        """Return what is left of marks and hints that were being written, of which nothing is lost."""
+        marks = [self.root / e for e in _entries(self.root) if _is_mark_draft(e)]
+        return marks + [self.hints / e for e in self._hint_files() if e.endswith(_DRAFT)]
 
     def readable(self) -> bool:
         """Tell whether there is a store here; False where nothing was ever saved.

@@ -23,7 +23,17 @@ from .codec import KNOWN, RAW, Bytes, decode
 from .durable import FILE_MODE, sync_folder, write_at
 from .names import pack_name
 
-__all__ = ["Location", "OpenPacks", "PackBuilder", "PackReader", "PackWriter", "entries", "plausible", "verified"]
+__all__ = [
+    "HEADER",
+    "Location",
+    "OpenPacks",
+    "PackBuilder",
+    "PackReader",
+    "PackWriter",
+    "entries",
+    "plausible",
+    "verified",
+]
 
 MAGIC = b"gpuckpt pack 2\n\0"
 PACK = 64 * 1024 * 1024
@@ -31,6 +41,8 @@ PACK = 64 * 1024 * 1024
 
 _ENTRY = struct.Struct("<4sB3xII32s")
 _ENTRY_MAGIC = b"CHNK"
+HEADER = _ENTRY.size
+"""Bytes that a chunk takes in a pack beside those that are stored."""
 
 _local = threading.local()
 
@@ -47,7 +59,7 @@ class Location(NamedTuple):
     @property
     def taken(self) -> int:
         """Bytes that it takes in its pack, its header included."""
-        return _ENTRY.size + self.stored
+        return HEADER + self.stored
 
 
 @dataclass

@@ -37,8 +37,9 @@ from .contents import Contents
 from .cutting import Cut, Source, store_files
 from .durable import make_folder, sync_folder, write_new
 from .failures import storing
-from .index import read_index, write_part
+from .index import write_part
 from .layout import Layout
+from .lookup import Lookup
 from .manifest import Manifest
 from .names import is_plain_path
 from .pack import PackWriter
@@ -193,12 +194,12 @@ class Writer:
         sources = [source for inside, folder in self._folders.items() for source in self._survey(folder, inside)]
         sources += self._files
         total = sum(source.size for source in sources)
-        index = read_index(self._layout)
+        known = Lookup(self._layout)
         report = (lambda done: progress("store", done, total)) if progress else (lambda _: None)
-        contents = Contents(store_files(sources, cut, index, self._packs, report))
-        known = {**index, **self._packs.placed}
+        contents = Contents(store_files(sources, cut, known, self._packs, report))
         # Also those that were there before: a collection may be about to delete what no other snapshot needs.
-        chunks = {chunk.hash: known[chunk.hash] for chunk in contents.chunks()}
+        where = {**known.found, **self._packs.placed}
+        chunks = {chunk.hash: where[chunk.hash] for chunk in contents.chunks()}
         write_part(self._layout, self.id, chunks, self.id)
         return contents
 
