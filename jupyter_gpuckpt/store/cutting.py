@@ -29,7 +29,14 @@ _BATCH = 8 * 1024 * 1024
 """Bytes of one file that one job reads, about."""
 
 _STRETCH = 64 * 1024 * 1024
-"""Bytes of one long piece that one job reads; only at the ends of these, chunks are cut by place."""
+"""Bytes of one long piece that one job reads, about."""
+
+_RUN_UP = 4 * 1024 * 1024
+"""So many bytes before a stretch it is found out where a chunk ends at its begin: after a few chunks that are cut by
+content, it is nearly always forgotten where the first one began."""
+
+_AT_ONCE = 4 * 1024 * 1024
+"""Bytes of a stretch that are read at once: so few that they stay in the processor's cache until they are stored."""
 
 _FREED_FROM = 64 * 1024
 """The size of the pieces, in bytes, that it pays to free one by one."""
@@ -80,7 +87,7 @@ def store_files(
     """
     claims = _Claims(known)
     found: dict[str, list[list[Chunk]]] = {}
-    jobs = []
+    jobs: list[Callable[[Tally], None]] = []
     # The largest first, so that no thread is left alone with one at the end.
     for source in sorted(sources, key=lambda s: -s.size):
         pieces = cut(source.file)
@@ -88,24 +95,28 @@ def store_files(
             pieces = equal_pieces(source.size)
         batches = found[source.path] = []
         for offset, sizes in _batches(pieces):
-            batches.append([])
-            store = _store if sizes[0] <= CHUNK else _store_long
-            jobs.append(partial(store, source, offset, sizes, claims, packs, batches[-1]))
+            if sizes[0] <= CHUNK:
+                batches.append([])
+                jobs.append(partial(_store, source, offset, sizes, claims, packs, batches[-1]))
+                continue
+            piece = _LongPiece(source, offset, offset + sizes[0])
+            for number in range(piece.stretches):
+                batches.append([])
+                jobs.append(partial(_store_stretch, piece, number, claims, packs, batches[-1]))
     run_all(jobs, report)
     packs.finish()
     return {path: _joined(batches) for path, batches in found.items()}
 
 
 def _batches(pieces: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-    """Yield pieces in batches, each with the offset at which it begins; a stretch of a long piece is one of its own."""
+    """Yield pieces in batches, each with the offset at which it begins; a long piece is one of its own."""
     begin = offset = 0
     batch: list[int] = []
     for size in pieces:
         if size > CHUNK:
             if batch:
                 yield begin, batch
-            for at in range(0, size, _STRETCH):
-                yield offset + at, [min(_STRETCH, size - at)]
+            yield offset, [size]
             offset += size
             begin, batch = offset, []
             continue
@@ -116,6 +127,38 @@ def _batches(pieces: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
             begin, batch = offset, []
     if batch:
         yield begin, batch
+
+
+@dataclass
+class _LongPiece:
+    """A long piece, in stretches that jobs store at the same time, and that end where chunks do by their content."""
+
+    source: Source
+    begin: int
+    end: int
+    _cuts: dict[int, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def stretches(self) -> int:
+        """How many there are."""
+        return -(-(self.end - self.begin) // _STRETCH)
+
+    def stretch(self, fd: int, number: int) -> tuple[int, int]:
+        """Return where in the open file a stretch begins and ends; to be asked before any of it is freed."""
+        with self._lock:
+            return self._cut(fd, number), self._cut(fd, number + 1)
+
+    def _cut(self, fd: int, number: int) -> int:
+        if number in (0, self.stretches):
+            return self.begin if number == 0 else self.end
+        if number not in self._cuts:
+            about = self.begin + number * _STRETCH
+            at = about - _RUN_UP
+            while at < about:
+                at += first_cut(memoryview(_read(fd, at, min(CHUNK, self.end - at))))
+            self._cuts[number] = at
+        return self._cuts[number]
 
 
 def _store(
@@ -140,22 +183,14 @@ def _store(
         os.close(fd)
 
 
-def _store_long(
-    source: Source,
-    offset: int,
-    sizes: Sequence[int],
-    claims: _Claims,
-    packs: PackWriter,
-    into: list[Chunk],
-    tally: Tally,
+def _store_stretch(
+    piece: _LongPiece, number: int, claims: _Claims, packs: PackWriter, into: list[Chunk], tally: Tally
 ) -> None:
-    """Store a stretch of a long piece, cut by its content."""
-    end = offset + sum(sizes)
+    source = piece.source
     fd = os.open(source.file, (os.O_RDWR if source.used_up else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        while offset < end:
-            data = memoryview(_read(fd, offset, min(CHUNK, end - offset)))
-            data = data[: first_cut(data)]
+        offset, end = piece.stretch(fd, number)
+        for data in _cut_by_content(fd, offset, end):
             into.append(_put(data, claims, packs))
             if source.used_up:
                 free_range(fd, offset, len(data))
@@ -163,6 +198,26 @@ def _store_long(
             tally.add(len(data))
     finally:
         os.close(fd)
+
+
+def _cut_by_content(fd: int, offset: int, end: int) -> Iterator[memoryview]:
+    """Yield the chunks of a part of a file, each good until the next."""
+    if not hasattr(_local, "room"):
+        _local.room = bytearray(_AT_ONCE)
+    room = memoryview(_local.room)
+    at = filled = 0
+    while offset < end or at < filled:
+        if filled - at < CHUNK and offset < end:
+            room[: filled - at] = room[at:filled]
+            at, filled = 0, filled - at
+            size = min(len(room) - filled, end - offset)
+            if os.preadv(fd, [room[filled : filled + size]], offset) != size:
+                raise _shorter()
+            offset, filled = offset + size, filled + size
+        data = room[at : min(at + CHUNK, filled)]
+        data = data[: first_cut(data)]
+        yield data
+        at += len(data)
 
 
 def _read(fd: int, offset: int, size: int) -> bytes | bytearray:
@@ -176,8 +231,12 @@ def _read(fd: int, offset: int, size: int) -> bytes | bytearray:
         buffer: bytearray = _local.buffer
         data = buffer if os.preadv(fd, [buffer], offset) == size else b""
     if len(data) != size:
-        raise OSError(0, "the file became shorter while it was being stored")
+        raise _shorter()
     return data
+
+
+def _shorter() -> OSError:
+    return OSError(0, "the file became shorter while it was being stored")
 
 
 def _put(data: bytes | bytearray | memoryview, claims: _Claims, packs: PackWriter) -> Chunk:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from .chunks import CHUNK, digest
 from .codec import KNOWN, RAW, Bytes, decode
-from .durable import FILE_MODE, sync_folder, write_at
+from .durable import FILE_MODE, start_writing, sync_folder, write_at
 from .names import pack_name
 
 __all__ = [
@@ -38,6 +38,9 @@ __all__ = [
 MAGIC = b"gpuckpt pack 2\n\0"
 PACK = 64 * 1024 * 1024
 """How long a pack grows before the next is begun, in bytes."""
+
+_STEP = 8 * 1024 * 1024
+"""From so many bytes of a pack to the next the disk is told to begin."""
 
 _ENTRY = struct.Struct("<4sB3xII32s")
 _ENTRY_MAGIC = b"CHNK"
@@ -72,6 +75,8 @@ class _Open:
     writing: int = 0
     """Threads that write in it now."""
     full: bool = False
+    begun: int = 0
+    """Up to where the disk was told to write."""
 
 
 @dataclass
@@ -102,8 +107,13 @@ class PackWriter:
             pack.writing += 1
             if pack.end >= PACK:
                 pack.full, self._current = True, None
+            begun = pack.begun
+            if at - begun >= _STEP:
+                pack.begun = at
         try:
             write_at(pack.fd, at, header, stored)
+            if at - begun >= _STEP:
+                start_writing(pack.fd, begun, at - begun)
         finally:
             with self._lock:
                 pack.writing -= 1
