@@ -156,7 +156,7 @@ class _LongPiece:
             about = self.begin + number * _STRETCH
             at = about - _RUN_UP
             while at < about:
-                at += first_cut(memoryview(_read(fd, at, min(CHUNK, self.end - at))))
+                at += first_cut(_read(fd, at, min(CHUNK, self.end - at)))
             self._cuts[number] = at
         return self._cuts[number]
 
@@ -220,17 +220,13 @@ def _cut_by_content(fd: int, offset: int, end: int) -> Iterator[memoryview]:
         at += len(data)
 
 
-def _read(fd: int, offset: int, size: int) -> bytes | bytearray:
-    data: bytes | bytearray
-    if size != CHUNK:
-        data = os.pread(fd, size, offset)
-    else:
-        # Always the same buffer: fresh memory for each chunk costs more than hashing it.
-        if not hasattr(_local, "buffer"):
-            _local.buffer = bytearray(CHUNK)
-        buffer: bytearray = _local.buffer
-        data = buffer if os.preadv(fd, [buffer], offset) == size else b""
-    if len(data) != size:
+def _read(fd: int, offset: int, size: int) -> memoryview:
+    """Return at most `CHUNK` bytes of a file, good until this thread reads the next."""
+    # Always the same buffer: fresh memory for each chunk costs more than hashing it.
+    if not hasattr(_local, "buffer"):
+        _local.buffer = bytearray(CHUNK)
+    data = memoryview(_local.buffer)[:size]
+    if os.preadv(fd, [data], offset) != size:
         raise _shorter()
     return data
 
@@ -239,7 +235,7 @@ def _shorter() -> OSError:
     return OSError(0, "the file became shorter while it was being stored")
 
 
-def _put(data: bytes | bytearray | memoryview, claims: _Claims, packs: PackWriter) -> Chunk:
+def _put(data: memoryview, claims: _Claims, packs: PackWriter) -> Chunk:
     if is_zero(data):
         return Chunk(HOLE, len(data))
     chunk = Chunk(digest(data), len(data))
