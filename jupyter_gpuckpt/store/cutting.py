@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +10,12 @@ from pathlib import Path
 
 from .chunks import CHUNK, HOLE, Chunk, digest, equal_pieces, first_cut, is_zero
 from .codec import encode
-from .durable import free_range
 from .lookup import Lookup
 from .pack import PackWriter
 from .parallel import Tally, run_all
+from .sources import Reader, Source
 
-__all__ = ["Cut", "Source", "store_files"]
+__all__ = ["Cut", "store_files"]
 
 Cut = Callable[[Path], Sequence[int] | None]
 """Returns the sizes of the pieces that a file is to be cut into; None leaves it to the store.
@@ -35,26 +34,8 @@ _RUN_UP = 4 * 1024 * 1024
 """So many bytes before a stretch it is found out where a chunk ends at its begin: after a few chunks that are cut by
 content, it is nearly always forgotten where the first one began."""
 
-_AT_ONCE = 4 * 1024 * 1024
-"""Bytes of a stretch that are read at once: so few that they stay in the processor's cache until they are stored."""
-
 _FREED_FROM = 64 * 1024
 """The size of the pieces, in bytes, that it pays to free one by one."""
-
-_local = threading.local()
-
-
-@dataclass(frozen=True)
-class Source:
-    """A file to be stored: where it lies, how long it is (bytes), and its path inside the snapshot.
-
-    One that is `used_up` is freed as it is stored: there is seldom room on a disk for all of a snapshot twice.
-    """
-
-    file: Path
-    size: int
-    path: str
-    used_up: bool
 
 
 @dataclass
@@ -144,19 +125,19 @@ class _LongPiece:
         """How many there are."""
         return -(-(self.end - self.begin) // _STRETCH)
 
-    def stretch(self, fd: int, number: int) -> tuple[int, int]:
-        """Return where in the open file a stretch begins and ends; to be asked before any of it is freed."""
+    def stretch(self, reader: Reader, number: int) -> tuple[int, int]:
+        """Return where in the file a stretch begins and ends; to be asked before any of it is freed."""
         with self._lock:
-            return self._cut(fd, number), self._cut(fd, number + 1)
+            return self._cut(reader, number), self._cut(reader, number + 1)
 
-    def _cut(self, fd: int, number: int) -> int:
+    def _cut(self, reader: Reader, number: int) -> int:
         if number in (0, self.stretches):
             return self.begin if number == 0 else self.end
         if number not in self._cuts:
             about = self.begin + number * _STRETCH
             at = about - _RUN_UP
             while at < about:
-                at += first_cut(_read(fd, at, min(CHUNK, self.end - at)))
+                at += first_cut(reader.view(at, min(CHUNK, self.end - at), self.end))
             self._cuts[number] = at
         return self._cuts[number]
 
@@ -170,69 +151,28 @@ def _store(
     into: list[Chunk],
     tally: Tally,
 ) -> None:
-    fd = os.open(source.file, (os.O_RDWR if source.used_up else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
+    end = offset + sum(sizes)
+    with Reader(source) as reader:
         for size in sizes:
-            data = _read(fd, offset, size)
-            into.append(_put(data, claims, packs))
-            if source.used_up and size >= _FREED_FROM:
-                free_range(fd, offset, size)
+            into.append(_put(reader.view(offset, size, end), claims, packs))
+            if size >= _FREED_FROM:
+                reader.free(offset, size)
             offset += size
             tally.add(size)
-    finally:
-        os.close(fd)
 
 
 def _store_stretch(
     piece: _LongPiece, number: int, claims: _Claims, packs: PackWriter, into: list[Chunk], tally: Tally
 ) -> None:
-    source = piece.source
-    fd = os.open(source.file, (os.O_RDWR if source.used_up else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        offset, end = piece.stretch(fd, number)
-        for data in _cut_by_content(fd, offset, end):
+    with Reader(piece.source) as reader:
+        offset, end = piece.stretch(reader, number)
+        while offset < end:
+            data = reader.view(offset, min(CHUNK, end - offset), end)
+            data = data[: first_cut(data)]
             into.append(_put(data, claims, packs))
-            if source.used_up:
-                free_range(fd, offset, len(data))
+            reader.free(offset, len(data))
             offset += len(data)
             tally.add(len(data))
-    finally:
-        os.close(fd)
-
-
-def _cut_by_content(fd: int, offset: int, end: int) -> Iterator[memoryview]:
-    """Yield the chunks of a part of a file, each good until the next."""
-    if not hasattr(_local, "room"):
-        _local.room = bytearray(_AT_ONCE)
-    room = memoryview(_local.room)
-    at = filled = 0
-    while offset < end or at < filled:
-        if filled - at < CHUNK and offset < end:
-            room[: filled - at] = room[at:filled]
-            at, filled = 0, filled - at
-            size = min(len(room) - filled, end - offset)
-            if os.preadv(fd, [room[filled : filled + size]], offset) != size:
-                raise _shorter()
-            offset, filled = offset + size, filled + size
-        data = room[at : min(at + CHUNK, filled)]
-        data = data[: first_cut(data)]
-        yield data
-        at += len(data)
-
-
-def _read(fd: int, offset: int, size: int) -> memoryview:
-    """Return at most `CHUNK` bytes of a file, good until this thread reads the next."""
-    # Always the same buffer: fresh memory for each chunk costs more than hashing it.
-    if not hasattr(_local, "buffer"):
-        _local.buffer = bytearray(CHUNK)
-    data = memoryview(_local.buffer)[:size]
-    if os.preadv(fd, [data], offset) != size:
-        raise _shorter()
-    return data
-
-
-def _shorter() -> OSError:
-    return OSError(0, "the file became shorter while it was being stored")
 
 
 def _put(data: memoryview, claims: _Claims, packs: PackWriter) -> Chunk:

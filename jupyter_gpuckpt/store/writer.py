@@ -34,7 +34,7 @@ from ..errors import StoreError
 from .chunks import digest
 from .committing import Commit
 from .contents import Contents
-from .cutting import Cut, Source, store_files
+from .cutting import Cut, store_files
 from .durable import make_folder, sync_folder, write_new
 from .failures import storing
 from .index import write_part
@@ -45,6 +45,7 @@ from .names import is_plain_path
 from .pack import PackWriter
 from .parallel import Progress
 from .sessions import Session
+from .sources import Source
 
 __all__ = ["Writer"]
 
@@ -95,12 +96,15 @@ class Writer:
         return self._layout.saving_of(self.id)
 
     def include(self, folder: Path, inside: str) -> None:
-        """Let the files in `folder` be files of the snapshot, under the path `inside`; they stay where they are."""
+        """Let the files in `folder` be files of the snapshot, under the path `inside`.
+
+        They stay where they are; nobody may change them before the commit.
+        """
         self._folders[inside] = folder
 
     def add(self, file: Path, path: str, size: int) -> None:
         """Let the first `size` bytes of a file be the file `path` of the snapshot; it stays where it is."""
-        self._files.append(Source(file, size, path, used_up=False))
+        self._files.append(Source(file, size, path))
 
     def __enter__(self) -> Writer:
         return self
@@ -217,7 +221,7 @@ class Writer:
                     path = str(Path(inside) / Path(entry.path).relative_to(top))
                     if not stat.S_ISREG(about.st_mode) or not is_plain_path(path):
                         raise _odd_file(self._name, path)
-                    sources.append(Source(Path(entry.path), about.st_size, path, top == self.directory))
+                    sources.append(Source(Path(entry.path), about.st_size, path, top == self.directory, own=True))
         return sources
 
 
