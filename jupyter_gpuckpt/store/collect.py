@@ -76,7 +76,7 @@ def sweep(layout: Layout, sessions: Iterable[str]) -> int:
 
 
 def _bytes_in(folder: Path) -> int:
-    return sum(os.lstat(Path(where, f)).st_size for where, _, files in os.walk(folder) for f in files)
+    return sum(os.lstat(f"{where}/{f}").st_size for where, _, files in os.walk(folder) for f in files)
 
 
 def used(layout: Layout) -> int:

@@ -201,15 +201,16 @@ def named_packs(layout: Layout, sessions: Iterable[str]) -> set[str]:
 
 def pack_sizes(layout: Layout) -> dict[str, int]:
     """Return the size of each pack, in bytes, by its name. Raises `OSError`."""
-    return sizes_of(layout, (path.name for path in layout.all_packs()))
+    return sizes_of(layout, layout.pack_names())
 
 
 def sizes_of(layout: Layout, packs: Iterable[str]) -> dict[str, int]:
     """Return the size of each of these packs that is there, in bytes, by its name. Raises `OSError`."""
     sizes = {}
+    folder = str(layout.packs)
     for pack in packs:
         with suppress(FileNotFoundError):
-            about = os.lstat(layout.packs / pack)
+            about = os.lstat(f"{folder}/{pack}")  # there can be very many
             if stat.S_ISREG(about.st_mode):
                 sizes[pack] = about.st_size
     return sizes

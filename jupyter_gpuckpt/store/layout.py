@@ -102,13 +102,13 @@ class Layout:
         found = {e.removesuffix(_SUFFIX) for e in _entries(self.labels)}
         return {e for e in found if is_id(e)}
 
-    def all_packs(self) -> list[Path]:
-        """Return all packs."""
-        return [self.packs / e for e in _entries(self.packs) if is_pack(e)]
+    def pack_names(self) -> list[str]:
+        """Return the names of all packs."""
+        return [e for e in _entries(self.packs) if is_pack(e)]
 
     def packs_of(self, session: str) -> list[Path]:
         """Return the packs that a session wrote."""
-        return [path for path in self.all_packs() if session_of(path.name) == session]
+        return [self.packs / name for name in self.pack_names() if session_of(name) == session]
 
     def labels_of(self, snapshot_id: str) -> Path:
         """Return where the tags and the pin of a snapshot are."""
