@@ -10,6 +10,7 @@ import io
 import queue
 import stat
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -158,6 +159,7 @@ class SftpRemote(Remote):
         with self._lock:
             if self._client is None:
                 self._client = _connected(self._address)
+                weakref.finalize(self, self._client.close)  # else its thread would keep it for good
             return self._client
 
     def _forget(self, client: paramiko.SSHClient) -> None:

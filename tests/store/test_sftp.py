@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import threading
 from pathlib import Path
 from urllib.parse import quote
 
 import asyncssh
 import pytest
+from notebooks import wait_until
 from remote_servers import SECRET, Sftp
 from store_helpers import read_back, save
 from transfer_helpers import LARGE, Counting, at, person
@@ -105,6 +108,13 @@ def test_a_connection_that_breaks_is_made_again(
     bob.trust.add(ann.trust.own(), "Ann")
     pull(bob, at(sftp.address(tmp_path / "remote"), bob))
     assert read_back(bob, "it") == LARGE
+
+
+def test_who_is_done_leaves_no_connection_open(ann: Store, sftp: Sftp, home: Path, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    push(ann, "it", at(sftp.address(tmp_path / "remote"), ann))
+    gc.collect()
+    wait_until(lambda: set(threading.enumerate()) <= before, 30)
 
 
 def test_a_folder_in_the_home_folder_there(ann: Store, sftp: Sftp, home: Path, tmp_path: Path) -> None:
