@@ -145,7 +145,7 @@ class BadName(StoreError):
 
 
 class NameTaken(StoreError):
-    """A snapshot of that name exists already."""
+    """A snapshot or a job of that name exists already."""
 
 
 class Pinned(StoreError):
@@ -201,7 +201,7 @@ class Sealed(RemoteError):
 
 
 class NoSuchKernel(GpuckptError):
-    """No running kernel answers to that name."""
+    """No running kernel, and no job, answers to that name."""
 
 
 class KeeperGone(GpuckptError):

@@ -1,4 +1,4 @@
-"""Run a keeper: ``python -m jupyter_gpuckpt.keeper FOLDER LOCK_FD READY_FD start|copy|take-over``."""
+"""Run a keeper: ``python -m jupyter_gpuckpt.keeper FOLDER LOCK_FD READY_FD start|copy|take-over|job|restore``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def main(folder: str, lock_fd: str, ready_fd: str, how: str) -> None:
 
     The keeper holds the folder's lock by having LOCK_FD open.
     """
-    if how == "take-over" and os.fork():
-        os._exit(0)  # the keeper does not belong to whoever happened to find the kernel without one
+    if how in ("take-over", "job", "restore") and os.fork():
+        os._exit(0)  # it does not belong to whoever started the job, or happened to find the kernel without a keeper
     os.umask(0o077)
     for fd in (lock_fd, ready_fd):
         os.set_inheritable(int(fd), False)

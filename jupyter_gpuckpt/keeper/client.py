@@ -38,10 +38,9 @@ def start_keeper(launch: Launch, order: dict[str, Any] | None = None) -> tuple[s
     folder, lock = KernelFolder.create(launch)
     try:
         if order is None:
-            return _run_keeper(folder, lock, "start"), folder
+            return run_keeper(folder, lock, "start"), folder
         folder.write_order(order)
-        # Bringing GPU state up may take minutes, as in a restore.
-        return _run_keeper(folder, lock, "copy", settings.criu_timeout() + settings.driver_timeout()), folder
+        return run_keeper(folder, lock, "copy"), folder
     except BaseException:
         end(folder)
         raise
@@ -69,7 +68,7 @@ def take_over(folder: KernelFolder) -> None:
             raise _no_such_kernel()
         # The process started here ends at once, and leaves the keeper to the machine's process 1: who takes a kernel
         # over may be a short command.
-        _run_keeper(folder, lock, "take-over").wait()
+        run_keeper(folder, lock, "take-over").wait()
     except FileNotFoundError:
         raise _no_such_kernel() from None
     finally:
@@ -77,7 +76,7 @@ def take_over(folder: KernelFolder) -> None:
 
 
 def end(folder: KernelFolder) -> None:
-    """End a kernel by force, with its keeper and all of its processes, and remove its folder.
+    """End a kernel by force, with its keeper and all of its processes, and its folder but for what `leave` leaves.
 
     For when the keeper is gone or does not answer; one that does is asked to ``close``.
     """
@@ -87,7 +86,7 @@ def end(folder: KernelFolder) -> None:
             _kill(keeper[0])
     for sleeper in folder.sleepers():
         _kill(sleeper)
-    folder.remove()
+    folder.leave()
 
 
 def _bury(folder: KernelFolder) -> None:
@@ -123,8 +122,18 @@ def _no_such_kernel() -> NoSuchKernel:
     )
 
 
-def _run_keeper(folder: KernelFolder, lock: int, how: str, timeout: float = _READY_TIMEOUT) -> subprocess.Popen[bytes]:
-    """Start the keeper of this folder, hand the folder's lock to it, and wait until it holds the kernel."""
+def run_keeper(folder: KernelFolder, lock: int, how: str) -> subprocess.Popen[bytes]:
+    """Start the keeper of this folder, hand the folder's lock to it, and wait until it holds the kernel.
+
+    `how` is as `keeper.process.keep` takes it.
+
+    Raises
+    ------
+    GpuckptError : it does not hold it.
+    """
+    # Bringing GPU state up may take minutes, as in a restore.
+    slow = how in ("copy", "restore")
+    timeout = settings.criu_timeout() + settings.driver_timeout() if slow else _READY_TIMEOUT
     read, write = os.pipe()
     log = os.open(folder.path / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
@@ -184,11 +193,13 @@ def connect(folder: KernelFolder, timeout: float = 10.0) -> KeeperClient:
 
 
 def folders() -> Iterator[KernelFolder]:
-    """Yield the folder of every kernel that still lives; what dead ones left is removed."""
+    """Yield the folder of every kernel and job that still lives; what dead kernels left is removed."""
     for folder in KernelFolder.all():
         try:
             if folder.has_keeper() or folder.can_be_kept():
                 yield folder
+                continue
+            if folder.has_ended():
                 continue
             lock = folder.lock()
         except FileNotFoundError:  # it has ended meanwhile
@@ -199,10 +210,10 @@ def folders() -> Iterator[KernelFolder]:
 
 
 def find(text: str) -> KernelFolder:
-    """Return the folder of the kernel that a person means.
+    """Return the folder of the kernel, or of the job that runs, that a person means.
 
     `text` is its id or the beginning of it, its notebook's path or name (with or without the suffix), the path or
-    name of its connection file, or the pid of one of its processes or of its keeper.
+    name of its connection file, a job's name, or the pid of one of its processes or of its keeper.
 
     Raises
     ------
@@ -223,13 +234,14 @@ def find(text: str) -> KernelFolder:
     raise NoSuchKernel(
         f"{'Several kernels fit' if found else 'No kernel fits'} {text!r}.",
         f"These do: {', '.join(ids)}." if ids else f"Kernels running: {len(launches)}, none of them of that name.",
-        '`jupyter gpuckpt kernels` lists them; a kernel that was not started as "Python 3 (gpuckpt)" is not there.',
+        '`jupyter gpuckpt kernels` lists them; a kernel that was not started as "Python 3 (gpuckpt)" is not there. '
+        "`jupyter gpuckpt ps` lists jobs.",
         kernels=ids,
     )
 
 
 def _is_named(text: str, _: KernelFolder, launch: Launch) -> bool:
-    return bool(text) and text in (launch.kernel_id, launch.notebook, launch.connection_file)
+    return bool(text) and text in (launch.kernel_id, launch.notebook, launch.connection_file, launch.job)
 
 
 def _fits(text: str, folder: KernelFolder, launch: Launch) -> bool:
@@ -237,7 +249,7 @@ def _fits(text: str, folder: KernelFolder, launch: Launch) -> bool:
         return False
     names = (Path(launch.notebook).name, Path(launch.notebook).stem, Path(launch.connection_file).name)
     return (
-        launch.kernel_id.startswith(text)
+        (not launch.job and launch.kernel_id.startswith(text))
         or text in names
         or _same_end(text, launch.notebook)
         or (text.isdecimal() and int(text) in _pids(folder))

@@ -266,6 +266,21 @@ def _criu_is_new_enough(saved: Mapping[str, Any], program: CriuProgram) -> None:
 
 
 def _is_for_this_kernel(manifest: Manifest, launch: Launch) -> None:
+    job = str(manifest.kernel.get("job", ""))
+    if job and launch.job:
+        return
+    if job:
+        raise Refused(
+            _NOT_RESTORED,
+            f"It was saved from the job {job}, and here is a kernel.",
+            f"Bring it up as a job: `jupyter gpuckpt restore {job} {manifest.name}`; `--as NAME` makes it a new one.",
+        )
+    if launch.job:
+        raise Refused(
+            _NOT_RESTORED,
+            f"It was saved from a notebook's kernel, and here is the job {launch.job}.",
+            "Restore it in a notebook; `jupyter gpuckpt list` shows what was saved from what.",
+        )
     if not manifest.kernel["agent"] and manifest.kernel["kernel_id"] != launch.kernel_id:
         raise Refused(
             _NOT_RESTORED,

@@ -28,12 +28,12 @@ from .namespace import FIRST_PID, Namespace, run_path
 from .needs import Marks
 from .operations.fork import arrive, fork
 from .operations.move import move
-from .operations.parts import CAPTURE, KERNEL_LOG, WORKING_COPY
+from .operations.parts import CAPTURE, WORKING_COPY
 from .operations.recover import recover
-from .operations.restore import restore
+from .operations.restore import bring_up, restore
 from .operations.save import save
 from .protocol import LINE_LIMIT, peer_pid, peer_uid, short_path
-from .record import SOCKET, KernelFolder, Operation, now
+from .record import KERNEL_LOG, OUTPUT, SOCKET, KernelFolder, Operation, now
 from .summary import details, listing, summary
 
 log = logging.getLogger("gpuckpt.keeper")
@@ -124,6 +124,12 @@ class Keeper:
             raise KernelLost("The kernel has ended.", "", "Restart it; its snapshots are there.")
         return self.space
 
+    def keep_output(self) -> None:
+        """Have what a job has written outlive its run folder."""
+        if self.launch.job and self.space is not None:
+            with contextlib.suppress(OSError):
+                (self.space.run_dir / KERNEL_LOG).replace(self.folder.path / OUTPUT)
+
     async def start_kernel(self) -> None:
         """Start the kernel afresh, in a new sleeper."""
         space, link = await self.new_namespace()
@@ -141,7 +147,7 @@ class Keeper:
             link.close()
             await space.kill()
             raise
-        self.state.parent, self.state.own_files = None, False
+        self.state.parent, self.state.own_files, self.state.output = None, False, 0
         self.hold(space, link, pid)
 
     def hold(self, space: Namespace, link: Link, pid: int) -> None:
@@ -150,10 +156,11 @@ class Keeper:
         self.state.sleeper = (space.pid, space.start_time or 0)
         self.state.run = space.run_dir.name
         self.state.kernel_pid = pid
-        self.state.started = now()
+        self.state.started, self.state.ended = now(), None
         if self._watch is not None:
             self._watch.cancel()
         self._watch = asyncio.create_task(self._watch_kernel(space, pid))
+        (self.folder.path / OUTPUT).unlink(missing_ok=True)  # of what ran before
         self.note_state()
 
     def let_go(self) -> None:
@@ -169,6 +176,7 @@ class Keeper:
         if link is not None:
             link.close()
         if self.space is not None:
+            self.keep_output()
             await self.space.kill()
 
     async def _watch_kernel(self, space: Namespace, pid: int) -> None:
@@ -182,6 +190,9 @@ class Keeper:
         """Note that the kernel has ended, tell who wants to know, and finish."""
         log.info("the kernel ended with status %d", status)
         self.exit_status = status
+        if self.launch.job and self.state.ended is None:
+            self.state.ended = {"status": status, "at": now()}
+            self.note_state()
         if self.link is not None:
             self.link.close()  # who waits for the agent need not wait any longer
         for writer in list(self._attached):
@@ -189,6 +200,7 @@ class Keeper:
         if self.space is not None:
             if status != 0:
                 self._quote_kernel_log(self.space)
+            self.keep_output()
             with contextlib.suppress(GpuckptError):
                 await self.space.kill()
         loop = asyncio.get_running_loop()
@@ -219,7 +231,7 @@ class Keeper:
         for left_over in (WORKING_COPY, CAPTURE):
             shutil.rmtree(self.folder.path / left_over, ignore_errors=True)
         if kept is None:
-            if left is None or left.get("kind") != "restore":
+            if left is None or left.get("kind") != "restore" or self.launch.job:
                 raise KernelLost("The kernel is gone.", "Its keeper died, and so did its namespace.", "Restart it.")
             log.warning("the keeper before this one died in the middle of a restore; the kernel starts afresh")
             state.operation = {**left, "fresh": True}
@@ -245,6 +257,7 @@ class Keeper:
         """End the kernel and all of its processes, and what is under way; remove its folder."""
         self.ending = True
         self.let_go()
+        self.keep_output()
         if self.operation is not None:
             self.operation.cancelling.set()
         for space in self._spaces:
@@ -257,7 +270,7 @@ class Keeper:
         if self.launch.copy_of and not self._attached:
             # Nobody else will: it was written for the fork.
             Path(self.launch.connection_file).unlink(missing_ok=True)
-        self.folder.remove()
+        self.folder.leave(self.exit_status)
 
     def save_state(self) -> None:
         """Write down where the kernel is, for the keeper that comes after this one.
@@ -359,6 +372,7 @@ class Keeper:
             "kernel_id": self.launch.kernel_id,
             "name": self.launch.name,
             "notebook": self.launch.notebook,
+            "job": self.launch.job,
             "connection_file": self.launch.connection_file,
             "state": "ended" if self.exit_status is not None else word or "running",
             "stage": operation.stage if operation else "",
@@ -537,8 +551,9 @@ def _unforeseen(op: str, error: Exception, folder: KernelFolder) -> GpuckptError
 async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> None:
     """Be the keeper of the kernel in this folder until it has ended; its lock is held by this process.
 
-    `how` is ``start``, ``take-over``, or ``copy`` for a kernel that comes up as a copy of another. `ready` is called
-    once, with nothing when the kernel is held, else with the error.
+    `how` is ``start`` (or ``job``, for a job), ``take-over``, ``copy`` for a kernel that comes up as a copy of another,
+    or ``restore`` for a job that comes up from a snapshot. `ready` is called once: with nothing when the kernel is
+    held, else with the error.
     """
     # The sleeper's parent ends at once: sleepers become this process's children, and are reaped by it.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -557,6 +572,8 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> 
                 await keeper.take_over()
             elif how == "copy":
                 await arrive(keeper, folder.take_order())
+            elif how == "restore":
+                await bring_up(keeper, folder.take_order())
             else:
                 await keeper.start_kernel()
         except Exception as e:

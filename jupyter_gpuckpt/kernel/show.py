@@ -90,6 +90,7 @@ class Saved(_Shown):
         self.frozen_seconds: float = result["frozen_seconds"]
         self.seconds: float | None = result.get("seconds")
         self.restored: bool = bool(result.get("restored"))
+        self._who = "job" if result.get("job") else "kernel"
 
     def text(self) -> str:
         if self.restored:
@@ -97,7 +98,7 @@ class Saved(_Shown):
         gpu = f", {size(self.gpu_memory)} of it GPU memory" if self.gpu_memory else ""
         return (
             f"Saved {self.name}: {size(self.size)}{gpu}, in {duration(self.seconds or 0)}; "
-            f"the kernel stood still for {duration(self.frozen_seconds)}."
+            f"the {self._who} stood still for {duration(self.frozen_seconds)}."
         )
 
 

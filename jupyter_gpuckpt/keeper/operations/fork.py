@@ -33,7 +33,7 @@ from ..summary import summary
 from .arrival import Arrival, put_in_place, request_of, resume
 from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
 from .save import about_kernel, about_machine, save, take
-from .stages import Stages
+from .stages import Stages, to_nobody
 
 if TYPE_CHECKING:
     from ..process import Keeper, Tell
@@ -119,6 +119,13 @@ async def fork(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     stages = Stages(operation, tell)
     await stages.enter("checking")
     wanted = Wanted.of(args)
+    if keeper.launch.job:
+        raise Refused(
+            _NOT_FORKED,
+            "It is a job, which nobody could tell that it is a copy.",
+            f"Save it, and bring the snapshot up beside it: `jupyter gpuckpt restore {keeper.launch.job} SNAPSHOT --as "
+            "NEW`.",
+        )
     if not keeper.launch.agent:
         raise Refused(
             _NOT_FORKED,
@@ -438,7 +445,7 @@ async def arrive(keeper: Keeper, order: Mapping[str, Any]) -> None:
         gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), order["gpu_map"], vram_files(new.space))
         tidying = await put_in_place(keeper, snapshot, new, program, gpu, places, {})
         copy = {"index": order["index"], "reseed": order["reseed"], "kernel_id": keeper.launch.kernel_id}
-        stages = Stages(Operation("fork", keeper.launch.kernel_id), _to_nobody)
+        stages = Stages(Operation("fork", keeper.launch.kernel_id), to_nobody)
         result = {**summary(manifest), "restored": True, "warnings": [], "copy": copy}
         keeper.notes = await resume(new.link, snapshot, {}, result, stages)
         await tidying
@@ -456,10 +463,6 @@ def _start_worker(worker: cuda.CudaWorker, is_needed: bool) -> None:
     if is_needed:
         with contextlib.suppress(GpuckptError):  # who calls it next is told
             worker.version()
-
-
-async def _to_nobody(_: dict[str, Any]) -> None:
-    """The keeper of the kernel that is forked tells how far it is."""
 
 
 def _copy_files(order: Mapping[str, Any], new: Arrival) -> None:

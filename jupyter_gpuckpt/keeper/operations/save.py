@@ -360,6 +360,7 @@ def about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
         "python": agent.get("python"),
         "ipykernel": agent.get("ipykernel"),
         "own_ports": agent.get("own_ports", []),
+        **({"job": launch.job, "command": launch.argv} if launch.job else {}),
     }
 
 

@@ -68,3 +68,7 @@ class Stages:
 
     async def _forward(self, progress: dict[str, Any]) -> None:
         await self._tell(progress)
+
+
+async def to_nobody(_: dict[str, Any]) -> None:
+    """Take in how far an operation is that nobody waits for over a connection."""
