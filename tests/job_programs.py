@@ -82,11 +82,11 @@ class Job:
 
     def wait_for(self, lines: int) -> None:
         """Wait until it has written so many lines."""
-        wait_until(lambda: len(self.lines()) >= lines, 30, f"{self.name} did not write {lines} lines")
+        wait_until(lambda: len(self.lines()) >= lines, 90, f"{self.name} did not write {lines} lines")
 
     def wait_for_end(self) -> int | None:
         """Wait until it has ended, and return its exit status."""
-        wait_until(lambda: self.told()["state"] == "ended", 30, f"{self.name} did not end")
+        wait_until(lambda: self.told()["state"] == "ended", 60, f"{self.name} did not end")
         status: int | None = self.told()["exit_status"]
         return status
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from command_line import PROGRAM, Ran, run
+from job_programs import TRAIN, Job, ask, folder_of, program, start_counter
 from keeper_faults import assert_no_litter, processes_of
 from notebooks import Notebook, wait_until
-from job_programs import TRAIN, Job, ask, folder_of, program, start_counter
 
 from jupyter_gpuckpt.freeze.processes import start_time
 from jupyter_gpuckpt.keeper import jobs
