@@ -107,8 +107,7 @@ def _how_to_go_on(kernel: dict[str, Any]) -> str:
 
 def save(args: argparse.Namespace) -> int:
     """Save a kernel, or a job, under a name."""
-    folder = _find(args.kernel)
-    name = args.name or folder.launch().job
+    name = args.name or (args.kernel if jobs.named(args.kernel) is not None else "")
     if not name:
         raise output.Usage(
             "The snapshot needs a name.",
@@ -121,7 +120,7 @@ def save(args: argparse.Namespace) -> int:
         "replace": args.replace,
         "with_files": args.with_files,
     }
-    found = _operate(folder, "save", request, f"Saving {name}")
+    found = _operate(_find(args.kernel), "save", request, f"Saving {name}")
     output.result(args.json, found, show.Saved(found).text())
     return output.DONE
 
