@@ -36,6 +36,8 @@ log = logging.getLogger("gpuckpt.agent")
 _ALIVE_EVERY = 0.5  # how often a waiting request looks whether the keeper still lives, in seconds
 _QUIET = 10.0  # after how long a silence a keeper, which is heard of every two seconds, is taken to hang, in seconds
 
+_PREPARED_FOR = frozenset({"save", "fork", "move"})
+"""What a cell asks for that the kernel is prepared for: the cell does nothing else meanwhile."""
 _MENDING = 5.0  # how long a restored kernel waits for the debugger to be mended, in seconds
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 
@@ -258,8 +260,8 @@ class Agent:
         }
 
     def _is_busy(self) -> bool:
-        saving = any(waiting.op == "save" for waiting in self._waiting.values())
-        return self.cells.are_running() and not saving
+        waits = any(waiting.op in _PREPARED_FOR for waiting in self._waiting.values())
+        return self.cells.are_running() and not waits
 
     def _after_save(self, error: dict[str, Any] | None) -> None:
         """The freeze is over in the kernel that was saved, or it did not come to one."""
