@@ -186,14 +186,15 @@ def room_for_copies(size: int, count: int) -> None:
     ------
     Refused : with both values.
     """
-    needed, room = size * (count + 2), memory.available(os.getpid())  # one copy lies in memory twice as it comes up
-    if needed > room:
+    needed, room = size * (count + 2), memory.room(os.getpid())  # one copy lies in memory twice as it comes up
+    if needed > room.bytes:
         raise Refused(
             "The kernel was not forked; it goes on as before.",
-            f"{count} copies of it need {needed / 1e6:,.0f} MB of memory, and {room / 1e6:,.0f} MB are free.",
+            f"{count} copies of it need {needed / 1e6:,.0f} MB of memory, and {room.bytes / 1e6:,.0f} MB are "
+            f"free{room.where}.",
             "Ask for fewer, or free memory in the kernel.",
             needed=needed,
-            available=room,
+            available=room.bytes,
         )
 
 
@@ -349,15 +350,15 @@ def _same_files(files: Sequence[NeededFile], root: Path) -> None:
 def _room_in_memory(manifest: Manifest, leaving: Sequence[int], copies: int) -> None:
     # What was in VRAM lies in memory from before the running kernel ends until it is on the GPU.
     vram = copies * sum(cuda.needs(manifest.cuda).values())
-    now = memory.available(os.getpid())
+    now = memory.room(os.getpid())
     for needed, room in (
-        (vram, now),
-        (vram + copies * int(manifest.process["private_bytes"]), now + processes.private_bytes(leaving)),
+        (vram, now.bytes),
+        (vram + copies * int(manifest.process["private_bytes"]), now.bytes + processes.private_bytes(leaving)),
     ):
         if needed > room:
             raise Refused(
                 _NOT_RESTORED,
-                f"It needs {needed / 1e6:,.0f} MB of memory, and {room / 1e6:,.0f} MB are free.",
+                f"It needs {needed / 1e6:,.0f} MB of memory, and {room / 1e6:,.0f} MB are free{now.where}.",
                 "End other programs and restore again.",
                 needed=needed,
                 available=room,
