@@ -44,6 +44,16 @@ _ANSWER = 5.0  # how long the kernel may take to answer a question, in seconds
 _FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to take note, in seconds
 _PATIENCE = 30.0  # how long a shutdown waits for a broken-off operation to end, in seconds
 PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
+MOST_CLIENTS = 64
+"""So many connections are served at once; more are hung up on."""
+MOST_REQUESTS = 16
+"""So many requests of one connection are worked on at once; what it sends beyond is not read before one is answered."""
+_MOST_LOOKS = 4  # so many requests that read much of the store are served at once: a save needs threads and disk, too
+_SLOW_READER = 30.0  # how long a client may let its answers pile up, in seconds
+KERNEL_LOG_LIMIT = 10 << 20
+"""So long a kernel's log may become, in bytes, before its beginning is cut off. A job's is its output, and stays."""
+_KERNEL_LOG_KEPT = 1 << 20
+_TRIM = 60.0  # how often that is looked at, in seconds
 
 _DOING = {"save": "saving", "restore": "restoring", "fork": "forking", "move": "moving"}
 
@@ -75,6 +85,8 @@ class Keeper:
         self.idle.set()
         self.closing = asyncio.Event()
         self._spaces: list[Namespace] = []
+        self._clients = 0
+        self._looking = asyncio.Semaphore(_MOST_LOOKS)
         self._attached: set[asyncio.StreamWriter] = set()
         self._watch: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -195,10 +207,10 @@ class Keeper:
             self.note_state()
         if self.link is not None:
             self.link.close()  # who waits for the agent need not wait any longer
-        for writer in list(self._attached):
-            await self._tell(writer, {"event": "exited", "status": status})
+        # Together: one that does not read must not keep the others waiting.
+        await asyncio.gather(*(self._tell(one, {"event": "exited", "status": status}) for one in self._attached))
         if self.space is not None:
-            if status != 0:
+            if status != 0 and not self.launch.job:
                 self._quote_kernel_log(self.space)
             self.keep_output()
             with contextlib.suppress(GpuckptError):
@@ -211,6 +223,15 @@ class Keeper:
             tail = (space.run_dir / KERNEL_LOG).read_text("utf-8", "replace").splitlines()[-40:]
             if tail:
                 log.warning("the kernel's last words:\n%s", "\n".join(tail))
+
+    async def trim_log(self) -> None:
+        """Cut off the beginning of the kernel's log now and then, where it has become long."""
+        while not self.launch.job:
+            await asyncio.sleep(_TRIM)
+            # In the middle of an operation it is being saved, with the size that it has.
+            if self.operation is None and self.space is not None:
+                with contextlib.suppress(OSError):
+                    _cut(self.space.run_dir / KERNEL_LOG)
 
     async def take_over(self) -> None:
         """Hold the kernel that a dead keeper held; `recover` then undoes or finishes what that one had begun.
@@ -313,12 +334,9 @@ class Keeper:
             return await self._exclusively("fork", name, fork, args, tell)
         if op == "move":
             return await self._exclusively("move", "this kernel", move, args, tell)
-        if op == "list":
-            return await asyncio.to_thread(listing, self.store)
-        if op == "show":
-            return details(await asyncio.to_thread(self.store.get, str(args["name"])))
-        if op == "diff":
-            return await asyncio.to_thread(compare, self.store, str(args["old"]), str(args["new"]))
+        if op in ("list", "show", "diff"):
+            async with self._looking:
+                return await asyncio.to_thread(self._look, op, args)
         if op == "mv":
             return summary(await asyncio.to_thread(self.store.rename, str(args["name"]), str(args["new"])))
         if op == "pin":
@@ -331,6 +349,13 @@ class Keeper:
         if op == "executed":
             return await self._executed()
         raise GpuckptError(f"The keeper does not know {op!r}.", "", "Upgrade the older of the two.")
+
+    def _look(self, op: str, args: dict[str, Any]) -> Any:
+        if op == "list":
+            return listing(self.store)
+        if op == "show":
+            return details(self.store.get(str(args["name"])))
+        return compare(self.store, str(args["old"]), str(args["new"]))
 
     async def _exclusively(
         self,
@@ -493,17 +518,26 @@ class Keeper:
             log.warning("refused a connection of user %d", peer)
             writer.close()
             return
+        if self._clients >= MOST_CLIENTS:
+            log.warning("a client was hung up on: %d others are connected", self._clients)
+            writer.close()
+            return
+        self._clients += 1
+        slots = asyncio.Semaphore(MOST_REQUESTS)
         try:
             while line := await reader.readline():
                 request = json.loads(line)
                 if not isinstance(request, dict):
                     raise ValueError("a request is a JSON object")
+                await slots.acquire()
                 task = asyncio.create_task(self._serve_request(request, writer))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+                task.add_done_callback(lambda _: slots.release())
         except (ValueError, RecursionError, ConnectionError) as e:
             log.warning("a client was cut off: %s", e)
         finally:
+            self._clients -= 1
             self._attached.discard(writer)
             writer.close()
             if self.exit_status is not None and not self._attached:
@@ -535,9 +569,27 @@ class Keeper:
             await self._tell(writer, {"id": number, "error": _unforeseen(op, e, self.folder).as_dict()})
 
     async def _tell(self, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-        with contextlib.suppress(ConnectionError):
+        try:
             writer.write(json.dumps(message).encode() + b"\n")
-            await writer.drain()
+            await asyncio.wait_for(writer.drain(), _SLOW_READER)
+        except (TimeoutError, asyncio.TimeoutError):
+            # It may have been stopped; when it goes on, it finds the connection closed and makes another.
+            log.warning("a client was cut off: it has not read for %.0f s", _SLOW_READER)
+            writer.transport.abort()
+        except ConnectionError:
+            pass
+
+
+def _cut(kernel_log: Path) -> None:
+    """Leave only the end of a log that is too long; who writes to it has it open for appending."""
+    if kernel_log.stat().st_size <= KERNEL_LOG_LIMIT:
+        return
+    with kernel_log.open("rb") as file:
+        file.seek(-_KERNEL_LOG_KEPT, os.SEEK_END)
+        end = file.read()
+    os.truncate(kernel_log, 0)
+    with kernel_log.open("ab") as file:
+        file.write(b"[cut off here: the log had become too long]\n" + end.partition(b"\n")[2])
 
 
 def _unforeseen(op: str, error: Exception, folder: KernelFolder) -> GpuckptError:
@@ -585,7 +637,9 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> 
         if how == "take-over":
             await keeper.recover()
         keeper.held.set()
+        trimming = asyncio.create_task(keeper.trim_log())
         await keeper.closing.wait()
+        trimming.cancel()
         server.close()
         await asyncio.sleep(0)  # the last answers go out
     finally:

@@ -134,8 +134,14 @@ def test_how_one_ended_and_what_it_wrote_are_kept_until_it_is_forgotten() -> Non
     assert run("forget", "short", "--json").json == {"forgotten": ["short"], "errors": []}
     assert run("ps", "--json").json == {"jobs": [], "faults": []}
     assert not folder_of("short").exists()
-    for word in ("stop", "save", "logs", "restore", "forget"):
-        assert run(word, "short").status == 3, word
+    for words in (
+        ["stop", "short"],
+        ["save", "short", "x"],
+        ["logs", "short"],
+        ["restore", "short"],
+        ["forget", "short"],
+    ):
+        assert run(*words).status == 3, words
 
 
 def test_the_environment_goes_with_the_job() -> None:

@@ -112,7 +112,7 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
             await frozen.tidying
             await asyncio.to_thread(staging.discard)
     keeper.state.parent = {"name": manifest.name, "id": manifest.id}
-    await asyncio.to_thread(_remove_old, keeper)
+    await asyncio.to_thread(_remove_old, keeper, manifest.id)
     return {**summary(manifest), "seconds": stages.seconds()}
 
 
@@ -181,14 +181,14 @@ async def take(
     return staging, frozen, agent
 
 
-def _remove_old(keeper: Keeper) -> None:
-    """Remove this kernel's old snapshots as the settings ask for; what cannot be removed stays."""
+def _remove_old(keeper: Keeper, newest: str) -> None:
+    """Remove this kernel's old snapshots as the settings ask for, but the `newest`; what cannot be removed stays."""
     own = functools.partial(is_of, kernel_id=keeper.launch.kernel_id, notebook=keeper.launch.notebook)
     try:
         if (count := settings.keep_last()) is not None:
-            keep_last(keeper.store, count, own)
+            keep_last(keeper.store, count, own, newest)
         if (size := settings.keep_under()) is not None:
-            keep_under(keeper.store, size, own)
+            keep_under(keeper.store, size, own, newest)
     except GpuckptError:
         log.exception("old snapshots could not be removed")
 
