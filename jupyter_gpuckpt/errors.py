@@ -19,6 +19,7 @@ __all__ = [
     "NameTaken",
     "NoSuchKernel",
     "NoSuchSnapshot",
+    "OtherVersion",
     "Pinned",
     "Refused",
     "RemoteError",
@@ -206,3 +207,7 @@ class NoSuchKernel(GpuckptError):
 
 class KeeperGone(GpuckptError):
     """The keeper of a kernel does not answer."""
+
+
+class OtherVersion(Refused):
+    """The keeper of a kernel is of a version that this one cannot talk to; the kernel runs on."""

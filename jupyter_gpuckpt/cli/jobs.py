@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .. import settings
-from ..errors import GpuckptError, KeeperGone, NoSuchSnapshot, Refused
+from ..errors import GpuckptError, KeeperGone, NoSuchSnapshot, OtherVersion, Refused
 from ..freeze.cuda_calls import CudaWorker
 from ..keeper import client, jobs
 from ..keeper.listing import STATUS_TIMEOUT, all_jobs
@@ -270,7 +270,7 @@ def stop_job(args: argparse.Namespace, folder: KernelFolder) -> int:
         )
     try:
         _end(folder, at_once=args.force)
-    except KeeperGone:
+    except (KeeperGone, OtherVersion):
         if not args.force:
             raise
         client.end(folder)

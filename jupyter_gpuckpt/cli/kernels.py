@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from .. import settings
-from ..errors import GpuckptError, KeeperGone, Refused
+from ..errors import GpuckptError, KeeperGone, OtherVersion, Refused
 from ..freeze.cuda_calls import CudaWorker
 from ..keeper import client, jobs
 from ..keeper.listing import STATUS_TIMEOUT, running_kernels
@@ -234,7 +234,7 @@ def stop(args: argparse.Namespace) -> int:
     launch = folder.launch()
     try:
         attended = _close(folder, args.force)
-    except KeeperGone:
+    except (KeeperGone, OtherVersion):
         if not args.force:
             raise
         client.end(folder)

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .. import settings
-from ..errors import GpuckptError, KeeperGone, NoSuchKernel
+from .. import __version__, settings
+from ..errors import GpuckptError, KeeperGone, NoSuchKernel, OtherVersion
 from ..freeze.processes import descendants, start_time
-from .protocol import KeeperClient
+from .protocol import OLDEST_PROTOCOL, PROTOCOL, KeeperClient
 from .record import LOG, SOCKET, KernelFolder, Launch
 
 _READY_TIMEOUT = 60.0
@@ -48,12 +48,40 @@ def start_keeper(launch: Launch, order: dict[str, Any] | None = None) -> tuple[s
         os.close(lock)
 
 
+def _refuse_other_version(folder: KernelFolder) -> None:
+    """Refuse to talk to a keeper, or to take over from one, that would misunderstand this version.
+
+    Raises
+    ------
+    OtherVersion : with both versions.
+    """
+    state = folder.state()
+    if state.protocol in range(OLDEST_PROTOCOL, PROTOCOL + 1) or state.keeper is None:
+        return
+    newer = state.protocol > PROTOCOL
+    then = f"Use jupyter_gpuckpt {state.version or 'of a newer version'} for it, or restart the kernel."
+    if not newer:
+        then = (
+            f"Restart the kernel; or end its keeper (`kill -9 {state.keeper[0]}`) while nothing is being saved: the "
+            "kernel runs on, and gets one of this version."
+        )
+    raise OtherVersion(
+        "The kernel's keeper is of another version; the kernel runs on.",
+        f"It is of jupyter_gpuckpt {state.version or 'before 0.1'} (protocol {state.protocol}), which is "
+        f"{'newer' if newer else 'older'} than this, {__version__} (protocol {PROTOCOL}).",
+        then,
+        keeper=state.version,
+        here=__version__,
+    )
+
+
 def take_over(folder: KernelFolder) -> None:
     """Give a kernel whose keeper died a new one, unless somebody else is doing so.
 
     Raises
     ------
     NoSuchKernel : the kernel is gone; so is its folder.
+    OtherVersion : the keeper was of a newer version.
     GpuckptError : the kernel cannot be held any more; nothing of it is left.
     """
     try:
@@ -66,6 +94,8 @@ def take_over(folder: KernelFolder) -> None:
         if not folder.can_be_kept():
             _bury(folder)
             raise _no_such_kernel()
+        if folder.state().protocol > PROTOCOL:
+            _refuse_other_version(folder)
         # The process started here ends at once, and leaves the keeper to the machine's process 1: who takes a kernel
         # over may be a short command.
         run_keeper(folder, lock, "take-over").wait()
@@ -178,18 +208,28 @@ def connect(folder: KernelFolder, timeout: float = 10.0) -> KeeperClient:
     ------
     NoSuchKernel : the kernel is gone.
     KeeperGone : its keeper does not answer.
+    OtherVersion : its keeper is of a version that this one cannot talk to.
     """
     deadline = time.monotonic() + timeout
     while True:
         if not folder.has_keeper():
             take_over(folder)
         try:
-            return KeeperClient(folder.path / SOCKET, timeout)
+            keeper = KeeperClient(folder.path / SOCKET, timeout)
         except KeeperGone:
             # A keeper has its lock a moment before it listens.
             if time.monotonic() > deadline:
                 raise
             time.sleep(_CONNECT_POLL)
+            continue
+        try:
+            _refuse_other_version(folder)
+        except FileNotFoundError:
+            pass  # it is ending
+        except BaseException:
+            keeper.close()
+            raise
+        return keeper
 
 
 def folders() -> Iterator[KernelFolder]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from .. import settings
+from .. import __version__, settings
 from ..errors import Refused
 from ..freeze import cuda, images, memory, processes
 from ..freeze.criu_program import CriuProgram, version_text
@@ -136,6 +136,7 @@ def check_machine(
         lambda: _same_processor(manifest.machine),
         lambda: _criu_is_new_enough(manifest.machine, program),
         lambda: _is_for_this_kernel(manifest, launch),
+        lambda: _agent_is_understood(manifest),
         lambda: _room_in_memory(manifest, leaving, copies),
         lambda: has_gpu_state(bool(manifest.process["cuda"]), gpus, _NOT_RESTORED),
         lambda: _room_on_disk(wanted),
@@ -287,6 +288,22 @@ def _is_for_this_kernel(manifest: Manifest, launch: Launch) -> None:
             _NOT_RESTORED,
             f"It was saved from kernel {manifest.kernel['kernel_id']}, which has no agent; here is {launch.kernel_id}.",
             "A kernel without the agent can only go back to a snapshot of its own: its connection key cannot change.",
+        )
+
+
+def _agent_is_understood(manifest: Manifest) -> None:
+    oldest, newest = settings.OLDEST_AGENT_PROTOCOL, settings.AGENT_PROTOCOL
+    # Agents of before there were several said nothing of it.
+    spoken = manifest.kernel.get("protocol") or 1
+    if manifest.kernel["agent"] and not oldest <= spoken <= newest:
+        raise Refused(
+            _NOT_RESTORED,
+            f"Its agent is of jupyter_gpuckpt {manifest.kernel.get('version')} (agent protocol {spoken}); this is "
+            f"{__version__} (agent protocol {oldest} to {newest}).",
+            f"Restore it with a {'newer' if spoken > newest else 'older'} jupyter_gpuckpt.",
+            of="agent protocol",
+            saved=spoken,
+            here=newest,
         )
 
 

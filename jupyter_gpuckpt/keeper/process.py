@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .. import settings
+from .. import __version__, settings
 from ..errors import Busy, GpuckptError, KernelLost
 from ..freeze import cuda, processes
 from ..lock_files import KEEPER_LOCK
@@ -32,7 +32,7 @@ from .operations.parts import CAPTURE, WORKING_COPY
 from .operations.recover import recover
 from .operations.restore import bring_up, restore
 from .operations.save import save
-from .protocol import LINE_LIMIT, peer_pid, peer_uid, short_path
+from .protocol import LINE_LIMIT, PROTOCOL, peer_pid, peer_uid, short_path
 from .record import KERNEL_LOG, OUTPUT, SOCKET, KernelFolder, Operation, now
 from .summary import details, listing, summary
 
@@ -403,6 +403,7 @@ class Keeper:
             "stage": operation.stage if operation else "",
             "pid": pid,
             "keeper_pid": os.getpid(),
+            "version": __version__,
             "pids": tree,
             "memory": processes.resident_bytes(tree),
             "started": self.state.started,
@@ -612,6 +613,7 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> 
     keeper = Keeper(folder)
     pid = os.getpid()
     keeper.state.keeper = (pid, processes.start_time(pid) or 0)
+    keeper.state.version, keeper.state.protocol = __version__, PROTOCOL
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # A keeper ends with its kernel, not with the terminal that its server was started from.

@@ -21,6 +21,12 @@ from typing import Any
 
 from ..errors import GpuckptError, KeeperGone
 
+PROTOCOL = 1
+"""The number of how one talks to this version's keepers: raised when an older client would be misunderstood."""
+
+OLDEST_PROTOCOL = 1
+"""The oldest that this version's clients talk to."""
+
 LINE_LIMIT = 64 << 20
 """The longest line, in bytes: queued requests of a notebook travel in it."""
 

@@ -76,6 +76,10 @@ class State:
     """The operation under way, for whoever has to clean up after this keeper."""
     boot: str = ""
     """Which boot of the machine this is of (proc(5), random/boot_id): pids mean nothing in the next."""
+    version: str = ""
+    """The package's version that the keeper is of."""
+    protocol: int = 0
+    """How one talks to it (`keeper.protocol`)."""
     output: int = 0
     """How many bytes of the output were there already when this process came up: those of the snapshot."""
     ended: dict[str, Any] | None = None

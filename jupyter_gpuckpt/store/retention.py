@@ -40,9 +40,8 @@ def keep_under(store: Store, size: int, of: Callable[[Manifest], bool] = lambda 
 
 
 def _newest_first(store: Store, of: Callable[[Manifest], bool], newest: str) -> list[Manifest]:
-    return sorted(
-        (m for m in store.list() if of(m)), key=lambda m: m.id != newest
-    )  # which keeps the order of all others
+    found = [m for m in store.list() if of(m)]
+    return sorted(found, key=lambda m: m.id != newest)  # the others stay in their order
 
 
 def _remove(store: Store, manifests: Iterable[Manifest]) -> list[str]:

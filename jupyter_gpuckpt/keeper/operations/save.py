@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ... import settings
+from ... import __version__, settings
 from ...errors import (
     GpuckptError,
     KernelLost,
@@ -359,6 +359,8 @@ def about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
         "execution_count": agent.get("execution_count"),
         "python": agent.get("python"),
         "ipykernel": agent.get("ipykernel"),
+        "protocol": agent.get("protocol"),
+        "version": __version__,
         "own_ports": agent.get("own_ports", []),
         **({"job": launch.job, "command": launch.argv} if launch.job else {}),
     }
