@@ -32,7 +32,7 @@ from .operations.parts import CAPTURE, WORKING_COPY
 from .operations.recover import recover
 from .operations.restore import bring_up, restore
 from .operations.save import save
-from .protocol import LINE_LIMIT, PROTOCOL, peer_pid, peer_uid, short_path
+from .protocol import PROTOCOL, REQUEST_LIMIT, peer_pid, peer_uid, short_path
 from .record import KERNEL_LOG, OUTPUT, SOCKET, KernelFolder, Operation, now
 from .summary import details, listing, summary
 
@@ -511,7 +511,7 @@ class Keeper:
         with short_path(self.folder.path / SOCKET) as path:
             listener.bind(path)
         (self.folder.path / SOCKET).chmod(0o600)
-        return await asyncio.start_unix_server(self._client, sock=listener, limit=LINE_LIMIT)
+        return await asyncio.start_unix_server(self._client, sock=listener, limit=REQUEST_LIMIT)
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = peer_uid(writer.get_extra_info("socket"))

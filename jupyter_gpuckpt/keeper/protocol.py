@@ -31,6 +31,10 @@ LINE_LIMIT = 64 << 20
 """The longest line, in bytes: queued requests of a notebook travel in it."""
 
 
+REQUEST_LIMIT = 1 << 20
+"""The longest line of a client, in bytes; of what is not worked on yet, twice as much is taken in."""
+
+
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
     """Give a name for a socket that fits its 107 bytes (unix(7)), however deep its folder lies."""
