@@ -1,4 +1,4 @@
-"""Save and restore a kernel and a job for long, and see that nothing grows: ``make soak``, or a short form in the tests.
+"""Save and restore a kernel and a job for long, and see that nothing grows: ``make soak``; in the tests a short form.
 
 After every round of cycles all is counted. What is counted (processes, descriptors, threads, ports, mounts, files) has
 to be the same each time; of sizes (memory, the store, logs) the slope over all rounds but the first ones is held
@@ -38,8 +38,12 @@ from jupyter_gpuckpt.store import Store
 _FIRST = 0.25
 """Such a part of the rounds is not looked at: what is set up once is set up in them."""
 
-LIMITS = {"keeper": 4000, "sleeper": 1000, "kernel": 4000, "job": 1000, "keeper of the job": 4000, "store": 4000}
-"""By how many bytes a cycle each may grow: 4 kB are 4 MB in a thousand cycles."""
+LIMITS = {"keeper": 4000, "sleeper": 1000, "kernel": 60_000, "job": 1000, "keeper of the job": 4000, "store": 8000}
+"""By how many bytes a cycle each may grow: 4 kB are 4 MB in a thousand cycles.
+
+A kernel grows by itself: by 4 kB with each cell, and by 36 kB whenever its clients connect anew, as they do after a
+restore; both were measured in a kernel that was never saved.
+"""
 
 
 @dataclass
@@ -131,7 +135,7 @@ def _round(notebook: Notebook, job: Job, cycles: int) -> None:
 def _look(found: Soak, notebook: Notebook, job: Job, folder: Path, clients: int) -> None:
     with notebook.keeper as keeper:
         keeper.request("rm", {"name": "job"})  # the store has the kernel's alone then
-    Store(Path(os.environ["GPUCKPT_STORE"])).collect()
+    Store(Path(os.environ["GPUCKPT_STORE"])).compact()
     told = job.told()
     found.counts.append({**look(notebook, folder, clients), "of the job": len(told["pids"])})
     found.sizes.append(
