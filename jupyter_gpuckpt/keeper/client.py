@@ -114,9 +114,10 @@ def end(folder: KernelFolder) -> None:
         keeper = folder.state().keeper
         if keeper is not None and start_time(keeper[0]) == keeper[1]:
             _kill(keeper[0])
-    for sleeper in folder.sleepers():
+    sleepers = folder.sleepers()
+    for sleeper in sleepers:
         _kill(sleeper)
-    folder.leave()
+    folder.leave(-signal.SIGKILL if sleepers else None)
 
 
 def _bury(folder: KernelFolder) -> None:

@@ -41,6 +41,7 @@ log = logging.getLogger("gpuckpt.keeper")
 
 
 _PR_SET_CHILD_SUBREAPER = 36
+_M_ARENA_MAX = -8
 _ANSWER = 5.0  # how long the kernel may take to answer a question, in seconds
 _FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to take note, in seconds
 _PATIENCE = 30.0  # how long a shutdown waits for a broken-off operation to end, in seconds
@@ -405,6 +406,7 @@ class Keeper:
                 self.state.operation = None
                 self.note_state()
             self.idle.set()
+            _give_memory_back()
 
     async def _until_written(self, operation: Operation, tell: Tell) -> None:
         """Let an operation wait for the save before it, whose kernel runs on already, to be on the disk."""
@@ -628,6 +630,21 @@ def _cut(kernel_log: Path) -> None:
         file.write(b"[cut off here: the log had become too long]\n" + end.partition(b"\n")[2])
 
 
+def _have_few_arenas() -> None:
+    """Have the C library share its memory among threads: each would keep what it once had (mallopt(3)).
+
+    A keeper lives for weeks, and works with many threads for a moment now and then.
+    """
+    with contextlib.suppress(AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+
+
+def _give_memory_back() -> None:
+    """Return to the system what the last operation had needed (malloc_trim(3))."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _unforeseen(op: str, error: Exception, folder: KernelFolder) -> GpuckptError:
     return GpuckptError(
         f"The {op} failed in a way that was not foreseen.",
@@ -645,6 +662,7 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> 
     """
     # The sleeper's parent ends at once: sleepers become this process's children, and are reaped by it.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _have_few_arenas()
     keeper = Keeper(folder)
     pid = os.getpid()
     keeper.state.keeper = (pid, processes.start_time(pid) or 0)
