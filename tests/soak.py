@@ -154,7 +154,9 @@ def _look(found: Soak, notebook: Notebook, job: Job, folder: Path, clients: int)
 
 def _at_rest(found: Soak, notebook: Notebook, folder: Path, clients: int) -> dict[str, Any]:
     """Count, once that is as it was before, or after a while of waiting for it: threads and connections come and go."""
-    before = {name: value for name, value in found.counts[-1].items() if name != "of the job"} if found.counts else None
+    # The first time, not all is set up yet.
+    last = found.counts[-1] if len(found.counts) > 1 else None
+    before = {name: value for name, value in last.items() if name != "of the job"} if last else None
     deadline = time.monotonic() + _REST
     while True:
         counted = look(notebook, folder, clients)
