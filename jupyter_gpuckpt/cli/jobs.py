@@ -225,8 +225,8 @@ def restore_ended(args: argparse.Namespace, folder: KernelFolder) -> dict[str, A
 def restore_as(args: argparse.Namespace) -> dict[str, Any]:
     """Bring a snapshot of a job up as a new job; return what there is to say of it."""
     manifest = _snapshot(args.name, args.kernel)
-    words = [str(word) for word in manifest.kernel.get("command", [])]
-    launch = jobs.launch_of(args.new_job, words, {}, "/", 0o077)
+    # It is not started here: what stands for its command is for people.
+    launch = jobs.launch_of(args.new_job, [str(manifest.kernel.get("program", ""))], {}, "/", 0o077)
     began = time.monotonic()
     folder = jobs.bring_up(launch, _order(args, manifest))
     return _account(folder, manifest, began)

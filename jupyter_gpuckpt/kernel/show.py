@@ -341,7 +341,7 @@ def snapshots(found: dict[str, Any]) -> Listing:
             size(s["stored"]),
             size(s["gpu_memory"]) if s["gpu_memory"] else "",
             " ".join([*(["pinned"] if s["pinned"] else []), *s["tags"]]),
-            s["notebook"].rpartition("/")[2],
+            f"job {s['job']}" if s.get("job") else s["notebook"].rpartition("/")[2],
             s["message"],
         ]
         for s in found["snapshots"]
@@ -368,7 +368,8 @@ def snapshot(found: dict[str, Any]) -> Listing:
             ("GPU memory", size(found["gpu_memory"]) if found["gpu_memory"] else ""),
             ("own files", own),
             ("notebook", found["notebook"]),
-            ("kernel", found["kernel_id"]),
+            ("job", found.get("job", "")),
+            ("kernel", "" if found.get("job") else found["kernel_id"]),
             ("processes", str(len(found["process"]["processes"]))),
             ("stood still for", duration(found["frozen_seconds"])),
             ("GPUs", gpus),

@@ -397,7 +397,8 @@ def about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
         "protocol": agent.get("protocol"),
         "version": __version__,
         "own_ports": agent.get("own_ports", []),
-        **({"job": launch.job, "command": launch.argv} if launch.job else {}),
+        # Not its arguments: there may be a password among them, and manifests travel.
+        **({"job": launch.job, "program": launch.argv[0]} if launch.job else {}),
     }
 
 
