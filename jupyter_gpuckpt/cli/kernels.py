@@ -124,7 +124,7 @@ def save(args: argparse.Namespace) -> int:
         "replace": args.replace,
         "with_files": args.with_files,
     }
-    found = operate(_find(args.kernel), "save", request, f"Saving {name}")
+    found = operate(args.kernel, "save", request, f"Saving {name}")
     output.result(args.json, found, show.Saved(found).text())
     return output.DONE
 
@@ -141,7 +141,7 @@ def restore(args: argparse.Namespace) -> int:
             found = restore_ended(args, job)
     else:
         request = {"name": args.name, "gpus": args.gpu, "other_ports": args.other_ports}
-        found = operate(_find(args.kernel), "restore", request, verb)
+        found = operate(args.kernel, "restore", request, verb)
     output.result(args.json, found, show.Restored(found, time.time() - found["seconds"], []).text())
     return output.DONE
 
@@ -155,14 +155,14 @@ def fork(args: argparse.Namespace) -> int:
         "gpus": args.gpu,
         "reseed": args.reseed,
     }
-    found = operate(_find(args.kernel), "fork", request, "Forking")
+    found = operate(args.kernel, "fork", request, "Forking")
     output.result(args.json, found, show.Forked(found).text())
     return output.DONE
 
 
 def move(args: argparse.Namespace) -> int:
     """Move what a kernel has on its GPUs to others."""
-    found = operate(_find(args.kernel), "move", {"gpus": args.gpu}, "Moving")
+    found = operate(args.kernel, "move", {"gpus": args.gpu}, "Moving")
     output.result(args.json, found, show.Moved(found).text())
     return output.DONE
 
@@ -179,11 +179,12 @@ def _find(text: str) -> KernelFolder:
     return job or client.find(text)
 
 
-def operate(folder: KernelFolder, op: str, request: dict[str, Any], verb: str) -> dict[str, Any]:
+def operate(kernel: str, op: str, request: dict[str, Any], verb: str) -> dict[str, Any]:
     """Have a kernel's keeper do something long: with progress, and Ctrl-C cancels it.
 
     There is no time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
     """
+    folder = _find(kernel)
     with client.connect(folder) as keeper, _Cancelling(folder) as cancelling, output.Progress(verb) as progress:
 
         def take(message: dict[str, Any]) -> None:

@@ -100,6 +100,9 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
             await asyncio.to_thread(taken.staging.discard)
     await asyncio.to_thread(keeper.worker.close)
     if ends:
+        if keeper.launch.job:
+            keeper.state.ended = {"status": None, "at": now(), "snapshot": manifest.name}
+            keeper.note_state()
         await keeper.ended(0)
     return {**summary(manifest), "seconds": stages.seconds()}
 
