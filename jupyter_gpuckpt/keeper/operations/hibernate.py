@@ -179,7 +179,9 @@ async def _leave(keeper: Keeper, manifest: Manifest, said: Mapping[str, Any], ho
     kernel = keeper.namespace().outer(keeper.state.kernel_pid)
     if kernel is None:
         raise KernelLost("The kernel ended while it was hibernated.", "", "Restart it.")
-    own = own_connections(kernel, ports.of_connection_file(keeper.launch.connection_file)["shell_port"])
+    own = 0
+    if how != "end":
+        own = own_connections(kernel, ports.of_connection_file(keeper.launch.connection_file)["shell_port"])
     if not how:
         # Nothing may come between this and the kernel's end, and what has come until now counts.
         connections = await asyncio.to_thread(Connections, kernel, _for_cells(keeper))
