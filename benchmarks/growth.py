@@ -1,8 +1,8 @@
 """How the store's work grows with what is in it: ``python -m benchmarks.growth``.
 
-Two questions. How long lists, checks and collections take with ever more snapshots; and what ten snapshots of one
-training take on the disk. The training is a stand-in without a GPU: a model of numpy arrays and its optimizer's state
-in a real kernel, of which each epoch changes the last layers, and a log that grows.
+Two questions. How long saves, lists, checks and collections take with ever more snapshots; and what ten snapshots of
+one training take on the disk. The training is a stand-in without a GPU: a model of numpy arrays and its optimizer's
+state in a real kernel, of which each epoch changes the last layers, and a log that grows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jupyter_gpuckpt import settings
@@ -31,29 +32,38 @@ from jupyter_gpuckpt.store.pack import PackWriter
 from .ours import OurKernel
 
 _PAGE = 4096
-_CHUNKS, _FRESH, _SIZE = 50, 5, 4096
-"""Each snapshot has so many chunks, so many of them new, of so many bytes."""
+_FRESH, _SIZE = 5, 4096
+"""So many chunks of each snapshot are new, of so many bytes."""
 
 
-def _fill(root: Path, begin: int, end: int, last: dict[str, object]) -> None:
-    """Add snapshots of numbers from `begin` up to `end`, each mostly the one before; quicker than by saving."""
+@dataclass
+class _Last:
+    """The chunks of the last snapshot, with their bytes, and where they lie."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    content: list[bytes] = field(default_factory=list)
+    index: Index = field(default_factory=dict)
+
+
+def _fill(root: Path, begin: int, end: int, count: int, last: _Last) -> None:
+    """Add snapshots of `count` chunks and numbers from `begin` up to `end`, each mostly the one before."""
     layout = Layout(root)
     layout.prepare()
-    chunks: list[Chunk] = last.setdefault("chunks", [])  # type: ignore[assignment]
-    known: Index = last.setdefault("index", {})  # type: ignore[assignment]
-    for number in range(begin, end):
+    for number in range(begin, end):  # quicker than by saving
         session = f"{number:032x}"
         packs = PackWriter(layout.packs, session)
-        for _ in range(_FRESH if chunks else _CHUNKS):
+        for _ in range(_FRESH if last.chunks else count):
             data = os.urandom(_SIZE)
             chunk = Chunk(digest(data), len(data))
             packs.put(chunk.hash, chunk.size, RAW, data)
-            chunks.append(chunk)
+            last.chunks.append(chunk)
+            last.content.append(data)
         packs.finish()
-        del chunks[:-_CHUNKS]
-        known.update(packs.placed)
-        write_part(layout, session, {c.hash: known[c.hash] for c in chunks}, session)
-        raw = Contents({"pages": list(chunks)}).to_bytes()
+        del last.chunks[:-count], last.content[:-count]
+        last.index.update(packs.placed)
+        last.index = {c.hash: last.index[c.hash] for c in last.chunks}
+        write_part(layout, session, last.index, session)
+        raw = Contents({"pages": list(last.chunks)}).to_bytes()
         layout.contents_of(session).write_bytes(raw)
         moment = datetime.datetime.fromtimestamp(number, datetime.timezone.utc).isoformat(timespec="microseconds")
         about = {"notebook": "grow.ipynb", "kernel_id": "k", "execution_count": 1}
@@ -64,7 +74,7 @@ def _fill(root: Path, begin: int, end: int, last: dict[str, object]) -> None:
             created=moment,
             parent=None,
             contents=digest(raw).hex(),
-            size=_CHUNKS * _SIZE,
+            size=count * _SIZE,
             stored=_FRESH * _SIZE,
             kernel=about,
             machine={},
@@ -83,15 +93,33 @@ def _timed(work: Callable[[], object], rounds: int) -> float:
     return statistics.median(times)
 
 
-def _snapshots(counts: list[int], rounds: int) -> None:
-    head = ["snapshots", "list", "first list", "show one", "check", "check --read-data", "gc --dry-run", "gc"]
+def _save(store: Store, last: _Last) -> None:
+    """Save what the last snapshot has, but for a few chunks that are new."""
+    content = b"".join(last.content[_FRESH:]) + os.urandom(_FRESH * _SIZE)
+    with store.writer(f"s{time.monotonic_ns()}") as writer:
+        writer.directory.joinpath("pages").write_bytes(content)
+        saved = writer.commit(
+            message="",
+            parent=None,
+            kernel={},
+            machine={},
+            cuda={},
+            process={},
+            cut=lambda _: [_SIZE] * len(last.content),
+        )
+    assert saved.stored < 2 * _FRESH * _SIZE
+
+
+def _snapshots(counts: list[int], chunks: int, rounds: int) -> None:
+    head = ["snapshots", "list", "first list", "save", "first save", "show one", "check", "check --read-data"]
+    head += ["gc --dry-run", "gc"]
     print(f"| {' | '.join(head)} |\n|{' --- |' * len(head)}")
     # In memory: what is asked is how the work grows, and not how fast this disk is.
     with tempfile.TemporaryDirectory(prefix="gpuckpt-bench-", dir="/dev/shm") as name:
-        root, last = Path(name, "store"), dict[str, object]()
+        root, last = Path(name, "store"), _Last()
         before = 0
         for count in counts:
-            _fill(root, before, count, last)
+            _fill(root, before, count, chunks, last)
             before = count
             store = Store(root)
             store.sign(f"n{count // 2}")
@@ -100,8 +128,11 @@ def _snapshots(counts: list[int], rounds: int) -> None:
                 (root / "listing.json").unlink(missing_ok=True)
                 listing(store)
 
+            first_save = _timed(lambda store=store: _save(store, last), 1)  # type: ignore[misc]
             times = [
                 _timed(first, rounds),
+                _timed(lambda store=store: _save(store, last), rounds),  # type: ignore[misc]
+                first_save,
                 _timed(lambda store=store, at=count: store.read_files(f"n{at // 2}", ["pages"]), rounds),  # type: ignore[misc]
                 _timed(store.check, rounds),
                 _timed(lambda store=store: store.check(read_data=True), rounds),  # type: ignore[misc]
@@ -175,15 +206,17 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--snapshots", type=int, nargs="*", default=[1000, 2000, 4000, 8000])
+    parser.add_argument("--chunks", type=int, default=50, help="how many a snapshot has")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mb", type=int, default=300, help="weights of the training")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=10, help="snapshots of the training; 0 leaves it out")
     args = parser.parse_args()
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     print(f"{now}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, medians of {args.rounds}\n")
-    _snapshots(args.snapshots, args.rounds)
-    print()
-    _training(args.mb, args.epochs)
+    _snapshots(args.snapshots, args.chunks, args.rounds)
+    if args.epochs:
+        print()
+        _training(args.mb, args.epochs)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from blake3 import blake3
@@ -182,11 +182,33 @@ def _compare(way: str, source: Path, restored: Path) -> None:
     assert len(same) == len(names), f"{way}: what came back is not what went in"
 
 
+@dataclass
+class _Measured:
+    """What one way took: for each step the times, and the bytes on the disk after either save."""
+
+    times: list[list[tuple[float, float]]] = field(default_factory=lambda: [[], [], []])
+    sizes: list[int] = field(default_factory=lambda: [0, 0])
+
+
+def _round(way: _Way, place: Path, first: Path, second: Path, measured: _Measured) -> None:
+    """Save the first, save the second, and restore the second, in a place of its own."""
+    place.mkdir()
+    way.begin(place)
+    for step, source in enumerate((first, second)):
+        measured.times[step].append(_timed(lambda: way.save(source, place, step)))  # noqa: B023
+        measured.sizes[step] = _size(place)
+    target = place.with_name("restored")
+    measured.times[2].append(_timed(lambda: way.restore(place, target)))
+    _compare(way.name, second, target)
+    shutil.rmtree(target)
+    shutil.rmtree(place)
+
+
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mb", type=int, default=600, help="memory that the kernel holds")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     ways = [
         way
@@ -197,29 +219,21 @@ def main() -> None:
         folder = Path(name)
         first, second = _images(folder, args.mb)
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-        reading = _said([_timed(lambda: _read_and_hash(second)) for _ in range(args.rounds)])
         total = sum(path.stat().st_size for path in second.iterdir())
+        reading = []
+        results = {way.name: _Measured() for way in ways}
+        for number in range(args.rounds):
+            # In turns: what else the machine does meanwhile comes and goes.
+            reading.append(_timed(lambda: _read_and_hash(second)))
+            for way in ways:
+                _round(way, folder / f"{number}", first, second, results[way.name])
         print(f"{now}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, medians of {args.rounds}")
-        print(f"{total / 1e6:,.0f} MB of images; only reading and hashing them takes {reading}\n")
+        print(f"{total / 1e6:,.0f} MB of images; only reading and hashing them takes {_said(reading)}\n")
         head = ["", "first save", "second save", "restore", "stored after the first", "after the second"]
         print(f"| {' | '.join(head)} |\n|{' --- |' * len(head)}")
-        for way in ways:
-            times: list[list[tuple[float, float]]] = [[], [], []]
-            sizes = [0, 0]
-            for number in range(args.rounds):
-                place = folder / f"{number}"
-                place.mkdir()
-                way.begin(place)
-                for step, source in enumerate((first, second)):
-                    times[step].append(_timed(lambda: way.save(source, place, step)))  # noqa: B023
-                    sizes[step] = _size(place)
-                target = folder / "restored"
-                times[2].append(_timed(lambda: way.restore(place, target)))  # noqa: B023
-                _compare(way.name, second, target)
-                shutil.rmtree(target)
-                shutil.rmtree(place)
-            figures = [_said(t) for t in times] + [f"{size / 1e6:,.0f} MB" for size in sizes]
-            print(f"| {' | '.join([way.name, *figures])} |", flush=True)
+        for name, measured in results.items():
+            figures = [_said(t) for t in measured.times] + [f"{size / 1e6:,.0f} MB" for size in measured.sizes]
+            print(f"| {' | '.join([name, *figures])} |")
 
 
 if __name__ == "__main__":

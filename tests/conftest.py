@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jupyter_client import KernelManager
 from notebooks import SPEC, Notebook, StartKernel
-from remote_servers import S3, s3_server
+from remote_servers import S3, Sftp, s3_server, sftp_server
 
 from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.keeper import client
@@ -43,6 +43,13 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     """A server of S3 for all tests; each makes a bucket of its own."""
     with s3_server(tmp_path_factory.mktemp("s3") / "log") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sftp]:
+    """A server of SFTP for all tests; each uses a folder of its own."""
+    with sftp_server(tmp_path_factory.mktemp("sftp")) as server:
         yield server
 
 

@@ -47,6 +47,27 @@ def s3_server(log: Path) -> Iterator[S3]:
         yield S3(f"http://127.0.0.1:{port}")
 
 
+@dataclass
+class Sftp:
+    """A server that speaks SSH and SFTP, by asyncssh, and the folder of somebody who knows it and has a key for it."""
+
+    port: int
+    home: Path
+
+    def address(self, folder: Path) -> str:
+        """Return the address of a folder, for who has the key."""
+        return f"sftp://ann@127.0.0.1:{self.port}{folder}"
+
+
+@contextlib.contextmanager
+def sftp_server(folder: Path) -> Iterator[Sftp]:
+    """Run a server of SFTP for all files of this machine; its keys and log lie in `folder`."""
+    port = _free_port()
+    words = [sys.executable, str(Path(__file__).with_name("sftp_server.py")), str(folder), str(port)]
+    with _running(words, folder / "log", port):
+        yield Sftp(port, folder / "home")
+
+
 @contextlib.contextmanager
 def web_server(folder: Path, log: Path) -> Iterator[str]:
     """Run Python's own web server, which knows no ranges, on a folder; give its address."""

@@ -166,12 +166,38 @@ def _path(reg: Any) -> str:
     return "/" + str(reg.name.decode("utf-8", "surrogateescape")).lstrip("/")
 
 
-def bound_ports(images: Path) -> list[int]:
-    """Return the ports that the saved tree has for itself (listening TCP, or UDP), in ascending order."""
+@dataclass(frozen=True, order=True)
+class BoundSocket:
+    """A socket of a saved tree that has a port for itself: one that listens (TCP), or any of UDP.
+
+    Attributes
+    ----------
+    kind : ``tcp`` or ``udp``.
+    is_connected : it is a UDP socket that talks to one other only, and which port it has is nobody's business.
+    """
+
+    port: int
+    kind: str
+    is_connected: bool
+
+
+def bound_sockets(images: Path) -> list[BoundSocket]:
+    """Return the sockets that have a port for themselves, by ascending port."""
     raw = (images / "files.img").read_bytes()
     listening = _listening(raw)
     sockets = (e.isk for e in _entries(raw, "file") if e.HasField("isk") and e.isk.src_port)
-    return sorted({isk.src_port for isk in sockets if not _is_connection(isk, listening)})
+    return sorted(
+        {
+            BoundSocket(isk.src_port, "tcp" if isk.type == SOCK_STREAM else "udp", bool(isk.dst_port))
+            for isk in sockets
+            if not _is_connection(isk, listening)
+        }
+    )
+
+
+def bound_ports(images: Path) -> list[int]:
+    """Return the ports that the saved tree has for itself (listening TCP, or UDP), in ascending order."""
+    return sorted({socket.port for socket in bound_sockets(images)})
 
 
 def _listening(raw: bytes) -> set[int]:

@@ -166,6 +166,40 @@ def sockets(pids: Iterable[int]) -> set[int]:
     return {int(inode.strip("[]")) for kind, _, inode in kinds if kind == "socket"}
 
 
+def port_holders(kind: str) -> Iterator[tuple[int, int]]:
+    """Yield port and inode of every socket that has its port for itself: listening ``tcp``, or ``udp``.
+
+    As proc(5), net/tcp tells: the second column is the address, the fourth the state, the tenth the inode.
+    """
+    for table in (kind, f"{kind}6"):
+        try:
+            lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if kind == "udp" or fields[3] == "0A":
+                yield int(fields[1].rpartition(":")[2], 16), int(fields[9])
+
+
+def ports_closed_lately() -> set[int]:
+    """Return the local ports of the TCP connections whose end the system still remembers (state TIME_WAIT)."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            rows = [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+            found |= {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "06"}
+    return found
+
+
+def holder_of(inode: int) -> int | None:
+    """Return the pid of a process that has the socket with this inode open, where one can be seen."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and f"socket:[{inode}]" in open_files(int(entry.name)):
+            return int(entry.name)
+    return None
+
+
 def connections(ports: set[int]) -> int:
     """Return how many established TCP connections end at one of these local ports (proc(5), net/tcp)."""
     count = 0

@@ -96,14 +96,14 @@ class AutoSleep:
         return after
 
     def _idle_for(self) -> float | None:
-        """Return for how long no cell has run, in seconds; None where one runs, or where it should stay as it is."""
+        """Return for how long no cell has run since it was woken; None where one runs, or it should stay as it is."""
         keeper, link = self._keeper, self._keeper.link
         if keeper.operation is not None or keeper.exit_status is not None or keeper.state.sleep is not None:
             return None
         if keeper.state.awake or link is None or link.busy or not keeper.launch.agent:
             return None
-        last_active = datetime.datetime.fromisoformat(link.last_active)
-        return (datetime.datetime.now(datetime.timezone.utc) - last_active).total_seconds()
+        last = max(link.last_active, keeper.woken["at"] if keeper.woken is not None else "")
+        return (datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(last)).total_seconds()
 
     def _tree(self) -> list[int]:
         space = self._keeper.space

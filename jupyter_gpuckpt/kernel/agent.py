@@ -116,11 +116,13 @@ class Agent:
     def execute(self, ident: list[bytes], message: dict[str, Any]) -> Iterator[None]:
         """Count a cell as being executed; the keeper hears when it begins and has ended."""
         used = not message["content"].get("silent")
-        with self.cells.run(ident, message):
-            self._tell_busy(True, used)
-            yield
-        self._tell_busy(self.cells.are_running(), used)
-        self.sleeping.cell_ended()
+        try:
+            with self.cells.run(ident, message):
+                self._tell_busy(True, used)
+                yield
+        finally:
+            self._tell_busy(self.cells.are_running(), used)
+            self.sleeping.cell_ended()
 
     def tell_ending(self) -> None:
         """Have the keeper know that this kernel ends in its sleep, where its end could wait for the GPU for ever."""
@@ -242,7 +244,7 @@ class Agent:
             return
         if message["call"] == "new_keeper":
             self._new_keeper(message["id"])
-        elif message["call"] in ("about", "asleep", "executed", "identity", "interrupted"):
+        elif message["call"] in ("about", "asleep", "executed", "identity", "interrupted", "not_woken"):
             self._call(message)
         else:
             self._calls.put(partial(self._call, message))
@@ -276,6 +278,7 @@ class Agent:
             "park_asleep": lambda: self.in_background(partial(parking.park, self._run_dir), "gpuckpt-asleep"),
             "before_sleep": self.sleeping.before_sleep,
             "asleep": self.sleeping.asleep,
+            "not_woken": self.sleeping.not_woken,
             "after_sleep": self._after_sleep,
             "after_save": self._after_save,
             "executed": self.executed.as_dict,
@@ -326,6 +329,7 @@ class Agent:
             "execution_count": self._kernel.execution_count,
             "python": platform.python_version(),
             "ipykernel": ipykernel.__version__,
+            "protocol": settings.AGENT_PROTOCOL,
             "environment": environment.describe(),
             **variables.describe(self._kernel.shell),
             "own_ports": [self._child_output.port],

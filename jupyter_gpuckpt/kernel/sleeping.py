@@ -71,6 +71,13 @@ class Sleeping:
         self._holds_gpu_state = gpu
         self._agent.cells.announce("asleep")
 
+    def not_woken(self, error: dict[str, Any]) -> None:
+        """Say in the cell that runs why its touch of the GPU still waits; where it holds Python's lock, later."""
+        asked = self._agent.cells.describe()
+        if asked:
+            text = f"This cell waits for the GPU. {GpuckptError.from_dict(error)}"
+            self._agent.cells.show(asked, {"text/plain": text})
+
     def after_sleep(self) -> list[str]:
         """The kernel is awake again, or did not fall asleep; return what of it could not be undone, in words."""
         faults = self._housekeeping.after(restored=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from ..errors import GpuckptError
@@ -20,7 +21,7 @@ def wake_for_cell(agent: Agent, shell: Any, silent: bool) -> dict[str, Any] | No
     try:
         if not silent:
             handle = _shown("Waking the kernel …")
-        woken = show.Awake(agent.sleeping.wake())
+        woken = show.Awake(agent.sleeping.wake(functools.partial(_take, handle)))
     except KeyboardInterrupt:
         # A second interrupt: nobody waits any longer.
         return {"ename": "KeyboardInterrupt", "evalue": "", "traceback": ["KeyboardInterrupt: the cell was not run"]}
@@ -31,6 +32,12 @@ def wake_for_cell(agent: Agent, shell: Any, silent: bool) -> dict[str, Any] | No
     if handle is not None:
         handle.update(woken.mime() if not woken.already else {"text/plain": ""}, raw=True)
     return None
+
+
+def _take(handle: Any, progress: dict[str, Any]) -> None:
+    """Show what the wake waits for; the wake itself takes no longer than a look at it."""
+    if handle is not None and progress["stage"] != "waking":
+        handle.update({"text/plain": show.progress_text("Waking the kernel", progress)}, raw=True)
 
 
 def _shown(text: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from blake3 import blake3
 
@@ -25,8 +25,7 @@ _LOOK = b"\x5a"
 """A page begins a chunk where these of its bytes make this: one in 256 of random ones, and none of zeros."""
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A part of a file: the hash of its bytes, or `HOLE`; and how many they are."""
 
     hash: bytes

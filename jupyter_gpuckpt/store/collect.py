@@ -48,15 +48,15 @@ _BUSY = "another collection is under way"
 _DAMAGE = "a manifest or a part of the index is damaged or missing, and it may name anything"
 
 
-def sweep(layout: Layout) -> int:
-    """Delete what those left behind whose process ended before their work; return the bytes freed. Raises `OSError`.
+def sweep(layout: Layout, sessions: Iterable[str]) -> int:
+    """Delete what those of `sessions` left behind whose process ended before their work; return the bytes freed.
 
-    Quick: it asks neither manifests nor the index. Packs are left to `collect`.
+    Quick: it asks neither manifests nor the index. Packs are left to `collect`. Raises `OSError`.
     """
-    for path in layout.old_marks():
+    for path in layout.old_drafts():
         path.unlink(missing_ok=True)
     freed = 0
-    for session in sorted(layout.begun()):
+    for session in sorted(sessions):
         lock = Lock.take(layout.locks / session)
         if lock is None:
             continue
@@ -76,7 +76,7 @@ def sweep(layout: Layout) -> int:
 
 
 def _bytes_in(folder: Path) -> int:
-    return sum(os.lstat(Path(where, f)).st_size for where, _, files in os.walk(folder) for f in files)
+    return sum(os.lstat(f"{where}/{f}").st_size for where, _, files in os.walk(folder) for f in files)
 
 
 def used(layout: Layout) -> int:
@@ -98,7 +98,7 @@ def collect(layout: Layout, named: Named, grace: float = 0.0) -> Collected:
         return Collected(obstacle=_BUSY)
     freed = 0
     try:
-        freed = sweep(layout)
+        freed = sweep(layout, layout.begun())
         needless = _needless(layout, named)
         if needless is None:
             return Collected(freed, obstacle=_DAMAGE)
@@ -171,6 +171,7 @@ def _delete_packs(layout: Layout, named_before: set[str], grace: float, freed: i
         if pack in named_now or session_of(pack) in at_work:
             continue
         entry = condemned.get(pack, {"since": now, "sessions": sorted(at_work)})
+        entry["since"] = min(entry["since"], now)  # the clock may have been set back
         if at_work.isdisjoint(entry["sessions"]) and now - entry["since"] >= grace:
             (layout.packs / pack).unlink(missing_ok=True)
             freed += size

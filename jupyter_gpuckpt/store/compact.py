@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 from .codec import encode
 from .collect import Collected, Named, collect
-from .index import DamagedPart, Index, named_packs, pack_sizes, read_part, write_part
+from .index import DamagedPart, Index, named_packs, open_part, pack_sizes, read_part, write_part
 from .layout import Layout
-from .names import session_of
-from .pack import PackReader, PackWriter
+from .names import pack_name, session_of
+from .pack import HEADER, PackReader, PackWriter
 from .sessions import Lock, Session, held
 
 __all__ = ["compact"]
@@ -47,10 +48,11 @@ def _copy(layout: Layout) -> bool:
         at_work = held(layout.locks)
         parts = layout.parts() - at_work
         sparse = _sparse(layout, parts, named_packs(layout, at_work), at_work)
-        for pack, chunks in sparse.items():
+        users = [part for part in parts if sparse and not sparse.isdisjoint(open_part(layout, part).packs())]
+        for pack, chunks in _needed(layout, users, sparse).items():
             _copy_pack(layout, pack, chunks, packs)
         packs.finish()
-        for part in parts:
+        for part in users:
             chunks = read_part(layout, part)
             moved = {key: packs.placed[key] for key, at in chunks.items() if at.pack in sparse and key in packs.placed}
             if moved:
@@ -61,20 +63,31 @@ def _copy(layout: Layout) -> bool:
         session.close()
 
 
-def _sparse(layout: Layout, parts: set[str], in_use: set[str], at_work: set[str]) -> dict[str, Index]:
-    """Return the packs to be written anew, each with its needed chunks."""
+def _sparse(layout: Layout, parts: Iterable[str], in_use: set[str], at_work: set[str]) -> set[str]:
+    """Return the packs to be written anew."""
+    places: set[tuple[bytes, int, int, int]] = set()
+    for part in parts:
+        places.update(open_part(layout, part).places())
+    taken: dict[tuple[bytes, int], int] = defaultdict(int)
+    for session, number, _, stored in places:
+        taken[session, number] += HEADER + stored
+    sizes = pack_sizes(layout)
+    needed = {pack_name(session.hex(), number): size for (session, number), size in taken.items()}
+    return {
+        pack
+        for pack, size in needed.items()
+        if pack not in in_use and session_of(pack) not in at_work and size < _SPARSE * sizes.get(pack, 0)
+    }
+
+
+def _needed(layout: Layout, parts: Iterable[str], packs: set[str]) -> dict[str, Index]:
+    """Return the chunks in these packs that the parts name, by pack."""
     needed: dict[str, Index] = defaultdict(dict)
     for part in parts:
         for key, at in read_part(layout, part).items():
-            needed[at.pack][key] = at
-    sizes = pack_sizes(layout)
-    return {
-        pack: chunks
-        for pack, chunks in needed.items()
-        if pack not in in_use
-        and session_of(pack) not in at_work
-        and sum(at.taken for at in chunks.values()) < _SPARSE * sizes.get(pack, 0)
-    }
+            if at.pack in packs:
+                needed[at.pack][key] = at
+    return needed
 
 
 def _copy_pack(layout: Layout, pack: str, chunks: Index, packs: PackWriter) -> None:

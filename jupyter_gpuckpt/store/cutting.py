@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +10,12 @@ from pathlib import Path
 
 from .chunks import CHUNK, HOLE, Chunk, digest, equal_pieces, first_cut, is_zero
 from .codec import encode
-from .durable import free_range
-from .index import Index
+from .lookup import Lookup
 from .pack import PackWriter
 from .parallel import Tally, run_all
+from .sources import Reader, Source
 
-__all__ = ["Cut", "Source", "store_files"]
+__all__ = ["Cut", "store_files"]
 
 Cut = Callable[[Path], Sequence[int] | None]
 """Returns the sizes of the pieces that a file is to be cut into; None leaves it to the store.
@@ -29,60 +28,47 @@ _BATCH = 8 * 1024 * 1024
 """Bytes of one file that one job reads, about."""
 
 _STRETCH = 64 * 1024 * 1024
-"""Bytes of one long piece that one job reads; only at the ends of these, chunks are cut by place."""
+"""Bytes of one long piece that one job reads, about."""
+
+_RUN_UP = 4 * 1024 * 1024
+"""So many bytes before a stretch it is found out where a chunk ends at its begin: after a few chunks that are cut by
+content, it is nearly always forgotten where the first one began."""
 
 _FREED_FROM = 64 * 1024
 """The size of the pieces, in bytes, that it pays to free one by one."""
-
-_local = threading.local()
-
-
-@dataclass(frozen=True)
-class Source:
-    """A file to be stored: where it lies, how long it is (bytes), and its path inside the snapshot.
-
-    One that is `used_up` is freed as it is stored: there is seldom room on a disk for all of a snapshot twice.
-    """
-
-    file: Path
-    size: int
-    path: str
-    used_up: bool
 
 
 @dataclass
 class _Claims:
     """Which chunks somebody stores already, so that no two threads store the same."""
 
-    index: Index
+    known: Lookup
     _claimed: set[bytes] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, key: bytes) -> bool:
         """Tell whether the caller has to store this chunk."""
-        if key in self.index:
-            return False
         with self._lock:
             if key in self._claimed:
                 return False
             self._claimed.add(key)
-            return True
+        return self.known.find(key) is None
 
 
 def store_files(
-    sources: Sequence[Source], cut: Cut, index: Index, packs: PackWriter, report: Callable[[int], None]
+    sources: Sequence[Source], cut: Cut, known: Lookup, packs: PackWriter, report: Callable[[int], None]
 ) -> dict[str, list[Chunk]]:
     """Return each file as its chunks, all of them in packs and on the disk; `report` gets the bytes done.
 
-    `index` says what the store holds already.
+    `known` says what the store holds already.
 
     Raises
     ------
     OSError : a file cannot be read, is not as long as it was, or the packs cannot be written.
     """
-    claims = _Claims(index)
+    claims = _Claims(known)
     found: dict[str, list[list[Chunk]]] = {}
-    jobs = []
+    jobs: list[Callable[[Tally], None]] = []
     # The largest first, so that no thread is left alone with one at the end.
     for source in sorted(sources, key=lambda s: -s.size):
         pieces = cut(source.file)
@@ -90,24 +76,28 @@ def store_files(
             pieces = equal_pieces(source.size)
         batches = found[source.path] = []
         for offset, sizes in _batches(pieces):
-            batches.append([])
-            store = _store if sizes[0] <= CHUNK else _store_long
-            jobs.append(partial(store, source, offset, sizes, claims, packs, batches[-1]))
+            if sizes[0] <= CHUNK:
+                batches.append([])
+                jobs.append(partial(_store, source, offset, sizes, claims, packs, batches[-1]))
+                continue
+            piece = _LongPiece(source, offset, offset + sizes[0])
+            for number in range(piece.stretches):
+                batches.append([])
+                jobs.append(partial(_store_stretch, piece, number, claims, packs, batches[-1]))
     run_all(jobs, report)
     packs.finish()
     return {path: _joined(batches) for path, batches in found.items()}
 
 
 def _batches(pieces: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-    """Yield pieces in batches, each with the offset at which it begins; a stretch of a long piece is one of its own."""
+    """Yield pieces in batches, each with the offset at which it begins; a long piece is one of its own."""
     begin = offset = 0
     batch: list[int] = []
     for size in pieces:
         if size > CHUNK:
             if batch:
                 yield begin, batch
-            for at in range(0, size, _STRETCH):
-                yield offset + at, [min(_STRETCH, size - at)]
+            yield offset, [size]
             offset += size
             begin, batch = offset, []
             continue
@@ -120,6 +110,38 @@ def _batches(pieces: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
         yield begin, batch
 
 
+@dataclass
+class _LongPiece:
+    """A long piece, in stretches that jobs store at the same time, and that end where chunks do by their content."""
+
+    source: Source
+    begin: int
+    end: int
+    _cuts: dict[int, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def stretches(self) -> int:
+        """How many there are."""
+        return -(-(self.end - self.begin) // _STRETCH)
+
+    def stretch(self, reader: Reader, number: int) -> tuple[int, int]:
+        """Return where in the file a stretch begins and ends; to be asked before any of it is freed."""
+        with self._lock:
+            return self._cut(reader, number), self._cut(reader, number + 1)
+
+    def _cut(self, reader: Reader, number: int) -> int:
+        if number in (0, self.stretches):
+            return self.begin if number == 0 else self.end
+        if number not in self._cuts:
+            about = self.begin + number * _STRETCH
+            at = about - _RUN_UP
+            while at < about:
+                at += first_cut(reader.view(at, min(CHUNK, self.end - at), self.end))
+            self._cuts[number] = at
+        return self._cuts[number]
+
+
 def _store(
     source: Source,
     offset: int,
@@ -129,60 +151,31 @@ def _store(
     into: list[Chunk],
     tally: Tally,
 ) -> None:
-    fd = os.open(source.file, (os.O_RDWR if source.used_up else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
+    end = offset + sum(sizes)
+    with Reader(source) as reader:
         for size in sizes:
-            data = _read(fd, offset, size)
-            into.append(_put(data, claims, packs))
-            if source.used_up and size >= _FREED_FROM:
-                free_range(fd, offset, size)
+            into.append(_put(reader.view(offset, size, end), claims, packs))
+            if size >= _FREED_FROM:
+                reader.free(offset, size)
             offset += size
             tally.add(size)
-    finally:
-        os.close(fd)
 
 
-def _store_long(
-    source: Source,
-    offset: int,
-    sizes: Sequence[int],
-    claims: _Claims,
-    packs: PackWriter,
-    into: list[Chunk],
-    tally: Tally,
+def _store_stretch(
+    piece: _LongPiece, number: int, claims: _Claims, packs: PackWriter, into: list[Chunk], tally: Tally
 ) -> None:
-    """Store a stretch of a long piece, cut by its content."""
-    end = offset + sum(sizes)
-    fd = os.open(source.file, (os.O_RDWR if source.used_up else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
+    with Reader(piece.source) as reader:
+        offset, end = piece.stretch(reader, number)
         while offset < end:
-            data = memoryview(_read(fd, offset, min(CHUNK, end - offset)))
+            data = reader.view(offset, min(CHUNK, end - offset), end)
             data = data[: first_cut(data)]
             into.append(_put(data, claims, packs))
-            if source.used_up:
-                free_range(fd, offset, len(data))
+            reader.free(offset, len(data))
             offset += len(data)
             tally.add(len(data))
-    finally:
-        os.close(fd)
 
 
-def _read(fd: int, offset: int, size: int) -> bytes | bytearray:
-    data: bytes | bytearray
-    if size != CHUNK:
-        data = os.pread(fd, size, offset)
-    else:
-        # Always the same buffer: fresh memory for each chunk costs more than hashing it.
-        if not hasattr(_local, "buffer"):
-            _local.buffer = bytearray(CHUNK)
-        buffer: bytearray = _local.buffer
-        data = buffer if os.preadv(fd, [buffer], offset) == size else b""
-    if len(data) != size:
-        raise OSError(0, "the file became shorter while it was being stored")
-    return data
-
-
-def _put(data: bytes | bytearray | memoryview, claims: _Claims, packs: PackWriter) -> Chunk:
+def _put(data: memoryview, claims: _Claims, packs: PackWriter) -> Chunk:
     if is_zero(data):
         return Chunk(HOLE, len(data))
     chunk = Chunk(digest(data), len(data))

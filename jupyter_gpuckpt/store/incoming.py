@@ -17,8 +17,9 @@ from .committing import Commit
 from .contents import Contents
 from .durable import sync_file, sync_folder, write_new
 from .failures import storing
-from .index import DamagedPart, Index, from_packs, named_packs, pack_sizes, read_index, write_part
+from .index import DamagedPart, Index, from_packs, named_packs, pack_sizes, write_part
 from .layout import Layout
+from .lookup import Lookup
 from .manifest import Manifest
 from .names import session_of
 from .pack import Location, PackReader, PackWriter
@@ -99,8 +100,9 @@ class Incoming:
         wanted = self.sizes()
         with storing(self._failed, self._layout.root):
             self._adopt(wanted)
-            index = read_index(self._layout)
-            self._found = {key: index[key] for key, size in wanted.items() if key in index and index[key].size == size}
+            known = Lookup(self._layout)
+            places = {key: known.find(key) for key in wanted}
+            self._found = {key: at for key, at in places.items() if at is not None and at.size == wanted[key]}
         return wanted.keys() - self._found.keys()
 
     def sizes(self) -> dict[bytes, int]:

@@ -7,9 +7,11 @@ index is all parts together. So a part goes with its snapshot, and what no part 
 
 from __future__ import annotations
 
+import os
 import stat
 import struct
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from .chunks import digest
@@ -21,20 +23,28 @@ from .pack import Location, entries, plausible
 __all__ = [
     "DamagedPart",
     "Index",
+    "Part",
     "from_packs",
     "named_packs",
+    "open_part",
     "pack_sizes",
     "part_from_bytes",
     "part_size",
     "part_to_bytes",
     "read_index",
     "read_part",
+    "sizes_of",
     "write_part",
 ]
 
 MAGIC = b"gpuckpt index 2\n"
 _RECORD = struct.Struct("<32s16sIQIIB3x")
 """Hash; the pack's session and number; offset, stored size, size; codec."""
+
+_FIRST_BITS = struct.Struct(">Q64x")
+_PACK_OF = struct.Struct("<32x16sI20x")
+_PLACE = struct.Struct("<32x16sIQI8x")
+"""What stands in a record, where only that is wanted."""
 
 _SEAL = 32
 _MAX_SIZE = 4 * 2**30
@@ -84,6 +94,50 @@ def read_part(layout: Layout, session: str) -> Index:
         raise DamagedPart(session) from e
 
 
+class Part:
+    """One part, of which few chunks are asked for: it is taken apart no further than that needs."""
+
+    def __init__(self, raw: bytes) -> None:
+        """Take a part's bytes. Raises `ValueError` where they are not the ones that were written."""
+        self._records = _records(raw)
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in memory."""
+        return len(self._records)
+
+    def get(self, key: bytes) -> Location | None:
+        """Return where a chunk lies; None where the part does not name it. Raises `ValueError` as `part_from_bytes`."""
+        count = len(self._records) // _RECORD.size
+        at = bisect_left(range(count), key, key=self._key)
+        if at == count or self._key(at) != key:
+            return None
+        return _location(*_RECORD.unpack_from(self._records, at * _RECORD.size)[1:])
+
+    def first_bits(self) -> list[int]:
+        """Return the first 64 bits of the hash of each chunk, in their order."""
+        return [bits for (bits,) in _FIRST_BITS.iter_unpack(self._records)]
+
+    def packs(self) -> set[str]:
+        """Return the names of the packs that it names."""
+        return {pack_name(writer.hex(), number) for writer, number in set(_PACK_OF.iter_unpack(self._records))}
+
+    def places(self) -> Iterator[tuple[bytes, int, int, int]]:
+        """Yield for each chunk its pack's session and number, its offset, and its stored size (bytes)."""
+        return _PLACE.iter_unpack(self._records)
+
+    def _key(self, at: int) -> bytes:
+        return bytes(self._records[at * _RECORD.size : at * _RECORD.size + 32])
+
+
+def open_part(layout: Layout, part: str) -> Part:
+    """Return one part, to ask for few of its chunks. Raises as `read_part`."""
+    try:
+        return Part(read_small(layout.part_of(part), _MAX_SIZE))
+    except ValueError as e:
+        raise DamagedPart(part) from e
+
+
 def part_size(chunks: int) -> int:
     """Return how long a part with so many chunks is, in bytes."""
     return len(MAGIC) + chunks * _RECORD.size + _SEAL
@@ -96,15 +150,21 @@ def part_from_bytes(raw: bytes) -> Index:
     ------
     ValueError : they are not the ones that were written.
     """
+    return {key: _location(*where) for key, *where in _RECORD.iter_unpack(_records(raw))}
+
+
+def _records(raw: bytes) -> memoryview:
+    """Return the records in the bytes of a part. Raises `ValueError` where these are not the ones that were written."""
     body, seal = memoryview(raw)[:-_SEAL], raw[-_SEAL:]
     if raw[: len(MAGIC)] != MAGIC or (len(body) - len(MAGIC)) % _RECORD.size or digest(body) != seal:
         raise ValueError("it does not have the hash that it was written with")
-    part: Index = {}
-    for key, writer, number, offset, stored, size, codec in _RECORD.iter_unpack(body[len(MAGIC) :]):
-        if not plausible(codec, stored, size):
-            raise ValueError("a chunk in it has no chunk's size")
-        part[key] = Location(pack_name(writer.hex(), number), offset, stored, size, codec)
-    return part
+    return body[len(MAGIC) :]
+
+
+def _location(writer: bytes, number: int, offset: int, stored: int, size: int, codec: int) -> Location:
+    if not plausible(codec, stored, size):
+        raise ValueError("a chunk in it has no chunk's size")
+    return Location(pack_name(writer.hex(), number), offset, stored, size, codec)
 
 
 def read_index(layout: Layout) -> Index:
@@ -133,7 +193,7 @@ def named_packs(layout: Layout, sessions: Iterable[str]) -> set[str]:
     packs: set[str] = set()
     for session in sessions:
         try:
-            packs.update(at.pack for at in read_part(layout, session).values())
+            packs |= open_part(layout, session).packs()
         except FileNotFoundError:
             continue  # its session was given up meanwhile
     return packs
@@ -141,12 +201,18 @@ def named_packs(layout: Layout, sessions: Iterable[str]) -> set[str]:
 
 def pack_sizes(layout: Layout) -> dict[str, int]:
     """Return the size of each pack, in bytes, by its name. Raises `OSError`."""
+    return sizes_of(layout, layout.pack_names())
+
+
+def sizes_of(layout: Layout, packs: Iterable[str]) -> dict[str, int]:
+    """Return the size of each of these packs that is there, in bytes, by its name. Raises `OSError`."""
     sizes = {}
-    for path in layout.all_packs():
-        with suppress(FileNotFoundError):  # deleted meanwhile
-            about = path.lstat()
+    folder = str(layout.packs)
+    for pack in packs:
+        with suppress(FileNotFoundError):
+            about = os.lstat(f"{folder}/{pack}")  # there can be very many
             if stat.S_ISREG(about.st_mode):
-                sizes[path.name] = about.st_size
+                sizes[pack] = about.st_size
     return sizes
 
 

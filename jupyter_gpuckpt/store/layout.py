@@ -48,6 +48,7 @@ class Layout:
         self.condemned_draft = root / f"condemned{_DRAFT}"
         self.listing = root / "listing.json"
         self.listing_draft = root / f"listing{_DRAFT}"
+        self.hints = root / "hints"
         self.folders = (
             self.snapshots,
             self.contents,
@@ -82,6 +83,16 @@ class Layout:
         """Return the ids that have a part of the index."""
         return {e for e in _entries(self.index) if is_id(e)}
 
+    def hinted(self) -> set[Path]:
+        """Return the files of hints."""
+        return {self.hints / e for e in self._hint_files() if is_id(e)}
+
+    def _hint_files(self) -> list[str]:
+        try:
+            return _entries(self.hints)
+        except OSError:  # nothing fails for want of them
+            return []
+
     def lists(self) -> set[str]:
         """Return the ids that have a list of contents."""
         return {e for e in _entries(self.contents) if is_id(e)}
@@ -91,13 +102,13 @@ class Layout:
         found = {e.removesuffix(_SUFFIX) for e in _entries(self.labels)}
         return {e for e in found if is_id(e)}
 
-    def all_packs(self) -> list[Path]:
-        """Return all packs."""
-        return [self.packs / e for e in _entries(self.packs) if is_pack(e)]
+    def pack_names(self) -> list[str]:
+        """Return the names of all packs."""
+        return [e for e in _entries(self.packs) if is_pack(e)]
 
     def packs_of(self, session: str) -> list[Path]:
         """Return the packs that a session wrote."""
-        return [path for path in self.all_packs() if session_of(path.name) == session]
+        return [self.packs / name for name in self.pack_names() if session_of(name) == session]
 
     def labels_of(self, snapshot_id: str) -> Path:
         """Return where the tags and the pin of a snapshot are."""
@@ -125,16 +136,20 @@ class Layout:
         found = _entries(self.snapshots)
         return [e.removesuffix(_SUFFIX) for e in found if e.endswith(_SUFFIX)]
 
-    def begun(self) -> set[str]:
+    def sessions(self) -> set[str]:
         """Return the ids of sessions that are at work, or were when their process ended."""
-        drafts = (e for folder in (self.snapshots, self.index, self.labels) for e in _entries(folder))
-        found = {*_entries(self.locks), *_entries(self.saving)}
-        found |= {e.removesuffix(_DRAFT) for e in drafts if e.endswith(_DRAFT)}
-        return {e for e in found if is_id(e)}
+        return {e for e in (*_entries(self.locks), *_entries(self.saving)) if is_id(e)}
 
-    def old_marks(self) -> list[Path]:
-        """Return what is left of marks that were being written when the store was created."""
-        return [self.root / e for e in _entries(self.root) if _is_mark_draft(e)]
+    def begun(self) -> set[str]:
+        """Return also the ids of those of which a power cut has left no more than drafts."""
+        drafts = (e for folder in (self.snapshots, self.index, self.labels) for e in _entries(folder))
+        found = {e.removesuffix(_DRAFT) for e in drafts if e.endswith(_DRAFT)}
+        return self.sessions() | {e for e in found if is_id(e)}
+
+    def old_drafts(self) -> list[Path]:
+        """Return what is left of marks and hints that were being written, of which nothing is lost."""
+        marks = [self.root / e for e in _entries(self.root) if _is_mark_draft(e)]
+        return marks + [self.hints / e for e in self._hint_files() if e.endswith(_DRAFT)]
 
     def readable(self) -> bool:
         """Tell whether there is a store here; False where nothing was ever saved.

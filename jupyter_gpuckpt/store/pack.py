@@ -20,17 +20,32 @@ from typing import NamedTuple
 
 from .chunks import CHUNK, digest
 from .codec import KNOWN, RAW, Bytes, decode
-from .durable import FILE_MODE, sync_folder, write_at
+from .durable import FILE_MODE, start_writing, sync_folder, write_at
 from .names import pack_name
 
-__all__ = ["Location", "OpenPacks", "PackBuilder", "PackReader", "PackWriter", "entries", "plausible", "verified"]
+__all__ = [
+    "HEADER",
+    "Location",
+    "OpenPacks",
+    "PackBuilder",
+    "PackReader",
+    "PackWriter",
+    "entries",
+    "plausible",
+    "verified",
+]
 
 MAGIC = b"gpuckpt pack 2\n\0"
 PACK = 64 * 1024 * 1024
 """How long a pack grows before the next is begun, in bytes."""
 
+_STEP = 8 * 1024 * 1024
+"""From so many bytes of a pack to the next the disk is told to begin."""
+
 _ENTRY = struct.Struct("<4sB3xII32s")
 _ENTRY_MAGIC = b"CHNK"
+HEADER = _ENTRY.size
+"""Bytes that a chunk takes in a pack beside those that are stored."""
 
 _local = threading.local()
 
@@ -47,7 +62,7 @@ class Location(NamedTuple):
     @property
     def taken(self) -> int:
         """Bytes that it takes in its pack, its header included."""
-        return _ENTRY.size + self.stored
+        return HEADER + self.stored
 
 
 @dataclass
@@ -60,6 +75,8 @@ class _Open:
     writing: int = 0
     """Threads that write in it now."""
     full: bool = False
+    begun: int = 0
+    """Up to where the disk was told to write."""
 
 
 @dataclass
@@ -90,8 +107,13 @@ class PackWriter:
             pack.writing += 1
             if pack.end >= PACK:
                 pack.full, self._current = True, None
+            begun = pack.begun
+            if at - begun >= _STEP:
+                pack.begun = at
         try:
             write_at(pack.fd, at, header, stored)
+            if at - begun >= _STEP:
+                start_writing(pack.fd, begun, at - begun)
         finally:
             with self._lock:
                 pack.writing -= 1

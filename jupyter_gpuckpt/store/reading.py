@@ -17,7 +17,7 @@ from .chunks import HOLE, Chunk, digest
 from .codec import Bytes
 from .contents import MAX_SIZE, Contents
 from .durable import FILE_MODE, make_folder, read_small, write_at
-from .index import DamagedPart, Index, from_packs, pack_sizes, read_index, read_part
+from .index import DamagedPart, Index, from_packs, pack_sizes, read_index, read_part, sizes_of
 from .layout import Layout
 from .manifest import Manifest
 from .pack import Location, PackReader
@@ -95,11 +95,11 @@ def locate(layout: Layout, manifest: Manifest, contents: Contents) -> Index:
     Damaged : a chunk is nowhere.
     OSError : the store cannot be read.
     """
-    sizes = pack_sizes(layout)
     with suppress(FileNotFoundError, DamagedPart):
         index = read_part(layout, manifest.id)
-        if not missing(contents, index, sizes):
+        if not missing(contents, index, sizes_of(layout, {at.pack for at in index.values()})):
             return index
+    sizes = pack_sizes(layout)
     index = {**from_packs(layout, sizes), **read_index(layout)}
     for path, chunk in missing(contents, index, sizes):
         raise damage(manifest, path, f"its chunk {chunk.hash.hex()[:16]} is missing from the packs")

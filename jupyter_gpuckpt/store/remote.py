@@ -1,6 +1,7 @@
 """Where snapshots can be sent to and fetched from: a few operations on files by path, below an address.
 
-Two things implement them: `store.remote_folder` for a folder of this machine, and `store.remote_fsspec` for all else.
+Three things implement them: `store.remote_folder` for a folder of this machine, `store.remote_sftp` for one of another,
+and `store.remote_fsspec` for all else.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PACKAGES = {
     "sftp": "paramiko",
     "ssh": "paramiko",
 }
-"""The schemes of addresses besides ``file``, each with the package that fsspec needs for it."""
+"""The schemes of addresses besides ``file``, each with the package that is needed for it."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _MASK = "***"
@@ -152,6 +153,10 @@ def remote_at(address: str) -> Remote:
 
         path = urlsplit(address).path if _SCHEME.match(address) else address
         return FolderRemote(Path(unquote(path) if _SCHEME.match(address) else path).expanduser().absolute())
+    if parsed.scheme in ("sftp", "ssh"):
+        from .remote_sftp import SftpRemote
+
+        return SftpRemote(parsed)
     from .remote_fsspec import FsspecRemote
 
     return FsspecRemote(parsed)

@@ -1,29 +1,18 @@
-"""A remote that fsspec reaches: object stores, web servers, and folders of other machines."""
+"""A remote that fsspec reaches: object stores and web servers."""
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import Refused, RemoteError
-from .remote import DRAFT, PACKAGES, Address, Remote
+from .remote import PACKAGES, Address, Remote
+from .remote_attempts import Attempts, package_missing
 
 __all__ = ["FsspecRemote"]
 
-_T = TypeVar("_T")
-
-_WITH_FOLDERS = ("sftp", "ssh")
-"""Schemes of file systems, where folders have to be made, and a file that is being written can be seen."""
-
 _READ_ONLY = ("http", "https")
-_PAUSES = (0.5, 2.0)
-"""Seconds before a request that failed is made again; the libraries below repeat some as well."""
-
-_LASTING = (FileNotFoundError, FileExistsError, PermissionError, NotImplementedError)
-"""Failures that another attempt does not mend."""
 
 
 class FsspecRemote(Remote):
@@ -40,9 +29,9 @@ class FsspecRemote(Remote):
         self.shown = address.shown
         self._fs: Any
         self._root: str
+        self._attempts = Attempts(address, _is_final)
         self._fs, self._root = self._connect() if fs is None else (fs, fs._strip_protocol(address.full))
         self._web = address.scheme in _READ_ONLY
-        self._folders = address.scheme in _WITH_FOLDERS
         if self._web:
             self._root = address.full.partition("?")[0].partition("#")[0]
 
@@ -53,30 +42,23 @@ class FsspecRemote(Remote):
         except ImportError:
             raise self._package_missing("fsspec") from None
         # No instance or listing from before: others write there, too.
-        how: dict[str, Any] = {"skip_instance_cache": True}
-        if scheme not in _WITH_FOLDERS:
-            how["use_listings_cache"] = False
+        how = {"skip_instance_cache": True, "use_listings_cache": False}
         try:
             fs, root = fsspec.core.url_to_fs(self._address.full, **how)
         except ImportError:
             raise self._package_missing(PACKAGES[scheme]) from None
         except Exception as e:  # noqa: BLE001 - each library has its own
-            raise self._failed("reached", e) from None
+            raise self._attempts.failed("it cannot be reached", e) from None
         return fs, str(root)
 
     def _package_missing(self, package: str) -> Refused:
-        names = " ".join(dict.fromkeys(("fsspec", package, PACKAGES[self._address.scheme])))
-        return Refused(
-            f"{self.shown} cannot be reached yet.",
-            f"addresses that begin with {self._address.scheme}:// need the package {package}",
-            f"pip install {names}",
-            packages=names.split(),
-        )
+        names = dict.fromkeys(("fsspec", package, PACKAGES[self._address.scheme]))
+        return package_missing(self._address, package, *names)
 
     def read(self, path: str, start: int, size: int) -> bytes:
         if self._web:
-            return self._try(lambda: self._read_web(path, start, size), f"{path} cannot be read")
-        return self._try(
+            return self._attempts.make(lambda: self._read_web(path, start, size), f"{path} cannot be read")
+        return self._attempts.make(
             lambda: bytes(self._fs.cat_file(self._at(path), start=start, end=start + size)), f"{path} cannot be read"
         )
 
@@ -101,22 +83,7 @@ class FsspecRemote(Remote):
 
     def write(self, path: str, content: bytes) -> None:
         self._refuse_web()
-        self._write(lambda: self._put(path, content), path)
-
-    def _put(self, path: str, content: bytes) -> None:
-        if not self._folders:
-            self._fs.pipe_file(self._at(path), content)
-            return
-        folder, _, _ = self._at(path).rpartition("/")
-        self._fs.makedirs(folder, exist_ok=True)
-        draft = f"{folder}/{uuid.uuid4().hex}{DRAFT}"
-        try:
-            self._fs.pipe_file(draft, content)
-            self._fs.mv(draft, self._at(path))
-        except BaseException:
-            with suppress(Exception):
-                self._fs.rm_file(draft)
-            raise
+        self._write(lambda: self._fs.pipe_file(self._at(path), content), path)
 
     def create(self, path: str, content: bytes) -> bool:
         self._refuse_web()
@@ -128,21 +95,15 @@ class FsspecRemote(Remote):
         return True
 
     def _put_new(self, path: str, content: bytes) -> None:
-        if self._folders:
-            self._look_and_put(path, content)
-            return
         try:
             # Object stores have a write that fails where something is; for others, fsspec looks first.
             self._fs.pipe_file(self._at(path), content, mode="create")
         except Exception as e:
             if not _knows_no_create(e):
                 raise
-            self._look_and_put(path, content)
-
-    def _look_and_put(self, path: str, content: bytes) -> None:
-        if self._fs.exists(self._at(path)):
-            raise FileExistsError(path)
-        self._put(path, content)
+            if self._fs.exists(self._at(path)):
+                raise FileExistsError(path) from None
+            self._fs.pipe_file(self._at(path), content)
 
     def list(self, folder: str) -> dict[str, int]:
         if self._web:
@@ -153,7 +114,9 @@ class FsspecRemote(Remote):
                 remote=self.shown,
             )
         try:
-            entries = self._try(lambda: self._fs.ls(self._at(folder), detail=True), f"{folder} cannot be listed")
+            entries = self._attempts.make(
+                lambda: self._fs.ls(self._at(folder), detail=True), f"{folder} cannot be listed"
+            )
         except FileNotFoundError:
             return {}
         found = {}
@@ -166,7 +129,7 @@ class FsspecRemote(Remote):
     def delete(self, path: str) -> None:
         self._refuse_web()
         with suppress(FileNotFoundError):
-            self._try(lambda: self._fs.rm_file(self._at(path)), f"{path} cannot be deleted")
+            self._attempts.make(lambda: self._fs.rm_file(self._at(path)), f"{path} cannot be deleted")
 
     def _at(self, path: str) -> str:
         query = f"?{self._address.query}" if self._web and self._address.query else ""
@@ -183,32 +146,9 @@ class FsspecRemote(Remote):
     def _write(self, put: Callable[[], None], path: str) -> None:
         what = f"{path} cannot be written"
         try:
-            self._try(put, what)
+            self._attempts.make(put, what)
         except FileNotFoundError as e:  # there is no such bucket, or none that one may see
-            raise self._failed(what, e) from None
-
-    def _try(self, ask: Callable[[], _T], what: str) -> _T:
-        for pause in (*_PAUSES, None):
-            try:
-                return ask()
-            except (FileNotFoundError, FileExistsError):
-                raise
-            except Exception as e:  # noqa: BLE001 - each library has its own
-                if pause is None or isinstance(e, _LASTING) or _is_final(e):
-                    raise self._failed(what, e) from None
-                time.sleep(pause)
-        raise AssertionError  # the loop ends above
-
-    def _failed(self, what: str, error: Exception) -> RemoteError:
-        """Return the error to raise for one of a library; nothing of what it says is kept that is secret."""
-        said = self._address.hide(str(error)) or "no reason was given"
-        return RemoteError(
-            f"The remote {self.shown} could not be used: {what}.",
-            f"{type(error).__name__}: {said[:2000]}",
-            "Check the address, the network, and the name and key that you use there. What has arrived is not sent or "
-            "fetched again.",
-            remote=self.shown,
-        )
+            raise self._attempts.failed(what, e) from None
 
 
 def _knows_no_create(error: Exception) -> bool:

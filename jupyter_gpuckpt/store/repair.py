@@ -53,6 +53,8 @@ def repair(layout: Layout, manifests: Sequence[Manifest]) -> Repaired:
 def _repair(layout: Layout, manifests: Sequence[Manifest], session: str, packs: PackWriter) -> Repaired:
     for folder in layout.folders:
         folder.chmod(FOLDER_MODE)
+    for path in layout.hinted():  # parts of the index will name more than they did
+        path.unlink(missing_ok=True)
     done = Repaired()
     told, candidates = _candidates(layout)
     good: Index = {}

@@ -70,7 +70,7 @@ class Store:
         self.trust.own()  # now: a kernel should not be frozen for what cannot be signed
         with storing(f"The snapshot {name} cannot be written.", self.root):
             self._refuse_taken(name, replace)
-            sweep(self._layout)
+            sweep(self._layout, self._layout.sessions())
             room = None if quota is None else quota - used(self._layout)
         return Writer(self._layout, name, replace=replace, room=room, sign=self.trust.sign, collect=self.collect)
 
@@ -114,7 +114,7 @@ class Store:
         self._layout.prepare()
         with storing(f"The snapshot {name} cannot be stored.", self.root):
             self._refuse_taken(name, replace)
-            sweep(self._layout)
+            sweep(self._layout, self._layout.sessions())
             room = None if quota is None else quota - used(self._layout)
         return Incoming(
             self._layout,

@@ -34,16 +34,18 @@ from ..errors import StoreError
 from .chunks import digest
 from .committing import Commit
 from .contents import Contents
-from .cutting import Cut, Source, store_files
+from .cutting import Cut, store_files
 from .durable import make_folder, sync_folder, write_new
 from .failures import storing
-from .index import read_index, write_part
+from .index import write_part
 from .layout import Layout
+from .lookup import Lookup
 from .manifest import Manifest
 from .names import is_plain_path
 from .pack import PackWriter
 from .parallel import Progress
 from .sessions import Session
+from .sources import Source
 
 __all__ = ["Writer"]
 
@@ -94,12 +96,15 @@ class Writer:
         return self._layout.saving_of(self.id)
 
     def include(self, folder: Path, inside: str) -> None:
-        """Let the files in `folder` be files of the snapshot, under the path `inside`; they stay where they are."""
+        """Let the files in `folder` be files of the snapshot, under the path `inside`.
+
+        They stay where they are; nobody may change them before the commit.
+        """
         self._folders[inside] = folder
 
     def add(self, file: Path, path: str, size: int) -> None:
         """Let the first `size` bytes of a file be the file `path` of the snapshot; it stays where it is."""
-        self._files.append(Source(file, size, path, used_up=False))
+        self._files.append(Source(file, size, path))
 
     def __enter__(self) -> Writer:
         return self
@@ -193,12 +198,12 @@ class Writer:
         sources = [source for inside, folder in self._folders.items() for source in self._survey(folder, inside)]
         sources += self._files
         total = sum(source.size for source in sources)
-        index = read_index(self._layout)
+        known = Lookup(self._layout)
         report = (lambda done: progress("store", done, total)) if progress else (lambda _: None)
-        contents = Contents(store_files(sources, cut, index, self._packs, report))
-        known = {**index, **self._packs.placed}
+        contents = Contents(store_files(sources, cut, known, self._packs, report))
         # Also those that were there before: a collection may be about to delete what no other snapshot needs.
-        chunks = {chunk.hash: known[chunk.hash] for chunk in contents.chunks()}
+        where = {**known.found, **self._packs.placed}
+        chunks = {chunk.hash: where[chunk.hash] for chunk in contents.chunks()}
         write_part(self._layout, self.id, chunks, self.id)
         return contents
 
@@ -216,7 +221,7 @@ class Writer:
                     path = str(Path(inside) / Path(entry.path).relative_to(top))
                     if not stat.S_ISREG(about.st_mode) or not is_plain_path(path):
                         raise _odd_file(self._name, path)
-                    sources.append(Source(Path(entry.path), about.st_size, path, top == self.directory))
+                    sources.append(Source(Path(entry.path), about.st_size, path, top == self.directory, own=True))
         return sources
 
 

@@ -33,7 +33,7 @@ def falls_asleep(notebook: Notebook) -> bool:
 
 def stays_awake(notebook: Notebook) -> None:
     """Look for twice as long as an idle kernel needs to fall asleep."""
-    deadline = time.monotonic() + 3 * AFTER
+    deadline = time.monotonic() + 2.5 * AFTER
     while time.monotonic() < deadline:
         assert not falls_asleep(notebook)
         time.sleep(0.1)

@@ -55,7 +55,7 @@ class Window:
 
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning") and "gpuckpt" in f"{message.text} {message.location}":
-            self.complaints.append(message.text)
+            self.complaints.append(f"{message.text} {message.location.get('url', '')}")
 
     def _on_page_error(self, error: Error) -> None:
         if "gpuckpt" in f"{error} {error.stack}":

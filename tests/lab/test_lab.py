@@ -297,6 +297,8 @@ def test_blank_states(lab: Server, open_window: OpenWindow) -> None:
     assert plain.accessibility_faults("#jp-gpuckpt-sidebar") == []
     without = open_window(lab, "none.ipynb")
     without.show_sidebar()
+    expect(without.sidebar).to_contain_text("Kernel: running")
+    without.run("1")  # what the page asks of the kernel, it has asked then
     without.command("kernelmenu:shutdown")
     expect(without.sidebar).to_contain_text("This notebook has no kernel.")
 

@@ -22,7 +22,7 @@ from system_calls import CHANGES, READS, Fault, run
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import GpuckptError
-from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.store import Store, hints
 from jupyter_gpuckpt.store.container import export_snapshot, import_snapshot
 from jupyter_gpuckpt.store.sealing import Secrets
 from jupyter_gpuckpt.store.trust import Trust
@@ -68,6 +68,11 @@ def operate_save(store: Store) -> None:
     save(store, "it", "new", CHANGED)
 
 
+def operate_hinted(store: Store) -> None:
+    hints._MANY_PARTS = 1
+    operate_save(store)
+
+
 def operate_replace(store: Store) -> None:
     save(store, "it", "new", CHANGED, replace=True)
 
@@ -87,6 +92,7 @@ def operate_open(store: Store) -> None:
 OPERATIONS: dict[str, tuple[Callable[[Store], None], Callable[[Store], None]]] = {
     "first save": (prepare_nothing, operate_save),
     "save": (prepare_other, operate_save),
+    "hinted save": (prepare_other, operate_hinted),
     "replace": (prepare_two, operate_replace),
     "import": (prepare_export, operate_import),
     "remove": (prepare_two, operate_remove),

@@ -20,7 +20,7 @@ from store_helpers import ABOUT, abandon, fill, litter, read_back
 from system_calls import CHANGES, Fault, Run, run
 
 from jupyter_gpuckpt.errors import NameTaken, NoSuchSnapshot
-from jupyter_gpuckpt.store import Store, Writer
+from jupyter_gpuckpt.store import Store, Writer, hints
 from jupyter_gpuckpt.store.retention import keep_last
 
 PIECE = 100
@@ -31,6 +31,7 @@ CONTENT = st.dictionaries(
     st.lists(st.sampled_from(BLOCKS), max_size=5).map(b"".join),
     max_size=3,
 )
+hints._MANY_PARTS = 2
 KILLED_AT = st.none() | st.integers(0, 70)
 
 Files = dict[str, bytes]

@@ -76,6 +76,7 @@ def litter(store: Store) -> list[str]:
     manifests = store.list()
     layout = store._layout
     owned = {".", "format.json", "listing.json", "locks/collect", *(folder.name for folder in layout.folders)}
+    owned |= {"hints", *(str(path.relative_to(store.root)) for path in layout.hinted())}
     owned |= {f"snapshots/{m.name}.json" for m in manifests}
     owned |= {f"{folder}/{m.id}" for m in manifests for folder in ("contents", "index")}
     owned |= {f"labels/{m.id}.json" for m in manifests}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from remote_servers import S3, web_server
+from remote_servers import S3, Sftp, web_server
 from store_helpers import FILES, everything, litter, read_back, save
 from transfer_helpers import LARGE, Counting, at, counted, flipped, person, secrets_of
 
@@ -79,21 +79,23 @@ def bucket(s3: S3, monkeypatch: pytest.MonkeyPatch) -> str:
     return s3.make_bucket(f"bucket-{uuid.uuid4().hex[:8]}")
 
 
-@pytest.fixture(params=["folder", "s3", "fsspec"])
+@pytest.fixture
+def sftp_folder(sftp: Sftp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of a folder on another machine, as this one is to whoever comes by SSH."""
+    monkeypatch.setenv("HOME", str(sftp.home))
+    return sftp.address(tmp_path / "remote")
+
+
+@pytest.fixture(params=["folder", "s3", "sftp"])
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Store], RemoteStore]:
-    """Return how one comes to the same remote: a folder, S3, and a folder as fsspec sees that of another machine."""
+    """Return how one comes to the same remote: a folder, S3, and a folder of another machine."""
     if request.param == "s3":
-        bucket = request.getfixturevalue("bucket")
-        return lambda store: at(f"{bucket}/deep/folder", store)
-    if request.param == "folder":
-        return lambda store: at(tmp_path / "remote", store)
-
-    def by_fsspec(store: Store) -> RemoteStore:
-        address = Address(f"sftp://somewhere{tmp_path}/remote")
-        address.full = str(tmp_path / "remote")
-        return RemoteStore(FsspecRemote(address, fsspec.filesystem("file")), secrets_of(store), create=True)
-
-    return by_fsspec
+        address = f"{request.getfixturevalue('bucket')}/deep/folder"
+    elif request.param == "sftp":
+        address = f"{request.getfixturevalue('sftp_folder')}/deep/folder"
+    else:
+        address = str(tmp_path / "remote")
+    return lambda store: at(address, store)
 
 
 # -- what travels
@@ -321,7 +323,6 @@ def test_another_snapshot_of_that_name_is_not_overwritten(
     assert litter(bob) == []
 
 
-@pytest.mark.parametrize("remote", ["folder", "s3"], indirect=True)  # sftp has no write that fails where something is
 def test_two_who_send_the_same_name_at_once_do_not_both_succeed(
     ann: Store, bob: Store, remote: Callable[[Store], RemoteStore]
 ) -> None:
@@ -656,7 +657,7 @@ def test_nothing_is_deleted_where_it_is_unknown_what_is_needed(ann: Store, tmp_p
 
 @pytest.fixture
 def quiet_retries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("jupyter_gpuckpt.store.remote_fsspec._PAUSES", ())
+    monkeypatch.setattr("jupyter_gpuckpt.store.remote_attempts._PAUSES", ())
     return
 
 
@@ -687,3 +688,6 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
     with pytest.raises(Refused, match="pip install fsspec s3fs"):
         remote_at("s3://bucket/folder")
+    monkeypatch.setitem(__import__("sys").modules, "paramiko", None)
+    with pytest.raises(Refused, match="pip install paramiko"):
+        remote_at("sftp://host/folder")

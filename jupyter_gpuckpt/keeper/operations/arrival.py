@@ -200,22 +200,9 @@ async def put_in_place(
     work = snapshot.directory / CRIU_IMAGES
     _make_ready(work, places, new.space)
     random_state.spoil()
-    # Waiting in the FIFO when the kernel wakes: it must know its new key before the first message comes.
-    connection = json.loads(Path(keeper.launch.connection_file).read_text())
-    await new.link.send(
-        {
-            "call": "identity",
-            "id": 0,
-            "args": {
-                "connection": connection,
-                "connection_file": keeper.launch.connection_file,
-                "kernel_id": keeper.launch.kernel_id,
-                "peers": dict(peers),
-                "ports": dict(places.table),
-                **({"hold": True} if hold else {}),
-            },
-        }
-    )
+    if manifest.kernel["agent"]:
+        await _introduce(keeper, new.link, places, peers, hold)
+    keeper.state.output = (new.space.run_dir / KERNEL_LOG).stat().st_size
     try:
         await gpu.prepare()
         await gpu.preload()
@@ -246,6 +233,25 @@ async def put_in_place(
     keeper.hold(new.space, new.link, pid)
     new.link.hello.set_result({})
     return tidying
+
+
+async def _introduce(keeper: Keeper, link: Link, places: Places, peers: Mapping[str, int], hold: bool) -> None:
+    """Tell the kernel who it is now; this waits in the FIFO when it wakes, before the first message can come."""
+    connection = json.loads(Path(keeper.launch.connection_file).read_text())
+    await link.send(
+        {
+            "call": "identity",
+            "id": 0,
+            "args": {
+                "connection": connection,
+                "connection_file": keeper.launch.connection_file,
+                "kernel_id": keeper.launch.kernel_id,
+                "peers": dict(peers),
+                "ports": dict(places.table),
+                **({"hold": True} if hold else {}),
+            },
+        }
+    )
 
 
 def _make_ready(work: Path, places: Places, space: Namespace) -> None:

@@ -120,6 +120,13 @@ async def fork(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     stages = Stages(operation, tell)
     await stages.enter("checking")
     wanted = Wanted.of(args)
+    if keeper.launch.job:
+        raise Refused(
+            _NOT_FORKED,
+            "It is a job, which nobody could tell that it is a copy.",
+            f"Save it, and bring the snapshot up beside it: `jupyter gpuckpt restore {keeper.launch.job} SNAPSHOT --as "
+            "NEW`.",
+        )
     if not keeper.launch.agent:
         raise Refused(
             _NOT_FORKED,

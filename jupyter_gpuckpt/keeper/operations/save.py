@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ... import settings
+from ... import __version__, settings
 from ...errors import (
     GpuckptError,
     KernelLost,
@@ -134,7 +134,7 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
             await asyncio.to_thread(taken.staging.discard)
     keeper.state.parent = {"name": manifest.name, "id": manifest.id}
     keeper.state.worked = keeper.work()
-    await asyncio.to_thread(_remove_old, keeper)
+    await asyncio.to_thread(_remove_old, keeper, manifest.id)
     return {**summary(manifest), "seconds": stages.seconds(), "notes": taken.frozen.notes}
 
 
@@ -291,14 +291,14 @@ def resume_processes(space: Namespace) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-def _remove_old(keeper: Keeper) -> None:
-    """Remove this kernel's old snapshots as the settings ask for; what cannot be removed stays."""
+def _remove_old(keeper: Keeper, newest: str) -> None:
+    """Remove this kernel's old snapshots as the settings ask for, but the `newest`; what cannot be removed stays."""
     own = functools.partial(is_of, kernel_id=keeper.launch.kernel_id, notebook=keeper.launch.notebook)
     try:
         if (count := settings.keep_last()) is not None:
-            keep_last(keeper.store, count, own)
+            keep_last(keeper.store, count, own, newest)
         if (size := settings.keep_under()) is not None:
-            keep_under(keeper.store, size, own)
+            keep_under(keeper.store, size, own, newest)
     except GpuckptError:
         log.exception("old snapshots could not be removed")
 
@@ -490,7 +490,11 @@ def about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
         "execution_count": agent.get("execution_count"),
         "python": agent.get("python"),
         "ipykernel": agent.get("ipykernel"),
+        "protocol": agent.get("protocol"),
+        "version": __version__,
         "own_ports": agent.get("own_ports", []),
+        # Not its arguments: there may be a password among them, and manifests travel.
+        **({"job": launch.job, "program": launch.argv[0]} if launch.job else {}),
     }
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ...errors import GpuckptError
 from ...freeze import processes
 from ...freeze.cuda_waits import CudaWaits
+from ..link import AgentSilent
 
 if TYPE_CHECKING:
     from ..gpu_sleep import GpuSleep
@@ -31,7 +32,7 @@ _AGAIN = 2.0  # after how many seconds a wake that failed is tried again: the ca
 async def wake_at_touch(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequence[int]]) -> None:
     """Watch the kernel for as long as it sleeps this sleep; `known` are the places where its threads waited before."""
     waits = await asyncio.to_thread(_waits, keeper, asleep, known)
-    looks = 0
+    looks, told = 0, False
     while keeper.asleep is asleep and keeper.exit_status is None:
         await asyncio.sleep(_LOOK)
         looks += 1
@@ -44,6 +45,10 @@ async def wake_at_touch(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequen
                 await keeper.do("wake", {}, _nobody)
             except GpuckptError as e:
                 log.warning("the kernel, which touches a GPU in its sleep, was not woken: %s", e)
+                if not told and keeper.link is not None:
+                    told = True
+                    with contextlib.suppress(AgentSilent):
+                        await keeper.link.send({"call": "not_woken", "id": 0, "args": {"error": e.as_dict()}})
                 await asyncio.sleep(_AGAIN)
 
 

@@ -1,0 +1,122 @@
+"""Remotes of other machines, by SSH: who is connected to, how one logs in, and connections that break."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import threading
+from pathlib import Path
+from urllib.parse import quote
+
+import asyncssh
+import pytest
+from notebooks import wait_until
+from remote_servers import SECRET, Sftp
+from store_helpers import read_back, save
+from transfer_helpers import LARGE, Counting, at, person
+
+from jupyter_gpuckpt.errors import RemoteError
+from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.store import push as pushing
+from jupyter_gpuckpt.store.pull import pull
+from jupyter_gpuckpt.store.push import push
+from jupyter_gpuckpt.store.remote_sftp import SftpRemote
+
+
+@pytest.fixture
+def ann(tmp_path: Path) -> Store:
+    ann = person(tmp_path, "ann")
+    save(ann, "it", files=LARGE)
+    return ann
+
+
+@pytest.fixture
+def home(sftp: Sftp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder of somebody who knows the server and has a key for it, to be changed."""
+    home = tmp_path / "home"
+    shutil.copytree(sftp.home, home)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    return home
+
+
+def refusal(address: str, ann: Store, folder: Path) -> str:
+    """Return the error with which a push is refused, before anything is there."""
+    with pytest.raises(RemoteError) as caught:
+        push(ann, "it", at(address, ann))
+    assert not folder.exists()
+    return f"{caught.value} {caught.value.as_dict()}"
+
+
+def test_a_password_logs_in_and_is_nowhere_shown(ann: Store, sftp: Sftp, home: Path, tmp_path: Path) -> None:
+    (home / ".ssh/id_ed25519").unlink()
+    folder = tmp_path / "remote"
+    wrong = refusal(f"sftp://ann:wr%6Fng@127.0.0.1:{sftp.port}{folder}", ann, folder)
+    assert "wrong" not in wrong
+    assert "wr%6Fng" not in wrong
+    push(ann, "it", at(f"sftp://ann:{quote(SECRET)}@127.0.0.1:{sftp.port}{folder}", ann))
+    assert (folder / "snapshots/it.json").exists()
+    assert folder.stat().st_mode & 0o77 == 0
+
+
+@pytest.mark.parametrize("known", ["", "another key"])
+def test_a_machine_that_is_not_known_gets_nothing(
+    ann: Store, sftp: Sftp, home: Path, tmp_path: Path, known: str
+) -> None:
+    key = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
+    (home / ".ssh/known_hosts").write_text(f"[127.0.0.1]:{sftp.port} {key}" if known else "")
+    said = refusal(sftp.address(tmp_path / "remote"), ann, tmp_path / "remote")
+    assert "127.0.0.1" in said
+    assert ("does not match" if known else "not found in known_hosts") in said
+
+
+def test_it_is_called_as_the_configuration_of_ssh_calls_it(ann: Store, sftp: Sftp, home: Path, tmp_path: Path) -> None:
+    (home / ".ssh/id_ed25519").rename(home / "elsewhere")
+    config = f"Host cluster\n  HostName 127.0.0.1\n  Port {sftp.port}\n  User ann\n  IdentityFile {home}/elsewhere\n"
+    (home / ".ssh/config").write_text(config)
+    push(ann, "it", at(f"ssh://cluster{tmp_path}/remote", ann))
+    assert (tmp_path / "remote/snapshots/it.json").exists()
+
+
+def test_a_way_through_another_machine_is_refused_and_another_one_told(ann: Store, home: Path, tmp_path: Path) -> None:
+    (home / ".ssh/config").write_text("Host cluster\n  ProxyJump gate\n")
+    said = refusal(f"sftp://cluster{tmp_path}/remote", ann, tmp_path / "remote")
+    assert "proxyjump" in said
+    assert "ssh cluster" in said
+
+
+def test_a_connection_that_breaks_is_made_again(
+    ann: Store, sftp: Sftp, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushing, "_PACK", 100_000)
+    monkeypatch.setattr("jupyter_gpuckpt.store.remote_attempts._PAUSES", (0.05, 0.1, 0.2))
+    there = at(sftp.address(tmp_path / "remote"), ann)
+    remote = there.remote
+    assert isinstance(remote, SftpRemote)
+    broken = 0
+
+    def cut(what: str, path: str) -> None:
+        nonlocal broken
+        if path.startswith("packs/") and remote._client is not None:
+            broken += 1
+            remote._client.get_transport().close()
+
+    there.remote = Counting(remote, cut)
+    push(ann, "it", there)
+    assert broken
+    bob = person(tmp_path, "bob")
+    bob.trust.add(ann.trust.own(), "Ann")
+    pull(bob, at(sftp.address(tmp_path / "remote"), bob))
+    assert read_back(bob, "it") == LARGE
+
+
+def test_who_is_done_leaves_no_connection_open(ann: Store, sftp: Sftp, home: Path, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    push(ann, "it", at(sftp.address(tmp_path / "remote"), ann))
+    gc.collect()
+    wait_until(lambda: set(threading.enumerate()) <= before, 30)
+
+
+def test_a_folder_in_the_home_folder_there(ann: Store, sftp: Sftp, home: Path, tmp_path: Path) -> None:
+    push(ann, "it", at(f"sftp://ann@127.0.0.1:{sftp.port}/~/{tmp_path.name}/remote", ann))
+    assert (sftp.home.parent / tmp_path.name / "remote/snapshots/it.json").exists()
