@@ -20,8 +20,8 @@ from ...errors import (
     RestoreFailed,
 )
 from ...freeze import cuda, processes
-from ...freeze.criu_program import find_criu
 from .. import fit, ports
+from ..deputy import usable_criu
 from ..gpu_freeze import GpuReturn, parked_in
 from ..link import AgentSilent
 from ..ports import Places
@@ -50,7 +50,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     name = operation.name = operation.name or _latest(keeper)
     await stages.enter("checking")
     manifest, request = await asyncio.to_thread(request_of, keeper, name)
-    program = await asyncio.to_thread(find_criu)
+    program = await asyncio.to_thread(usable_criu)
     leaving = processes.descendants(keeper.namespace().pid)
     gpus = [int(gpu) for gpu in args.get("gpus") or ()]
     fits = await asyncio.to_thread(

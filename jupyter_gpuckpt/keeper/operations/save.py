@@ -25,17 +25,18 @@ from ...errors import (
     SaveFailed,
 )
 from ...freeze import criu, cuda, images, pages, processes
-from ...freeze.criu_program import CriuProgram, find_criu, version_text
+from ...freeze.criu_program import CriuProgram, version_text
 from ...store import Writer
 from ...store.retention import keep_last, keep_under
 from .. import comparison, fit, kept_files, needs, ports
+from ..deputy import usable_criu
 from ..gpu_freeze import GpuFreeze
 from ..link import AgentSilent, Link
-from ..namespace import Namespace, run_path
+from ..namespace import Namespace
 from ..staging import Staging
 from ..summary import is_of, summary
-from .criu_run import run_criu
-from .parts import CRIU_IMAGES, KERNEL_LOG, VRAM
+from . import criu_run
+from .parts import CRIU_IMAGES, VRAM
 from .stages import Stages
 
 if TYPE_CHECKING:
@@ -45,15 +46,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("gpuckpt.keeper")
 
 _AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
-
-_AT_POST_DUMP = """#!/bin/sh
-# criu runs this at every stage of a dump. At this one the dump is done and the kernel still frozen: what lies in its
-# /dev/shm belongs to the same instant as its memory.
-[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] || exit 0
-tar -c -f "$GPUCKPT_SNAPSHOT/shm.tar" --one-file-system -C /dev/shm \\
-    --exclude=./gpuckpt --exclude=./gpuckpt-staging --exclude=./gpuckpt-vram . &&
-cp "$GPUCKPT_LOG" "$GPUCKPT_SNAPSHOT/kernel.log"
-"""
 
 Check = Callable[[int, Mapping[str, Any]], None]
 """Refuses, before a freeze, what could not be done with the kernel's private bytes and `cuda.describe` of it."""
@@ -83,7 +75,7 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     space = keeper.namespace()
     # What lives from the files of a snapshot is no use without them.
     with_files = bool(args.get("with_files")) or keeper.state.own_files
-    program = await asyncio.to_thread(find_criu)
+    program = await asyncio.to_thread(usable_criu)
     begin = functools.partial(
         keeper.store.writer, operation.name, replace=bool(args.get("replace")), quota=settings.store_quota()
     )
@@ -259,14 +251,6 @@ async def _freeze(
 ) -> tuple[Staging, Frozen]:
     """Freeze the kernel's tree, take it, and let it run on; what criu wrote is in the staging."""
     space, worker = keeper.namespace(), keeper.worker
-    script = keeper.folder.path / "post-dump"
-    script.write_text(_AT_POST_DUMP)
-    script.chmod(0o700)
-    environment = {
-        **program.environment(),
-        "GPUCKPT_SNAPSHOT": str(directory),
-        "GPUCKPT_LOG": run_path(KERNEL_LOG),
-    }
     kernel = space.outer(keeper.state.kernel_pid)
     if kernel is None:
         raise KernelLost("The kernel has ended.", "", "Restart it.")
@@ -313,12 +297,12 @@ async def _freeze(
         await gpu.freeze(parks)
         try:
             staging.open_for(private + in_vram - gpu.taken())
-            await run_criu(
+            await criu_run.dump(
                 space,
                 program,
-                criu.dump_arguments(keeper.state.kernel_pid, staging.inside, script, settings.criu_timeout()),
-                environment,
-                staging.outside / criu.DUMP_LOG,
+                keeper.state.kernel_pid,
+                (staging.outside, staging.inside),
+                directory,
                 SaveFailed("The kernel could not be saved; it goes on as before."),
                 criu_runs,
             )
