@@ -31,7 +31,7 @@ from ..keeper.deputy import MESSAGE_LIMIT
 from . import cgroups, images
 from .person import Person, has_only
 from .register import Register
-from .rights import CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE, become
+from .rights import CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE, act_as, become
 
 __all__ = ["Deputy"]
 
@@ -54,16 +54,17 @@ class Deputy:
 
     def __init__(self, connection: socket.socket, program: CriuProgram, register: Register) -> None:
         self._connection, self._program, self._register = connection, program, register
-        self._person: Person | None = None
         self._pid, self._pidfd = 0, -1
 
     def serve(self) -> None:
         """Answer until the other side hangs up, or says what is no request."""
+        person: Person | None = None
+        refusal: dict[str, Any] = {}
         try:
-            self._person = Person.at(self._connection)
+            person = Person.at(self._connection)
         except GpuckptError as e:
-            self._say({"error": e.as_dict()})
-            return
+            log.warning("a process was refused: %s", e.why)
+            refusal = {"error": e.as_dict()}
         while True:
             message, descriptors, flags, _ = socket.recv_fds(self._connection, MESSAGE_LIMIT, _DESCRIPTORS)
             for descriptor in descriptors:
@@ -71,7 +72,10 @@ class Deputy:
             try:
                 if not message or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                     return
-                self._say(self._answer(self._person, message, descriptors))
+                if person is None:
+                    self._say(refusal)
+                    return
+                self._say(self._answer(person, message, descriptors))
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -343,6 +347,8 @@ def _make_namespaces(person: Person, run_dir: int, listener: int, report: int) -
     os.setsid()
     cgroups.join(person.cgroups)
     # A folder is bound from the mount namespace that it is seen in, and only the working folder follows into a new one.
+    # No right of root's is wanted for the user's folders, nor had by a broker with few capabilities.
+    act_as(person.uid, person.gid)
     os.fchdir(run_dir)
     _check(_libc.unshare(sleeper_program.CLONE_NEWPID | sleeper_program.CLONE_NEWNS), "unshare")
     pid = os.fork()

@@ -50,8 +50,10 @@ def lay_out(folder: int, at: str, person: Person) -> None:
     _mount("gpuckpt-images", at, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
     user = os.path.join(at, USER_FOLDER)  # noqa: PTH118
     os.mkdir(user, 0o700)  # noqa: PTH102
+    act_as(person.uid, person.gid)
     os.fchdir(folder)
     _mount(".", user, "", MS_BIND, "")
+    act_as(0, 0)
     os.setgroups(person.groups)
     left = _MUCH
     for name in os.listdir(folder):

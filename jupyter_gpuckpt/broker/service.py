@@ -23,6 +23,7 @@ from ..freeze import criu
 from ..freeze.criu_program import CriuProgram, find_criu, version_text
 from .deputy import Deputy
 from .register import Register
+from .rights import act_as
 
 __all__ = ["run"]
 
@@ -97,8 +98,9 @@ def _listener(group: str) -> socket.socket:
             other.connect(str(path))
         raise Refused("The broker was not started.", f"Another one listens at {path}.", "Use that one, or end it.")
     path.unlink(missing_ok=True)
+    act_as(0, gid)  # it is of that group from the first moment
     listener.bind(str(path))
-    os.chown(path, 0, gid)
+    act_as(0, 0)
     path.chmod(0o660)
     listener.listen(_BACKLOG)
     return listener
