@@ -11,9 +11,22 @@ from pathlib import Path
 
 from .person import Person
 
-__all__ = ["CAP_CHECKPOINT_RESTORE", "CAP_SYS_PTRACE", "act_as", "become"]
+__all__ = ["CAP_CHECKPOINT_RESTORE", "CAP_SYS_PTRACE", "NEEDED", "act_as", "become"]
 
 CAP_SYS_PTRACE, CAP_CHECKPOINT_RESTORE = 19, 40  # linux/capability.h
+
+NEEDED = (
+    "CAP_SYS_ADMIN",  # namespaces and mounts
+    "CAP_SYS_CHROOT",  # entering a mount namespace
+    "CAP_SYS_PTRACE",  # looking at users' processes
+    "CAP_SETUID",
+    "CAP_SETGID",
+    "CAP_SETPCAP",  # dropping capabilities for good
+    "CAP_CHECKPOINT_RESTORE",
+    "CAP_KILL",  # ending a criu that hangs
+    "CAP_SYS_RESOURCE",  # giving users' limits to their kernels, where they are higher than its own
+)
+"""The capabilities that the broker has any use for. It works without the last two."""
 
 _PR_SET_KEEPCAPS, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _RAISE = 8, 24, 38, 47, 2
 _LAST_CAPABILITY = int(Path("/proc/sys/kernel/cap_last_cap").read_text())

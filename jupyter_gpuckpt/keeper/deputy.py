@@ -185,9 +185,9 @@ class Deputy:
 
 def _no_broker(path: Path, why: str) -> Unavailable:
     return Unavailable(
-        "Kernels cannot be saved on this machine by this user.",
-        f"This is user {os.geteuid()}, and the broker, which does for users what needs root, does not answer at "
-        f"{path}: {why}.",
-        "Ask whoever has root for `sudo jupyter gpuckpt broker install`, and to let you use it (its group is told "
-        "there); or start the Jupyter server as root, for example in a container of its own.",
+        "Kernels cannot be saved on this machine.",
+        f"This is user {os.geteuid()}, and CRIU needs root; the broker, which does for users what needs it, does not "
+        f"answer at {path}: {why}.",
+        "Start the Jupyter server as root, for example in a container of its own; or ask whoever has root for `sudo "
+        "jupyter gpuckpt broker install`, and to be put into its group.",
     )

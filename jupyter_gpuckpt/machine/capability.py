@@ -39,7 +39,7 @@ def why_unavailable() -> Unavailable | None:
         try:
             usable_criu()  # asks the broker
         except GpuckptError as error:
-            return Unavailable(_WHAT, f"{error.what} {error.why}", error.then)
+            return Unavailable(_WHAT, error.why, error.then)
         return None
     missing = missing_capabilities()
     if missing:

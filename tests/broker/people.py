@@ -95,7 +95,7 @@ class Person:
             umask=machine.umask,
         )
         os.close(write)
-        self._told = open(read)
+        self._told = os.fdopen(read)
 
     def does(self, *code: str) -> Any:
         """Execute statements, the last of which is an expression; return its value. Names last."""
