@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import logging
 import math
@@ -42,7 +43,7 @@ _MOST_PIDS = 1 << 22  # proc(5), pid_max
 _DESCRIPTORS = 4  # that a request may bring
 _LISTENER, _IMAGES, _SNAPSHOT = 100, 101, 102
 """The descriptors of a sleeper's socket, and of criu's folders: numbers that a deputy does not use otherwise."""
-_START_TIMEOUT = 20.0  # seconds
+_START_TIMEOUT, _CHECK_TIMEOUT = 20.0, 60.0  # seconds
 _KERNEL_LOG, _CRIU_OUTPUT = "kernel.log", "criu.out"
 """In the run folder."""
 
@@ -112,9 +113,11 @@ class Deputy:
         if given == ("hold", ["pid"], 0):
             return self._hold(person, _number(arguments["pid"]))
         if given == ("next_pid", ["after"], 0):
-            return self._next_pid(_number(arguments["after"]))
+            return self._next_pid(person, _number(arguments["after"]))
         if given == ("dump", ["pid", "seconds"], 2):
             return self._dump(person, _number(arguments["pid"]), _seconds(arguments["seconds"]), *descriptors)
+        if given == ("check", [], 1):
+            return self._check_images(person, *descriptors)
         if given == ("restore", ["seconds"], 1):
             return self._restore(person, _seconds(arguments["seconds"]), *descriptors)
         raise _nonsense()
@@ -167,11 +170,11 @@ class Deputy:
         self._pidfd = os.pidfd_open(pid)
         self._pid = pid
 
-    def _next_pid(self, after: int) -> bool:
+    def _next_pid(self, person: Person, after: int) -> bool:
         def work() -> None:
             Path("/proc/sys/kernel/ns_last_pid").write_text(str(after))
 
-        return self._inside(work, _START_TIMEOUT) == 0
+        return self._inside(person, work, _START_TIMEOUT) == 0
 
     # -- criu
 
@@ -189,7 +192,7 @@ class Deputy:
             become(person, capabilities)
             self._become_criu(arguments)
 
-        return self._inside(work, seconds)
+        return self._inside(person, work, seconds)
 
     def _restore(self, person: Person, seconds: float, folder: int) -> int | None:
         _refuse_strange_folder(person, folder)
@@ -204,7 +207,13 @@ class Deputy:
             become(person, [CAP_CHECKPOINT_RESTORE])
             self._become_criu(arguments)
 
-        return self._inside(work, seconds, lambda: images.take_away(at))
+        return self._inside(person, work, seconds, lambda: images.take_away(at))
+
+    def _check_images(self, person: Person, folder: int) -> bool:
+        _refuse_strange_folder(person, folder)
+        at = self._register.images_at
+        lay_out = functools.partial(images.lay_out, folder, at, person)
+        return self._inside(person, lay_out, _CHECK_TIMEOUT, lambda: images.take_away(at)) == 0
 
     def _become_criu(self, arguments: Sequence[str]) -> NoReturn:
         run_dir = settings.NAMESPACE_RUN_DIR
@@ -234,7 +243,7 @@ class Deputy:
     # -- inside
 
     def _inside(
-        self, work: Callable[[], None], seconds: float, afterwards: Callable[[], None] = lambda: None
+        self, person: Person, work: Callable[[], None], seconds: float, afterwards: Callable[[], None] = lambda: None
     ) -> int | None:
         """Do something in a process of the sleeper's namespaces; return its exit status, None if it took too long.
 
@@ -248,7 +257,7 @@ class Deputy:
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
-            _in_child(lambda: _run_inside(self._pidfd, work, seconds, afterwards, write), write)
+            _in_child(lambda: _run_inside(person, self._pidfd, work, seconds, afterwards, write), write)
         os.close(write)
         said: dict[str, Any] = {}
         for line in _lines(child, read, seconds + _START_TIMEOUT):
@@ -375,9 +384,10 @@ def _become_sleeper(person: Person, listener: int) -> None:
 
 
 def _run_inside(
-    sleeper: int, work: Callable[[], None], seconds: float, afterwards: Callable[[], None], report: int
+    person: Person, sleeper: int, work: Callable[[], None], seconds: float, afterwards: Callable[[], None], report: int
 ) -> None:
     """Enter the namespaces, have a child do the work, and tell how it ended."""
+    cgroups.join(person.cgroups)  # what criu restores is where criu is
     _check(_libc.setns(sleeper, sleeper_program.CLONE_NEWPID | sleeper_program.CLONE_NEWNS), "setns")
     os.chdir("/")
     child = os.fork()

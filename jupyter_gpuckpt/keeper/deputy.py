@@ -13,6 +13,7 @@ start                           run folder, bound socket     the pid of a new sl
 hold        pid                                              true: an earlier deputy started that sleeper
 next_pid    after                                            true
 dump        pid, seconds        images, snapshot folders     criu's exit status
+check                           images folder                true: a restore of these would not be refused
 restore     seconds             images folder                criu's exit status
 ==========  ==================  ===========================  ============================================
 """
@@ -35,7 +36,7 @@ __all__ = ["MESSAGE_LIMIT", "Deputy", "is_needed", "usable_criu"]
 
 MESSAGE_LIMIT = 64 << 10
 """The longest message, in bytes."""
-_ANSWER = 30.0  # how long a deputy may be silent, in seconds
+_ANSWER, _CHECK = 30.0, 120.0  # how long a deputy may be silent, in seconds
 _TIME_TO_END = 30.0  # how much longer than criu itself its deputy may take, in seconds
 
 
@@ -134,6 +135,19 @@ class Deputy:
         GpuckptError : it was refused.
         """
         return self._run_criu("dump", {"pid": pid, "seconds": seconds}, (images, snapshot), started)
+
+    def check(self, images: Path) -> None:
+        """Refuse images that a restore here would refuse; the folder is named as the sleeper sees it.
+
+        Raises
+        ------
+        Refused : they would give their processes other rights than this user has.
+        """
+        folder = os.open(images, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._ask("check", descriptors=[folder], seconds=_CHECK)
+        finally:
+            os.close(folder)
 
     def restore(self, images: Path, seconds: float) -> int:
         """Have criu restore a tree into the sleeper; return its exit status. Raises as `dump` does."""

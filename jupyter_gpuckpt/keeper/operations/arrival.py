@@ -159,6 +159,9 @@ class Arrival:
             )
         if self.placement is not None:
             await self.placement.place()
+        if self.space.deputy is not None:
+            work = Path(self.files_inside, CRIU_IMAGES)
+            await asyncio.to_thread(self.space.deputy.check, self.space.path(str(work)))
 
     async def refuse_without_criu(self, program: CriuProgram) -> None:
         """Refuse a restore for which criu does not start any more: a C library of the snapshot's own stands in its way.
