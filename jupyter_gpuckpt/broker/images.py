@@ -93,10 +93,13 @@ def _read(folder: int, name: str, most: int, person: Person) -> bytes:
         raise _refused(f"{name} cannot be opened by its user: {e.strerror}") from e
     finally:
         act_as(0, 0)
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise _refused(f"{name} is no file")
-        raw = file.read(most + 1)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            raw = file.read(most + 1)
+    finally:
+        os.close(descriptor)
     if len(raw) > most:
         raise _refused(f"its images have more than {_MUCH >> 20} MiB beside memory")
     return raw

@@ -131,7 +131,8 @@ class _Broker:
             self._reap()
             if self._listener in ready:
                 with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
-                    self._accept()
+                    for _ in range(_BACKLOG):
+                        self._accept()
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()

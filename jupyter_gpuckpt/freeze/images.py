@@ -187,6 +187,8 @@ def rewrite_core(raw: bytes, judge: Callable[[Any], None]) -> bytes:
             out += _packed(e)
     except (struct.error, DecodeError) as error:
         raise ValueError(f"an image cannot be read: {error}") from error
+    if len(out) <= 8:
+        raise ValueError("an image is empty")
     return bytes(out)
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,8 @@ class Deputy:
     def __init__(self) -> None:
         path = settings.broker_socket()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.settimeout(_ANSWER)
+        # Others may keep the broker busy: connecting waits for its turn, as only a blocking socket does (unix(7)).
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_ANSWER), 0))
         try:
             with short_path(path) as short:
                 self._socket.connect(short)

@@ -13,13 +13,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from notebooks import wait_until
 
 from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.freeze.processes import descendants
 
 GROUP, GID = "gpuckpt-test", 61_800
 _FIRST_UID = 61_801
@@ -56,6 +58,20 @@ for name in ("passwd", "group"):
 os.execv(argv[0], argv)
 """
 
+_ACTIVATE = """
+import os, socket, sys
+path, gid, *argv = sys.argv[1:]
+os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(path)
+os.chown(path, 0, int(gid))
+os.chmod(path, 0o660)
+listener.listen()
+held = os.dup(listener.fileno())
+os.dup2(held, 3)
+os.execve(argv[0], argv, {**os.environ, "LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"})
+"""
+
 _PERSON = """
 import contextlib, io, json, sys, traceback
 sys.path[:0] = {paths!r}
@@ -66,7 +82,12 @@ for line in sys.stdin:
         *statements, last = json.loads(line)
         for statement in statements:
             exec(statement, names)
-        answer = {{"value": eval(last, names)}}
+        try:
+            value = compile(last, "<told>", "eval")
+        except SyntaxError:
+            exec(last, names)
+            value = "None"
+        answer = {{"value": eval(value, names)}}
     except BaseException:
         answer = {{"error": traceback.format_exc()}}
     print(json.dumps(answer, default=str), file=told, flush=True)
@@ -76,7 +97,16 @@ for line in sys.stdin:
 class Person:
     """A process of a user's, which runs Python as it is told to."""
 
-    def __init__(self, machine: Machine, name: str, *, wrapper: Sequence[str] = (), groups: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        name: str,
+        *,
+        before: Sequence[str] = (),
+        wrapper: Sequence[str] = (),
+        groups: Sequence[int] = (),
+    ) -> None:
+        """Start it by `before`, programs that are run as root, and `wrapper`, which are run as the user."""
         self.name, self.uid = name, UIDS[name]
         self.home = machine.folder / name
         self.environment = machine.environment_of(name)
@@ -86,7 +116,7 @@ class Person:
         ids = [f"--reuid={self.uid}", f"--regid={self.uid}"]
         ids.append(f"--groups={','.join(map(str, listed))}" if listed else "--clear-groups")
         self._process = subprocess.Popen(
-            [*machine.entering, "setpriv", *ids, "--", *wrapper, sys.executable, "-c", script, str(write)],
+            [*before, *machine.entering, "setpriv", *ids, "--", *wrapper, sys.executable, "-c", script, str(write)],
             cwd="/",
             env=self.environment,
             stdin=subprocess.PIPE,
@@ -98,7 +128,7 @@ class Person:
         self._told = os.fdopen(read)
 
     def does(self, *code: str) -> Any:
-        """Execute statements, the last of which is an expression; return its value. Names last."""
+        """Execute statements; return the value of the last one, if it is an expression. Names last."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([*code[:-1], code[-1]]) + "\n")
         self._process.stdin.flush()
@@ -129,19 +159,24 @@ class Person:
         return str(self.does(f"notebook.fails({cell!r}).text"))
 
     def close(self) -> None:
-        with contextlib.suppress(AssertionError, OSError):
-            self.does("notebook.close() if 'notebook' in globals() else None")
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        self._process.wait(30)
-        self._told.close()
+        if self._told.closed:
+            return
+        try:
+            self.does(
+                "from jupyter_gpuckpt.keeper import client",
+                "notebook.close() if 'notebook' in globals() else None",
+                "[client.connect(folder).request('close') for folder in client.folders()]",  # copies
+            )
+        finally:
+            self._process.kill()
+            self._process.communicate()
+            self._told.close()
 
 
 class Machine:
     """The namespace, its broker and its people."""
 
-    def __init__(self, *, wrapper: Sequence[str] = (), umask: int = 0o022) -> None:
+    def __init__(self, *, wrapper: Sequence[str] = (), umask: int = 0o022, activated: bool = False) -> None:
         self.umask = umask
         self.folder = Path(tempfile.mkdtemp(prefix="gpuckpt-broker-"))
         self.folder.chmod(0o755)
@@ -156,22 +191,43 @@ class Machine:
         ways |= {str(settings.criu_prefix()), os.path.realpath(sys.base_prefix)}
         if named := settings.named_criu():
             ways.add(named)
-        broker = [*wrapper, sys.executable, "-I", "-m", "jupyter_gpuckpt.broker", GROUP]
-        environment = {
+        self.environment = {
             "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
             "GPUCKPT_BROKER": str(self.socket),
             "GPUCKPT_CRIU_PREFIX": str(settings.criu_prefix()),
             **({"GPUCKPT_CRIU": named} if named else {}),
         }
+        # The namespace is held by a process that does nothing.
         python = [sys.executable, "-I", "-c", _OPEN_WAYS, str(self.folder), *sorted(ways), "--"]
-        unshare = ["unshare", "--mount", "--propagation", "private"]
-        which = shutil.which(broker[0]) or broker[0]
+        ready = self.folder / "ready"
+        hold = ["/bin/sh", "-c", f"touch {ready}; exec sleep infinity"]
+        self._holder = subprocess.Popen(["unshare", "--mount", "--propagation", "private", *python, *hold], cwd="/")
+        wait_until(lambda: self._holder.poll() is not None or ready.exists(), 30)
+        self.entering = ["nsenter", "--mount", f"--target={self._holder.pid}"]
+        activating = [sys.executable, "-I", "-c", _ACTIVATE, str(self.socket), str(GID)] if activated else []
+        self._argv = [*self.entering, *activating, *wrapper, *self._broker_argv(GROUP)]
+        self._start()
+
+    @staticmethod
+    def _broker_argv(group: str) -> list[str]:
+        return [sys.executable, "-I", "-m", "jupyter_gpuckpt.broker", group]
+
+    def _start(self) -> None:
         with self.log.open("w") as log:
             self._broker = subprocess.Popen(
-                [*unshare, *python, which, *broker[1:]], cwd="/", env=environment, stdout=log, stderr=log, umask=umask
+                self._argv, cwd="/", env=self.environment, stdout=log, stderr=log, umask=self.umask
             )
-        self.entering = ["nsenter", "--mount", f"--target={self._broker.pid}"]
         wait_until(lambda: self._broker.poll() is not None or "listens" in self.log.read_text(), 30)
+
+    def restart(self) -> None:
+        """End the broker, and start another."""
+        self._broker.terminate()
+        self._broker.wait(30)
+        self._start()
+
+    def second_broker(self, group: str) -> subprocess.CompletedProcess[str]:
+        """Start another broker at the same socket; return when it has ended."""
+        return self.as_root(*self._broker_argv(group), environment=self.environment)
 
     def _write_users(self) -> None:
         users = [f"{name}:x:{uid}:{uid}::{self.folder / name}:/bin/sh" for name, uid in UIDS.items()]
@@ -201,10 +257,6 @@ class Machine:
         """Why there is no broker; empty where there is one."""
         return "" if self._broker.poll() is None else self.log.read_text()
 
-    @property
-    def broker_pid(self) -> int:
-        return self._broker.pid
-
     def person(self, name: str, **kwargs: Any) -> Person:
         person = Person(self, name, **kwargs)
         self._people.append(person)
@@ -215,9 +267,43 @@ class Machine:
             [*self.entering, *argv], env=environment, cwd="/", capture_output=True, text=True, timeout=60, check=False
         )
 
+    def wait_for_process(self, sleeper: int, name: str) -> None:
+        """Wait until a program of this name runs in a sleeper's namespace."""
+        wait_until(lambda: self.processes_of(sleeper, name))
+
+    @staticmethod
+    def processes_of(sleeper: int, name: str) -> list[int]:
+        """Return the pids of the programs of this name in a sleeper's namespace that root has put there."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                same = (path / "ns/pid").readlink() == Path(f"/proc/{sleeper}/ns/pid").readlink()
+                if same and (path / "comm").read_text().strip() == name and path.stat().st_uid == 0:
+                    found.append(int(path.name))
+        return found
+
+    def children(self) -> int:
+        """Return how many processes the broker has: deputies, and what they leave to it."""
+        return len(descendants(self._broker.pid))
+
+    @staticmethod
+    def settled(look: Callable[[], Any]) -> Any:
+        """Return what there is once nothing ends any more: twice the same, a while apart."""
+        seen = [look()]
+
+        def same() -> bool:
+            time.sleep(0.3)
+            seen.append(look())
+            return bool(seen[-1] == seen[-2])
+
+        wait_until(same, 30)
+        return seen[-1]
+
     def close(self) -> None:
         for person in self._people:
-            person.close()
-        self._broker.terminate()
-        self._broker.wait(30)
+            with contextlib.suppress(AssertionError, OSError):
+                person.close()
+        for process in (self._broker, self._holder):
+            process.terminate()
+            process.wait(30)
         shutil.rmtree(self.folder)

@@ -1,0 +1,56 @@
+"""A machine with a broker and its people, shared by the tests of a module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+from people import Machine, Person
+
+
+def _machine() -> Machine:
+    if os.geteuid() != 0:
+        pytest.skip("starting a broker, and processes of several users, takes root")
+    machine = Machine()
+    if why := machine.why_not:
+        machine.close()
+        if "can be changed by others than root" in why:
+            pytest.skip(f"no broker starts from here: {why.strip().splitlines()[-2]}")
+        raise AssertionError(why)
+    return machine
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    machine = _machine()
+    yield machine
+    machine.close()
+
+
+@pytest.fixture(scope="module")
+def alice(machine: Machine) -> Person:
+    """Alice, with a kernel."""
+    alice = machine.person("alice")
+    alice.starts_kernel()
+    return alice
+
+
+@pytest.fixture(scope="module")
+def bob(machine: Machine) -> Person:
+    """Bob, who may use the broker too."""
+    return machine.person("bob")
+
+
+@pytest.fixture
+def person(machine: Machine) -> Iterator[Callable[..., Person]]:
+    """Make more people, for one test."""
+    made: list[Person] = []
+
+    def make(name: str, **kwargs: object) -> Person:
+        made.append(machine.person(name, **kwargs))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
