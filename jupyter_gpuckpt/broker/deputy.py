@@ -233,7 +233,8 @@ class Deputy:
         """Refuse to dump what is not the user's alone: root's, set-user-id, or with capabilities."""
         for pid in processes.descendants(self._pid):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if not has_only(pid, person.uid, person.gid):
+                dead = processes.start_time(pid) is None  # a restored one has what criu had when it made it
+                if not dead and not has_only(pid, person.uid, person.gid):
                     raise Refused(
                         "The save was refused; nothing was touched.",
                         f"Process {pid} ({processes.name(pid)}) in it has other rights than user {person.uid} has.",

@@ -99,7 +99,8 @@ async def _outcome(run: Coroutine[Any, Any, int], log_file: Path, failure: Gpuck
     except OSError as e:
         status, why = 1, f"criu could not be started: {e}"
     except GpuckptError as e:  # the broker's
-        status, why = 1, f"{e.what} {e.why}"
+        failure.why, failure.then = f"{e.what} {e.why}", e.then
+        raise failure from e
     if status == 0:
         return
     kept_log = criu_logs.keep(log_file)
