@@ -233,14 +233,20 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             folder, self._folder = self._folder, None
             if folder is None:
                 return
+            writing = None
             try:
                 keeper = self._keeper = self._keeper or client.connect(folder)
-                keeper.request("close", timeout=_ANSWER_TIMEOUT)  # it lets hear of itself for as long as it takes
+                # It lets hear of itself for as long as it takes.
+                writing = keeper.request("close", timeout=_ANSWER_TIMEOUT)["writing"]
             except GpuckptError as e:
                 if folder.path.exists():
                     self.log.warning("Kernel %s is ended by force: %s", self.kernel_id, e)
                 client.end(folder)
             self._hang_up()
+            if writing is not None and self._process is not None:
+                self.log.info("The snapshot %s is still being written; its keeper ends when it is.", writing)
+                threading.Thread(target=self._process.wait, daemon=True).start()
+                self._process = None
             if self._process is not None:
                 try:
                     self._process.wait(_ANSWER_TIMEOUT)

@@ -117,6 +117,11 @@ def parking() -> bool:
     return os.environ.get("GPUCKPT_PARKING", "").lower() not in ("off", "0", "no", "false")
 
 
+def save_patience() -> float:
+    """Return how long a cell that saves waits for the disk before it goes on (``GPUCKPT_SAVE_WAIT``), in seconds."""
+    return _seconds("GPUCKPT_SAVE_WAIT", 0.5)
+
+
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 

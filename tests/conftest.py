@@ -31,6 +31,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("IPYTHONDIR", "ipython"),
     ):
         monkeypatch.setenv(variable, str(tmp_path / name))
+    # Elsewhere than in the tests of it, what is said to be saved is on the disk at once.
+    monkeypatch.setenv("GPUCKPT_SAVE_WAIT", "600")
     yield
     for folder in tmp_path.glob("runtime/gpuckpt/*/"):
         with contextlib.suppress(GpuckptError, OSError), client.connect(KernelFolder(folder)) as keeper:

@@ -23,6 +23,8 @@ _PEER_SAFE = 448 << 20
 """Bytes up to which no single allocation was seen to stand in the way of peer access after a restore; 512 MiB does."""
 _CONTEXT = 1 << 30
 """Bytes of GPU memory that a context takes at most, with the programs loaded into it (0.5 to 0.7 GiB with torch)."""
+_UNSEEN = 3 << 29
+"""Bytes that a context takes at most with NCCL's programs (1 GiB): more is GPU memory that was not found."""
 
 _FORK_SETTLES = 0.2
 """Seconds after which a child that is about to start another program has done so."""
@@ -299,7 +301,7 @@ def _peers_can_be_had_back(pid: int, known: Mapping[str, int], held: int, gpus: 
     Measured (580.159, H200): `cuCtxEnablePeerAccess` then gives CUDA_ERROR_INVALID_HANDLE where an allocation of
     `cudaMalloc` has 512 MiB or more, and works with smaller ones, and with expandable segments of any size.
     """
-    if known["largest"] <= _PEER_SAFE and held - known["total"] <= gpus * _CONTEXT:
+    if known["largest"] <= _PEER_SAFE and held - known["total"] <= gpus * _UNSEEN:
         return
     raise Refused(
         _NOT_TOUCHED,

@@ -32,6 +32,7 @@ from .operations.parts import CAPTURE, KERNEL_LOG, WORKING_COPY
 from .operations.recover import recover
 from .operations.restore import restore
 from .operations.save import save
+from .operations.stages import Stages
 from .protocol import LINE_LIMIT, peer_pid, peer_uid, short_path
 from .record import SOCKET, KernelFolder, Operation, now
 from .summary import details, listing, summary
@@ -78,6 +79,8 @@ class Keeper:
         self._attached: set[asyncio.StreamWriter] = set()
         self._watch: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._queued: list[Operation] = []
+        self._shut_down = False
 
     # -- the kernel's life
 
@@ -242,22 +245,33 @@ class Keeper:
             await self.ended(-signal.SIGKILL)
 
     async def shut_down(self) -> None:
-        """End the kernel and all of its processes, and what is under way; remove its folder."""
-        self.ending = True
+        """End the kernel and all of its processes, and what is under way; remove its folder.
+
+        A save that is being written goes on: what was taken is not the kernel's any more.
+        """
+        if self._shut_down:
+            return  # the folder may be another keeper's by now
+        self._shut_down = self.ending = True
         self.let_go()
-        if self.operation is not None:
+        if self.operation is not None and not self.operation.writing:
             self.operation.cancelling.set()
         for space in self._spaces:
             await space.kill()
         if self.link is not None:
             self.link.close()
         await asyncio.to_thread(self.worker.close)
-        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(self.idle.wait(), _PATIENCE)
+        if self.writes is None:
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(self.idle.wait(), _PATIENCE)
         if self.launch.copy_of and not self._attached:
             # Nobody else will: it was written for the fork.
             Path(self.launch.connection_file).unlink(missing_ok=True)
         self.folder.remove()
+
+    @property
+    def writes(self) -> str | None:
+        """The name of the snapshot that is being written while the kernel runs on; None for none."""
+        return self.operation.name if self.operation is not None and self.operation.writing else None
 
     def save_state(self) -> None:
         """Write down where the kernel is, for the keeper that comes after this one.
@@ -266,7 +280,8 @@ class Keeper:
         ------
         OSError : it could not be written.
         """
-        self.folder.write_state(self.state)
+        if not self._shut_down:
+            self.folder.write_state(self.state)
 
     def note_state(self) -> None:
         """Write down where the kernel is, if that can be done: it has changed already."""
@@ -288,7 +303,7 @@ class Keeper:
         if op == "status":
             return self.status()
         if op == "cancel":
-            return self._cancel()
+            return self._cancel(str(args.get("kind") or ""))
         if op == "signal":
             return self._signal(int(args["signum"]))
         if op == "save":
@@ -301,7 +316,9 @@ class Keeper:
         if op == "move":
             return await self._exclusively("move", "this kernel", move, args, tell)
         if op == "list":
-            return await asyncio.to_thread(listing, self.store)
+            return {**await asyncio.to_thread(listing, self.store), "writing": self.writes}
+        if self.writes is not None and self.writes in args.values():
+            await self.idle.wait()
         if op == "show":
             return details(await asyncio.to_thread(self.store.get, str(args["name"])))
         if op == "diff":
@@ -330,6 +347,8 @@ class Keeper:
         await self.held.wait()
         if self.operation is not None and self.operation.answering:
             await self.idle.wait()
+        if self.operation is not None and self.operation.writing:
+            await self._until_written(Operation(kind, name), tell)
         self.namespace()
         if self.operation is not None:
             under_way = self.operation
@@ -349,18 +368,31 @@ class Keeper:
                 self.note_state()
             self.idle.set()
 
+    async def _until_written(self, operation: Operation, tell: Tell) -> None:
+        """Let an operation wait for the save before it, whose kernel runs on already, to be on the disk."""
+        stages = Stages(operation, tell)
+        self._queued.append(operation)
+        try:
+            assert self.operation is not None
+            await stages.enter(f"waiting until {self.operation.name} is written")
+            await stages.or_cancelled(self.idle.wait())
+        finally:
+            self._queued.remove(operation)
+
     def status(self) -> dict[str, Any]:
         """Return what the kernel is doing, for listings."""
         tree = processes.descendants(self.space.pid) if self.space is not None else []
         operation = self.operation
         pid = self.space.outer(self.state.kernel_pid) if self.space is not None else None
-        word = _DOING.get(operation.kind if operation else "")
+        word = _DOING.get(operation.kind) if operation is not None and not operation.writing else None
         return {
             "kernel_id": self.launch.kernel_id,
             "name": self.launch.name,
             "notebook": self.launch.notebook,
             "connection_file": self.launch.connection_file,
             "state": "ended" if self.exit_status is not None else word or "running",
+            "writing": self.writes,
+            "queued": [queued.kind for queued in self._queued],
             "stage": operation.stage if operation else "",
             "pid": pid,
             "keeper_pid": os.getpid(),
@@ -393,11 +425,14 @@ class Keeper:
             ) from None
         return found
 
-    def _cancel(self) -> bool:
-        if self.operation is None or not self.operation.cancellable:
-            return False
-        self.operation.cancelling.set()
-        return True
+    def _cancel(self, kind: str) -> bool:
+        """Cancel the operation of this kind, or the one there is; what waits for its turn comes first."""
+        present = [*self._queued, *([self.operation] if self.operation is not None else [])]
+        for operation in present:
+            if kind in ("", operation.kind) and operation.cancellable:
+                operation.cancelling.set()
+                return True
+        return False
 
     def _signal(self, signum: int) -> bool:
         """Send a signal to the kernel's process group, as the kernel manager would; False when there is none now."""
@@ -509,7 +544,7 @@ class Keeper:
                 result: Any = None
             elif op == "close":
                 await self._with_pulse(self.shut_down(), tell)
-                result = None
+                result = {"writing": self.writes}
                 self.closing.set()
             else:
                 result = await self._with_pulse(self.do(op, args, tell), tell)
@@ -573,3 +608,5 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> 
         await asyncio.sleep(0)  # the last answers go out
     finally:
         await keeper.shut_down()
+        await keeper.idle.wait()
+        await asyncio.sleep(0)  # the last answers go out

@@ -201,5 +201,7 @@ class Operation:
     cancellable: bool = True
     answering: bool = False
     """Set when all is done but the answer: whoever has it may ask for the next operation."""
+    writing: bool = False
+    """Set when the kernel has been taken and runs again, and what was taken is being stored: others may wait for it."""
     cancelling: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it is to be cancelled, where `cancellable` says that it can be."""

@@ -44,12 +44,15 @@ class Staging:
     vram : the files that VRAM goes into.
     outside, inside : the folder that criu writes into, as the keeper names it and as the namespace does; known once it
         is `open_for` so many bytes.
+    in_memory : whether that folder lies in memory, so that the kernel does not stand still for the disk.
     """
 
     def __init__(self, space: Namespace, images: Path) -> None:
         self._space = space
         self._memory = space.path(settings.NAMESPACE_STAGING_DIR)
         self.outside, self.inside = images, str(images)
+        self.in_memory = False
+        self._kept: list[int] = []
         shutil.rmtree(self._memory, ignore_errors=True)  # of a save whose keeper was killed
         self.vram = vram_files(space)
         self.vram.discard()
@@ -58,9 +61,19 @@ class Staging:
         """Choose where criu writes so many bytes."""
         if fits_in_memory(self._space, needed):
             self.outside, self.inside = self._memory, settings.NAMESPACE_STAGING_DIR
+            self.in_memory = True
         self.outside.mkdir(mode=0o700)
+
+    def keep(self) -> None:
+        """Hold on to what was taken, also if the namespace ends: from now on the folders go by other names."""
+        for holder in (self, self.vram) if self.in_memory else (self.vram,):
+            fd = os.open(holder.outside, os.O_PATH | os.O_DIRECTORY)
+            self._kept.append(fd)
+            holder.outside = Path(f"/proc/self/fd/{fd}")
 
     def discard(self) -> None:
         """Free the memory."""
         self.vram.discard()
         shutil.rmtree(self._memory, ignore_errors=True)
+        while self._kept:
+            os.close(self._kept.pop())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -76,7 +77,12 @@ def origins(store: Store, name: str) -> list[dict[str, Any]]:
 
 def gpu_memory(manifest: Manifest) -> int:
     """Return the GPU memory that the saved processes held, in bytes."""
-    return sum(held for process in manifest.cuda.get("processes", []) for held in process.get("used", {}).values())
+    return held_by(manifest.cuda)
+
+
+def held_by(described: Mapping[str, Any]) -> int:
+    """Return the GPU memory, in bytes, of processes that `cuda.describe` tells of."""
+    return sum(held for process in described.get("processes", []) for held in process.get("used", {}).values())
 
 
 def is_of(manifest: Manifest, kernel_id: str, notebook: str) -> bool:

@@ -36,6 +36,8 @@ log = logging.getLogger("gpuckpt.agent")
 _ALIVE_EVERY = 0.5  # how often a waiting request looks whether the keeper still lives, in seconds
 _QUIET = 10.0  # after how long a silence a keeper, which is heard of every two seconds, is taken to hang, in seconds
 
+_PREPARED_FOR = frozenset({"save", "fork", "move"})
+"""What a cell asks for that the kernel is prepared for: the cell does nothing else meanwhile."""
 _MENDING = 5.0  # how long a restored kernel waits for the debugger to be mended, in seconds
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 
@@ -43,11 +45,19 @@ Progress = Callable[[dict[str, Any]], None]
 
 
 class _Waiting:
-    """A request to the keeper that has not been answered yet."""
+    """A request to the keeper that has not been answered yet.
 
-    def __init__(self, op: str) -> None:
+    Attributes
+    ----------
+    afterwards : takes what the keeper says after it has ``taken`` the kernel: the cell that asked does not wait for it.
+    """
+
+    def __init__(self, op: str, afterwards: Progress | None) -> None:
         self.op = op
         self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.afterwards = afterwards
+        self.is_left = False
+        """Whether nobody waits for the end of it any more."""
 
 
 class Agent:
@@ -92,8 +102,18 @@ class Agent:
 
     # -- what the kernel asks of the keeper
 
-    def request(self, op: str, args: dict[str, Any] | None = None, progress: Progress | None = None) -> Any:
+    def request(
+        self,
+        op: str,
+        args: dict[str, Any] | None = None,
+        progress: Progress | None = None,
+        afterwards: Progress | None = None,
+    ) -> Any:
         """Ask the keeper for an operation and wait for its result.
+
+        With `afterwards`, what a save has taken is returned, with ``taken`` set, when that is safe in memory and not
+        soon on the disk: `afterwards` is then called, in another thread, with each later progress, and with the
+        ``result`` or the ``error``.
 
         An interrupt asks the keeper to cancel, and the keeper's answer is waited for. A second one, or a keeper that
         has fallen silent, ends the waiting; what was asked for may then still be done.
@@ -110,7 +130,7 @@ class Agent:
                 "Use %gpuckpt in a cell.",
             )
         number = next(self._ids)
-        waiting = _Waiting(op)
+        waiting = _Waiting(op, afterwards)
         try:
             with _interrupts_into(waiting.messages):
                 with self._sending:
@@ -118,7 +138,8 @@ class Agent:
                     self._send({"request": number, "op": op, "args": args or {}})
                 return self._wait(waiting, progress)
         finally:
-            self._waiting.pop(number, None)
+            if not waiting.is_left:
+                self._waiting.pop(number, None)
 
     def _wait(self, waiting: _Waiting, progress: Progress | None) -> Any:
         interrupted = False
@@ -140,9 +161,11 @@ class Agent:
                 if interrupted:
                     raise KeyboardInterrupt
                 interrupted = True
-                self._send({"request": next(self._ids), "op": "cancel", "args": {}})
+                self._send({"request": next(self._ids), "op": "cancel", "args": {"kind": waiting.op}})
                 continue
             quiet = 0.0
+            if "taken" in message.get("progress", ()):
+                return {**message["progress"]["taken"], "taken": True}
             if "progress" in message:
                 if progress is not None:
                     progress(message["progress"])
@@ -184,9 +207,7 @@ class Agent:
 
     def _take(self, message: dict[str, Any]) -> None:
         if "for" in message:
-            waiting = self._waiting.get(message["for"])
-            if waiting is not None:
-                waiting.messages.put(message)
+            self._hear(message["for"], message)
             return
         if message["call"] == "new_keeper":
             self._new_keeper(message["id"])
@@ -194,6 +215,19 @@ class Agent:
             self._call(message)
         else:
             self._calls.put(partial(self._call, message))
+
+    def _hear(self, number: int, message: dict[str, Any]) -> None:
+        """Pass on what the keeper says about a request."""
+        waiting = self._waiting.get(number)
+        if waiting is None:
+            return
+        if waiting.is_left and waiting.afterwards is not None:
+            if "progress" not in message:
+                self._waiting.pop(number, None)
+            self._calls.put(partial(waiting.afterwards, message))
+            return
+        waiting.is_left = waiting.afterwards is not None and "taken" in message.get("progress", ())
+        waiting.messages.put(message)
 
     def _do_calls(self) -> None:
         """Run hooks and what waits for clients: a hook that hangs must not keep answers from the cell that waits."""
@@ -232,8 +266,8 @@ class Agent:
         self._calls.put(self._after_broken_save)
         # The new keeper passes over every request that comes before the reply: these, and no others, end here.
         with self._sending:
-            for waiting in list(self._waiting.values()):
-                waiting.messages.put({"error": _broken_off(waiting.op, "It has a new one: ask again.").as_dict()})
+            for request, waiting in list(self._waiting.items()):
+                self._hear(request, {"error": _broken_off(waiting.op, "It has a new one: ask again.").as_dict()})
             self._send({"reply": number, "result": None})
 
     def _after_broken_save(self) -> None:
@@ -258,8 +292,8 @@ class Agent:
         }
 
     def _is_busy(self) -> bool:
-        saving = any(waiting.op == "save" for waiting in self._waiting.values())
-        return self.cells.are_running() and not saving
+        waits = any(waiting.op in _PREPARED_FOR and not waiting.is_left for waiting in self._waiting.values())
+        return self.cells.are_running() and not waits
 
     def _after_save(self, error: dict[str, Any] | None) -> None:
         """The freeze is over in the kernel that was saved, or it did not come to one."""
@@ -326,11 +360,11 @@ class Agent:
             self._answer_restored(asked, account)
         else:
             self.cells.refuse_queued(asked)
-        for waiting in list(self._waiting.values()):
+        for number, waiting in list(self._waiting.items()):
             if waiting.op in ("save", "fork"):  # what was restored was taken for it
-                waiting.messages.put({"result": result})
+                self._hear(number, {"result": result})
             else:
-                waiting.messages.put({"error": _overtaken(waiting.op).as_dict()})
+                self._hear(number, {"error": _overtaken(waiting.op).as_dict()})
         # Not before the answer: clients may be long in coming back, and widgets take a moment to import.
         self._calls.put(partial(self._be_seen, asked.get("panels", []), "" if copy else str(result["name"])))
         return {"faults": faults}

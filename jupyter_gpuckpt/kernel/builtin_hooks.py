@@ -26,8 +26,8 @@ class Housekeeping:
         """Make the kernel small and savable.
 
         `busy` says whether a cell runs that does not wait for the save. Returns ``peers``: empty where no GPU of the
-        kernel had access to another's memory, and otherwise how much GPU memory torch has: ``total`` bytes, of it
-        ``largest`` in one allocation. All access is off now.
+        kernel had access to another's memory, and otherwise how much GPU memory it was found to have: ``total``
+        bytes, of it ``largest`` in one allocation. All access is off now.
 
         Raises
         ------
@@ -49,7 +49,7 @@ class Housekeeping:
             self._close_history()
         # The last thing before the freeze: torch's copies between GPUs must not run without it.
         self._peers = devices.disable_peer_access()
-        return {"peers": _torch_memory() if self._peers else {}}
+        return {"peers": _gpu_memory() if self._peers else {}}
 
     def after(self, *, restored: bool) -> list[str]:
         """Undo what `before_save` did; return what could not be undone, in words.
@@ -115,15 +115,10 @@ def _refuse_shared_vram() -> None:
             )
 
 
-def _torch_memory() -> dict[str, int]:
-    """Return the bytes of GPU memory that torch has in all, and in its largest single allocation.
-
-    Expandable segments count as small: they are made of pieces of 20 MiB at most.
-    """
-    torch = sys.modules.get("torch")
-    segments = torch.cuda.memory_snapshot() if torch is not None and torch.cuda.is_initialized() else []
-    single = [segment["total_size"] for segment in segments if not segment.get("is_expandable")]
-    return {"total": sum(segment["total_size"] for segment in segments), "largest": max(single, default=0)}
+def _gpu_memory() -> dict[str, int]:
+    """Return the bytes of GPU memory that this process is found to have, and those of its largest allocation."""
+    sizes = devices.allocations().values()
+    return {"total": sum(sizes), "largest": max(sizes, default=0)}
 
 
 def _give_cached_vram_back() -> None:

@@ -16,11 +16,16 @@ from typing import Any
 
 from ..errors import DriverError
 
-__all__ = ["disable_peer_access", "drop_in_children", "enable_peer_access"]
+__all__ = ["allocations", "disable_peer_access", "drop_in_children", "enable_peer_access"]
 
 _PROT_NONE = 0
 _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x02, 0x10, 0x20, 0x4000
 _MAP_FAILED = ctypes.c_void_p(-1).value
+
+_STEP = 2 << 20
+"""Bytes: the driver gives every allocation larger than that addresses of its own that begin at a multiple of it."""
+_MEMORY_TYPE = 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+_ON_DEVICE = 2  # CU_MEMORYTYPE_DEVICE
 
 _SUCCESS = 0
 _PEER_ACCESS_ALREADY_ENABLED = 704
@@ -143,6 +148,46 @@ def enable_peer_access(pairs: Iterable[dict[str, int]]) -> None:
             number = _in_context(cuda, contexts[start], cuda.cuCtxEnablePeerAccess, contexts[peer], ctypes.c_uint(0))
             if number not in (_SUCCESS, _PEER_ACCESS_ALREADY_ENABLED):
                 raise _error("cuCtxEnablePeerAccess", number, start, peer)
+
+
+def allocations() -> dict[int, int]:
+    """Return address and size, in bytes, of every piece of GPU memory of this process, but for those of a few MiB.
+
+    The driver tells of an allocation of the current context when it is asked about an address. These addresses are
+    this process's too, reserved where nothing else can lie (mappings without any right), so those are asked about, one
+    in 2 MiB: that takes 0.02 s, and half a second where NCCL or expandable segments have reserved hundreds of GiB. The
+    pieces that expandable segments are made of come one by one.
+    """
+    found: dict[int, int] = {}
+    with _active_contexts() as (cuda, contexts):
+        for context in contexts.values():
+            _in_context(cuda, context, lambda: _find_allocations(cuda, found))
+    return found
+
+
+def _find_allocations(cuda: Any, found: dict[int, int]) -> int:
+    base, size, kind = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint()
+    for start, end in _reserved():
+        at = -(-start // _STEP) * _STEP
+        while at < end:
+            after = at + _STEP
+            address = ctypes.c_uint64(at)
+            if cuda.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address) == _SUCCESS:
+                number = cuda.cuPointerGetAttribute(ctypes.byref(kind), _MEMORY_TYPE, address)
+                if number == _SUCCESS and kind.value == _ON_DEVICE:
+                    found[base.value] = size.value
+                after = max(after, -(-(base.value + size.value) // _STEP) * _STEP)
+            at = after
+    return _SUCCESS
+
+
+def _reserved() -> Iterator[tuple[int, int]]:
+    text = Path("/proc/self/maps").read_text("utf-8", "surrogateescape")
+    for line in text.splitlines():
+        columns = line.split(maxsplit=5)
+        if columns[1] == "---p" and columns[4] == "0":
+            start, _, end = columns[0].partition("-")
+            yield int(start, 16), int(end, 16)
 
 
 def _loaded_libcuda() -> ctypes.CDLL | None:

@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -20,6 +21,7 @@ from .hooks import generation_id
 
 HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a name; it runs on
     --with-files                              and keep the files that it needs, Python and its packages, with it
+    --wait                                    and wait until it is on the disk
 %gpuckpt restore [NAME] [--gpu N[,N ...]]     put this kernel back (without a name: to the latest)
 %gpuckpt fork [NAME] [-n COUNT] [--reseed]    a copy of this kernel beside it (with a name: of that snapshot);
               [--save NAME] [--gpu N[,N ...]]   --reseed: with other random numbers; --save: and save it
@@ -89,6 +91,7 @@ def _parser() -> _Parser:
     save.add_argument("-m", "--message", default="")
     save.add_argument("--replace", action="store_true")
     save.add_argument("--with-files", action="store_true")
+    save.add_argument("--wait", action="store_true")
     restore = commands.add_parser("restore")
     restore.add_argument("name", nargs="?", default="")
     restore.add_argument("--gpu", type=_gpus, default=[])
@@ -184,10 +187,14 @@ class Gpuckpt:
             "message": args.message,
             "replace": args.replace,
             "with_files": args.with_files,
+            "patience": None if args.wait else settings.save_patience(),
         }
         with self._progress(f"Saving {args.name}") as progress:
-            saved = show.Saved(agent.request("save", request, progress.take))
+            writing = _Writing(progress)
+            saved = show.Saved(agent.request("save", request, progress.take, None if args.wait else writing.take))
             progress.finish(saved)
+        if not saved.written:
+            writing.begin(saved)
         return saved
 
     def _restore(self, args: argparse.Namespace) -> NoReturn:
@@ -299,7 +306,7 @@ class Gpuckpt:
             with contextlib.suppress(GpuckptError):
                 return [s["name"] for s in self._agent.request("list")["snapshots"]]
         if before[0] == "save":
-            return ["--message", "--replace", "--with-files"]
+            return ["--message", "--replace", "--wait", "--with-files"]
         return []
 
     @contextlib.contextmanager
@@ -341,6 +348,10 @@ class _Progress:
         if self._handle is not None:
             self._display({"text/plain": ""})
 
+    def show(self, result: show.Saved) -> None:
+        """Show what has become of a result that was shown."""
+        self._display(result.mime())
+
     def _display(self, data: dict[str, str]) -> None:
         from IPython.display import DisplayHandle
 
@@ -349,6 +360,41 @@ class _Progress:
             self._handle.display(data, raw=True)
         else:
             self._handle.update(data, raw=True)
+
+
+class _Writing:
+    """Follows a save whose cell has gone on, in the line that the cell shows of it."""
+
+    def __init__(self, progress: _Progress) -> None:
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._saved: show.Saved | None = None
+        self._early: dict[str, Any] | None = None
+
+    def begin(self, saved: show.Saved) -> None:
+        """Follow it from now on."""
+        with self._lock:
+            self._saved = saved
+            if self._early is not None:
+                self._note(saved, self._early)
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Take in what the keeper says of it (called by the agent, in a thread of its own)."""
+        with self._lock:
+            if self._saved is not None:
+                self._note(self._saved, message)
+            else:
+                self._early = message  # the latest says it all
+
+    def _note(self, saved: show.Saved, message: dict[str, Any]) -> None:
+        if "error" in message:
+            saved.fail(GpuckptError.from_dict(message["error"]))
+            print(f"{saved.name} was NOT saved. {saved.error}", file=sys.stderr)
+        elif "progress" in message:
+            saved.progress = show.progress_text("Being written", message["progress"])
+        else:
+            saved.complete(message["result"])
+        self._progress.show(saved)
 
 
 def register(shell: Any, agent: Agent | None = None) -> None:

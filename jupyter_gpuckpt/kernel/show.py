@@ -75,15 +75,27 @@ class Saved(_Shown):
     ----------
     name, id, message, created : of the snapshot.
     restored : False in the kernel that was saved, True in one restored from the snapshot.
+    written : whether the snapshot is on the disk. The cell may have gone on before that: this changes when it is, and
+        until then the name is not there, and `size` is what was taken.
+    error : why it could not be written after the cell had gone on; None where nothing is known to be wrong.
     size, gpu_memory : of the snapshot, in bytes.
     seconds : how long the save took; None in a restored kernel.
     frozen_seconds : for how long the kernel stood still.
     """
 
+    progress = "Being written"
+    error: GpuckptError | None = None
+
     def __init__(self, result: dict[str, Any]) -> None:
+        self.complete(result)
+
+    def complete(self, result: dict[str, Any]) -> None:
+        """Take in what the keeper says of the save."""
         self.name: str = result["name"]
         self.id: str = result["id"]
         self.message: str = result["message"]
+        self.written = not result.get("taken")
+        self._notes = result.get("notes") or []
         self.created: str = result["created"]
         self.size: int = result["size"]
         self.gpu_memory: int = result["gpu_memory"]
@@ -91,14 +103,21 @@ class Saved(_Shown):
         self.seconds: float | None = result.get("seconds")
         self.restored: bool = bool(result.get("restored"))
 
+    def fail(self, error: GpuckptError) -> None:
+        """Take in that it could not be written."""
+        self.error = error
+
     def text(self) -> str:
         if self.restored:
             return f"Back at {self.name}, saved {moment(self.created)}."
+        if self.error is not None:
+            return f"{self.name} was NOT saved. {self.error}"
         gpu = f", {size(self.gpu_memory)} of it GPU memory" if self.gpu_memory else ""
-        return (
-            f"Saved {self.name}: {size(self.size)}{gpu}, in {duration(self.seconds or 0)}; "
-            f"the kernel stood still for {duration(self.frozen_seconds)}."
-        )
+        stood_still = f"the kernel stood still for {duration(self.frozen_seconds)}."
+        if not self.written:
+            return f"Took {self.name}{gpu}; {stood_still} {self.progress}; not saved until that is done."
+        lines = [f"Saved {self.name}: {size(self.size)}{gpu}, in {duration(self.seconds or 0)}; {stood_still}"]
+        return "\n".join(lines + self._notes)
 
 
 class Restored(_Shown):
@@ -327,6 +346,8 @@ def snapshots(found: dict[str, Any]) -> Listing:
         for s in found["snapshots"]
     ]
     faults = [f["what"] for f in found["faults"]]
+    if found.get("writing"):
+        faults.append(f"{found['writing']} is being written.")
     head = ["name", "saved", "size", "new bytes", "GPU memory", "tags", "notebook", "message"]
     return Listing(head, rows, "No snapshots yet. Save one: %gpuckpt save NAME", faults)
 

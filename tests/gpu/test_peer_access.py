@@ -56,6 +56,20 @@ def test_memory_that_no_allocator_tells_of_counts_as_one_allocation(worker: Cuda
     cuda.preflight(worker, [process.pid], {process.pid: {"total": 3 << 30, "largest": 0}})
 
 
+@pytest.mark.parametrize("expandable", [False, True])
+def test_a_process_knows_its_large_allocations(cells: Start, expandable: bool) -> None:
+    configuration = f"os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'expandable_segments:{expandable}'"
+    process = cells(f"import os; {configuration}; import torch")
+    process.run(
+        "from jupyter_gpuckpt.kernel import devices\n"
+        "x = [torch.empty(n << 20, dtype=torch.uint8, device=f'cuda:{n % 2}') for n in (600, 3072, 101)]"
+    )
+    large = process.run("answer = sorted(size >> 20 for size in devices.allocations().values() if size > 64 << 20)")
+    assert large == ([] if expandable else [102, 600, 3072])
+    total = process.run("answer = sum(devices.allocations().values()) >> 20")
+    assert 3773 <= total < 3900
+
+
 @pytest.mark.parametrize("swap", [False, True])
 def test_peer_access_off_freeze_thaw_and_on_again(
     worker: CudaWorker, cells: Start, two_gpus: list[str], swap: bool

@@ -33,8 +33,9 @@ from ..deputy import usable_criu
 from ..gpu_freeze import GpuFreeze
 from ..link import AgentSilent, Link
 from ..namespace import Namespace
+from ..record import now
 from ..staging import Staging
-from ..summary import is_of, summary
+from ..summary import held_by, is_of, summary
 from . import criu_run
 from .parts import CRIU_IMAGES, VRAM
 from .stages import Stages
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("gpuckpt.keeper")
 
 _AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
+
+_NO_MEMORY = "It had to wait for the disk: too little memory is free to keep what was taken there for a while."
 
 Check = Callable[[int, Mapping[str, Any]], None]
 """Refuses, before a freeze, what could not be done with the kernel's private bytes and `cuda.describe` of it."""
@@ -60,10 +63,15 @@ class Frozen:
     """What goes on of it while the kernel runs again."""
     cuda: dict[str, Any] = field(default_factory=dict)
     process: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What the person should know of it."""
 
 
 async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
     """Save the kernel under a name; it runs on.
+
+    `args` may have a ``patience`` in seconds: a progress with ``taken`` then tells what was taken, where that is not on
+    the disk so soon after it. Whoever asked need not wait for the end, and hears of it all the same.
 
     Raises
     ------
@@ -83,29 +91,55 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         staging, frozen, agent = await take(keeper, operation, writer.directory, program, stages, _RoomInStore(keeper))
         try:
             await stages.enter("writing")
+            await asyncio.to_thread(staging.keep)
             for folder, inside in ((staging.outside, CRIU_IMAGES), (staging.vram.outside, VRAM)):
                 if not folder.is_relative_to(writer.directory):
                     writer.include(folder, inside)
             # The kernel runs: it does not wait for what is written about files, nor for their copies.
             described = await asyncio.to_thread(_describe, keeper, space, writer, staging, agent, with_files)
             frozen.process.update(described)
-            manifest = await asyncio.to_thread(
-                writer.commit,
-                message=str(args.get("message") or ""),
-                parent=(keeper.state.parent or {}).get("id"),
-                kernel=about_kernel(keeper, agent),
-                machine=about_machine(program),
-                cuda=frozen.cuda,
-                process=frozen.process,
-                cut=pages.windows,
-                progress=stages.amount,
-            )
+            operation.writing = True
+            letting_go = asyncio.create_task(_let_go(operation, args, writer.id, frozen, stages, tell))
+            try:
+                manifest = await asyncio.to_thread(
+                    writer.commit,
+                    message=str(args.get("message") or ""),
+                    parent=(keeper.state.parent or {}).get("id"),
+                    kernel=about_kernel(keeper, agent),
+                    machine=about_machine(program),
+                    cuda=frozen.cuda,
+                    process=frozen.process,
+                    cut=pages.windows,
+                    progress=stages.amount,
+                )
+            finally:
+                letting_go.cancel()
         finally:
             await frozen.tidying
             await asyncio.to_thread(staging.discard)
     keeper.state.parent = {"name": manifest.name, "id": manifest.id}
     await asyncio.to_thread(_remove_old, keeper)
-    return {**summary(manifest), "seconds": stages.seconds()}
+    return {**summary(manifest), "seconds": stages.seconds(), "notes": frozen.notes}
+
+
+async def _let_go(
+    operation: Operation, args: Mapping[str, Any], snapshot_id: str, frozen: Frozen, stages: Stages, tell: Tell
+) -> None:
+    """Tell whoever asked that the kernel was taken, and need not wait for the disk."""
+    if args.get("patience") is None:
+        return
+    await asyncio.sleep(float(args["patience"]))
+    taken = {
+        "name": operation.name,
+        "id": snapshot_id,
+        "message": str(args.get("message") or ""),
+        "created": now(),
+        "size": frozen.process["private_bytes"],
+        "gpu_memory": held_by(frozen.cuda),
+        "frozen_seconds": frozen.seconds,
+        "notes": frozen.notes,
+    }
+    await tell({"stage": "writing", "seconds": stages.seconds(), "taken": taken})
 
 
 def _describe(
@@ -328,7 +362,8 @@ async def _freeze(
     keeper.note_state()
     if parked is not None:
         described = {**described, "parked": asdict(parked)}
-    return staging, Frozen(seconds, tidying, described, {**process, "frozen_seconds": seconds})
+    notes = [] if staging.in_memory else [_NO_MEMORY]
+    return staging, Frozen(seconds, tidying, described, {**process, "frozen_seconds": seconds}, notes)
 
 
 def about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:

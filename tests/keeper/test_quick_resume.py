@@ -1,0 +1,147 @@
+"""A cell that saves goes on when its kernel has been taken; what happens until it is written harms neither."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from keeper_faults import (
+    Asked,
+    assert_no_litter,
+    assert_nothing_left,
+    assert_works,
+    keeper_pid,
+    names,
+    processes_of,
+    store,
+)
+from notebooks import Notebook, StartKernel, wait_until
+
+from jupyter_gpuckpt.store import Store
+
+MUCH = "import os; much = os.urandom(120 * 2**20); import gc; gc.collect(); x = 1"
+
+
+@pytest.fixture
+def notebook(start: StartKernel, monkeypatch: pytest.MonkeyPatch) -> Notebook:
+    """A kernel whose cells do not wait for the disk at all, with enough memory that the disk needs a while."""
+    monkeypatch.setenv("GPUCKPT_SAVE_WAIT", "0")
+    notebook = start()
+    notebook.run(MUCH)
+    return notebook
+
+
+def save(notebook: Notebook, name: str = "x") -> str:
+    """Save without waiting, and see that it is so; return what the cell showed."""
+    shown = notebook.run(f"saved = %gpuckpt save {name}").text
+    assert name not in names()
+    return shown
+
+
+def is_there(name: str = "x") -> Callable[[], bool]:
+    return lambda: name in names()
+
+
+def test_a_cell_goes_on_before_the_disk_and_hears_of_the_end(notebook: Notebook) -> None:
+    assert "Took x; the kernel stood still for" in save(notebook)
+    assert notebook.value("saved.name, saved.written, saved.restored, saved.frozen_seconds > 0") == "x False False True"
+    wait_until(is_there())
+    wait_until(lambda: notebook.value("saved.written") == "True", 20, "the kernel does not hear of it")
+    assert notebook.value("saved.id") == Store(store()).get("x").id
+    assert "Saved x: " in notebook.run("saved").text
+
+
+def test_the_end_is_shown_in_the_cell_that_asked(notebook: Notebook) -> None:
+    save(notebook)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        message = notebook.client.get_iopub_msg(timeout=20)
+        if message["msg_type"] == "update_display_data":
+            text = message["content"]["data"]["text/plain"]
+            if text.startswith("Saved x: "):
+                return
+            assert "not saved until that is done" in text
+    raise AssertionError("the cell never said that x is saved")
+
+
+def test_waiting_is_to_be_had(notebook: Notebook) -> None:
+    assert "Saved x: " in notebook.run("%gpuckpt save x --wait").text
+    assert is_there()()
+
+
+def test_what_is_asked_for_meanwhile_waits_its_turn(notebook: Notebook) -> None:
+    save(notebook)
+    assert "x is being written." in notebook.run("%gpuckpt list").text
+    assert "stood still" in notebook.run("%gpuckpt show x").text, "what is asked for by name is waited for"
+    notebook.run("x = 2")
+    save(notebook, "y")
+    notebook.run("x = 3")
+    save(notebook, "z")
+    assert is_there("y")()
+    notebook.run("x = 4")
+    notebook.run("%gpuckpt restore z")
+    assert notebook.value("x, saved.restored") == "3 True"
+    notebook.run("%gpuckpt restore x")
+    assert notebook.value("x, saved.restored") == "1 True"
+
+
+def test_an_interrupt_ends_what_waits_and_not_what_is_written(notebook: Notebook) -> None:
+    save(notebook)
+    second = Asked(notebook, "%gpuckpt save y --wait")
+    with notebook.keeper as keeper:
+        wait_until(lambda: keeper.request("status")["queued"], 10, "the second save never waited")
+    notebook.manager.interrupt_kernel()
+    assert second.answer()["status"] == "error"
+    wait_until(is_there())
+    assert not is_there("y")()
+
+
+@pytest.mark.parametrize("end", ["shutdown", "restart", "crash"])
+def test_the_kernel_may_end_meanwhile(notebook: Notebook, end: str, tmp_path: Path) -> None:
+    save(notebook)
+    if end == "shutdown":
+        notebook.close()
+    elif end == "restart":
+        notebook.manager.restart_kernel(now=True)
+        notebook.client.wait_for_ready(30)
+        assert notebook.value("'much' in globals()") == "False"
+    else:
+        notebook.client.execute("import os; os._exit(7)")
+        wait_until(lambda: not notebook.manager.is_alive(), 20)
+    wait_until(is_there(), 30, "what was taken was lost")
+    if end == "restart":
+        notebook.run("%gpuckpt restore x")
+        assert notebook.value("x, len(much)") == f"1 {120 * 2**20}"
+    notebook.close()
+    wait_until(lambda: not processes_of(tmp_path), 20)
+    assert_no_litter()
+    assert_nothing_left(tmp_path)
+
+
+def test_a_keeper_that_dies_meanwhile_leaves_no_snapshot_and_says_so(notebook: Notebook) -> None:
+    save(notebook)
+    pid = keeper_pid(notebook)
+    notebook.kill_keeper()
+    assert keeper_pid(notebook) != pid
+    assert not is_there()()
+    wait_until(lambda: notebook.value("saved.error is not None") == "True", 20, "the kernel does not hear of it")
+    assert "x was NOT saved. " in notebook.run("saved").text
+    notebook.run("%env GPUCKPT_SAVE_WAIT=600")
+    assert_works(notebook)
+
+
+def test_a_disk_that_refuses_is_told_of(start: StartKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCKPT_SAVE_WAIT", "0")
+    monkeypatch.setenv("GPUCKPT_STORE_QUOTA", "50M")
+    notebook = start()
+    notebook.run(MUCH)
+    save(notebook)
+    wait_until(lambda: notebook.value("saved.error is not None") == "True", 20, "the kernel does not hear of it")
+    assert "Disk quota exceeded" in notebook.run("saved").text
+    assert notebook.value("saved.written, x") == "False 1"
+    assert not is_there()()
+    notebook.run("del much")
+    notebook.run("%gpuckpt save x --wait")
+    assert is_there()()
