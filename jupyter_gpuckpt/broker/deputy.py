@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import json
 import logging
@@ -38,8 +39,10 @@ __all__ = ["Deputy"]
 
 log = logging.getLogger("gpuckpt.broker")
 
+_NS_GET_USERNS = 0xB701  # linux/nsfs.h
 _LONGEST = 7 * 86400.0  # seconds that criu may be given
 _MOST_PIDS = 1 << 22  # proc(5), pid_max
+_VERBS = ("criu", "start", "hold", "next_pid", "dump", "check", "restore")
 _DESCRIPTORS = 4  # that a request may bring
 _LISTENER, _IMAGES, _SNAPSHOT = 100, 101, 102
 """The descriptors of a sleeper's socket, and of criu's folders: numbers that a deputy does not use otherwise."""
@@ -56,6 +59,7 @@ class Deputy:
     def __init__(self, connection: socket.socket, program: CriuProgram, register: Register) -> None:
         self._connection, self._program, self._register = connection, program, register
         self._pid, self._pidfd = 0, -1
+        self._namespaces: list[int] = []
 
     def serve(self) -> None:
         """Answer until the other side hangs up, or says what is no request."""
@@ -90,10 +94,11 @@ class Deputy:
             request = json.loads(message)
             if not isinstance(request, dict):
                 raise _nonsense()
-            verb = str(request.pop("do", ""))[:20]
+            said = str(request.pop("do", ""))
+            verb = said if said in _VERBS else ""  # what else was said is nobody's business
             value = self._do(person, verb, request, descriptors)
         except GpuckptError as e:
-            log.warning("user %d was refused %a: %s", person.uid, verb, e.why)
+            log.warning("user %d was refused %a: %a", person.uid, verb, e.why)
             return {"error": e.as_dict()}
         except (ValueError, RecursionError):
             return {"error": _nonsense().as_dict()}
@@ -147,28 +152,41 @@ class Deputy:
                 failure,
                 "Whoever runs the broker finds more in its log.",
             )
-        self._take(pid)
         self._register.add(pid, person.uid)
+        self._take(person, pid)
         return pid
 
     def _hold(self, person: Person, pid: int) -> bool:
         if self._pidfd >= 0:
             raise _nonsense()
-        lost = KernelLost("The kernel is gone.", "No sleeper of this pid was started by the broker for this user.")
-        try:
-            self._take(pid)
-        except OSError:
-            raise lost from None
-        # Looked up while the process is held: its pid cannot be another's meanwhile.
-        if not self._register.has(pid, person.uid):
-            os.close(self._pidfd)
-            self._pid, self._pidfd = 0, -1
-            raise lost
+        self._take(person, pid)
         return True
 
-    def _take(self, pid: int) -> None:
-        self._pidfd = os.pidfd_open(pid)
-        self._pid = pid
+    def _take(self, person: Person, pid: int) -> None:
+        """Hold a sleeper and its namespaces, if it is one that the broker has started for this person.
+
+        A sleeper is its user's own process, which may have been made to enter namespaces of its own making: what root
+        did there would be done to files of the user's choice. The broker's belong to its own user namespace, as only
+        root's do (ioctl_nsfs(2)); once they are held here, they stay the same.
+
+        Raises
+        ------
+        KernelLost : it is none.
+        """
+        held: list[int] = []
+        try:
+            held.append(os.pidfd_open(pid))
+            # Looked up while the process is held: its pid cannot be another's meanwhile.
+            known = self._register.has(pid, person.uid)
+            held += [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in ("pid", "mnt")]
+            if known and all(_is_of_own_user_namespace(namespace) for namespace in held[1:]):
+                self._pid, self._pidfd, self._namespaces = pid, held[0], held[1:]
+                return
+        except OSError:
+            pass
+        for descriptor in held:
+            os.close(descriptor)
+        raise KernelLost("The kernel is gone.", "No sleeper of this pid was started by the broker for this user.")
 
     def _next_pid(self, person: Person, after: int) -> bool:
         def work() -> None:
@@ -258,7 +276,7 @@ class Deputy:
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
-            _in_child(lambda: _run_inside(person, self._pidfd, work, seconds, afterwards, write), write)
+            _in_child(lambda: _run_inside(person, self._namespaces, work, seconds, afterwards, write), write)
         os.close(write)
         said: dict[str, Any] = {}
         for line in _lines(child, read, seconds + _START_TIMEOUT):
@@ -302,6 +320,14 @@ def _refuse_strange_folder(person: Person, descriptor: int) -> None:
     about = os.fstat(descriptor)
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != person.uid:
         raise Refused("The broker refused a request.", "A folder in it is not its user's.", "")
+
+
+def _is_of_own_user_namespace(namespace: int) -> bool:
+    owner = fcntl.ioctl(namespace, _NS_GET_USERNS)
+    try:
+        return os.path.samestat(os.fstat(owner), os.stat("/proc/self/ns/user"))  # noqa: PTH116
+    finally:
+        os.close(owner)
 
 
 def _ptrace_is_restricted() -> bool:
@@ -385,11 +411,17 @@ def _become_sleeper(person: Person, listener: int) -> None:
 
 
 def _run_inside(
-    person: Person, sleeper: int, work: Callable[[], None], seconds: float, afterwards: Callable[[], None], report: int
+    person: Person,
+    namespaces: Sequence[int],
+    work: Callable[[], None],
+    seconds: float,
+    afterwards: Callable[[], None],
+    report: int,
 ) -> None:
     """Enter the namespaces, have a child do the work, and tell how it ended."""
     cgroups.join(person.cgroups)  # what criu restores is where criu is
-    _check(_libc.setns(sleeper, sleeper_program.CLONE_NEWPID | sleeper_program.CLONE_NEWNS), "setns")
+    for namespace in namespaces:
+        _check(_libc.setns(namespace, 0), "setns")
     os.chdir("/")
     child = os.fork()
     if child == 0:

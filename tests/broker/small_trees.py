@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_gpuckpt.errors import GpuckptError
-from jupyter_gpuckpt.freeze import images, processes
+from jupyter_gpuckpt.freeze import images, processes, ptrace
 from jupyter_gpuckpt.keeper.namespace import FIRST_PID, Namespace
 
 PROGRAM = "import time\nwhile True: time.sleep(0.1)"
@@ -103,6 +103,20 @@ def append_to_core(more: bytes) -> Callable[[Path], None]:
         path.write_bytes(raw[:8] + struct.pack("<I", size + len(more)) + raw[12:] + more)
 
     return edit
+
+
+def make_unshare(pid: int) -> None:
+    """Have a process of this user's call unshare(CLONE_NEWUSER | CLONE_NEWNS), as a debugger would.
+
+    It is let go when this process ends.
+    """
+    tracer = ptrace.Tracer()
+    tracer.seize(pid)
+    call = tracer.next_call()
+    assert call is not None
+    result = tracer.insert(call, 272, 0x10000000 | 0x20000)
+    assert result == 0, result
+    tracer.go_on(call)
 
 
 def run(what: Any) -> Any:

@@ -237,6 +237,40 @@ def test_10_only_sleepers_that_the_broker_started_are_entered(alice: Person) -> 
     alice.does("process.kill()", "process.wait()")
 
 
+def test_23_a_sleeper_that_enters_other_namespaces_is_not_followed_there(alice: Person) -> None:
+    """It is its user's process: in a mount namespace that it made, root would open files of their choice."""
+    alice.does("import small_trees")
+    found = alice.does(
+        """
+import asyncio, os, subprocess, sys
+from jupyter_gpuckpt.errors import GpuckptError
+from jupyter_gpuckpt.keeper.deputy import Deputy
+
+async def attempt():
+    space = await small_trees.sleeping("moved")
+    before = os.readlink(f"/proc/{space.pid}/ns/mnt")
+    # As a debugger would make it: ptrace puts a call of unshare(CLONE_NEWUSER | CLONE_NEWNS) into it.
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import small_trees; small_trees.make_unshare({space.pid})"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    moved = os.readlink(f"/proc/{space.pid}/ns/mnt") != before
+    other = Deputy()
+    try:
+        other.hold(space.pid)
+        said = "held"
+    except GpuckptError as e:
+        said = type(e).__name__
+    other.close()
+    # The deputy that started it does its work in the namespaces that it made.
+    space.deputy.next_pid(5000)
+    await space.kill()
+    return moved, said
+found = asyncio.run(attempt())
+""",
+        "found",
+    )
+    assert found == [True, "KernelLost"]
+
+
 # -- images
 
 
