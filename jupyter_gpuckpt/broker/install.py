@@ -14,6 +14,7 @@ from ..errors import GpuckptError, Unavailable
 from ..freeze.criu_program import CriuProgram, find_criu
 from ..machine.criu_install import install_criu
 from .rights import NEEDED
+from .service import refuse_changeable
 
 __all__ = ["CRIU_PREFIX", "UNITS", "install", "uninstall", "units"]
 
@@ -61,12 +62,14 @@ def install(group: str, note: Callable[[str], None]) -> str:
 
     Raises
     ------
-    Unavailable : this process is not root, or there is no criu and none can be installed.
+    Unavailable : this process is not root, there is no criu and none can be installed, or others could change the
+        programs.
     GpuckptError : a step failed.
     """
     _refuse_without_root("installed")
     os.umask(0o022)
     program = _criu(note)
+    refuse_changeable(program)
     if shutil.which("groupadd"):
         _run("groupadd", "--system", "--force", group)
     if not _has_systemd():

@@ -25,7 +25,7 @@ from .deputy import Deputy
 from .register import Register
 from .rights import act_as
 
-__all__ = ["run"]
+__all__ = ["refuse_changeable", "run"]
 
 log = logging.getLogger("gpuckpt.broker")
 
@@ -52,8 +52,7 @@ def run(group: str) -> None:
     if os.geteuid() != 0:
         raise Unavailable("The broker was not started.", f"This is user {os.geteuid()}.", "Start it as root.")
     program = find_criu()
-    for path in (*program.argv[:1], program.path, sys.executable, __file__, str(criu.AT_POST_DUMP)):
-        _refuse_changeable(path)
+    refuse_changeable(program)
     os.umask(0o077)
     os.chdir("/")
     register = Register(settings.broker_socket().parent)
@@ -65,8 +64,18 @@ def run(group: str) -> None:
         _Broker(listener, program, register).run()
 
 
-def _refuse_changeable(path: str) -> None:
-    """Refuse a program that others than root could change, or that users cannot read."""
+def refuse_changeable(program: CriuProgram) -> None:
+    """Refuse to serve with programs that others than root could change, or that users cannot read.
+
+    Raises
+    ------
+    Unavailable : naming the file or folder.
+    """
+    for path in (*program.argv[:1], program.path, sys.executable, __file__, str(criu.AT_POST_DUMP)):
+        _refuse_changeable_file(path)
+
+
+def _refuse_changeable_file(path: str) -> None:
     real = Path(path).resolve()
     for part in (real, *real.parents):
         about = part.stat()
@@ -77,7 +86,9 @@ def _refuse_changeable(path: str) -> None:
             why, then = f"{part} cannot be read by users.", "Install it where users can read"
         else:
             continue
-        raise Unavailable("The broker was not started.", why, f"{then} (such as /opt), and start it from there.")
+        raise Unavailable(
+            "The broker does not work from here.", why, f"{then} (such as /opt), and start it from there."
+        )
 
 
 def _listener(group: str) -> socket.socket:

@@ -230,7 +230,7 @@ def test_10_only_sleepers_that_the_broker_started_are_entered(alice: Person) -> 
     fake = alice.does(
         "import subprocess",
         "process = subprocess.Popen(['unshare', '--user', '--map-root-user', '--pid', '--mount', '--fork', "
-        "'sleep', '1000'])",
+        "'--kill-child', 'sleep', '1000'])",
         "process.pid",
     )
     assert asks(alice, f"{{'do': 'hold', 'pid': {fake}}}")["error"]["kind"] == "KernelLost"  # type: ignore[index]
@@ -522,6 +522,39 @@ for thread in threads: thread.start()
         assert alice.runs("print(x)") == "43"
     finally:
         bob.does("stop.set()", "[thread.join() for thread in threads]", "[s.close() for s in held]")
+
+
+def test_18_a_user_has_so_many_deputies_and_no_more(person: Callable[..., Person], machine: Machine) -> None:
+    bob = person("bob")
+    served = bob.does(
+        ASK,
+        """
+import time
+held, lost = [], 0
+def connect():
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.settimeout(20)
+    s.connect(os.environ["GPUCKPT_BROKER"])
+    try:
+        s.send(b'{"do": "criu"}')
+        if s.recv(65536):
+            held.append(s)
+            return 1
+    except ConnectionError:
+        pass
+    s.close()
+    return 0
+at_once = sum(connect() for _ in range(90))
+while lost < 3 and len(held) < 400:
+    time.sleep(0.02)
+    lost = 0 if connect() else lost + 1
+total = len(held)
+""",
+        "[at_once, total]",
+    )
+    assert served[0] < 90
+    assert served[1] <= 256
+    bob.does("[s.close() for s in held]")
 
 
 # -- what others see

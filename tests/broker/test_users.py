@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from notebooks import wait_until
 from people import GID, GROUP, UIDS, Machine, Person
 
 pytestmark = pytest.mark.criu
@@ -60,32 +62,30 @@ def test_a_kernel_has_its_users_limits_and_groups(person: Callable[..., Person],
 
 
 def test_a_kernel_counts_to_the_control_group_of_its_user(person: Callable[..., Person], machine: Machine) -> None:
-    for folder in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")):
-        group = folder / "gpuckpt-test"
-        try:
-            group.mkdir()
-            break
-        except OSError:
-            continue
-    else:
-        pytest.skip("no control group can be made here")
+    name = f"gpuckpt-test-{os.getpid()}"
+    tops = [path for path in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")) if (path / "cgroup.procs").exists()]
+    group = tops[0] / name if tops else None
+    try:
+        if group is None:
+            raise FileNotFoundError("no control groups")
+        group.mkdir()
+    except OSError as e:
+        pytest.skip(f"no control group can be made here: {e}")
     try:
         joining = f'echo 0 > {group}/cgroup.procs && exec "$@"'
         bob = machine.person("bob", before=["sh", "-c", joining, "sh"])
         bob.starts_kernel()
         bob.runs("x = 1")
-        assert "/gpuckpt-test" in bob.runs("print(open('/proc/self/cgroup').read())")
+        assert f"/{name}" in bob.runs("print(open('/proc/self/cgroup').read())")
         bob.runs("%gpuckpt save counted")
         bob.runs("%gpuckpt restore counted")
-        assert "/gpuckpt-test" in bob.runs("print(open('/proc/self/cgroup').read())")
+        assert f"/{name}" in bob.runs("print(open('/proc/self/cgroup').read())")
         bob.close()
     finally:
         _remove(group)
 
 
 def _remove(group: Path) -> None:
-    from notebooks import wait_until
-
     wait_until(lambda: not (group / "cgroup.procs").read_text(), 30)
     group.rmdir()
 

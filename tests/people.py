@@ -25,7 +25,7 @@ from jupyter_gpuckpt.freeze.processes import descendants
 
 GROUP, GID = "gpuckpt-test", 61_800
 _FIRST_UID = 61_801
-_TESTS = Path(__file__).parent.parent
+_TESTS = Path(__file__).parent
 NAMES = ("alice", "bob", "carol")
 """Alice and Bob are of the broker's group, Carol is not."""
 UIDS = {name: uid for uid, name in enumerate(NAMES, _FIRST_UID)}
@@ -245,6 +245,7 @@ class Machine:
             "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
             "LANG": "C.UTF-8",
             "GPUCKPT_BROKER": str(self.socket),
+            "GPUCKPT_SAVE_WAIT": "600",
             "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
             "GPUCKPT_STORE": str(home / "store"),
             "GPUCKPT_KEYS": str(home / "keys"),
