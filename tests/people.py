@@ -189,6 +189,7 @@ class Machine:
         self._write_users()
         ways = {sys.base_prefix, sys.prefix, str(Path(sys.executable).parent), str(_TESTS.parent)}
         ways |= {str(settings.criu_prefix()), os.path.realpath(sys.base_prefix)}
+        ways |= {path for path in sys.path if Path(path).is_dir()}
         if named := settings.named_criu():
             ways.add(named)
         self.environment = {
@@ -251,6 +252,7 @@ class Machine:
             "GPUCKPT_KEYS": str(home / "keys"),
             "GPUCKPT_LOGS": str(home / "logs"),
             "IPYTHONDIR": str(home / "ipython"),
+            **{name: os.environ[name] for name in ("PYTHONPATH", "CUDA_VISIBLE_DEVICES") if name in os.environ},
         }
 
     @property
