@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from notebooks import wait_until
 
 from jupyter_gpuckpt import settings
@@ -208,6 +209,19 @@ class Machine:
         activating = [sys.executable, "-I", "-c", _ACTIVATE, str(self.socket), str(GID)] if activated else []
         self._argv = [*self.entering, *activating, *wrapper, *self._broker_argv(GROUP)]
         self._start()
+
+    @classmethod
+    def or_skip(cls, **kwargs: Any) -> Machine:
+        """Make one, or skip the test where that cannot be: without root, or in a checkout that others can change."""
+        if os.geteuid() != 0:
+            pytest.skip("starting a broker, and processes of several users, takes root")
+        machine = cls(**kwargs)
+        if not (why := machine.why_not):
+            return machine
+        machine.close()
+        if "can be changed by others than root" in why:
+            pytest.skip(f"no broker starts from here: {why}")
+        raise AssertionError(why)
 
     @staticmethod
     def _broker_argv(group: str) -> list[str]:

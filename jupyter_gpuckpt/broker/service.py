@@ -71,7 +71,8 @@ def refuse_changeable(program: CriuProgram) -> None:
     ------
     Unavailable : naming the file or folder.
     """
-    for path in (*program.argv[:1], program.path, sys.executable, __file__, str(criu.AT_POST_DUMP)):
+    modules = [path for path in sys.path if Path(path).exists()]
+    for path in (*program.argv[:1], program.path, sys.executable, __file__, str(criu.AT_POST_DUMP), *modules):
         _refuse_changeable_file(path)
 
 

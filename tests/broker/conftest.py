@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
 from people import Machine, Person
 
 
-def _machine() -> Machine:
-    if os.geteuid() != 0:
-        pytest.skip("starting a broker, and processes of several users, takes root")
-    machine = Machine()
-    if why := machine.why_not:
-        machine.close()
-        if "can be changed by others than root" in why:
-            pytest.skip(f"no broker starts from here: {why.strip().splitlines()[-2]}")
-        raise AssertionError(why)
-    return machine
-
-
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    machine = _machine()
+    machine = Machine.or_skip()
     yield machine
     machine.close()
 
