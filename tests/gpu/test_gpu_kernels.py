@@ -11,6 +11,8 @@ import pytest
 from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.errors import DriverError
+from jupyter_gpuckpt.freeze.cuda import CudaWorker
 from jupyter_gpuckpt.store import Store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -318,11 +320,16 @@ def test_many_saves_and_restores_leave_nothing_on_the_gpu(notebook: Notebook) ->
     assert sum(used_by_gpu()) <= held + 2**26
 
 
+def _state(worker: CudaWorker, pid: int) -> str:
+    try:
+        return worker.state(pid)
+    except DriverError:  # held still for a moment, while its memory is parked
+        return ""
+
+
 @pytest.mark.parametrize("moment", ["locked", "checkpointed"])
 def test_a_keeper_killed_while_the_gpu_state_is_away_is_replaced_and_mends_it(notebook: Notebook, moment: str) -> None:
     """Fault 18: the next keeper finds the CUDA state and brings it back."""
-    from jupyter_gpuckpt.freeze.cuda import CudaWorker
-
     notebook.run("import torch\n" + DIGEST + "x = torch.randn(2**28, device='cuda'); d = digest(x)", timeout=120)
     with notebook.keeper as keeper:
         status = keeper.request("status")
@@ -330,7 +337,7 @@ def test_a_keeper_killed_while_the_gpu_state_is_away_is_replaced_and_mends_it(no
         worker.gpus()  # started, so that what follows is not late
         request = notebook.client.execute("%gpuckpt save here")
         reached = ("checkpointed",) if moment == "checkpointed" else ("locked", "checkpointed")
-        wait_until(lambda: worker.state(status["pid"]) in reached, 60)
+        wait_until(lambda: _state(worker, status["pid"]) in reached, 60)
         notebook.kill_keeper()
     reply = notebook.reply(120)
     assert reply["parent_header"]["msg_id"] == request

@@ -67,6 +67,8 @@ def save(folder: Path) -> None:
     print(kernel.run("%gpuckpt show travelling").text)
     kernel.close()
     folder.mkdir(parents=True, exist_ok=True)
+    key = subprocess.run(["jupyter", "gpuckpt", "trust", "--own"], check=True, stdout=subprocess.PIPE, text=True)
+    (folder / "maker").write_text(key.stdout.split()[0])
     store = os.environ["GPUCKPT_STORE"]
     packed = subprocess.run(["tar", "-c", "-C", store, "."], check=True, stdout=subprocess.PIPE).stdout
     for number, at in enumerate(range(0, len(packed), _PART)):
@@ -81,6 +83,7 @@ def restore(folder: Path) -> None:
     store.mkdir(mode=0o700, parents=True)
     packed = b"".join(part.read_bytes() for part in sorted(folder.glob("store.*")))
     subprocess.run(["tar", "-x", "-p", "-C", str(store)], check=True, input=packed)
+    subprocess.run(["jupyter", "gpuckpt", "trust", (folder / "maker").read_text()], check=True)
     kernel = _started("python3-gpuckpt")
     print(kernel.run("%gpuckpt restore travelling", timeout=300).text)
     assert kernel.value("on_gpu() == expected") == "True"
@@ -97,6 +100,7 @@ if __name__ == "__main__":
         for variable, name in (
             ("JUPYTER_RUNTIME_DIR", "runtime"),
             ("GPUCKPT_STORE", "store"),
+            ("GPUCKPT_KEYS", "keys"),
             ("IPYTHONDIR", "ipython"),
         ):
             os.environ[variable] = str(Path(place, name))
