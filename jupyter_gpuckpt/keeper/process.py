@@ -22,7 +22,7 @@ from ..errors import Busy, Cancelled, GpuckptError, KernelLost, Refused, Restore
 from ..freeze import cuda, processes
 from ..lock_files import KEEPER_LOCK
 from ..store import Store
-from . import ports, tally
+from . import tally
 from .bedtime import hibernate_sleepers
 from .comparison import compare
 from .gpu_sleep import GpuSleep
@@ -101,8 +101,6 @@ class Keeper:
         self.space: Namespace | None = None
         self.link: Link | None = None
         self.doorman: Doorman | None = None
-        self._clients: dict[str, int] = {}
-        """How many clients the doorman had when it left, as `ports.peers` counts them."""
         self.operation: Operation | None = None
         self.asleep: GpuSleep | None = None
         """What the kernel, which sleeps, had on GPUs; None while it is awake."""
@@ -281,15 +279,28 @@ class Keeper:
             from .doorman import Doorman  # here, since most kernels are never hibernated
 
             said = self.state.hibernated["said"]
-            self.doorman = Doorman(self.launch.connection_file, said, self._on_kernel_request, self._on_shutdown)
+            try:
+                self.doorman = Doorman(
+                    self.launch.connection_file,
+                    said,
+                    self.state.hibernated["clients"],
+                    self._on_kernel_request,
+                    self._on_shutdown,
+                )
+            except (OSError, ValueError, KeyError) as e:
+                log.error("nobody holds the ports of the hibernated kernel, only `wake` wakes it: %s", e)
+                return
             self.doorman.open()
 
     async def doorman_leaves(self) -> None:
         """Have the ports for the kernel that comes back."""
         doorman, self.doorman = self.doorman, None
         if doorman is not None:
-            self._clients = ports.peers(self.launch.connection_file)
-            await doorman.leave()
+            try:
+                await doorman.leave()
+            except BaseException:
+                await doorman.close()
+                raise
 
     def announce(self, what: str) -> None:
         """Tell who listens to the hibernated kernel what becomes of it."""
@@ -306,7 +317,7 @@ class Keeper:
         requests, hibernated["requests"] = hibernated["requests"], []
         self.note_state()
         raw = [[bytes.fromhex(frame) for frame in frames] for frames in requests]
-        await self.doorman.refuse(raw, error, self._clients)
+        await self.doorman.refuse(raw, error)
 
     def _on_kernel_request(self, frames: list[bytes]) -> None:
         """Note what a client sent to the hibernated kernel, and wake it."""

@@ -87,8 +87,9 @@ class State:
     """How many seconds of processor time the kernel had used when it was last saved; 0 after a restore."""
     hibernated: dict[str, Any] | None = None
     """Where there is no kernel but its snapshot: ``snapshot`` (as listings tell of it), ``since``, ``said`` (what the
-    kernel said before it went), ``requests`` (what clients have sent, to be executed when it wakes) and
-    ``own_connections`` (how many the kernel had to its own shell port)."""
+    kernel said before it went), ``requests`` (what clients have sent, to be executed when it wakes),
+    ``clients`` (how many there were, as `ports.peers` counts them) and ``own_connections`` (how many the kernel had to
+    its own shell port)."""
     boot: str = ""
     """Which boot of the machine this is of (proc(5), random/boot_id): pids mean nothing in the next."""
     version: str = ""
@@ -98,7 +99,8 @@ class State:
     output: int = 0
     """How many bytes of the output were there already when this process came up: those of the snapshot."""
     ended: dict[str, Any] | None = None
-    """For a job that has ended: ``status`` (its exit code, -N for signal N, null where nobody saw it) and ``at``."""
+    """For a job that has ended: ``status`` (its exit code, -N for signal N, null where nobody saw it), ``at``, and
+    where it was hibernated the ``snapshot`` that it is in."""
 
 
 def now() -> str:

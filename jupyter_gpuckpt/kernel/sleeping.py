@@ -103,8 +103,14 @@ class Sleeping:
         ------
         GpuckptError : the kernel still sleeps, unharmed.
         """
-        deadline = time.monotonic() + _NEW_KEEPER
         self._agent.cells.announce("waking")
+        try:
+            return self._wake(progress)
+        finally:
+            self._agent.cells.announce("asleep" if self.is_asleep else "awake")
+
+    def _wake(self, progress: Callable[[dict[str, Any]], None] | None) -> dict[str, Any]:
+        deadline = time.monotonic() + _NEW_KEEPER
         while True:
             try:
                 woken: dict[str, Any] = self._agent.request("wake", {}, progress)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_servers import Server
-from notebooks import wait_until
+from jupyter_servers import Server, running
+from notebooks import Notebook, wait_until
 from test_metrics import scraped, value
 
 pytestmark = pytest.mark.criu
@@ -16,6 +17,15 @@ def kernel(server: Server, kernel_id: str) -> dict[str, Any]:
     """Return what the API tells of one kernel."""
     (found,) = [k for k in server.ask("GET", "kernels")["kernels"] if k["kernel_id"] == kernel_id]
     return dict(found)
+
+
+def said(notebook: Notebook, last: str) -> list[str]:
+    """Return what a kernel tells of itself from now to this word."""
+    told: list[str] = []
+    while last not in told:
+        content = notebook.client.get_iopub_msg(timeout=20)["content"]
+        told += filter(None, [content.get("gpuckpt")])
+    return told
 
 
 def do(server: Server, kernel_id: str, kind: str) -> dict[str, Any]:
@@ -46,13 +56,13 @@ def test_a_cell_wakes_it_and_the_kernel_tells_that(server: Server) -> None:
         notebook.run("x = 2")
         do(server, kernel_id, "sleep")
         notebook.client.execute("x")
-        told: list[str] = []
-        while "awake" not in told:
-            content = notebook.client.get_iopub_msg(timeout=20)["content"]
-            told += filter(None, [content.get("gpuckpt")])
-        assert told == ["asleep", "waking", "awake"]
+        assert said(notebook, "awake") == ["asleep", "waking", "awake"]
         found = kernel(server, kernel_id)
         assert (found["state"], found["woken"] is None) == ("running", False)
+        # Where there is nothing to wake, nobody is left to believe that it wakes.
+        notebook.client.execute("%gpuckpt wake")
+        said(notebook, "waking")
+        assert said(notebook, "awake") == ["awake"]
 
 
 def test_a_kernel_is_hibernated_and_a_cell_brings_it_back(server: Server) -> None:
@@ -91,3 +101,8 @@ def test_when_it_sleeps_by_itself_is_changed(server: Server) -> None:
             assert server.ask("PATCH", path, wrong, 400)["error"]["kind"] == "BadRequest"
         assert "15 min" in notebook.run("%gpuckpt autosleep 15m").text
         assert kernel(server, kernel_id)["sleep_after"] == 900
+
+
+def test_when_all_sleep_by_themselves_is_set_for_the_server(tmp_path: Path) -> None:
+    with running(tmp_path, 'c.GpuckptProvisioner.sleep_after = "2h"') as server, server.notebook() as (kernel_id, _):
+        assert kernel(server, kernel_id)["sleep_after"] == 7200
