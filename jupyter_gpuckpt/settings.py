@@ -80,6 +80,11 @@ def logs_dir() -> Path:
     return Path(os.environ.get("GPUCKPT_LOGS") or Path(jupyter_data_dir(), "gpuckpt", "logs"))
 
 
+def broker_socket() -> Path:
+    """Return where the broker listens: ``GPUCKPT_BROKER``, or ``/run/gpuckpt/broker.sock``."""
+    return Path(os.environ.get("GPUCKPT_BROKER") or "/run/gpuckpt/broker.sock")
+
+
 def kernels_dir() -> Path:
     """Return the folder that holds one folder a kernel: ``gpuckpt`` in Jupyter's runtime folder."""
     return Path(jupyter_runtime_dir(), "gpuckpt")

@@ -196,6 +196,12 @@ def _duration(text: str) -> float | None:
         raise argparse.ArgumentTypeError(str(e)) from None
 
 
+def _broker(args: argparse.Namespace) -> int:
+    from .broker import broker
+
+    return broker(args)
+
+
 def _gpus(text: str) -> list[int]:
     """Return the numbers of GPUs that a text such as ``1`` or ``1,0`` names."""
     try:
@@ -384,6 +390,15 @@ def _parser() -> argparse.ArgumentParser:
         "Look for a CRIU that works, and where there is none, install one into a folder of its own\n"
         "(GPUCKPT_CRIU_PREFIX). Nothing else of the system changes.",
     )
+    serving = command(
+        "broker",
+        _broker,
+        "serve users without root: with root, on a machine that several people share",
+        "Do for users without root what takes root in a save and a restore. `install` makes it a service of the\n"
+        "machine's (systemd), `uninstall` takes that away, and `run` serves in the foreground.",
+    )
+    serving.add_argument("action", metavar="run|install|uninstall", choices=("run", "install", "uninstall"))
+    serving.add_argument("--group", metavar="GROUP", default="gpuckpt", help="whose members are served")
     for added in commands.choices.values():
         added.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="with an error's traceback")
     return parser

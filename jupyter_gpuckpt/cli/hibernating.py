@@ -11,7 +11,7 @@ from ..keeper import client
 from ..keeper.preemption import Outcome, hibernate_all, write_report
 from ..kernel import show
 from . import output
-from .kernels import find_kernel, operate
+from .kernels import operate
 
 __all__ = ["hibernate"]
 
@@ -26,7 +26,7 @@ def hibernate(args: argparse.Namespace) -> int:
         )
     if args.all:
         return _hibernate_all(args)
-    found = operate(find_kernel(args.kernel), "hibernate", {}, "Hibernating")
+    found = operate(args.kernel, "hibernate", {}, "Hibernating")
     output.result(args.json, found, show.Hibernated(found).text())
     return output.DONE
 

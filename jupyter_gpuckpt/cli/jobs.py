@@ -111,7 +111,7 @@ def _table(found: list[dict[str, Any]], faults: list[GpuckptError]) -> str:
             str(job["pid"] or ""),
             show.size(job["memory"]) if job["memory"] else "",
             show.size(job["gpu_memory"]) if job["gpu_memory"] else "" if job["gpu_memory"] == 0 else "unknown",
-            how_it_ended(job["exit_status"]) if job["state"] == "ended" else job["state"],
+            how_it_ended(job["exit_status"], job["hibernated_as"]) if job["state"] == "ended" else job["state"],
             show.moment(job["started"]) if job["started"] else "",
             str(job["parent"]["name"]) if job["parent"] else "",
             str(len(job["snapshots"])),
@@ -123,8 +123,13 @@ def _table(found: list[dict[str, Any]], faults: list[GpuckptError]) -> str:
     return show.Listing(head, rows, empty, list(map(str, faults))).text()
 
 
-def how_it_ended(status: int | None) -> str:
-    """Return in words how a job ended; `status` is its exit code, -N for signal N, None where nobody saw it."""
+def how_it_ended(status: int | None, snapshot: str | None = None) -> str:
+    """Return in words how a job ended; `status` is its exit code, -N for signal N, None where nobody saw it.
+
+    `snapshot` is the one that it was hibernated as, if it was.
+    """
+    if snapshot:
+        return f"hibernated as {snapshot}"
     if status is None:
         return "ended, unseen"
     if status >= 0:

@@ -124,7 +124,7 @@ def save(args: argparse.Namespace) -> int:
         "replace": args.replace,
         "with_files": args.with_files,
     }
-    found = operate(find_kernel(args.kernel), "save", request, f"Saving {name}")
+    found = operate(args.kernel, "save", request, f"Saving {name}")
     output.result(args.json, found, show.Saved(found).text())
     return output.DONE
 
@@ -141,7 +141,7 @@ def restore(args: argparse.Namespace) -> int:
             found = restore_ended(args, job)
     else:
         request = {"name": args.name, "gpus": args.gpu, "other_ports": args.other_ports}
-        found = operate(find_kernel(args.kernel), "restore", request, verb)
+        found = operate(args.kernel, "restore", request, verb)
     output.result(args.json, found, show.Restored(found, time.time() - found["seconds"], []).text())
     return output.DONE
 
@@ -155,19 +155,19 @@ def fork(args: argparse.Namespace) -> int:
         "gpus": args.gpu,
         "reseed": args.reseed,
     }
-    found = operate(find_kernel(args.kernel), "fork", request, "Forking")
+    found = operate(args.kernel, "fork", request, "Forking")
     output.result(args.json, found, show.Forked(found).text())
     return output.DONE
 
 
 def move(args: argparse.Namespace) -> int:
     """Move what a kernel has on its GPUs to others."""
-    found = operate(find_kernel(args.kernel), "move", {"gpus": args.gpu}, "Moving")
+    found = operate(args.kernel, "move", {"gpus": args.gpu}, "Moving")
     output.result(args.json, found, show.Moved(found).text())
     return output.DONE
 
 
-def find_kernel(text: str) -> KernelFolder:
+def _find(text: str) -> KernelFolder:
     """Return the folder of the kernel, or of the job that runs, that a person means."""
     job = jobs.named(text)
     if job is not None and job.has_ended():
@@ -179,11 +179,12 @@ def find_kernel(text: str) -> KernelFolder:
     return job or client.find(text)
 
 
-def operate(folder: KernelFolder, op: str, request: dict[str, Any], verb: str) -> dict[str, Any]:
+def operate(kernel: str, op: str, request: dict[str, Any], verb: str) -> dict[str, Any]:
     """Have a kernel's keeper do something long: with progress, and Ctrl-C cancels it.
 
     There is no time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
     """
+    folder = _find(kernel)
     with client.connect(folder) as keeper, _Cancelling(folder) as cancelling, output.Progress(verb) as progress:
 
         def take(message: dict[str, Any]) -> None:
@@ -229,28 +230,28 @@ class _Cancelling:
 
 def sleep(args: argparse.Namespace) -> int:
     """Put a kernel to sleep."""
-    found = operate(find_kernel(args.kernel), "sleep", {}, "Falling asleep")
+    found = operate(args.kernel, "sleep", {}, "Falling asleep")
     output.result(args.json, found, show.Asleep(found).text())
     return output.DONE
 
 
 def wake(args: argparse.Namespace) -> int:
     """Wake a kernel."""
-    found = operate(find_kernel(args.kernel), "wake", {}, "Waking")
+    found = operate(args.kernel, "wake", {}, "Waking")
     output.result(args.json, found, show.Awake(found).text())
     return output.DONE
 
 
 def awake(args: argparse.Namespace) -> int:
     """Say whether a kernel may be put to sleep by others than the person."""
-    found = operate(find_kernel(args.kernel), "awake", {"on": args.state == "on"}, "Noting")
+    found = operate(args.kernel, "awake", {"on": args.state == "on"}, "Noting")
     output.result(args.json, found, "It stays awake." if found["pinned"] else "It may be put to sleep.")
     return output.DONE
 
 
 def autosleep(args: argparse.Namespace) -> int:
     """Set after what time a kernel goes to sleep by itself."""
-    found = operate(find_kernel(args.kernel), "autosleep", {"after": args.after}, "Noting")
+    found = operate(args.kernel, "autosleep", {"after": args.after}, "Noting")
     output.result(args.json, found, show.auto_sleep(found))
     return output.DONE
 

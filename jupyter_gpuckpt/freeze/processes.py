@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -40,6 +41,14 @@ def descendants(pid: int) -> list[int]:
             found += children
             queue += children
     return found
+
+
+def end_session(top: int, leader: int) -> None:
+    """Kill the processes below `top` that are of the session of `leader`, which may have ended."""
+    for pid in descendants(top):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(pid) == leader:
+                os.kill(pid, signal.SIGKILL)
 
 
 def inner_pid(pid: int) -> int:
@@ -141,10 +150,15 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 
 def work_done(pid: int) -> tuple[int, int]:
-    """Return two numbers that grow while a process works: its time on the CPU (clock ticks) and the bytes it wrote."""
+    """Return two numbers that grow while a process works: its time on the CPU (clock ticks) and the bytes it wrote.
+
+    The second stays 0 for a process with more rights than this one.
+    """
+    io = ""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-        io = Path(f"/proc/{pid}/io").read_text()
+        with contextlib.suppress(PermissionError):
+            io = Path(f"/proc/{pid}/io").read_text()
     except OSError:
         return 0, 0
     fields = stat[stat.rindex(")") + 2 :].split()

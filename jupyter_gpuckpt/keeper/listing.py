@@ -56,6 +56,7 @@ def _ended(launch: Launch, state: State) -> dict[str, Any]:
         "state": "ended",
         "exit_status": state.ended["status"],
         "ended": state.ended["at"],
+        "hibernated_as": state.ended.get("snapshot"),
         "pid": None,
         "pids": [],
         "memory": 0,
@@ -102,7 +103,7 @@ def hibernated(store: Store) -> list[dict[str, Any]]:
     return [
         {**summary(manifest), "kernel_name": manifest.kernel.get("name", ""), "held": manifest.id in held}
         for manifest in store.list()
-        if manifest.id in labels and HIBERNATED in labels[manifest.id].tags
+        if manifest.id in labels and HIBERNATED in labels[manifest.id].tags and not manifest.kernel.get("job")
     ]
 
 

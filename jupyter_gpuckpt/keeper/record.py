@@ -99,7 +99,8 @@ class State:
     output: int = 0
     """How many bytes of the output were there already when this process came up: those of the snapshot."""
     ended: dict[str, Any] | None = None
-    """For a job that has ended: ``status`` (its exit code, -N for signal N, null where nobody saw it) and ``at``."""
+    """For a job that has ended: ``status`` (its exit code, -N for signal N, null where nobody saw it), ``at``, and
+    where it was hibernated the ``snapshot`` that it is in."""
 
 
 def now() -> str:

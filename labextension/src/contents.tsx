@@ -235,7 +235,7 @@ function OtherKernels({ model, follower, commands, trans }: IProps): React.JSX.E
               <Moon state={model.stateOf(kernel.kernel_id)} />
             </span>
             <span>{kernelText(kernel, model.stateOf(kernel.kernel_id), trans)}</span>
-            <SleepButtons {...{ kernel, model, commands, trans }} />
+            <SleepButtons {...{ kernel, model, commands, trans }} of={basename(kernel.notebook) || kernel.name} />
             {!kernel.attended && kernel.state === 'running' && (
               <button
                 className="jp-gpuckpt-Button"

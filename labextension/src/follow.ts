@@ -216,7 +216,9 @@ export class Follower {
       case 'move':
         return trans.__('Moved the kernel.');
       case 'sleep':
-        return trans.__('Asleep: %1 of GPU memory freed in %2 s.', size(Number(result?.freed ?? 0)), seconds);
+        return result?.freed
+          ? trans.__('Asleep: %1 of GPU memory freed in %2 s.', size(Number(result.freed)), seconds)
+          : trans.__('Asleep in %1 s; there was no GPU memory to free.', seconds);
       case 'wake':
         return trans.__('Woken in %1 s.', seconds);
       case 'hibernate':

@@ -51,14 +51,21 @@ export function kernelText(kernel: IKernel, state: State, trans: TranslationBund
   return parts.join(' · ');
 }
 
-/** The buttons of one kernel that put it to sleep and wake it, as far as it has anything to give up. */
-export function SleepButtons({ kernel, model, commands, trans }: IProps): React.JSX.Element | null {
+/** The buttons of one kernel that put it to sleep and wake it; `of` names it where several have them. */
+export function SleepButtons({
+  kernel,
+  model,
+  commands,
+  trans,
+  of
+}: IProps & { of?: string }): React.JSX.Element | null {
   const state = model.stateOf(kernel.kernel_id);
   const args = { kernel: kernel.kernel_id };
   const button = (command: string, label: string, main = false): React.JSX.Element => (
     <button
       className={`jp-gpuckpt-Button${main ? ' jp-gpuckpt-mod-accept' : ''}`}
       title={commands.caption(command, args)}
+      aria-label={of === undefined ? undefined : trans.__('%1: %2', label, of)}
       onClick={() => void commands.execute(command, args)}
     >
       {label}

@@ -1,6 +1,6 @@
-import { arrange, isOf, matches } from '../src/arrange';
+import { arrange, isHibernated, isOf, matches } from '../src/arrange';
 import { differences } from '../src/difference';
-import { ago, basename, size } from '../src/format';
+import { ago, basename, seconds, size } from '../src/format';
 import { forkPath, isName, suggest } from '../src/names';
 import { isStale } from '../src/stale';
 import type { IDifference, ISnapshot } from '../src/types';
@@ -25,6 +25,14 @@ function snapshot(name: string, more: Partial<ISnapshot> = {}): ISnapshot {
 
 const here = { path: 'train.ipynb', kernelId: null };
 
+describe('hibernated', () => {
+  it('is told by the tag', () => {
+    expect(isHibernated(snapshot('a', { tags: ['hibernated'] }))).toBe(true);
+    expect(isHibernated(snapshot('hibernated'))).toBe(false);
+    expect(isHibernated(undefined)).toBe(false);
+  });
+});
+
 describe('format', () => {
   it.each([
     [0, '0 B'],
@@ -35,6 +43,12 @@ describe('format', () => {
     [24e9, '24.0 GB'],
     [5e15, '5000 TB']
   ])('writes %d bytes as %s', (bytes, text) => expect(size(bytes)).toBe(text));
+
+  it.each([
+    [0.04, '0.0 s'],
+    [2.34, '2.3 s'],
+    [61.5, '62 s']
+  ])('writes %d seconds as %s', (span, text) => expect(seconds(span)).toBe(text));
 
   it.each([
     [5, 'now'],

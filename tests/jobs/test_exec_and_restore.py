@@ -323,6 +323,18 @@ def test_nothing_of_one_is_left_when_it_is_forgotten(tmp_path: Path) -> None:
     assert list(folder_of("tidy").parent.iterdir()) == []
 
 
+def test_one_is_hibernated_with_all_others_and_comes_back(tmp_path: Path) -> None:
+    counter, port = start_counter(tmp_path, "counter", "udp")
+    assert ask("udp", port) == "101"
+    assert run("hibernate", "--all").status == 0
+    told = counter.told()
+    assert (told["state"], told["exit_status"]) == ("ended", None)
+    assert f"hibernated as {told['hibernated_as']}" in run("ps").out
+    counter.restore()
+    assert ask("udp", port) == "102"
+    assert counter.lines() == ["ready", "101", "102"]
+
+
 def test_words_behind_the_dashes_are_the_command_s() -> None:
     job = Job("words")
     told: Ran = run("exec", "words", "--json", "--", "echo", "--json", "--", "--debug", "a b")

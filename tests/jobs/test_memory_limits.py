@@ -17,7 +17,7 @@ MB = 10**6
 
 HOLD = """
 import os, sys, time
-held = bytearray(os.urandom(1 << 20)) * 150
+held = bytearray(os.urandom(1 << 20)) * 180
 print("holds", flush=True)
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.02)
@@ -39,7 +39,7 @@ def _in(group: Cgroup, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_what_a_cgroup_has_no_room_for_is_refused_and_a_save_goes_by_the_disk(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    with memory_cgroup(400 * MB) as group:
+    with memory_cgroup(330 * MB) as group:
         job = Job("large")
         started = _in(group, "exec", "large", "--", sys.executable, program(tmp_path, HOLD), str(gate))
         assert started.returncode == 0, started.stderr
@@ -48,7 +48,7 @@ def test_what_a_cgroup_has_no_room_for_is_refused_and_a_save_goes_by_the_disk(tm
         refused = _in(group, "restore", "large", "held", "--as", "second")
         assert refused.returncode == 1
         said = re.search(
-            rf"It needs (\d+) MB of memory, and (\d+) MB are free in the cgroup {group.name}, whose [a-z._]+ is 400 MB",
+            rf"It needs (\d+) MB of memory, and (\d+) MB are free in the cgroup {group.name}, whose [a-z._]+ is 330 MB",
             refused.stderr,
         )
         assert said, refused.stderr
@@ -57,7 +57,7 @@ def test_what_a_cgroup_has_no_room_for_is_refused_and_a_save_goes_by_the_disk(tm
         job.restore("held")
         gate.touch()
         assert job.wait_for_end() == 0
-        assert job.lines() == ["holds", str(150 << 20)]
+        assert job.lines() == ["holds", str(180 << 20)]
         assert group.killed() == 0
 
 

@@ -30,10 +30,10 @@ from ...errors import (
     SaveFailed,
 )
 from ...freeze import cuda
-from ...freeze.criu_program import find_criu
 from ...store import Manifest, Store
 from .. import fit, ports, sharing
 from ..clients import Connections, own_connections, unread_bytes
+from ..deputy import usable_criu
 from ..gpu_freeze import GpuReturn, parked_in
 from ..link import AgentSilent
 from ..ports import Places
@@ -83,7 +83,7 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
     # Before the kernel stands still: what clients are answered with while it is not there.
     await asyncio.to_thread(importlib.import_module, "jupyter_gpuckpt.keeper.doorman")
     operation.name = name = await asyncio.to_thread(_free_name, keeper)
-    program = await asyncio.to_thread(find_criu)
+    program = await asyncio.to_thread(usable_criu)
     said = await _about(keeper)
     begin = functools.partial(keeper.store.writer, name, quota=settings.store_quota())
     with await asyncio.to_thread(begin) as writer:
@@ -102,6 +102,9 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
             await asyncio.to_thread(taken.staging.discard)
     await asyncio.to_thread(keeper.worker.close)
     if ends:
+        if keeper.launch.job:
+            keeper.state.ended = {"status": None, "at": now(), "snapshot": manifest.name}
+            keeper.note_state()
         await keeper.ended(0)
     return {**summary(manifest), "seconds": stages.seconds()}
 
@@ -178,9 +181,11 @@ async def _leave(keeper: Keeper, manifest: Manifest, said: Mapping[str, Any], ho
     kernel = keeper.namespace().outer(keeper.state.kernel_pid)
     if kernel is None:
         raise KernelLost("The kernel ended while it was hibernated.", "", "Restart it.")
-    own = own_connections(kernel, ports.of_connection_file(keeper.launch.connection_file)["shell_port"])
-    clients = ports.peers(keeper.launch.connection_file)
-    clients["shell_port"] -= own
+    own, clients = 0, dict[str, int]()
+    if how != "end":
+        own = own_connections(kernel, ports.of_connection_file(keeper.launch.connection_file)["shell_port"])
+        clients = ports.peers(keeper.launch.connection_file)
+        clients["shell_port"] -= own
     if not how:
         # Nothing may come between this and the kernel's end, and what has come until now counts.
         connections = await asyncio.to_thread(Connections, kernel, _for_cells(keeper))
@@ -303,7 +308,7 @@ async def _bring_up(keeper: Keeper, operation: Operation, args: Mapping[str, Any
     """Restore the kernel into a fresh sleeper; return what the person must know of it."""
     name = operation.name = await asyncio.to_thread(_current_name, keeper.store, _snapshot(keeper))
     manifest, request = await asyncio.to_thread(request_of, keeper, name)
-    program = await asyncio.to_thread(find_criu)
+    program = await asyncio.to_thread(usable_criu)
     gpus = [int(gpu) for gpu in args.get("gpus") or ()]
     check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, [])
     fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, gpus))

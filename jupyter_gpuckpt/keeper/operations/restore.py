@@ -22,9 +22,9 @@ from ...errors import (
     RestoreFailed,
 )
 from ...freeze import cuda, images, processes
-from ...freeze.criu_program import find_criu
 from ...store import Snapshot
 from .. import fit, ports, sharing
+from ..deputy import usable_criu
 from ..gpu_freeze import GpuReturn, parked_in
 from ..link import AgentSilent
 from ..ports import Places
@@ -56,7 +56,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     name = operation.name = operation.name or _latest(keeper)
     await stages.enter("checking")
     manifest, request = await asyncio.to_thread(request_of, keeper, name)
-    program = await asyncio.to_thread(find_criu)
+    program = await asyncio.to_thread(usable_criu)
     before = keeper.space  # None where a job comes up that does not run
     leaving = processes.descendants(before.pid) if before is not None else []
     gpus = [int(gpu) for gpu in args.get("gpus") or ()]
