@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import fcntl
+import logging
 import os
 import socket
 import struct
@@ -22,6 +23,8 @@ from pathlib import Path
 from ..freeze import processes
 
 __all__ = ["Connections", "own_connections", "unread_bytes"]
+
+log = logging.getLogger("gpuckpt.keeper")
 
 _PIDFD_GETFD = 438  # the same on every architecture (asm-generic/unistd.h)
 _ESTABLISHED = "01"
@@ -86,6 +89,8 @@ class Connections:
                         self._sockets.append(socket.socket(fileno=_same_file(pidfd, int(name))))
         finally:
             os.close(pidfd)
+        if len(self._sockets) < len(inodes):
+            log.warning("%d connections of clients cannot be ended in order", len(inodes) - len(self._sockets))
 
     def close(self) -> None:
         """Let go of them."""
