@@ -15,6 +15,7 @@ help:
 	@echo 'make bench         measure saves and restores beside criu by hand'
 	@echo 'make bench-gpu     the same of GPU kernels, beside criu and the driver by hand'
 	@echo 'make bench-store   measure the store beside cp, tar, and (where they are installed) restic and borg'
+	@echo 'make soak          save and restore for two hours, and see that nothing grows (SOAK="--cycles 300 --minutes 0")'
 	@echo 'make labextension  build the JupyterLab extension for .venv'
 	@echo 'make screenshots   make the pictures in the README anew'
 	@echo 'make setup         only what these need: packages in .venv, and CRIU for you alone'
@@ -47,6 +48,10 @@ bench-gpu: setup
 bench-store: setup
 	@$(BIN)/python -m benchmarks.store
 	@$(BIN)/python -m benchmarks.growth
+
+.PHONY: soak
+soak: setup
+	@PYTHONPATH=tests $(BIN)/python tests/soak.py $(SOAK)
 
 # Asked for every time, since CRIU lies outside of this folder; where it is there already, that takes a moment.
 setup: $(READY)

@@ -19,6 +19,7 @@ __all__ = [
     "NameTaken",
     "NoSuchKernel",
     "NoSuchSnapshot",
+    "OtherVersion",
     "Pinned",
     "Refused",
     "RemoteError",
@@ -145,7 +146,7 @@ class BadName(StoreError):
 
 
 class NameTaken(StoreError):
-    """A snapshot of that name exists already."""
+    """A snapshot or a job of that name exists already."""
 
 
 class Pinned(StoreError):
@@ -201,8 +202,12 @@ class Sealed(RemoteError):
 
 
 class NoSuchKernel(GpuckptError):
-    """No running kernel answers to that name."""
+    """No running kernel, and no job, answers to that name."""
 
 
 class KeeperGone(GpuckptError):
     """The keeper of a kernel does not answer."""
+
+
+class OtherVersion(Refused):
+    """The keeper of a kernel is of a version that this one cannot talk to; the kernel runs on."""

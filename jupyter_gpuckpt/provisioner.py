@@ -18,7 +18,7 @@ from jupyter_client.provisioning import LocalProvisioner
 from traitlets import Unicode, default
 
 from . import settings
-from .errors import GpuckptError, KeeperGone, NoSuchKernel, Refused, Unavailable
+from .errors import GpuckptError, KeeperGone, NoSuchKernel, OtherVersion, Refused, Unavailable
 from .keeper import client
 from .keeper.protocol import KeeperClient
 from .keeper.record import KernelFolder, Launch
@@ -51,6 +51,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     _process: subprocess.Popen[bytes] | None = None
     _exit_status: int | None = None
     _adopting = False
+    _is_other_version = False
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -181,6 +182,11 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
                 self._keeper = self._attach(folder)
             except NoSuchKernel:
                 self._exit_status = _LOST
+            except OtherVersion as e:
+                # The package was upgraded beneath this server: the kernel runs on, and is not this server's to end.
+                if not self._is_other_version:
+                    self.log.error("The kernel %s is out of reach. %s", self.kernel_id, e)
+                self._is_other_version = True
             except KeeperGone as e:
                 self.log.warning("The keeper of kernel %s is not there yet: %s", self.kernel_id, e)
             except GpuckptError as e:

@@ -38,6 +38,13 @@ ENV_UNAVAILABLE = "GPUCKPT_UNAVAILABLE"
 """Set in a kernel that was started plain: the reason, as `GpuckptError.as_dict` in JSON."""
 
 
+AGENT_PROTOCOL = 1
+"""The number of how keeper and agent talk: raised when an agent of before, in a snapshot, would be misunderstood."""
+
+OLDEST_AGENT_PROTOCOL = 1
+"""The oldest that this version's keepers talk to."""
+
+
 def store_dir() -> Path:
     """Return the folder of the store: ``GPUCKPT_STORE``, or ``gpuckpt/store`` in Jupyter's data."""
     return Path(os.environ.get("GPUCKPT_STORE") or Path(jupyter_data_dir(), "gpuckpt", "store"))
@@ -71,6 +78,11 @@ def named_criu() -> str:
 def logs_dir() -> Path:
     """Return where the logs of CRIU's failures are kept: ``GPUCKPT_LOGS``, or ``gpuckpt/logs`` in Jupyter's data."""
     return Path(os.environ.get("GPUCKPT_LOGS") or Path(jupyter_data_dir(), "gpuckpt", "logs"))
+
+
+def broker_socket() -> Path:
+    """Return where the broker listens: ``GPUCKPT_BROKER``, or ``/run/gpuckpt/broker.sock``."""
+    return Path(os.environ.get("GPUCKPT_BROKER") or "/run/gpuckpt/broker.sock")
 
 
 def kernels_dir() -> Path:

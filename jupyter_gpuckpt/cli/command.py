@@ -29,9 +29,10 @@ examples:
   jupyter gpuckpt list                           what has been saved
   jupyter gpuckpt restore train.ipynb epoch-3    put the notebook's kernel back
   jupyter gpuckpt fork train.ipynb -n 2          two copies of the notebook's kernel, beside it
+  jupyter gpuckpt exec train -- python train.py  a job, which can be saved as a kernel can
 
 KERNEL is a kernel's id or the beginning of it, its notebook's name or path, its connection
-file, or its pid.
+file, a job's name, or a pid.
 """
 
 _STATUSES = """\
@@ -46,7 +47,7 @@ exit status:
 With --json a command prints one JSON document; an error is {"error": {"kind", "what", "why", "then", "data"}}.
 """
 
-_KERNEL = "the kernel: its id or the beginning of it, its notebook, its connection file, or its pid"
+_KERNEL = "the kernel: its id or the beginning of it, its notebook, its connection file, or its pid; or a job's name"
 _Run = Callable[[argparse.Namespace], int]
 
 
@@ -89,6 +90,30 @@ def _kernels(args: argparse.Namespace) -> int:
     from .kernels import list_kernels
 
     return list_kernels(args)
+
+
+def _exec(args: argparse.Namespace) -> int:
+    from .jobs import exec_
+
+    return exec_(args)
+
+
+def _ps(args: argparse.Namespace) -> int:
+    from .jobs import list_jobs
+
+    return list_jobs(args)
+
+
+def _logs(args: argparse.Namespace) -> int:
+    from .jobs import logs
+
+    return logs(args)
+
+
+def _forget(args: argparse.Namespace) -> int:
+    from .jobs import forget
+
+    return forget(args)
 
 
 def _save(args: argparse.Namespace) -> int:
@@ -171,6 +196,12 @@ def _duration(text: str) -> float | None:
         raise argparse.ArgumentTypeError(str(e)) from None
 
 
+def _broker(args: argparse.Namespace) -> int:
+    from .broker import broker
+
+    return broker(args)
+
+
 def _gpus(text: str) -> list[int]:
     """Return the numbers of GPUs that a text such as ``1`` or ``1,0`` names."""
     try:
@@ -226,7 +257,13 @@ def _parser() -> argparse.ArgumentParser:
         "Save a running kernel under a name. It stands still for a moment, also in the middle of a cell, and runs on.",
     )
     saving.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
-    saving.add_argument("name", metavar="NAME", help="the snapshot's name: letters, digits, and . _ -, at most 100")
+    saving.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        default="",
+        help="the snapshot's name: letters, digits, and . _ -, at most 100; a job's own where nothing is said",
+    )
     saving.add_argument("-m", "--message", metavar="MESSAGE", default="", help="a note that listings show")
     saving.add_argument("--replace", action="store_true", help="replace a snapshot of that name")
     saving.add_argument(
@@ -249,6 +286,12 @@ def _parser() -> argparse.ArgumentParser:
         help="the snapshot; without it the latest of this notebook, and where it has none, the latest of all",
     )
     restoring.add_argument("--gpu", metavar="N", type=_gpus, default=[], help=_GPU)
+    restoring.add_argument(
+        "--as", metavar="NEW", dest="new_job", default="", help="of a job: bring it up as a new job of that name"
+    )
+    restoring.add_argument(
+        "--other-ports", action="store_true", help="of a job: where somebody has a port of its, take another"
+    )
     forking = command(
         "fork",
         _fork,
@@ -310,11 +353,29 @@ def _parser() -> argparse.ArgumentParser:
         "List the running kernels that can be saved, also those whose Jupyter server has crashed, and how to go on\n"
         "with those.",
     )
-    stopping = command("stop", _stop, "end a kernel, for example one whose server has crashed")
+    stopping = command("stop", _stop, "end a kernel or a job, for example a kernel whose server has crashed")
     stopping.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
     stopping.add_argument(
-        "--force", action="store_true", help="also while a Jupyter server holds it, or its keeper does not answer"
+        "--force",
+        action="store_true",
+        help="also while a Jupyter server holds it, or its keeper does not answer; a job is killed at once",
     )
+    starting = command(
+        "exec",
+        _exec,
+        "start a command as a job, which can be saved and restored",
+        "Start a command as a job. It runs on when this terminal is closed; what it writes is kept (`logs`), and\n"
+        "it can be saved and restored as a kernel can. Two dashes stand before the command: exec NAME -- COMMAND ...",
+    )
+    starting.add_argument("name", metavar="NAME", help="the job's name: letters, digits, and . _ -, at most 100")
+    starting.add_argument("--replace", action="store_true", help="forget a job of that name that has ended")
+    starting.set_defaults(words=[])
+    command("ps", _ps, "list the jobs, also those that have ended, and how they ended")
+    logging = command("logs", _logs, "print what a job has written")
+    logging.add_argument("name", metavar="NAME", help="the job")
+    logging.add_argument("--follow", action="store_true", help="go on with what it writes, until it has ended")
+    forgetting = command("forget", _forget, "remove what is kept of jobs that have ended: output and exit status")
+    forgetting.add_argument("names", metavar="NAME", nargs="+", help="a job")
     judging = command(
         "doctor",
         _doctor,
@@ -329,6 +390,15 @@ def _parser() -> argparse.ArgumentParser:
         "Look for a CRIU that works, and where there is none, install one into a folder of its own\n"
         "(GPUCKPT_CRIU_PREFIX). Nothing else of the system changes.",
     )
+    serving = command(
+        "broker",
+        _broker,
+        "serve users without root: with root, on a machine that several people share",
+        "Do for users without root what takes root in a save and a restore. `install` makes it a service of the\n"
+        "machine's (systemd), `uninstall` takes that away, and `run` serves in the foreground.",
+    )
+    serving.add_argument("action", metavar="run|install|uninstall", choices=("run", "install", "uninstall"))
+    serving.add_argument("--group", metavar="GROUP", default="gpuckpt", help="whose members are served")
     for added in commands.choices.values():
         added.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="with an error's traceback")
     return parser
@@ -336,9 +406,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Do what the command line says, and return the exit status."""
-    words = sys.argv[1:] if words is None else words
+    words, behind = _parted(sys.argv[1:] if words is None else words)
     try:
-        status = _obey(words)
+        status = _obey(words, behind)
         output.finish()
         return status
     except BrokenPipeError:
@@ -351,7 +421,15 @@ def main(words: Sequence[str] | None = None) -> int:
         return output.exit_status(error)
 
 
-def _obey(words: Sequence[str]) -> int:
+def _parted(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return our own words, and those of the command that `exec` starts, which stand behind two dashes."""
+    if "--" not in words or next(word for word in words if not word.startswith("-") or word == "--") != "exec":
+        return words, []
+    at = list(words).index("--")
+    return words[:at], words[at + 1 :]
+
+
+def _obey(words: Sequence[str], behind: Sequence[str]) -> int:
     parser = _parser()
     try:
         args = parser.parse_args(words)
@@ -361,6 +439,8 @@ def _obey(words: Sequence[str]) -> int:
     if args.command is None:
         output.note(parser.format_help())
         return output.USAGE
+    if behind:
+        args.words = list(behind)
     run: _Run = args.run
     return run(args)
 

@@ -13,15 +13,16 @@ from types import FrameType
 from typing import Any
 
 from .. import settings
-from ..errors import GpuckptError, KeeperGone, Refused
+from ..errors import GpuckptError, KeeperGone, OtherVersion, Refused
 from ..freeze.cuda_calls import CudaWorker
-from ..keeper import client
+from ..keeper import client, jobs
 from ..keeper.listing import STATUS_TIMEOUT, running_kernels
 from ..keeper.record import KernelFolder
 from ..keeper.summary import is_of
 from ..kernel import show
 from ..store import Manifest, Store
 from . import output
+from .jobs import how_it_ended, restore_as, restore_ended, stop_job
 
 _CANCEL_TIMEOUT = 10.0
 _CLOSE_TIMEOUT = 150.0
@@ -109,14 +110,21 @@ def _how_to_go_on(kernel: dict[str, Any]) -> str:
 
 
 def save(args: argparse.Namespace) -> int:
-    """Save a kernel under a name."""
+    """Save a kernel, or a job, under a name."""
+    name = args.name or (args.kernel if jobs.named(args.kernel) is not None else "")
+    if not name:
+        raise output.Usage(
+            "The snapshot needs a name.",
+            "Only that of a job is called as the job is where nothing is said.",
+            "Usage: jupyter gpuckpt save KERNEL NAME",
+        )
     request = {
-        "name": args.name,
+        "name": name,
         "message": args.message,
         "replace": args.replace,
         "with_files": args.with_files,
     }
-    found = operate(args.kernel, "save", request, f"Saving {args.name}")
+    found = operate(args.kernel, "save", request, f"Saving {name}")
     output.result(args.json, found, show.Saved(found).text())
     return output.DONE
 
@@ -124,7 +132,16 @@ def save(args: argparse.Namespace) -> int:
 def restore(args: argparse.Namespace) -> int:
     """Put a kernel back to a snapshot."""
     verb = f"Restoring {args.name or 'the latest snapshot'}"
-    found = operate(args.kernel, "restore", {"name": args.name, "gpus": args.gpu}, verb)
+    job = jobs.named(args.kernel)
+    if args.new_job:
+        with output.Progress(verb):
+            found = restore_as(args)
+    elif job is not None and job.has_ended():
+        with output.Progress(verb):
+            found = restore_ended(args, job)
+    else:
+        request = {"name": args.name, "gpus": args.gpu, "other_ports": args.other_ports}
+        found = operate(args.kernel, "restore", request, verb)
     output.result(args.json, found, show.Restored(found, time.time() - found["seconds"], []).text())
     return output.DONE
 
@@ -150,12 +167,24 @@ def move(args: argparse.Namespace) -> int:
     return output.DONE
 
 
+def _find(text: str) -> KernelFolder:
+    """Return the folder of the kernel, or of the job that runs, that a person means."""
+    job = jobs.named(text)
+    if job is not None and job.has_ended():
+        raise Refused(
+            f"The job {text} does not run.",
+            f"It has {how_it_ended((job.state().ended or {}).get('status'))}.",
+            f"`jupyter gpuckpt restore {text} SNAPSHOT` brings it back.",
+        )
+    return job or client.find(text)
+
+
 def operate(kernel: str, op: str, request: dict[str, Any], verb: str) -> dict[str, Any]:
     """Have a kernel's keeper do something long: with progress, and Ctrl-C cancels it.
 
     There is no time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
     """
-    folder = client.find(kernel)
+    folder = _find(kernel)
     with client.connect(folder) as keeper, _Cancelling(folder) as cancelling, output.Progress(verb) as progress:
 
         def take(message: dict[str, Any]) -> None:
@@ -232,11 +261,13 @@ def autosleep(args: argparse.Namespace) -> int:
 
 def stop(args: argparse.Namespace) -> int:
     """End a kernel, all of its processes, and its keeper."""
-    folder = client.find(args.kernel)
+    folder = jobs.named(args.kernel) or client.find(args.kernel)
+    if jobs.is_job(folder):
+        return stop_job(args, folder)
     launch = folder.launch()
     try:
         attended = _close(folder, args.force)
-    except KeeperGone:
+    except (KeeperGone, OtherVersion):
         if not args.force:
             raise
         client.end(folder)

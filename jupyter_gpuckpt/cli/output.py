@@ -96,6 +96,16 @@ def _write(stream: TextIO, text: str) -> None:
         _discard(stream)  # whoever read has read enough, as `head` does
 
 
+def pass_on(piece: bytes) -> None:
+    """Print bytes as they are, at once."""
+    try:
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        _discard(sys.stdout)
+        raise
+
+
 def _discard(stream: TextIO) -> None:
     """Let go of what a stream still holds: Python would try to write it once more at its end."""
     null = os.open(os.devnull, os.O_WRONLY)

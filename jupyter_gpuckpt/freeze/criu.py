@@ -54,6 +54,12 @@ def restore_arguments(images: Path, log: Path) -> Sequence[str]:
     return ("restore", "-D", str(images), "-o", str(log), "-d", *_COMMON)
 
 
+UNPRIVILEGED = "--unprivileged"
+"""Lets criu work without root, with CAP_CHECKPOINT_RESTORE alone."""
+
+AT_POST_DUMP = Path(__file__).parent / "at_post_dump.sh"
+"""What criu runs at every stage of a dump, with GPUCKPT_SNAPSHOT, a folder, and GPUCKPT_LOG, the kernel's log."""
+
 _STAMP = re.compile(r"^\([\d.]+\)\s*(\d+: )?")
 _OWN = re.compile(r"^(\([\d.]+\)\s*(\d+: )?)?(Error|Warn) |^\s*$")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -375,19 +376,18 @@ def _not_stopped(pid: int) -> None:
 
 
 def _room_in_host_memory(pids: Iterable[int], gpus: Sequence[Gpu], usage: Sequence[Usage]) -> None:
-    needed, room = _HOST_MARGIN, None
-    for pid in pids:
-        needed += sum(_held(pid, gpus, usage).values())
-        left = memory.available(pid)
-        room = left if room is None else min(room, left)
-    if room is not None and needed > room:
+    holding = list(pids)
+    needed = _HOST_MARGIN + sum(size for pid in holding for size in _held(pid, gpus, usage).values())
+    # The copies may count as the processes' own, or, where they lie in files, as the keeper's.
+    room = memory.room(os.getpid(), *holding)
+    if needed > room.bytes:
         raise Refused(
             _NOT_TOUCHED,
-            f"the GPU memory in use needs {_gib(needed)} of host memory, and {_gib(room)} are left",
+            f"the GPU memory in use needs {_gib(needed)} of host memory, and {_gib(room.bytes)} are left{room.where}",
             "Free GPU memory (`del` what is not needed, then `torch.cuda.empty_cache()`) or host "
             "memory, and try again.",
             needed=needed,
-            available=room,
+            available=room.bytes,
         )
 
 

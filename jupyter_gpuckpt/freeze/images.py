@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
 TCP_LISTEN = 10  # include/net/tcp_states.h
 SOCK_STREAM = 1
@@ -28,7 +29,7 @@ _REPEATED = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
 
 _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
     # message: (field, number, type, message type); numbers from fdinfo, regfile, sk-inet, sk-unix,
-    # remap-file-path, pstree, mm and vma
+    # remap-file-path, pstree, mm, vma, core and creds
     "vma": [("start", 1, _U64, ""), ("end", 2, _U64, ""), ("shmid", 4, _U64, ""), ("status", 7, _U32, "")],
     "mm": [("vmas", 14, _MESSAGE, "vma")],
     "reg": [
@@ -58,6 +59,17 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("isk", 4, _MESSAGE, "inet"),
         ("usk", 16, _MESSAGE, "unix"),
     ],
+    "creds": [
+        *((name, number, _U32, "") for number, name in enumerate(("uid", "gid", "euid", "egid"), 1)),
+        *((name, number, _U32, "") for number, name in enumerate(("suid", "sgid", "fsuid", "fsgid"), 5)),
+        *((name, number, _U32, "") for number, name in enumerate(("cap_inh", "cap_prm", "cap_eff", "cap_bnd"), 9)),
+        ("secbits", 13, _U32, ""),
+        ("groups", 14, _U32, ""),
+        ("no_new_privs", 18, _U32, ""),
+        ("cap_amb", 19, _U32, ""),
+    ],
+    "thread": [("creds", 10, _MESSAGE, "creds")],
+    "core": [("thread_core", 5, _MESSAGE, "thread")],
     "remap": [("orig_id", 1, _U32, ""), ("remap_id", 2, _U32, "")],
     "dump_stats": [("freezing_time", 1, _U32, ""), ("frozen_time", 2, _U32, "")],
     "stats": [("dump", 1, _MESSAGE, "dump_stats")],
@@ -69,7 +81,7 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("threads", 5, _U32, ""),
     ],
 }
-_LISTS = ("build_id", "threads", "vmas")
+_LISTS = ("build_id", "threads", "vmas", "groups", "cap_inh", "cap_prm", "cap_eff", "cap_bnd", "cap_amb")
 
 
 def _messages() -> dict[str, Any]:
@@ -157,6 +169,39 @@ def frozen_seconds(images: Path) -> float:
     return float(stats.dump.freezing_time + stats.dump.frozen_time) / 1e6
 
 
+def rewrite_core(raw: bytes, judge: Callable[[Any], None]) -> bytes:
+    """Return a ``core-N.img`` as it was read here, after `judge` has seen the credentials of every thread in it.
+
+    What `judge` is given has the fields of CRIU's ``creds_entry``; `unknown_bytes` are those of a newer CRIU, or of a
+    security module. Whoever reads what is returned reads the same credentials: each stands in it once.
+
+    Raises
+    ------
+    ValueError : it is no such image.
+    """
+    out = bytearray(raw[:8])
+    try:
+        for e in _entries(raw, "core"):
+            if e.HasField("thread_core"):  # only the dead have none
+                judge(e.thread_core.creds)
+            out += _packed(e)
+    except (struct.error, DecodeError) as error:
+        raise ValueError(f"an image cannot be read: {error}") from error
+    if len(out) <= 8:
+        raise ValueError("an image is empty")
+    return bytes(out)
+
+
+def unknown_bytes(entry: Any) -> bytes:
+    """Return what an entry holds beside the fields that are declared here."""
+    rest = type(entry)()
+    rest.CopyFrom(entry)
+    for declared in entry.DESCRIPTOR.fields:
+        rest.ClearField(declared.name)
+    body: bytes = rest.SerializeToString()
+    return body
+
+
 def _nameless(images: Path) -> set[int]:
     remap = images / "remap-fpath.img"
     return {e.orig_id for e in _entries(remap.read_bytes(), "remap")} if remap.exists() else set()
@@ -166,12 +211,38 @@ def _path(reg: Any) -> str:
     return "/" + str(reg.name.decode("utf-8", "surrogateescape")).lstrip("/")
 
 
-def bound_ports(images: Path) -> list[int]:
-    """Return the ports that the saved tree has for itself (listening TCP, or UDP), in ascending order."""
+@dataclass(frozen=True, order=True)
+class BoundSocket:
+    """A socket of a saved tree that has a port for itself: one that listens (TCP), or any of UDP.
+
+    Attributes
+    ----------
+    kind : ``tcp`` or ``udp``.
+    is_connected : it is a UDP socket that talks to one other only, and which port it has is nobody's business.
+    """
+
+    port: int
+    kind: str
+    is_connected: bool
+
+
+def bound_sockets(images: Path) -> list[BoundSocket]:
+    """Return the sockets that have a port for themselves, by ascending port."""
     raw = (images / "files.img").read_bytes()
     listening = _listening(raw)
     sockets = (e.isk for e in _entries(raw, "file") if e.HasField("isk") and e.isk.src_port)
-    return sorted({isk.src_port for isk in sockets if not _is_connection(isk, listening)})
+    return sorted(
+        {
+            BoundSocket(isk.src_port, "tcp" if isk.type == SOCK_STREAM else "udp", bool(isk.dst_port))
+            for isk in sockets
+            if not _is_connection(isk, listening)
+        }
+    )
+
+
+def bound_ports(images: Path) -> list[int]:
+    """Return the ports that the saved tree has for itself (listening TCP, or UDP), in ascending order."""
+    return sorted({socket.port for socket in bound_sockets(images)})
 
 
 def _listening(raw: bytes) -> set[int]:

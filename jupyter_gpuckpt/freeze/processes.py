@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -40,6 +41,14 @@ def descendants(pid: int) -> list[int]:
             found += children
             queue += children
     return found
+
+
+def end_session(top: int, leader: int) -> None:
+    """Kill the processes below `top` that are of the session of `leader`, which may have ended."""
+    for pid in descendants(top):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(pid) == leader:
+                os.kill(pid, signal.SIGKILL)
 
 
 def inner_pid(pid: int) -> int:
@@ -141,10 +150,15 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 
 def work_done(pid: int) -> tuple[int, int]:
-    """Return two numbers that grow while a process works: its time on the CPU (clock ticks) and the bytes it wrote."""
+    """Return two numbers that grow while a process works: its time on the CPU (clock ticks) and the bytes it wrote.
+
+    The second stays 0 for a process with more rights than this one.
+    """
+    io = ""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-        io = Path(f"/proc/{pid}/io").read_text()
+        with contextlib.suppress(PermissionError):
+            io = Path(f"/proc/{pid}/io").read_text()
     except OSError:
         return 0, 0
     fields = stat[stat.rindex(")") + 2 :].split()
@@ -164,6 +178,40 @@ def sockets(pids: Iterable[int]) -> set[int]:
     """Return the inodes of the sockets that these processes have open."""
     kinds = (target.partition(":") for pid in pids for target in open_files(pid))
     return {int(inode.strip("[]")) for kind, _, inode in kinds if kind == "socket"}
+
+
+def port_holders(kind: str) -> Iterator[tuple[int, int]]:
+    """Yield port and inode of every socket that has its port for itself: listening ``tcp``, or ``udp``.
+
+    As proc(5), net/tcp tells: the second column is the address, the fourth the state, the tenth the inode.
+    """
+    for table in (kind, f"{kind}6"):
+        try:
+            lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if kind == "udp" or fields[3] == "0A":
+                yield int(fields[1].rpartition(":")[2], 16), int(fields[9])
+
+
+def ports_closed_lately() -> set[int]:
+    """Return the local ports of the TCP connections whose end the system still remembers (state TIME_WAIT)."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            rows = [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+            found |= {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "06"}
+    return found
+
+
+def holder_of(inode: int) -> int | None:
+    """Return the pid of a process that has the socket with this inode open, where one can be seen."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and f"socket:[{inode}]" in open_files(int(entry.name)):
+            return int(entry.name)
+    return None
 
 
 def connections(ports: set[int]) -> int:

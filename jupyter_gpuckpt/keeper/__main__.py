@@ -1,4 +1,4 @@
-"""Run a keeper: ``python -m jupyter_gpuckpt.keeper FOLDER LOCK_FD READY_FD start|copy|take-over``."""
+"""Run a keeper: ``python -m jupyter_gpuckpt.keeper FOLDER LOCK_FD READY_FD start|copy|take-over|job|restore``."""
 
 from __future__ import annotations
 
@@ -6,23 +6,44 @@ import asyncio
 import logging
 import os
 import sys
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from .process import keep
-from .record import KernelFolder
+from .record import LOG, KernelFolder
+
+LOG_LIMIT = 1 << 20
+"""So long the log becomes, in bytes."""
+
+
+class _Log(RotatingFileHandler):
+    """The keeper's log: when it has become long, it is put aside, and the one put aside before is gone.
+
+    Standard error leads to the same file: what Python says at its end, and what the driver's worker says.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, maxBytes=LOG_LIMIT, backupCount=1, encoding="utf-8")
+
+    def doRollover(self) -> None:  # noqa: N802 - logging's name
+        super().doRollover()
+        if self.stream is not None:
+            os.dup2(self.stream.fileno(), 2)
 
 
 def main(folder: str, lock_fd: str, ready_fd: str, how: str) -> None:
-    """Keep one kernel; what there is to say at the start goes to READY_FD, and the log to stderr.
+    """Keep one kernel; what there is to say at the start goes to READY_FD, and the log into the folder.
 
     The keeper holds the folder's lock by having LOCK_FD open.
     """
-    if how == "take-over" and os.fork():
-        os._exit(0)  # the keeper does not belong to whoever happened to find the kernel without one
+    if how in ("take-over", "job", "restore") and os.fork():
+        os._exit(0)  # it does not belong to whoever started the job, or happened to find the kernel without a keeper
     os.umask(0o077)
     for fd in (lock_fd, ready_fd):
         os.set_inheritable(int(fd), False)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=[_Log(Path(folder) / LOG)]
+    )
 
     def ready(error: str) -> None:
         with open(int(ready_fd), "w") as f:

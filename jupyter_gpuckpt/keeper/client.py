@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .. import settings
-from ..errors import GpuckptError, KeeperGone, NoSuchKernel
+from .. import __version__, settings
+from ..errors import GpuckptError, KeeperGone, NoSuchKernel, OtherVersion
 from ..freeze.processes import descendants, start_time
-from .protocol import KeeperClient
+from .protocol import OLDEST_PROTOCOL, PROTOCOL, KeeperClient
 from .record import LOG, SOCKET, KernelFolder, Launch
 
 _READY_TIMEOUT = 60.0
@@ -38,15 +38,41 @@ def start_keeper(launch: Launch, order: dict[str, Any] | None = None) -> tuple[s
     folder, lock = KernelFolder.create(launch)
     try:
         if order is None:
-            return _run_keeper(folder, lock, "start"), folder
+            return run_keeper(folder, lock, "start"), folder
         folder.write_order(order)
-        # Bringing GPU state up may take minutes, as in a restore.
-        return _run_keeper(folder, lock, "copy", settings.criu_timeout() + settings.driver_timeout()), folder
+        return run_keeper(folder, lock, "copy"), folder
     except BaseException:
         end(folder)
         raise
     finally:
         os.close(lock)
+
+
+def _refuse_other_version(folder: KernelFolder) -> None:
+    """Refuse to talk to a keeper, or to take over from one, that would misunderstand this version.
+
+    Raises
+    ------
+    OtherVersion : with both versions.
+    """
+    state = folder.state()
+    if state.protocol in range(OLDEST_PROTOCOL, PROTOCOL + 1) or state.keeper is None:
+        return
+    newer = state.protocol > PROTOCOL
+    then = f"Use jupyter_gpuckpt {state.version or 'of a newer version'} for it, or restart the kernel."
+    if not newer:
+        then = (
+            f"Restart the kernel; or end its keeper (`kill -9 {state.keeper[0]}`) while nothing is being saved: the "
+            "kernel runs on, and gets one of this version."
+        )
+    raise OtherVersion(
+        "The kernel's keeper is of another version; the kernel runs on.",
+        f"It is of jupyter_gpuckpt {state.version or 'before 0.1'} (protocol {state.protocol}), which is "
+        f"{'newer' if newer else 'older'} than this, {__version__} (protocol {PROTOCOL}).",
+        then,
+        keeper=state.version,
+        here=__version__,
+    )
 
 
 def take_over(folder: KernelFolder) -> None:
@@ -55,6 +81,7 @@ def take_over(folder: KernelFolder) -> None:
     Raises
     ------
     NoSuchKernel : the kernel is gone; so is its folder.
+    OtherVersion : the keeper was of a newer version.
     GpuckptError : the kernel cannot be held any more; nothing of it is left.
     """
     try:
@@ -67,9 +94,11 @@ def take_over(folder: KernelFolder) -> None:
         if not folder.can_be_kept():
             _bury(folder)
             raise _no_such_kernel()
+        if folder.state().protocol > PROTOCOL:
+            _refuse_other_version(folder)
         # The process started here ends at once, and leaves the keeper to the machine's process 1: who takes a kernel
         # over may be a short command.
-        _run_keeper(folder, lock, "take-over").wait()
+        run_keeper(folder, lock, "take-over").wait()
     except FileNotFoundError:
         raise _no_such_kernel() from None
     finally:
@@ -77,7 +106,7 @@ def take_over(folder: KernelFolder) -> None:
 
 
 def end(folder: KernelFolder) -> None:
-    """End a kernel by force, with its keeper and all of its processes, and remove its folder.
+    """End a kernel by force, with its keeper and all of its processes, and its folder but for what `leave` leaves.
 
     For when the keeper is gone or does not answer; one that does is asked to ``close``.
     """
@@ -85,9 +114,10 @@ def end(folder: KernelFolder) -> None:
         keeper = folder.state().keeper
         if keeper is not None and start_time(keeper[0]) == keeper[1]:
             _kill(keeper[0])
-    for sleeper in folder.sleepers():
+    sleepers = folder.sleepers()
+    for sleeper in sleepers:
         _kill(sleeper)
-    folder.remove()
+    folder.leave(-signal.SIGKILL if sleepers else None)
 
 
 def _bury(folder: KernelFolder) -> None:
@@ -123,8 +153,18 @@ def _no_such_kernel() -> NoSuchKernel:
     )
 
 
-def _run_keeper(folder: KernelFolder, lock: int, how: str, timeout: float = _READY_TIMEOUT) -> subprocess.Popen[bytes]:
-    """Start the keeper of this folder, hand the folder's lock to it, and wait until it holds the kernel."""
+def run_keeper(folder: KernelFolder, lock: int, how: str) -> subprocess.Popen[bytes]:
+    """Start the keeper of this folder, hand the folder's lock to it, and wait until it holds the kernel.
+
+    `how` is as `keeper.process.keep` takes it.
+
+    Raises
+    ------
+    GpuckptError : it does not hold it.
+    """
+    # Bringing GPU state up may take minutes, as in a restore.
+    slow = how in ("copy", "restore")
+    timeout = settings.criu_timeout() + settings.driver_timeout() if slow else _READY_TIMEOUT
     read, write = os.pipe()
     log = os.open(folder.path / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
@@ -169,26 +209,38 @@ def connect(folder: KernelFolder, timeout: float = 10.0) -> KeeperClient:
     ------
     NoSuchKernel : the kernel is gone.
     KeeperGone : its keeper does not answer.
+    OtherVersion : its keeper is of a version that this one cannot talk to.
     """
     deadline = time.monotonic() + timeout
     while True:
         if not folder.has_keeper():
             take_over(folder)
         try:
-            return KeeperClient(folder.path / SOCKET, timeout)
+            keeper = KeeperClient(folder.path / SOCKET, timeout)
         except KeeperGone:
             # A keeper has its lock a moment before it listens.
             if time.monotonic() > deadline:
                 raise
             time.sleep(_CONNECT_POLL)
+            continue
+        try:
+            _refuse_other_version(folder)
+        except FileNotFoundError:
+            pass  # it is ending
+        except BaseException:
+            keeper.close()
+            raise
+        return keeper
 
 
 def folders() -> Iterator[KernelFolder]:
-    """Yield the folder of every kernel that still lives; what dead ones left is removed."""
+    """Yield the folder of every kernel and job that still lives; what dead kernels left is removed."""
     for folder in KernelFolder.all():
         try:
             if folder.has_keeper() or folder.can_be_kept():
                 yield folder
+                continue
+            if folder.has_ended():
                 continue
             lock = folder.lock()
         except FileNotFoundError:  # it has ended meanwhile
@@ -199,10 +251,10 @@ def folders() -> Iterator[KernelFolder]:
 
 
 def find(text: str) -> KernelFolder:
-    """Return the folder of the kernel that a person means.
+    """Return the folder of the kernel, or of the job that runs, that a person means.
 
     `text` is its id or the beginning of it, its notebook's path or name (with or without the suffix), the path or
-    name of its connection file, or the pid of one of its processes or of its keeper.
+    name of its connection file, a job's name, or the pid of one of its processes or of its keeper.
 
     Raises
     ------
@@ -223,13 +275,14 @@ def find(text: str) -> KernelFolder:
     raise NoSuchKernel(
         f"{'Several kernels fit' if found else 'No kernel fits'} {text!r}.",
         f"These do: {', '.join(ids)}." if ids else f"Kernels running: {len(launches)}, none of them of that name.",
-        '`jupyter gpuckpt kernels` lists them; a kernel that was not started as "Python 3 (gpuckpt)" is not there.',
+        '`jupyter gpuckpt kernels` lists them; a kernel that was not started as "Python 3 (gpuckpt)" is not there. '
+        "`jupyter gpuckpt ps` lists jobs.",
         kernels=ids,
     )
 
 
 def _is_named(text: str, _: KernelFolder, launch: Launch) -> bool:
-    return bool(text) and text in (launch.kernel_id, launch.notebook, launch.connection_file)
+    return bool(text) and text in (launch.kernel_id, launch.notebook, launch.connection_file, launch.job)
 
 
 def _fits(text: str, folder: KernelFolder, launch: Launch) -> bool:
@@ -237,7 +290,7 @@ def _fits(text: str, folder: KernelFolder, launch: Launch) -> bool:
         return False
     names = (Path(launch.notebook).name, Path(launch.notebook).stem, Path(launch.connection_file).name)
     return (
-        launch.kernel_id.startswith(text)
+        (not launch.job and launch.kernel_id.startswith(text))
         or text in names
         or _same_end(text, launch.notebook)
         or (text.isdecimal() and int(text) in _pids(folder))

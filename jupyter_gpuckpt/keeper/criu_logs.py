@@ -27,7 +27,8 @@ def keep(log: Path) -> Path | None:
         with contextlib.suppress(OSError):
             copy.unlink(missing_ok=True)
         return None
-    for old in sorted(folder.glob("*.log"))[:-KEPT]:
+    # Not this one, whatever the clock says: it may have been set back.
+    for old in sorted(other for other in folder.glob("*.log") if other != copy)[: 1 - KEPT]:
         with contextlib.suppress(OSError):  # another keeper may have removed it
             old.unlink()
     return copy

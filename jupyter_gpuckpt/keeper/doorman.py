@@ -35,8 +35,8 @@ _UNHURRIED = ("debug_request", "usage_request", "create_subshell_request", "dele
 """Requests that front ends send by themselves when they open a notebook, or now and then: nobody wakes for them."""
 _BIND_AGAIN = 1.0  # how often it tries for ports that somebody else has, in seconds
 _ENDING = 2.0  # how long clients have to close their connections, in seconds
-_COMING_BACK = 3.0  # how long a client that is to hear an error has to connect, in seconds
-_POLL = 0.01  # seconds
+_COMING_BACK = 3.0  # how long clients have to come back when the ports were taken, in seconds
+_CLOSING, _POLL = 0.02, 0.01  # seconds
 _LINGER = 500  # for how long what was sent may be on its way after the end, in milliseconds
 
 OnRequest = Callable[[list[bytes]], None]
@@ -49,6 +49,7 @@ class Doorman:
     ----------
     connection_file : the kernel's.
     said : what the kernel said before it went: ``kernel_info`` and ``comms``, as its replies had them.
+    expected : how many clients come back, as `ports.peers` counts them.
     on_request : called with the frames of every request that needs a kernel.
     on_shutdown : called when a client asks for the kernel's end.
     """
@@ -57,6 +58,7 @@ class Doorman:
         self,
         connection_file: str,
         said: Mapping[str, Any],
+        expected: Mapping[str, int],
         on_request: OnRequest,
         on_shutdown: Callable[[], None],
     ) -> None:
@@ -69,7 +71,9 @@ class Doorman:
         self._context = zmq.asyncio.Context()
         self._sockets: dict[str, zmq.asyncio.Socket] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._expected = expected
         self._listeners = 0
+        self._opened = asyncio.get_running_loop().time()
 
     def open(self) -> None:
         """Take the ports; while somebody else has one of them, it is tried again until it is free."""
@@ -83,6 +87,7 @@ class Doorman:
             *(asyncio.create_task(self._serve(name, answer)) for name, answer in answers.items()),
             asyncio.create_task(self._serve("iopub", self._on_subscription)),
         ]
+        self._opened = asyncio.get_running_loop().time()
         self.announce("hibernated")
 
     def _bound(self) -> bool:
@@ -119,6 +124,7 @@ class Doorman:
         for name, one in self._sockets.items():
             with contextlib.suppress(ZMQError):
                 one.unbind(self._address(name))
+        await asyncio.sleep(_CLOSING)  # zmq closes the listeners in a thread of its own
         connections = Connections(os.getpid(), waiting)
         try:
             if not await connections.end(_ENDING) or not await connections.read_out(_ENDING):
@@ -211,14 +217,12 @@ class Doorman:
 
     # -- what clients are told
 
-    async def refuse(
-        self, requests: Sequence[Sequence[bytes]], error: GpuckptError, expected: Mapping[str, int]
-    ) -> None:
-        """Answer requests that no kernel came up for, once so many clients as `expected` are connected again."""
+    async def refuse(self, requests: Sequence[Sequence[bytes]], error: GpuckptError) -> None:
+        """Answer requests that no kernel came up for."""
         text = str(error)
         content = {"ename": type(error).__name__, "evalue": text, "traceback": text.splitlines()}
         if requests:
-            await self._until_there(expected)
+            await self.settled()
         for frames in requests:
             if not frames:
                 continue  # an answer to a question
@@ -232,12 +236,12 @@ class Doorman:
                 self._send("shell", _reply_to(request), {"status": "error", **content}, request, idents)
             self._status("idle", request)
 
-    async def _until_there(self, expected: Mapping[str, int]) -> None:
+    async def settled(self) -> None:
+        """Wait until the clients are connected again; for those that have gone, not long after the ports were taken."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _COMING_BACK
-        while loop.time() < deadline:
-            there = connected(self._connection_file)["shell_port"] >= expected.get("shell_port", 0)
-            if there and self._listeners >= expected.get("iopub_port", 0):
+        while loop.time() < self._opened + _COMING_BACK:
+            there = connected(self._connection_file)["shell_port"] >= self._expected.get("shell_port", 0)
+            if self._sockets and there and self._listeners >= self._expected.get("iopub_port", 0):
                 return
             await asyncio.sleep(_POLL)
 
@@ -265,6 +269,8 @@ class Doorman:
         idents: Sequence[bytes] | None = None,
     ) -> None:
         ident = [b"kernel." + kind.encode()] if idents is None else list(idents)
+        if channel not in self._sockets:
+            return  # somebody else has the ports
         with contextlib.suppress(ZMQError):  # who asked has gone
             socket = Socket.shadow(self._sockets[channel].underlying)
             self._session.send(socket, kind, dict(content), parent=dict(request), ident=ident)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from .. import settings
+from .. import __version__, settings
 from ..errors import Refused
 from ..freeze import cuda, images, memory, processes
 from ..freeze.criu_program import CriuProgram, version_text
@@ -136,6 +136,7 @@ def check_machine(
         lambda: _same_processor(manifest.machine),
         lambda: _criu_is_new_enough(manifest.machine, program),
         lambda: _is_for_this_kernel(manifest, launch),
+        lambda: _agent_is_understood(manifest),
         lambda: _room_in_memory(manifest, leaving, copies),
         lambda: has_gpu_state(bool(manifest.process["cuda"]), gpus, _NOT_RESTORED),
         lambda: _room_on_disk(wanted),
@@ -186,14 +187,15 @@ def room_for_copies(size: int, count: int) -> None:
     ------
     Refused : with both values.
     """
-    needed, room = size * (count + 2), memory.available(os.getpid())  # one copy lies in memory twice as it comes up
-    if needed > room:
+    needed, room = size * (count + 2), memory.room(os.getpid())  # one copy lies in memory twice as it comes up
+    if needed > room.bytes:
         raise Refused(
             "The kernel was not forked; it goes on as before.",
-            f"{count} copies of it need {needed / 1e6:,.0f} MB of memory, and {room / 1e6:,.0f} MB are free.",
+            f"{count} copies of it need {needed / 1e6:,.0f} MB of memory, and {room.bytes / 1e6:,.0f} MB are "
+            f"free{room.where}.",
             "Ask for fewer, or free memory in the kernel.",
             needed=needed,
-            available=room,
+            available=room.bytes,
         )
 
 
@@ -266,11 +268,42 @@ def _criu_is_new_enough(saved: Mapping[str, Any], program: CriuProgram) -> None:
 
 
 def _is_for_this_kernel(manifest: Manifest, launch: Launch) -> None:
+    job = str(manifest.kernel.get("job", ""))
+    if job and launch.job:
+        return
+    if job:
+        raise Refused(
+            _NOT_RESTORED,
+            f"It was saved from the job {job}, and here is a kernel.",
+            f"Bring it up as a job: `jupyter gpuckpt restore {job} {manifest.name}`; `--as NAME` makes it a new one.",
+        )
+    if launch.job:
+        raise Refused(
+            _NOT_RESTORED,
+            f"It was saved from a notebook's kernel, and here is the job {launch.job}.",
+            "Restore it in a notebook; `jupyter gpuckpt list` shows what was saved from what.",
+        )
     if not manifest.kernel["agent"] and manifest.kernel["kernel_id"] != launch.kernel_id:
         raise Refused(
             _NOT_RESTORED,
             f"It was saved from kernel {manifest.kernel['kernel_id']}, which has no agent; here is {launch.kernel_id}.",
             "A kernel without the agent can only go back to a snapshot of its own: its connection key cannot change.",
+        )
+
+
+def _agent_is_understood(manifest: Manifest) -> None:
+    oldest, newest = settings.OLDEST_AGENT_PROTOCOL, settings.AGENT_PROTOCOL
+    # Agents of before there were several said nothing of it.
+    spoken = manifest.kernel.get("protocol") or 1
+    if manifest.kernel["agent"] and not oldest <= spoken <= newest:
+        raise Refused(
+            _NOT_RESTORED,
+            f"Its agent is of jupyter_gpuckpt {manifest.kernel.get('version')} (agent protocol {spoken}); this is "
+            f"{__version__} (agent protocol {oldest} to {newest}).",
+            f"Restore it with a {'newer' if spoken > newest else 'older'} jupyter_gpuckpt.",
+            of="agent protocol",
+            saved=spoken,
+            here=newest,
         )
 
 
@@ -334,15 +367,15 @@ def _same_files(files: Sequence[NeededFile], root: Path) -> None:
 def _room_in_memory(manifest: Manifest, leaving: Sequence[int], copies: int) -> None:
     # What was in VRAM lies in memory from before the running kernel ends until it is on the GPU.
     vram = copies * sum(cuda.needs(manifest.cuda).values())
-    now = memory.available(os.getpid())
+    now = memory.room(os.getpid())
     for needed, room in (
-        (vram, now),
-        (vram + copies * int(manifest.process["private_bytes"]), now + processes.private_bytes(leaving)),
+        (vram, now.bytes),
+        (vram + copies * int(manifest.process["private_bytes"]), now.bytes + processes.private_bytes(leaving)),
     ):
         if needed > room:
             raise Refused(
                 _NOT_RESTORED,
-                f"It needs {needed / 1e6:,.0f} MB of memory, and {room / 1e6:,.0f} MB are free.",
+                f"It needs {needed / 1e6:,.0f} MB of memory, and {room / 1e6:,.0f} MB are free{now.where}.",
                 "End other programs and restore again.",
                 needed=needed,
                 available=room,

@@ -7,7 +7,7 @@ back waiting on the FIFO of the same path. Lines of JSON:
   ``{"reply": n, "result"|"error": ...}``, and ``{"busy": b, "used": b}`` when a cell begins or has ended
 - keeper to agent: ``{"call": name, "id": n, "args": {...}}``, ``{"for": n, "progress"|"result"|"error": ...}``
 
-User code can write to the FIFO too: what is no message is passed over.
+User code can write to the FIFO too: what is no message is passed over, and so are requests beyond `MOST_REQUESTS`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from .record import now
 log = logging.getLogger("gpuckpt.keeper")
 
 TO_KERNEL, FROM_KERNEL = "to-kernel", "from-kernel"
+
+MOST_REQUESTS = 100
+"""So many requests of the agent's are worked on at once."""
 
 Request = Callable[[int, str, dict[str, Any]], Awaitable[None]]
 
@@ -157,7 +160,7 @@ class Link:
             self.busy = bool(message["busy"])
             if message.get("used"):
                 self.last_active = now()
-        elif "request" in message:
+        elif "request" in message and len(self._tasks) < MOST_REQUESTS:
             args = message.get("args")
             work = self._answer(message["request"], str(message.get("op")), args if isinstance(args, dict) else {})
             self._background(work)

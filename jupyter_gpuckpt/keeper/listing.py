@@ -1,20 +1,20 @@
-"""The kernels that keepers hold, as every listing tells of them."""
+"""The kernels and jobs that keepers hold, as every listing tells of them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..errors import GpuckptError, NoSuchKernel
 from ..freeze.cuda_calls import CudaWorker
 from ..freeze.gpu_processes import cuda_pids
 from ..store import Store
-from . import client
-from .record import KernelFolder, State
+from . import client, jobs
+from .record import KernelFolder, Launch, State
 from .summary import HIBERNATED, summary
 
-__all__ = ["STATUS_TIMEOUT", "hibernated", "running_kernels"]
+__all__ = ["STATUS_TIMEOUT", "all_jobs", "hibernated", "running_kernels"]
 
 STATUS_TIMEOUT = 5.0
 """For how long a keeper may be silent when it is asked how its kernel is, in seconds."""
@@ -26,9 +26,51 @@ def running_kernels(worker: CudaWorker) -> tuple[list[dict[str, Any]], list[Gpuc
     A kernel whose keeper died gets a new one. ``gpu_memory`` is what the kernel holds on all GPUs, in bytes: None
     where the driver does not tell. `worker` is only called where a kernel uses a GPU.
     """
+    return _told([folder for folder in client.folders() if not jobs.is_job(folder)], worker)
+
+
+def all_jobs(worker: CudaWorker) -> tuple[list[dict[str, Any]], list[GpuckptError]]:
+    """Return the same of every job, those that have ended included: of them ``state``, ``exit_status`` and ``ended``.
+
+    Each has its ``command``, too.
+    """
+    found, faults = _told([folder for folder in client.folders() if jobs.is_job(folder)], worker)
+    found = [job for job in found if job["state"] != "ended"]  # its keeper is about to go
+    running = {job["job"] for job in found}
+    for folder in jobs.all_folders():
+        with contextlib.suppress(OSError):
+            launch, state = folder.launch(), folder.state()
+            if launch.job not in running and state.ended is not None:
+                found.append(_ended(launch, state))
+    for job in found:
+        with contextlib.suppress(OSError):
+            job["command"] = jobs.folder_of(job["job"]).launch().argv
+    return sorted(found, key=lambda job: str(job["started"])), faults
+
+
+def _ended(launch: Launch, state: State) -> dict[str, Any]:
+    assert state.ended is not None
+    return {
+        "kernel_id": launch.kernel_id,
+        "job": launch.job,
+        "state": "ended",
+        "exit_status": state.ended["status"],
+        "ended": state.ended["at"],
+        "hibernated_as": state.ended.get("snapshot"),
+        "pid": None,
+        "pids": [],
+        "memory": 0,
+        "gpu_memory": 0,
+        "started": state.started,
+        "parent": state.parent,
+        "command": launch.argv,
+    }
+
+
+def _told(folders: Iterable[KernelFolder], worker: CudaWorker) -> tuple[list[dict[str, Any]], list[GpuckptError]]:
     kernels: list[dict[str, Any]] = []
     faults: list[GpuckptError] = []
-    for folder in client.folders():
+    for folder in folders:
         try:
             kernels.append(_status(folder))
         except NoSuchKernel:
@@ -61,7 +103,7 @@ def hibernated(store: Store) -> list[dict[str, Any]]:
     return [
         {**summary(manifest), "kernel_name": manifest.kernel.get("name", ""), "held": manifest.id in held}
         for manifest in store.list()
-        if manifest.id in labels and HIBERNATED in labels[manifest.id].tags
+        if manifest.id in labels and HIBERNATED in labels[manifest.id].tags and not manifest.kernel.get("job")
     ]
 
 

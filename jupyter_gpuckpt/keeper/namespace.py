@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,10 @@ from typing import Any
 from .. import settings
 from ..errors import GpuckptError, KernelLost
 from ..freeze import processes
+from . import deputy
 from . import sleeper as sleeper_program
-from .protocol import connect_unix
+from .deputy import Deputy
+from .protocol import connect_unix, short_path
 
 FIRST_PID = 10_000
 """Kernels start at a high pid: criu itself takes low ones in the namespace that it restores into."""
@@ -31,10 +34,11 @@ class Namespace:
     """A living sleeper, its run folder, and the programs that it started.
 
     `pid` is process 1 as the machine knows it. Made by `start` or, for a sleeper that another keeper started, `attach`.
+    `deputy` does what needs root, where this process is not root.
     """
 
-    def __init__(self, kernel_dir: Path, run_dir: Path, pid: int) -> None:
-        self.kernel_dir, self.run_dir, self.pid = kernel_dir, run_dir, pid
+    def __init__(self, kernel_dir: Path, run_dir: Path, pid: int, deputy: Deputy | None = None) -> None:
+        self.kernel_dir, self.run_dir, self.pid, self.deputy = kernel_dir, run_dir, pid, deputy
         self.start_time = processes.start_time(pid)
         self._pidfd = os.pidfd_open(pid)
         self._socket = kernel_dir / sleeper_program.socket_name(str(run_dir))
@@ -58,40 +62,23 @@ class Namespace:
         listening_at = kernel_dir / sleeper_program.socket_name(str(run_dir))
         listening_at.unlink(missing_ok=True)
         run_dir.mkdir(mode=0o700)
-        pid = 0
+        pid, helper = 0, None
         try:
             prepare(run_dir)
-            program = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-I",
-                "-S",
-                sleeper_program.__file__,
-                str(kernel_dir),
-                str(run_dir),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env={},
-            )
-            assert program.stdout is not None
-            assert program.stderr is not None
-            said = await asyncio.wait_for(program.stdout.readline(), _START_TIMEOUT)
-            if not said.startswith(b"asleep "):
-                why = (await program.stderr.read()).decode("utf-8", "replace").strip()
-                raise GpuckptError(
-                    "No fresh process could be put to sleep for the kernel.",
-                    why.splitlines()[-1] if why else "it ended at once",
-                    "Run `jupyter gpuckpt doctor`: it checks the rights and kernel features that are needed.",
-                )
-            pid = int(said.split()[1])
-            space = cls(kernel_dir, run_dir, pid)
+            if deputy.is_needed():
+                helper = await asyncio.to_thread(Deputy)
+                pid = await asyncio.to_thread(_have_put_to_sleep, helper, run_dir, listening_at)
+            else:
+                pid = await _put_to_sleep(kernel_dir, run_dir)
+            space = cls(kernel_dir, run_dir, pid, helper)
             await space._connect()
-            await program.wait()
             return space
         except BaseException:
             if pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            if helper is not None:
+                helper.close()
             shutil.rmtree(run_dir, ignore_errors=True)
             listening_at.unlink(missing_ok=True)
             raise
@@ -99,7 +86,11 @@ class Namespace:
     @classmethod
     async def attach(cls, kernel_dir: Path, run: str, pid: int) -> Namespace:
         """Take over the sleeper that another keeper started."""
-        space = cls(kernel_dir, kernel_dir / run, pid)
+        helper = None
+        if deputy.is_needed():
+            helper = await asyncio.to_thread(Deputy)
+            await asyncio.to_thread(helper.hold, pid)
+        space = cls(kernel_dir, kernel_dir / run, pid, helper)
         await space._connect()
         return space
 
@@ -161,6 +152,9 @@ class Namespace:
         ------
         OSError : the program could not be started.
         """
+        if after_pid and self.deputy is not None:
+            await self.set_last_pid(after_pid)
+            after_pid = 0
         return await self._ask(
             {
                 "argv": list(argv),
@@ -179,6 +173,9 @@ class Namespace:
 
     async def set_last_pid(self, pid: int) -> None:
         """Make the next process of the namespace take the next free pid after this one."""
+        if self.deputy is not None:
+            await asyncio.to_thread(self.deputy.next_pid, pid)
+            return
         await self._ask({"after_pid": pid})
 
     async def _ask(self, what: dict[str, Any]) -> int:
@@ -236,10 +233,7 @@ class Namespace:
 
     def end_session(self, leader: int) -> None:
         """Kill the processes that a program (its pid on the machine) left; every program is spawned as a session."""
-        for pid in processes.descendants(self.pid):
-            with contextlib.suppress(ProcessLookupError):
-                if os.getsid(pid) == leader:
-                    os.kill(pid, signal.SIGKILL)
+        processes.end_session(self.pid, leader)
 
     def outer(self, pid: int) -> int | None:
         """Return the machine's pid of a process that has this pid in the namespace, or None when there is none."""
@@ -281,12 +275,61 @@ class Namespace:
                     f"They were killed {_KILL_TIMEOUT:.0f} s ago and hang inside the system or the GPU driver.",
                     "Look at `dmesg`; a process in state D ends when its device answers, or at a reboot.",
                 ) from None
+        if self.deputy is not None:
+            self.deputy.close()
         if self._writer is not None:
             self._writer.close()
         if self._reader is not None:
             self._reader.cancel()
         shutil.rmtree(self.run_dir, ignore_errors=True)
         self._socket.unlink(missing_ok=True)
+
+
+async def _put_to_sleep(kernel_dir: Path, run_dir: Path) -> int:
+    """Start a sleeper, and return its pid on the machine.
+
+    Raises
+    ------
+    GpuckptError, OSError : it could not be started.
+    """
+    program = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-I",
+        "-S",
+        sleeper_program.__file__,
+        str(kernel_dir),
+        str(run_dir),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={},
+    )
+    assert program.stdout is not None
+    assert program.stderr is not None
+    said = await asyncio.wait_for(program.stdout.readline(), _START_TIMEOUT)
+    if not said.startswith(b"asleep "):
+        why = (await program.stderr.read()).decode("utf-8", "replace").strip()
+        raise GpuckptError(
+            "No fresh process could be put to sleep for the kernel.",
+            why.splitlines()[-1] if why else "it ended at once",
+            "Run `jupyter gpuckpt doctor`: it checks the rights and kernel features that are needed.",
+        )
+    await program.wait()
+    return int(said.split()[1])
+
+
+def _have_put_to_sleep(helper: Deputy, run_dir: Path, listening_at: Path) -> int:
+    """Have the broker start a sleeper that listens at this path, and return its pid on the machine.
+
+    Raises
+    ------
+    GpuckptError, OSError : it could not be started.
+    """
+    with socket.socket(socket.AF_UNIX) as listener:
+        with short_path(listening_at) as short:
+            listener.bind(short)
+        listening_at.chmod(0o600)
+        return helper.start(run_dir, listener)
 
 
 def run_path(name: str) -> str:

@@ -64,6 +64,9 @@ class NeededFile:
     hash: str = ""
 
 
+_MOST_MARKS = 20_000
+
+
 class Marks:
     """Build ids and hashes of files, kept for as long as the files are the same (by inode, size and times)."""
 
@@ -74,6 +77,8 @@ class Marks:
         """Return the build id of a regular file, or else, of a small one, the hash. Raises `OSError`."""
         key = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
         if key not in self._known:
+            if len(self._known) >= _MOST_MARKS:
+                self._known.clear()  # files that change are others each time
             built = build_id(file)
             self._known[key] = built, "" if built or now.st_size > _HASHED else blake3(file.read_bytes()).hexdigest()
         return self._known[key]

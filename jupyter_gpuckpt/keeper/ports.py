@@ -12,13 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import Refused
 from ..freeze import processes
+from ..freeze.images import BoundSocket
 
 CHANNELS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 
 
 def of_connection_file(path: str) -> dict[str, int]:
-    """Return the ports of the five channels, as a connection file names them."""
+    """Return the ports of the five channels, as a connection file names them; none where there is no such file."""
+    if not path:
+        return {}
     content: dict[str, Any] = json.loads(Path(path).read_text())
     return {channel: int(content[channel]) for channel in CHANNELS}
 
@@ -26,7 +30,8 @@ def of_connection_file(path: str) -> dict[str, int]:
 def peers(connection_file: str) -> dict[str, int]:
     """Return how many clients are connected to the channels on which a cell is answered, and asks."""
     ports = of_connection_file(connection_file)
-    return {channel: processes.connections({ports[channel]}) for channel in ("shell_port", "iopub_port", "stdin_port")}
+    asking = ("shell_port", "iopub_port", "stdin_port")
+    return {channel: processes.connections({ports[channel]}) for channel in asking if channel in ports}
 
 
 class Choice:
@@ -137,6 +142,11 @@ class Places:
         return cls(choice, choice.table, free_abstract_name, lambda path: path)
 
     @classmethod
+    def of_job(cls, table: Mapping[int, int]) -> Places:
+        """All ports but those in the table stay as they were."""
+        return cls(lambda port: table.get(port, port), table, free_abstract_name, lambda path: path)
+
+    @classmethod
     def of_copy(cls, table: Mapping[int, int], paths: Mapping[str, str]) -> Places:
         """Ports and paths are given; abstract names are never the same."""
         names: dict[bytes, bytes] = {}
@@ -152,6 +162,51 @@ def of_a_copy(bound: Collection[int], saved: Mapping[str, int], reserved: Reserv
     """Return the port of a copy for each that the saved tree has bound: other ones for the five channels."""
     channels = {saved[channel]: reserved.free() for channel in CHANNELS}
     return channels | {port: reserved.same_or_free(port) for port in bound if port not in channels}
+
+
+def elsewhere(bound: Collection[BoundSocket], leaving: Collection[int], *, may_differ: bool) -> dict[int, int]:
+    """Return another port for each that somebody has, where `may_differ` says that others will do.
+
+    `leaving` are the processes that end before the sockets come back.
+
+    Raises
+    ------
+    Refused : somebody has one, and it has to be the same; connected UDP sockets get another in any case.
+    """
+    ours = processes.sockets(leaving)
+    kinds = {socket.kind for socket in bound}
+    held = {(kind, port): inode for kind in kinds for port, inode in processes.port_holders(kind) if inode not in ours}
+    taken = [socket for socket in bound if (socket.kind, socket.port) in held]
+    wanted = [socket for socket in taken if not socket.is_connected]
+    if wanted and not may_differ:
+        named = [f"{s.kind.upper()} port {s.port}, which {_holder(held[s.kind, s.port])} has" for s in wanted]
+        raise Refused(
+            "The snapshot was not restored; nothing was touched.",
+            f"It needs {'; and '.join(named)}.",
+            "End what has it, or add --other-ports: what is taken comes back at another port.",
+            ports=[s.port for s in wanted],
+        )
+    reserved = Reserved()
+    try:
+        return {socket.port: reserved.free() for socket in taken}
+    finally:
+        reserved.close()
+
+
+def lingering(bound: Collection[BoundSocket], table: Mapping[int, int]) -> list[int]:
+    """Return the TCP ports of these sockets (their new ones, as `elsewhere` gave them) that nobody can have just now.
+
+    Linux keeps the port of a server that closed a connection itself for a minute (TIME_WAIT), unless that server had
+    asked it not to (SO_REUSEADDR).
+    """
+    closed = processes.ports_closed_lately()
+    wanted = (table.get(socket.port, socket.port) for socket in bound if socket.kind == "tcp")
+    return [port for port in wanted if port in closed and not _is_free(port)]
+
+
+def _holder(inode: int) -> str:
+    pid = processes.holder_of(inode)
+    return f"process {pid} ({processes.name(pid)})" if pid else "a process that cannot be seen from here"
 
 
 def taken_paths(paths: Collection[Path]) -> set[Path]:

@@ -17,12 +17,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import settings
+from .. import __version__, settings
 from ..errors import Busy, Cancelled, GpuckptError, KernelLost, Refused, RestoreFailed
 from ..freeze import cuda, processes
 from ..lock_files import KEEPER_LOCK
 from ..store import Store
-from . import ports, tally
+from . import tally
 from .bedtime import hibernate_sleepers
 from .comparison import compare
 from .gpu_sleep import GpuSleep
@@ -33,16 +33,16 @@ from .needs import Marks
 from .operations.fork import arrive, fork
 from .operations.hibernate import forget, hibernate
 from .operations.move import move
-from .operations.parts import CAPTURE, KERNEL_LOG, WORKING_COPY
+from .operations.parts import CAPTURE, WORKING_COPY
 from .operations.recover import recover
-from .operations.restore import restore
+from .operations.restore import bring_up, restore
 from .operations.save import save
 from .operations.sleep import ASLEEP, sleep
 from .operations.stages import Stages, to_nobody
 from .operations.wake import awaken, wake
 from .operations.wake_at_touch import wake_at_touch
-from .protocol import LINE_LIMIT, peer_pid, peer_uid, short_path
-from .record import SOCKET, KernelFolder, Operation, now
+from .protocol import PROTOCOL, REQUEST_LIMIT, peer_pid, peer_uid, short_path
+from .record import KERNEL_LOG, OUTPUT, SOCKET, KernelFolder, Operation, now
 from .summary import details, listing, summary
 
 if TYPE_CHECKING:
@@ -52,12 +52,23 @@ log = logging.getLogger("gpuckpt.keeper")
 
 
 _PR_SET_CHILD_SUBREAPER = 36
+_M_ARENA_MAX = -8
 _ANSWER = 5.0  # how long the kernel may take to answer a question, in seconds
 _FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to take note, in seconds
 _GOODBYE = 1.0  # how long a kernel that ends in its sleep has for what it does at its end, in seconds
 _PATIENCE = 30.0  # how long a shutdown waits for a broken-off operation to end, in seconds
 _TICK = os.sysconf("SC_CLK_TCK")
 PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
+MOST_CLIENTS = 64
+"""So many connections are served at once; more are hung up on."""
+MOST_REQUESTS = 16
+"""So many requests of one connection are worked on at once; what it sends beyond is not read before one is answered."""
+_MOST_LOOKS = 4  # so many requests that read much of the store are served at once: a save needs threads and disk, too
+_SLOW_READER = 30.0  # how long a client may let its answers pile up, in seconds
+KERNEL_LOG_LIMIT = 10 << 20
+"""So long a kernel's log may become, in bytes, before its beginning is cut off. A job's is its output, and stays."""
+_KERNEL_LOG_KEPT = 1 << 20
+_TRIM = 60.0  # how often that is looked at, in seconds
 
 _DOING = {
     "save": "saving",
@@ -90,8 +101,6 @@ class Keeper:
         self.space: Namespace | None = None
         self.link: Link | None = None
         self.doorman: Doorman | None = None
-        self._clients: dict[str, int] = {}
-        """How many clients the doorman had when it left, as `ports.peers` counts them."""
         self.operation: Operation | None = None
         self.asleep: GpuSleep | None = None
         """What the kernel, which sleeps, had on GPUs; None while it is awake."""
@@ -110,6 +119,8 @@ class Keeper:
         self.woken: dict[str, Any] | None = None
         """When the kernel was last woken (``at``) and how long that took (``seconds``)."""
         self._spaces: list[Namespace] = []
+        self._connections = 0
+        self._looking = asyncio.Semaphore(_MOST_LOOKS)
         self._attached: set[asyncio.StreamWriter] = set()
         self._tidying: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -171,6 +182,12 @@ class Keeper:
             raise KernelLost("The kernel has ended.", "", "Restart it; its snapshots are there.")
         return self.space
 
+    def keep_output(self) -> None:
+        """Have what a job has written outlive its run folder."""
+        if self.launch.job and self.space is not None:
+            with contextlib.suppress(OSError):
+                (self.space.run_dir / KERNEL_LOG).replace(self.folder.path / OUTPUT)
+
     async def start_kernel(self) -> None:
         """Start the kernel afresh, in a new sleeper."""
         space, link = await self.new_namespace()
@@ -188,7 +205,8 @@ class Keeper:
             link.close()
             await space.kill()
             raise
-        self.state.parent, self.state.own_files, self.state.sleep, self.state.worked = None, False, None, 0.0
+        self.state.parent, self.state.own_files, self.state.output = None, False, 0
+        self.state.sleep, self.state.worked = None, 0.0
         self.hold(space, link, pid)
 
     def hold(self, space: Namespace, link: Link, pid: int) -> None:
@@ -197,8 +215,9 @@ class Keeper:
         self.state.sleeper = (space.pid, space.start_time or 0)
         self.state.run = space.run_dir.name
         self.state.kernel_pid = pid
-        self.state.started = now()
+        self.state.started, self.state.ended = now(), None
         self.watch()
+        (self.folder.path / OUTPUT).unlink(missing_ok=True)  # of what ran before
         self.note_state()
 
     def watch(self) -> None:
@@ -220,6 +239,7 @@ class Keeper:
         if link is not None:
             link.close()
         if self.space is not None:
+            self.keep_output()
             await self.space.kill()
         await self._forget_sleep()
 
@@ -259,15 +279,28 @@ class Keeper:
             from .doorman import Doorman  # here, since most kernels are never hibernated
 
             said = self.state.hibernated["said"]
-            self.doorman = Doorman(self.launch.connection_file, said, self._on_kernel_request, self._on_shutdown)
+            try:
+                self.doorman = Doorman(
+                    self.launch.connection_file,
+                    said,
+                    self.state.hibernated["clients"],
+                    self._on_kernel_request,
+                    self._on_shutdown,
+                )
+            except (OSError, ValueError, KeyError) as e:
+                log.error("nobody holds the ports of the hibernated kernel, only `wake` wakes it: %s", e)
+                return
             self.doorman.open()
 
     async def doorman_leaves(self) -> None:
         """Have the ports for the kernel that comes back."""
         doorman, self.doorman = self.doorman, None
         if doorman is not None:
-            self._clients = ports.peers(self.launch.connection_file)
-            await doorman.leave()
+            try:
+                await doorman.leave()
+            except BaseException:
+                await doorman.close()
+                raise
 
     def announce(self, what: str) -> None:
         """Tell who listens to the hibernated kernel what becomes of it."""
@@ -284,7 +317,7 @@ class Keeper:
         requests, hibernated["requests"] = hibernated["requests"], []
         self.note_state()
         raw = [[bytes.fromhex(frame) for frame in frames] for frames in requests]
-        await self.doorman.refuse(raw, error, self._clients)
+        await self.doorman.refuse(raw, error)
 
     def _on_kernel_request(self, frames: list[bytes]) -> None:
         """Note what a client sent to the hibernated kernel, and wake it."""
@@ -319,13 +352,17 @@ class Keeper:
         """Note that the kernel has ended, tell who wants to know, and finish."""
         log.info("the kernel ended with status %d", status)
         self.exit_status = status
+        if self.launch.job and self.state.ended is None:
+            self.state.ended = {"status": status, "at": now()}
+            self.note_state()
         if self.link is not None:
             self.link.close()  # who waits for the agent need not wait any longer
-        for writer in list(self._attached):
-            await self._tell(writer, {"event": "exited", "status": status})
+        # Together: one that does not read must not keep the others waiting.
+        await asyncio.gather(*(self._tell(one, {"event": "exited", "status": status}) for one in self._attached))
         if self.space is not None:
-            if status != 0:
+            if status != 0 and not self.launch.job:
                 self._quote_kernel_log(self.space)
+            self.keep_output()
             with contextlib.suppress(GpuckptError):
                 await self.space.kill()
         loop = asyncio.get_running_loop()
@@ -336,6 +373,15 @@ class Keeper:
             tail = (space.run_dir / KERNEL_LOG).read_text("utf-8", "replace").splitlines()[-40:]
             if tail:
                 log.warning("the kernel's last words:\n%s", "\n".join(tail))
+
+    async def trim_log(self) -> None:
+        """Cut off the beginning of the kernel's log now and then, where it has become long."""
+        while not self.launch.job:
+            await asyncio.sleep(_TRIM)
+            # In the middle of an operation it is being saved, with the size that it has.
+            if self.operation is None and self.space is not None:
+                with contextlib.suppress(OSError):
+                    _cut(self.space.run_dir / KERNEL_LOG)
 
     async def take_over(self) -> None:
         """Hold the kernel that a dead keeper held; `recover` then undoes or finishes what that one had begun.
@@ -361,7 +407,7 @@ class Keeper:
             self.without_kernel()
             return
         if kept is None:
-            if left is None or left.get("kind") != "restore":
+            if left is None or left.get("kind") != "restore" or self.launch.job:
                 raise KernelLost("The kernel is gone.", "Its keeper died, and so did its namespace.", "Restart it.")
             log.warning("the keeper before this one died in the middle of a restore; the kernel starts afresh")
             state.operation = {**left, "fresh": True}
@@ -395,6 +441,7 @@ class Keeper:
             return  # the folder may be another keeper's by now
         self._shut_down = self.ending = True
         self.let_go()
+        self.keep_output()
         if self.operation is not None and not self.operation.writing:
             self.operation.cancelling.set()
         for space in self._spaces:
@@ -414,7 +461,7 @@ class Keeper:
         if self.launch.copy_of and not self._attached:
             # Nobody else will: it was written for the fork.
             Path(self.launch.connection_file).unlink(missing_ok=True)
-        self.folder.remove()
+        self.folder.leave(self.exit_status)
 
     @property
     def writes(self) -> str | None:
@@ -475,14 +522,11 @@ class Keeper:
             return {"pinned": self.state.awake}
         if op == "ending":
             return self._end_asleep()
-        if op == "list":
-            return {**await asyncio.to_thread(listing, self.store), "writing": self.writes}
-        if self.writes is not None and self.writes in args.values():
+        if op != "list" and self.writes is not None and self.writes in args.values():
             await self.idle.wait()
-        if op == "show":
-            return details(await asyncio.to_thread(self.store.get, str(args["name"])))
-        if op == "diff":
-            return await asyncio.to_thread(compare, self.store, str(args["old"]), str(args["new"]))
+        if op in ("list", "show", "diff"):
+            async with self._looking:
+                return await asyncio.to_thread(self._look, op, args)
         if op == "mv":
             return summary(await asyncio.to_thread(self.store.rename, str(args["name"]), str(args["new"])))
         if op == "pin":
@@ -497,6 +541,13 @@ class Keeper:
         if op == "autosleep":
             return self._set_auto_sleep(args["after"])
         raise GpuckptError(f"The keeper does not know {op!r}.", "", "Upgrade the older of the two.")
+
+    def _look(self, op: str, args: dict[str, Any]) -> Any:
+        if op == "list":
+            return {**listing(self.store), "writing": self.writes}
+        if op == "show":
+            return details(self.store.get(str(args["name"])))
+        return compare(self.store, str(args["old"]), str(args["new"]))
 
     async def _exclusively(
         self,
@@ -544,6 +595,7 @@ class Keeper:
                 self.note_state()
             self.idle.set()
             self._wake_if_asked()
+            _give_memory_back()
 
     async def _can_be_taken_asleep(self) -> bool:
         """Tell whether a kernel that sleeps can be saved in its sleep: nothing of it may use a GPU before or after."""
@@ -587,6 +639,7 @@ class Keeper:
             "kernel_id": self.launch.kernel_id,
             "name": self.launch.name,
             "notebook": self.launch.notebook,
+            "job": self.launch.job,
             "connection_file": self.launch.connection_file,
             "state": "ended" if self.exit_status is not None else word,
             "writing": self.writes,
@@ -594,6 +647,7 @@ class Keeper:
             "stage": operation.stage if operation else "",
             "pid": pid,
             "keeper_pid": os.getpid(),
+            "version": __version__,
             "pids": tree,
             "memory": processes.resident_bytes(tree),
             "started": self.state.started,
@@ -751,7 +805,7 @@ class Keeper:
         with short_path(self.folder.path / SOCKET) as path:
             listener.bind(path)
         (self.folder.path / SOCKET).chmod(0o600)
-        return await asyncio.start_unix_server(self._client, sock=listener, limit=LINE_LIMIT)
+        return await asyncio.start_unix_server(self._client, sock=listener, limit=REQUEST_LIMIT)
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = peer_uid(writer.get_extra_info("socket"))
@@ -759,17 +813,26 @@ class Keeper:
             log.warning("refused a connection of user %d", peer)
             writer.close()
             return
+        if self._connections >= MOST_CLIENTS:
+            log.warning("a client was hung up on: %d others are connected", self._connections)
+            writer.close()
+            return
+        self._connections += 1
+        slots = asyncio.Semaphore(MOST_REQUESTS)
         try:
             while line := await reader.readline():
                 request = json.loads(line)
                 if not isinstance(request, dict):
                     raise ValueError("a request is a JSON object")
+                await slots.acquire()
                 task = asyncio.create_task(self._serve_request(request, writer))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+                task.add_done_callback(lambda _: slots.release())
         except (ValueError, RecursionError, ConnectionError) as e:
             log.warning("a client was cut off: %s", e)
         finally:
+            self._connections -= 1
             self._attached.discard(writer)
             writer.close()
             if self.exit_status is not None and not self._attached:
@@ -801,9 +864,42 @@ class Keeper:
             await self._tell(writer, {"id": number, "error": _unforeseen(op, e, self.folder).as_dict()})
 
     async def _tell(self, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-        with contextlib.suppress(ConnectionError):
+        try:
             writer.write(json.dumps(message).encode() + b"\n")
-            await writer.drain()
+            await asyncio.wait_for(writer.drain(), _SLOW_READER)
+        except (TimeoutError, asyncio.TimeoutError):
+            # It may have been stopped; when it goes on, it finds the connection closed and makes another.
+            log.warning("a client was cut off: it has not read for %.0f s", _SLOW_READER)
+            writer.transport.abort()
+        except ConnectionError:
+            pass
+
+
+def _cut(kernel_log: Path) -> None:
+    """Leave only the end of a log that is too long; who writes to it has it open for appending."""
+    if kernel_log.stat().st_size <= KERNEL_LOG_LIMIT:
+        return
+    with kernel_log.open("rb") as file:
+        file.seek(-_KERNEL_LOG_KEPT, os.SEEK_END)
+        end = file.read()
+    os.truncate(kernel_log, 0)
+    with kernel_log.open("ab") as file:
+        file.write(b"[cut off here: the log had become too long]\n" + end.partition(b"\n")[2])
+
+
+def _have_few_arenas() -> None:
+    """Have the C library share its memory among threads: each would keep what it once had (mallopt(3)).
+
+    A keeper lives for weeks, and works with many threads for a moment now and then.
+    """
+    with contextlib.suppress(AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+
+
+def _give_memory_back() -> None:
+    """Return to the system what the last operation had needed (malloc_trim(3))."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _unforeseen(op: str, error: Exception, folder: KernelFolder) -> GpuckptError:
@@ -817,14 +913,17 @@ def _unforeseen(op: str, error: Exception, folder: KernelFolder) -> GpuckptError
 async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> None:
     """Be the keeper of the kernel in this folder until it has ended; its lock is held by this process.
 
-    `how` is ``start``, ``take-over``, or ``copy`` for a kernel that comes up as a copy of another. `ready` is called
-    once, with nothing when the kernel is held, else with the error.
+    `how` is ``start`` (or ``job``, for a job), ``take-over``, ``copy`` for a kernel that comes up as a copy of another,
+    or ``restore`` for a job that comes up from a snapshot. `ready` is called once: with nothing when the kernel is
+    held, else with the error.
     """
     # The sleeper's parent ends at once: sleepers become this process's children, and are reaped by it.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _have_few_arenas()
     keeper = Keeper(folder)
     pid = os.getpid()
     keeper.state.keeper = (pid, processes.start_time(pid) or 0)
+    keeper.state.version, keeper.state.protocol = __version__, PROTOCOL
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # A keeper ends with its kernel, not with the terminal that its server was started from.
@@ -837,6 +936,8 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> 
                 await keeper.take_over()
             elif how == "copy":
                 await arrive(keeper, folder.take_order())
+            elif how == "restore":
+                await bring_up(keeper, folder.take_order())
             else:
                 await keeper.start_kernel()
         except Exception as e:
@@ -848,7 +949,10 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> 
         if how == "take-over":
             await keeper.recover()
         keeper.held.set()
-        watching = [asyncio.create_task(keeper.auto_sleep.run()), asyncio.create_task(hibernate_sleepers(keeper))]
+        watching = [
+            asyncio.create_task(watch)
+            for watch in (keeper.auto_sleep.run(), hibernate_sleepers(keeper), keeper.trim_log())
+        ]
         await keeper.closing.wait()
         for task in watching:
             task.cancel()

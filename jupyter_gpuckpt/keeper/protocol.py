@@ -21,8 +21,18 @@ from typing import Any
 
 from ..errors import GpuckptError, KeeperGone
 
+PROTOCOL = 1
+"""The number of how one talks to this version's keepers: raised when an older client would be misunderstood."""
+
+OLDEST_PROTOCOL = 1
+"""The oldest that this version's clients talk to."""
+
 LINE_LIMIT = 64 << 20
 """The longest line, in bytes: queued requests of a notebook travel in it."""
+
+
+REQUEST_LIMIT = 1 << 20
+"""The longest line of a client, in bytes; of what is not worked on yet, twice as much is taken in."""
 
 
 @contextlib.contextmanager

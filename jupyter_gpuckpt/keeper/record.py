@@ -22,6 +22,10 @@ from ..lock_files import KEEPER_LOCK, is_locked
 from .protocol import listener_pid
 
 LAUNCH, STATE, SOCKET, LOG = "launch.json", "state.json", "keeper.sock", "keeper.log"
+OUTPUT = "output"
+"""What a job that has ended had written."""
+KERNEL_LOG = "kernel.log"
+"""In the run folder, and in a snapshot: the kernel's standard output."""
 _ORDER = "order.json"
 _SLEEPERS = "run-*.sock"
 """The sockets of sleepers: each stands beside its run folder."""
@@ -51,6 +55,8 @@ class Launch:
     """The id of the kernel that this one was forked from; empty where it was started."""
     sleep_after: float | None = None
     """After how many idle seconds it goes to sleep by itself; None for never. The person can change it for `State`."""
+    job: str = ""
+    """The job's name, where it is a command of its own and no kernel: no agent, no connection file."""
 
 
 @dataclass
@@ -81,10 +87,20 @@ class State:
     """How many seconds of processor time the kernel had used when it was last saved; 0 after a restore."""
     hibernated: dict[str, Any] | None = None
     """Where there is no kernel but its snapshot: ``snapshot`` (as listings tell of it), ``since``, ``said`` (what the
-    kernel said before it went), ``requests`` (what clients have sent, to be executed when it wakes) and
-    ``own_connections`` (how many the kernel had to its own shell port)."""
+    kernel said before it went), ``requests`` (what clients have sent, to be executed when it wakes),
+    ``clients`` (how many there were, as `ports.peers` counts them) and ``own_connections`` (how many the kernel had to
+    its own shell port)."""
     boot: str = ""
     """Which boot of the machine this is of (proc(5), random/boot_id): pids mean nothing in the next."""
+    version: str = ""
+    """The package's version that the keeper is of."""
+    protocol: int = 0
+    """How one talks to it (`keeper.protocol`)."""
+    output: int = 0
+    """How many bytes of the output were there already when this process came up: those of the snapshot."""
+    ended: dict[str, Any] | None = None
+    """For a job that has ended: ``status`` (its exit code, -N for signal N, null where nobody saw it), ``at``, and
+    where it was hibernated the ``snapshot`` that it is in."""
 
 
 def now() -> str:
@@ -124,14 +140,14 @@ class KernelFolder:
 
     def launch(self) -> Launch:
         """Return how the kernel is started."""
-        return Launch(**json.loads((self.path / LAUNCH).read_text()))
+        return Launch(**_known(Launch, json.loads((self.path / LAUNCH).read_text())))
 
     def state(self) -> State:
         """Return where the kernel is now."""
         raw = json.loads((self.path / STATE).read_text())
         for key in ("keeper", "sleeper"):
             raw[key] = tuple(raw[key]) if raw[key] else None
-        return State(**raw)
+        return State(**_known(State, raw))
 
     def write_state(self, state: State) -> None:
         """Replace the state in one step."""
@@ -197,9 +213,43 @@ class KernelFolder:
         in_restore = (state.operation or {}).get("kind") == "restore" or state.hibernated is not None
         return (in_restore and state.boot == _boot()) or self.has_sleeper()
 
+    def has_ended(self) -> bool:
+        """Tell whether it is that of a job that has ended."""
+        return self.state().ended is not None
+
     def remove(self) -> None:
         """Delete the folder and all in it."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+    def leave(self, status: int | None = None) -> None:
+        """Delete what nobody needs once the kernel has ended: all of it, but for a job's output and how it ended.
+
+        `status` is its exit code, -N for signal N; None where nobody saw it, or where it is written down already.
+        """
+        try:
+            launch, state = self.launch(), self.state()
+        except (OSError, ValueError):
+            launch = None
+        if launch is None or not launch.job:
+            self.remove()
+            return
+        state.ended = state.ended or {"status": status, "at": now()}
+        state.keeper = state.sleeper = state.operation = None
+        with contextlib.suppress(OSError):
+            self.write_state(state)
+            self.write_launch(dataclasses.replace(launch, env={}))  # it is only needed to start, and holds secrets
+            if state.run:
+                with contextlib.suppress(FileNotFoundError):
+                    (self.path / state.run / KERNEL_LOG).replace(self.path / OUTPUT)
+            for path in self.path.iterdir():
+                if path.name not in (LAUNCH, STATE, OUTPUT, LOG, KEEPER_LOCK):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _known(kind: type[Launch] | type[State], raw: dict[str, Any]) -> dict[str, Any]:
+    """Return what this version knows of a record: a newer one, which wrote it, may have put more into it."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in raw.items() if name in names}
 
 
 def _boot() -> str:

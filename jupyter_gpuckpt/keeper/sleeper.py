@@ -1,8 +1,9 @@
 """The sleeper: process 1 of a fresh PID and mount namespace, which sleeps, starts what it is told to, and reaps.
 
 Run as a program by the keeper, with the standard library alone (`python -I -S sleeper.py KERNEL_DIR RUN_DIR`), so that
-it starts in milliseconds and needs nothing of the environment. Its death ends everything in its namespace. It outlives
-the keeper: a new keeper finds it by its socket.
+it starts in milliseconds and needs nothing of the environment. (For users without root the broker makes the namespaces,
+and runs it in them without any right, with a listening socket: `sleeper.py FD`.) Its death ends everything in its
+namespace. It outlives the keeper: a new keeper finds it by its socket.
 
 Inside the namespace /proc shows its processes alone, /dev/shm is its own, and the run folder stands at
 `NAMESPACE_RUN_DIR`; everything else is the machine's. Requests and answers are lines of JSON on a Unix stream socket:
@@ -56,17 +57,18 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> N
     )
 
 
-def _furnish(run_dir: str) -> None:
-    """Give the namespace its own /proc, /dev/shm and run folder."""
+def furnish(run_dir: str, uid: int = 0, gid: int = 0) -> None:
+    """Give the namespace its own /proc, /dev/shm and run folder; what is made is this user's."""
+    owner = f"uid={uid},gid={gid}"
     # Slave: what the machine mounts or unmounts later is seen, what happens here stays here.
     _mount("none", "/", "none", MS_REC | MS_SLAVE)
     _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    _mount("gpuckpt", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
+    _mount("gpuckpt", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,{owner}")
     os.mkdir(NAMESPACE_RUN_DIR, 0o700)
     _mount(run_dir, NAMESPACE_RUN_DIR, "none", MS_BIND)
     # Whoever writes here has seen to it that there is memory: the usual half of it may be too little.
     os.mkdir(NAMESPACE_VRAM_DIR, 0o700)
-    room = "mode=0700,size=100%"
+    room = f"mode=0700,{owner},size=100%"
     try:
         _mount("gpuckpt-vram", NAMESPACE_VRAM_DIR, "tmpfs", MS_NOSUID | MS_NODEV, f"{room},huge=always")
     except OSError:  # a kernel without transparent huge pages
@@ -233,9 +235,14 @@ def main(kernel_dir: str, run_dir: str) -> None:
         # The keeper is a subreaper: process 1 becomes its child, or the machine's when the keeper is gone.
         os._exit(0)
     pid = os.readlink("/proc/self")  # still the machine's /proc, which knows process 1 by the machine's pid
-    _furnish(run_dir)
+    furnish(run_dir)
     listener.listen()
     print("asleep", pid, flush=True)
+    sleep(listener)
+
+
+def sleep(listener: socket.socket) -> None:
+    """Sleep in the namespaces that there are, and do what is asked for at a listening socket; never returns."""
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
@@ -247,4 +254,7 @@ def main(kernel_dir: str, run_dir: str) -> None:
 
 if __name__ == "__main__":
     os.umask(0o077)
+    if len(sys.argv) == 2:  # a broker's deputy has made the namespaces, and given up all rights
+        os.set_inheritable(int(sys.argv[1]), False)
+        sleep(socket.socket(fileno=int(sys.argv[1])))
     main(*sys.argv[1:])

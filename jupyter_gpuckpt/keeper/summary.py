@@ -42,6 +42,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "parent": manifest.parent,
         "notebook": manifest.kernel.get("notebook", ""),
         "kernel_id": manifest.kernel.get("kernel_id", ""),
+        "job": manifest.kernel.get("job", ""),
         "execution_count": manifest.kernel.get("execution_count"),
         "gpu_memory": gpu_memory(manifest),
         "frozen_seconds": manifest.process.get("frozen_seconds"),

@@ -329,6 +329,7 @@ class Agent:
             "execution_count": self._kernel.execution_count,
             "python": platform.python_version(),
             "ipykernel": ipykernel.__version__,
+            "protocol": settings.AGENT_PROTOCOL,
             "environment": environment.describe(),
             **variables.describe(self._kernel.shell),
             "own_ports": [self._child_output.port],

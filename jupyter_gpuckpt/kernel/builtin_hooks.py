@@ -102,6 +102,9 @@ class Housekeeping:
             thread.stop()
             history.save_thread = None
         history.db.close()
+        finalizer = getattr(history, "_finalizer", None)
+        if finalizer is not None:
+            finalizer.detach()  # IPython's own: it would keep every closed connection for as long as the kernel lives
         self._history_closed = True
 
     def _open_history(self, *, new_session: bool) -> None:

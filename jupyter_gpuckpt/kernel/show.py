@@ -110,6 +110,7 @@ class Saved(_Shown):
         self.frozen_seconds: float = result["frozen_seconds"]
         self.seconds: float | None = result.get("seconds")
         self.restored: bool = bool(result.get("restored"))
+        self._who = "job" if result.get("job") else "kernel"
 
     def fail(self, error: GpuckptError) -> None:
         """Take in that it could not be written."""
@@ -121,7 +122,7 @@ class Saved(_Shown):
         if self.error is not None:
             return f"{self.name} was NOT saved. {self.error}"
         gpu = f", {size(self.gpu_memory)} of it GPU memory" if self.gpu_memory else ""
-        stood_still = f"the kernel stood still for {duration(self.frozen_seconds)}."
+        stood_still = f"the {self._who} stood still for {duration(self.frozen_seconds)}."
         if not self.written:
             return f"Took {self.name}{gpu}; {stood_still} {self.progress}; not saved until that is done."
         lines = [f"Saved {self.name}: {size(self.size)}{gpu}, in {duration(self.seconds or 0)}; {stood_still}"]
@@ -398,7 +399,7 @@ def snapshots(found: dict[str, Any]) -> Listing:
             size(s["stored"]),
             size(s["gpu_memory"]) if s["gpu_memory"] else "",
             " ".join([*(["pinned"] if s["pinned"] else []), *s["tags"]]),
-            s["notebook"].rpartition("/")[2],
+            f"job {s['job']}" if s.get("job") else s["notebook"].rpartition("/")[2],
             s["message"],
         ]
         for s in found["snapshots"]
@@ -425,7 +426,8 @@ def snapshot(found: dict[str, Any]) -> Listing:
             ("GPU memory", size(found["gpu_memory"]) if found["gpu_memory"] else ""),
             ("own files", own),
             ("notebook", found["notebook"]),
-            ("kernel", found["kernel_id"]),
+            ("job", found.get("job", "")),
+            ("kernel", "" if found.get("job") else found["kernel_id"]),
             ("processes", str(len(found["process"]["processes"]))),
             ("stood still for", duration(found["frozen_seconds"])),
             ("GPUs", gpus),

@@ -6,8 +6,9 @@ import os
 import platform
 from pathlib import Path
 
-from jupyter_gpuckpt.errors import Unavailable
+from jupyter_gpuckpt.errors import GpuckptError, Unavailable
 from jupyter_gpuckpt.freeze.criu_program import find_criu
+from jupyter_gpuckpt.keeper.deputy import usable_criu
 
 from .trials import try_namespaces
 
@@ -35,11 +36,11 @@ def why_unavailable() -> Unavailable | None:
             "Run the Jupyter server on such a machine.",
         )
     if os.geteuid() != 0:
-        return Unavailable(
-            _WHAT,
-            f"The Jupyter server runs as user {os.geteuid()}, and CRIU needs root.",
-            "Start the Jupyter server as root, for example in a container of its own.",
-        )
+        try:
+            usable_criu()  # asks the broker
+        except GpuckptError as error:
+            return Unavailable(_WHAT, error.why, error.then)
+        return None
     missing = missing_capabilities()
     if missing:
         return Unavailable(

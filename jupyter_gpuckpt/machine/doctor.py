@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from jupyter_gpuckpt.keeper.deputy import is_needed
+
+from .broker_checks import broker_check
 from .checks import Check, works
 from .criu_checks import criu_checks
 from .gpu_checks import gpu_checks
@@ -21,12 +24,14 @@ def examine(deep: bool = False) -> list[Check]:
     ----------
     deep : also save a small process and bring it back, which takes a fraction of a second.
     """
-    system = system_checks()
+    served = broker_check() if is_needed() else None
+    system = system_checks(served)
     if not system[0].ok:
         return system
     return [
         *system,
-        *criu_checks(deep),
+        # The broker has a criu of its own, which only it can try.
+        *([] if served is not None and served.ok else criu_checks(deep)),
         *gpu_checks(),
         *store_checks(),
         *jupyter_checks(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 
@@ -19,15 +18,20 @@ _LITTLE_MEMORY = _GIB // 2
 _NOT_TRIED = "not tried, because namespaces cannot be made"
 
 
-def system_checks() -> list[Check]:
-    """Return the checks of what the system itself offers; on another system than Linux, only that."""
+def system_checks(served: Check | None = None) -> list[Check]:
+    """Return the checks of what the system itself offers; on another system than Linux, only that.
+
+    `served` is, for a user without root, the check of the broker: what that makes is not tried here.
+    """
     system = _platform()
     if not system.ok:
         return [system]
+    if served is not None and served.ok:
+        return [system, served, _shared_memory(), _memory()]
     namespaces = try_namespaces()
     return [
         system,
-        _rights(),
+        served or _rights(),
         _namespaces(namespaces),
         _pids(namespaces),
         _shared_memory(),
@@ -48,14 +52,12 @@ def _platform() -> Check:
 
 def _rights() -> Check:
     missing = missing_capabilities()
-    root = os.geteuid() == 0
-    found = "root" if root else f"user {os.geteuid()}"
     return judge(
         "rights",
-        root and not missing,
-        f"{found} without {' and '.join(missing)}" if root and missing else found,
+        not missing,
+        f"root without {' and '.join(missing)}" if missing else "root",
         "CRIU reads and rebuilds whole processes, which takes root.",
-        "Start the container privileged." if root else "Start the Jupyter server and this command as root.",
+        "Start the container privileged.",
     )
 
 

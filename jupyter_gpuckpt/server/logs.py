@@ -49,7 +49,7 @@ def _end_of(path: Path, since: int) -> str:
     try:
         with open(path, "rb") as log:
             size = os.fstat(log.fileno()).st_size
-            log.seek(max(since, size - _MOST))
+            log.seek(max(since if since <= size else 0, size - _MOST))  # it begins anew where it had become long
             return log.read(_MOST).decode("utf-8", "replace")
     except OSError:
         return ""

@@ -171,6 +171,7 @@ def _delete_packs(layout: Layout, named_before: set[str], grace: float, freed: i
         if pack in named_now or session_of(pack) in at_work:
             continue
         entry = condemned.get(pack, {"since": now, "sessions": sorted(at_work)})
+        entry["since"] = min(entry["since"], now)  # the clock may have been set back
         if at_work.isdisjoint(entry["sessions"]) and now - entry["since"] >= grace:
             (layout.packs / pack).unlink(missing_ok=True)
             freed += size

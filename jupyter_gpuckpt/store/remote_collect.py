@@ -90,7 +90,7 @@ class _Collection:
 
     def _delete(self, path: str, size: int) -> bool:
         """Delete a file, if its time has come; tell whether it is gone."""
-        since = self._before.get(path, self._now)
+        since = min(self._before.get(path, self._now), self._now)  # the clock may have been set back
         if self._now - since < self._grace:
             self._waiting[path] = since
             self._left += size

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
-from command_line import PROGRAM, Cli, Orphan, Ran
+from command_line import Cli, Orphan, run
 
 from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.keeper import client
@@ -31,14 +30,6 @@ time.sleep(600)
 @pytest.fixture
 def cli() -> Cli:
     """Run `jupyter gpuckpt` with these words."""
-
-    def run(*words: str, **environment: str) -> Ran:
-        done = subprocess.run(
-            [PROGRAM, *words], capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
-        )
-        assert "Traceback" not in done.stderr
-        return Ran(done.returncode, done.stdout, done.stderr)
-
     return run
 
 

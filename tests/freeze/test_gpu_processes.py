@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.freeze import gpu_processes, memory
+from jupyter_gpuckpt.freeze import gpu_processes
 
 
 def test_process_without_cuda_is_no_candidate() -> None:
@@ -54,18 +54,3 @@ def test_stopped_process_is_told() -> None:
         assert gpu_processes.stopped(process.pid)
         process.kill()
     assert not gpu_processes.stopped(process.pid)
-
-
-def test_available_memory_is_within_the_machine() -> None:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert 0 < memory.available(os.getpid()) <= total
-
-
-def test_limit_of_a_cgroup_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    group = tmp_path / Path(f"/proc/{os.getpid()}/cgroup").read_text().partition("0::/")[2].strip()
-    group.mkdir(parents=True, exist_ok=True)
-    (group / "memory.max").write_text(f"{3 << 20}\n")
-    (group / "memory.current").write_text(f"{2 << 20}\n")
-    (group / "memory.stat").write_text(f"anon 5\ninactive_file {1 << 19}\n")
-    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
-    assert memory.available(os.getpid()) == (1 << 20) + (1 << 19)

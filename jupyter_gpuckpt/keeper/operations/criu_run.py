@@ -9,9 +9,9 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ... import settings
 from ...errors import (
@@ -21,9 +21,7 @@ from ...freeze import criu, processes
 from ...freeze.criu_program import CriuProgram
 from .. import criu_logs
 from ..namespace import Namespace, run_path
-
-if TYPE_CHECKING:
-    pass
+from .parts import KERNEL_LOG
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -32,29 +30,78 @@ _LOG_ROOM = 1 << 16  # below so much free disk criu's log may have been lost, in
 _STALLED = 10.0  # how long the criu of a dead keeper may do nothing before it is killed, in seconds
 
 
-async def run_criu(
+async def dump(
+    space: Namespace,
+    program: CriuProgram,
+    pid: int,
+    images: tuple[Path, str],
+    snapshot: Path,
+    left: criu.Left,
+    failure: GpuckptError,
+    started: Callable[[int], None],
+) -> None:
+    """Have criu dump the tree of `pid` and leave it as asked; its /dev/shm and log are of that instant.
+
+    `images` is the folder for criu's images, as this process names it and as the namespace does; what is packed goes
+    into `snapshot`. `started` is told criu's pid in the namespace. When criu fails, `failure` is raised with its words.
+    """
+    outside, inside = images
+    seconds = settings.criu_timeout()
+    deputy = space.deputy
+    if deputy is None:
+        arguments = criu.dump_arguments(pid, inside, criu.AT_POST_DUMP, seconds, left)
+        more = {"GPUCKPT_SNAPSHOT": str(snapshot), "GPUCKPT_LOG": run_path(KERNEL_LOG)}
+        run = _run(space, program, arguments, more, started)
+    else:
+        loop = asyncio.get_running_loop()
+
+        def note(criu_pid: int) -> None:
+            loop.call_soon_threadsafe(started, criu_pid)
+
+        run = asyncio.to_thread(deputy.dump, pid, outside, snapshot, left, seconds, note)
+    await _outcome(run, outside / criu.DUMP_LOG, failure)
+
+
+async def restore(space: Namespace, program: CriuProgram, images: Path, inside: Path, failure: GpuckptError) -> None:
+    """Have criu restore the tree in `images` (`inside` to the namespace), and leave it to process 1.
+
+    When criu fails, `failure` is raised with its words.
+    """
+    if space.deputy is None:
+        run = _run(space, program, criu.restore_arguments(inside, inside / criu.RESTORE_LOG), {})
+    else:
+        # As the sleeper sees it: the system lets a folder be mounted only where it is mounted already.
+        run = asyncio.to_thread(space.deputy.restore, space.path(str(inside)), settings.criu_timeout())
+    await _outcome(run, images / criu.RESTORE_LOG, failure)
+
+
+def _run(
     space: Namespace,
     program: CriuProgram,
     arguments: Sequence[str],
     environment: Mapping[str, str],
-    log_file: Path,
-    failure: GpuckptError,
-    started: Any = None,
-) -> None:
-    """Run criu in the namespace; when it fails, raise `failure` with criu's own words, and keep its log."""
+    started: Callable[[int], None] | None = None,
+) -> Coroutine[Any, Any, int]:
+    return space.run(
+        [*program.argv, *arguments],
+        env={**program.environment(), **environment},
+        stdout=run_path("criu.out"),
+        timeout=settings.criu_timeout(),
+        started=started,
+    )
+
+
+async def _outcome(run: Coroutine[Any, Any, int], log_file: Path, failure: GpuckptError) -> None:
+    """Wait for a run of criu; when it fails, raise `failure` with criu's own words, and keep its log."""
     try:
-        status = await space.run(
-            [*program.argv, *arguments],
-            env=environment,
-            stdout=run_path("criu.out"),
-            timeout=settings.criu_timeout(),
-            started=started,
-        )
-        why = ""
+        status, why = await run, ""
     except TimeoutError:
         status, why = 1, f"criu did not finish within {settings.criu_timeout():.0f} s"
     except OSError as e:
         status, why = 1, f"criu could not be started: {e}"
+    except GpuckptError as e:  # the broker's
+        failure.why, failure.then = f"{e.what} {e.why}", e.then
+        raise failure from e
     if status == 0:
         return
     kept_log = criu_logs.keep(log_file)

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 from ... import settings
 from ...errors import ForkFailed, GpuckptError, NoSuchKernel, Refused
 from ...freeze import cuda, images, processes
-from ...freeze.criu_program import CriuProgram, find_criu
+from ...freeze.criu_program import CriuProgram
 from ...store import Manifest, Snapshot
 from .. import adoption, client, fit, ports, sharing
+from ..deputy import usable_criu
 from ..gpu_freeze import GpuReturn, parked_in
 from ..record import KernelFolder, Launch, Operation, now
 from ..staging import fits_in_memory, vram_files
@@ -120,6 +121,13 @@ async def fork(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     stages = Stages(operation, tell)
     await stages.enter("checking")
     wanted = Wanted.of(args)
+    if keeper.launch.job:
+        raise Refused(
+            _NOT_FORKED,
+            "It is a job, which nobody could tell that it is a copy.",
+            f"Save it, and bring the snapshot up beside it: `jupyter gpuckpt restore {keeper.launch.job} SNAPSHOT --as "
+            "NEW`.",
+        )
     if not keeper.launch.agent:
         raise Refused(
             _NOT_FORKED,
@@ -132,7 +140,7 @@ async def fork(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
             "It lives from files that came with a snapshot and are not on this machine.",
             "Save it, and restore the snapshot in a notebook of its own.",
         )
-    program = await asyncio.to_thread(find_criu)
+    program = await asyncio.to_thread(usable_criu)
     if wanted.save_as:
         await save(keeper, operation, {"name": wanted.save_as}, tell)
         wanted = replace(wanted, snapshot=wanted.save_as)
@@ -436,7 +444,7 @@ async def arrive(keeper: Keeper, order: Mapping[str, Any]) -> None:
     ------
     GpuckptError, OSError : it did not come up; nothing of it is left.
     """
-    program = await asyncio.to_thread(find_criu)
+    program = await asyncio.to_thread(usable_criu)
     manifest = Manifest(**order["manifest"])
     new = await Arrival.prepare(keeper, int(order["size"]))
     snapshot = Snapshot(manifest, new.files)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 import itertools
 import logging
 import re
@@ -29,10 +30,10 @@ from ...errors import (
     SaveFailed,
 )
 from ...freeze import cuda
-from ...freeze.criu_program import find_criu
 from ...store import Manifest, Store
 from .. import fit, ports, sharing
 from ..clients import Connections, own_connections, unread_bytes
+from ..deputy import usable_criu
 from ..gpu_freeze import GpuReturn, parked_in
 from ..link import AgentSilent
 from ..ports import Places
@@ -61,7 +62,7 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
     """Put the kernel on the disk, and leave a doorman in its place; return what there is to say of the snapshot.
 
     With ``end`` in `args` the keeper ends too, and the snapshot can be resumed in another kernel. With that or with
-    ``at_once`` a cell that comes meanwhile does not break it off; a kernel without an agent ends in both cases.
+    ``at_once`` a cell that comes meanwhile does not break it off.
 
     Raises
     ------
@@ -70,18 +71,19 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
     """
     stages = Stages(operation, tell)
     await stages.enter("checking")
-    at_once = bool(args.get("at_once"))
-    ends = bool(args.get("end")) or (at_once and not keeper.launch.agent)
+    ends, at_once = bool(args.get("end")), bool(args.get("at_once"))
     if keeper.state.hibernated is not None:
         return await _release(keeper) if ends else _already(keeper)
-    if not ends and not keeper.launch.agent:
+    if not keeper.launch.agent:
         raise Refused(
             _NOT_HIBERNATED,
-            "It has no agent, so it could not be given the cells that come meanwhile.",
-            'Save it, and stop it; or use a kernel of the kind "Python 3 (gpuckpt)".',
+            "It has no agent: it could neither be told what came meanwhile, nor come back in another kernel.",
+            'Use a kernel of the kind "Python 3 (gpuckpt)".',
         )
+    # Before the kernel stands still: what clients are answered with while it is not there.
+    await asyncio.to_thread(importlib.import_module, "jupyter_gpuckpt.keeper.doorman")
     operation.name = name = await asyncio.to_thread(_free_name, keeper)
-    program = await asyncio.to_thread(find_criu)
+    program = await asyncio.to_thread(usable_criu)
     said = await _about(keeper)
     begin = functools.partial(keeper.store.writer, name, quota=settings.store_quota())
     with await asyncio.to_thread(begin) as writer:
@@ -100,6 +102,9 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
             await asyncio.to_thread(taken.staging.discard)
     await asyncio.to_thread(keeper.worker.close)
     if ends:
+        if keeper.launch.job:
+            keeper.state.ended = {"status": None, "at": now(), "snapshot": manifest.name}
+            keeper.note_state()
         await keeper.ended(0)
     return {**summary(manifest), "seconds": stages.seconds()}
 
@@ -176,7 +181,11 @@ async def _leave(keeper: Keeper, manifest: Manifest, said: Mapping[str, Any], ho
     kernel = keeper.namespace().outer(keeper.state.kernel_pid)
     if kernel is None:
         raise KernelLost("The kernel ended while it was hibernated.", "", "Restart it.")
-    own = own_connections(kernel, ports.of_connection_file(keeper.launch.connection_file)["shell_port"])
+    own, clients = 0, dict[str, int]()
+    if how != "end":
+        own = own_connections(kernel, ports.of_connection_file(keeper.launch.connection_file)["shell_port"])
+        clients = ports.peers(keeper.launch.connection_file)
+        clients["shell_port"] -= own
     if not how:
         # Nothing may come between this and the kernel's end, and what has come until now counts.
         connections = await asyncio.to_thread(Connections, kernel, _for_cells(keeper))
@@ -192,6 +201,7 @@ async def _leave(keeper: Keeper, manifest: Manifest, said: Mapping[str, Any], ho
             "since": now(),
             "said": dict(said),
             "requests": [],
+            "clients": clients,
             "own_connections": own,
         }
     operation, keeper.state.operation = keeper.state.operation, None
@@ -298,7 +308,7 @@ async def _bring_up(keeper: Keeper, operation: Operation, args: Mapping[str, Any
     """Restore the kernel into a fresh sleeper; return what the person must know of it."""
     name = operation.name = await asyncio.to_thread(_current_name, keeper.store, _snapshot(keeper))
     manifest, request = await asyncio.to_thread(request_of, keeper, name)
-    program = await asyncio.to_thread(find_criu)
+    program = await asyncio.to_thread(usable_criu)
     gpus = [int(gpu) for gpu in args.get("gpus") or ()]
     check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, [])
     fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, gpus))
@@ -320,9 +330,7 @@ async def _bring_up(keeper: Keeper, operation: Operation, args: Mapping[str, Any
         if fits.gpu_map is not None:
             warnings += await asyncio.to_thread(cuda.moves, keeper.worker, manifest.cuda, fits.gpu_map)
         await stages.enter("restoring", cancellable=False)
-        peers = ports.peers(keeper.launch.connection_file)
-        # The doorman has none of these, and the kernel makes them again as it comes back.
-        peers["shell_port"] += keeper.state.hibernated["own_connections"] if keeper.state.hibernated else 0
+        peers = await _clients(keeper)
         keeper.state.operation = {"kind": "wake", "name": name}
         keeper.save_state()
         await keeper.doorman_leaves()
@@ -338,6 +346,18 @@ async def _bring_up(keeper: Keeper, operation: Operation, args: Mapping[str, Any
         if snapshot is not None:
             await asyncio.to_thread(snapshot.close)
     return warnings
+
+
+async def _clients(keeper: Keeper) -> dict[str, int]:
+    """Return how many connections the kernel will have when all of its clients are there again."""
+    hibernated = keeper.state.hibernated
+    assert hibernated is not None
+    if keeper.doorman is not None:
+        await keeper.doorman.settled()
+    hibernated["clients"] = ports.peers(keeper.launch.connection_file)
+    # The doorman has none of these, and the kernel makes them again as it comes back.
+    own: int = hibernated["own_connections"]
+    return {**hibernated["clients"], "shell_port": hibernated["clients"]["shell_port"] + own}
 
 
 async def finish_wake(keeper: Keeper) -> list[str]:

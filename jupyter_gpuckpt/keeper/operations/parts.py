@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-CRIU_IMAGES, VRAM, SHARED_MEMORY, KERNEL_LOG = "criu", "vram", "shm.tar", "kernel.log"
-"""The parts of a snapshot: the folders of criu's images and of what was in VRAM, what lies in /dev/shm, and the
-kernel's standard output."""
+from ..record import KERNEL_LOG
+
+__all__ = ["CAPTURE", "CRIU_IMAGES", "KERNEL_LOG", "SHARED_MEMORY", "VRAM", "WORKING_COPY"]
+
+CRIU_IMAGES, VRAM, SHARED_MEMORY = "criu", "vram", "shm.tar"
+"""The parts of a snapshot, beside the kernel's standard output: the folders of criu's images and of what was in VRAM,
+and what lies in /dev/shm."""
 
 WORKING_COPY = "restore"
 """In the kernel's folder, while a restore is under way: the snapshot's files, where they do not fit in memory."""

@@ -9,7 +9,8 @@ import asyncio
 import functools
 import logging
 import signal
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
@@ -20,22 +21,26 @@ from ...errors import (
     Refused,
     RestoreFailed,
 )
-from ...freeze import cuda, processes
-from ...freeze.criu_program import find_criu
+from ...freeze import cuda, images, processes
+from ...store import Snapshot
 from .. import fit, ports, sharing
+from ..deputy import usable_criu
 from ..gpu_freeze import GpuReturn, parked_in
 from ..link import AgentSilent
 from ..ports import Places
+from ..record import Operation
 from ..staging import vram_files
 from ..summary import is_of, summary
 from .arrival import Arrival, put_in_place, request_of, resume
-from .stages import Stages
+from .parts import CRIU_IMAGES
+from .stages import Stages, to_nobody
 
 if TYPE_CHECKING:
     from ..process import Keeper, Tell
-    from ..record import Operation
 
 log = logging.getLogger("gpuckpt.keeper")
+
+_LINGERING = 70.0  # how long to wait for a port that nobody has and nobody can have, in seconds; Linux keeps it for 60
 
 
 async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
@@ -51,8 +56,9 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     name = operation.name = operation.name or _latest(keeper)
     await stages.enter("checking")
     manifest, request = await asyncio.to_thread(request_of, keeper, name)
-    program = await asyncio.to_thread(find_criu)
-    leaving = processes.descendants(keeper.namespace().pid)
+    program = await asyncio.to_thread(usable_criu)
+    before = keeper.space  # None where a job comes up that does not run
+    leaving = processes.descendants(before.pid) if before is not None else []
     gpus = [int(gpu) for gpu in args.get("gpus") or ()]
     check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, leaving)
     fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, gpus))
@@ -74,11 +80,16 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         await new.refuse_without_criu(program)
         await asyncio.to_thread(fit.check_files, snapshot, new.space.path("/"))
         warnings = [*fits.notes, *new.notes(), *await asyncio.to_thread(fit.warnings, snapshot, leaving)]
+        places: Places | None = None
+        if keeper.launch.job:
+            places = await asyncio.to_thread(_places_of_job, snapshot, leaving, args)
+            warnings += [f"Port {port} is port {new} now." for port, new in places.table.items()]
         if fits.gpu_map is not None:
             warnings += await asyncio.to_thread(cuda.moves, keeper.worker, manifest.cuda, fits.gpu_map)
         await stages.enter("restoring", cancellable=False)
         peers = ports.peers(keeper.launch.connection_file)
-        keeper.namespace()  # it may have ended meanwhile
+        if before is not None:
+            keeper.namespace()  # it may have ended meanwhile
         asked = await _interrupted(keeper, args)
         keeper.state.operation = {"kind": "restore", "name": name, "asked": asked, "peers": peers}
         keeper.save_state()
@@ -89,7 +100,11 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     try:
         # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
         await keeper.give_up()
-        places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file)
+        if keeper.launch.job:
+            assert places is not None
+            await _until_ports_are_free(snapshot, places, stages)
+        else:
+            places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file)
         tidying_gpu = await put_in_place(keeper, snapshot, new, program, gpu, places, peers)
         # criu is done with them, and the memory that they lie in may be much.
         tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
@@ -101,6 +116,9 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         log.exception("the restore of %r failed", name)
         await new.discard()
         operation.answering = True
+        if keeper.launch.job:
+            await keeper.ended(-signal.SIGKILL)
+            raise failed_restore(snapshot.manifest.name, e, keeper.launch.job) from e
         raise await _start_afresh(keeper, snapshot.manifest.name, asked, peers, e) from e
     finally:
         await asyncio.to_thread(snapshot.close)
@@ -110,16 +128,53 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
 
 def _latest(keeper: Keeper) -> str:
     """Return the name of the newest snapshot of this notebook; of all notebooks, where it has none."""
-    manifests = keeper.store.list()
+    job = bool(keeper.launch.job)
+    manifests = [m for m in keeper.store.list() if bool(m.kernel.get("job")) == job]
     notebook, kernel_id = keeper.launch.notebook, keeper.launch.kernel_id
     own = [m for m in manifests if is_of(m, kernel_id, notebook)]
-    if not manifests:
+    if not (own if job else manifests):
         raise NoSuchSnapshot(
             "There is no snapshot to restore.",
-            "The store is empty.",
-            "Save one first: `%gpuckpt save NAME`.",
+            "The job has none." if job else "The store has none of a notebook.",
+            "Save one first: `jupyter gpuckpt save JOB NAME`." if job else "Save one first: `%gpuckpt save NAME`.",
         )
     return (own or manifests)[0].name
+
+
+def _places_of_job(snapshot: Snapshot, leaving: Sequence[int], args: Mapping[str, Any]) -> Places:
+    """Return where the sockets of a job come back: at the ports that they had.
+
+    Raises
+    ------
+    Refused : somebody has one of them, and others were not asked for (``other_ports``).
+    """
+    bound = images.bound_sockets(snapshot.directory / CRIU_IMAGES)
+    return Places.of_job(ports.elsewhere(bound, leaving, may_differ=bool(args.get("other_ports"))))
+
+
+async def _until_ports_are_free(snapshot: Snapshot, places: Places, stages: Stages) -> None:
+    """Wait for the ports that the system keeps for a while after a server's end."""
+    bound = images.bound_sockets(snapshot.directory / CRIU_IMAGES)
+    deadline = time.monotonic() + _LINGERING
+    while (kept := await asyncio.to_thread(ports.lingering, bound, places.table)) and time.monotonic() < deadline:
+        await stages.enter(f"waiting until the system gives port {kept[0]} free", cancellable=False)
+        await asyncio.sleep(0.2)
+
+
+async def bring_up(keeper: Keeper, order: Mapping[str, Any]) -> None:
+    """Bring up a job that does not run: from the snapshot that the order names, as in a request to restore it.
+
+    Raises
+    ------
+    GpuckptError, OSError : it did not come up.
+    """
+    operation = keeper.operation = Operation("restore", str(order["name"]))
+    try:
+        result = await restore(keeper, operation, dict(order), to_nobody)
+    finally:
+        keeper.operation = keeper.state.operation = None
+    keeper.notes = result["warnings"]
+    keeper.note_state()
 
 
 async def _interrupted(keeper: Keeper, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,13 +192,12 @@ async def _interrupted(keeper: Keeper, args: Mapping[str, Any]) -> dict[str, Any
     return {**found, **asked, "from_outside": not asked}
 
 
-def failed_restore(name: str, cause: Exception) -> RestoreFailed:
-    """Return the error of a restore that failed when there was no way back."""
-    error = RestoreFailed(
-        f"The restore of {name!r} failed. The snapshot is as it was; the kernel before it was "
-        "given up, and a fresh, empty one runs in its place.",
-        str(cause),
-    )
+def failed_restore(name: str, cause: Exception, job: str = "") -> RestoreFailed:
+    """Return the error of a restore that failed when there was no way back; `job` names the job, where it is one."""
+    now = f"the job {job} does not run"  # it is not started again by itself: its work may have been hours
+    if not job:
+        now = "the kernel before it was given up, and a fresh, empty one runs in its place"
+    error = RestoreFailed(f"The restore of {name!r} failed. The snapshot is as it was; {now}.", str(cause))
     if isinstance(cause, GpuckptError):
         own_words = () if isinstance(cause, RestoreFailed) else (cause.what,)
         error.why, error.then, error.data = " ".join((*own_words, cause.why)), cause.then, cause.data

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ... import settings
+from ... import __version__, settings
 from ...errors import (
     GpuckptError,
     KernelLost,
@@ -28,19 +28,20 @@ from ...errors import (
     SaveFailed,
 )
 from ...freeze import criu, cuda, images, pages, processes
-from ...freeze.criu_program import CriuProgram, find_criu, version_text
+from ...freeze.criu_program import CriuProgram, version_text
 from ...store import Manifest, Writer
 from ...store.retention import keep_last, keep_under
 from .. import comparison, fit, kept_files, needs, ports
+from ..deputy import usable_criu
 from ..gpu_freeze import GpuFreeze
 from ..gpu_sleep import FrozenAsleep
 from ..link import AgentSilent, Link
-from ..namespace import Namespace, run_path
+from ..namespace import Namespace
 from ..record import now
 from ..staging import Staging
 from ..summary import held_by, is_of, summary
-from .criu_run import run_criu
-from .parts import CRIU_IMAGES, KERNEL_LOG, VRAM
+from . import criu_run
+from .parts import CRIU_IMAGES, VRAM
 from .stages import Stages
 
 if TYPE_CHECKING:
@@ -52,15 +53,6 @@ log = logging.getLogger("gpuckpt.keeper")
 _AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
 
 _NO_MEMORY = "It had to wait for the disk: too little memory is free to keep what was taken there for a while."
-
-_AT_POST_DUMP = """#!/bin/sh
-# criu runs this at every stage of a dump. At this one the dump is done and the kernel still frozen: what lies in its
-# /dev/shm belongs to the same instant as its memory.
-[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] || exit 0
-tar -c -f "$GPUCKPT_SNAPSHOT/shm.tar" --one-file-system -C /dev/shm \\
-    --exclude=./gpuckpt --exclude=./gpuckpt-staging --exclude=./gpuckpt-vram . &&
-cp "$GPUCKPT_LOG" "$GPUCKPT_SNAPSHOT/kernel.log"
-"""
 
 Check = Callable[[int, Mapping[str, Any]], None]
 """Refuses, before a freeze, what could not be done with the kernel's private bytes and `cuda.describe` of it."""
@@ -113,7 +105,7 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     stages = Stages(operation, tell)
     await stages.enter("checking")
     keeper.namespace()
-    program = await asyncio.to_thread(find_criu)
+    program = await asyncio.to_thread(usable_criu)
     begin = functools.partial(
         keeper.store.writer, operation.name, replace=bool(args.get("replace")), quota=settings.store_quota()
     )
@@ -134,7 +126,7 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
             await asyncio.to_thread(taken.staging.discard)
     keeper.state.parent = {"name": manifest.name, "id": manifest.id}
     keeper.state.worked = keeper.work()
-    await asyncio.to_thread(_remove_old, keeper)
+    await asyncio.to_thread(_remove_old, keeper, manifest.id)
     return {**summary(manifest), "seconds": stages.seconds(), "notes": taken.frozen.notes}
 
 
@@ -291,14 +283,14 @@ def resume_processes(space: Namespace) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-def _remove_old(keeper: Keeper) -> None:
-    """Remove this kernel's old snapshots as the settings ask for; what cannot be removed stays."""
+def _remove_old(keeper: Keeper, newest: str) -> None:
+    """Remove this kernel's old snapshots as the settings ask for, but the `newest`; what cannot be removed stays."""
     own = functools.partial(is_of, kernel_id=keeper.launch.kernel_id, notebook=keeper.launch.notebook)
     try:
         if (count := settings.keep_last()) is not None:
-            keep_last(keeper.store, count, own)
+            keep_last(keeper.store, count, own, newest)
         if (size := settings.keep_under()) is not None:
-            keep_under(keeper.store, size, own)
+            keep_under(keeper.store, size, own, newest)
     except GpuckptError:
         log.exception("old snapshots could not be removed")
 
@@ -370,14 +362,6 @@ async def _freeze(
 ) -> tuple[Staging, Frozen]:
     """Freeze the kernel's tree, take it, and leave it as asked; what criu wrote is in the staging."""
     space, worker = keeper.namespace(), keeper.worker
-    script = keeper.folder.path / "post-dump"
-    script.write_text(_AT_POST_DUMP)
-    script.chmod(0o700)
-    environment = {
-        **program.environment(),
-        "GPUCKPT_SNAPSHOT": str(directory),
-        "GPUCKPT_LOG": run_path(KERNEL_LOG),
-    }
     kernel = space.outer(keeper.state.kernel_pid)
     if kernel is None:
         raise KernelLost("The kernel has ended.", "", "Restart it.")
@@ -431,12 +415,13 @@ async def _freeze(
         await gpu.freeze(parks)
         try:
             staging.open_for(private + in_vram - gpu.taken())
-            await run_criu(
+            await criu_run.dump(
                 space,
                 program,
-                criu.dump_arguments(keeper.state.kernel_pid, staging.inside, script, settings.criu_timeout(), left),
-                environment,
-                staging.outside / criu.DUMP_LOG,
+                keeper.state.kernel_pid,
+                (staging.outside, staging.inside),
+                directory,
+                left,
                 SaveFailed("The kernel could not be saved; it goes on as before."),
                 criu_runs,
             )
@@ -490,7 +475,11 @@ def about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
         "execution_count": agent.get("execution_count"),
         "python": agent.get("python"),
         "ipykernel": agent.get("ipykernel"),
+        "protocol": agent.get("protocol"),
+        "version": __version__,
         "own_ports": agent.get("own_ports", []),
+        # Not its arguments: there may be a password among them, and manifests travel.
+        **({"job": launch.job, "program": launch.argv[0]} if launch.job else {}),
     }
 
 

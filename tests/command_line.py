@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +29,15 @@ class Ran:
 
 
 Cli = Callable[..., Ran]
+
+
+def run(*words: str, **environment: str) -> Ran:
+    """Run `jupyter gpuckpt` with these words."""
+    done = subprocess.run(
+        [PROGRAM, *words], capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
+    )
+    assert "Traceback" not in done.stderr
+    return Ran(done.returncode, done.stdout, done.stderr)
 
 
 @dataclass

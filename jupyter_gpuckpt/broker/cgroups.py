@@ -1,0 +1,61 @@
+"""Which control groups a process is in, so that a kernel counts to its user, not to the broker (cgroups(7))."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..errors import Refused
+
+__all__ = ["Places", "join", "of"]
+
+Places = Mapping[str, str]
+"""The group of each hierarchy, by its controllers; by nothing that of cgroup v2."""
+
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+def of(pid: int | str) -> Places:
+    """Return the groups of a process.
+
+    Raises
+    ------
+    OSError : it has ended.
+    """
+    lines = Path(f"/proc/{pid}/cgroup").read_text("utf-8", "surrogateescape").splitlines()
+    return {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
+
+
+def join(places: Places) -> None:
+    """Move this process into these groups.
+
+    Raises
+    ------
+    Refused : it cannot be: what a user's processes may use would not be the limit of this one.
+    """
+    here = of("self")
+    for controllers, path in places.items():
+        if here.get(controllers) == path:
+            continue
+        try:
+            (_mounted_at(controllers) / path.lstrip("/") / "cgroup.procs").write_text("0")
+        except OSError as e:
+            raise Refused(
+                "No kernel was started.",
+                f"It cannot be counted to its user: the control group {controllers}:{path} cannot be joined: {e}",
+                "Run the broker where it may move processes between control groups: not in a container of its own.",
+            ) from e
+
+
+def _mounted_at(controllers: str) -> Path:
+    for line in Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        if kind == "cgroup2" if not controllers else kind == "cgroup" and _has(options, controllers):
+            return Path(_ESCAPE.sub(lambda match: chr(int(match[1], 8)), before.split()[4]))
+    raise FileNotFoundError(2, f"the hierarchy {controllers or 'v2'} is not mounted")
+
+
+def _has(options: str, controllers: str) -> bool:
+    return set(controllers.split(",")) <= set(options.split(","))

@@ -1,0 +1,471 @@
+"""One connection to the broker: it starts one sleeper for one user, and dumps and restores in that one alone.
+
+criu runs as the user, with one capability (CAP_CHECKPOINT_RESTORE), in the sleeper's namespaces: which files it may
+open, whom it may trace and what it may restore is judged by the system as it is for the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import json
+import logging
+import math
+import os
+import select
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .. import settings
+from ..errors import GpuckptError, KernelLost, Refused
+from ..freeze import criu, processes, random_state
+from ..freeze.criu_program import CriuProgram
+from ..keeper import sleeper as sleeper_program
+from ..keeper.deputy import MESSAGE_LIMIT
+from . import cgroups, images
+from .person import Person, has_only
+from .register import Register
+from .rights import CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE, act_as, become
+
+__all__ = ["Deputy"]
+
+log = logging.getLogger("gpuckpt.broker")
+
+_NS_GET_USERNS = 0xB701  # linux/nsfs.h
+_LONGEST = 7 * 86400.0  # seconds that criu may be given
+_MOST_PIDS = 1 << 22  # proc(5), pid_max
+_VERBS = ("criu", "start", "hold", "next_pid", "dump", "check", "restore")
+_DESCRIPTORS = 4  # that a request may bring
+_LISTENER, _IMAGES, _SNAPSHOT = 100, 101, 102
+"""The descriptors of a sleeper's socket, and of criu's folders: numbers that a deputy does not use otherwise."""
+_START_TIMEOUT, _CHECK_TIMEOUT = 20.0, 60.0  # seconds
+_KERNEL_LOG, _CRIU_OUTPUT = "kernel.log", "criu.out"
+"""In the run folder."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Deputy:
+    """Answers the requests of one connection until it ends."""
+
+    def __init__(self, connection: socket.socket, program: CriuProgram, register: Register) -> None:
+        self._connection, self._program, self._register = connection, program, register
+        self._pid, self._pidfd = 0, -1
+        self._namespaces: list[int] = []
+
+    def serve(self) -> None:
+        """Answer until the other side hangs up, or says what is no request."""
+        person: Person | None = None
+        refusal: dict[str, Any] = {}
+        try:
+            person = Person.at(self._connection)
+        except GpuckptError as e:
+            log.warning("a process was refused: %s", e.why)
+            refusal = {"error": e.as_dict()}
+        while True:
+            message, descriptors, flags, _ = socket.recv_fds(self._connection, MESSAGE_LIMIT, _DESCRIPTORS)
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)
+            try:
+                if not message or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                    return
+                if person is None:
+                    self._say(refusal)
+                    return
+                self._say(self._answer(person, message, descriptors))
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _say(self, answer: dict[str, Any]) -> None:
+        self._connection.send(json.dumps(answer).encode(), socket.MSG_NOSIGNAL)
+
+    def _answer(self, person: Person, message: bytes, descriptors: Sequence[int]) -> dict[str, Any]:
+        verb = ""
+        try:
+            request = json.loads(message)
+            if not isinstance(request, dict):
+                raise _nonsense()
+            said = str(request.pop("do", ""))
+            verb = said if said in _VERBS else ""  # what else was said is nobody's business
+            value = self._do(person, verb, request, descriptors)
+        except GpuckptError as e:
+            log.warning("user %d was refused %a: %a", person.uid, verb, e.why)
+            return {"error": e.as_dict()}
+        except (ValueError, RecursionError):
+            return {"error": _nonsense().as_dict()}
+        except OSError as e:
+            log.exception("%a failed for user %d", verb, person.uid)
+            why = f"{e.strerror or e}"
+            return {"error": GpuckptError("The broker could not do it.", why, "Look into its log.").as_dict()}
+        log.info("user %d: %s: %s", person.uid, verb, value)
+        return {"done": value}
+
+    def _do(self, person: Person, verb: str, arguments: dict[str, Any], descriptors: Sequence[int]) -> Any:
+        given = (verb, sorted(arguments), len(descriptors))
+        if given == ("criu", [], 0):
+            return {"version": self._program.version, "path": self._program.path}
+        if given == ("start", [], 2):
+            return self._start(person, *descriptors)
+        if given == ("hold", ["pid"], 0):
+            return self._hold(person, _number(arguments["pid"]))
+        if given == ("next_pid", ["after"], 0):
+            return self._next_pid(person, _number(arguments["after"]))
+        if given == ("dump", ["left", "pid", "seconds"], 2):
+            pid, seconds = _number(arguments["pid"]), _seconds(arguments["seconds"])
+            return self._dump(person, pid, _left(arguments["left"]), seconds, *descriptors)
+        if given == ("check", [], 1):
+            return self._check_images(person, *descriptors)
+        if given == ("restore", ["seconds"], 1):
+            return self._restore(person, _seconds(arguments["seconds"]), *descriptors)
+        raise _nonsense()
+
+    # -- the sleeper
+
+    def _start(self, person: Person, run_dir: int, listener: int) -> int:
+        if self._pidfd >= 0:
+            raise _nonsense()
+        _refuse_strange_folder(person, run_dir)
+        if not stat.S_ISSOCK(os.fstat(listener).st_mode):
+            raise _nonsense()
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _in_child(lambda: _make_namespaces(person, run_dir, listener, write), write)
+        os.close(write)
+        said = list(_lines(child, read, _START_TIMEOUT))
+        pid = next((int(line["pid"]) for line in said if "pid" in line), 0)
+        for line in said:
+            if "error" in line:
+                raise GpuckptError.from_dict(line["error"])
+        failure = next((line["failed"] for line in said if "failed" in line), "" if pid else "it ended at once")
+        if failure:
+            raise Refused(
+                "No fresh process could be put to sleep for the kernel.",
+                failure,
+                "Whoever runs the broker finds more in its log.",
+            )
+        self._register.add(pid, person.uid)
+        self._take(person, pid)
+        return pid
+
+    def _hold(self, person: Person, pid: int) -> bool:
+        if self._pidfd >= 0:
+            raise _nonsense()
+        self._take(person, pid)
+        return True
+
+    def _take(self, person: Person, pid: int) -> None:
+        """Hold a sleeper and its namespaces, if it is one that the broker has started for this person.
+
+        A sleeper is its user's own process, which may have been made to enter namespaces of its own making: what root
+        did there would be done to files of the user's choice. The broker's belong to its own user namespace, as only
+        root's do (ioctl_nsfs(2)); once they are held here, they stay the same.
+
+        Raises
+        ------
+        KernelLost : it is none.
+        """
+        held: list[int] = []
+        try:
+            held.append(os.pidfd_open(pid))
+            # Looked up while the process is held: its pid cannot be another's meanwhile.
+            known = self._register.has(pid, person.uid)
+            held += [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in ("pid", "mnt")]
+            if known and all(_is_of_own_user_namespace(namespace) for namespace in held[1:]):
+                self._pid, self._pidfd, self._namespaces = pid, held[0], held[1:]
+                return
+        except OSError:
+            pass
+        for descriptor in held:
+            os.close(descriptor)
+        raise KernelLost("The kernel is gone.", "No sleeper of this pid was started by the broker for this user.")
+
+    def _next_pid(self, person: Person, after: int) -> bool:
+        def work() -> None:
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(after))
+
+        return self._inside(person, work, _START_TIMEOUT) == 0
+
+    # -- criu
+
+    def _dump(
+        self, person: Person, pid: int, left: criu.Left, seconds: float, folder: int, snapshot: int
+    ) -> int | None:
+        for descriptor in (folder, snapshot):
+            _refuse_strange_folder(person, descriptor)
+        self._refuse_strange_processes(person)
+        capabilities = [CAP_CHECKPOINT_RESTORE]
+        if _ptrace_is_restricted():
+            capabilities.append(CAP_SYS_PTRACE)
+        arguments = criu.dump_arguments(pid, f"/proc/self/fd/{_IMAGES}", criu.AT_POST_DUMP, seconds, left)
+
+        def work() -> None:
+            _place({_IMAGES: folder, _SNAPSHOT: snapshot})
+            become(person, capabilities)
+            self._become_criu(arguments)
+
+        return self._inside(person, work, seconds)
+
+    def _restore(self, person: Person, seconds: float, folder: int) -> int | None:
+        _refuse_strange_folder(person, folder)
+        at = self._register.images_at
+        user = Path(at, images.USER_FOLDER)
+        arguments = [*criu.restore_arguments(Path(at), user / criu.RESTORE_LOG), "--work-dir", str(user)]
+
+        random_state.spoil()
+
+        def work() -> None:
+            images.lay_out(folder, at, person)
+            become(person, [CAP_CHECKPOINT_RESTORE])
+            self._become_criu(arguments)
+
+        return self._inside(person, work, seconds, lambda: images.take_away(at))
+
+    def _check_images(self, person: Person, folder: int) -> bool:
+        _refuse_strange_folder(person, folder)
+        at = self._register.images_at
+        lay_out = functools.partial(images.lay_out, folder, at, person)
+        return self._inside(person, lay_out, _CHECK_TIMEOUT, lambda: images.take_away(at)) == 0
+
+    def _become_criu(self, arguments: Sequence[str]) -> NoReturn:
+        run_dir = settings.NAMESPACE_RUN_DIR
+        out = os.open(f"{run_dir}/{_CRIU_OUTPUT}", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        for descriptor in (1, 2):
+            os.dup2(out, descriptor)
+        environment = {
+            **self._program.environment(),
+            # criu, which this process is about to be, keeps it open; its script inherits nothing.
+            "GPUCKPT_SNAPSHOT": f"/proc/{os.getpid()}/fd/{_SNAPSHOT}",
+            "GPUCKPT_LOG": f"{run_dir}/{_KERNEL_LOG}",
+        }
+        argv = [*self._program.argv, *arguments, criu.UNPRIVILEGED]
+        os.execve(argv[0], argv, environment)
+
+    def _refuse_strange_processes(self, person: Person) -> None:
+        """Refuse to dump what is not the user's alone: root's, set-user-id, or with capabilities."""
+        for pid in processes.descendants(self._pid):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                dead = processes.start_time(pid) is None  # a restored one has what criu had when it made it
+                if not dead and not has_only(pid, person.uid, person.gid):
+                    raise Refused(
+                        "The save was refused; nothing was touched.",
+                        f"Process {pid} ({processes.name(pid)}) in it has other rights than user {person.uid} has.",
+                        "End it, and save again.",
+                    )
+
+    # -- inside
+
+    def _inside(
+        self, person: Person, work: Callable[[], None], seconds: float, afterwards: Callable[[], None] = lambda: None
+    ) -> int | None:
+        """Do something in a process of the sleeper's namespaces; return its exit status, None if it took too long.
+
+        Raises
+        ------
+        KernelLost : the sleeper has ended.
+        GpuckptError : the work raised it.
+        """
+        if self._pidfd < 0:
+            raise _nonsense()
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _in_child(lambda: _run_inside(person, self._namespaces, work, seconds, afterwards, write), write)
+        os.close(write)
+        said: dict[str, Any] = {}
+        for line in _lines(child, read, seconds + _START_TIMEOUT):
+            said.update(line)
+            if "inner" in line:
+                with contextlib.suppress(OSError):  # the keeper died meanwhile: criu goes on
+                    self._say({"started": line["inner"]})
+        if "error" in said:
+            raise GpuckptError.from_dict(said["error"])
+        if select.select([self._pidfd], [], [], 0)[0]:
+            raise KernelLost("The kernel's namespace is gone.", "Its process 1 ended.")
+        if "failed" in said or "status" not in said:
+            raise OSError(0, str(said.get("failed", "it was killed")))
+        if said["status"] != 0 and "leader" in said:
+            processes.end_session(self._pid, said["leader"])
+        status: int | None = said["status"]
+        return status
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 1 <= value < _MOST_PIDS:
+        raise _nonsense()
+    return value
+
+
+def _left(value: object) -> criu.Left:
+    for left in ("running", "stopped"):
+        if value == left:
+            return left
+    raise _nonsense()
+
+
+def _seconds(value: object) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or not value >= 1:  # type: ignore[arg-type, operator]
+        raise _nonsense()
+    return min(float(value), _LONGEST)  # type: ignore[arg-type]
+
+
+def _nonsense() -> Refused:
+    return Refused(
+        "The broker refused a request.",
+        "It is none that it knows, or not now.",
+        "Upgrade the older of the two: the broker, or jupyter_gpuckpt where the kernel was started.",
+    )
+
+
+def _refuse_strange_folder(person: Person, descriptor: int) -> None:
+    about = os.fstat(descriptor)
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != person.uid:
+        raise Refused("The broker refused a request.", "A folder in it is not its user's.", "")
+
+
+def _is_of_own_user_namespace(namespace: int) -> bool:
+    owner = fcntl.ioctl(namespace, _NS_GET_USERNS)
+    try:
+        return os.path.samestat(os.fstat(owner), os.stat("/proc/self/ns/user"))  # noqa: PTH116
+    finally:
+        os.close(owner)
+
+
+def _ptrace_is_restricted() -> bool:
+    """Tell whether the same user is not enough to trace a process (the kernel's LSM/Yama.rst)."""
+    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    return scope.exists() and int(scope.read_text()) > 0
+
+
+# -- processes of the deputy's
+
+
+def _in_child(work: Callable[[], None], report: int) -> NoReturn:
+    """Do something in this forked process, and end it; a failure is told through `report`."""
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        work()
+    except GpuckptError as e:
+        _report(report, {"error": e.as_dict()})
+    except BaseException as e:  # noqa: BLE001 - nobody else tells of it
+        _report(report, {"failed": f"{type(e).__name__}: {e}"})
+    finally:
+        os._exit(1)
+
+
+def _report(report: int, what: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        os.write(report, json.dumps(what).encode() + b"\n")
+
+
+def _lines(child: int, read: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield what a child process and those that it starts report, until the last of them has ended or become another.
+
+    Raises
+    ------
+    TimeoutError : it takes longer.
+    """
+    deadline, text = time.monotonic() + seconds, b""
+    with os.fdopen(read, "rb", buffering=0) as pipe:
+        while True:
+            if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise TimeoutError(0, "it hangs inside the system")
+            more = pipe.read(1 << 16)
+            if not more:
+                break
+            *lines, text = (text + more).split(b"\n")
+            for line in lines:
+                yield json.loads(line)
+    os.waitpid(child, 0)
+
+
+def _make_namespaces(person: Person, run_dir: int, listener: int, report: int) -> None:
+    """Become a sleeper's parent for a moment, and let it go."""
+    os.setsid()
+    cgroups.join(person.cgroups)
+    # A folder is bound from the mount namespace that it is seen in, and only the working folder follows into a new one.
+    # No right of root's is wanted for the user's folders, nor had by a broker with few capabilities.
+    act_as(person.uid, person.gid)
+    os.fchdir(run_dir)
+    _check(_libc.unshare(sleeper_program.CLONE_NEWPID | sleeper_program.CLONE_NEWNS), "unshare")
+    pid = os.fork()
+    if pid:
+        _report(report, {"pid": pid})
+        os._exit(0)
+    _in_child(lambda: _become_sleeper(person, listener), report)
+
+
+def _become_sleeper(person: Person, listener: int) -> None:
+    sleeper_program.furnish(".", person.uid, person.gid)
+    os.chdir("/")
+    null = os.open("/dev/null", os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    _place({_LISTENER: listener})
+    become(person)
+    # The keeper connects at once; whoever connects is told the pid and the user of who listens (unix(7)): this one.
+    listening = socket.socket(fileno=_LISTENER)
+    listening.listen()
+    listening.detach()
+    program = [sys.executable, "-I", "-S", sleeper_program.__file__, str(_LISTENER)]
+    os.execve(program[0], program, {})
+
+
+def _run_inside(
+    person: Person,
+    namespaces: Sequence[int],
+    work: Callable[[], None],
+    seconds: float,
+    afterwards: Callable[[], None],
+    report: int,
+) -> None:
+    """Enter the namespaces, have a child do the work, and tell how it ended."""
+    cgroups.join(person.cgroups)  # what criu restores is where criu is
+    for namespace in namespaces:
+        _check(_libc.setns(namespace, 0), "setns")
+    os.chdir("/")
+    child = os.fork()
+    if child == 0:
+        _in_child(lambda: _work_inside(work, report), report)
+    _report(report, {"leader": child})
+    held = os.pidfd_open(child)
+    in_time = bool(select.select([held], [], [], seconds)[0])
+    if not in_time:
+        signal.pidfd_send_signal(held, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    afterwards()
+    _report(report, {"status": status if in_time else None})
+    os._exit(0)
+
+
+def _work_inside(work: Callable[[], None], report: int) -> None:
+    os.setsid()
+    _report(report, {"inner": os.getpid()})
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    work()
+    os._exit(0)
+
+
+def _place(descriptors: dict[int, int]) -> None:
+    """Give these descriptors these numbers, over exec; all others from 3 on are closed by it."""
+    moved = {number: os.dup(descriptor) for number, descriptor in descriptors.items()}
+    while any(held in moved for held in moved.values()):
+        moved = {number: os.dup(held) for number, held in moved.items()}
+    for number, held in moved.items():
+        os.dup2(held, number)
+
+
+def _check(result: int, doing: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{doing}: {os.strerror(number)}")

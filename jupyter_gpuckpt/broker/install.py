@@ -1,0 +1,158 @@
+"""Making the broker a service of the machine, with systemd, and taking it away again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .. import settings
+from ..errors import GpuckptError, Unavailable
+from ..freeze.criu_program import CriuProgram, find_criu
+from ..machine.criu_install import install_criu
+from .rights import NEEDED
+from .service import refuse_changeable
+
+__all__ = ["CRIU_PREFIX", "UNITS", "install", "uninstall", "units"]
+
+UNITS = Path("/etc/systemd/system")
+CRIU_PREFIX = Path("/usr/local/lib/gpuckpt/criu")
+"""Where a criu for the broker is installed, where the machine has none that works."""
+_NAME = "gpuckpt-broker"
+
+_SOCKET = """\
+[Unit]
+Description=Socket of the broker that saves and restores Jupyter kernels
+
+[Socket]
+ListenSequentialPacket={socket}
+SocketUser=root
+SocketGroup={group}
+SocketMode=0660
+DirectoryMode=0755
+RemoveOnStop=yes
+
+[Install]
+WantedBy=sockets.target
+"""
+
+_SERVICE = """\
+[Unit]
+Description=Broker that saves and restores Jupyter kernels for users without root
+Requires={name}.socket
+
+[Service]
+ExecStart={python} -I -m jupyter_gpuckpt.broker {group}
+{environment}
+CapabilityBoundingSet={capabilities}
+LimitNOFILE=1048576
+# The kernels that it has started live on.
+KillMode=process
+Restart=on-failure
+# Nothing here may give it namespaces of its own (PrivateTmp, ProtectSystem and their like): it starts kernels in those
+# of its users, and refuses whoever is in others.
+"""
+
+
+def install(group: str, note: Callable[[str], None]) -> str:
+    """Make the broker a service for the members of a group, and start it; return what there is to say.
+
+    Raises
+    ------
+    Unavailable : this process is not root, there is no criu and none can be installed, or others could change the
+        programs.
+    GpuckptError : a step failed.
+    """
+    _refuse_without_root("installed")
+    os.umask(0o022)
+    program = _criu(note)
+    refuse_changeable(program)
+    if shutil.which("groupadd"):
+        _run("groupadd", "--system", "--force", group)
+    if not _has_systemd():
+        return (
+            f"CRIU is ready: {program.path}\nThis machine has no systemd. Start the broker as it starts its services:\n"
+            f"    {' '.join([*_variables(program), sys.executable, '-I', '-m', 'jupyter_gpuckpt.broker', group])}"
+        )
+    for name, text in units(group, program).items():
+        (UNITS / name).write_text(text)
+    _run("systemctl", "daemon-reload")
+    _run("systemctl", "enable", "--now", f"{_NAME}.socket")
+    _run("systemctl", "try-restart", f"{_NAME}.service")
+    return f"The broker serves the members of the group {group}. Add a user: usermod -aG {group} USER"
+
+
+def uninstall() -> str:
+    """Stop the broker, and remove it from the machine's services; kernels that it has started live on.
+
+    Raises
+    ------
+    Unavailable : this process is not root.
+    GpuckptError : a step failed.
+    """
+    _refuse_without_root("removed")
+    present = [path for path in (UNITS / f"{_NAME}.socket", UNITS / f"{_NAME}.service") if path.exists()]
+    if not present:
+        return "There is no broker that was installed."
+    if _has_systemd():
+        _run("systemctl", "disable", "--now", *(path.name for path in present))
+    for path in present:
+        path.unlink()
+    if _has_systemd():
+        _run("systemctl", "daemon-reload")
+    return "The broker is no service any more. Kernels that it has started live on, and cannot be saved."
+
+
+def units(group: str, program: CriuProgram) -> dict[str, str]:
+    """Return the texts of systemd's units, by their names."""
+    service = _SERVICE.format(
+        name=_NAME,
+        python=sys.executable,
+        group=group,
+        environment="\n".join(f"Environment={variable}" for variable in _variables(program)),
+        capabilities=" ".join(NEEDED),
+    )
+    return {
+        f"{_NAME}.socket": _SOCKET.format(socket=settings.broker_socket(), group=group),
+        f"{_NAME}.service": service,
+    }
+
+
+def _variables(program: CriuProgram) -> list[str]:
+    """Return what says where the broker's criu is, as assignments."""
+    if program.origin == "prefix":
+        return [f"GPUCKPT_CRIU_PREFIX={settings.criu_prefix()}"]
+    return [f"GPUCKPT_CRIU={program.path}"]
+
+
+def _criu(note: Callable[[str], None]) -> CriuProgram:
+    os.environ.setdefault("GPUCKPT_CRIU_PREFIX", str(CRIU_PREFIX))
+    try:
+        return find_criu()
+    except Unavailable:
+        if settings.named_criu():
+            raise
+    install_criu(settings.criu_prefix(), note)
+    return find_criu()
+
+
+def _refuse_without_root(what: str) -> None:
+    if os.geteuid() != 0:
+        raise Unavailable(f"The broker was not {what}.", f"This is user {os.geteuid()}.", "Use sudo.")
+
+
+def _has_systemd() -> bool:
+    return Path("/run/systemd/system").is_dir()  # sd_booted(3)
+
+
+def _run(*argv: str) -> None:
+    try:
+        subprocess.run(argv, check=True, capture_output=True, text=True, timeout=120)
+    except (OSError, subprocess.SubprocessError) as e:
+        said: Sequence[str] = (getattr(e, "stderr", "") or str(e)).strip().splitlines()
+        raise GpuckptError(
+            f"`{' '.join(argv)}` failed.", said[-1] if said else str(e), "See what stands in its way, and try again."
+        ) from e

@@ -1,0 +1,148 @@
+"""Who asks: what the system itself says of the process at the other end of a connection.
+
+Nothing of it is taken from what that process sends. A broker that is asked from within a confinement (a namespace, a
+seccomp filter, a security label) would be the way out of it: such a process is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import select
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import Refused
+from . import cgroups
+
+__all__ = ["Person", "has_only"]
+
+_SO_PEERGROUPS, _SO_PEERPIDFD = 59, 77  # asm-generic/socket.h
+_GROUPS = 1024  # bytes, four for a group: Python's limit
+_NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")
+
+_LIMITS = {
+    # as /proc/PID/limits calls them
+    "Max cpu time": resource.RLIMIT_CPU,
+    "Max file size": resource.RLIMIT_FSIZE,
+    "Max data size": resource.RLIMIT_DATA,
+    "Max stack size": resource.RLIMIT_STACK,
+    "Max core file size": resource.RLIMIT_CORE,
+    "Max resident set": resource.RLIMIT_RSS,
+    "Max processes": resource.RLIMIT_NPROC,
+    "Max open files": resource.RLIMIT_NOFILE,
+    "Max locked memory": resource.RLIMIT_MEMLOCK,
+    "Max address space": resource.RLIMIT_AS,
+    "Max pending signals": resource.RLIMIT_SIGPENDING,
+    "Max msgqueue size": resource.RLIMIT_MSGQUEUE,
+    "Max nice priority": resource.RLIMIT_NICE,
+    "Max realtime priority": resource.RLIMIT_RTPRIO,
+    "Max realtime timeout": resource.RLIMIT_RTTIME,
+}
+_LIMIT = re.compile(r"(\S.*?)\s{2,}(\d+|unlimited)\s+(\d+|unlimited)\b")
+
+
+@dataclass(frozen=True)
+class Person:
+    """A user as one process of theirs is: ids, supplementary groups, resource limits (soft and hard) and cgroups."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    limits: dict[int, tuple[int, int]]
+    cgroups: cgroups.Places
+
+    @classmethod
+    def at(cls, connection: socket.socket) -> Person:
+        """Return who is at the other end.
+
+        Raises
+        ------
+        Refused : it is root, has ended, runs with other rights than its user has, or is confined.
+        """
+        pid, uid, gid = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid == 0:
+            raise _refused("It was root that asked, which needs no broker.")
+        pidfd = _pidfd(connection, pid)
+        try:
+            raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS)
+            groups = struct.unpack(f"{len(raw) // 4}I", raw)
+            if not has_only(pid, uid, gid):
+                raise _refused(f"Process {pid} runs with other rights than those of user {uid}.")
+            _refuse_confined(pid)
+            found = cls(uid, gid, groups, _limits(pid), cgroups.of(pid))
+            if select.select([pidfd], [], [], 0)[0]:
+                raise _refused("The process that asked has ended.")
+            return found
+        except OSError as e:
+            raise _refused(f"The process that asked cannot be looked at: {e.strerror}") from e
+        finally:
+            os.close(pidfd)
+
+
+def _pidfd(connection: socket.socket, pid: int) -> int:
+    """Return what holds the process that made the connection; before Linux 6.5, the one that has its pid now."""
+    with contextlib.suppress(OSError):
+        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4)
+        return int(struct.unpack("i", raw)[0])
+    try:
+        return os.pidfd_open(pid)
+    except OSError as e:
+        raise _refused("The process that asked has ended.") from e
+
+
+def _refused(why: str) -> Refused:
+    return Refused("The broker does not serve this process.", why, "`jupyter gpuckpt doctor` tells more.")
+
+
+def has_only(pid: int, uid: int, gid: int) -> bool:
+    """Tell whether a process has this user's ids as all of its own, and no capability.
+
+    Raises
+    ------
+    OSError : it has ended.
+    """
+    status = _status(pid)
+    ids = status["Uid"].split() + status["Gid"].split()
+    capabilities = [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")]
+    return ids == [str(uid)] * 4 + [str(gid)] * 4 and not any(capabilities)
+
+
+def _status(pid: int | str) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _refuse_confined(pid: int) -> None:
+    for name in _NAMESPACES:
+        with contextlib.suppress(FileNotFoundError):  # a kernel without namespaces of that kind
+            if os.readlink(f"/proc/{pid}/ns/{name}") != os.readlink(f"/proc/self/ns/{name}"):  # noqa: PTH115
+                raise _refused(f"Process {pid} lives in another {name} namespace than the broker.")
+    if os.stat(f"/proc/{pid}/root/.").st_ino != os.stat("/.").st_ino:  # noqa: PTH116
+        raise _refused(f"Process {pid} has another root folder than the broker (chroot).")
+    for name in ("Seccomp", "Seccomp_filters"):
+        if _status(pid).get(name) != _status("self").get(name):
+            raise _refused(f"Process {pid} is confined by seccomp otherwise than the broker.")
+    if _label(pid) != _label("self"):
+        raise _refused(f"Process {pid} has another label of the security module (AppArmor, SELinux) than the broker.")
+
+
+def _label(pid: int | str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/attr/current").read_bytes()
+    except OSError:
+        return b""  # no such module
+
+
+def _limits(pid: int) -> dict[int, tuple[int, int]]:
+    found = {}
+    for line in Path(f"/proc/{pid}/limits").read_text().splitlines()[1:]:
+        match = _LIMIT.match(line)
+        if match and match[1] in _LIMITS:
+            soft, hard = (resource.RLIM_INFINITY if text == "unlimited" else int(text) for text in match.groups()[1:])
+            found[_LIMITS[match[1]]] = (soft, hard)
+    return found

@@ -1,0 +1,56 @@
+"""Which sleepers the broker has started, and for whom: kept in files of root's, so that a new broker knows them too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..freeze import processes
+
+__all__ = ["Register"]
+
+
+class Register:
+    """The broker's folder: ``sleepers`` (0700) has a file for each, named by its pid; `images_at` is a mount point."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.images_at = str(folder / "images")
+
+    def make(self) -> None:
+        """Make the folders, and forget sleepers that have ended.
+
+        Raises
+        ------
+        OSError : they cannot be made.
+        """
+        for path, mode in ((self.folder, 0o755), (self._sleepers, 0o700), (Path(self.images_at), 0o755)):
+            path.mkdir(mode=mode, parents=True, exist_ok=True)
+            path.chmod(mode)
+        for path in self._sleepers.iterdir():
+            if not path.read_text().startswith(f"{processes.start_time(int(path.name))} "):
+                path.unlink()
+
+    @property
+    def _sleepers(self) -> Path:
+        return self.folder / "sleepers"
+
+    def add(self, pid: int, uid: int) -> None:
+        """Note a sleeper that was started for a user."""
+        (self._sleepers / str(pid)).write_text(_entry(pid, uid))
+
+    def has(self, pid: int, uid: int) -> bool:
+        """Tell whether the process that has this pid now is a sleeper that was started for this user."""
+        try:
+            return (self._sleepers / str(pid)).read_text() == _entry(pid, uid)
+        except OSError:
+            return False
+
+    def forget(self, pid: int) -> None:
+        """Forget a process that has ended, if it was a sleeper."""
+        (self._sleepers / str(pid)).unlink(missing_ok=True)
+
+
+def _entry(pid: int, uid: int) -> str:
+    """Return what tells one process of all that ever have its pid, and its user; nothing equals that of no process."""
+    return f"{processes.start_time(pid) or os.urandom(8).hex()} {uid}"

@@ -1,0 +1,103 @@
+"""Giving up root: a process becomes its user's, and can never have more rights again."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+from collections.abc import Collection
+from pathlib import Path
+
+from .person import Person
+
+__all__ = ["CAP_CHECKPOINT_RESTORE", "CAP_SYS_PTRACE", "NEEDED", "act_as", "become"]
+
+CAP_SYS_PTRACE, CAP_CHECKPOINT_RESTORE = 19, 40  # linux/capability.h
+
+NEEDED = (
+    "CAP_SYS_ADMIN",  # namespaces and mounts
+    "CAP_SYS_CHROOT",  # entering a mount namespace
+    "CAP_SYS_PTRACE",  # looking at users' processes
+    "CAP_SETUID",
+    "CAP_SETGID",
+    "CAP_SETPCAP",  # dropping capabilities for good
+    "CAP_CHECKPOINT_RESTORE",
+    "CAP_KILL",  # ending a criu that hangs
+    "CAP_SYS_RESOURCE",  # giving users' limits to their kernels, where they are higher than its own
+)
+"""The capabilities that the broker has any use for. It works without the last two."""
+
+_PR_SET_KEEPCAPS, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _RAISE = 8, 24, 38, 47, 2
+_LAST_CAPABILITY = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+_VERSION_3 = 0x20080522
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Header(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _Data(ctypes.Structure):
+    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+
+
+def become(person: Person, capabilities: Collection[int] = ()) -> None:
+    """Make this process the person's: ids, groups and limits; of all capabilities it keeps those named, over exec.
+
+    ``no_new_privs`` is set for good: no set-user-id program gives it, or what it starts, anything more.
+
+    Raises
+    ------
+    OSError : a step failed; the process must end.
+    """
+    for kind, (soft, hard) in person.limits.items():
+        _limit(kind, soft, hard)
+    for number in range(_LAST_CAPABILITY + 1):
+        if number not in capabilities:
+            _check(_libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0), "drop a capability")
+    _check(_libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0), "keep capabilities")
+    os.setgroups(person.groups)
+    os.setresgid(person.gid, person.gid, person.gid)
+    os.setresuid(person.uid, person.uid, person.uid)
+    data = (_Data * 2)()
+    for number in capabilities:
+        for name in ("effective", "permitted", "inheritable"):
+            half = data[number // 32]
+            setattr(half, name, getattr(half, name) | 1 << number % 32)
+    _check(_libc.capset(ctypes.byref(_Header(_VERSION_3, 0)), data), "set capabilities")
+    for number in capabilities:
+        _check(_libc.prctl(_PR_CAP_AMBIENT, _RAISE, number, 0, 0), "keep a capability over exec")
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+
+
+def _limit(kind: int, soft: int, hard: int) -> None:
+    try:
+        resource.setrlimit(kind, (soft, hard))
+    except (OSError, ValueError):  # a broker that may not raise its own: the lower of both
+        with contextlib.suppress(OSError, ValueError):
+            _, most = resource.getrlimit(kind)
+            resource.setrlimit(kind, (soft if most == -1 or 0 <= soft < most else most, most))
+
+
+def act_as(uid: int, gid: int) -> None:
+    """Have the file system judge this process as another user's from now on (setfsuid(2)); with 0, 0 as root's.
+
+    Its supplementary groups are not changed.
+
+    Raises
+    ------
+    PermissionError : it could not be changed.
+    """
+    _libc.setfsgid(gid)
+    _libc.setfsuid(uid)
+    # The call says nothing of its success: asked for an id that there is none of, it gives the one in effect.
+    if (_libc.setfsgid(-1), _libc.setfsuid(-1)) != (gid, uid):
+        raise PermissionError(1, "the user of file accesses could not be changed")
+
+
+def _check(result: int, doing: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{doing}: {os.strerror(number)}")

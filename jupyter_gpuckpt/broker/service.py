@@ -1,0 +1,192 @@
+"""The broker's own process: it listens, and gives every connection a deputy; it reads nothing that users send."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import grp
+import logging
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from .. import settings
+from ..errors import Refused, Unavailable
+from ..freeze import criu
+from ..freeze.criu_program import CriuProgram, find_criu, version_text
+from .deputy import Deputy
+from .register import Register
+from .rights import act_as
+
+__all__ = ["refuse_changeable", "run"]
+
+log = logging.getLogger("gpuckpt.broker")
+
+_PR_SET_CHILD_SUBREAPER = 36
+_FIRST_DESCRIPTOR = 3  # sd_listen_fds(3)
+_MOST = 256  # deputies that a user may have at once: one for a kernel, two while it is restored
+_BURST, _SECOND = 60, 1.0  # connections of a user in so many seconds
+_BACKLOG = 128
+_REAPING = 5.0  # seconds between two looks at ended children, at most
+_OTHERS_MAY_WRITE = 0o022
+
+
+def run(group: str) -> None:
+    """Be the broker, for the members of a group, until SIGTERM or SIGINT; kernels that it has started live on.
+
+    The socket is systemd's, where it hands one over (``LISTEN_FDS``), else one of its own at `settings.broker_socket`.
+
+    Raises
+    ------
+    Unavailable : this process is not root, or there is no criu that users cannot change.
+    Refused : there is no such group, or another broker listens.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    if os.geteuid() != 0:
+        raise Unavailable("The broker was not started.", f"This is user {os.geteuid()}.", "Start it as root.")
+    program = find_criu()
+    refuse_changeable(program)
+    os.umask(0o077)
+    os.chdir("/")
+    register = Register(settings.broker_socket().parent)
+    register.make()
+    # Sleepers and what enters them are orphaned on purpose: they become this process's children, and are reaped by it.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    with _listener(group) as listener:
+        log.info("the broker listens, with CRIU %s", version_text(program.version))
+        _Broker(listener, program, register).run()
+
+
+def refuse_changeable(program: CriuProgram) -> None:
+    """Refuse to serve with programs that others than root could change, or that users cannot read.
+
+    Raises
+    ------
+    Unavailable : naming the file or folder.
+    """
+    modules = [path for path in sys.path if Path(path).exists()]
+    for path in (*program.argv[:1], program.path, sys.executable, __file__, str(criu.AT_POST_DUMP), *modules):
+        _refuse_changeable_file(path)
+
+
+def _refuse_changeable_file(path: str) -> None:
+    real = Path(path).resolve()
+    for part in (real, *real.parents):
+        about = part.stat()
+        readable = 0o5 if part.is_dir() or (part == real and os.access(real, os.X_OK)) else 0o4
+        if about.st_uid != 0 or (about.st_mode & _OTHERS_MAY_WRITE and not about.st_mode & 0o1000):
+            why, then = f"{part} can be changed by others than root.", "Install it where only root can write"
+        elif about.st_mode & readable != readable and not (part.is_dir() and about.st_mode & 0o1):
+            why, then = f"{part} cannot be read by users.", "Install it where users can read"
+        else:
+            continue
+        raise Unavailable(
+            "The broker does not work from here.", why, f"{then} (such as /opt), and start it from there."
+        )
+
+
+def _listener(group: str) -> socket.socket:
+    if os.environ.get("LISTEN_PID") == str(os.getpid()) and os.environ.get("LISTEN_FDS") == "1":
+        return socket.socket(fileno=_FIRST_DESCRIPTOR)
+    try:
+        gid = grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise Refused(
+            "The broker was not started.",
+            f"There is no group {group!r}, whose members may use it.",
+            f"Make it (`groupadd --system {group}`) and put users into it (`usermod -aG {group} USER`).",
+        ) from None
+    path = settings.broker_socket()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with contextlib.suppress(OSError):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+            other.connect(str(path))
+        raise Refused("The broker was not started.", f"Another one listens at {path}.", "Use that one, or end it.")
+    path.unlink(missing_ok=True)
+    act_as(0, gid)  # it is of that group from the first moment
+    listener.bind(str(path))
+    act_as(0, 0)
+    path.chmod(0o660)
+    listener.listen(_BACKLOG)
+    return listener
+
+
+class _Broker:
+    def __init__(self, listener: socket.socket, program: CriuProgram, register: Register) -> None:
+        self._listener, self._program, self._register = listener, program, register
+        self._deputies: dict[int, int] = {}
+        """The user of each, by its pid."""
+        self._recent: dict[int, collections.deque[float]] = {}
+
+    def run(self) -> None:
+        ended, told = socket.socketpair()
+        for end in (ended, told):
+            end.setblocking(False)
+        signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+        stopping: list[int] = []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: stopping.append(number))
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._listener.setblocking(False)
+        while not stopping:
+            ready, _, _ = select.select([self._listener, ended], [], [], _REAPING)
+            if ended in ready:
+                with contextlib.suppress(BlockingIOError):
+                    ended.recv(4096)
+            self._reap()
+            if self._listener in ready:
+                with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+                    for _ in range(_BACKLOG):
+                        self._accept()
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        with connection:
+            uid = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+            if not self._may_have_one_more(uid):
+                log.warning("user %d asks too often, or has too many deputies: hung up", uid)
+                return
+            connection.setblocking(True)
+            pid = os.fork()
+            if pid == 0:
+                self._be_deputy(connection)
+            self._deputies[pid] = uid
+
+    def _may_have_one_more(self, uid: int) -> bool:
+        now = time.monotonic()
+        recent = self._recent.setdefault(uid, collections.deque(maxlen=_BURST))
+        if len(recent) == _BURST and now - recent[0] < _SECOND:
+            return False
+        recent.append(now)
+        return _count(self._deputies, uid) < _MOST
+
+    def _be_deputy(self, connection: socket.socket) -> None:
+        try:
+            self._listener.close()
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            Deputy(connection, self._program, self._register).serve()
+        except ConnectionError:
+            pass
+        except BaseException:
+            log.exception("a deputy failed")
+        finally:
+            os._exit(0)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                if self._deputies.pop(pid, None) is None:
+                    self._register.forget(pid)
+
+
+def _count(deputies: Mapping[int, int], uid: int) -> int:
+    return sum(owner == uid for owner in deputies.values())

@@ -1,0 +1,328 @@
+"""`exec`, `ps`, `logs` and `forget`: commands for jobs; and what `restore` and `stop` do with them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from .. import settings
+from ..errors import GpuckptError, KeeperGone, NoSuchSnapshot, OtherVersion, Refused
+from ..freeze.cuda_calls import CudaWorker
+from ..keeper import client, jobs
+from ..keeper.listing import STATUS_TIMEOUT, all_jobs
+from ..keeper.record import KERNEL_LOG, OUTPUT, KernelFolder, Launch
+from ..keeper.summary import summary
+from ..kernel import show
+from ..machine.capability import why_unavailable
+from ..store import Manifest, Store
+from . import output
+
+_GRACE = 10.0
+"""How long a job has to end once it has been asked to (SIGTERM), in seconds."""
+_END_TIMEOUT = 150.0
+_LOOK = 0.1  # how often `logs --follow` looks for more, in seconds
+_PIECE = 1 << 20
+
+
+# -- exec
+
+
+def exec_(args: argparse.Namespace) -> int:
+    """Start a command as a job, and leave it."""
+    if not args.words:
+        raise output.Usage(
+            "There is no command to start.",
+            "It stands behind two dashes.",
+            "Usage: jupyter gpuckpt exec NAME -- COMMAND [ARGUMENT ...]",
+        )
+    launch = _launch(args.name, args.words)
+    unavailable = why_unavailable()
+    if unavailable is not None:
+        raise unavailable
+    folder = jobs.start(launch, replace=args.replace)
+    pid = None
+    with contextlib.suppress(GpuckptError), client.connect(folder) as keeper:  # it may have ended already
+        pid = keeper.request("status", timeout=STATUS_TIMEOUT)["pid"]
+    document = {"job": args.name, "kernel_id": launch.kernel_id, "pid": pid, "command": launch.argv}
+    text = (
+        f"Started job {args.name}{f', process {pid}' if pid else ''}.\n"
+        f"What it writes:  jupyter gpuckpt logs {args.name}\n"
+        f"Save it:         jupyter gpuckpt save {args.name} SNAPSHOT"
+    )
+    output.result(args.json, document, text)
+    return output.DONE
+
+
+def _launch(name: str, words: list[str]) -> Launch:
+    """Return how a job is started from here."""
+    if settings.ENV_RUN_DIR in os.environ:
+        raise Refused(
+            "The job was not started.",
+            "This command runs inside a kernel or a job that is held itself: the job would end with it.",
+            "Start it from a terminal.",
+        )
+    program = shutil.which(words[0])
+    if program is None:
+        raise Refused(
+            "The job was not started.",
+            f"There is no program {words[0]!r} in PATH, or it cannot be executed.",
+            "Name it by its path; a line of the shell is started with `sh -c 'LINE'`.",
+        )
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return jobs.launch_of(name, [str(Path(program).absolute()), *words[1:]], os.environ, str(Path.cwd()), umask)
+
+
+# -- ps
+
+
+def list_jobs(args: argparse.Namespace) -> int:
+    """List the jobs, also those that have ended; one whose keeper died gets a new one."""
+    worker = CudaWorker()
+    try:
+        found, faults = all_jobs(worker)
+    finally:
+        worker.close()
+    try:
+        manifests, _ = Store(settings.store_dir()).scan()
+    except GpuckptError as e:
+        manifests = []
+        faults.append(e)
+    for job in found:
+        job["snapshots"] = [m.name for m in manifests if m.kernel.get("kernel_id") == job["kernel_id"]]
+    document = {"jobs": found, "faults": [fault.as_dict() for fault in faults]}
+    output.result(args.json, document, _table(found, faults))
+    return output.DONE
+
+
+def _table(found: list[dict[str, Any]], faults: list[GpuckptError]) -> str:
+    head = ["job", "pid", "memory", "GPU memory", "state", "started", "came from", "snapshots", "command"]
+    rows = [
+        [
+            job["job"],
+            str(job["pid"] or ""),
+            show.size(job["memory"]) if job["memory"] else "",
+            show.size(job["gpu_memory"]) if job["gpu_memory"] else "" if job["gpu_memory"] == 0 else "unknown",
+            how_it_ended(job["exit_status"], job["hibernated_as"]) if job["state"] == "ended" else job["state"],
+            show.moment(job["started"]) if job["started"] else "",
+            str(job["parent"]["name"]) if job["parent"] else "",
+            str(len(job["snapshots"])),
+            shlex.join(job.get("command", [])),
+        ]
+        for job in found
+    ]
+    empty = "There are no jobs. Start one: jupyter gpuckpt exec NAME -- COMMAND"
+    return show.Listing(head, rows, empty, list(map(str, faults))).text()
+
+
+def how_it_ended(status: int | None, snapshot: str | None = None) -> str:
+    """Return in words how a job ended; `status` is its exit code, -N for signal N, None where nobody saw it.
+
+    `snapshot` is the one that it was hibernated as, if it was.
+    """
+    if snapshot:
+        return f"hibernated as {snapshot}"
+    if status is None:
+        return "ended, unseen"
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"ended by signal {-status}"
+
+
+# -- logs
+
+
+def logs(args: argparse.Namespace) -> int:
+    """Print what a job has written; with --follow also what it goes on to write, until it has ended."""
+    if args.json and args.follow:
+        raise output.Usage(
+            "That is not a command of jupyter gpuckpt.",
+            "--json prints one document, and --follow has no end.",
+            "Leave out one of them.",
+        )
+    folder = jobs.find(args.name)
+    if args.json:
+        content = b"".join(_written(folder)).decode("utf-8", "replace")
+        output.result(True, {"job": args.name, "output": content}, "")
+        return output.DONE
+    for piece in _following(folder) if args.follow else _written(folder):
+        output.pass_on(piece)
+    return output.DONE
+
+
+def _written(folder: KernelFolder) -> Iterator[bytes]:
+    """Yield what a job has written so far."""
+    file = _open(folder)
+    if file is not None:
+        with file:
+            yield from _rest(file)
+
+
+def _open(folder: KernelFolder) -> IO[bytes] | None:
+    """Open what a job has written, wherever that is; None while there is nothing."""
+    state = folder.state()
+    for path in (folder.path / state.run / KERNEL_LOG, folder.path / OUTPUT) if state.run else (folder.path / OUTPUT,):
+        with contextlib.suppress(FileNotFoundError):
+            return path.open("rb")
+    return None
+
+
+def _rest(file: IO[bytes]) -> Iterator[bytes]:
+    while piece := file.read(_PIECE):
+        yield piece
+
+
+def _following(folder: KernelFolder) -> Iterator[bytes]:
+    """Yield what a job has written and goes on to write, until it has ended or is forgotten.
+
+    After a restore it goes on with what the restored job writes, and not with what its snapshot had shown already.
+    """
+    file, came_up = None, None
+    try:
+        while True:
+            state = folder.state()
+            if file is None or state.started != came_up:
+                if file is not None:
+                    yield from _rest(file)
+                    file.close()
+                    output.note(f"-- restored: {state.parent['name'] if state.parent else ''}")
+                file = _open(folder)
+                if file is not None and came_up is not None:
+                    file.seek(state.output)
+                came_up = state.started if file is not None else came_up
+            over = state.ended is not None and not folder.has_keeper()
+            if file is not None:
+                yield from _rest(file)
+            if over:
+                return
+            if not folder.has_keeper():
+                jobs.find(folder.launch().job)  # it may have died with its keeper
+            time.sleep(_LOOK)
+    except FileNotFoundError:
+        return
+    finally:
+        if file is not None:
+            file.close()
+
+
+# -- restore
+
+
+def restore_ended(args: argparse.Namespace, folder: KernelFolder) -> dict[str, Any]:
+    """Bring a job that has ended back; return what there is to say of it."""
+    manifest = _snapshot(args.name, folder.launch().job)
+    began = time.monotonic()
+    jobs.bring_back(folder, _order(args, manifest))
+    return _account(folder, manifest, began)
+
+
+def restore_as(args: argparse.Namespace) -> dict[str, Any]:
+    """Bring a snapshot of a job up as a new job; return what there is to say of it."""
+    manifest = _snapshot(args.name, args.kernel)
+    # It is not started here: what stands for its command is for people.
+    launch = jobs.launch_of(args.new_job, [str(manifest.kernel.get("program", ""))], {}, "/", 0o077)
+    began = time.monotonic()
+    folder = jobs.bring_up(launch, _order(args, manifest))
+    return _account(folder, manifest, began)
+
+
+def _snapshot(name: str, job: str) -> Manifest:
+    """Return the snapshot of this name, or without one the latest of a job."""
+    store = Store(settings.store_dir())
+    if name:
+        return store.get(name)
+    for manifest in store.list():
+        if manifest.kernel.get("job") == job:
+            return manifest
+    raise NoSuchSnapshot(
+        f"There is no snapshot of a job {job!r}.", "", f"`jupyter gpuckpt save {job} NAME` saves it while it runs."
+    )
+
+
+def _order(args: argparse.Namespace, manifest: Manifest) -> dict[str, Any]:
+    return {"name": manifest.name, "gpus": args.gpu, "other_ports": args.other_ports}
+
+
+def _account(folder: KernelFolder, manifest: Manifest, began: float) -> dict[str, Any]:
+    seconds, notes = time.monotonic() - began, []
+    with contextlib.suppress(GpuckptError), client.connect(folder) as keeper:  # it may have ended already
+        notes = keeper.request("status", timeout=STATUS_TIMEOUT)["notes"]
+    return {**summary(manifest), "restored": True, "warnings": notes, "seconds": seconds}
+
+
+# -- stop and forget
+
+
+def stop_job(args: argparse.Namespace, folder: KernelFolder) -> int:
+    """End a job: it is asked to (SIGTERM), and killed when it has not in time; with --force it is killed at once."""
+    name = folder.launch().job
+    if folder.has_ended():
+        raise Refused(
+            f"The job {name} was not stopped.",
+            f"It has {how_it_ended((folder.state().ended or {}).get('status'))} already.",
+            f"`jupyter gpuckpt forget {name}` removes what is kept of it.",
+        )
+    try:
+        _end(folder, at_once=args.force)
+    except (KeeperGone, OtherVersion):
+        if not args.force:
+            raise
+        client.end(folder)
+    status = (folder.state().ended or {}).get("status")
+    document = {"job": name, "stopped": True, "exit_status": status}
+    output.result(args.json, document, f"Stopped job {name}: it {how_it_ended(status)}.")
+    return output.DONE
+
+
+def _end(folder: KernelFolder, *, at_once: bool) -> None:
+    """End a job that runs, and wait until its keeper is gone."""
+    with client.connect(folder) as keeper:
+        keeper.request("attach", timeout=STATUS_TIMEOUT)
+        keeper.request("signal", {"signum": signal.SIGKILL if at_once else signal.SIGTERM}, timeout=STATUS_TIMEOUT)
+        began = time.monotonic()
+        killed = at_once
+        with contextlib.suppress(KeeperGone):
+            while keeper.exit_status is None:
+                keeper.listen()
+                time.sleep(0.02)
+                if not killed and time.monotonic() - began > _GRACE:
+                    keeper.request("signal", {"signum": signal.SIGKILL}, timeout=STATUS_TIMEOUT)
+                    killed = True
+                if time.monotonic() - began > _END_TIMEOUT:
+                    raise Refused(
+                        f"The job {folder.launch().job} does not end.",
+                        f"It was killed {_END_TIMEOUT:.0f} s ago, and hangs inside the system or the GPU driver.",
+                        "Look at `dmesg`.",
+                    )
+    deadline = time.monotonic() + _GRACE
+    while folder.has_keeper() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def forget(args: argparse.Namespace) -> int:
+    """Remove what is kept of jobs that have ended, and say of the others why not."""
+    forgotten = []
+    errors: list[GpuckptError] = []
+    for name in dict.fromkeys(args.names):
+        try:
+            jobs.forget(jobs.find(name))
+            forgotten.append(name)
+        except GpuckptError as e:
+            errors.append(e)
+    text = "\n".join(f"Forgot job {name}." for name in forgotten)
+    output.result(args.json, {"forgotten": forgotten, "errors": [e.as_dict() for e in errors]}, text)
+    if not args.json:
+        for error in errors:
+            output.note(str(error))
+    return output.exit_status(errors[0]) if errors else output.DONE

@@ -1,0 +1,212 @@
+"""How a keeper without root has the few things done that need it: by its deputy, a process of the broker's.
+
+Every connection to the broker's socket is a deputy of its own, for one sleeper. Messages are JSON, one a packet
+(``SOCK_SEQPACKET``), and files travel as descriptors, which the caller has opened with the caller's own rights. There
+is no way to name a path, an option or a program. A request is ``{"do": VERB, ...}``; the answer is ``{"done": value}``
+or ``{"error": GpuckptError.as_dict()}``, before which there may be ``{"started": pid}``.
+
+==========  ==================  ===========================  ============================================
+verb        arguments           descriptors                  value
+==========  ==================  ===========================  ============================================
+criu                                                         version and program of the criu that is used
+start                           run folder, bound socket     the pid of a new sleeper
+hold        pid                                              true: an earlier deputy started that sleeper
+next_pid    after                                            true
+dump        pid, seconds        images, snapshot folders     criu's exit status
+check                           images folder                true: a restore of these would not be refused
+restore     seconds             images folder                criu's exit status
+==========  ==================  ===========================  ============================================
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import settings
+from ..errors import GpuckptError, Unavailable
+from ..freeze.criu import Left
+from ..freeze.criu_program import CriuProgram, find_criu
+from .protocol import peer_uid, short_path
+
+__all__ = ["MESSAGE_LIMIT", "Deputy", "is_needed", "usable_criu"]
+
+MESSAGE_LIMIT = 64 << 10
+"""The longest message, in bytes."""
+_ANSWER, _CHECK = 30.0, 120.0  # how long a deputy may be silent, in seconds
+_TIME_TO_END = 30.0  # how much longer than criu itself its deputy may take, in seconds
+
+
+def is_needed() -> bool:
+    """Tell whether this process needs a deputy: it is not root."""
+    return os.geteuid() != 0
+
+
+def usable_criu() -> CriuProgram:
+    """Return the criu that dumps and restores here: the broker's, where this process is not root.
+
+    Raises
+    ------
+    Unavailable : there is none.
+    """
+    if not is_needed():
+        return find_criu()
+    deputy = Deputy()
+    try:
+        return deputy.criu()
+    finally:
+        deputy.close()
+
+
+class Deputy:
+    """A connection to the broker; for code without an event loop.
+
+    Raises
+    ------
+    Unavailable : there is no broker, or it does not serve this user.
+    """
+
+    def __init__(self) -> None:
+        path = settings.broker_socket()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Others may keep the broker busy: connecting waits for its turn, as only a blocking socket does (unix(7)).
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_ANSWER), 0))
+        try:
+            with short_path(path) as short:
+                self._socket.connect(short)
+            if peer_uid(self._socket) != 0:
+                raise PermissionError(0, "what listens there is not root's")
+        except OSError as e:
+            self._socket.close()
+            raise _no_broker(path, e.strerror or str(e)) from e
+
+    def close(self) -> None:
+        """Hang up; the sleeper lives on."""
+        self._socket.close()
+
+    def criu(self) -> CriuProgram:
+        """Return the broker's criu, to tell of: it is not run by this process."""
+        said = self._ask("criu")
+        major, minor, patch = map(int, said["version"])
+        return CriuProgram((), (major, minor, patch), str(said["path"]), "system")
+
+    def start(self, run_dir: Path, listener: socket.socket) -> int:
+        """Start a sleeper over a run folder, listening at a bound socket; return its pid on the machine.
+
+        Raises
+        ------
+        GpuckptError : it could not be started.
+        """
+        folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return int(self._ask("start", descriptors=(folder, listener.fileno())))
+        finally:
+            os.close(folder)
+
+    def hold(self, pid: int) -> None:
+        """Become the deputy of a sleeper that was started by another one, for this user.
+
+        Raises
+        ------
+        GpuckptError : there is no such sleeper of this user's.
+        """
+        self._ask("hold", {"pid": pid})
+
+    def next_pid(self, after: int) -> None:
+        """Make the next process of the sleeper's namespace take the next free pid after this one.
+
+        Raises
+        ------
+        GpuckptError : the sleeper has ended.
+        """
+        self._ask("next_pid", {"after": after})
+
+    def dump(
+        self, pid: int, images: Path, snapshot: Path, left: Left, seconds: float, started: Callable[[int], None]
+    ) -> int:
+        """Have criu dump the tree of `pid` (as the namespace knows it) and leave it `left`; return its exit status.
+
+        `images` and `snapshot` are the folders for criu's images, and for what is packed while the tree stands still;
+        `started` is told criu's pid in the namespace.
+
+        Raises
+        ------
+        TimeoutError : it took more than `seconds`, and was killed.
+        GpuckptError : it was refused.
+        """
+        return self._run_criu("dump", {"pid": pid, "left": left, "seconds": seconds}, (images, snapshot), started)
+
+    def check(self, images: Path) -> None:
+        """Refuse images that a restore here would refuse; the folder is named as the sleeper sees it.
+
+        Raises
+        ------
+        Refused : they would give their processes other rights than this user has.
+        """
+        folder = os.open(images, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._ask("check", descriptors=[folder], seconds=_CHECK)
+        finally:
+            os.close(folder)
+
+    def restore(self, images: Path, seconds: float) -> int:
+        """Have criu restore a tree into the sleeper; return its exit status. Raises as `dump` does."""
+        return self._run_criu("restore", {"seconds": seconds}, (images,))
+
+    def _run_criu(
+        self,
+        verb: str,
+        arguments: dict[str, Any],
+        folders: Sequence[Path],
+        started: Callable[[int], None] = lambda _: None,
+    ) -> int:
+        descriptors = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in folders]
+        try:
+            status = self._ask(verb, arguments, descriptors, arguments["seconds"] + _TIME_TO_END, started)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if status is None:
+            raise TimeoutError
+        return int(status)
+
+    def _ask(
+        self,
+        verb: str,
+        arguments: dict[str, Any] | None = None,
+        descriptors: Sequence[int] = (),
+        seconds: float = _ANSWER,
+        started: Callable[[int], None] = lambda _: None,
+    ) -> Any:
+        message = json.dumps({"do": verb, **(arguments or {})}).encode()
+        try:
+            self._socket.settimeout(seconds)
+            socket.send_fds(self._socket, [message], descriptors)
+            while True:
+                raw = self._socket.recv(MESSAGE_LIMIT)
+                if not raw:
+                    raise ConnectionResetError(0, "it hung up")
+                answer = json.loads(raw)
+                if "started" not in answer:
+                    break
+                started(int(answer["started"]))
+        except OSError as e:
+            raise _no_broker(settings.broker_socket(), e.strerror or str(e)) from e
+        if "error" in answer:
+            raise GpuckptError.from_dict(answer["error"])
+        return answer["done"]
+
+
+def _no_broker(path: Path, why: str) -> Unavailable:
+    return Unavailable(
+        "Kernels cannot be saved on this machine.",
+        f"This is user {os.geteuid()}, and CRIU needs root; the broker, which does for users what needs it, does not "
+        f"answer at {path}: {why}.",
+        "Start the Jupyter server as root, for example in a container of its own; or ask whoever has root for `sudo "
+        "jupyter gpuckpt broker install`, and to be put into its group.",
+    )

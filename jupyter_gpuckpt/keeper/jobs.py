@@ -1,0 +1,225 @@
+"""Jobs: commands that are no kernels. What one wrote, and how it ended, stays under its name until it is forgotten."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .. import settings
+from ..errors import BadName, Busy, NameTaken, NoSuchKernel
+from ..store.names import check_name
+from . import client
+from .record import LAUNCH, KernelFolder, Launch
+
+__all__ = [
+    "KEPT",
+    "all_folders",
+    "bring_back",
+    "bring_up",
+    "find",
+    "folder_of",
+    "forget",
+    "is_job",
+    "launch_of",
+    "named",
+    "start",
+]
+
+KEPT = 100
+"""So many jobs that have ended are kept, the newest."""
+
+_PREFIX = "job-"
+
+
+def launch_of(name: str, argv: list[str], env: Mapping[str, str], cwd: str, umask: int) -> Launch:
+    """Return how a job is started.
+
+    Raises
+    ------
+    BadName : the text cannot be a job's name.
+    """
+    check_name(name, "the name of a job")
+    return Launch(_PREFIX + name, argv, dict(env), cwd, umask, connection_file="", agent=False, job=name)
+
+
+def folder_of(name: str) -> KernelFolder:
+    """Return where the job of this name has its folder, if there is one.
+
+    Raises
+    ------
+    BadName : the text cannot be a job's name.
+    """
+    return KernelFolder(settings.kernels_dir() / (_PREFIX + check_name(name, "the name of a job")))
+
+
+def is_job(folder: KernelFolder) -> bool:
+    """Tell whether a folder is that of a job."""
+    return folder.path.name.startswith(_PREFIX)
+
+
+def all_folders() -> Iterator[KernelFolder]:
+    """Yield the folder of every job, whether it runs or has ended."""
+    return (folder for folder in KernelFolder.all() if is_job(folder))
+
+
+def find(name: str) -> KernelFolder:
+    """Return the folder of the job of this name, whether it runs or has ended.
+
+    Raises
+    ------
+    NoSuchKernel : there is none.
+    BadName : the text cannot be a job's name.
+    """
+    folder = folder_of(name)
+    with contextlib.suppress(FileNotFoundError):
+        folder.launch()
+        _settle(folder)
+        return folder
+    names = [other.launch().job for other in all_folders()]
+    raise NoSuchKernel(
+        f"There is no job {name!r}.",
+        f"These there are: {', '.join(names)}." if names else "There is none at all.",
+        "`jupyter gpuckpt ps` lists them; `exec` starts one.",
+        jobs=names,
+    )
+
+
+def named(text: str) -> KernelFolder | None:
+    """Return the folder of the job of exactly this name, whether it runs or has ended; None where there is none."""
+    try:
+        return find(text)
+    except (NoSuchKernel, BadName):
+        return None
+
+
+def _settle(folder: KernelFolder) -> None:
+    """See to it that a job that died together with its keeper is one that has ended."""
+    if folder.has_ended() or folder.has_keeper() or folder.can_be_kept():
+        return
+    lock = folder.lock()
+    if lock is not None:
+        client.end(folder)
+        os.close(lock)
+
+
+def start(launch: Launch, *, replace: bool = False) -> KernelFolder:
+    """Start a job; with `replace` one of that name that has ended is forgotten.
+
+    Raises
+    ------
+    NameTaken : there is a job of that name.
+    GpuckptError : it could not be started; nothing is left behind.
+    """
+    folder, lock = _claim(launch, replace)
+    _run(folder, lock, "job")
+    return folder
+
+
+def bring_up(launch: Launch, order: dict[str, Any]) -> KernelFolder:
+    """Bring up a new job from a snapshot; `order` is what a request to restore one says.
+
+    Raises
+    ------
+    NameTaken : there is a job of that name.
+    GpuckptError : it could not be restored; nothing is left behind.
+    """
+    folder, lock = _claim(launch, replace=False)
+    folder.write_order(order)
+    _run(folder, lock, "restore")
+    return folder
+
+
+def _claim(launch: Launch, replace: bool) -> tuple[KernelFolder, int]:
+    """Make the folder of a new job, and return it with its lock, held."""
+    _forget_oldest()
+    old = folder_of(launch.job)
+    with contextlib.suppress(FileNotFoundError):
+        old.launch()
+        _settle(old)
+        if not (replace and old.has_ended()):
+            raise NameTaken(
+                f"There is a job {launch.job!r} already.",
+                "It has ended." if old.has_ended() else "It runs.",
+                "Choose another name, or add --replace: what it wrote is forgotten then."
+                if old.has_ended()
+                else "Choose another name, or `stop` it first.",
+                name=launch.job,
+            )
+        forget(old)
+    with contextlib.suppress(FileExistsError):
+        return KernelFolder.create(launch)
+    lock = old.lock()
+    if lock is not None and not (old.path / LAUNCH).exists():  # whoever began it was killed
+        old.remove()
+        os.close(lock)
+        return KernelFolder.create(launch)
+    raise NameTaken(
+        f"There is a job {launch.job!r} already.",
+        "Somebody else is starting it at this moment.",
+        "Choose another name, or wait.",
+        name=launch.job,
+    )
+
+
+def _run(folder: KernelFolder, lock: int, how: str) -> None:
+    try:
+        client.run_keeper(folder, lock, how).wait()
+    except BaseException:
+        client.end(folder)
+        folder.remove()
+        raise
+    finally:
+        os.close(lock)
+
+
+def bring_back(folder: KernelFolder, order: dict[str, Any]) -> None:
+    """Bring a job that has ended back from a snapshot; `order` is what a request to restore one says.
+
+    Raises
+    ------
+    Busy : it runs.
+    GpuckptError : it could not be restored; it is as it was.
+    """
+    lock = folder.lock()
+    if lock is None:
+        raise Busy("The job has not ended yet.", "Its keeper is there.", "Ask again in a moment.")
+    try:
+        folder.write_order(order)
+        client.run_keeper(folder, lock, "restore").wait()
+    except BaseException:
+        client.end(folder)
+        raise
+    finally:
+        os.close(lock)
+
+
+def forget(folder: KernelFolder) -> None:
+    """Remove what is kept of a job that has ended.
+
+    Raises
+    ------
+    Busy : it runs.
+    """
+    lock = folder.lock() if folder.has_ended() else None
+    if lock is None:
+        raise Busy(
+            f"The job {folder.launch().job} was not forgotten.",
+            "It runs, or has not quite ended yet.",
+            "`jupyter gpuckpt stop` ends it.",
+        )
+    folder.remove()
+    os.close(lock)
+
+
+def _forget_oldest() -> None:
+    ended = []
+    for folder in all_folders():
+        with contextlib.suppress(OSError):
+            state = folder.state()
+            if state.ended is not None:
+                ended.append((str(state.ended["at"]), folder))
+    for _, folder in sorted(ended, key=lambda pair: pair[0])[: -(KEPT - 1)]:
+        with contextlib.suppress(Busy, OSError):
+            forget(folder)

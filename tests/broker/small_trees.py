@@ -1,0 +1,123 @@
+"""A user's small process, dumped and restored by a deputy without a keeper: for tests that edit its images."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jupyter_gpuckpt.errors import GpuckptError
+from jupyter_gpuckpt.freeze import images, processes, ptrace
+from jupyter_gpuckpt.keeper.namespace import FIRST_PID, Namespace
+
+PROGRAM = "import time\nwhile True: time.sleep(0.1)"
+HOME = Path(os.environ.get("HOME", "/"))
+
+
+async def sleeping(name: str) -> Namespace:
+    """Start a sleeper, in a folder of that name."""
+    folder = HOME / "trees" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    space = await Namespace.start(folder, lambda run: (run / "kernel.log").touch(0o600))
+    # The answer comes a moment before the program is what is asked for: what follows asks it again.
+    await space.set_last_pid(100)
+    return space
+
+
+async def dumped(name: str = "first", program: str = PROGRAM) -> str:
+    """Dump a small process; return the folder with its images."""
+    space = await sleeping(name)
+    try:
+        target = HOME / "trees" / f"{name}-images"
+        shutil.rmtree(target, ignore_errors=True)
+        (target / "criu").mkdir(parents=True, mode=0o700)
+        pid = await space.spawn(
+            ["/usr/bin/python3", "-c", program], env={}, stdout="/dev/shm/gpuckpt/kernel.log", after_pid=FIRST_PID - 1
+        )
+        assert space.deputy is not None
+        status = await asyncio.to_thread(space.deputy.dump, pid, target / "criu", target, 60, lambda _: None)
+        assert status == 0, (target / "criu" / "dump.log").read_text()
+        return str(target / "criu")
+    finally:
+        await space.kill()
+
+
+async def restored(folder: str, edit: Callable[[Path], None] = lambda _: None, check: bool = False) -> dict[str, Any]:
+    """Restore a copy of images, after `edit` of it; return criu's status, or the error, and what came up."""
+    space = await sleeping("second")
+    assert space.deputy is not None
+    try:
+        copy = HOME / "trees" / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(folder, copy)
+        edit(copy)
+        await space.set_last_pid(FIRST_PID + 100)
+        seen = space.path(str(copy))
+        try:
+            if check:
+                await asyncio.to_thread(space.deputy.check, seen)
+                return {"status": 0}
+            status = await asyncio.to_thread(space.deputy.restore, seen, 60)
+        except GpuckptError as e:
+            return {"error": e.why, "kind": type(e).__name__, "pids": processes.descendants(space.pid)}
+        log = copy / "restore.log"
+        pids = processes.descendants(space.pid)
+        return {
+            "status": status,
+            "log": log.read_text() if log.exists() else "",
+            "rights": [rights(pid) for pid in pids],
+            "mounts": Path(f"/proc/{space.pid}/mountinfo").read_text().count("gpuckpt-images"),
+        }
+    finally:
+        await space.kill()
+
+
+def rights(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    wanted = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapAmb", "NoNewPrivs")
+    pairs = (line.split(":", 1) for line in lines)
+    return {name: " ".join(value.split()) for name, value in pairs if name in wanted}
+
+
+def edit_core(change: Callable[[Any], None]) -> Callable[[Path], None]:
+    """Return an edit that changes the credentials of the first thread."""
+
+    def edit(folder: Path) -> None:
+        path = folder / f"core-{FIRST_PID}.img"
+        path.write_bytes(images.rewrite_core(path.read_bytes(), change))
+
+    return edit
+
+
+def append_to_core(more: bytes) -> Callable[[Path], None]:
+    """Return an edit that puts further bytes behind the message in a core image: the last of a field counts."""
+
+    def edit(folder: Path) -> None:
+        path = folder / f"core-{FIRST_PID}.img"
+        raw = path.read_bytes()
+        (size,) = struct.unpack_from("<I", raw, 8)
+        path.write_bytes(raw[:8] + struct.pack("<I", size + len(more)) + raw[12:] + more)
+
+    return edit
+
+
+def make_unshare(pid: int) -> None:
+    """Have a process of this user's call unshare(CLONE_NEWUSER | CLONE_NEWNS), as a debugger would.
+
+    It is let go when this process ends.
+    """
+    tracer = ptrace.Tracer()
+    tracer.seize(pid)
+    call = tracer.next_call()
+    assert call is not None
+    result = tracer.insert(call, 272, 0x10000000 | 0x20000)
+    assert result == 0, result
+    tracer.go_on(call)
+
+
+def run(what: Any) -> Any:
+    return asyncio.run(what)

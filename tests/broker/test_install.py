@@ -1,0 +1,70 @@
+"""The broker as a service of the machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpuckpt.broker import install
+from jupyter_gpuckpt.errors import Unavailable
+from jupyter_gpuckpt.freeze.criu_program import CriuProgram
+
+CRIU = CriuProgram(("/usr/sbin/criu",), (4, 2, 1), "/usr/sbin/criu", "system")
+
+
+def test_systemd_finds_nothing_amiss_in_the_units(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze")
+    for name, text in install.units("users", CRIU).items():
+        (tmp_path / name).write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *map(str, tmp_path.iterdir())],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path) not in done.stderr, done.stderr
+
+
+def test_the_units_keep_the_broker_in_the_machines_own_namespaces_with_few_rights() -> None:
+    """In namespaces of its own it would refuse everybody; killed with its kernels it would end them."""
+    units = install.units("users", CRIU)
+    service = units["gpuckpt-broker.service"]
+    settings = {line.partition("=")[0] for line in service.splitlines() if not line.startswith("#")}
+    assert not settings & {"PrivateTmp", "ProtectSystem", "ProtectHome", "PrivateDevices", "SystemCallFilter"}
+    assert "KillMode=process" in service
+    assert "Environment=GPUCKPT_CRIU=/usr/sbin/criu" in service
+    granted = next(line for line in service.splitlines() if line.startswith("CapabilityBoundingSet="))
+    assert not {"CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_CHOWN", "CAP_FOWNER"} & set(granted.split())
+    assert "SocketMode=0660" in units["gpuckpt-broker.socket"]
+    assert "SocketGroup=users" in units["gpuckpt-broker.socket"]
+
+
+def test_only_root_installs_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(install, "UNITS", tmp_path)
+    for act in (lambda: install.install("users", print), install.uninstall):
+        with pytest.raises(Unavailable, match="1000"):
+            act()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_uninstall_removes_the_units_and_says_so_where_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("it takes root")
+    if Path("/run/systemd/system").exists():
+        pytest.skip("it would ask the machine's own systemd")
+    monkeypatch.setattr(install, "UNITS", tmp_path)
+    for name, text in install.units("users", CRIU).items():
+        (tmp_path / name).write_text(text)
+    assert "no service any more" in install.uninstall()
+    assert list(tmp_path.iterdir()) == []
+    assert "no broker" in install.uninstall()

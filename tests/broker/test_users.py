@@ -1,0 +1,157 @@
+"""Users without root save and restore their kernels by the broker, and come back with the rights that they had."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from notebooks import wait_until
+from people import GID, GROUP, UIDS, Machine, Person
+
+pytestmark = pytest.mark.criu
+
+RIGHTS = """
+import resource
+wanted = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapAmb", "NoNewPrivs", "Seccomp")
+status = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
+limits = [resource.getrlimit(n) for n in range(16)]
+print([(name, status[name].split()) for name in wanted], limits, open("/proc/self/cgroup").read())
+"""
+
+
+def test_a_kernel_is_saved_and_restored_with_the_same_rights(alice: Person) -> None:
+    alice.runs("import subprocess; x = 41; child = subprocess.Popen(['sleep', '1000'])")
+    before = alice.runs(RIGHTS)
+    assert f"('Uid', ['{alice.uid}', '{alice.uid}', '{alice.uid}', '{alice.uid}'])" in before
+    assert f"('Groups', ['{GID}'])" in before
+    assert "('CapEff', ['0000000000000000'])" in before
+    assert "('NoNewPrivs', ['1'])" in before
+    assert "Saved first" in alice.runs("%gpuckpt save first")
+    alice.runs("x = 1; child.kill(); child.wait()")
+    alice.runs("%gpuckpt restore first")
+    assert alice.runs("print(x, child.poll())") == "41 None"
+    assert alice.runs(RIGHTS) == before
+    assert "Saved second" in alice.runs("%gpuckpt save second")
+    alice.runs("%gpuckpt restore second")
+    assert alice.runs("print(x, child.poll())") == "41 None"
+
+
+def test_a_kernel_is_forked_and_outlives_its_keeper(alice: Person) -> None:
+    alice.runs("y = 7")
+    assert "Forked" in alice.runs("%gpuckpt fork")
+    alice.does("notebook.kill_keeper()")
+    assert "Saved after" in alice.runs("%gpuckpt save after")
+    alice.runs("y = 8")
+    alice.runs("%gpuckpt restore after")
+    assert alice.runs("print(y)") == "7"
+
+
+def test_a_kernel_has_its_users_limits_and_groups(person: Callable[..., Person], machine: Machine) -> None:
+    bob = person("bob", wrapper=["prlimit", "--nofile=700:900", "--core=0:0"], groups=[61_990])
+    bob.starts_kernel()
+    limits = "import os, resource; print(resource.getrlimit(resource.RLIMIT_NOFILE), sorted(os.getgroups()))"
+    # ipykernel raises its own soft limit.
+    assert bob.runs(limits) in (f"(700, 900) [{GID}, 61990]", f"(900, 900) [{GID}, 61990]")
+    # Alice has one of that name, too.
+    bob.runs("x = 'bob'")
+    bob.runs("%gpuckpt save first")
+    bob.runs("%gpuckpt restore first")
+    assert bob.runs("print(x)") == "bob"
+    assert bob.runs(limits) in (f"(700, 900) [{GID}, 61990]", f"(900, 900) [{GID}, 61990]")
+
+
+def test_a_kernel_counts_to_the_control_group_of_its_user(person: Callable[..., Person], machine: Machine) -> None:
+    name = f"gpuckpt-test-{os.getpid()}"
+    tops = [path for path in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")) if (path / "cgroup.procs").exists()]
+    group = tops[0] / name if tops else None
+    try:
+        if group is None:
+            raise FileNotFoundError("no control groups")
+        group.mkdir()
+    except OSError as e:
+        pytest.skip(f"no control group can be made here: {e}")
+    try:
+        joining = f'echo 0 > {group}/cgroup.procs && exec "$@"'
+        bob = machine.person("bob", before=["sh", "-c", joining, "sh"])
+        bob.starts_kernel()
+        bob.runs("x = 1")
+        assert f"/{name}" in bob.runs("print(open('/proc/self/cgroup').read())")
+        bob.runs("%gpuckpt save counted")
+        bob.runs("%gpuckpt restore counted")
+        assert f"/{name}" in bob.runs("print(open('/proc/self/cgroup').read())")
+        bob.close()
+    finally:
+        _remove(group)
+
+
+def _remove(group: Path) -> None:
+    wait_until(lambda: not (group / "cgroup.procs").read_text(), 30)
+    group.rmdir()
+
+
+def test_a_broker_that_is_started_anew_knows_the_kernels_of_the_one_before(alice: Person, machine: Machine) -> None:
+    machine.restart()
+    alice.does("notebook.kill_keeper()")
+    assert "Saved anew" in alice.runs("%gpuckpt save anew")
+
+
+def test_doctor_tells_a_user_of_the_broker(alice: Person) -> None:
+    document = json.loads(
+        alice.does(
+            "import subprocess",
+            "subprocess.run(['jupyter', 'gpuckpt', 'doctor', '--json'], capture_output=True, text=True).stdout",
+        )
+    )
+    rights = next(check for check in document["checks"] if check["name"] == "rights")
+    assert document["works"], document
+    assert str(UIDS["alice"]) in rights["found"]
+    assert "CRIU" in rights["found"]
+
+
+def test_who_is_not_in_the_group_gets_a_plain_kernel_and_is_told_why(person: Callable[..., Person]) -> None:
+    carol = person("carol")
+    carol.starts_kernel()
+    assert carol.runs("print(6 * 7)") == "42"
+    said = carol.fails("%gpuckpt save here")
+    assert "Permission denied" in said
+    assert "broker" in said
+    assert "group" in said
+
+
+def test_the_broker_needs_no_more_than_seven_capabilities() -> None:
+    needed = ("sys_admin", "sys_chroot", "sys_ptrace", "setuid", "setgid", "setpcap", "checkpoint_restore")
+    few = Machine.or_skip(wrapper=["setpriv", "--bounding-set=-all," + ",".join(f"+{name}" for name in needed)])
+    try:
+        alice = few.person("alice")
+        alice.starts_kernel()
+        alice.runs("x = 41")
+        alice.runs("%gpuckpt save here")
+        alice.runs("x = 1")
+        alice.runs("%gpuckpt restore here")
+        assert alice.runs("print(x)") == "41"
+        alice.does("notebook.kill_keeper()")
+        assert "Saved more" in alice.runs("%gpuckpt save more")
+    finally:
+        few.close()
+
+
+def test_a_broker_takes_the_socket_that_systemd_hands_over() -> None:
+    activated = Machine.or_skip(activated=True)
+    try:
+        found = activated.person("alice").does(
+            "from jupyter_gpuckpt.machine.capability import why_unavailable", "str(why_unavailable())"
+        )
+        assert found == "None"
+    finally:
+        activated.close()
+
+
+def test_a_second_broker_does_not_take_the_place_of_the_first(machine: Machine, alice: Person) -> None:
+    done = machine.second_broker(GROUP)
+    assert done.returncode == 1
+    assert "Another one listens" in done.stderr
+    assert machine.second_broker("no-such-group").returncode == 1
+    alice.runs("%gpuckpt list")

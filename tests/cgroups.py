@@ -1,0 +1,63 @@
+"""A real cgroup with a limit of memory, of whichever version this machine has."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_VERSION_1, _VERSION_2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+
+
+@dataclass
+class Cgroup:
+    """A cgroup that a test made."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return "/" + self.folder.name
+
+    def join(self) -> None:
+        """Take this process, and what it will start, into it."""
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def killed(self) -> int:
+        """Return how many processes were killed in it for want of memory."""
+        for file in ("memory.events", "memory.oom_control"):
+            with contextlib.suppress(FileNotFoundError):
+                lines = dict(line.split() for line in (self.folder / file).read_text().splitlines())
+                return int(lines.get("oom_kill", 0))
+        return 0
+
+
+@contextlib.contextmanager
+def memory_cgroup(limit: int) -> Iterator[Cgroup]:
+    """Make a cgroup whose processes may take `limit` bytes; skip the test where this machine lets none be made."""
+    version_1 = (_VERSION_1 / "memory.limit_in_bytes").exists()
+    folder = (_VERSION_1 if version_1 else _VERSION_2) / f"gpuckpt-test-{secrets.token_hex(4)}"
+    try:
+        folder.mkdir()
+        (folder / ("memory.limit_in_bytes" if version_1 else "memory.max")).write_text(str(limit))
+    except OSError as e:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        pytest.skip(f"no cgroup with a limit of memory can be made here: {e}")
+    try:
+        yield Cgroup(folder)
+    finally:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                folder.rmdir()
+                break
+            except OSError:  # its last processes are ending
+                assert time.monotonic() < deadline, f"processes are left in {folder}"
+                time.sleep(0.05)

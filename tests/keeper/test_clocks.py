@@ -1,0 +1,105 @@
+"""The clock of the day jumps, by a day back and by ten years ahead: nothing hangs, and no newest snapshot is lost.
+
+`shifted_clock.c` shifts it for a keeper and its job alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from command_line import run
+from job_programs import Job, ask, free_port, program
+
+from jupyter_gpuckpt.store import Store
+
+_DAY = 24 * 3600
+_COUNTER = """
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(("127.0.0.1", int(sys.argv[1])))
+n = 100
+print("ready", flush=True)
+while True:
+    _, asker = s.recvfrom(100)
+    n += 1
+    s.sendto(str(n).encode(), asker)
+"""
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A file that says by how many seconds the clock is off, and the environment of those for whom it is."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler here")
+    library = tmp_path / "shifted_clock.so"
+    source = Path(__file__).with_name("shifted_clock.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True)
+    shift = tmp_path / "shift"
+    shift.write_text("0")
+    return shift, {"LD_PRELOAD": str(library), "SHIFTED_CLOCK": str(shift), "GPUCKPT_KEEP_LAST": "1"}
+
+
+def _names() -> set[str]:
+    return {snapshot["name"] for snapshot in run("list", "--json").json["snapshots"]}
+
+
+def _created(name: str) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(Store(Path(os.environ["GPUCKPT_STORE"])).get(name).created).timestamp()
+
+
+def test_saves_and_restores_go_on_whatever_the_clock_says(tmp_path: Path, clock: tuple[Path, dict[str, str]]) -> None:
+    shift, environment = clock
+    python, port = shutil.which("python3") or "python3", free_port("udp")
+    job = Job("job")
+    job.start(python, program(tmp_path, _COUNTER), str(port), **environment)
+    job.wait_for(1)
+    job.save("first")
+    assert ask("udp", port) == "101"
+    shift.write_text(str(-_DAY))
+    job.save("second")
+    assert _created("second") < time.time() - _DAY / 2, "the clock was not shifted"
+    assert ask("udp", port) == "102"
+    # One is kept of it: the last, though the clock said of the first that it was newer.
+    assert _names() == {"second"}
+    job.save("third")
+    assert _names() == {"third"}
+    job.restore("third")
+    assert ask("udp", port) == "103"
+    shift.write_text(str(3650 * _DAY))
+    began = time.monotonic()
+    job.save("fourth")
+    assert _created("fourth") > time.time() + 3000 * _DAY
+    job.restore("fourth")
+    assert ask("udp", port) == "104"
+    shift.write_text("0")
+    job.save("fifth")
+    assert _names() == {"fifth"}
+    assert run("gc", "--json").status == 0
+    assert run("check", "--json").status == 0
+    job.kill()
+    job.restore("fifth")
+    assert ask("udp", port) == "105"
+    assert time.monotonic() - began < 60, "something waited for the clock"
+
+
+def test_what_was_to_be_deleted_does_not_wait_for_a_clock_that_was_set_back(tmp_path: Path) -> None:
+    job = Job("job")
+    job.start("sleep", "100")
+    job.save("here")
+    store = Path(os.environ["GPUCKPT_STORE"])
+    assert run("rm", "here").status == 0
+    pack = store / "packs" / ("0" * 32 + "-000001")
+    pack.write_bytes(b"nobody needs it")
+    # As it was written down when the clock was a year ahead.
+    (store / "condemned.json").write_text(json.dumps({pack.name: {"since": time.time() + 365 * _DAY, "sessions": []}}))
+    assert run("gc", "--json").status == 0
+    assert not pack.exists()
