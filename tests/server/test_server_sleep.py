@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +11,13 @@ from notebooks import Notebook, wait_until
 from test_metrics import scraped, value
 
 pytestmark = pytest.mark.criu
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose kernels go to sleep by themselves, but not as long as a test takes."""
+    with running(tmp_path_factory.mktemp("sleeps"), 'c.GpuckptProvisioner.sleep_after = "2h"') as started:
+        yield started
 
 
 def kernel(server: Server, kernel_id: str) -> dict[str, Any]:
@@ -90,19 +97,14 @@ def test_a_busy_kernel_is_not_put_to_sleep(server: Server) -> None:
 def test_when_it_sleeps_by_itself_is_changed(server: Server) -> None:
     with server.notebook() as (kernel_id, notebook):
         path = f"kernels/{kernel_id}"
-        as_it_was = {"kernel_id": kernel_id, "pinned": False, "sleep_after": None}
-        assert server.ask("PATCH", path, {}) == as_it_was
+        as_set = {"kernel_id": kernel_id, "pinned": False, "sleep_after": 7200}
+        assert server.ask("PATCH", path, {}) == as_set
         assert server.ask("PATCH", path, {"sleep_after": 1800})["sleep_after"] == 1800
-        assert server.ask("PATCH", path, {"pinned": True}) == {**as_it_was, "pinned": True, "sleep_after": 1800}
+        assert server.ask("PATCH", path, {"pinned": True}) == {**as_set, "pinned": True, "sleep_after": 1800}
         found = kernel(server, kernel_id)
         assert (found["pinned"], found["sleep_after"]) == (True, 1800)
-        assert server.ask("PATCH", path, {"pinned": False, "sleep_after": 0}) == as_it_was
+        assert server.ask("PATCH", path, {"pinned": False, "sleep_after": 0}) == {**as_set, "sleep_after": None}
         for wrong in ({"sleep_after": -1}, {"sleep_after": "30m"}, {"pinned": 1}, {"awake": True}):
             assert server.ask("PATCH", path, wrong, 400)["error"]["kind"] == "BadRequest"
         assert "15 min" in notebook.run("%gpuckpt autosleep 15m").text
         assert kernel(server, kernel_id)["sleep_after"] == 900
-
-
-def test_when_all_sleep_by_themselves_is_set_for_the_server(tmp_path: Path) -> None:
-    with running(tmp_path, 'c.GpuckptProvisioner.sleep_after = "2h"') as server, server.notebook() as (kernel_id, _):
-        assert kernel(server, kernel_id)["sleep_after"] == 7200
