@@ -74,7 +74,8 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
     ends, at_once = bool(args.get("end")), bool(args.get("at_once"))
     if keeper.state.hibernated is not None:
         return await _release(keeper) if ends else _already(keeper)
-    if not keeper.launch.agent:
+    # A job has no clients either, and comes back as itself.
+    if not keeper.launch.agent and not (keeper.launch.job and ends):
         raise Refused(
             _NOT_HIBERNATED,
             "It has no agent: it could neither be told what came meanwhile, nor come back in another kernel.",
