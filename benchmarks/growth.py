@@ -185,7 +185,7 @@ def _training(megabytes: int, epochs: int) -> None:
             kernel.run(_STATE.format(width=int((megabytes * 10**6 / 16 / 4) ** 0.5)))
             for number in range(epochs):
                 done = int(kernel.run("print(epoch())"))
-                kernel.run(f"%gpuckpt save epoch-{number}")
+                kernel.run(f"%gpuckpt save --wait epoch-{number}")
                 sizes.append(store.used())
                 pages = _pages(store, f"epoch-{number}", Path(name, "taken"))
                 if number:

@@ -140,9 +140,9 @@ def _images(folder: Path, megabytes: int) -> tuple[Path, Path]:
     kernel = OurKernel()
     try:
         kernel.run(_STATE.format(size=megabytes * 10**6))
-        kernel.run("%gpuckpt save first")
+        kernel.run("%gpuckpt save --wait first")
         kernel.run(_CHANGE.format(size=megabytes * 10**6))
-        kernel.run("%gpuckpt save second")
+        kernel.run("%gpuckpt save --wait second")
     finally:
         kernel.close()
     store = Store(settings.store_dir())
