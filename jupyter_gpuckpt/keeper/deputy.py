@@ -127,7 +127,13 @@ class Deputy:
         self._ask("next_pid", {"after": after})
 
     def dump(
-        self, pid: int, images: Path, snapshot: Path, left: Left, seconds: float, started: Callable[[int], None]
+        self,
+        pid: int,
+        images: Path,
+        snapshot: Path,
+        seconds: float,
+        started: Callable[[int], None],
+        left: Left = "running",
     ) -> int:
         """Have criu dump the tree of `pid` (as the namespace knows it) and leave it `left`; return its exit status.
 

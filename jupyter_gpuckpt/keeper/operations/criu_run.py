@@ -58,7 +58,7 @@ async def dump(
         def note(criu_pid: int) -> None:
             loop.call_soon_threadsafe(started, criu_pid)
 
-        run = asyncio.to_thread(deputy.dump, pid, outside, snapshot, left, seconds, note)
+        run = asyncio.to_thread(deputy.dump, pid, outside, snapshot, seconds, note, left)
     await _outcome(run, outside / criu.DUMP_LOG, failure)
 
 
