@@ -39,7 +39,7 @@ async def dumped(name: str = "first", program: str = PROGRAM) -> str:
             ["/usr/bin/python3", "-c", program], env={}, stdout="/dev/shm/gpuckpt/kernel.log", after_pid=FIRST_PID - 1
         )
         assert space.deputy is not None
-        status = await asyncio.to_thread(space.deputy.dump, pid, target / "criu", target, "running", 60, lambda _: None)
+        status = await asyncio.to_thread(space.deputy.dump, pid, target / "criu", target, 60, lambda _: None)
         assert status == 0, (target / "criu" / "dump.log").read_text()
         return str(target / "criu")
     finally:

@@ -201,7 +201,7 @@ folder.mkdir(exist_ok=True)
 deputy = Deputy()
 deputy.hold({sleeper})
 try:
-    said = deputy.dump(10000, folder, folder, "running", 60, lambda pid: None)
+    said = deputy.dump(10000, folder, folder, 60, lambda pid: None)
 except GpuckptError as e:
     said = e.why
 deputy.close()
