@@ -12,7 +12,7 @@ criu                                                         version and program
 start                           run folder, bound socket     the pid of a new sleeper
 hold        pid                                              true: an earlier deputy started that sleeper
 next_pid    after                                            true
-dump        pid, seconds        images, snapshot folders     criu's exit status
+dump        pid, left, seconds  images, snapshot folders     criu's exit status
 check                           images folder                true: a restore of these would not be refused
 restore     seconds             images folder                criu's exit status
 ==========  ==================  ===========================  ============================================

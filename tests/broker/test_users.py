@@ -49,6 +49,30 @@ def test_a_kernel_is_forked_and_outlives_its_keeper(alice: Person) -> None:
     assert alice.runs("print(y)") == "7"
 
 
+SHELL = """
+import subprocess
+def shell(*words):
+    done = subprocess.run(["jupyter", "gpuckpt", *words], capture_output=True, text=True, timeout=100)
+    return done.stdout + done.stderr
+"""
+
+
+def test_a_kernel_is_hibernated_and_wakes_at_the_next_cell(alice: Person) -> None:
+    alice.runs("z = 9")
+    said = alice.does(SHELL, "shell('hibernate', notebook.manager.provisioner.kernel_id)")
+    assert "Hibernated" in said
+    assert alice.runs("print(z)") == "9"
+
+
+def test_a_job_is_saved_and_restored(alice: Person) -> None:
+    program = "import time\nwhile True: time.sleep(0.05)"
+    assert "Started" in alice.does(SHELL, f"shell('exec', 'work', '--', '/usr/bin/env', 'python3', '-c', {program!r})")
+    assert "Saved worked" in alice.does("shell('save', 'work', 'worked')")
+    assert "Restored worked" in alice.does("shell('restore', 'work', 'worked')")
+    assert "running" in alice.does("shell('ps')")
+    assert "Stopped" in alice.does("shell('stop', 'work')")
+
+
 def test_a_kernel_has_its_users_limits_and_groups(person: Callable[..., Person], machine: Machine) -> None:
     bob = person("bob", wrapper=["prlimit", "--nofile=700:900", "--core=0:0"], groups=[61_990])
     bob.starts_kernel()
