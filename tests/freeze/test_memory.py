@@ -22,8 +22,13 @@ def test_it_is_within_the_machine() -> None:
 
 def test_a_real_cgroup_s_limit_counts_and_is_named() -> None:
     with memory_cgroup(64 * MB) as group:
-        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, preexec_fn=group.join)
+        program = [sys.executable, "-c", "print('ready', flush=True); input()"]
+        process = subprocess.Popen(
+            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=group.join
+        )
         try:
+            assert process.stdout is not None
+            process.stdout.readline()  # what it takes does not change from now on
             room = memory.room(process.pid)
             assert 0 < room.bytes < 64 * MB
             assert group.name in room.where
