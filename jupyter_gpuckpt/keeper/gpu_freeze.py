@@ -14,6 +14,7 @@ from ..freeze import cuda, processes
 from ..freeze import parking as parking_
 from ..freeze.parking import FileState, Parked, Parking
 from ..freeze.vram import VramFiles
+from . import gate
 from .link import Link
 from .namespace import Namespace
 
@@ -80,6 +81,14 @@ class GpuFreeze:
         """
         if not self._pids:
             return
+        gate.close(self._space.run_dir)
+        try:
+            await self._freeze(note, call)
+        except BaseException:
+            gate.open_(self._space.run_dir)
+            raise
+
+    async def _freeze(self, note: Callable[[dict[str, Any]], None], call: str) -> None:
         parking = self._parking
         if parking is not None:
             holder = parking.holder
@@ -152,6 +161,7 @@ class GpuFreeze:
         """
         if self._pids:
             await asyncio.to_thread(self._thaw)
+            gate.open_(self._space.run_dir)
 
     def _thaw(self) -> None:
         with contextlib.ExitStack() as stack:
@@ -248,6 +258,7 @@ class GpuReturn:
         DriverError : it did not come back.
         """
         await self._around(lambda: cuda.thaw(self._worker, pids, self._gpu_map, needs))
+        gate.open_(self._space.run_dir)
 
     async def mend(self, pids: Sequence[int], held: Sequence[Mapping[str, Any]], patience: float | None = None) -> None:
         """Bring back the GPU state of processes that was left somewhere on the way.
@@ -260,6 +271,7 @@ class GpuReturn:
         """
         with _or_lost():
             await self._around(lambda: cuda.mend(self._worker, pids, held, patience))
+        gate.open_(self._space.run_dir)
 
     async def _around(self, bring_back: Callable[[], object]) -> None:
         parking, parked = self._parking, self._parked

@@ -12,6 +12,7 @@ from ..errors import DriverError, GpuckptError, KernelLost
 from ..freeze import cuda, processes
 from ..freeze.parking import Parked, Parking
 from ..freeze.vram import VramFiles
+from . import gate
 from .gpu_freeze import GpuFreeze, parked_in
 from .link import Link
 from .namespace import Namespace
@@ -140,6 +141,7 @@ class GpuSleep:
             return
         try:
             await asyncio.to_thread(self._wake, note)
+            gate.open_(self._space.run_dir)
         except BaseException:
             await self.close()
             raise

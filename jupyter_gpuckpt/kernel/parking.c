@@ -203,6 +203,20 @@ PUBLIC int cudaFree(void *address) {
   return result;
 }
 
+static char *gate;
+
+/* Say where the file is that stands there while the driver has this process's GPU state. */
+PUBLIC void gpuckpt_gate(const char *path) { gate = strdup(path); }
+
+/* Other calls of a checkpointed process wait in the driver. cuCtxSynchronize does not, and dies (driver 580). */
+PUBLIC int cudaDeviceSynchronize(void) {
+  static fn real;
+  if (!real) real = of_runtime("cudaDeviceSynchronize");
+  if (!real) return NOT_SUPPORTED;
+  while (gate && !access(gate, F_OK)) usleep(1000);
+  return real();
+}
+
 PUBLIC int cudaIpcGetMemHandle(void *handle, void *address) {
   static fn real;
   if (!real) real = of_runtime("cudaIpcGetMemHandle");

@@ -30,6 +30,9 @@ def prepare() -> None:
     library.gpuckpt_parkable.restype = ctypes.c_uint64
     library.gpuckpt_park.restype = None
     library.gpuckpt_park.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    library.gpuckpt_gate.restype = None
+    library.gpuckpt_gate.argtypes = [ctypes.c_char_p]
+    library.gpuckpt_gate(os.fsencode(Path(settings.NAMESPACE_RUN_DIR, settings.GATE)))
     _library = library
 
 

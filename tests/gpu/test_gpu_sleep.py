@@ -105,6 +105,7 @@ TOUCHES = {
     "torch": "n = x[:1].item()",
     "allocating": "z = torch.ones(2**25, device='cuda'); n = z.sum().item()",
     "freeing": "y.clear(); torch.cuda.empty_cache(); n = 1",
+    "synchronizing": "torch.cuda.synchronize(); n = 1",
     "holding Python's lock": "import ctypes; p = ctypes.c_uint64(); "
     "n = ctypes.PyDLL('libcuda.so.1').cuMemAlloc_v2(ctypes.byref(p), ctypes.c_size_t(2**20))",
     "a thread": "import threading; t = threading.Thread(target=lambda: x.sum().item()); t.start(); t.join(); n = 1",

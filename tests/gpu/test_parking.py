@@ -100,6 +100,25 @@ threading.Thread(target=work, daemon=True).start()
     assert notebook.value("(m := n, __import__('time').sleep(0.5), n > m)[2]") == "True"
 
 
+@pytest.mark.parametrize("size", [2**28, 2**10], ids=["parked", "not parked"])
+def test_a_thread_that_synchronizes_all_the_time_goes_on(notebook: Notebook, size: int) -> None:
+    """`cuCtxSynchronize` of a checkpointed process ends it: the thread has to wait in front of it."""
+    notebook.run(
+        f"""
+import threading, time, torch
+x, n = torch.ones({size}, device='cuda'), 0
+def work():
+    global n
+    while True: torch.cuda.synchronize(); n += 1; time.sleep(0.0005)
+threading.Thread(target=work, daemon=True).start()
+""",
+        timeout=120,
+    )
+    for line in ("save here", "save here --replace", "restore here", "save here --replace"):
+        notebook.run(f"%gpuckpt {line}", timeout=120)
+        assert notebook.value("(m := n, time.sleep(0.5), n > m)[2]") == "True"
+
+
 @pytest.mark.parametrize("free", [3 * GIB, 5 * GIB // 4, GIB // 4], ids=["one block", "no block", "no helper"])
 def test_a_gpu_without_room_for_anything_twice(notebook: Notebook, free: int) -> None:
     notebook.run("import torch\n" + DIGEST + STATE, timeout=120)

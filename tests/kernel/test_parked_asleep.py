@@ -60,11 +60,12 @@ int cuDeviceGetAttribute(int *v, int a, int d) { *v = 0; return 0; }
 int cuMemcpyHtoD_v2(uint64_t to, void *from, size_t size) { memcpy((void *)to, from, size); return 0; }
 int cudaMalloc(void **a, size_t size) { return 1; }
 int cudaFree(void *a) { return 0; }
+int cudaDeviceSynchronize(void) { return 0; }
 """
 
 _PROCESS = """
 import ctypes, sys, threading
-library, driver, runtime, to, back = sys.argv[1:]
+library, driver, runtime, to, back, gate = sys.argv[1:]
 parking = ctypes.PyDLL(library, mode=ctypes.RTLD_GLOBAL)
 cuda, _ = (ctypes.CDLL(one, mode=ctypes.RTLD_GLOBAL) for one in (driver, runtime))
 SIZE = 32 << 20
@@ -85,6 +86,9 @@ for line in sys.stdin:
     elif word == "echo": print("echo", flush=True)
     elif word == "limit": cuda.limit(int(rest[0]))
     elif word == "sums": print(*[set(ctypes.string_at(a, SIZE)) for a in blocks], flush=True)
+    elif word == "gate": parking.gpuckpt_gate(gate.encode())
+    elif word == "synchronize":
+        threading.Thread(target=call, args=(ctypes.CDLL(library).cudaDeviceSynchronize,)).start()
     elif word == "free":  # as a thread does that has Python's lock in the call
         threading.Thread(target=call, args=(parking.cudaFree, ctypes.c_void_p(blocks.pop())), daemon=True).start()
 """
@@ -105,7 +109,8 @@ class _Process:
         for name in names:
             os.mkfifo(name)
         self._to, self._back = (os.open(name, os.O_RDWR) for name in names)
-        arguments = [settings.PARKING_LIBRARY, *libraries, *names]
+        self.gate = folder / "away"
+        arguments = [settings.PARKING_LIBRARY, *libraries, *names, self.gate]
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROCESS, *map(str, arguments)],
             stdin=subprocess.PIPE,
@@ -209,6 +214,18 @@ def test_a_call_that_holds_pythons_lock_meanwhile_goes_on_when_the_memory_is_bac
     assert {process.says(), process.says()} == {"back", "called 0"}
     process.ask("sums")
     assert process.says() == "{7}"
+
+
+def test_a_call_that_would_end_a_checkpointed_process_waits_until_all_is_back(process: _Process) -> None:
+    process.ask("synchronize")
+    assert process.says() == "called 0", "without a gate nothing waits"
+    process.ask("gate")
+    process.gate.touch()
+    for line in ("synchronize", "echo"):
+        process.ask(line)
+    assert process.says() == "echo"
+    process.gate.unlink()
+    assert process.says() == "called 0"
 
 
 def test_where_there_is_no_room_for_all_of_it_nothing_is_kept_and_it_comes_back_later(process: _Process) -> None:

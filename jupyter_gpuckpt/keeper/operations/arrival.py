@@ -22,7 +22,7 @@ from ...errors import (
 from ...freeze import cuda, images, random_state
 from ...freeze.criu_program import CriuProgram
 from ...store import Manifest, Snapshot
-from .. import deputy, fit, kept_files, needs, placed_files
+from .. import deputy, fit, gate, kept_files, needs, placed_files
 from ..gpu_freeze import GpuReturn
 from ..link import AgentSilent, Link
 from ..namespace import Namespace, run_path
@@ -220,6 +220,8 @@ async def put_in_place(
         # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
         await new.space.set_last_pid(images.highest_id(work) + 1)
         inside = Path(new.files_inside, CRIU_IMAGES)
+        if manifest.process["cuda"]:
+            gate.close(new.space.run_dir)
         await criu_run.restore(new.space, program, work, inside, RestoreFailed("The snapshot could not be restored."))
         pid = int(manifest.process["pid"])
         on_gpu = [outer for p in manifest.process["cuda"] if (outer := new.space.outer(int(p)))]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ... import settings
 from ...errors import DriverError, GpuckptError, Refused
 from ...freeze import cuda, processes
-from .. import sharing
+from .. import gate, sharing
 from .save import after_save, before_save
 from .stages import Stages
 
@@ -76,13 +76,16 @@ async def _moved(
     }
     keeper.save_state()
     await stages.enter("moving", cancellable=False)
-    await asyncio.to_thread(cuda.freeze, worker, on_gpu, described)
+    gate.close(space.run_dir)
     try:
-        await asyncio.to_thread(cuda.thaw, worker, on_gpu, gpu_map, held)
-    except DriverError as error:
-        await asyncio.to_thread(cuda.mend, worker, on_gpu, described["processes"])
-        raise Refused(_NOT_MOVED, f"{error.what} {error.why}", error.then, **error.data) from error
+        await asyncio.to_thread(cuda.freeze, worker, on_gpu, described)
+        try:
+            await asyncio.to_thread(cuda.thaw, worker, on_gpu, gpu_map, held)
+        except DriverError as error:
+            await asyncio.to_thread(cuda.mend, worker, on_gpu, described["processes"])
+            raise Refused(_NOT_MOVED, f"{error.what} {error.why}", error.then, **error.data) from error
     finally:
+        gate.open_(space.run_dir)
         keeper.state.operation = None
         with contextlib.suppress(OSError):
             keeper.save_state()

@@ -12,6 +12,7 @@ from ...errors import (
     KernelLost,
     RestoreFailed,
 )
+from .. import gate
 from ..gpu_freeze import GpuReturn
 from ..gpu_sleep import GpuSleep
 from ..staging import vram_files
@@ -66,6 +67,8 @@ async def recover(keeper: Keeper) -> None:
         await answer_from_fresh(keeper, left["asked"], left["peers"], failed_restore(left["name"], cause))
     if keeper.state.hibernated is not None and keeper.space is not None:
         await finish_wake(keeper)
+    if keeper.state.sleep is None and keeper.space is not None:
+        gate.open_(keeper.space.run_dir)
     keeper.state.operation = None
     keeper.note_state()
 
