@@ -215,6 +215,6 @@ def processes_of(folder: Path) -> set[int]:
 
 def assert_nothing_left(folder: Path) -> None:
     """No process of this test lives, and the runtime folder holds no kernel."""
-    wait_until(lambda: not processes_of(folder), 10, "processes are left")
+    wait_until(lambda: not processes_of(folder), 30, "processes are left")
     kernels = Path(os.environ["JUPYTER_RUNTIME_DIR"], "gpuckpt")
     assert not kernels.exists() or not list(kernels.iterdir())

@@ -142,7 +142,7 @@ def test_a_copy_that_is_shut_down_leaves_nothing(notebook: Notebook, fork: Fork,
     assert all(path.exists() for path in files)
     copy.client.shutdown()
     wait_until(lambda: not any(path.exists() for path in files))
-    wait_until(lambda: processes_of(tmp_path) == before)
+    wait_until(lambda: processes_of(tmp_path) == before, 30)
 
 
 def test_what_cannot_be_is_refused_and_nothing_is_touched(notebook: Notebook, fork: Fork) -> None:
@@ -164,7 +164,7 @@ def test_a_fork_that_fails_leaves_no_copy_and_the_kernel_unharmed(
     with pytest.raises(SaveFailed):
         fork(notebook)
     assert notebook.value("x") == "1"
-    wait_until(lambda: processes_of(tmp_path) == before)
+    wait_until(lambda: processes_of(tmp_path) == before, 30)
     assert runtime_files() == alone
     criu.honest()
     (copy,) = fork(notebook)
@@ -222,7 +222,7 @@ def test_twenty_copies_at_once_and_nothing_is_left_of_them(notebook: Notebook, f
     assert notebook.value("x") == "1"
     for copy in copies:
         copy.close()
-    wait_until(lambda: processes_of(tmp_path) == before)
+    wait_until(lambda: processes_of(tmp_path) == before, 30)
     assert runtime_files() == alone
     notebook.close()
     assert_nothing_left(tmp_path)
