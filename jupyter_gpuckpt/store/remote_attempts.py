@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 _PAUSES = (0.5, 2.0)
 """Seconds before a request that failed is made again; the libraries repeat some as well."""
 
-_LASTING = (FileNotFoundError, FileExistsError, PermissionError, NotImplementedError)
+_LASTING = (PermissionError, NotImplementedError)
 """Failures that another attempt does not mend."""
 
 

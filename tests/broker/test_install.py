@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from people import UIDS, Person
 
 from jupyter_gpuckpt.broker import install
-from jupyter_gpuckpt.errors import Unavailable
 from jupyter_gpuckpt.freeze.criu_program import CriuProgram
 
 CRIU = CriuProgram(("/usr/sbin/criu",), (4, 2, 1), "/usr/sbin/criu", "system")
@@ -46,25 +47,38 @@ def test_the_units_keep_the_broker_in_the_machines_own_namespaces_with_few_right
     assert "SocketGroup=users" in units["gpuckpt-broker.socket"]
 
 
-def test_only_root_installs_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(install, "UNITS", tmp_path)
-    for act in (lambda: install.install("users", print), install.uninstall):
-        with pytest.raises(Unavailable, match="1000"):
-            act()
-    assert list(tmp_path.iterdir()) == []
+def test_only_root_installs_it(alice: Person) -> None:
+    for act in ("install.install('users', print)", "install.uninstall()"):
+        with pytest.raises(AssertionError, match=rf"Unavailable: The broker was not .*\n?.*user {UIDS['alice']}"):
+            alice.does("from jupyter_gpuckpt.broker import install", act)
 
 
-def test_uninstall_removes_the_units_and_says_so_where_there_are_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+_WITHOUT_SYSTEMD = """
+mount -t tmpfs none /etc && mount -t tmpfs none /run && mkdir -p "$0" && shift && exec "$@"
+"""
+
+_UNINSTALL = """
+import sys
+from jupyter_gpuckpt.broker import install
+from jupyter_gpuckpt.freeze.criu_program import CriuProgram
+criu = CriuProgram(("/usr/sbin/criu",), (4, 2, 1), "/usr/sbin/criu", "system")
+for name, text in install.units("users", criu).items():
+    (install.UNITS / name).write_text(text)
+print(install.uninstall())
+print(sorted(install.UNITS.iterdir()))
+print(install.uninstall())
+"""
+
+
+def test_uninstall_removes_the_units_and_says_so_where_there_are_none() -> None:
+    """On a machine with an /etc and a /run of its own, so that the real one keeps its services."""
     if os.geteuid() != 0:
         pytest.skip("it takes root")
-    if Path("/run/systemd/system").exists():
-        pytest.skip("it would ask the machine's own systemd")
-    monkeypatch.setattr(install, "UNITS", tmp_path)
-    for name, text in install.units("users", CRIU).items():
-        (tmp_path / name).write_text(text)
-    assert "no service any more" in install.uninstall()
-    assert list(tmp_path.iterdir()) == []
-    assert "no broker" in install.uninstall()
+    inside = ["sh", "-ec", _WITHOUT_SYSTEMD, str(install.UNITS), "sh", sys.executable, "-c", _UNINSTALL]
+    entering = ["unshare", "--mount", "--propagation", "private", *inside]
+    done = subprocess.run(entering, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    removed, left, none = done.stdout.splitlines()
+    assert "no service any more" in removed
+    assert left == "[]"
+    assert "no broker" in none

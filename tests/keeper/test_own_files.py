@@ -187,32 +187,32 @@ def test_a_disk_too_small_for_the_files_leaves_no_snapshot_and_the_kernel_as_it_
 
 def test_links_are_followed_as_the_processes_see_them(tmp_path: Path) -> None:
     root = tmp_path / "root"
-    for folder in ("real/env/pack/__pycache__", "real/env/data", "stdlib/lib-dynload", "stdlib/test", "work/own", "x"):
+    for folder in ("real/env/pack/__pycache__", "real/env/data", "stdlib/lib-dynload", "stdlib/test", "user/own", "x"):
         (root / folder).mkdir(parents=True)
     for file in ("real/env/pack/__init__.py", "real/env/pack/__pycache__/a.pyc", "stdlib/os.py", "stdlib/test/a.py"):
         (root / file).write_text("1")
-    for file in ("work/mod.py", "work/large.csv", "work/own/__init__.py", "x/python", "work/log"):
+    for file in ("user/mod.py", "user/large.csv", "user/own/__init__.py", "x/python", "user/log"):
         (root / file).write_text("1")
     (root / "home").symlink_to("/real")  # the processes' root, and not the machine's
     (root / "real/env/python").symlink_to("../../x/python")
     (root / "real/env/loop").symlink_to("loop")
-    (root / "real/env/elsewhere").symlink_to("/work")
-    environment = {"folders": ["/home/env", "/stdlib", "/nowhere"], "modules": ["/work"], "files": ["/home/env/python"]}
-    needed = [NeededFile("/work/log", stat.S_IFREG, 1, writable=True)]
+    (root / "real/env/elsewhere").symlink_to("/user")
+    environment = {"folders": ["/home/env", "/stdlib", "/nowhere"], "modules": ["/user"], "files": ["/home/env/python"]}
+    needed = [NeededFile("/user/log", stat.S_IFREG, 1, writable=True)]
     found = {file.path: file for file in survey(root, needed, environment)}
     assert [path for path, file in found.items() if stat.S_ISREG(file.mode)] == [
         "/real/env/pack/__init__.py",
         "/stdlib/os.py",
-        "/work/log",
-        "/work/mod.py",
-        "/work/own/__init__.py",
+        "/user/log",
+        "/user/mod.py",
+        "/user/own/__init__.py",
         "/x/python",
     ]
     assert found["/home"].link == "/real"
     assert {"/real/env/data", "/real/env/loop", "/real/env/elsewhere"} <= found.keys()
     assert [path for path, file in found.items() if file.loose] == [
-        "/work/mod.py",
-        "/work/own",
-        "/work/own/__init__.py",
+        "/user/mod.py",
+        "/user/own",
+        "/user/own/__init__.py",
     ]
-    assert [path for path, file in found.items() if file.writable] == ["/work/log"]
+    assert [path for path, file in found.items() if file.writable] == ["/user/log"]
