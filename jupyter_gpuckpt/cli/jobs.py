@@ -15,9 +15,8 @@ from typing import IO, Any
 
 from .. import settings
 from ..errors import GpuckptError, KeeperGone, NoSuchSnapshot, OtherVersion, Refused
-from ..freeze.cuda_calls import CudaWorker
 from ..keeper import client, jobs
-from ..keeper.listing import STATUS_TIMEOUT, all_jobs
+from ..keeper.listing import STATUS_TIMEOUT, all_jobs, with_snapshots
 from ..keeper.record import KERNEL_LOG, OUTPUT, KernelFolder, Launch
 from ..keeper.summary import summary
 from ..kernel import show
@@ -86,16 +85,7 @@ def _launch(name: str, words: list[str]) -> Launch:
 
 def list_jobs(args: argparse.Namespace) -> int:
     """List the jobs, also those that have ended; one whose keeper died gets a new one."""
-    worker = CudaWorker()
-    try:
-        found, faults = all_jobs(worker)
-    finally:
-        worker.close()
-    try:
-        manifests, _ = Store(settings.store_dir()).scan()
-    except GpuckptError as e:
-        manifests = []
-        faults.append(e)
+    found, manifests, faults = with_snapshots(all_jobs)
     for job in found:
         job["snapshots"] = [m.name for m in manifests if m.kernel.get("kernel_id") == job["kernel_id"]]
     document = {"jobs": found, "faults": [fault.as_dict() for fault in faults]}

@@ -12,15 +12,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .. import settings
 from ..errors import GpuckptError, KeeperGone, OtherVersion, Refused
-from ..freeze.cuda_calls import CudaWorker
 from ..keeper import client, jobs
-from ..keeper.listing import STATUS_TIMEOUT, running_kernels
+from ..keeper.listing import STATUS_TIMEOUT, running_kernels, with_snapshots
 from ..keeper.record import KernelFolder
 from ..keeper.summary import is_of
 from ..kernel import show
-from ..store import Manifest, Store
+from ..store import Manifest
 from . import output
 from .jobs import how_it_ended, restore_as, restore_ended, stop_job
 
@@ -35,16 +33,7 @@ _SHORT = 8
 
 def list_kernels(args: argparse.Namespace) -> int:
     """List the kernels that keepers hold; one whose keeper died gets a new one."""
-    worker = CudaWorker()
-    try:
-        kernels, faults = running_kernels(worker)
-    finally:
-        worker.close()
-    try:
-        manifests, _ = Store(settings.store_dir()).scan()
-    except GpuckptError as e:
-        manifests = []
-        faults.append(e)
+    kernels, manifests, faults = with_snapshots(running_kernels)
     _add_snapshots(kernels, manifests)
     document = {"kernels": kernels, "faults": [fault.as_dict() for fault in faults]}
     output.result(args.json, document, _table(kernels, faults))

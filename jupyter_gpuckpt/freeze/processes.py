@@ -181,29 +181,13 @@ def sockets(pids: Iterable[int]) -> set[int]:
 
 
 def port_holders(kind: str) -> Iterator[tuple[int, int]]:
-    """Yield port and inode of every socket that has its port for itself: listening ``tcp``, or ``udp``.
-
-    As proc(5), net/tcp tells: the second column is the address, the fourth the state, the tenth the inode.
-    """
-    for table in (kind, f"{kind}6"):
-        try:
-            lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            if kind == "udp" or fields[3] == "0A":
-                yield int(fields[1].rpartition(":")[2], 16), int(fields[9])
+    """Yield port and inode of every socket that has its port for itself: listening ``tcp``, or ``udp``."""
+    return ((port, inode) for port, state, inode in _network(kind) if kind == "udp" or state == _LISTEN)
 
 
 def ports_closed_lately() -> set[int]:
-    """Return the local ports of the TCP connections whose end the system still remembers (state TIME_WAIT)."""
-    found = set()
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            rows = [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
-            found |= {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "06"}
-    return found
+    """Return the local ports of the TCP connections whose end the system still remembers."""
+    return {port for port, state, _ in _network("tcp") if state == _TIME_WAIT}
 
 
 def holder_of(inode: int) -> int | None:
@@ -215,15 +199,20 @@ def holder_of(inode: int) -> int | None:
 
 
 def connections(ports: set[int]) -> int:
-    """Return how many established TCP connections end at one of these local ports (proc(5), net/tcp)."""
-    count = 0
-    for table in ("tcp", "tcp6"):
+    """Return how many established TCP connections end at one of these local ports."""
+    return sum(1 for port, state, _ in _network("tcp") if state == _ESTABLISHED and port in ports)
+
+
+_ESTABLISHED, _TIME_WAIT, _LISTEN = "01", "06", "0A"
+
+
+def _network(kind: str) -> Iterator[tuple[int, str, int]]:
+    """Yield local port, state and inode of every socket of IPv4 and IPv6 (proc(5), net/tcp); `kind`: tcp or udp."""
+    for table in (kind, f"{kind}6"):
         try:
             lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
         except OSError:
             continue
         for line in lines:
             fields = line.split()
-            if fields[3] == "01" and int(fields[1].rpartition(":")[2], 16) in ports:
-                count += 1
-    return count
+            yield int(fields[1].rpartition(":")[2], 16), fields[3], int(fields[9])

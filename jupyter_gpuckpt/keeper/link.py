@@ -234,6 +234,19 @@ class Link:
         finally:
             self._calls.pop(number, None)
 
+    async def call_when_there(self, name: str, args: dict[str, Any], timeout: float) -> Any:
+        """Wait for the agent's hello, then `call`; `timeout` (seconds) is for either of the two.
+
+        Raises
+        ------
+        AgentSilent, GpuckptError : as `call`.
+        """
+        try:
+            await asyncio.wait_for(asyncio.shield(self.hello), timeout)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise AgentSilent(f"no agent within {timeout:.0f} s") from None
+        return await self.call(name, args, timeout)
+
 
 def _line(message: dict[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from .. import settings
 from ..errors import GpuckptError, NoSuchKernel
 from ..freeze.cuda_calls import CudaWorker
 from ..freeze.gpu_processes import cuda_pids
-from ..store import Store
+from ..store import Manifest, Store
 from . import client, jobs
 from .record import KernelFolder, Launch, State
 from .summary import HIBERNATED, summary
 
-__all__ = ["STATUS_TIMEOUT", "all_jobs", "hibernated", "running_kernels"]
+__all__ = ["STATUS_TIMEOUT", "all_jobs", "hibernated", "running_kernels", "with_snapshots"]
+
+Lister = Callable[[CudaWorker], tuple[list[dict[str, Any]], list[GpuckptError]]]
 
 STATUS_TIMEOUT = 5.0
 """For how long a keeper may be silent when it is asked how its kernel is, in seconds."""
@@ -46,6 +49,20 @@ def all_jobs(worker: CudaWorker) -> tuple[list[dict[str, Any]], list[GpuckptErro
         with contextlib.suppress(OSError):
             job["command"] = jobs.folder_of(job["job"]).launch().argv
     return sorted(found, key=lambda job: str(job["started"])), faults
+
+
+def with_snapshots(list_them: Lister) -> tuple[list[dict[str, Any]], list[Manifest], list[GpuckptError]]:
+    """Return what `running_kernels` or `all_jobs` tells, all snapshots, and what of the two cannot be told."""
+    worker = CudaWorker()
+    try:
+        found, faults = list_them(worker)
+    finally:
+        worker.close()
+    try:
+        manifests, _ = Store(settings.store_dir()).scan()
+    except GpuckptError as e:
+        return found, [], [*faults, e]
+    return found, manifests, faults
 
 
 def _ended(launch: Launch, state: State) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def test_a_kernel_answers_to_each_of_its_names(orphan: Orphan, notebook: Noteboo
         str(pid),
     ):
         assert client.find(name).path.name == orphan.kernel_id, name
-    for name in ("", ".", "/", "other/train.ipynb", "rain.ipynb", "0", orphan.kernel_id[1:]):
+    for name in ("", ".", "/", "other/train.ipynb", "rain.ipynb", "0" * 40, orphan.kernel_id[1:]):
         with pytest.raises(NoSuchKernel):
             client.find(name)
 

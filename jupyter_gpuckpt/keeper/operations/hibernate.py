@@ -138,9 +138,8 @@ async def _about(keeper: Keeper) -> dict[str, Any]:
     if keeper.link is None or not keeper.launch.agent:
         return {}
     try:
-        await asyncio.wait_for(asyncio.shield(keeper.link.hello), settings.hook_timeout())
-        said: dict[str, Any] = await keeper.link.call("about", {}, settings.hook_timeout())
-    except (AgentSilent, TimeoutError, asyncio.TimeoutError):
+        said: dict[str, Any] = await keeper.link.call_when_there("about", {}, settings.hook_timeout())
+    except AgentSilent:
         raise SaveFailed(
             _NOT_HIBERNATED,
             f"It has not answered for {settings.hook_timeout():.0f} s: something in it holds Python's lock.",

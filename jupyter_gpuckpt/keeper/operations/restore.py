@@ -235,8 +235,7 @@ async def answer_from_fresh(
     if link is None or not keeper.launch.agent or not asked.get("cell"):
         return
     try:
-        await asyncio.wait_for(asyncio.shield(link.hello), settings.hook_timeout())
         arguments = {"asked": dict(asked), "peers": dict(peers), "error": error.as_dict()}
-        await link.call("answer", arguments, settings.hook_timeout())
-    except (AgentSilent, TimeoutError, asyncio.TimeoutError):
+        await link.call_when_there("answer", arguments, settings.hook_timeout())
+    except AgentSilent:
         log.warning("the fresh kernel did not answer the cell")

@@ -324,9 +324,8 @@ async def before_save(link: Link, has_agent: bool) -> dict[str, Any]:
     if not has_agent:
         return {}
     try:
-        await asyncio.wait_for(asyncio.shield(link.hello), settings.hook_timeout())
-        answer: dict[str, Any] = await link.call("before_save", {}, settings.hook_timeout())
-    except (AgentSilent, TimeoutError, asyncio.TimeoutError):
+        answer: dict[str, Any] = await link.call_when_there("before_save", {}, settings.hook_timeout())
+    except AgentSilent:
         raise SaveFailed(
             "The kernel was not saved; it goes on as before.",
             f"Its hooks did not finish within {settings.hook_timeout():.0f} s: "

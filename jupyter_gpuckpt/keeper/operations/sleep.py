@@ -93,9 +93,8 @@ def _refuse_unless_idle(keeper: Keeper, link: Link, seconds: float) -> None:
 async def _prepared(link: Link) -> Mapping[str, Any]:
     """Have the agent make ready; return what it says of its kernel."""
     try:
-        await asyncio.wait_for(asyncio.shield(link.hello), settings.hook_timeout())
-        answer: dict[str, Any] = await link.call("before_sleep", {}, settings.hook_timeout())
-    except (AgentSilent, TimeoutError, asyncio.TimeoutError):
+        answer: dict[str, Any] = await link.call_when_there("before_sleep", {}, settings.hook_timeout())
+    except AgentSilent:
         raise Refused(
             _NOT_ASLEEP,
             f"It did not answer within {settings.hook_timeout():.0f} s: something in it holds Python's lock.",
