@@ -138,9 +138,9 @@ def test_a_cell_that_runs_goes_on_when_it_is_woken(notebook: Notebook, tmp_path:
     cell = Asked(notebook, code)
     wait_until(lambda: notebook.client.get_iopub_msg(timeout=20)["content"].get("text") == "begun\n")
     hibernate(notebook)
-    go.touch()
     assert not cell.is_answered()
     wake(notebook)
+    go.touch()
     assert cell.answer()["status"] == "ok"
     assert_awake(notebook)
 

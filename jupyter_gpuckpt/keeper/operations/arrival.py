@@ -23,7 +23,7 @@ from ...freeze import cuda, images, random_state
 from ...freeze.criu_program import CriuProgram
 from ...store import Manifest, Snapshot
 from .. import deputy, fit, gate, kept_files, needs, placed_files
-from ..gpu_freeze import GpuReturn
+from ..gpu_freeze import GpuReturn, parked_in
 from ..link import AgentSilent, Link
 from ..namespace import Namespace, run_path
 from ..needs import NeededFile
@@ -189,6 +189,70 @@ class Arrival:
         self.link.close()
         await self.space.kill()
         await asyncio.to_thread(shutil.rmtree, self.files, ignore_errors=True)
+
+
+@dataclass
+class Verified:
+    """A snapshot of which every byte is right, in a fresh sleeper that it fits; no kernel has been touched for it."""
+
+    snapshot: Snapshot
+    new: Arrival
+    gpu: GpuReturn
+    warnings: list[str]
+    """What the person must know of it."""
+
+    @classmethod
+    async def of(
+        cls,
+        keeper: Keeper,
+        manifest: Manifest,
+        request: Request,
+        program: CriuProgram,
+        fits: fit.Fit,
+        leaving: Sequence[int],
+        stages: Stages,
+    ) -> Verified:
+        """Read it into a fresh sleeper; `leaving` are the processes that will have ended when it comes up.
+
+        Raises
+        ------
+        Refused, StoreError, Cancelled : nothing is left behind.
+        """
+        await stages.enter("verifying")
+        new = await Arrival.prepare(keeper, request.images, request.missing)
+        gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), fits.gpu_map, vram_files(new.space))
+        snapshot = None
+        try:
+            await gpu.prepare(early=True)
+            open_ = keeper.store.open
+            snapshot = await asyncio.to_thread(
+                open_, manifest.name, new.files, stages.amount, new.elsewhere, request.is_wanted
+            )
+            if snapshot.manifest.id != manifest.id:
+                raise Refused(
+                    "The snapshot was not restored; nothing was touched.",
+                    f"Another snapshot was saved as {manifest.name!r} at this moment.",
+                    "Try again.",
+                )
+            await new.furnish(snapshot)
+            await new.refuse_without_criu(program)
+            await asyncio.to_thread(fit.check_files, snapshot, new.space.path("/"))
+            warnings = [*fits.notes, *new.notes(), *await asyncio.to_thread(fit.warnings, snapshot, leaving)]
+            if fits.gpu_map is not None:
+                warnings += await asyncio.to_thread(cuda.moves, keeper.worker, manifest.cuda, fits.gpu_map)
+        except BaseException:
+            if snapshot is not None:
+                await asyncio.to_thread(snapshot.close)
+            await gpu.close()
+            await new.discard()
+            raise
+        return cls(snapshot, new, gpu, warnings)
+
+    async def discard(self) -> None:
+        """Give it up."""
+        await asyncio.to_thread(self.snapshot.close)
+        await self.gpu.close()
+        await self.new.discard()
 
 
 async def put_in_place(

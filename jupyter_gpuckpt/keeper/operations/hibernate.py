@@ -29,18 +29,15 @@ from ...errors import (
     RestoreFailed,
     SaveFailed,
 )
-from ...freeze import cuda
 from ...store import Manifest, Store
 from .. import fit, ports, sharing
 from ..clients import Connections, own_connections, unread_bytes
 from ..deputy import usable_criu
-from ..gpu_freeze import GpuReturn, parked_in
 from ..link import AgentSilent
 from ..ports import Places
 from ..record import now
-from ..staging import vram_files
 from ..summary import HIBERNATED, summary
-from .arrival import Arrival, put_in_place, request_of
+from .arrival import Verified, put_in_place, request_of
 from .save import RoomInStore, Taken, commit, describe, run_on, take
 from .stages import Stages
 
@@ -312,40 +309,27 @@ async def _bring_up(keeper: Keeper, operation: Operation, args: Mapping[str, Any
     gpus = [int(gpu) for gpu in args.get("gpus") or ()]
     check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, [])
     fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, gpus))
-    await stages.enter("verifying")
-    new = await Arrival.prepare(keeper, request.images, request.missing)
-    gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), fits.gpu_map, vram_files(new.space))
-    snapshot = None
     try:
-        await gpu.prepare(early=True)
-        snapshot = await asyncio.to_thread(
-            keeper.store.open, name, new.files, stages.amount, new.elsewhere, request.is_wanted
-        )
-        if snapshot.manifest.id != manifest.id:
-            raise Refused("Another snapshot has this name now.", "", "Give the kernel's own its name back.")
-        await new.furnish(snapshot)
-        await new.refuse_without_criu(program)
-        await asyncio.to_thread(fit.check_files, snapshot, new.space.path("/"))
-        warnings = [*fits.notes, *new.notes(), *await asyncio.to_thread(fit.warnings, snapshot, [])]
-        if fits.gpu_map is not None:
-            warnings += await asyncio.to_thread(cuda.moves, keeper.worker, manifest.cuda, fits.gpu_map)
+        verified = await Verified.of(keeper, manifest, request, program, fits, [], stages)
+    except BaseException:
+        keeper.without_kernel()
+        raise
+    snapshot = verified.snapshot
+    try:
         await stages.enter("restoring", cancellable=False)
         peers = await _clients(keeper)
         keeper.state.operation = {"kind": "wake", "name": name}
         keeper.save_state()
         await keeper.doorman_leaves()
         places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file)
-        tidying = await put_in_place(keeper, snapshot, new, program, gpu, places, peers, hold=True)
+        tidying = await put_in_place(keeper, snapshot, verified.new, program, verified.gpu, places, peers, hold=True)
         await tidying
     except BaseException:
-        await gpu.close()
-        await new.discard()
+        await verified.discard()
         keeper.without_kernel()
         raise
-    finally:
-        if snapshot is not None:
-            await asyncio.to_thread(snapshot.close)
-    return warnings
+    await asyncio.to_thread(snapshot.close)
+    return verified.warnings
 
 
 async def _clients(keeper: Keeper) -> dict[str, int]:

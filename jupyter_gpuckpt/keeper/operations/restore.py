@@ -18,20 +18,17 @@ from ...errors import (
     GpuckptError,
     KernelLost,
     NoSuchSnapshot,
-    Refused,
     RestoreFailed,
 )
-from ...freeze import cuda, images, processes
+from ...freeze import images, processes
 from ...store import Snapshot
 from .. import fit, ports, sharing
 from ..deputy import usable_criu
-from ..gpu_freeze import GpuReturn, parked_in
 from ..link import AgentSilent
 from ..ports import Places
 from ..record import Operation
-from ..staging import vram_files
 from ..summary import is_of, summary
-from .arrival import Arrival, put_in_place, request_of, resume
+from .arrival import Verified, put_in_place, request_of, resume
 from .parts import CRIU_IMAGES
 from .stages import Stages, to_nobody
 
@@ -62,30 +59,13 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     gpus = [int(gpu) for gpu in args.get("gpus") or ()]
     check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, leaving)
     fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, gpus))
-    await stages.enter("verifying")
-    new = await Arrival.prepare(keeper, request.images, request.missing)
-    gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), fits.gpu_map, vram_files(new.space))
+    verified = await Verified.of(keeper, manifest, request, program, fits, leaving, stages)
+    snapshot, new, gpu, warnings = verified.snapshot, verified.new, verified.gpu, verified.warnings
     try:
-        await gpu.prepare(early=True)
-        snapshot = await asyncio.to_thread(
-            keeper.store.open, name, new.files, stages.amount, new.elsewhere, request.is_wanted
-        )
-        if snapshot.manifest.id != manifest.id:
-            raise Refused(
-                "The snapshot was not restored; nothing was touched.",
-                f"Another snapshot was saved as {name!r} at this moment.",
-                "Restore it again.",
-            )
-        await new.furnish(snapshot)
-        await new.refuse_without_criu(program)
-        await asyncio.to_thread(fit.check_files, snapshot, new.space.path("/"))
-        warnings = [*fits.notes, *new.notes(), *await asyncio.to_thread(fit.warnings, snapshot, leaving)]
         places: Places | None = None
         if keeper.launch.job:
             places = await asyncio.to_thread(_places_of_job, snapshot, leaving, args)
             warnings += [f"Port {port} is port {new} now." for port, new in places.table.items()]
-        if fits.gpu_map is not None:
-            warnings += await asyncio.to_thread(cuda.moves, keeper.worker, manifest.cuda, fits.gpu_map)
         await stages.enter("restoring", cancellable=False)
         peers = ports.peers(keeper.launch.connection_file)
         if before is not None:
@@ -94,8 +74,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         keeper.state.operation = {"kind": "restore", "name": name, "asked": asked, "peers": peers}
         keeper.save_state()
     except BaseException:
-        await gpu.close()
-        await new.discard()
+        await verified.discard()
         raise
     try:
         # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
