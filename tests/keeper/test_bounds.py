@@ -19,8 +19,9 @@ from notebooks import Notebook, wait_until
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.freeze.processes import resident_bytes
 from jupyter_gpuckpt.keeper import criu_logs
-from jupyter_gpuckpt.keeper.process import KERNEL_LOG_LIMIT, MOST_CLIENTS, _cut
+from jupyter_gpuckpt.keeper.kernel_log import KERNEL_LOG_LIMIT, cut
 from jupyter_gpuckpt.keeper.protocol import short_path
+from jupyter_gpuckpt.keeper.socket_server import MOST_CLIENTS
 
 _MOST_SENT = 4 << 20
 """What a connection takes at most while nothing is read of it, in bytes: the system's buffers, and the keeper's."""
@@ -116,7 +117,7 @@ def test_a_kernel_s_log_loses_its_beginning_and_is_written_on(notebook: Notebook
     (run_dir,) = notebook.folder.glob("run-*/")
     log = run_dir / "kernel.log"
     wait_until(lambda: log.stat().st_size > KERNEL_LOG_LIMIT)
-    _cut(log)
+    cut(log)
     notebook.run("os.write(1, b'end\\n')")
     wait_until(lambda: log.read_bytes().endswith(b"end\n"))
     assert log.stat().st_size < 2 << 20
