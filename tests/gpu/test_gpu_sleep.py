@@ -223,6 +223,28 @@ def test_one_that_sleeps_is_saved_and_ended(notebook: Notebook, worker: CudaWork
     assert time.monotonic() - began < 15
 
 
+def test_a_cell_wakes_it_while_what_was_saved_in_its_sleep_is_being_written(notebook: Notebook) -> None:
+    notebook.run(BIG.format(size=4 * GIB), timeout=120)
+    ask(notebook, "sleep")
+    saving = Requested(notebook, "save", {"name": "here"})
+    while saving.is_alive() and status(notebook)["writing"] is None:
+        pass
+    began = time.monotonic()
+    answer = notebook.run("x.zero_(); torch.cuda.synchronize(); print(int(x.count_nonzero()))", timeout=120)
+    taken = time.monotonic() - began
+    found = status(notebook)
+    print(f"\n{answer.shown}; answered after {taken:.2f} s, while {found['writing']} was being written")
+    assert answer.shown[-1] == "0\n", (answer.shown, _log(notebook))
+    assert (found["state"], found["writing"]) == ("running", "here"), "the cell waited for the disk"
+    saved = saving.outcome(120)
+    assert isinstance(saved, dict), f"{saved!r}\n{_log(notebook)}"
+    # What it slept in is gone, and the snapshot is of the kernel before the cell.
+    folder = settings.NAMESPACE_VRAM_DIR
+    wait_until(lambda: int(says(notebook, f"__import__('shutil').disk_usage({folder!r}).used")) == 0, 30)
+    notebook.run("%gpuckpt restore here", timeout=120)
+    assert says(notebook, "check() == c") == "True"
+
+
 # -- sharing
 
 

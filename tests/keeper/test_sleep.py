@@ -145,6 +145,27 @@ def test_it_is_saved_in_its_sleep_and_restored_awake(notebook: Notebook) -> None
     assert_works(notebook)
 
 
+def test_a_cell_need_not_wait_until_a_save_in_its_sleep_is_on_the_disk(notebook: Notebook) -> None:
+    # A disk may be as quick as a wake: the more there is to write, the less so. One that waits for it never is first.
+    for size in (100, 200, 400, 800):
+        notebook.run(f"import os; x = 1; much = os.urandom({size} << 20)")
+        ask(notebook, "sleep")
+        saving = Requested(notebook, "save", {"name": "here", "replace": True})
+        with notebook.keeper as keeper:
+            while saving.is_alive() and keeper.request("status")["writing"] is None:
+                pass
+            assert notebook.run("x = 2; print(x)").shown[-1] == "2\n"
+            went_on = keeper.request("status")
+        assert isinstance(saving.outcome(60), dict), saving.outcome()
+        if went_on["writing"] == "here":
+            break
+    assert (went_on["state"], went_on["writing"]) == ("running", "here")
+    assert status(notebook)["writing"] is None
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value(f"(x, len(much) == {size} << 20)") == "(1, True)"
+    assert_works(notebook)
+
+
 def test_functions_around_a_save_run_in_a_kernel_that_is_awake(notebook: Notebook) -> None:
     notebook.run("import jupyter_gpuckpt; told = []; jupyter_gpuckpt.before_save(lambda: told.append(1))")
     ask(notebook, "sleep")
