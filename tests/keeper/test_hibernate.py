@@ -135,7 +135,7 @@ def test_from_a_cell(notebook: Notebook) -> None:
 def test_a_cell_that_runs_goes_on_when_it_is_woken(notebook: Notebook, tmp_path: Path) -> None:
     go = tmp_path / "go"
     go.write_bytes(b"\0")
-    # It sees in memory that it may go on, and its end waits for no output: it may be done before the agent has its turn.
+    # It sees in memory that it may go on, and its end waits for no output: the agent may come later.
     notebook.run(f"import mmap, sys\nwith open({str(go)!r}, 'r+b') as file: go = mmap.mmap(file.fileno(), 1)")
     code = """
 print('begun', flush=True)
