@@ -48,7 +48,7 @@ def _add_snapshots(kernels: Sequence[dict[str, Any]], manifests: Sequence[Manife
 
 def _table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> str:
     # As a rule it fits a terminal of 80 columns; --json has the rest.
-    head = ["kernel", "notebook", "state", "pid", "memory", "on GPU", "freed", "came from"]
+    head = ["kernel", "notebook", "state", "pid", "memory", "on GPU", "freed", "in host", "came from"]
     rows = [
         [
             kernel["kernel_id"][:_SHORT],
@@ -58,6 +58,7 @@ def _table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) ->
             _memory_text(kernel),
             _gpu_text(kernel["gpu_memory"]),
             _gpu_text(kernel["gpu"]["freed"]),
+            _gpu_text(kernel["gpu"]["host_memory"]),
             _came_from(kernel),
         ]
         for kernel in kernels

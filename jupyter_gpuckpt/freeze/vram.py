@@ -25,6 +25,8 @@ _PREPARE_TIMEOUT = 60.0
 _ATTACH_TIMEOUT = 5.0
 _END_TIMEOUT = 5.0
 _LINKS = "links"
+_BLOCK = 512
+"""What `st_blocks` counts, in bytes."""
 
 
 class VramFiles:
@@ -72,6 +74,14 @@ class VramFiles:
             elif PARKED not in file.name:
                 file.unlink()
         return size
+
+    def allocated(self) -> int:
+        """Return how many bytes of memory the files take."""
+        return sum(file.stat().st_blocks * _BLOCK for file in self._files())
+
+    def are_mapped_by(self, pid: int) -> bool:
+        """Tell whether a process has some of the files for its VRAM."""
+        return any(path.startswith(self.inside + "/") for path in mapped_files(pid))
 
     def discard(self) -> None:
         """End what `prepare` began, and remove the files; what is mapped of them stays until it is unmapped."""

@@ -46,7 +46,7 @@ def test_a_cell_wakes_it_before_its_first_line_and_says_so(notebook: Notebook) -
     slept = ask(notebook, "sleep")
     assert (slept["already"], slept["freed"]) == (False, 0)
     found = status(notebook)
-    assert (found["state"], found["gpu"]) == ("sleeping", {"held": 0, "freed": 0})
+    assert (found["state"], found["gpu"]) == ("sleeping", {"held": 0, "freed": 0, "host_memory": 0})
     assert found["asleep_since"] > found["started"]
     assert ask(notebook, "sleep")["already"]
     answer = notebook.run("print(x)")
