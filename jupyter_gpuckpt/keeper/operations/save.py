@@ -30,7 +30,7 @@ from ...errors import (
 from ...freeze import criu, cuda, images, pages, processes
 from ...freeze.criu_program import CriuProgram, version_text
 from ...store import Manifest, Writer
-from ...store.retention import keep_last, keep_under
+from ...store.upkeep.retention import keep_last, keep_under
 from .. import comparison, fit, kept_files, needs, ports
 from ..deputy import usable_criu
 from ..gpu_freeze import GpuFreeze

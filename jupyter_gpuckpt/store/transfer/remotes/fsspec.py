@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ..errors import Refused, RemoteError
+from ....errors import Refused, RemoteError
+from .attempts import Attempts, package_missing
 from .remote import PACKAGES, Address, Remote
-from .remote_attempts import Attempts, package_missing
 
 __all__ = ["FsspecRemote"]
 
