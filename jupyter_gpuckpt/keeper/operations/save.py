@@ -42,10 +42,10 @@ from ..staging import Staging
 from ..summary import held_by, is_of, summary
 from . import criu_run
 from .parts import CRIU_IMAGES, VRAM
-from .stages import Stages
+from .stages import Stages, Tell
 
 if TYPE_CHECKING:
-    from ..process import Keeper, Tell
+    from ..kernel_life import Keeper
     from ..record import Operation
 
 log = logging.getLogger("gpuckpt.keeper")
