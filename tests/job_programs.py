@@ -82,11 +82,11 @@ class Job:
 
     def wait_for(self, lines: int) -> None:
         """Wait until it has written so many lines."""
-        wait_until(lambda: len(self.lines()) >= lines, 90, f"{self.name} did not write {lines} lines")
+        wait_until(lambda: len(self.lines()) >= lines, what=f"{self.name} did not write {lines} lines")
 
     def wait_for_end(self) -> int | None:
         """Wait until it has ended, and return its exit status."""
-        wait_until(lambda: self.told()["state"] == "ended", 60, f"{self.name} did not end")
+        wait_until(lambda: self.told()["state"] == "ended", what=f"{self.name} did not end")
         status: int | None = self.told()["exit_status"]
         return status
 
@@ -126,7 +126,7 @@ def start_counter(folder: Path, name: str, kind: str) -> tuple[Job, int]:
 def ask(kind: str, port: int) -> str:
     """Ask a counter at a port, and return its answer."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if kind == "udp" else socket.SOCK_STREAM) as s:
-        s.settimeout(10)
+        s.settimeout(60)
         s.connect(("127.0.0.1", port))
         if kind == "udp":
             s.send(b"?")

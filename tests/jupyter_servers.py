@@ -109,7 +109,7 @@ def running(folder: Path, config: str = "", app: str = "server", **environment: 
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(30)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -35,7 +35,7 @@ class S3:
     def make_bucket(self, name: str) -> str:
         """Make a bucket, and return its address."""
         request = urllib.request.Request(f"{self.endpoint}/{name}", method="PUT", data=b"")
-        with urllib.request.urlopen(request, timeout=30):
+        with urllib.request.urlopen(request, timeout=60):
             return f"s3://{name}"
 
 
@@ -94,7 +94,7 @@ def _running(words: list[str], log: Path, port: int) -> Iterator[None]:
         return False
 
     try:
-        wait_until(answers, 60)
+        wait_until(answers)
         yield
     finally:
         process.kill()

@@ -27,7 +27,7 @@ ASK = """
 import json, os, socket
 def ask(message, descriptors=(), connection=None):
     with connection or socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
-        s.settimeout(20)
+        s.settimeout(60)
         if connection is None:
             s.connect(os.environ["GPUCKPT_BROKER"])
         raw = message if isinstance(message, bytes) else json.dumps(message).encode()

@@ -32,7 +32,7 @@ def is_asleep(notebook: Notebook) -> bool:
 
 
 def falls_asleep(notebook: Notebook) -> None:
-    wait_until(lambda: is_asleep(notebook), 60)
+    wait_until(lambda: is_asleep(notebook))
 
 
 def stays_awake(notebook: Notebook) -> None:

@@ -106,7 +106,7 @@ def test_while_criu_dumps_and_criu_hangs(criu: Criu, notebook: Notebook) -> None
         reached()
         kill_keeper(notebook)
         assert notebook.manager.is_alive()
-        assert cell.answer(30)["ename"] == "KeeperGone"
+        assert cell.answer()["ename"] == "KeeperGone"
     assert notebook.value("x") == "1"
     assert_works(notebook)
 
@@ -116,7 +116,9 @@ def test_while_the_snapshot_is_written(notebook: Notebook) -> None:
     cell = Asked(notebook, "%gpuckpt save lost")
     until_stage(notebook, "writing")
     kill_keeper(notebook)
-    assert cell.answer()["ename"] == "KeeperGone"
+    answer = cell.answer()
+    assert answer.get("ename", "KeeperGone") == "KeeperGone"
+    assert answer["status"] == "error" or names() == {"lost"}
     assert notebook.manager.is_alive()
     assert names() <= {"lost"}
     notebook.run("x = None")
@@ -151,10 +153,11 @@ def test_before_a_restore_has_touched_the_kernel(notebook: Notebook, stage: str)
             kill_keeper(notebook)
             killed.append(stage)
 
-    assert isinstance(Requested(notebook, "restore", {"name": "here"}, kill).outcome(), KeeperGone)
+    outcome = Requested(notebook, "restore", {"name": "here"}, kill).outcome()
     assert notebook.manager.is_alive()
-    # It goes on, or its keeper was quick and came to the point of no return.
-    assert notebook.run("print('x' in globals() and x)").text in ("2", "False")
+    # It goes on, or its keeper was quick and came to the point of no return, or even to the end.
+    went_on = ("2", "False") if isinstance(outcome, KeeperGone) else ("1",)
+    assert notebook.run("print('x' in globals() and x)").text in went_on
     notebook.run("%gpuckpt restore here")
     assert notebook.value("x") == "1"
     assert_works(notebook)
@@ -170,7 +173,7 @@ def test_while_criu_restores(criu: Criu, notebook: Notebook, stage: str) -> None
         reached()
         kill_keeper(notebook)
         assert notebook.manager.is_alive()
-        answer = cell.answer(30)
+        answer = cell.answer()
     assert answer["ename"] == "RestoreFailed"
     assert "a fresh, empty one runs in its place" in answer["evalue"]
     assert behind.answer()["status"] == "aborted"
@@ -189,7 +192,7 @@ def test_at_any_time(notebook: Notebook, line: str, delay: float) -> None:
     time.sleep(delay)  # the moment does not matter, what follows must hold after any
     kill_keeper(notebook)
     assert notebook.manager.is_alive()
-    assert cell.answer(30)["status"] in ("ok", "error")
+    assert cell.answer()["status"] in ("ok", "error")
     assert notebook.value("'alive'") == "alive"
     notebook.run("%gpuckpt restore again")
     assert notebook.value("x") == "1"
@@ -239,6 +242,6 @@ def test_then_the_kernel_is_restarted(notebook: Notebook) -> None:
     notebook.run("x = 1")
     kill_keeper(notebook)
     notebook.manager.restart_kernel(now=True)
-    notebook.client.wait_for_ready(30)
+    notebook.client.wait_for_ready(60)
     assert notebook.value("'x' in globals()") == "False"
     assert_works(notebook)
