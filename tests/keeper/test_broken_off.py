@@ -61,7 +61,7 @@ def test_an_interrupt_while_criu_dumps_comes_too_late_or_cancels(criu: Criu, not
 def test_an_interrupt_while_the_snapshot_is_written_cancels_it(notebook: Notebook) -> None:
     notebook.run("import os; x = os.urandom(200_000_000)")
     cell = Asked(notebook, "%gpuckpt save never")
-    until_stage(notebook, "writing")
+    until_stage(notebook, "writing", cell)
     notebook.manager.interrupt_kernel()
     answer = cell.answer()
     assert answer.get("ename", "Cancelled") == "Cancelled"
@@ -76,7 +76,7 @@ def test_an_interrupt_while_a_snapshot_is_verified_leaves_the_kernel_alone(noteb
     for _ in range(5):
         notebook.run("x = 2")
         cell = Asked(notebook, "%gpuckpt restore here")
-        until_stage(notebook, "verifying")
+        until_stage(notebook, "verifying", cell)
         notebook.manager.interrupt_kernel()
         if (answer := cell.answer())["status"] == "error":
             break
@@ -146,8 +146,8 @@ def test_a_restart_in_the_middle_gives_a_fresh_kernel(criu: Criu, notebook: Note
 
 def test_a_shutdown_while_a_snapshot_is_written_leaves_nothing(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run("import os; x = os.urandom(200_000_000)")
-    Asked(notebook, "%gpuckpt save never")
-    until_stage(notebook, "writing")
+    cell = Asked(notebook, "%gpuckpt save never")
+    until_stage(notebook, "writing", cell)
     notebook.manager.shutdown_kernel(now=True)
     assert_nothing_left(tmp_path)
     assert names() <= {"never"}

@@ -114,7 +114,7 @@ def test_while_criu_dumps_and_criu_hangs(criu: Criu, notebook: Notebook) -> None
 def test_while_the_snapshot_is_written(notebook: Notebook) -> None:
     notebook.run("import os; x = os.urandom(150_000_000)")
     cell = Asked(notebook, "%gpuckpt save lost")
-    until_stage(notebook, "writing")
+    until_stage(notebook, "writing", cell)
     kill_keeper(notebook)
     answer = cell.answer()
     assert answer.get("ename", "KeeperGone") == "KeeperGone"
