@@ -402,7 +402,8 @@ def test_a_subprocess_in_conversation(notebook: Notebook) -> None:
     restore(notebook)
     assert value(notebook, "child.pid, child.poll()") == f"({pid}, None)"
     assert value(notebook, "add(1)") == "6"
-    assert notebook.run("child.stdin.close(); child.wait(60); child.stdout.close(); print(child.returncode)").text == "1"
+    notebook.run("child.stdin.close(); child.wait(60); child.stdout.close()")
+    assert notebook.value("child.returncode") == "1"
 
 
 def test_children_that_have_ended_and_were_not_waited_for(notebook: Notebook) -> None:
