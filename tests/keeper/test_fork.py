@@ -211,13 +211,13 @@ def test_a_copy_that_is_killed_with_its_keeper_leaves_nothing_when_kernels_are_l
     assert runtime_files() == alone
 
 
-def test_twenty_copies_at_once_and_nothing_is_left_of_them(notebook: Notebook, fork: Fork, tmp_path: Path) -> None:
+def test_ten_copies_at_once_and_nothing_is_left_of_them(notebook: Notebook, fork: Fork, tmp_path: Path) -> None:
     notebook.run("x = 1")
     before, alone = processes_of(tmp_path), runtime_files()
-    copies = fork(notebook, count=20)
+    copies = fork(notebook, count=10)
     for number, copy in enumerate(copies):
         copy.client.execute(f"x += {number}")
-    assert [copy.value("x") for copy in copies] == [str(1 + number) for number in range(20)]
+    assert [copy.value("x") for copy in copies] == [str(1 + number) for number in range(10)]
     assert notebook.value("x") == "1"
     for copy in copies:
         copy.close()

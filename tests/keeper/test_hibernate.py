@@ -324,7 +324,7 @@ def test_it_is_restarted(notebook: Notebook) -> None:
     assert_awake(notebook)
 
 
-def test_twenty_rounds_leave_nothing(notebook: Notebook) -> None:
+def test_eight_rounds_leave_nothing(notebook: Notebook) -> None:
     notebook.run("n = 0")
 
     def held() -> tuple[int, int, int, int]:
@@ -337,10 +337,10 @@ def test_twenty_rounds_leave_nothing(notebook: Notebook) -> None:
     notebook.run("n += 1")
     wait_until(lambda: not names())
     before = held()
-    for _ in range(19):
+    for _ in range(7):
         hibernate(notebook)
         notebook.run("n += 1")
-    assert notebook.value("n") == "20"
+    assert notebook.value("n") == "8"
     assert_awake(notebook)
     wait_until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)), what=f"more than {before}")
 

@@ -71,7 +71,7 @@ def test_it_stays_awake_while_a_cell_runs_a_thread_works_or_it_is_kept_awake(not
 import threading
 stop = threading.Event()
 def work():
-    while not stop.wait(0.05):
+    while not stop.wait(0.01):
         sum(range(1_000_000))
 threading.Thread(target=work).start()
 """)

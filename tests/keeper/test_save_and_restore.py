@@ -62,16 +62,16 @@ def test_a_restore_in_another_kernel_with_another_key_and_other_ports(start: Sta
     assert ports["shell_port"] == second.manager.shell_port
 
 
-def test_ten_saves_and_restores_in_a_row(notebook: Notebook) -> None:
+def test_saves_and_restores_in_a_row(notebook: Notebook) -> None:
     notebook.run("n = 0")
-    for i in range(10):
+    for i in range(4):
         notebook.run("n += 1")
         notebook.run(f"%gpuckpt save step{i}")
         notebook.run("n = -1")
         notebook.run("%gpuckpt restore")
         assert notebook.value("n") == str(i + 1)
-    notebook.run("%gpuckpt restore step3")
-    assert notebook.value("n") == "4"
+    notebook.run("%gpuckpt restore step1")
+    assert notebook.value("n") == "2"
 
 
 def test_a_restored_kernel_is_interrupted_restarted_and_shut_down_like_any_other(notebook: Notebook) -> None:
