@@ -1,8 +1,8 @@
 """Save and restore a kernel and a job for long, and see that nothing grows: ``make soak``; in the tests a short form.
 
 After every round of cycles all is counted. What is counted (processes, descriptors, threads, ports, mounts, files) may
-not become more; of sizes (memory, the store, logs) the slope over all rounds but the first ones is held against a limit. The slope is the median of those between all pairs of rounds (Theil and Sen), which a few odd ones do
-not move.
+not become more; of sizes (memory, the store, logs) the slope over all rounds but the first ones is held against a
+limit. The slope is the median of those between all pairs of rounds (Theil and Sen), which a few odd ones do not move.
 """
 
 from __future__ import annotations

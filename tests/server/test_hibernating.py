@@ -17,6 +17,16 @@ from notebooks import Notebook, wait_for_ready, wait_until
 pytestmark = pytest.mark.criu
 
 _CULLS = """
+from pathlib import Path
+from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
+
+cull = MappingKernelManager.cull_kernel_if_idle
+
+async def cull_from_then_on(self, kernel_id):
+    if Path("GO").exists():
+        await cull(self, kernel_id)
+
+MappingKernelManager.cull_kernel_if_idle = cull_from_then_on
 c.MappingKernelManager.cull_idle_timeout = 1
 c.MappingKernelManager.cull_interval = 1
 c.MappingKernelManager.cull_connected = True
@@ -41,9 +51,11 @@ def _kernels(server: Server) -> list[str]:
 
 
 def test_a_culled_kernel_is_hibernated_and_resumed(tmp_path: Path) -> None:
-    with running(tmp_path, _CULLS, GPUCKPT_HIBERNATE_ON="cull") as server:
+    go = tmp_path / "go"
+    with running(tmp_path, _CULLS.replace("GO", str(go)), GPUCKPT_HIBERNATE_ON="cull") as server:
         with server.notebook("train.ipynb") as (kernel_id, notebook):
             notebook.run("x = 41")
+            go.touch()
             wait_until(lambda: kernel_id not in _kernels(server))
         found = _hibernated(server)
         assert [(one["path"], one["held"]) for one in found] == [("train.ipynb", False)]
