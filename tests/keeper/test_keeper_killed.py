@@ -23,10 +23,9 @@ from keeper_faults import (
     names,
     until_stage,
 )
-from notebooks import Notebook, StartKernel, wait_until
+from notebooks import Notebook, wait_until
 
 from jupyter_gpuckpt.errors import KeeperGone
-from jupyter_gpuckpt.keeper import client
 from jupyter_gpuckpt.keeper.record import KernelFolder
 
 _HOOKS = """
@@ -204,24 +203,6 @@ def test_two_who_find_it_dead_at_once_give_it_one_keeper(notebook: Notebook) -> 
     requests = [Requested(notebook, "status", {}) for _ in range(4)]
     assert len({r.outcome()["keeper_pid"] for r in requests}) == 1
     assert notebook.manager.is_alive()
-
-
-def test_listing_kernels_leaves_one_that_is_starting_alone(start: StartKernel) -> None:
-    import threading
-
-    started = threading.Event()
-
-    def look() -> None:
-        while not started.is_set():
-            list(client.folders())
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    try:
-        assert start().value("1 + 1") == "2"
-    finally:
-        started.set()
-        looking.join()
 
 
 def test_the_kernel_died_with_it(notebook: Notebook, tmp_path: Path) -> None:
