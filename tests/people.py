@@ -142,13 +142,13 @@ class Person:
         """Start a kernel of ours, called ``notebook`` from then on."""
         self.does(
             "from jupyter_client import KernelManager",
-            "from notebooks import Notebook",
+            "from notebooks import Notebook, wait_for_ready",
             "manager = KernelManager(kernel_name='python3-gpuckpt')",
             "manager.start_kernel()",
             "client = manager.client()",
             "client.start_channels()",
             "notebook = Notebook(manager, client)",
-            "client.wait_for_ready(60)",
+            "wait_for_ready(client)",
         )
 
     def runs(self, cell: str) -> str:

@@ -28,7 +28,7 @@ from job_programs import TRAIN, Job, program
 from jupyter_client import KernelManager
 from keeper_faults import keeper_pid
 from leaks import connected, is_more, look, memory
-from notebooks import SPEC, Notebook
+from notebooks import SPEC, Notebook, wait_for_ready
 
 from jupyter_gpuckpt.freeze.processes import resident_bytes
 from jupyter_gpuckpt.keeper.jobs import folder_of
@@ -94,7 +94,7 @@ def _kernel() -> Iterator[Notebook]:
     client.start_channels()
     notebook = Notebook(manager, client)
     try:
-        client.wait_for_ready(60)
+        wait_for_ready(client)
         yield notebook
     finally:
         notebook.close()

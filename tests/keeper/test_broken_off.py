@@ -137,7 +137,7 @@ def test_a_restart_in_the_middle_gives_a_fresh_kernel(criu: Criu, notebook: Note
         Asked(notebook, "%gpuckpt save never" if command == "dump" else "%gpuckpt restore here")
         reached()
         notebook.manager.restart_kernel(now=True)
-    notebook.client.wait_for_ready(60)
+    notebook.wait_for_ready()
     assert notebook.value("'x' in globals()") == "False"
     notebook.run("%gpuckpt restore here")
     assert notebook.value("x") == "1"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from copies import forking
 from jupyter_client import KernelManager
-from notebooks import SPEC, Notebook
+from notebooks import SPEC, Notebook, wait_for_ready
 
 _SETUP = """
 import multiprocessing, multiprocessing.shared_memory, os, random, secrets, socket, ssl, tempfile, threading, time, uuid
@@ -110,7 +110,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
         client.start_channels()
         original = Notebook(manager, client)
         stack.callback(original.close)
-        client.wait_for_ready(60)
+        wait_for_ready(client)
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         original.run(_SETUP.format(folder=str(folder), port=listener.getsockname()[1], six=_HAS_IPV6))
         peer = stack.enter_context(listener.accept()[0])

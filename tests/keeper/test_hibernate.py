@@ -319,7 +319,7 @@ def test_it_is_restarted(notebook: Notebook) -> None:
     notebook.run("x = 1")
     hibernate(notebook)
     notebook.manager.restart_kernel(now=True)
-    notebook.client.wait_for_ready(60)
+    notebook.wait_for_ready()
     assert notebook.value("'x' in globals()") == "False"
     assert_awake(notebook)
 

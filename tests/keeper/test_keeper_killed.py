@@ -223,6 +223,6 @@ def test_then_the_kernel_is_restarted(notebook: Notebook) -> None:
     notebook.run("x = 1")
     kill_keeper(notebook)
     notebook.manager.restart_kernel(now=True)
-    notebook.client.wait_for_ready(60)
+    notebook.wait_for_ready()
     assert notebook.value("'x' in globals()") == "False"
     assert_works(notebook)

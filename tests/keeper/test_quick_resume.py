@@ -104,7 +104,7 @@ def test_the_kernel_may_end_meanwhile(notebook: Notebook, end: str, tmp_path: Pa
         notebook.close()
     elif end == "restart":
         notebook.manager.restart_kernel(now=True)
-        notebook.client.wait_for_ready(60)
+        notebook.wait_for_ready()
         assert notebook.value("'much' in globals()") == "False"
     else:
         notebook.client.execute("import os; os._exit(7)")

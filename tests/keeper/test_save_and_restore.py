@@ -39,7 +39,7 @@ def test_a_restore_after_the_kernel_was_restarted(notebook: Notebook) -> None:
     notebook.run("x = 7")
     notebook.run("%gpuckpt save before")
     notebook.manager.restart_kernel(now=True)
-    notebook.client.wait_for_ready(60)
+    notebook.wait_for_ready()
     assert notebook.value("'x' in globals()") == "False"
     notebook.run("%gpuckpt restore before")
     assert notebook.value("x") == "7"
@@ -82,7 +82,7 @@ def test_a_restored_kernel_is_interrupted_restarted_and_shut_down_like_any_other
     notebook.manager.interrupt_kernel()
     assert notebook.reply()["content"]["ename"] == "KeyboardInterrupt"
     notebook.manager.restart_kernel()
-    notebook.client.wait_for_ready(60)
+    notebook.wait_for_ready()
     assert notebook.value("1 + 1") == "2"
     notebook.manager.shutdown_kernel()
     assert not notebook.folder.exists()

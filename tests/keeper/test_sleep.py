@@ -169,7 +169,7 @@ def test_it_is_shut_down_restarted_and_interrupted_in_its_sleep(notebook: Notebo
     notebook.manager.interrupt_kernel()
     assert is_asleep(notebook)
     notebook.manager.restart_kernel(now=False)
-    notebook.client.wait_for_ready(60)
+    notebook.wait_for_ready()
     assert status(notebook)["state"] == "running"
     assert notebook.value("'x' in globals()") == "False"
     ask(notebook, "sleep")
