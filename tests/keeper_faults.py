@@ -8,6 +8,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -145,6 +146,28 @@ def state(notebook: Notebook) -> dict[str, Any]:
     """Return what the keeper wrote down about its kernel."""
     found: dict[str, Any] = json.loads((notebook.folder / "state.json").read_text())
     return found
+
+
+def status(notebook: Notebook) -> dict[str, Any]:
+    """Return what the keeper tells of its kernel."""
+    with notebook.keeper as keeper:
+        found: dict[str, Any] = keeper.request("status")
+    return found
+
+
+def is_asleep(notebook: Notebook) -> bool:
+    return bool(status(notebook)["state"] == "sleeping")
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, megabytes: int) -> Iterator[None]:
+    """Mount a file system of its own at a path."""
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0700", "none", str(path)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 def keeper_pid(notebook: Notebook) -> int:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,9 @@ from keeper_faults import (
     keeper_pid,
     kill_keeper,
     names,
+    small_disk,
     state,
+    status,
     store,
 )
 from notebooks import Notebook, StartKernel, wait_until
@@ -32,12 +33,6 @@ from jupyter_gpuckpt.keeper.record import KernelFolder
 from jupyter_gpuckpt.store import Store
 
 pytestmark = pytest.mark.criu
-
-
-def status(notebook: Notebook) -> dict[str, Any]:
-    with notebook.keeper as keeper:
-        found: dict[str, Any] = keeper.request("status")
-        return found
 
 
 def hibernate(notebook: Notebook) -> str:
@@ -199,12 +194,9 @@ def test_a_snapshot_that_somebody_renames_stays(notebook: Notebook) -> None:
 @pytest.fixture
 def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The store lies on a disk with little room."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m,mode=0700", "none", str(disk)], check=True)
-    monkeypatch.setenv("GPUCKPT_STORE", str(disk / "store"))
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    monkeypatch.setenv("GPUCKPT_STORE", str(tmp_path / "disk" / "store"))
+    with small_disk(tmp_path / "disk", 20):
+        yield tmp_path / "disk"
 
 
 def test_no_room_for_it(full_disk: Path, notebook: Notebook) -> None:

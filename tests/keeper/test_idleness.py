@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
-from keeper_faults import Asked, Requested
+from keeper_faults import Asked, Requested, is_asleep, status
 from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt.settings import parse_duration
@@ -19,16 +18,6 @@ AFTER = 1.0  # seconds
 @pytest.fixture(autouse=True)
 def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUCKPT_SLEEP_WITHOUT_GPU", "on")
-
-
-def status(notebook: Notebook) -> dict[str, Any]:
-    with notebook.keeper as keeper:
-        found: dict[str, Any] = keeper.request("status")
-    return found
-
-
-def is_asleep(notebook: Notebook) -> bool:
-    return bool(status(notebook)["state"] == "sleeping")
 
 
 def falls_asleep(notebook: Notebook) -> None:

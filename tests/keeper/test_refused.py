@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from keeper_faults import Asked, Criu, assert_no_litter, assert_works, names, store
+from keeper_faults import Asked, Criu, assert_no_litter, assert_works, names, small_disk, store
 from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt.store.signatures import split
@@ -76,14 +75,11 @@ def spoil(damage: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A file system of its own for the store, with 100 MB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m,mode=0700", "none", str(path)], check=True)
-    monkeypatch.setenv("GPUCKPT_STORE", str(path / "store"))
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    monkeypatch.setenv("GPUCKPT_STORE", str(tmp_path / "disk" / "store"))
+    with small_disk(tmp_path / "disk", 100):
+        yield tmp_path / "disk"
 
 
 def fill(disk: Path) -> Path:
@@ -98,12 +94,10 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def test_row_3_a_save_without_room_is_refused_and_snapshots_can_be_removed(
-    small_disk: Path, notebook: Notebook
-) -> None:
+def test_row_3_a_save_without_room_is_refused_and_snapshots_can_be_removed(disk: Path, notebook: Notebook) -> None:
     notebook.run("x = 1")
     notebook.run("%gpuckpt save first")
-    filler = fill(small_disk)
+    filler = fill(disk)
     answer = notebook.fails("%gpuckpt save second")
     assert answer.ename in ("Refused", "StoreError")
     assert "Why: " in answer.text
@@ -115,13 +109,13 @@ def test_row_3_a_save_without_room_is_refused_and_snapshots_can_be_removed(
     assert_works(notebook)
 
 
-def test_row_3_a_disk_that_fills_in_mid_save(small_disk: Path, criu: Criu, start: StartKernel) -> None:
+def test_row_3_a_disk_that_fills_in_mid_save(disk: Path, criu: Criu, start: StartKernel) -> None:
     notebook = start()
     notebook.run("x = 1")
     with criu.held_at("dump", "start") as reached:
         cell = Asked(notebook, "%gpuckpt save never")
         reached()
-        filler = fill(small_disk)
+        filler = fill(disk)
     answer = cell.answer()
     assert answer["ename"] in ("SaveFailed", "StoreError")
     said = "\n".join(answer["traceback"])

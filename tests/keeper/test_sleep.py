@@ -16,8 +16,10 @@ from keeper_faults import (
     assert_nothing_left,
     assert_works,
     interrupt_twice,
+    is_asleep,
     keeper_pid,
     kill_keeper,
+    status,
 )
 from notebooks import Notebook, wait_until
 
@@ -26,18 +28,8 @@ from jupyter_gpuckpt.errors import Busy, Cancelled, KeeperGone
 pytestmark = pytest.mark.criu
 
 
-def status(notebook: Notebook) -> dict[str, Any]:
-    with notebook.keeper as keeper:
-        found: dict[str, Any] = keeper.request("status")
-    return found
-
-
 def ask(notebook: Notebook, op: str, **args: Any) -> Any:
     return Requested(notebook, op, args).outcome()
-
-
-def is_asleep(notebook: Notebook) -> bool:
-    return bool(status(notebook)["state"] == "sleeping")
 
 
 def test_a_cell_wakes_it_before_its_first_line_and_says_so(notebook: Notebook) -> None:
