@@ -14,6 +14,8 @@ from typing import Any
 from command_line import Ran, run
 from notebooks import wait_until
 
+from jupyter_gpuckpt.keeper.record import KernelFolder
+
 COUNTER = """
 import socket, sys
 kind, port = sys.argv[1], int(sys.argv[2])
@@ -84,11 +86,19 @@ class Job:
 
     def wait_for(self, lines: int) -> None:
         """Wait until it has written so many lines."""
-        wait_until(lambda: len(self.lines()) >= lines, what=f"{self.name} did not write {lines} lines")
+        # Looked for in its files: the command takes its time to start, each time.
+        wait_until(lambda: self._written() >= lines, what=f"{self.name} did not write {lines} lines")
+
+    def _written(self) -> int:
+        paths = [*folder_of(self.name).glob("run-*/kernel.log"), folder_of(self.name) / "output"]
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            return max((path.read_bytes().count(b"\n") for path in paths if path.exists()), default=0)
+        return 0
 
     def wait_for_end(self) -> int | None:
         """Wait until it has ended, and return its exit status."""
-        wait_until(lambda: self.told()["state"] == "ended", what=f"{self.name} did not end")
+        wait_until(KernelFolder(folder_of(self.name)).has_ended, what=f"{self.name} did not end")
+        wait_until(lambda: self.told()["state"] == "ended", what=f"{self.name} is not told to have ended")
         status: int | None = self.told()["exit_status"]
         return status
 
