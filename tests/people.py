@@ -117,7 +117,7 @@ class Person:
         ids = [f"--reuid={self.uid}", f"--regid={self.uid}"]
         ids.append(f"--groups={','.join(map(str, listed))}" if listed else "--clear-groups")
         self._process = subprocess.Popen(
-            [*before, *machine.entering, "setpriv", *ids, "--", *wrapper, sys.executable, "-c", script, str(write)],
+            [*before, *machine.logging_in(self.uid), "setpriv", *ids, "--", *wrapper, sys.executable, "-c", script, str(write)],
             cwd="/",
             env=self.environment,
             stdin=subprocess.PIPE,
@@ -199,16 +199,19 @@ class Machine:
             "GPUCKPT_CRIU_PREFIX": str(settings.criu_prefix()),
             **({"GPUCKPT_CRIU": named} if named else {}),
         }
-        # The namespace is held by a process that does nothing.
-        python = [sys.executable, "-I", "-c", _OPEN_WAYS, str(self.folder), *sorted(ways), "--"]
-        ready = self.folder / "ready"
-        hold = ["/bin/sh", "-c", f"touch {ready}; exec sleep infinity"]
-        self._holder = subprocess.Popen(["unshare", "--mount", "--propagation", "private", *python, *hold], cwd="/")
-        wait_until(lambda: self._holder.poll() is not None or ready.exists(), 30)
-        self.entering = ["nsenter", "--mount", f"--target={self._holder.pid}"]
+        self._holder = self._begin([sys.executable, "-I", "-c", _OPEN_WAYS, str(self.folder), *sorted(ways), "--"])
         activating = [sys.executable, "-I", "-c", _ACTIVATE, str(self.socket), str(GID)] if activated else []
         self._argv = [*self.entering, *activating, *wrapper, *self._broker_argv(GROUP)]
         self._start()
+
+    def _begin(self, opening_ways: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Make the namespace, which is held by a process that does nothing."""
+        ready = self.folder / "ready"
+        hold = ["/bin/sh", "-c", f"touch {ready}; exec sleep infinity"]
+        holder = subprocess.Popen(["unshare", "--mount", "--propagation", "private", *opening_ways, *hold], cwd="/")
+        wait_until(lambda: holder.poll() is not None or ready.exists(), 30)
+        self.entering = ["nsenter", "--mount", f"--target={holder.pid}"]
+        return holder
 
     @classmethod
     def or_skip(cls, **kwargs: Any) -> Machine:
@@ -273,6 +276,10 @@ class Machine:
     def why_not(self) -> str:
         """Why there is no broker; empty where there is one."""
         return "" if self._broker.poll() is None else self.log.read_text()
+
+    def logging_in(self, uid: int) -> list[str]:
+        """Return what starts a program of root's on this machine, from which a user's can be started."""
+        return self.entering
 
     def person(self, name: str, **kwargs: Any) -> Person:
         person = Person(self, name, **kwargs)
