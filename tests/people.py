@@ -113,11 +113,12 @@ class Person:
         self.environment = machine.environment_of(name)
         read, write = os.pipe()
         script = _PERSON.format(paths=[str(_TESTS), str(_TESTS / "broker")])
-        listed = [*([GID] if name != "carol" else []), *groups]
+        listed = [*machine.groups_of(name), *groups]
         ids = [f"--reuid={self.uid}", f"--regid={self.uid}"]
         ids.append(f"--groups={','.join(map(str, listed))}" if listed else "--clear-groups")
+        python = [sys.executable, "-c"]
         self._process = subprocess.Popen(
-            [*before, *machine.logging_in(self.uid), "setpriv", *ids, "--", *wrapper, sys.executable, "-c", script, str(write)],
+            [*before, *machine.logging_in(self.uid), "setpriv", *ids, "--", *wrapper, *python, script, str(write)],
             cwd="/",
             env=self.environment,
             stdin=subprocess.PIPE,
@@ -276,6 +277,10 @@ class Machine:
     def why_not(self) -> str:
         """Why there is no broker; empty where there is one."""
         return "" if self._broker.poll() is None else self.log.read_text()
+
+    def groups_of(self, name: str) -> list[int]:
+        """Return the supplementary groups of a user."""
+        return [] if name == "carol" else [GID]
 
     def logging_in(self, uid: int) -> list[str]:
         """Return what starts a program of root's on this machine, from which a user's can be started."""

@@ -54,7 +54,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Deputy:
-    """Answers the requests of one connection until it ends."""
+    """Answers the requests of one connection until it ends, or until SIGTERM: then what is under way is finished."""
 
     def __init__(self, connection: socket.socket, program: CriuProgram, register: Register) -> None:
         self._connection, self._program, self._register = connection, program, register
@@ -71,7 +71,9 @@ class Deputy:
             log.warning("a process was refused: %s", e.why)
             refusal = {"error": e.as_dict()}
         while True:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             message, descriptors, flags, _ = socket.recv_fds(self._connection, MESSAGE_LIMIT, _DESCRIPTORS)
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)
             try:
@@ -352,7 +354,7 @@ def _ptrace_is_restricted() -> bool:
 def _in_child(work: Callable[[], None], report: int) -> NoReturn:
     """Do something in this forked process, and end it; a failure is told through `report`."""
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         work()
     except GpuckptError as e:
         _report(report, {"error": e.as_dict()})

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -66,24 +67,17 @@ def usable_criu() -> CriuProgram:
 class Deputy:
     """A connection to the broker; for code without an event loop.
 
+    A deputy ends with its broker, as when that is upgraded. The next request is another one's, which holds the same
+    sleeper.
+
     Raises
     ------
     Unavailable : there is no broker, or it does not serve this user.
     """
 
     def __init__(self) -> None:
-        path = settings.broker_socket()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Others may keep the broker busy: connecting waits for its turn, as only a blocking socket does (unix(7)).
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_ANSWER), 0))
-        try:
-            with short_path(path) as short:
-                self._socket.connect(short)
-            if peer_uid(self._socket) != 0:
-                raise PermissionError(0, "what listens there is not root's")
-        except OSError as e:
-            self._socket.close()
-            raise _no_broker(path, e.strerror or str(e)) from e
+        self._socket = _connect()
+        self._sleeper = 0
 
     def close(self) -> None:
         """Hang up; the sleeper lives on."""
@@ -104,9 +98,10 @@ class Deputy:
         """
         folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            return int(self._ask("start", descriptors=(folder, listener.fileno())))
+            self._sleeper = int(self._ask("start", descriptors=(folder, listener.fileno())))
         finally:
             os.close(folder)
+        return self._sleeper
 
     def hold(self, pid: int) -> None:
         """Become the deputy of a sleeper that was started by another one, for this user.
@@ -116,6 +111,7 @@ class Deputy:
         GpuckptError : there is no such sleeper of this user's.
         """
         self._ask("hold", {"pid": pid})
+        self._sleeper = pid
 
     def next_pid(self, after: int) -> None:
         """Make the next process of the sleeper's namespace take the next free pid after this one.
@@ -189,6 +185,27 @@ class Deputy:
         seconds: float = _ANSWER,
         started: Callable[[int], None] = lambda _: None,
     ) -> Any:
+        if self._is_over():
+            self._socket.close()
+            self._socket = _connect()
+            if self._sleeper:
+                self._exchange("hold", {"pid": self._sleeper})
+        return self._exchange(verb, arguments, descriptors, seconds, started)
+
+    def _is_over(self) -> bool:
+        """Tell whether there is something to read, unasked: the end, or an answer that came too late."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _exchange(
+        self,
+        verb: str,
+        arguments: dict[str, Any] | None = None,
+        descriptors: Sequence[int] = (),
+        seconds: float = _ANSWER,
+        started: Callable[[int], None] = lambda _: None,
+    ) -> Any:
         message = json.dumps({"do": verb, **(arguments or {})}).encode()
         try:
             self._socket.settimeout(seconds)
@@ -206,6 +223,22 @@ class Deputy:
         if "error" in answer:
             raise GpuckptError.from_dict(answer["error"])
         return answer["done"]
+
+
+def _connect() -> socket.socket:
+    path = settings.broker_socket()
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # Others may keep the broker busy: connecting waits for its turn, as only a blocking socket does (unix(7)).
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_ANSWER), 0))
+    try:
+        with short_path(path) as short:
+            connection.connect(short)
+        if peer_uid(connection) != 0:
+            raise PermissionError(0, "what listens there is not root's")
+    except OSError as e:
+        connection.close()
+        raise _no_broker(path, e.strerror or str(e)) from e
+    return connection
 
 
 def _no_broker(path: Path, why: str) -> Unavailable:

@@ -118,8 +118,9 @@ def _remove(group: Path) -> None:
 
 def test_a_broker_that_is_started_anew_knows_the_kernels_of_the_one_before(alice: Person, machine: Machine) -> None:
     machine.restart()
-    alice.does("notebook.kill_keeper()")
     assert "Saved anew" in alice.runs("%gpuckpt save anew")
+    alice.does("notebook.kill_keeper()")
+    assert "Saved by another" in alice.runs("%gpuckpt save by-another").replace("-", " ")
 
 
 def test_doctor_tells_a_user_of_the_broker(alice: Person) -> None:
