@@ -200,6 +200,7 @@ class Machine:
             "GPUCKPT_CRIU_PREFIX": str(settings.criu_prefix()),
             **({"GPUCKPT_CRIU": named} if named else {}),
         }
+        self.entering: list[str] = []
         self._holder = self._begin([sys.executable, "-I", "-c", _OPEN_WAYS, str(self.folder), *sorted(ways), "--"])
         activating = [sys.executable, "-I", "-c", _ACTIVATE, str(self.socket), str(GID)] if activated else []
         self._argv = [*self.entering, *activating, *wrapper, *self._broker_argv(GROUP)]
