@@ -22,7 +22,7 @@ from .operations.stages import to_nobody
 from .record import KernelFolder
 
 if TYPE_CHECKING:
-    from .process import Keeper
+    from .kernel_life import Keeper
 
 __all__ = ["hibernate_sleepers", "host_memory"]
 
@@ -51,7 +51,7 @@ async def hibernate_sleepers(keeper: Keeper) -> None:
             continue
         log.info("the kernel, asleep for %.0f s, is hibernated: %s", slept, "by now" if too_long else "to free memory")
         try:
-            await keeper.do("hibernate", {}, to_nobody)
+            await keeper.ask("hibernate", {}, to_nobody)
         except GpuckptError as e:
             log.warning("the sleeping kernel was not hibernated: %s", e)
             await asyncio.sleep(_AGAIN)
@@ -60,7 +60,7 @@ async def hibernate_sleepers(keeper: Keeper) -> None:
 def _asleep_for(keeper: Keeper) -> float | None:
     """Return for how long the kernel has slept, in seconds; None where it does not, or is to be left alone."""
     noted, link = keeper.state.sleep, keeper.link
-    if noted is None or noted["stage"] != ASLEEP or keeper.operation is not None or keeper.state.awake:
+    if noted is None or noted["stage"] != ASLEEP or keeper.operations.current is not None or keeper.state.awake:
         return None
     if link is None or link.busy:
         return None

@@ -21,7 +21,7 @@ from ..freeze import gpu_processes, processes
 from .operations.stages import to_nobody
 
 if TYPE_CHECKING:
-    from .process import Keeper
+    from .kernel_life import Keeper
 
 __all__ = ["AutoSleep"]
 
@@ -90,7 +90,7 @@ class AutoSleep:
         if await asyncio.to_thread(self._should_stay, sample):
             return half
         try:
-            await self._keeper.do("sleep", {"idle_for": half}, to_nobody)
+            await self._keeper.ask("sleep", {"idle_for": half}, to_nobody)
         except GpuckptError as e:
             log.info("the kernel does not go to sleep by itself: %s", e)
         return after
@@ -98,7 +98,7 @@ class AutoSleep:
     def _idle_for(self) -> float | None:
         """Return for how long no cell has run since it was woken; None where one runs, or it should stay as it is."""
         keeper, link = self._keeper, self._keeper.link
-        if keeper.operation is not None or keeper.exit_status is not None or keeper.state.sleep is not None:
+        if keeper.operations.current is not None or keeper.exit_status is not None or keeper.state.sleep is not None:
             return None
         if keeper.state.awake or link is None or link.busy or not keeper.launch.agent:
             return None

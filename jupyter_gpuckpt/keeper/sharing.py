@@ -25,8 +25,8 @@ from ..freeze.cuda_calls import Gpu, Usage
 from . import client
 
 if TYPE_CHECKING:
+    from .kernel_life import Keeper
     from .operations.stages import Stages
-    from .process import Keeper
 
 __all__ = ["fitting", "make_room", "turn"]
 

@@ -35,7 +35,7 @@ from .parts import CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM, WORKING_COPY
 from .stages import Stages
 
 if TYPE_CHECKING:
-    from ..process import Keeper
+    from ..kernel_life import Keeper
 
 log = logging.getLogger("gpuckpt.keeper")
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..errors import RemoteError
-from .durable import make_folder, make_parents, sync_folder, write_new
+from ....errors import RemoteError
+from ...durable import make_folder, make_parents, sync_folder, write_new
 from .remote import DRAFT, Remote
 
 __all__ = ["FolderRemote"]

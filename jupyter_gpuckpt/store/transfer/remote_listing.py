@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import GpuckptError, WrongName
-from .manifest import Manifest, name_in
-from .names import check_name
+from ...errors import GpuckptError, WrongName
+from ..manifest import Manifest, name_in
+from ..names import check_name
+from ..trust import Trust
 from .remote_store import RemoteStore
-from .trust import Trust
 
 __all__ = ["Listed", "listed"]
 

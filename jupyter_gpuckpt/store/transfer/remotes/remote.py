@@ -1,7 +1,7 @@
 """Where snapshots can be sent to and fetched from: a few operations on files by path, below an address.
 
-Three things implement them: `store.remote_folder` for a folder of this machine, `store.remote_sftp` for one of another,
-and `store.remote_fsspec` for all else.
+Three things implement them, beside this module: `folder` for a folder of this machine, `sftp` for one of another, and
+`fsspec` for all else.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from ..errors import Refused, RemoteError
+from ....errors import Refused, RemoteError
 
 __all__ = ["DRAFT", "PACKAGES", "Address", "Remote", "remote_at"]
 
@@ -149,14 +149,14 @@ def remote_at(address: str) -> Remote:
     """
     parsed = Address(address)
     if parsed.scheme == "file":
-        from .remote_folder import FolderRemote
+        from .folder import FolderRemote
 
         path = urlsplit(address).path if _SCHEME.match(address) else address
         return FolderRemote(Path(unquote(path) if _SCHEME.match(address) else path).expanduser().absolute())
     if parsed.scheme in ("sftp", "ssh"):
-        from .remote_sftp import SftpRemote
+        from .sftp import SftpRemote
 
         return SftpRemote(parsed)
-    from .remote_fsspec import FsspecRemote
+    from .fsspec import FsspecRemote
 
     return FsspecRemote(parsed)

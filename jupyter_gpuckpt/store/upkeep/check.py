@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ..errors import Damaged, GpuckptError
-from .index import DamagedPart, Index, from_packs, pack_sizes, read_part
-from .layout import Layout
-from .manifest import Manifest
-from .pack import Location, PackReader
-from .parallel import Progress, Tally, run_all
-from .reading import missing, read_contents
+from ...errors import Damaged, GpuckptError
+from ..index import DamagedPart, Index, from_packs, pack_sizes, read_part
+from ..layout import Layout
+from ..manifest import Manifest
+from ..pack import Location, PackReader
+from ..parallel import Progress, Tally, run_all
+from ..reading import missing, read_contents
 
 __all__ = ["Checked", "Fault", "check"]
 

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ..errors import Damaged
-from .codec import encode
-from .contents import Contents
-from .durable import FOLDER_MODE, sync_folder
-from .index import DamagedPart, Index, from_packs, pack_sizes, read_part, write_part
-from .layout import Layout
-from .manifest import Manifest
-from .pack import Location, PackReader, PackWriter
-from .reading import missing, read_contents
-from .sessions import Lock, Session, held
+from ...errors import Damaged
+from ..codec import encode
+from ..contents import Contents
+from ..durable import FOLDER_MODE, sync_folder
+from ..index import DamagedPart, Index, from_packs, pack_sizes, read_part, write_part
+from ..layout import Layout
+from ..manifest import Manifest
+from ..pack import Location, PackReader, PackWriter
+from ..reading import missing, read_contents
+from ..sessions import Lock, Session, held
 
 __all__ = ["Repaired", "repair"]
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from blake3 import blake3
 
-from .. import settings
-from ..errors import Refused, Sealed, StoreError
-from .durable import read_small, sync_folder, write_new
-from .own_key import private_folder
+from ... import settings
+from ...errors import Refused, Sealed, StoreError
+from ..durable import read_small, sync_folder, write_new
+from ..own_key import private_folder
 
 __all__ = ["Plain", "Seal", "Secrets", "keep_key", "make_seal", "open_seal", "own_recipient", "own_secrets"]
 

@@ -13,15 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from ..errors import Damaged, NameTaken, NoSuchSnapshot, RemoteError
-from .index import Index
-from .manifest import Manifest
-from .outgoing import Outgoing
-from .pack import Location, PackBuilder
-from .parallel import Progress, Tally, run_all
+from ...errors import Damaged, NameTaken, NoSuchSnapshot, RemoteError
+from ..index import Index
+from ..manifest import Manifest
+from ..outgoing import Outgoing
+from ..pack import Location, PackBuilder
+from ..parallel import Progress, Tally, run_all
+from ..store import Store
 from .remote_store import RemoteStore
 from .sealing import Plain
-from .store import Store
 
 __all__ = ["Pushed", "push"]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ..errors import Refused, RemoteError
+from ....errors import Refused, RemoteError
+from .attempts import Attempts, package_missing
 from .remote import PACKAGES, Address, Remote
-from .remote_attempts import Attempts, package_missing
 
 __all__ = ["FsspecRemote"]
 
@@ -63,23 +63,28 @@ class FsspecRemote(Remote):
         )
 
     def _read_web(self, path: str, start: int, size: int) -> bytes:
-        # By hand: fsspec would take in whatever a server sends, however long it is.
+        # By hand: fsspec would take in whatever a server sends, however long it is, and leaves its refusals open.
+        from fsspec.asyn import sync
+
+        return bytes(sync(self._fs.loop, self._get, self._at(path), start, size))
+
+    async def _get(self, url: str, start: int, size: int) -> bytes:
+        session = await self._fs.set_session()
         headers = {"Range": f"bytes={start}-{start + size - 1}", "Accept-Encoding": "identity"}
-        try:
-            file = self._fs.open(self._at(path), "rb", block_size=0, size=1, headers=headers)
-        except Exception as e:
-            if getattr(e, "status", None) == 416:  # nothing is there from this byte on
+        async with session.get(self._fs.encode_url(url), headers=headers) as response:
+            if response.status == 416:  # nothing is there from this byte on
                 return b""
-            raise
-        try:
-            to_skip = 0 if file.r.status == 206 else start
+            if response.status == 404:
+                raise FileNotFoundError(url)
+            response.raise_for_status()
+            to_skip = 0 if response.status == 206 else start
             found = bytearray()
-            while len(found) < size and (more := file.read(min(1 << 20, size - len(found) + to_skip))):
+            while len(found) < size and (
+                more := await response.content.read(min(1 << 20, size - len(found) + to_skip))
+            ):
                 found += more[to_skip:]
                 to_skip = max(0, to_skip - len(more))
             return bytes(found)
-        finally:
-            file.close()
 
     def write(self, path: str, content: bytes) -> None:
         self._refuse_web()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from .codec import encode
+from ..codec import encode
+from ..index import DamagedPart, Index, named_packs, open_part, pack_sizes, read_part, write_part
+from ..layout import Layout
+from ..names import pack_name, session_of
+from ..pack import HEADER, PackReader, PackWriter
+from ..sessions import Lock, Session, held
 from .collect import Collected, Named, collect
-from .index import DamagedPart, Index, named_packs, open_part, pack_sizes, read_part, write_part
-from .layout import Layout
-from .names import pack_name, session_of
-from .pack import HEADER, PackReader, PackWriter
-from .sessions import Lock, Session, held
 
 __all__ = ["compact"]
 

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ..errors import NoSuchSnapshot, Refused
-from .chunks import digest
-from .incoming import Incoming
-from .index import Index, part_size
-from .manifest import Manifest
-from .pack import Location, verified
-from .parallel import Progress, Tally, run_all
+from ...errors import NoSuchSnapshot, Refused
+from ..chunks import digest
+from ..incoming import Incoming
+from ..index import Index, part_size
+from ..manifest import Manifest
+from ..pack import Location, verified
+from ..parallel import Progress, Tally, run_all
+from ..store import Store
 from .remote_listing import listed
 from .remote_store import MAX_PACK, RemoteStore
-from .store import Store
 
 __all__ = ["Pulled", "pull"]
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .durable import read_small, sync_folder, write_new
-from .index import DamagedPart, named_packs, pack_sizes
-from .layout import Layout
-from .manifest import Manifest
-from .names import session_of
-from .sessions import Lock, held
+from ..durable import read_small, sync_folder, write_new
+from ..index import DamagedPart, named_packs, pack_sizes
+from ..layout import Layout
+from ..manifest import Manifest
+from ..names import session_of
+from ..sessions import Lock, held
 
 __all__ = ["Collected", "Named", "collect", "sweep", "used", "would_collect"]
 

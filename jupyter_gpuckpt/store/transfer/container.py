@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 from uuid import uuid4
 
-from ..errors import Damaged, NameTaken, StoreError
-from .chunks import CHUNK, digest
-from .contents import MAX_SIZE as MAX_CONTENTS
-from .durable import FILE_MODE, sync_folder
-from .manifest import FORMAT, Manifest, check_format, name_in
-from .manifest import MAX_SIZE as MAX_MANIFEST
-from .pack import plausible, verified
-from .parallel import Progress
+from ...errors import Damaged, NameTaken, StoreError
+from ..chunks import CHUNK, digest
+from ..contents import MAX_SIZE as MAX_CONTENTS
+from ..durable import FILE_MODE, sync_folder
+from ..manifest import FORMAT, Manifest, check_format, name_in
+from ..manifest import MAX_SIZE as MAX_MANIFEST
+from ..pack import plausible, verified
+from ..parallel import Progress
+from ..store import Store
 from .sealing import Seal, Secrets, make_seal, open_seal
-from .store import Store
 
 __all__ = ["Sink", "export_snapshot", "import_snapshot", "write_file"]
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import Damaged, NoSuchSnapshot
-from .contents import MAX_SIZE as MAX_CONTENTS
-from .index import Index, part_from_bytes, part_to_bytes
-from .manifest import FORMAT, Manifest, check_format
-from .manifest import MAX_SIZE as MAX_MANIFEST
-from .names import check_name, is_id, is_pack
-from .pack import PackBuilder
-from .remote import Remote
+from ...errors import Damaged, NoSuchSnapshot
+from ..contents import MAX_SIZE as MAX_CONTENTS
+from ..index import Index, part_from_bytes, part_to_bytes
+from ..manifest import FORMAT, Manifest, check_format
+from ..manifest import MAX_SIZE as MAX_MANIFEST
+from ..names import check_name, is_id, is_pack
+from ..pack import PackBuilder
+from .remotes.remote import Remote
 from .sealing import Plain, Seal, Secrets, keep_key, make_seal, open_seal
 
 __all__ = ["RemoteStore"]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from ..errors import Refused, RemoteError
+from ....errors import Refused, RemoteError
 from .remote import Address
 
 __all__ = ["Attempts", "package_missing"]

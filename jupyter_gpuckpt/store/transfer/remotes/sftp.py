@@ -18,9 +18,9 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from ..errors import RemoteError
+from ....errors import RemoteError
+from .attempts import Attempts, package_missing
 from .remote import DRAFT, Address, Remote
-from .remote_attempts import Attempts, package_missing
 
 if TYPE_CHECKING:
     import paramiko

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 import time
 
-from ..errors import Damaged
-from .collect import Collected
-from .names import is_id
-from .pack import Location
-from .remote import DRAFT
+from ...errors import Damaged
+from ..names import is_id
+from ..pack import Location
+from ..upkeep.collect import Collected
 from .remote_store import RemoteStore
+from .remotes.remote import DRAFT
 
 __all__ = ["GRACE", "collect_remote"]
 
