@@ -31,6 +31,9 @@ NAMES = ("alice", "bob", "carol")
 """Alice and Bob are of the broker's group, Carol is not."""
 UIDS = {name: uid for uid, name in enumerate(NAMES, _FIRST_UID)}
 
+_PASSED_ON = ("PYTHONPATH", "JUPYTER_PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+"""Where packages and libraries are that are not installed, and which GPUs there are to be seen."""
+
 _OPEN_WAYS = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -57,6 +60,12 @@ for top, paths in closed.items():
 for name in ("passwd", "group"):
     mount(f"{etc}/{name}", f"/etc/{name}", "", 0x1000)
 os.execv(argv[0], argv)
+"""
+
+_BROKER_OF_FOLDERS = """
+import runpy, sys
+sys.path += sys.argv.pop(1).split(":")
+runpy.run_module("jupyter_gpuckpt.broker", run_name="__main__", alter_sys=True)
 """
 
 _ACTIVATE = """
@@ -230,7 +239,11 @@ class Machine:
 
     @staticmethod
     def _broker_argv(group: str) -> list[str]:
-        return [sys.executable, "-I", "-m", "jupyter_gpuckpt.broker", group]
+        """Return how the broker is started; it ignores PYTHONPATH, and is told here where that is all that there is."""
+        alone = [sys.executable, "-I", "-c", "import jupyter_gpuckpt"]
+        if subprocess.run(alone, cwd="/", stderr=subprocess.DEVNULL, check=False).returncode == 0:
+            return [sys.executable, "-I", "-m", "jupyter_gpuckpt.broker", group]
+        return [sys.executable, "-I", "-c", _BROKER_OF_FOLDERS, os.environ.get("PYTHONPATH", ""), group]
 
     def _start(self) -> None:
         with self.log.open("w") as log:
@@ -271,7 +284,7 @@ class Machine:
             "GPUCKPT_KEYS": str(home / "keys"),
             "GPUCKPT_LOGS": str(home / "logs"),
             "IPYTHONDIR": str(home / "ipython"),
-            **{name: os.environ[name] for name in ("PYTHONPATH", "CUDA_VISIBLE_DEVICES") if name in os.environ},
+            **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
         }
 
     @property

@@ -16,11 +16,10 @@ from jupyter_gpuckpt.broker.rights import CAP_CHECKPOINT_RESTORE
 pytestmark = pytest.mark.criu
 
 SHELL = """
-import json, subprocess, sys
-from pathlib import Path
-PROGRAM = str(Path(sys.executable).with_name("jupyter-gpuckpt"))
+import subprocess
+from command_line import COMMAND
 def shell(*words, **more):
-    done = subprocess.run([PROGRAM, *words], capture_output=True, text=True, timeout=100, **more)
+    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=100, **more)
     return [done.returncode, done.stdout, done.stderr]
 """
 

@@ -51,8 +51,9 @@ def test_a_kernel_is_forked_and_outlives_its_keeper(alice: Person) -> None:
 
 SHELL = """
 import subprocess
+from command_line import COMMAND
 def shell(*words):
-    done = subprocess.run(["jupyter", "gpuckpt", *words], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=100)
     return done.stdout + done.stderr
 """
 
