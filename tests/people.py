@@ -187,7 +187,15 @@ class Person:
 class Machine:
     """The namespace, its broker and its people."""
 
-    def __init__(self, *, wrapper: Sequence[str] = (), umask: int = 0o022, activated: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        wrapper: Sequence[str] = (),
+        furnishing: Sequence[str] = (),
+        umask: int = 0o022,
+        activated: bool = False,
+    ) -> None:
+        """Make it; `furnishing` is run in the namespace before anything else, `wrapper` runs the broker."""
         self.umask = umask
         self.folder = Path(tempfile.mkdtemp(prefix="gpuckpt-broker-"))
         self.folder.chmod(0o755)
@@ -210,7 +218,9 @@ class Machine:
             **({"GPUCKPT_CRIU": named} if named else {}),
         }
         self.entering: list[str] = []
-        self._holder = self._begin([sys.executable, "-I", "-c", _OPEN_WAYS, str(self.folder), *sorted(ways), "--"])
+        self._holder = self._begin(
+            [sys.executable, "-I", "-c", _OPEN_WAYS, str(self.folder), *sorted(ways), "--", *furnishing]
+        )
         activating = [sys.executable, "-I", "-c", _ACTIVATE, str(self.socket), str(GID)] if activated else []
         self._argv = [*self.entering, *activating, *wrapper, *self._broker_argv(GROUP)]
         self._start()

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import settings
-from ..errors import GpuckptError, KernelLost, Refused
-from ..freeze import criu, processes, random_state
+from ..errors import GpuckptError, KernelLost, Refused, Unavailable
+from ..freeze import criu, processes, random_state, yama
 from ..freeze.criu_program import CriuProgram
 from ..keeper import sleeper as sleeper_program
 from ..keeper.deputy import MESSAGE_LIMIT
@@ -114,6 +114,7 @@ class Deputy:
     def _do(self, person: Person, verb: str, arguments: dict[str, Any], descriptors: Sequence[int]) -> Any:
         given = (verb, sorted(arguments), len(descriptors))
         if given == ("criu", [], 0):
+            _refuse_where_users_may_not_trace()
             return {"version": self._program.version, "path": self._program.path}
         if given == ("start", [], 2):
             return self._start(person, *descriptors)
@@ -206,7 +207,7 @@ class Deputy:
             _refuse_strange_folder(person, descriptor)
         self._refuse_strange_processes(person)
         capabilities = [CAP_CHECKPOINT_RESTORE]
-        if _ptrace_is_restricted():
+        if yama.ptrace_scope() >= yama.ANCESTORS:
             capabilities.append(CAP_SYS_PTRACE)
         arguments = criu.dump_arguments(pid, f"/proc/self/fd/{_IMAGES}", criu.AT_POST_DUMP, seconds, left)
 
@@ -342,10 +343,18 @@ def _is_of_own_user_namespace(namespace: int) -> bool:
         os.close(owner)
 
 
-def _ptrace_is_restricted() -> bool:
-    """Tell whether the same user is not enough to trace a process (the kernel's LSM/Yama.rst)."""
-    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
-    return scope.exists() and int(scope.read_text()) > 0
+def _refuse_where_users_may_not_trace() -> None:
+    """Refuse to serve where criu could dump, but not restore: that it does without CAP_SYS_PTRACE.
+
+    It attaches to processes that it has made itself: allowed to ancestors, and not from 2 on.
+    """
+    scope = yama.ptrace_scope()
+    if scope > yama.ANCESTORS:
+        raise Unavailable(
+            "Kernels cannot be saved on this machine.",
+            f"Its users may not trace their own processes (kernel.yama.ptrace_scope is {scope}), as CRIU does.",
+            "Whoever has root can set it to 1 or 0 in /etc/sysctl.d, and restart the machine.",
+        )
 
 
 # -- processes of the deputy's

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yama
 from notebooks import wait_until
 from people import GID, GROUP, UIDS, Machine, Person
 
@@ -162,6 +163,29 @@ def test_the_broker_needs_no_more_than_seven_capabilities() -> None:
         assert "Saved more" in alice.runs("%gpuckpt save more")
     finally:
         few.close()
+
+
+@pytest.mark.parametrize("scope", [1, 2])
+def test_where_yama_restricts_tracing_users_are_served_or_told_that_they_are_not(scope: int) -> None:
+    """At 1 criu is given CAP_SYS_PTRACE to dump; from 2 on what it dumps could not be restored without it."""
+    restricted = Machine.or_skip(furnishing=yama.saying(scope))
+    try:
+        alice = restricted.person("alice")
+        alice.starts_kernel()
+        alice.runs("x = 41")
+        document = json.loads(alice.does(SHELL, "shell('doctor', '--json')"))
+        found = {check["name"]: check for check in document["checks"]}
+        assert document["works"] is (scope == 1)
+        assert (found["ptrace scope"]["found"], found["ptrace scope"]["ok"]) == (str(scope), scope == 1)
+        if scope == 2:
+            assert "kernel.yama.ptrace_scope is 2" in alice.fails("%gpuckpt save here")
+            return
+        assert "Saved here" in alice.runs("%gpuckpt save here")
+        alice.runs("x = 1")
+        alice.runs("%gpuckpt restore here")
+        assert alice.runs("print(x)") == "41"
+    finally:
+        restricted.close()
 
 
 def test_a_broker_takes_the_socket_that_systemd_hands_over() -> None:
