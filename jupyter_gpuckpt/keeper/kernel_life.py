@@ -17,11 +17,11 @@ from ..freeze import cuda, processes
 from ..lock_files import KEEPER_LOCK
 from ..store import Store
 from . import kernel_log
-from .gpu_sleep import GpuSleep
+from .files.needs import Marks
+from .gpu.sleep import GpuSleep
 from .holders import Holders
 from .link import Link, Request
 from .namespace import FIRST_PID, Namespace, run_path
-from .needs import Marks
 from .one_at_a_time import OneAtATime
 from .operations.stages import Tell, to_nobody
 from .record import KERNEL_LOG, OUTPUT, KernelFolder, now

@@ -15,8 +15,8 @@ from ..errors import GpuckptError
 from ..freeze import processes
 from . import kernel_log
 from .answers import unforeseen
-from .bedtime import hibernate_sleepers
 from .c_memory import have_few_arenas
+from .idle.bedtime import hibernate_sleepers
 from .kernel_life import Keeper
 from .operations.fork import arrive
 from .operations.recover import recover, take_over

@@ -14,7 +14,7 @@ from . import tally
 from .answers import answer_to
 from .c_memory import give_memory_back
 from .comparison import compare
-from .idleness import AutoSleep
+from .idle.auto_sleep import AutoSleep
 from .kernel_life import Keeper
 from .link import AgentSilent
 from .operations.fork import fork

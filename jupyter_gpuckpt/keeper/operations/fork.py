@@ -26,9 +26,10 @@ from ...errors import ForkFailed, GpuckptError, NoSuchKernel, Refused
 from ...freeze import cuda, images, processes
 from ...freeze.criu_program import CriuProgram
 from ...store import Manifest, Snapshot
-from .. import adoption, client, fit, ports, sharing
+from .. import adoption, client, fit, ports
 from ..deputy import usable_criu
-from ..gpu_freeze import GpuReturn, parked_in
+from ..gpu import sharing
+from ..gpu.freeze import GpuReturn, parked_in
 from ..record import KernelFolder, Launch, Operation, now
 from ..staging import fits_in_memory, vram_files
 from ..summary import summary

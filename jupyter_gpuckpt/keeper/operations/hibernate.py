@@ -30,9 +30,10 @@ from ...errors import (
     SaveFailed,
 )
 from ...store import Manifest, Store
-from .. import fit, ports, sharing
+from .. import fit, ports
 from ..clients import Connections, own_connections, unread_bytes
 from ..deputy import usable_criu
+from ..gpu import sharing
 from ..link import AgentSilent
 from ..ports import Places
 from ..record import now

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ... import settings
 from ...errors import DriverError, GpuckptError, Refused
 from ...freeze import cuda, processes
-from .. import gate, sharing
+from ..gpu import gate, sharing
 from .save import after_save, before_save
 from .stages import Stages, Tell
 

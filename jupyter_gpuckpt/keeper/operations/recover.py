@@ -15,9 +15,9 @@ from ...errors import (
     KernelLost,
     RestoreFailed,
 )
-from .. import gate
-from ..gpu_freeze import GpuReturn
-from ..gpu_sleep import GpuSleep
+from ..gpu import gate
+from ..gpu.freeze import GpuReturn
+from ..gpu.sleep import GpuSleep
 from ..staging import vram_files
 from .criu_run import end_criu
 from .hibernate import finish_wake, remove_broken_off

@@ -22,8 +22,9 @@ from ...errors import (
 )
 from ...freeze import images, processes
 from ...store import Snapshot
-from .. import fit, ports, sharing
+from .. import fit, ports
 from ..deputy import usable_criu
+from ..gpu import sharing
 from ..link import AgentSilent
 from ..ports import Places
 from ..record import Operation

@@ -31,10 +31,11 @@ from ...freeze import criu, cuda, images, pages, processes
 from ...freeze.criu_program import CriuProgram, version_text
 from ...store import Manifest, Writer
 from ...store.upkeep.retention import keep_last, keep_under
-from .. import comparison, fit, kept_files, needs, ports
+from .. import comparison, fit, ports
 from ..deputy import usable_criu
-from ..gpu_freeze import GpuFreeze
-from ..gpu_sleep import FrozenAsleep
+from ..files import kept_files, needs
+from ..gpu.freeze import GpuFreeze
+from ..gpu.sleep import FrozenAsleep
 from ..link import AgentSilent, Link
 from ..namespace import Namespace
 from ..record import now

@@ -16,7 +16,7 @@ from ... import settings
 from ...errors import Busy, Cancelled, GpuckptError, KernelLost, Refused
 from ...freeze import cuda, processes
 from ...freeze.cuda_waits import CudaWaits
-from ..gpu_sleep import GpuSleep
+from ..gpu.sleep import GpuSleep
 from ..link import AgentSilent, Link
 from ..record import now
 from ..staging import vram_files

@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ...errors import DriverError, Refused
-from .. import sharing
+from ..gpu import sharing
 from .hibernate import come_back
 from .sleep import ASLEEP, WAKING, tell_awake
 from .stages import Stages, Tell

@@ -18,7 +18,7 @@ from ..link import AgentSilent
 from .stages import to_nobody
 
 if TYPE_CHECKING:
-    from ..gpu_sleep import GpuSleep
+    from ..gpu.sleep import GpuSleep
     from ..kernel_life import Keeper
 
 __all__ = ["wake_at_touch"]

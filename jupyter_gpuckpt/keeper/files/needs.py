@@ -16,8 +16,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from ..freeze import images
-from ..freeze.elf import build_id
+from ...freeze import images
+from ...freeze.elf import build_id
 
 __all__ = [
     "ELSEWHERE",

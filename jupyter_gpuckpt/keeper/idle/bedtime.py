@@ -14,15 +14,15 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .. import settings
-from ..errors import GpuckptError
-from ..freeze import processes
-from .operations.sleep import ASLEEP
-from .operations.stages import to_nobody
-from .record import KernelFolder
+from ... import settings
+from ...errors import GpuckptError
+from ...freeze import processes
+from ..operations.sleep import ASLEEP
+from ..operations.stages import to_nobody
+from ..record import KernelFolder
 
 if TYPE_CHECKING:
-    from .kernel_life import Keeper
+    from ..kernel_life import Keeper
 
 __all__ = ["hibernate_sleepers", "host_memory"]
 

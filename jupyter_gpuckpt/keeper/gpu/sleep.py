@@ -8,14 +8,14 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import DriverError, GpuckptError, KernelLost
-from ..freeze import cuda, processes
-from ..freeze.parking import Parked, Parking
-from ..freeze.vram import VramFiles
+from ...errors import DriverError, GpuckptError, KernelLost
+from ...freeze import cuda, processes
+from ...freeze.parking import Parked, Parking
+from ...freeze.vram import VramFiles
+from ..link import Link
+from ..namespace import Namespace
 from . import gate
-from .gpu_freeze import GpuFreeze, parked_in
-from .link import Link
-from .namespace import Namespace
+from .freeze import GpuFreeze, parked_in
 
 __all__ = ["HELPER", "FrozenAsleep", "GpuSleep"]
 

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from .. import settings
-from ..errors import Refused
-from ..store import Contents
+from ... import settings
+from ...errors import Refused
+from ...store import Contents
+from ..namespace import Namespace, run_path
 from . import placing
 from .kept_files import Kept, KeptFile
-from .namespace import Namespace, run_path
 
 __all__ = ["Placement", "bytes_of", "missing", "parts_of"]
 

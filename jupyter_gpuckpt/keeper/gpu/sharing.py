@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .. import settings
-from ..errors import Busy, GpuckptError, Refused
-from ..freeze import processes
-from ..freeze.cuda_calls import Gpu, Usage
-from . import client
+from ... import settings
+from ...errors import Busy, GpuckptError, Refused
+from ...freeze import processes
+from ...freeze.cuda_calls import Gpu, Usage
+from .. import client
 
 if TYPE_CHECKING:
-    from .kernel_life import Keeper
-    from .operations.stages import Stages
+    from ..kernel_life import Keeper
+    from ..operations.stages import Stages
 
 __all__ = ["fitting", "make_room", "turn"]
 

@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import settings
-from ..errors import GpuckptError
-from . import client
-from .listing import STATUS_TIMEOUT
-from .record import KernelFolder, now
+from ... import settings
+from ...errors import GpuckptError
+from .. import client
+from ..listing import STATUS_TIMEOUT
+from ..record import KernelFolder, now
 
 __all__ = ["Outcome", "hibernate_all", "write_report"]
 

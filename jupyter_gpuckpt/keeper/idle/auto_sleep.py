@@ -15,13 +15,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .. import settings
-from ..errors import DriverError, GpuckptError
-from ..freeze import gpu_processes, processes
-from .operations.stages import to_nobody
+from ... import settings
+from ...errors import DriverError, GpuckptError
+from ...freeze import gpu_processes, processes
+from ..operations.stages import to_nobody
 
 if TYPE_CHECKING:
-    from .kernel_life import Keeper
+    from ..kernel_life import Keeper
 
 __all__ = ["AutoSleep"]
 

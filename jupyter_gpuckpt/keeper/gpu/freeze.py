@@ -9,14 +9,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..errors import DriverError, GpuckptError, KernelLost
-from ..freeze import cuda, processes
-from ..freeze import parking as parking_
-from ..freeze.parking import FileState, Parked, Parking
-from ..freeze.vram import VramFiles
+from ...errors import DriverError, GpuckptError, KernelLost
+from ...freeze import cuda, processes
+from ...freeze import parking as parking_
+from ...freeze.parking import FileState, Parked, Parking
+from ...freeze.vram import VramFiles
+from ..link import Link
+from ..namespace import Namespace
 from . import gate
-from .link import Link
-from .namespace import Namespace
 
 __all__ = ["GpuFreeze", "GpuReturn", "parked_in"]
 

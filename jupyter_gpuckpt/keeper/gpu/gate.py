@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .. import settings
+from ... import settings
 
 __all__ = ["close", "open_"]
 
