@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import fcntl
 import functools
+import hmac
 import json
 import logging
 import math
@@ -29,7 +30,7 @@ from ..errors import GpuckptError, KernelLost, Refused, Unavailable
 from ..freeze import criu, processes, random_state, yama
 from ..freeze.criu_program import CriuProgram
 from ..keeper import sleeper as sleeper_program
-from ..keeper.deputy import MESSAGE_LIMIT
+from ..keeper.deputy import MESSAGE_LIMIT, PROOF
 from . import cgroups, images
 from .person import Person, has_only
 from .register import Register
@@ -116,6 +117,8 @@ class Deputy:
         if given == ("criu", [], 0):
             _refuse_where_users_may_not_trace()
             return {"version": self._program.version, "path": self._program.path}
+        if verb in ("start", "hold"):
+            self._demand_proof(person)
         if given == ("start", [], 2):
             return self._start(person, *descriptors)
         if given == ("hold", ["pid"], 0):
@@ -132,6 +135,41 @@ class Deputy:
         raise _nonsense()
 
     # -- the sleeper
+
+    def _demand_proof(self, person: Person) -> None:
+        """Have who asks read something that only an unconfined process of that user can.
+
+        Of Landlock a process shows nothing to others; but one that is confined by it may look into no process that is
+        not (landlock(7)). A sleeper is not: it would be the way out.
+
+        Raises
+        ------
+        Refused : it could not.
+        """
+        secret = os.urandom(16).hex()
+        stay, leave = os.pipe()
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _in_child(lambda: _be_looked_into(person, stay, secret), write)
+        os.close(stay)
+        os.close(write)
+        try:
+            with os.fdopen(read) as report:  # closed when it has become the other program
+                if failure := report.read():
+                    raise OSError(0, failure)
+            self._say({"prove": child})
+            said = self._connection.recv(MESSAGE_LIMIT)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(leave)
+        if not hmac.compare_digest(said, json.dumps({"proof": secret}).encode()):
+            raise Refused(
+                "The broker does not serve this process.",
+                "It may not look into other processes of its own user: it is confined by Landlock.",
+                "Start the kernel from outside of the sandbox.",
+            )
 
     def _start(self, person: Person, run_dir: int, listener: int) -> int:
         if self._pidfd >= 0:
@@ -397,6 +435,15 @@ def _lines(child: int, read: int, seconds: float) -> Iterator[dict[str, Any]]:
             for line in lines:
                 yield json.loads(line)
     os.waitpid(child, 0)
+
+
+def _be_looked_into(person: Person, stay: int, secret: str) -> None:
+    """Become a process of the user's that has a secret in its environment, until `stay` is closed or it is killed."""
+    cgroups.join(person.cgroups)  # its user can make it do anything
+    os.dup2(stay, 0)
+    become(person)
+    program = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
+    os.execve(program[0], program, {PROOF: secret})
 
 
 def _make_namespaces(person: Person, run_dir: int, listener: int, report: int) -> None:

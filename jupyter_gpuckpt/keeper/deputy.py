@@ -3,7 +3,8 @@
 Every connection to the broker's socket is a deputy of its own, for one sleeper. Messages are JSON, one a packet
 (``SOCK_SEQPACKET``), and files travel as descriptors, which the caller has opened with the caller's own rights. There
 is no way to name a path, an option or a program. A request is ``{"do": VERB, ...}``; the answer is ``{"done": value}``
-or ``{"error": GpuckptError.as_dict()}``, before which there may be ``{"started": pid}``.
+or ``{"error": GpuckptError.as_dict()}``, before which there may be ``{"started": pid}``, or ``{"prove": pid}``: that is
+answered with ``{"proof": text}``, which stands as `PROOF` in the environment of that process of the same user.
 
 ==========  ==================  ===========================  ============================================
 verb        arguments           descriptors                  value
@@ -35,10 +36,11 @@ from ..freeze.criu import Left
 from ..freeze.criu_program import CriuProgram, find_criu
 from .protocol import peer_uid, short_path
 
-__all__ = ["MESSAGE_LIMIT", "Deputy", "is_needed", "usable_criu"]
+__all__ = ["MESSAGE_LIMIT", "PROOF", "Deputy", "is_needed", "usable_criu"]
 
 MESSAGE_LIMIT = 64 << 10
 """The longest message, in bytes."""
+PROOF = "GPUCKPT_PROOF"
 _ANSWER, _CHECK = 30.0, 120.0  # how long a deputy may be silent, in seconds
 _TIME_TO_END = 30.0  # how much longer than criu itself its deputy may take, in seconds
 
@@ -215,14 +217,26 @@ class Deputy:
                 if not raw:
                     raise ConnectionResetError(0, "it hung up")
                 answer = json.loads(raw)
-                if "started" not in answer:
+                if "prove" in answer:
+                    self._socket.send(json.dumps({"proof": _proof(int(answer["prove"]))}).encode())
+                elif "started" in answer:
+                    started(int(answer["started"]))
+                else:
                     break
-                started(int(answer["started"]))
         except OSError as e:
             raise _no_broker(settings.broker_socket(), e.strerror or str(e)) from e
         if "error" in answer:
             raise GpuckptError.from_dict(answer["error"])
         return answer["done"]
+
+
+def _proof(pid: int) -> str:
+    """Return what stands in the environment of another process; nothing where this one may not look into it."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    except OSError:
+        return ""
+    return next((value for name, _, value in (one.partition("=") for one in variables) if name == PROOF), "")
 
 
 def _connect() -> socket.socket:
