@@ -18,6 +18,7 @@ from ..keeper.listing import STATUS_TIMEOUT, running_kernels, with_snapshots
 from ..keeper.record import KernelFolder
 from ..keeper.summary import is_of
 from ..kernel import show
+from ..kernel.words import Usage
 from ..store import Manifest
 from . import output
 from .jobs import how_it_ended, restore_as, restore_ended, stop_job
@@ -102,7 +103,7 @@ def save(args: argparse.Namespace) -> int:
     """Save a kernel, or a job, under a name."""
     name = args.name or (args.kernel if jobs.named(args.kernel) is not None else "")
     if not name:
-        raise output.Usage(
+        raise Usage(
             "The snapshot needs a name.",
             "Only that of a job is called as the job is where nothing is said.",
             "Usage: jupyter gpuckpt save KERNEL NAME",

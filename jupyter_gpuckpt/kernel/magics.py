@@ -18,6 +18,7 @@ from ..errors import GpuckptError, StoreError, Unavailable
 from . import show
 from .agent import Agent
 from .hooks import generation_id
+from .words import Commands, Parser, Usage, duration, gpus, number
 
 HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a name; it runs on
     --with-files                              and keep the files that it needs, Python and its packages, with it
@@ -47,54 +48,38 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
 `f = %gpuckpt fork -n 3` returns in each: f.copy is None here, and 0, 1, 2 in the copies.
 Functions of your own around a save: jupyter_gpuckpt.before_save(fn), jupyter_gpuckpt.after_restore(fn)."""
 
-_SUBCOMMANDS = (
-    *(
-        "autosleep",
-        "awake",
-        "diff",
-        "fork",
-        "help",
-        "hibernate",
-        "list",
-        "log",
-        "move",
-        "mv",
-        "panel",
-        "pin",
-        "restore",
-        "rm",
-        "save",
-        "show",
-        "sleep",
-        "status",
-        "tag",
-    ),
-    "unpin",
-    "wake",
-)
 _IN_A_TERMINAL = frozenset(
-    {"check", "doctor", "export", "gc", "import", "keep", "kernels", "pull", "push", "recipient", "remote", "repair"}
-    | {"setup", "sign", "stop", "trust"}
+    {"broker", "check", "doctor", "exec", "export", "forget", "gc", "import", "keep", "kernels", "logs", "ps", "pull"}
+    | {"push", "recipient", "remote", "repair", "setup", "sign", "stop", "trust"}
 )
 _NAME_SNAPSHOTS = ("diff", "fork", "mv", "pin", "restore", "rm", "show", "tag", "unpin")
 _PROGRESS_AFTER = 1.0  # seconds
 
 
-class _Usage(GpuckptError):
-    """The line after ``%gpuckpt`` is not one that it knows."""
+class _Parser(Parser):
+    """A parser whose help is that of ``%gpuckpt help``."""
 
-
-class _Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
-        # Neither prefixes of options, which would change meaning with the next option, nor argparse's own help.
-        super().__init__(**kwargs, add_help=False, allow_abbrev=False)
+        super().__init__(**kwargs, add_help=False)
 
-    def error(self, message: str) -> NoReturn:
-        raise _Usage("That is not a %gpuckpt command.", f"{message}.", "`%gpuckpt help` lists them all.")
+    def usage_text(self) -> str:
+        about = _help_of(self.prog.partition(" ")[2])
+        return f"Type it as follows.\n{about}" if about else "`%gpuckpt help` lists all commands."
 
 
-def _parser() -> _Parser:
-    parser = _Parser(prog="%gpuckpt")
+def _help_of(command: str) -> str:
+    """Return the lines of the help that are about one command."""
+    about, is_its = [], False
+    for line in HELP.partition("\n\n")[0].splitlines():
+        if line.startswith("%gpuckpt"):
+            is_its = command in line.partition("  ")[0].replace("·", " ").split()
+        if is_its:
+            about.append(line)
+    return "\n".join(about)
+
+
+def _parser() -> tuple[Parser, Commands]:
+    parser: Parser = _Parser(prog="%gpuckpt")
     commands = parser.add_subparsers(dest="command", parser_class=_Parser)
     save = commands.add_parser("save")
     save.add_argument("name")
@@ -104,14 +89,14 @@ def _parser() -> _Parser:
     save.add_argument("--wait", action="store_true")
     restore = commands.add_parser("restore")
     restore.add_argument("name", nargs="?", default="")
-    restore.add_argument("--gpu", type=_gpus, default=[])
+    restore.add_argument("--gpu", type=gpus, default=[])
     fork = commands.add_parser("fork")
     fork.add_argument("name", nargs="?", default="")
-    fork.add_argument("-n", "--count", type=int, default=1)
+    fork.add_argument("-n", "--count", type=number, default=1)
     fork.add_argument("--save", default="")
     fork.add_argument("--reseed", action="store_true")
-    fork.add_argument("--gpu", type=_gpus, default=[])
-    commands.add_parser("move").add_argument("--gpu", type=_gpus, required=True)
+    fork.add_argument("--gpu", type=gpus, default=[])
+    commands.add_parser("move").add_argument("--gpu", type=gpus, required=True)
     commands.add_parser("show").add_argument("name")
     commands.add_parser("rm").add_argument("names", nargs="+")
     diff = commands.add_parser("diff")
@@ -126,27 +111,11 @@ def _parser() -> _Parser:
     tag.add_argument("name")
     tag.add_argument("tags", nargs="*")
     tag.add_argument("--remove", action="append", default=[])
-    commands.add_parser("autosleep").add_argument("after", type=_duration)
+    commands.add_parser("autosleep").add_argument("after", type=duration)
     commands.add_parser("awake").add_argument("state", choices=["on", "off"])
     for plain in ("list", "log", "panel", "sleep", "hibernate", "status", "wake", "help"):
         commands.add_parser(plain)
-    return parser
-
-
-def _duration(text: str) -> float | None:
-    """Return the seconds that a text such as ``30m`` means; None for ``off``."""
-    return settings.parse_duration(text)
-
-
-_duration.__name__ = "time such as 45s, 30m or 2h"  # argparse names it when it is none
-
-
-def _gpus(text: str) -> list[int]:
-    """Return the numbers of GPUs that a text such as ``1`` or ``1,0`` names."""
-    return [int(number) for number in text.split(",")]
-
-
-_gpus.__name__ = "number of a GPU"  # argparse names it when it is none
+    return parser, commands
 
 
 class Gpuckpt:
@@ -173,18 +142,21 @@ class Gpuckpt:
         try:
             words = shlex.split(line)
         except ValueError as e:
-            raise _Usage("That line cannot be read.", f"{e}.", "Close the quotation.") from None
-        if words and words[0] in _IN_A_TERMINAL:
-            raise _Usage(
-                f"%gpuckpt has no {words[0]}: it is a command of the terminal's.",
-                "It works on what is stored, not on this kernel.",
-                f"Run `!jupyter gpuckpt {words[0]} …` in a cell, or the same without the `!` in a terminal.",
-            )
-        asks_for_help = not words or {"-h", "--help"} & {words[0], words[-1]}
-        args = _parser().parse_args(["help"] if asks_for_help else words)
-        if args.command in (None, "help"):
+            raise Usage("That line cannot be read.", f"{e}.", "Close the quotation.") from None
+        parser, commands = _parser()
+        if not words or words[0] in ("help", "-h", "--help"):
             print(HELP)
             return None
+        if words[0] in _IN_A_TERMINAL:
+            raise Usage(
+                f"%gpuckpt has no {words[0]}: it is a command of the terminal's.",
+                "It is not about this kernel alone.",
+                f"Run `!jupyter gpuckpt {words[0]} …` in a cell, or the same without the `!` in a terminal.",
+            )
+        if words[0] in commands.choices and words[-1] in ("-h", "--help"):
+            print(_help_of(words[0]))
+            return None
+        args = parser.parse(words, commands)
         do: Callable[[argparse.Namespace], Any] = getattr(self, f"_{args.command}")
         return do(args)
 
@@ -345,7 +317,7 @@ class Gpuckpt:
         words = event.line.split()
         before = words[1:] if event.line.endswith(" ") else words[1:-1]
         if not before:
-            return list(_SUBCOMMANDS)
+            return sorted(_parser()[1].choices)
         if before[0] in _NAME_SNAPSHOTS and self._agent is not None:
             with contextlib.suppress(GpuckptError):
                 return [s["name"] for s in self._agent.request("list")["snapshots"]]
