@@ -181,7 +181,7 @@ class Gpuckpt:
             "with_files": args.with_files,
             "patience": None if args.wait else settings.save_patience(),
         }
-        with self._progress(f"Saving {args.name}") as progress:
+        with self._progress(agent, f"Saving {args.name}") as progress:
             writing = _Writing(progress)
             saved = show.Saved(agent.request("save", request, progress.take, None if args.wait else writing.take))
             progress.finish(saved)
@@ -191,7 +191,7 @@ class Gpuckpt:
 
     def _restore(self, args: argparse.Namespace) -> NoReturn:
         agent = self._keeper()
-        with self._progress(f"Restoring {args.name or 'the latest snapshot'}") as progress:
+        with self._progress(agent, f"Restoring {args.name or 'the latest snapshot'}") as progress:
             # The restored kernel goes on from here: it completes the display, and the cell.
             asked = agent.cells.describe(progress.display_id())
             agent.request("restore", {"name": args.name, "gpus": args.gpu, **asked}, progress.take)
@@ -206,30 +206,30 @@ class Gpuckpt:
             "gpus": args.gpu,
             "reseed": args.reseed,
         }
-        with self._progress("Forking") as progress:
+        with self._progress(agent, "Forking") as progress:
             forked = show.Forked(agent.request("fork", request, progress.take))
             progress.finish(forked)
         return forked
 
     def _move(self, args: argparse.Namespace) -> None:
         agent = self._keeper()
-        with self._progress("Moving") as progress:
+        with self._progress(agent, "Moving") as progress:
             progress.finish(show.Moved(agent.request("move", {"gpus": args.gpu}, progress.take)))
 
     def _sleep(self, _: argparse.Namespace) -> None:
         agent = self._keeper()
         # The display is completed when the kernel sleeps: that is after this cell.
-        progress = _Progress("Falling asleep when this cell has ended", self._shell)
+        progress = _Progress("Falling asleep when this cell has ended", self._shell, agent.cells.shows_updates())
         agent.sleeping.wish(agent.cells.describe(progress.display_id()))
 
     def _hibernate(self, _: argparse.Namespace) -> None:
         agent = self._keeper()
-        progress = _Progress("Hibernating when this cell has ended", self._shell)
+        progress = _Progress("Hibernating when this cell has ended", self._shell, agent.cells.shows_updates())
         agent.sleeping.wish(agent.cells.describe(progress.display_id()), "hibernate")
 
     def _wake(self, _: argparse.Namespace) -> None:
         agent = self._keeper()
-        with self._progress("Waking") as progress:
+        with self._progress(agent, "Waking") as progress:
             progress.finish(show.Awake(agent.sleeping.wake(progress.take)))
 
     def _awake(self, args: argparse.Namespace) -> None:
@@ -326,8 +326,8 @@ class Gpuckpt:
         return []
 
     @contextlib.contextmanager
-    def _progress(self, verb: str) -> Iterator[_Progress]:
-        progress = _Progress(verb, self._shell)
+    def _progress(self, agent: Agent, verb: str) -> Iterator[_Progress]:
+        progress = _Progress(verb, self._shell, agent.cells.shows_updates())
         try:
             yield progress
         except BaseException:
@@ -336,10 +336,13 @@ class Gpuckpt:
 
 
 class _Progress:
-    """A line in the cell that says how far an operation is; shown from the first second on."""
+    """A line in the cell that says how far an operation is, shown from the first second on; its result replaces it.
 
-    def __init__(self, verb: str, shell: Any) -> None:
-        self._verb, self._shell = verb, shell
+    `updates` is whether the client shows what replaces a line. Where it does not, the result is a line of its own.
+    """
+
+    def __init__(self, verb: str, shell: Any, updates: bool) -> None:
+        self._verb, self._shell, self.updates = verb, shell, updates
         self._began = time.monotonic()
         self._handle: Any = None
 
@@ -349,23 +352,25 @@ class _Progress:
             return
         self._display({"text/plain": show.progress_text(self._verb, progress)})
 
-    def display_id(self) -> str:
-        """Return the id of the display, shown from now on."""
+    def display_id(self) -> str | None:
+        """Show the line from now on; return the id of the display that the result is to replace, if it can."""
         self._display({"text/plain": f"{self._verb} …"})
-        return str(self._handle.display_id)
+        return str(self._handle.display_id) if self.updates else None
 
     def finish(self, result: show.Saved | show.Forked | show.Moved | show.Awake) -> None:
         """Show the result in place of the progress."""
         result.already_shown_in = self._shell.execution_count
-        self._display(result.mime())
+        self.show(result)
 
     def clear(self) -> None:
         """Leave nothing of it: an error will be shown."""
         if self._handle is not None:
             self._display({"text/plain": ""})
 
-    def show(self, result: show.Saved) -> None:
-        """Show what has become of a result that was shown."""
+    def show(self, result: show.Saved | show.Forked | show.Moved | show.Awake) -> None:
+        """Show a result, or what has become of it since."""
+        if not self.updates:
+            self._handle = None
         self._display(result.mime())
 
     def _display(self, data: dict[str, str]) -> None:
@@ -408,6 +413,8 @@ class _Writing:
             print(f"{saved.name} was NOT saved. {saved.error}", file=sys.stderr)
         elif "progress" in message:
             saved.progress = show.progress_text("Being written", message["progress"])
+            if not self._progress.updates:
+                return  # a line for every part of it would be too many
         else:
             saved.complete(message["result"])
         self._progress.show(saved)
