@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from ..errors import NameTaken, StoreError
-from .durable import read_small, sync_folder, write_new
+from .durable import name_new, read_small, sync_folder, write_new
 from .layout import Layout
 from .manifest import MAX_SIZE
 from .sessions import Session
@@ -59,7 +58,7 @@ class Commit:
             if self._replace:
                 draft.rename(target)
             else:
-                os.link(draft, target)
+                name_new(draft, target)
         except FileExistsError:
             self.kept = False
             raise name_taken(self._name) from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import errno
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -19,7 +18,7 @@ from .collect import Collected, collect, sweep, used, would_collect
 from .committing import name_taken
 from .compact import compact
 from .contents import Contents
-from .durable import read_small, sync_folder, write_new
+from .durable import name_new, read_small, sync_folder, write_new
 from .failures import storing
 from .incoming import Incoming
 from .labels import Labels, read_labels, write_labels
@@ -364,11 +363,11 @@ class Store:
                     draft = self._layout.draft(session.id)
                     write_new(draft, signed)
                     try:
-                        os.link(draft, self._layout.manifest(new))
+                        name_new(draft, self._layout.manifest(new))
                     except FileExistsError:
                         raise name_taken(new) from None
                     finally:
-                        draft.unlink()
+                        draft.unlink(missing_ok=True)
                     sync_folder(self._layout.snapshots)
                     self._layout.manifest(name).unlink(missing_ok=True)
                     sync_folder(self._layout.snapshots)
