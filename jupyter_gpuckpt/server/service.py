@@ -25,11 +25,11 @@ from ..machine import doctor
 from ..machine.capability import why_unavailable
 from ..provisioner import ADOPT
 from ..store import Manifest, Progress, Store, check_name
-from ..store.pull import pull
-from ..store.push import push
-from ..store.remote import remote_at
-from ..store.remote_store import RemoteStore
-from ..store.sealing import own_secrets
+from ..store.transfer.pull import pull
+from ..store.transfer.push import push
+from ..store.transfer.remote_store import RemoteStore
+from ..store.transfer.remotes.remote import remote_at
+from ..store.transfer.sealing import own_secrets
 from .download import Send, download
 from .events import Events
 from .logs import keeper_log

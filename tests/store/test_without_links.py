@@ -13,8 +13,8 @@ from transfer_helpers import person, secrets_of
 
 from jupyter_gpuckpt.errors import NameTaken, StoreError
 from jupyter_gpuckpt.store import Store, durable
-from jupyter_gpuckpt.store.container import export_snapshot, import_snapshot, write_file
-from jupyter_gpuckpt.store.remote_folder import FolderRemote
+from jupyter_gpuckpt.store.transfer.container import export_snapshot, import_snapshot, write_file
+from jupyter_gpuckpt.store.transfer.remotes.folder import FolderRemote
 
 
 @pytest.fixture(autouse=True)
