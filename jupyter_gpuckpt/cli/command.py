@@ -426,6 +426,10 @@ def _as_told(error: BaseException) -> GpuckptError:
             "Where a save or restore was under way it may still be: `jupyter gpuckpt kernels` tells. What was sent or "
             "fetched is not sent or fetched again.",
         )
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        return GpuckptError(
+            f"{error.filename} is not there.", "There is no file or folder of that name.", "Check the path."
+        )
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename is not None else ""
         return GpuckptError(

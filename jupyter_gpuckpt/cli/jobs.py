@@ -95,7 +95,7 @@ def list_jobs(args: argparse.Namespace) -> int:
 
 
 def _table(found: list[dict[str, Any]], faults: list[GpuckptError]) -> str:
-    head = ["job", "pid", "memory", "GPU memory", "state", "started", "came from", "snapshots", "command"]
+    head = ["job", "pid", "memory", "GPU memory", "state", "started", "at or after", "snapshots", "command"]
     rows = [
         [
             job["job"],

@@ -49,7 +49,7 @@ def _add_snapshots(kernels: Sequence[dict[str, Any]], manifests: Sequence[Manife
 
 def _table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> str:
     # As a rule it fits a terminal of 80 columns; --json has the rest.
-    head = ["kernel", "notebook", "state", "pid", "memory", "on GPU", "freed", "came from"]
+    head = ["kernel", "notebook", "state", "pid", "memory", "on GPU", "freed", "at or after"]
     rows = [
         [
             kernel["kernel_id"][:_SHORT],

@@ -41,7 +41,7 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
 %gpuckpt pin NAME · unpin NAME                keep one from being removed or replaced, or no longer
 %gpuckpt tag NAME TAG [--remove TAG]          add tags to one, or take them away
 %gpuckpt panel                                all of that with buttons, in the cell
-%gpuckpt status                               this kernel, and the snapshot that it came from
+%gpuckpt status                               this kernel, and the snapshot that it came from or went to
 %gpuckpt help                                 this text
 
 `r = %gpuckpt save x` returns twice, like fork: r.restored is False now, and True after a restore of x.
@@ -165,7 +165,10 @@ class Gpuckpt:
             return self._agent
         reason = os.environ.get(settings.ENV_UNAVAILABLE)
         if reason:
-            raise GpuckptError.from_dict(json.loads(reason))
+            error = GpuckptError.from_dict(json.loads(reason))
+            # It was looked at when this kernel started, and is not looked at again.
+            error.then = f"{error.then} Then restart this kernel.".strip()
+            raise error
         raise Unavailable(
             "This kernel can be neither saved nor restored.",
             "It was not started by gpuckpt.",
@@ -304,7 +307,7 @@ class Gpuckpt:
             [
                 ("kernel", s["kernel_id"]),
                 ("state", s["state"]),
-                ("came from", (s["parent"] or {}).get("name", "a fresh start")),
+                ("at or after", (s["parent"] or {}).get("name", "a fresh start")),
                 ("pid", str(s["pid"])),
                 ("processes", str(len(s["pids"]))),
                 ("memory", show.size(s["memory"])),

@@ -21,17 +21,17 @@ _NOT_TRIED = "not tried, because namespaces cannot be made"
 def system_checks(served: Check | None = None) -> list[Check]:
     """Return the checks of what the system itself offers; on another system than Linux, only that.
 
-    `served` is, for a user without root, the check of the broker: what that makes is not tried here.
+    `served` is, for a user without root, the check of the broker: what only that, or root, can make is not tried here.
     """
     system = _platform()
     if not system.ok:
         return [system]
-    if served is not None and served.ok:
+    if served is not None:
         return [system, served, _shared_memory(), _memory()]
     namespaces = try_namespaces()
     return [
         system,
-        served or _rights(),
+        _rights(),
         _namespaces(namespaces),
         _pids(namespaces),
         _shared_memory(),

@@ -13,12 +13,15 @@ from .sessions import Session
 __all__ = ["Commit", "name_taken"]
 
 
-def name_taken(name: str) -> NameTaken:
-    """Return the error for a name that a snapshot has already."""
+def name_taken(name: str, *, replaceable: bool = True) -> NameTaken:
+    """Return the error for a name that a snapshot has already; `replaceable` is whether --replace can be added."""
+    then = f"Choose another name, or give that one another (`jupyter gpuckpt mv {name} NEW`)."
+    if replaceable:
+        then = f"Choose another name, give that one another (`jupyter gpuckpt mv {name} NEW`), or add --replace."
     return NameTaken(
         f"A snapshot named {name} exists already.",
         "a snapshot is never overwritten unless that is asked for",
-        f"Choose another name, give that one another (`jupyter gpuckpt mv {name} NEW`), or add --replace.",
+        then,
         name=name,
     )
 

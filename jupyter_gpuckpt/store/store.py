@@ -365,7 +365,7 @@ class Store:
                     try:
                         name_new(draft, self._layout.manifest(new))
                     except FileExistsError:
-                        raise name_taken(new) from None
+                        raise name_taken(new, replaceable=False) from None
                     finally:
                         draft.unlink(missing_ok=True)
                     sync_folder(self._layout.snapshots)
@@ -389,10 +389,11 @@ class Store:
         with storing(f"The snapshot {name} could not be signed.", self.root):
             sealed, signature = split(read_small(self._layout.manifest(name), MAX_SIZE))
             if signature is not None:
+                own = signature.key == self.trust.own()
                 raise Refused(
                     f"The snapshot {name} is signed already.",
-                    f"by the holder of the key {signature.key}",
-                    f"To trust all that they sign: `jupyter gpuckpt trust {signature.key}`.",
+                    "by you" if own else f"by the holder of the key {signature.key}",
+                    "" if own else f"To trust all that they sign: `jupyter gpuckpt trust {signature.key}`.",
                     name=name,
                     key=signature.key,
                 )

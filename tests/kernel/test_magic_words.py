@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from jupyter_gpuckpt.cli import command
@@ -87,3 +89,13 @@ def test_a_right_line_in_a_kernel_that_was_not_started_by_us_is_told_which_kerne
     error = refused("save a")
     assert isinstance(error, Unavailable)
     assert "Python 3 (gpuckpt)" in error.then
+
+
+def test_a_kernel_that_found_no_criu_when_it_started_is_to_be_restarted_once_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = Unavailable("No CRIU was found.", "It is not installed.", "Run `jupyter gpuckpt setup`.")
+    monkeypatch.setenv("GPUCKPT_UNAVAILABLE", json.dumps(found.as_dict()))
+    error = refused("list")
+    assert isinstance(error, Unavailable)
+    assert error.then == "Run `jupyter gpuckpt setup`. Then restart this kernel."

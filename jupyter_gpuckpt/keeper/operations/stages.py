@@ -38,9 +38,8 @@ class Stages:
 
     def check(self) -> None:
         if self._operation.cancelling.is_set():
-            of = f" of {self._operation.name!r}" if self._operation.name else ""
             raise Cancelled(
-                f"The {self._operation.kind}{of} was cancelled.",
+                f"The {self._operation.kind_and_name()} was cancelled.",
                 "It was interrupted.",
                 "The kernel is as it was, and no snapshot was made or changed.",
             )
