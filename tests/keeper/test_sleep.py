@@ -210,6 +210,23 @@ def test_a_wake_ends_a_sleep_that_has_just_begun(notebook: Notebook) -> None:
         assert not is_asleep(notebook)
 
 
+def test_a_cell_that_follows_one_that_asks_for_sleep_is_named_as_what_keeps_it_awake(notebook: Notebook) -> None:
+    def said() -> str:
+        while True:
+            message = notebook.client.get_iopub_msg(timeout=20)
+            text = str(message["content"].get("data", {}).get("text/plain", ""))
+            if "sleep" in text.lower() and not text.startswith("Falling"):
+                return text
+
+    for _ in range(5):
+        notebook.client.execute("%gpuckpt sleep")
+        notebook.client.execute("x = 1")
+        told = said()
+        # It was quicker than the cell, or it was not.
+        assert told.startswith("Asleep in ") or told == "Not asleep: another cell came."
+        assert notebook.value("x").endswith("1")
+
+
 # -- a keeper that is killed
 
 
