@@ -277,3 +277,7 @@ class Operation:
         """Note that all of the kernel has been taken, and is being stored."""
         self.writing = True
         self.settled.set()
+
+    def kind_and_name(self) -> str:
+        """Return what it is in words: a sleep or a wake has no name."""
+        return f"{self.kind} of {self.name!r}" if self.name else self.kind

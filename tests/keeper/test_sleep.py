@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import queue
 import signal
 import time
 from pathlib import Path
@@ -17,8 +15,11 @@ from keeper_faults import (
     Requested,
     assert_nothing_left,
     assert_works,
+    interrupt_twice,
+    is_asleep,
     keeper_pid,
     kill_keeper,
+    status,
 )
 from notebooks import Notebook, wait_until
 
@@ -27,18 +28,8 @@ from jupyter_gpuckpt.errors import Busy, Cancelled, KeeperGone
 pytestmark = pytest.mark.criu
 
 
-def status(notebook: Notebook) -> dict[str, Any]:
-    with notebook.keeper as keeper:
-        found: dict[str, Any] = keeper.request("status")
-    return found
-
-
 def ask(notebook: Notebook, op: str, **args: Any) -> Any:
     return Requested(notebook, op, args).outcome()
-
-
-def is_asleep(notebook: Notebook) -> bool:
-    return bool(status(notebook)["state"] == "sleeping")
 
 
 def test_a_cell_wakes_it_before_its_first_line_and_says_so(notebook: Notebook) -> None:
@@ -191,7 +182,7 @@ def test_it_is_shut_down_restarted_and_interrupted_in_its_sleep(notebook: Notebo
     notebook.manager.interrupt_kernel()
     assert is_asleep(notebook)
     notebook.manager.restart_kernel(now=False)
-    notebook.client.wait_for_ready(30)
+    notebook.wait_for_ready()
     assert status(notebook)["state"] == "running"
     assert notebook.value("'x' in globals()") == "False"
     ask(notebook, "sleep")
@@ -217,6 +208,23 @@ def test_a_wake_ends_a_sleep_that_has_just_begun(notebook: Notebook) -> None:
         assert isinstance(outcome, (dict, Cancelled, Busy)), outcome
         assert notebook.run("print(2)").shown[-1] == "2\n"
         assert not is_asleep(notebook)
+
+
+def test_a_cell_that_follows_one_that_asks_for_sleep_is_named_as_what_keeps_it_awake(notebook: Notebook) -> None:
+    def said() -> str:
+        while True:
+            message = notebook.client.get_iopub_msg(timeout=20)
+            text = str(message["content"].get("data", {}).get("text/plain", ""))
+            if "sleep" in text.lower() and not text.startswith("Falling"):
+                return text
+
+    for _ in range(5):
+        notebook.client.execute("%gpuckpt sleep")
+        notebook.client.execute("x = 1")
+        told = said()
+        # It was quicker than the cell, or it was not.
+        assert told.startswith("Asleep in ") or told == "Not asleep: another cell came."
+        assert notebook.value("x").endswith("1")
 
 
 # -- a keeper that is killed
@@ -278,7 +286,7 @@ def test_a_keeper_that_is_gone_when_a_cell_comes_is_waited_for(notebook: Noteboo
     cell = Asked(notebook, "x += 1")
     time.sleep(0.2)  # the cell may come before or after: it waits either way
     assert notebook.manager.is_alive()
-    assert cell.answer(30)["status"] == "ok"
+    assert cell.answer()["status"] == "ok"
     assert notebook.value("x") == "2"
 
 
@@ -314,24 +322,12 @@ def test_a_cell_that_waits_for_the_wake_can_be_interrupted_and_is_not_run(notebo
     os.kill(keeper_pid(notebook), signal.SIGSTOP)
     try:
         cell = Asked(notebook, "x = 2")
-        wait_until(lambda: says_it_wakes(notebook))
-        # The first one asks the keeper, which does not answer, to break the wake off; the second one ends the waiting.
-        while not cell.is_answered():
-            os.kill(kernel, signal.SIGINT)
-            time.sleep(0.1)
+        interrupt_twice(notebook, kernel, "wake")
+        assert cell.answer()["ename"] == "KeyboardInterrupt"
     finally:
         os.kill(keeper_pid(notebook), signal.SIGCONT)
-    assert cell.answer()["ename"] == "KeyboardInterrupt"
     assert notebook.run("print(x)").shown[-1] == "1\n"
     assert_works(notebook)
-
-
-def says_it_wakes(notebook: Notebook) -> bool:
-    """Tell whether the cell's note about the wake has come."""
-    with contextlib.suppress(queue.Empty):
-        content = notebook.client.get_iopub_msg(timeout=0.1)["content"]
-        return content.get("data", {}).get("text/plain") == "Waking the kernel …"
-    return False
 
 
 def test_the_kernel_is_killed_in_its_sleep(notebook: Notebook, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def scraped(server: Server, holds: Callable[[Samples], bool]) -> Samples:
         found = scrape(server)
         return holds(found)
 
-    wait_until(look, 60)
+    wait_until(look)
     return found
 
 

@@ -80,6 +80,12 @@ def fell_asleep(keeper: Keeper, gpu: GpuSleep) -> None:
 
 
 def _agent_of(keeper: Keeper) -> Link:
+    if keeper.launch.job:
+        raise Refused(
+            _NOT_ASLEEP,
+            "It is a job, which nothing would wake.",
+            f"Hibernate it: `jupyter gpuckpt hibernate {keeper.launch.job}`; `restore` brings it back.",
+        )
     if keeper.link is None or not keeper.launch.agent:
         raise Refused(
             _NOT_ASLEEP,
