@@ -16,17 +16,18 @@ from .. import settings
 from ..errors import GpuckptError, Refused
 from ..keeper.summary import summary
 from ..kernel import show
+from ..kernel.words import Usage
 from ..store import Manifest, Store
-from ..store.collect import Collected
-from ..store.container import export_snapshot, import_snapshot, write_file
-from ..store.pull import pull as fetch
-from ..store.push import push as send
-from ..store.remote import remote_at
-from ..store.remote_collect import GRACE, collect_remote
-from ..store.remote_listing import Listed, listed
-from ..store.remote_store import RemoteStore
-from ..store.sealing import Secrets, own_recipient, own_secrets
+from ..store.transfer.container import export_snapshot, import_snapshot, write_file
+from ..store.transfer.pull import pull as fetch
+from ..store.transfer.push import push as send
+from ..store.transfer.remote_collect import GRACE, collect_remote
+from ..store.transfer.remote_listing import Listed, listed
+from ..store.transfer.remote_store import RemoteStore
+from ..store.transfer.remotes.remote import remote_at
+from ..store.transfer.sealing import Secrets, own_recipient, own_secrets
 from ..store.trust import parse_key
+from ..store.upkeep.collect import Collected
 from . import output
 
 
@@ -120,9 +121,7 @@ def export(args: argparse.Namespace) -> int:
 
         if args.file == "-":
             if args.json:
-                raise output.Usage(
-                    "--json and a snapshot cannot both go to standard output.", "", "Leave out one of the two."
-                )
+                raise Usage("--json and a snapshot cannot both go to standard output.", "", "Leave out one of the two.")
             fill(sys.stdout.buffer)
             return output.DONE
         manifest = write_file(Path(args.file), fill, replace=args.replace)

@@ -12,7 +12,7 @@ from ..errors import GpuckptError
 from ..keeper.summary import is_of_notebook, summary
 from ..kernel import show
 from ..store import Manifest, Store
-from ..store.retention import keep_last, keep_under
+from ..store.upkeep.retention import keep_last, keep_under
 from . import output
 from .transfer import collect_at
 
@@ -141,7 +141,7 @@ def check(args: argparse.Namespace) -> int:
         for fault in found.faults
     ]
     touched = sorted({name for fault in found.faults for name in fault.snapshots})
-    looked = f"{found.snapshots} snapshots, {found.chunks} chunks" + (
+    looked = f"{found.snapshots} {'snapshot' if found.snapshots == 1 else 'snapshots'}, {found.chunks} chunks" + (
         f", {show.size(found.read)} read" * bool(found.read)
     )
     if not lines:

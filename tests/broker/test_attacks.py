@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.criu
 
 ASK = """
 import json, os, socket
+from jupyter_gpuckpt.keeper.deputy import _proof
 def ask(message, descriptors=(), connection=None):
     with connection or socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
         s.settimeout(60)
@@ -34,6 +36,10 @@ def ask(message, descriptors=(), connection=None):
         raw = message if isinstance(message, bytes) else json.dumps(message).encode()
         try:
             socket.send_fds(s, [raw], list(descriptors))
+            said = json.loads(s.recv(65536) or b'{"hung": "up"}')
+            if "prove" not in said:
+                return said
+            s.send(json.dumps({"proof": _proof(said["prove"])}).encode())
             return json.loads(s.recv(65536) or b'{"hung": "up"}')
         except ConnectionError:
             return {"hung": "up"}
@@ -171,6 +177,42 @@ assert libc.prctl(22, 2, program, 0, 0) == 0
         "ask({'do': 'criu'})",
     )
     assert "seccomp" in said["error"]["why"]
+
+
+LANDLOCKED = """
+import ctypes, struct, threading
+libc = ctypes.CDLL(None, use_errno=True)
+def landlocked(request, descriptors):
+    # Of its thread alone: that one may read nothing.
+    told = []
+    def ask_so():
+        rules = libc.syscall(444, struct.pack("Q", 1 << 2), 8, 0)
+        libc.prctl(38, 1, 0, 0, 0)
+        assert libc.syscall(446, rules, 0) == 0, os.strerror(ctypes.get_errno())
+        try:
+            open("/etc/passwd")
+        except PermissionError:
+            told.append(ask(request, descriptors))
+    thread = threading.Thread(target=ask_so)
+    thread.start()
+    thread.join()
+    return told[0]
+folder, listener = os.open(os.environ["HOME"], os.O_RDONLY), socket.socket(socket.AF_UNIX)
+listener.bind(os.environ["HOME"] + "/landlocked.sock")
+"""
+
+
+def test_25_a_process_under_landlock_cannot_leave_it_by_the_broker(alice: Person) -> None:
+    """Nothing tells others of Landlock; but who is confined by it cannot look into what is not."""
+    if ctypes.CDLL(None).syscall(444, None, 0, 1) < 1:
+        pytest.skip("this system has no Landlock")
+    alice.does(ASK, LANDLOCKED)
+    hold = f"{{'do': 'hold', 'pid': {sleeper_of(alice)}}}"
+    for request, brought in (("{'do': 'start'}", "(folder, listener.fileno())"), (hold, "()")):
+        said = alice.does(f"landlocked({request}, {brought})")
+        assert "Landlock" in said.get("error", {}).get("why", ""), said
+    assert alice.does("landlocked({'do': 'criu'}, ())")["done"]  # that starts nothing
+    assert asks(alice, hold) == {"done": True}
 
 
 def test_7_root_and_what_asks_for_it_are_not_served(machine: Machine) -> None:

@@ -185,7 +185,7 @@ def test_a_command_that_cannot_be_started(tmp_path: Path) -> None:
 
 def test_inside_a_kernel_no_job_is_started() -> None:
     refused = run("exec", "x", "--", "true", GPUCKPT_RUN_DIR="/dev/shm/gpuckpt")
-    assert "inside a kernel" in refused.err
+    assert "inside something that is held itself" in refused.err
 
 
 def test_of_two_that_want_one_name_one_gets_it_and_others_run_beside() -> None:
@@ -333,6 +333,15 @@ def test_one_is_hibernated_with_all_others_and_comes_back(tmp_path: Path) -> Non
     counter.restore()
     assert ask("udp", port) == "102"
     assert counter.lines() == ["ready", "101", "102"]
+
+
+def test_one_that_is_hibernated_alone_comes_back(tmp_path: Path) -> None:
+    counter, port = start_counter(tmp_path, "counter", "udp")
+    assert ask("udp", port) == "101"
+    assert "`restore counter` brings the job back." in run("hibernate", "counter").out
+    assert counter.told()["hibernated_as"]
+    counter.restore()
+    assert ask("udp", port) == "102"
 
 
 def test_words_behind_the_dashes_are_the_command_s() -> None:

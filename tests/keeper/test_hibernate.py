@@ -129,14 +129,23 @@ def test_from_a_cell(notebook: Notebook) -> None:
 
 def test_a_cell_that_runs_goes_on_when_it_is_woken(notebook: Notebook, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    code = f"import os, time\nprint('begun')\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nprint('went on')"
+    go.write_bytes(b"\0")
+    # It sees in memory that it may go on, and its end waits for no output: the agent may come later.
+    notebook.run(f"import mmap, sys\nwith open({str(go)!r}, 'r+b') as file: go = mmap.mmap(file.fileno(), 1)")
+    code = """
+print('begun', flush=True)
+sys.stdout.flush = sys.stderr.flush = lambda: None
+while not go[0]: pass
+"""
     cell = Asked(notebook, code)
     notebook.until_printed("begun")
     hibernate(notebook)
     assert not cell.is_answered()
+    with go.open("r+b") as file:
+        file.write(b"\1")
     wake(notebook)
-    go.touch()
     assert cell.answer()["status"] == "ok"
+    notebook.run("del sys.stdout.flush, sys.stderr.flush")
     assert_awake(notebook)
 
 

@@ -57,14 +57,23 @@ def test_a_cell_goes_on_before_the_disk_and_hears_of_the_end(notebook: Notebook)
     assert "Saved x: " in notebook.run("saved").text
 
 
-def test_the_end_is_shown_in_the_cell_that_asked(notebook: Notebook) -> None:
-    cell = notebook.client.execute("%gpuckpt save x")
-    told = []
-    while not told or not told[-1].startswith("Saved x: "):
+@pytest.mark.parametrize(("can_be_asked", "kind"), [(False, "update_display_data"), (True, "display_data")])
+def test_the_end_is_shown_in_the_cell_that_asked_and_anew_in_a_terminal(
+    notebook: Notebook, can_be_asked: bool, kind: str
+) -> None:
+    """What tells a terminal from a program that executes notebooks is that it can be asked for input."""
+    notebook.client.execute("%gpuckpt save x", allow_stdin=can_be_asked)
+    began = False
+    while True:
         message = notebook.client.get_iopub_msg(timeout=60)
-        if message["parent_header"].get("msg_id") == cell and "data" in message["content"]:
-            told.append(message["content"]["data"]["text/plain"])
-    assert "not saved until that is done" in told[-2]
+        text = str(message["content"].get("data", {}).get("text/plain", ""))
+        if text.startswith("Saved x: "):
+            assert message["msg_type"] == kind
+            assert began
+            return
+        if text:
+            began = True
+            assert "not saved until that is done" in text
 
 
 def test_waiting_is_to_be_had(notebook: Notebook) -> None:

@@ -37,7 +37,7 @@ def test_a_cell_wakes_it_before_its_first_line_and_says_so(notebook: Notebook) -
     slept = ask(notebook, "sleep")
     assert (slept["already"], slept["freed"]) == (False, 0)
     found = status(notebook)
-    assert (found["state"], found["gpu"]) == ("sleeping", {"held": 0, "freed": 0})
+    assert (found["state"], found["gpu"]) == ("sleeping", {"held": 0, "freed": 0, "host_memory": 0})
     assert found["asleep_since"] > found["started"]
     assert ask(notebook, "sleep")["already"]
     answer = notebook.run("print(x)")
@@ -136,6 +136,27 @@ def test_it_is_saved_in_its_sleep_and_restored_awake(notebook: Notebook) -> None
     assert_works(notebook)
 
 
+def test_a_cell_need_not_wait_until_a_save_in_its_sleep_is_on_the_disk(notebook: Notebook) -> None:
+    # A disk may be as quick as a wake: the more there is to write, the less so. One that waits for it never is first.
+    for size in (100, 200, 400, 800):
+        notebook.run(f"import os; x = 1; much = os.urandom({size} << 20)")
+        ask(notebook, "sleep")
+        saving = Requested(notebook, "save", {"name": "here", "replace": True})
+        with notebook.keeper as keeper:
+            while saving.is_alive() and keeper.request("status")["writing"] is None:
+                pass
+            assert notebook.run("x = 2; print(x)").shown[-1] == "2\n"
+            went_on = keeper.request("status")
+        assert isinstance(saving.outcome(60), dict), saving.outcome()
+        if went_on["writing"] == "here":
+            break
+    assert (went_on["state"], went_on["writing"]) == ("running", "here")
+    assert status(notebook)["writing"] is None
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value(f"(x, len(much) == {size} << 20)") == "(1, True)"
+    assert_works(notebook)
+
+
 def test_functions_around_a_save_run_in_a_kernel_that_is_awake(notebook: Notebook) -> None:
     notebook.run("import jupyter_gpuckpt; told = []; jupyter_gpuckpt.before_save(lambda: told.append(1))")
     ask(notebook, "sleep")
@@ -187,6 +208,23 @@ def test_a_wake_ends_a_sleep_that_has_just_begun(notebook: Notebook) -> None:
         assert isinstance(outcome, (dict, Cancelled, Busy)), outcome
         assert notebook.run("print(2)").shown[-1] == "2\n"
         assert not is_asleep(notebook)
+
+
+def test_a_cell_that_follows_one_that_asks_for_sleep_is_named_as_what_keeps_it_awake(notebook: Notebook) -> None:
+    def said() -> str:
+        while True:
+            message = notebook.client.get_iopub_msg(timeout=20)
+            text = str(message["content"].get("data", {}).get("text/plain", ""))
+            if "sleep" in text.lower() and not text.startswith("Falling"):
+                return text
+
+    for _ in range(5):
+        notebook.client.execute("%gpuckpt sleep")
+        notebook.client.execute("x = 1")
+        told = said()
+        # It was quicker than the cell, or it was not.
+        assert told.startswith("Asleep in ") or told == "Not asleep: another cell came."
+        assert notebook.value("x").endswith("1")
 
 
 # -- a keeper that is killed

@@ -269,7 +269,7 @@ def replaced(path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (deleted, "had 10 bytes, here No such file"),
+        (deleted, "had 10 bytes, is gone"),
         (shrunk, "had 10 bytes, here 3"),
         (grown, "had 10 bytes, here 19"),
         (replaced, "was a file, here a folder"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yama
 from leaks import mounts
 from notebooks import wait_until
 
@@ -124,3 +126,10 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+def test_where_nobody_may_trace_it_says_so() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("it takes root")
+    told = judged_under("unshare", "--mount", "--propagation", "private", *yama.saying(3))
+    assert "kernel.yama.ptrace_scope is 3" in told.why

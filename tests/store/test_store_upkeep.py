@@ -12,7 +12,7 @@ from store_helpers import everything, fill, litter, packs_of, read_back, save
 from jupyter_gpuckpt.errors import Damaged, NameTaken, NoSuchSnapshot, Pinned, StoreError
 from jupyter_gpuckpt.store import Manifest, Store
 from jupyter_gpuckpt.store.chunks import CHUNK
-from jupyter_gpuckpt.store.retention import keep_last, keep_under
+from jupyter_gpuckpt.store.upkeep.retention import keep_last, keep_under
 
 
 def flip(path: Path, at: int) -> None:
@@ -146,8 +146,9 @@ def test_a_renamed_snapshot_is_the_same_under_another_name(three: Store) -> None
     assert read_back(three, "uno") == before
     with pytest.raises(NoSuchSnapshot):
         three.get("one")
-    with pytest.raises(NameTaken):
+    with pytest.raises(NameTaken) as caught:
         three.rename("uno", "two")
+    assert "--replace" not in caught.value.then  # `mv` has none
     assert three.get("uno") == renamed
     assert litter(three) == []
 

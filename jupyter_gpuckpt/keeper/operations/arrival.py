@@ -22,12 +22,14 @@ from ...errors import (
 from ...freeze import cuda, images, random_state
 from ...freeze.criu_program import CriuProgram
 from ...store import Manifest, Snapshot
-from .. import deputy, fit, gate, kept_files, needs, placed_files
-from ..gpu_freeze import GpuReturn, parked_in
+from .. import deputy, fit
+from ..files import kept_files, needs, placed_files
+from ..files.needs import NeededFile
+from ..files.placed_files import Placement
+from ..gpu import gate
+from ..gpu.freeze import GpuReturn, parked_in
 from ..link import AgentSilent, Link
 from ..namespace import Namespace, run_path
-from ..needs import NeededFile
-from ..placed_files import Placement
 from ..ports import Places
 from ..staging import fits_in_memory, vram_files
 from . import criu_run
@@ -35,7 +37,7 @@ from .parts import CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM, WORKING_COPY
 from .stages import Stages
 
 if TYPE_CHECKING:
-    from ..process import Keeper
+    from ..kernel_life import Keeper
 
 log = logging.getLogger("gpuckpt.keeper")
 

@@ -22,18 +22,19 @@ from ...errors import (
 )
 from ...freeze import images, processes
 from ...store import Snapshot
-from .. import fit, ports, sharing
+from .. import fit, ports
 from ..deputy import usable_criu
+from ..gpu import sharing
 from ..link import AgentSilent
 from ..ports import Places
 from ..record import Operation
 from ..summary import is_of, summary
 from .arrival import Verified, put_in_place, request_of, resume
 from .parts import CRIU_IMAGES
-from .stages import Stages, to_nobody
+from .stages import Stages, Tell, to_nobody
 
 if TYPE_CHECKING:
-    from ..process import Keeper, Tell
+    from ..kernel_life import Keeper
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -147,11 +148,11 @@ async def bring_up(keeper: Keeper, order: Mapping[str, Any]) -> None:
     ------
     GpuckptError, OSError : it did not come up.
     """
-    operation = keeper.operation = Operation("restore", str(order["name"]))
-    try:
-        result = await restore(keeper, operation, dict(order), to_nobody)
-    finally:
-        keeper.operation = keeper.state.operation = None
+    with keeper.operations.begin("restore", str(order["name"])) as operation:
+        try:
+            result = await restore(keeper, operation, dict(order), to_nobody)
+        finally:
+            keeper.state.operation = None
     keeper.notes = result["warnings"]
     keeper.note_state()
 

@@ -30,11 +30,12 @@ from ...errors import (
 from ...freeze import criu, cuda, images, pages, processes
 from ...freeze.criu_program import CriuProgram, version_text
 from ...store import Manifest, Writer
-from ...store.retention import keep_last, keep_under
-from .. import comparison, fit, kept_files, needs, ports
+from ...store.upkeep.retention import keep_last, keep_under
+from .. import comparison, fit, ports
 from ..deputy import usable_criu
-from ..gpu_freeze import GpuFreeze
-from ..gpu_sleep import FrozenAsleep
+from ..files import kept_files, needs
+from ..gpu.freeze import GpuFreeze
+from ..gpu.sleep import FrozenAsleep
 from ..link import AgentSilent, Link
 from ..namespace import Namespace
 from ..record import now
@@ -42,10 +43,10 @@ from ..staging import Staging
 from ..summary import held_by, is_of, summary
 from . import criu_run
 from .parts import CRIU_IMAGES, VRAM
-from .stages import Stages
+from .stages import Stages, Tell
 
 if TYPE_CHECKING:
-    from ..process import Keeper, Tell
+    from ..kernel_life import Keeper
     from ..record import Operation
 
 log = logging.getLogger("gpuckpt.keeper")
@@ -115,7 +116,7 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
             await stages.enter("writing")
             # The kernel runs: it does not wait for what is written about files, nor for their copies.
             await describe(keeper, writer, taken, args)
-            operation.writing = True
+            operation.let_kernel_go()
             letting_go = asyncio.create_task(_let_go(operation, args, writer.id, taken.frozen, stages, tell))
             try:
                 manifest = await commit(keeper, writer, taken, program, stages, args)

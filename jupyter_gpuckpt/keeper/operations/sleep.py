@@ -16,17 +16,18 @@ from ... import settings
 from ...errors import Busy, Cancelled, GpuckptError, KernelLost, Refused
 from ...freeze import cuda, processes
 from ...freeze.cuda_waits import CudaWaits
-from ..gpu_sleep import GpuSleep
+from ..gpu.sleep import GpuSleep
 from ..link import AgentSilent, Link
 from ..record import now
 from ..staging import vram_files
-from .stages import Stages
+from .stages import Stages, Tell
+from .wake_at_touch import wake_at_touch
 
 if TYPE_CHECKING:
-    from ..process import Keeper, Tell
+    from ..kernel_life import Keeper
     from ..record import Operation
 
-__all__ = ["ASLEEP", "FALLING_ASLEEP", "WAKING", "sleep", "tell_awake"]
+__all__ = ["ASLEEP", "FALLING_ASLEEP", "WAKING", "fell_asleep", "host_memory", "sleep", "tell_awake"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -65,13 +66,26 @@ async def sleep(keeper: Keeper, operation: Operation, args: dict[str, Any], tell
             raise
         await tell_awake(link, keeper)
         raise _not_asleep(e) from e
-    keeper.fell_asleep(gpu)
+    fell_asleep(keeper, gpu)
     with contextlib.suppress(AgentSilent):
         await link.send({"call": "asleep", "id": 0, "args": {"gpu": bool(gpu.freed)}})
     return {"already": False, "freed": gpu.freed, "seconds": stages.seconds()}
 
 
+def fell_asleep(keeper: Keeper, gpu: GpuSleep) -> None:
+    """Note that the kernel sleeps, and wake it when it touches a GPU."""
+    keeper.asleep = gpu
+    if gpu.freed and keeper.state.sleep is not None:
+        keeper.in_background(wake_at_touch(keeper, gpu, keeper.state.sleep.get("waits", ())))
+
+
 def _agent_of(keeper: Keeper) -> Link:
+    if keeper.launch.job:
+        raise Refused(
+            _NOT_ASLEEP,
+            "It is a job, which nothing would wake.",
+            f"Hibernate it: `jupyter gpuckpt hibernate {keeper.launch.job}`; `restore` brings it back.",
+        )
     if keeper.link is None or not keeper.launch.agent:
         raise Refused(
             _NOT_ASLEEP,
@@ -128,7 +142,7 @@ async def _fall_asleep(keeper: Keeper, link: Link, agent: Mapping[str, Any], sta
 
     await stages.enter(FALLING_ASLEEP, cancellable=False)
     await gpu.fall_asleep(link, kernel, int(agent.get("parkable", 0)), note_parked)
-    noted.update(stage=ASLEEP, since=now())
+    noted.update(stage=ASLEEP, since=now(), host=await asyncio.to_thread(gpu.host_memory))
     try:
         keeper.save_state()
     except OSError:
@@ -145,6 +159,13 @@ def _note(keeper: Keeper, noted: dict[str, Any]) -> None:
     except OSError:
         keeper.state.sleep = None
         raise
+
+
+def host_memory(noted: Mapping[str, Any]) -> dict[str, int]:
+    """Return what `GpuSleep.host_memory` said of a kernel that sleeps, by `State.sleep`."""
+    # Older versions did not look, and took as much as was freed.
+    found: dict[str, int] = noted.get("host", {"beside": noted["freed"], "inside": 0})
+    return found
 
 
 async def tell_awake(link: Link, keeper: Keeper) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...errors import (
-    Cancelled,
-)
+from ...errors import Cancelled
 
 if TYPE_CHECKING:
-    from ..process import Tell
     from ..record import Operation
 
 _T = TypeVar("_T")
+
+Tell = Callable[[dict[str, Any]], Awaitable[None]]
+"""Passes on to whoever asked how far an operation is."""
 
 
 async def to_nobody(_: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ class Stages:
     def check(self) -> None:
         if self._operation.cancelling.is_set():
             raise Cancelled(
-                f"The {self._operation.kind} of {self._operation.name!r} was cancelled.",
+                f"The {self._operation.kind_and_name()} was cancelled.",
                 "It was interrupted.",
                 "The kernel is as it was, and no snapshot was made or changed.",
             )

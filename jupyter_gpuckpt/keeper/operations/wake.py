@@ -9,13 +9,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ...errors import DriverError, Refused
-from .. import sharing
+from ..gpu import sharing
 from .hibernate import come_back
 from .sleep import ASLEEP, WAKING, tell_awake
-from .stages import Stages
+from .stages import Stages, Tell
 
 if TYPE_CHECKING:
-    from ..process import Keeper, Tell
+    from ..kernel_life import Keeper
     from ..record import Operation
 
 __all__ = ["awaken", "wake"]

@@ -15,10 +15,11 @@ from ...errors import GpuckptError
 from ...freeze import processes
 from ...freeze.cuda_waits import CudaWaits
 from ..link import AgentSilent
+from .stages import to_nobody
 
 if TYPE_CHECKING:
-    from ..gpu_sleep import GpuSleep
-    from ..process import Keeper
+    from ..gpu.sleep import GpuSleep
+    from ..kernel_life import Keeper
 
 __all__ = ["wake_at_touch"]
 
@@ -37,12 +38,12 @@ async def wake_at_touch(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequen
         await asyncio.sleep(_LOOK)
         looks += 1
         busy = keeper.link is not None and keeper.link.busy
-        if keeper.operation is not None or not (busy or looks % _IDLE_LOOKS == 0 or waits.is_suspicious):
+        if keeper.operations.holds_kernel or not (busy or looks % _IDLE_LOOKS == 0 or waits.is_suspicious):
             continue
         if await asyncio.to_thread(waits.new):
             log.info("the kernel touches a GPU in its sleep")
             try:
-                await keeper.do("wake", {}, _nobody)
+                await keeper.ask("wake", {}, to_nobody)
             except GpuckptError as e:
                 log.warning("the kernel, which touches a GPU in its sleep, was not woken: %s", e)
                 if not told and keeper.link is not None:
@@ -61,7 +62,3 @@ def _waits(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequence[int]]) -> 
         if parked is not None and kernel is not None:
             others = [thread for thread in [processes.outer_thread(kernel, parked.thread)] if thread]
     return CudaWaits(asleep.pids, known, others)
-
-
-async def _nobody(_: object) -> None:
-    """Tell nobody: nobody asked."""

@@ -1,0 +1,130 @@
+"""One operation at a time: which one is under way, and which ones wait for it.
+
+Only a wake does not wait for a save that is being written: what was taken is not the sleeping kernel's any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from ..errors import Busy
+from .operations.stages import Stages, Tell
+from .record import Operation
+
+__all__ = ["OneAtATime"]
+
+_IS_WAITED_FOR = ("sleep", "wake")
+"""Operations that others wait for: who asks for something of a kernel need not know that it falls asleep or wakes."""
+_BESIDE_WRITING = ("wake",)
+"""Operations that may be under way beside a save that is being written."""
+
+
+class OneAtATime:
+    """The operations on one kernel.
+
+    Attributes
+    ----------
+    idle : set while there is none.
+    """
+
+    def __init__(self) -> None:
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._under_way: list[Operation] = []
+        self._queued: list[Operation] = []
+
+    @property
+    def current(self) -> Operation | None:
+        """The one under way, the latest where there are two; None for none."""
+        return self._under_way[-1] if self._under_way else None
+
+    @property
+    def holds_kernel(self) -> bool:
+        """Whether there is one that needs the kernel as it is."""
+        return not all(operation.writing for operation in self._under_way)
+
+    @property
+    def writes(self) -> str | None:
+        """The name of the snapshot that is being written while the kernel runs on; None for none."""
+        return next((operation.name for operation in self._under_way if operation.writing), None)
+
+    @property
+    def queued(self) -> list[str]:
+        """The kinds of those that wait until that is done."""
+        return [operation.kind for operation in self._queued]
+
+    async def wait_for_others(self, kind: str, *, patient: bool) -> None:
+        """Wait for what is under way where that is right for an operation of this kind; a wake breaks off a sleep."""
+        while (under_way := self.current) is not None and not self._may_begin_beside(kind):
+            soon = patient and (under_way.kind in _IS_WAITED_FOR or kind == "wake")
+            if not (soon or under_way.answering):
+                return
+            if kind == "wake" and under_way.kind in ("sleep", "hibernate"):
+                under_way.cancelling.set()
+            await under_way.settled.wait()
+
+    def _may_begin_beside(self, kind: str) -> bool:
+        return kind in _BESIDE_WRITING and not self.holds_kernel
+
+    async def wait_until_written(self, kind: str, name: str, tell: Tell) -> None:
+        """Wait for a save whose kernel runs on already to be on the disk, where there is one; a wake need not.
+
+        Raises
+        ------
+        Cancelled : nobody wants to wait any longer.
+        """
+        writing = self.writes
+        if writing is None or self._may_begin_beside(kind):
+            return
+        operation = Operation(kind, name)
+        stages = Stages(operation, tell)
+        self._queued.append(operation)
+        try:
+            await stages.enter(f"waiting until {writing} is written")
+            await stages.or_cancelled(self.idle.wait())
+        finally:
+            self._queued.remove(operation)
+
+    @contextlib.contextmanager
+    def begin(self, kind: str, name: str) -> Iterator[Operation]:
+        """Have an operation under way for as long as the context lasts.
+
+        Raises
+        ------
+        Busy : another one is.
+        """
+        if self.current is not None and not self._may_begin_beside(kind):
+            raise Busy(
+                f"The kernel is busy with a {self.current.kind_and_name()}.",
+                "One operation is done at a time.",
+                "Wait for it, or cancel it, and ask again.",
+            )
+        operation = Operation(kind, name)
+        self._under_way.append(operation)
+        self.idle.clear()
+        try:
+            yield operation
+        finally:
+            self._under_way.remove(operation)
+            operation.settled.set()
+            if not self._under_way:
+                self.idle.set()
+
+    def cancel(self, kind: str) -> bool:
+        """Cancel the operation of this kind, or the one there is; what waits for its turn comes first.
+
+        Returns whether there was one that can be cancelled.
+        """
+        for operation in (*self._queued, *reversed(self._under_way)):
+            if kind in ("", operation.kind) and operation.cancellable:
+                operation.cancelling.set()
+                return True
+        return False
+
+    def break_off(self) -> None:
+        """Cancel what is under way, but for a save that is being written."""
+        for operation in self._under_way:
+            if not operation.writing:
+                operation.cancelling.set()
