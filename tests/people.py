@@ -152,13 +152,13 @@ class Person:
         """Start a kernel of ours, called ``notebook`` from then on."""
         self.does(
             "from jupyter_client import KernelManager",
-            "from notebooks import Notebook",
+            "from notebooks import Notebook, wait_for_ready",
             "manager = KernelManager(kernel_name='python3-gpuckpt')",
             "manager.start_kernel()",
             "client = manager.client()",
             "client.start_channels()",
             "notebook = Notebook(manager, client)",
-            "client.wait_for_ready(60)",
+            "wait_for_ready(client)",
         )
 
     def runs(self, cell: str) -> str:
@@ -230,7 +230,7 @@ class Machine:
         ready = self.folder / "ready"
         hold = ["/bin/sh", "-c", f"touch {ready}; exec sleep infinity"]
         holder = subprocess.Popen(["unshare", "--mount", "--propagation", "private", *opening_ways, *hold], cwd="/")
-        wait_until(lambda: holder.poll() is not None or ready.exists(), 30)
+        wait_until(lambda: holder.poll() is not None or ready.exists())
         self.entering = ["nsenter", "--mount", f"--target={holder.pid}"]
         return holder
 
@@ -260,7 +260,7 @@ class Machine:
             self._broker = subprocess.Popen(
                 self._argv, cwd="/", env=self.environment, stdout=log, stderr=log, umask=self.umask
             )
-        wait_until(lambda: self._broker.poll() is not None or "listens" in self.log.read_text(), 30)
+        wait_until(lambda: self._broker.poll() is not None or "listens" in self.log.read_text())
 
     def restart(self) -> None:
         """End the broker, and start another."""
@@ -349,7 +349,7 @@ class Machine:
             seen.append(look())
             return bool(seen[-1] == seen[-2])
 
-        wait_until(same, 30)
+        wait_until(same)
         return seen[-1]
 
     def close(self) -> None:
@@ -358,5 +358,5 @@ class Machine:
                 person.close()
         for process in (self._broker, self._holder):
             process.terminate()
-            process.wait(30)
+            process.wait(60)
         shutil.rmtree(self.folder)

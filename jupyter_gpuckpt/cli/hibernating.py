@@ -10,6 +10,7 @@ from typing import Any
 from ..keeper import client, jobs
 from ..keeper.idle.preemption import Outcome, hibernate_all, write_report
 from ..kernel import show
+from ..kernel.words import Usage
 from . import output
 from .kernels import operate
 
@@ -19,7 +20,7 @@ __all__ = ["hibernate"]
 def hibernate(args: argparse.Namespace) -> int:
     """Hibernate a kernel, or all of them."""
     if args.all == bool(args.kernel) or (args.deadline is not None and not args.all):
-        raise output.Usage(
+        raise Usage(
             "That cannot be hibernated.",
             "Neither a kernel nor --all was named, or both; or --deadline without --all.",
             "Usage: jupyter gpuckpt hibernate KERNEL, or: jupyter gpuckpt hibernate --all [--deadline SECONDS]",

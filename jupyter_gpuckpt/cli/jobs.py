@@ -20,6 +20,7 @@ from ..keeper.listing import STATUS_TIMEOUT, all_jobs, with_snapshots
 from ..keeper.record import KERNEL_LOG, OUTPUT, KernelFolder, Launch
 from ..keeper.summary import summary
 from ..kernel import show
+from ..kernel.words import Usage
 from ..machine.capability import why_unavailable
 from ..store import Manifest, Store
 from . import output
@@ -39,7 +40,7 @@ _PIECE = 1 << 20
 def exec_(args: argparse.Namespace) -> int:
     """Start a command as a job, and leave it."""
     if not args.words:
-        raise output.Usage(
+        raise Usage(
             "There is no command to start.",
             "It stands behind two dashes.",
             "Usage: jupyter gpuckpt exec NAME -- COMMAND [ARGUMENT ...]",
@@ -97,7 +98,7 @@ def list_jobs(args: argparse.Namespace) -> int:
 
 
 def _table(found: list[dict[str, Any]], faults: list[GpuckptError]) -> str:
-    head = ["job", "pid", "memory", "GPU memory", "state", "started", "came from", "snapshots", "command"]
+    head = ["job", "pid", "memory", "GPU memory", "state", "started", "at or after", "snapshots", "command"]
     rows = [
         [
             job["job"],
@@ -140,7 +141,7 @@ def how_it_ended(status: int | None, snapshot: str | None = None) -> str:
 def logs(args: argparse.Namespace) -> int:
     """Print what a job has written; with --follow also what it goes on to write, until it has ended."""
     if args.json and args.follow:
-        raise output.Usage(
+        raise Usage(
             "That is not a command of jupyter gpuckpt.",
             "--json prints one document, and --follow has no end.",
             "Leave out one of them.",

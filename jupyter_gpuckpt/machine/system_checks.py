@@ -22,21 +22,21 @@ _NOT_TRIED = "not tried, because namespaces cannot be made"
 def system_checks(served: Check | None = None) -> list[Check]:
     """Return the checks of what the system itself offers; on another system than Linux, only that.
 
-    `served` is, for a user without root, the check of the broker: what that makes is not tried here.
+    `served` is, for a user without root, the check of the broker: what only that, or root, can make is not tried here.
     """
     system = _platform()
     if not system.ok:
         return [system]
-    if served is not None and served.ok:
+    if served is not None:
         return [system, served, _shared_memory(), *confinement_checks(with_root=False), _memory()]
     namespaces = try_namespaces()
     return [
         system,
-        served or _rights(),
+        _rights(),
         _namespaces(namespaces),
         _pids(namespaces),
         _shared_memory(),
-        *confinement_checks(served is None),
+        *confinement_checks(with_root=True),
         _memory(),
     ]
 

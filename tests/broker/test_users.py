@@ -114,7 +114,7 @@ def test_a_kernel_counts_to_the_control_group_of_its_user(person: Callable[..., 
 
 
 def _remove(group: Path) -> None:
-    wait_until(lambda: not (group / "cgroup.procs").read_text(), 30)
+    wait_until(lambda: not (group / "cgroup.procs").read_text())
     group.rmdir()
 
 

@@ -279,7 +279,7 @@ def test_following_goes_on_through_a_restore_until_the_end(tmp_path: Path) -> No
     assert following.stdout.readline() == b"line 2\n"  # written again, by the restored one; line 1 is not
     for n in (2, 3, 4):
         (gate / str(n)).touch()
-    rest, said = following.communicate(timeout=20)
+    rest, said = following.communicate(timeout=60)
     assert rest == b"line 3\nline 4\n"
     assert said == b"-- restored: one\n"
     assert following.returncode == 0
@@ -315,7 +315,7 @@ def test_nothing_of_one_is_left_when_it_is_forgotten(tmp_path: Path) -> None:
     job.restore("here")
     assert len(processes_of(tmp_path)) >= 4
     job.kill()
-    wait_until(lambda: not processes_of(tmp_path), 10, "processes are left")
+    wait_until(lambda: not processes_of(tmp_path), what="processes are left")
     left = {path.name for path in folder_of("tidy").iterdir()}
     assert left == {"launch.json", "state.json", "output", "keeper.log", "keeper.lock"}
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder_of("tidy").iterdir())

@@ -110,12 +110,13 @@ def test_root_without_rights_fails_and_every_failure_has_a_mend() -> None:
     assert_each_failure_has_a_mend(document["checks"])
 
 
-def test_another_user_is_told_all_that_is_missing() -> None:
+def test_another_user_is_told_the_one_thing_that_is_missing() -> None:
     done = run("doctor", "--json", under=NOBODY)
     assert done.returncode == 4, done.stderr
     checks = json.loads(done.stdout)["checks"]
     amiss = {check["name"] for check in checks if check["required"] and not check["ok"]}
-    assert amiss >= {"rights", "namespaces", "process ids"}
+    # All else takes root or the broker, which has a CRIU of its own: nothing that this user could do about it helps.
+    assert amiss - {"store"} == {"rights"}  # the store of this test is root's
     assert_each_failure_has_a_mend(checks)
 
 
