@@ -160,9 +160,11 @@ class Deputy:
         os.close(stay)
         os.close(write)
         try:
-            with os.fdopen(read) as report:  # closed when it has become the other program
+            with os.fdopen(read, "rb", buffering=0) as report:  # closed when it has become the other program
+                if not select.select([report], [], [], _START_TIMEOUT)[0]:
+                    raise TimeoutError(0, "it hangs inside the system")
                 if failure := report.read():
-                    raise OSError(0, failure)
+                    raise OSError(0, failure.decode())
             self._say({"prove": child})
             in_time = select.select([self._connection], [], [], _START_TIMEOUT)[0]
             said = self._connection.recv(MESSAGE_LIMIT) if in_time else b""
@@ -435,6 +437,9 @@ def _lines(child: int, read: int, seconds: float) -> Iterator[dict[str, Any]]:
     with os.fdopen(read, "rb", buffering=0) as pipe:
         while True:
             if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                # Its user can have frozen it, with its control group. It is not left behind, to be one of many.
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
                 raise TimeoutError(0, "it hangs inside the system")
             more = pipe.read(1 << 16)
             if not more:
