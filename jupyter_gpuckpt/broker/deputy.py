@@ -169,9 +169,10 @@ class Deputy:
             in_time = select.select([self._connection], [], [], _START_TIMEOUT)[0]
             said = self._connection.recv(MESSAGE_LIMIT) if in_time else b""
         finally:
-            os.kill(child, signal.SIGKILL)
+            os.close(leave)  # it ends, as long as its user lets it
+            with contextlib.suppress(PermissionError):  # without CAP_KILL
+                os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            os.close(leave)
         if not hmac.compare_digest(said, json.dumps({"proof": secret}).encode()):
             raise Refused(
                 "The broker does not serve this process.",
