@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ..keeper import client
+from ..keeper import client, jobs
 from ..keeper.idle.preemption import Outcome, hibernate_all, write_report
 from ..keeper.jobs import job_of
 from ..kernel import show
@@ -28,7 +28,9 @@ def hibernate(args: argparse.Namespace) -> int:
         )
     if args.all:
         return _hibernate_all(args)
-    found = operate(args.kernel, "hibernate", {}, "Hibernating")
+    # Nobody would wake a job in its place: it ends, and is restored.
+    how = {"end": True} if jobs.named(args.kernel) is not None else {}
+    found = operate(args.kernel, "hibernate", how, "Hibernating")
     output.result(args.json, found, show.Hibernated(found).text())
     return output.DONE
 

@@ -311,6 +311,7 @@ class Gpuckpt:
                 ("pid", str(s["pid"])),
                 ("processes", str(len(s["pids"]))),
                 ("memory", show.size(s["memory"])),
+                *_asleep(s["gpu"]),
                 ("generation", generation_id()),
             ]
         )
@@ -336,6 +337,14 @@ class Gpuckpt:
         except BaseException:
             progress.clear()
             raise
+
+
+def _asleep(gpu: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what `%gpuckpt status` says of a kernel's GPU memory while it sleeps; nothing while it is awake."""
+    if not gpu["freed"]:
+        return []
+    held = gpu.get("host_memory", gpu["freed"])  # a keeper of an older version does not know
+    return [("freed on GPUs", show.size(gpu["freed"])), ("in host memory for it", show.size(held))]
 
 
 class _Progress:
