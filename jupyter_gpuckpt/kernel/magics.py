@@ -370,9 +370,13 @@ class _Progress:
         return str(self._handle.display_id) if self.updates else None
 
     def finish(self, result: show.Saved | show.Forked | show.Moved | show.Awake) -> None:
-        """Show the result in place of the progress."""
+        """Show the result in place of the progress; a restored kernel leaves what its cell showed when it was saved.
+
+        The cell that asked for the restore says what came of that.
+        """
         result.already_shown_in = self._shell.execution_count
-        self.show(result)
+        if not result.restored:
+            self.show(result)
 
     def clear(self) -> None:
         """Leave nothing of it: an error will be shown."""

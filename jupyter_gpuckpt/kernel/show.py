@@ -51,6 +51,8 @@ class _Shown:
     """
 
     already_shown_in: int | None = None
+    restored = False
+    """Whether it is given to a kernel that has been restored, or to a copy."""
 
     def text(self) -> str:
         raise TypeError("made by the classes below")
