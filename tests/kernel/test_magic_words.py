@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,8 +77,20 @@ def test_help_of_one_command_is_about_that_one(line: str, capsys: pytest.Capture
     assert capsys.readouterr().out.startswith("%gpuckpt pin NAME · unpin NAME  ")
 
 
+def completed(line: str) -> list[str]:
+    return Gpuckpt(None, None).complete(None, SimpleNamespace(line=line))
+
+
+def test_commands_options_and_states_are_completed() -> None:
+    assert {"save", "restore", "unpin"} <= set(completed("%gpuckpt "))
+    assert completed("%gpuckpt save x --") == ["--replace", "--with-files", "--wait"]
+    assert "--reseed" in completed("%gpuckpt fork --r")
+    assert completed("%gpuckpt awake o") == ["on", "off"]
+    assert completed("%gpuckpt nonsense ") == []
+
+
 def test_the_help_of_every_command_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in Gpuckpt(None, None).complete(None, type("Event", (), {"line": "%gpuckpt "})):
+    for name in completed("%gpuckpt "):
         Gpuckpt(None, None)(f"{name} --help")
         assert "%gpuckpt" in capsys.readouterr().out, name
 
