@@ -151,10 +151,13 @@ class Gpuckpt:
             print(HELP)
             return None
         if words[0] in _IN_A_TERMINAL:
+            then = f"Run `!jupyter gpuckpt {words[0]} …` in a cell, or the same without the `!` in a terminal."
+            if words[0] == "exec":  # what a kernel starts would end with it
+                then = "Run `jupyter gpuckpt exec …` in a terminal."
             raise Usage(
                 f"%gpuckpt has no {words[0]}: it is a command of the terminal's.",
                 "It is not about this kernel alone.",
-                f"Run `!jupyter gpuckpt {words[0]} …` in a cell, or the same without the `!` in a terminal.",
+                then,
             )
         if words[0] in commands.choices and words[-1] in ("-h", "--help"):
             print(_help_of(words[0]))

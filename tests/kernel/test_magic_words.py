@@ -58,6 +58,11 @@ def test_a_line_that_is_wrong_is_told_what_is_wrong_and_how_it_is_typed(line: st
     assert typed.count("%gpuckpt") == 1
 
 
+def test_what_cannot_be_run_in_a_cell_either_is_not_advised() -> None:
+    assert "`!jupyter gpuckpt push …` in a cell" in refused("push it there").then
+    assert "cell" not in refused("exec train -- true").then
+
+
 def test_a_misspelt_command_is_told_what_may_be_meant() -> None:
     error = refused("resotre before")
     assert error.what == "%gpuckpt has no command 'resotre'."
