@@ -26,7 +26,7 @@ from . import ptrace
 from .line_program import LineProgram
 from .processes import open_files, outer_thread
 
-__all__ = ["PARKED", "Parked", "Parking", "is_supported", "refuse"]
+__all__ = ["PARKED", "Parked", "Parking", "is_supported", "refuse", "run_on"]
 
 log = logging.getLogger("gpuckpt.parking")
 
@@ -201,10 +201,6 @@ class Parking:
                 raise self._error("copied", self._holder.last_words())
             self._is_whole = True
 
-    def run_on(self) -> None:
-        """Let the process's Python run on while its memory is parked: once the process is checkpointed."""
-        self._say("sleep")
-
     def rest(self) -> None:
         """Have the holder give up all that it has on the GPU: the process has its memory from the file, later."""
         self._holds = self._ready = False
@@ -353,10 +349,19 @@ class Parking:
 
 def refuse(run_dir: Path) -> None:
     """Let a process go on that has come to the place where it parks, should it be there; it is not parked."""
+    _tell(run_dir, b"no\n")
+
+
+def run_on(run_dir: Path) -> None:
+    """Let the Python of a process run on whose memory is parked, should it be: once the process is checkpointed."""
+    _tell(run_dir, b"sleep\n")
+
+
+def _tell(run_dir: Path, line: bytes) -> None:
     with contextlib.suppress(OSError):  # nobody reads
         fifo = os.open(run_dir / PARKING_FIFOS[0], os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            os.write(fifo, b"no\n")
+            os.write(fifo, line)
         finally:
             os.close(fifo)
 

@@ -85,6 +85,9 @@ _TAKES_IT = ("save", "hibernate")
 _IS_WAITED_FOR = ("sleep", "wake")
 """Operations that others wait for: who asks for something of a kernel need not know that it falls asleep or wakes."""
 
+_BREAKS_OFF = {"wake": ("sleep", "hibernate"), "restore": ("wake",)}
+"""What an operation ends that is under way: a kernel that is wanted need not sleep, nor one wake that is given up."""
+
 Tell = Callable[[dict[str, Any]], Awaitable[None]]
 
 
@@ -241,7 +244,7 @@ class Keeper:
         if self.space is not None:
             self.keep_output()
             await self.space.kill()
-        await self._forget_sleep()
+        await self.forget_sleep()
 
     def fell_asleep(self, asleep: GpuSleep) -> None:
         """Note that the kernel sleeps, and wake it when it touches a GPU."""
@@ -249,7 +252,7 @@ class Keeper:
         if asleep.freed and self.state.sleep is not None:
             self.in_background(wake_at_touch(self, asleep, self.state.sleep.get("waits", ())))
 
-    async def _forget_sleep(self) -> None:
+    async def forget_sleep(self) -> None:
         """End what helps a kernel that sleeps: it has ended."""
         asleep, self.asleep = self.asleep, None
         if asleep is not None:
@@ -446,7 +449,7 @@ class Keeper:
             self.operation.cancelling.set()
         for space in self._spaces:
             await space.kill()
-        await self._forget_sleep()
+        await self.forget_sleep()
         if self.link is not None:
             self.link.close()
         if self.doorman is not None:
@@ -606,12 +609,12 @@ class Keeper:
         return kernel is not None and await asleep.is_all(kernel)
 
     async def _wait_for_others(self, kind: str, *, patient: bool) -> None:
-        """Wait for what is under way where that is right for an operation of this kind; a wake breaks off a sleep."""
+        """Wait for what is under way where that is right for an operation of this kind, or break it off."""
         while (under_way := self.operation) is not None:
             soon = patient and (under_way.kind in _IS_WAITED_FOR or kind == "wake")
             if not (soon or under_way.answering):
                 return
-            if kind == "wake" and under_way.kind in ("sleep", "hibernate"):
+            if under_way.kind in _BREAKS_OFF.get(kind, ()):
                 under_way.cancelling.set()
             await self.idle.wait()
 

@@ -15,12 +15,15 @@ from ...errors import (
 from .. import gate
 from ..gpu_freeze import GpuReturn
 from ..gpu_sleep import GpuSleep
+from ..late_vram import LateVram
 from ..staging import vram_files
 from .criu_run import end_criu
 from .hibernate import finish_wake, remove_broken_off
+from .parts import VRAM
 from .restore import answer_from_fresh, failed_restore
 from .save import resume_processes
 from .sleep import ASLEEP, WAKING, tell_awake
+from .wake import bring_back
 
 if TYPE_CHECKING:
     from ..process import Keeper
@@ -79,9 +82,12 @@ async def _mend_sleep(keeper: Keeper) -> None:
     assert noted is not None
     assert link is not None
     vram = vram_files(space)
-    asleep = GpuSleep.noted(keeper.worker, space, noted, vram)
+    late = LateVram(keeper.store, noted["late"], VRAM, vram.outside) if "late" in noted else None
+    asleep = GpuSleep.noted(keeper.worker, space, noted, vram, late)
     if noted["stage"] == ASLEEP and await asleep.is_whole():
         keeper.fell_asleep(asleep)
+        if late is not None:
+            keeper.in_background(bring_back(keeper))
         return
     log.warning("the keeper before this one died while the kernel was %s", noted["stage"])
     gpu = await GpuReturn.after(keeper.worker, space, noted, vram)

@@ -21,7 +21,7 @@ from ...errors import (
     RestoreFailed,
 )
 from ...freeze import images, processes
-from ...store import Snapshot
+from ...store import Manifest, Snapshot
 from .. import fit, ports, sharing
 from ..deputy import usable_criu
 from ..link import AgentSilent
@@ -31,6 +31,7 @@ from ..summary import is_of, summary
 from .arrival import Verified, put_in_place, request_of, resume
 from .parts import CRIU_IMAGES
 from .stages import Stages, to_nobody
+from .wake import awaken, tell_not_woken
 
 if TYPE_CHECKING:
     from ..process import Keeper, Tell
@@ -58,9 +59,18 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     leaving = processes.descendants(before.pid) if before is not None else []
     gpus = [int(gpu) for gpu in args.get("gpus") or ()]
     check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, leaving)
-    fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, gpus))
-    verified = await Verified.of(keeper, manifest, request, program, fits, leaving, stages)
+    fits, at_once = None, _why_at_once(manifest)
+    if args.get("lazy") and manifest.process["cuda"] and not at_once:
+        fits = await asyncio.to_thread(functools.partial(check, keeper.marks, gpus, gpu_room_later=True))
+        if fits.gpu_map is not None:
+            fits, at_once = None, "what it has on a GPU comes to another one"
+    lazily = fits is not None
+    if fits is None:
+        fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, gpus))
+    verified = await Verified.of(keeper, manifest, request, program, fits, leaving, stages, lazily=lazily)
     snapshot, new, gpu, warnings = verified.snapshot, verified.new, verified.gpu, verified.warnings
+    if args.get("lazy") and manifest.process["cuda"] and not lazily:
+        warnings.append(f"All of it was waited for: {at_once}.")
     try:
         places: Places | None = None
         if keeper.launch.job:
@@ -76,6 +86,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     except BaseException:
         await verified.discard()
         raise
+    waking: asyncio.Task[dict[str, Any]] | None = None
     try:
         # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
         await keeper.give_up()
@@ -84,15 +95,25 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
             await _until_ports_are_free(snapshot, places, stages)
         else:
             places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file)
-        tidying_gpu = await put_in_place(keeper, snapshot, new, program, gpu, places, peers)
+        tidying_gpu = await put_in_place(keeper, snapshot, new, program, gpu, places, peers, late=verified.late)
         # criu is done with them, and the memory that they lie in may be much.
         tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
-        result = {**summary(snapshot.manifest), "restored": True, "warnings": warnings}
+        result = {**summary(snapshot.manifest), "restored": True, "lazy": lazily, "warnings": warnings}
         operation.answering = True
+        if lazily:
+            # At the same time: what the kernel does on its way, such as its hooks, may need the GPU already.
+            operation.kind, operation.cancellable = "wake", True
+            waking = asyncio.create_task(awaken(keeper, stages))
         await resume(new.link, snapshot, asked, result, stages)
+        if lazily:
+            result["answered"] = stages.seconds()
         await asyncio.gather(tidying, tidying_gpu)
     except (GpuckptError, OSError) as e:
         log.exception("the restore of %r failed", name)
+        await _break_off(waking)
+        await keeper.forget_sleep()
+        if verified.late is not None:
+            await verified.late.close()
         await new.discard()
         operation.answering = True
         if keeper.launch.job:
@@ -102,7 +123,46 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     finally:
         await asyncio.to_thread(snapshot.close)
     keeper.state.parent = {"name": snapshot.manifest.name, "id": snapshot.manifest.id}
+    if waking is not None:
+        keeper.state.operation = None  # whoever holds the kernel next has one that sleeps
+        keeper.note_state()
+        await _until_awake(keeper, waking)
     return {**result, "seconds": stages.seconds()}
+
+
+def _why_at_once(manifest: Manifest) -> str:
+    """Return why a kernel cannot run while it has no GPU state yet; nothing where it can."""
+    if not manifest.kernel["agent"]:
+        return "it is no kernel with an agent, which could be told"
+    if not manifest.kernel.get("waits_for_gpu"):
+        return "not every call of it to CUDA would wait (it was saved by an older version, or with GPUCKPT_PARKING=off)"
+    if list(manifest.process["cuda"]) != [manifest.process["pid"]]:
+        return "children of it use a GPU, too"
+    return ""
+
+
+async def _break_off(waking: asyncio.Task[dict[str, Any]] | None) -> None:
+    """End the wake of a kernel that is given up."""
+    if waking is not None:
+        waking.cancel()
+        await asyncio.wait([waking])
+
+
+async def _until_awake(keeper: Keeper, waking: asyncio.Task[dict[str, Any]]) -> None:
+    """Wait until the restored kernel has what it had on GPUs; where it cannot have it, it is told.
+
+    Raises
+    ------
+    Refused, StoreError, Cancelled : it sleeps.
+    KernelLost : its GPU state could not be brought back.
+    """
+    try:
+        await waking
+    except GpuckptError as e:
+        log.warning("the restored kernel has no GPU state: %s", e)
+        if keeper.link is not None:
+            await tell_not_woken(keeper.link, e)
+        raise
 
 
 def _latest(keeper: Keeper) -> str:

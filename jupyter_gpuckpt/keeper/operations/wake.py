@@ -5,22 +5,28 @@ Where it cannot, the kernel sleeps on, unharmed, and wakes at a later try.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from ...errors import DriverError, Refused
+from ...errors import Cancelled, DriverError, GpuckptError, Refused, StoreError
 from .. import sharing
+from ..link import AgentSilent, Link
 from .hibernate import come_back
 from .sleep import ASLEEP, WAKING, tell_awake
-from .stages import Stages
+from .stages import Stages, to_nobody
 
 if TYPE_CHECKING:
+    from ..gpu_sleep import GpuSleep
+    from ..late_vram import LateVram
     from ..process import Keeper, Tell
     from ..record import Operation
 
-__all__ = ["awaken", "wake"]
+__all__ = ["awaken", "bring_back", "tell_not_woken", "wake"]
 
 log = logging.getLogger("gpuckpt.keeper")
+
+READING = "reading what it had on the GPU"
 
 _STILL_ASLEEP = "The kernel was not woken; it sleeps on, and nothing of it is lost."
 
@@ -51,6 +57,8 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
         noted["parked"] = parked
         keeper.note_state()
 
+    if gpu.late is not None:
+        await _until_whole(keeper, gpu, gpu.late, stages)
     async with sharing.turn(gpu.needs, stages):
         if gpu.needs:
             await sharing.make_room(keeper, gpu.needs, stages, _STILL_ASLEEP, gpu.wishes)
@@ -66,3 +74,46 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
     await tell_awake(link, keeper)
     keeper.tidy(gpu.tidy())
     return {"already": False, "back": gpu.freed, "seconds": stages.seconds()}
+
+
+async def _until_whole(keeper: Keeper, gpu: GpuSleep, late: LateVram, stages: Stages) -> None:
+    """Wait until all of the kernel's GPU memory is out of the store.
+
+    Raises
+    ------
+    Refused : it is damaged, or there is no room for it; it can be tried again.
+    Cancelled : it was not waited for.
+    """
+    await stages.enter(READING)
+    try:
+        await late.whole(stages)
+    except Cancelled:
+        raise
+    except StoreError as e:
+        name = late.snapshot["name"]
+        raise Refused(
+            f"The kernel runs without the GPU: what it had there, in the snapshot {name}, could not be read.",
+            f"{e.what} {e.why}",
+            f"{e.then} Until then a cell is not run, and what waits for the GPU goes on waiting.",
+            **e.data,
+        ) from e
+    gpu.late = None
+    if keeper.state.sleep is not None:
+        keeper.state.sleep.pop("late", None)
+    keeper.note_state()
+
+
+async def bring_back(keeper: Keeper) -> None:
+    """Wake a restored kernel whose keeper died before its GPU state was back."""
+    try:
+        await keeper.do("wake", {}, to_nobody)
+    except GpuckptError as e:
+        log.warning("the restored kernel has no GPU state: %s", e)
+        if keeper.link is not None:
+            await tell_not_woken(keeper.link, e)
+
+
+async def tell_not_woken(link: Link, error: GpuckptError) -> None:
+    """Tell the kernel why it still sleeps: a cell that waits for the GPU shows it, and the next one wakes it first."""
+    with contextlib.suppress(AgentSilent):
+        await link.send({"call": "not_woken", "id": 0, "args": {"error": error.as_dict()}})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ...errors import GpuckptError
 from ...freeze import processes
 from ...freeze.cuda_waits import CudaWaits
-from ..link import AgentSilent
+from .wake import tell_not_woken
 
 if TYPE_CHECKING:
     from ..gpu_sleep import GpuSleep
@@ -47,8 +47,7 @@ async def wake_at_touch(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequen
                 log.warning("the kernel, which touches a GPU in its sleep, was not woken: %s", e)
                 if not told and keeper.link is not None:
                     told = True
-                    with contextlib.suppress(AgentSilent):
-                        await keeper.link.send({"call": "not_woken", "id": 0, "args": {"error": e.as_dict()}})
+                    await tell_not_woken(keeper.link, e)
                 await asyncio.sleep(_AGAIN)
 
 
