@@ -26,7 +26,7 @@ from . import ptrace
 from .line_program import LineProgram
 from .processes import open_files, outer_thread
 
-__all__ = ["PARKED", "Parked", "Parking", "is_supported", "refuse", "run_on"]
+__all__ = ["PARKED", "Parked", "Parking", "is_supported", "make_fifos", "refuse", "run_on"]
 
 log = logging.getLogger("gpuckpt.parking")
 
@@ -94,10 +94,7 @@ class Parking:
         self._heard = b""
         self._still: LineProgram | None = None
         self._spare: list[LineProgram] = []
-        names = [run_dir / name for name in PARKING_FIFOS]
-        for name in names:
-            with contextlib.suppress(FileExistsError):
-                os.mkfifo(name, 0o600)
+        names = make_fifos(run_dir)
         self._to, self._from = (os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC) for name in names)
         for fifo in (self._to, self._from):  # of a save that was broken off
             with contextlib.suppress(BlockingIOError):
@@ -345,6 +342,15 @@ class Parking:
             number=None,
             name="PARKING",
         )
+
+
+def make_fifos(run_dir: Path) -> list[Path]:
+    """Make what a process that parks is talked to through, which a restored one has open; return the paths."""
+    names = [run_dir / name for name in PARKING_FIFOS]
+    for name in names:
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(name, 0o600)
+    return names
 
 
 def refuse(run_dir: Path) -> None:

@@ -234,6 +234,7 @@ class GpuReturn:
         """
         if self._parked is None or self._parking is not None:
             return
+        parking_.make_fifos(self._space.run_dir)
         gpus = {gpu.uuid: gpu for gpu in await asyncio.to_thread(self._worker.gpus)}
         uuid = (self._gpu_map or {}).get(self._parked.gpu, self._parked.gpu)
         gpu = gpus[place_of(uuid, gpus)]

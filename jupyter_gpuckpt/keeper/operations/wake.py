@@ -94,7 +94,8 @@ async def _until_whole(keeper: Keeper, gpu: GpuSleep, late: LateVram, stages: St
         raise Refused(
             f"The kernel runs without the GPU: what it had there, in the snapshot {name}, could not be read.",
             f"{e.what} {e.why}",
-            f"{e.then} Until then a cell is not run, and what waits for the GPU goes on waiting.",
+            f"{e.then} Any restore replaces this kernel. Until its GPU memory can be read, no cell of it is run, and "
+            "what waits for the GPU goes on waiting.",
             **e.data,
         ) from e
     gpu.late = None
