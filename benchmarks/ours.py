@@ -25,20 +25,23 @@ class OurKernel:
         self.client.start_channels()
         self.client.wait_for_ready(60)
 
-    def save(self) -> tuple[float, float, int]:
+    def save(self, name: str = "benchmark") -> tuple[float, float, int]:
         """Save; return for how long the kernel stood still, how long the cell took (seconds), and the bytes stored.
 
-        The snapshot before is removed first: the disk need hold one.
+        The snapshot of this name is removed first: the disk need not hold it twice.
         """
-        store = Store(settings.store_dir())
-        with contextlib.suppress(NoSuchSnapshot):
-            store.remove("benchmark")
+        self.remove(name)
         began = time.perf_counter()
-        said = self.run("r = %gpuckpt save --wait benchmark\nprint('RESULT', [r.frozen_seconds, int(r.restored)])")
+        said = self.run(f"r = %gpuckpt save --wait {name}\nprint('RESULT', [r.frozen_seconds, int(r.restored)])")
         seconds = time.perf_counter() - began
         frozen, restored = json.loads(said.partition("RESULT ")[2])
         assert not restored
-        return frozen, seconds, store.get("benchmark").stored
+        return frozen, seconds, Store(settings.store_dir()).get(name).stored
+
+    def remove(self, name: str) -> None:
+        """Remove a snapshot, where there is one, and what only it needs."""
+        with contextlib.suppress(NoSuchSnapshot):
+            Store(settings.store_dir()).remove(name)
 
     def restore(self) -> float:
         """Restore; return the time until the cell after it is answered, in seconds."""

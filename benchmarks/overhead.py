@@ -1,7 +1,8 @@
 """What a kernel that can be saved costs while nothing is saved, beside a plain one: ``python -m benchmarks.overhead``.
 
-A training loop's time a step (medians of several rounds, alternating), the GPU memory that the process takes, and the
-time from starting the kernel until it has answered its first cell.
+A training loop's time a step (medians of several rounds, alternating), the GPU memory that a kernel with it takes by
+NVML's account (nothing else may use the GPUs meanwhile), and the time from starting the kernel until it has answered
+its first cell.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import statistics
 import time
 
 from jupyter_client import KernelManager
+
+from jupyter_gpuckpt.freeze.nvml import Nvml
 
 from .cells import run
 
@@ -52,22 +55,22 @@ def main() -> None:
             client.stop_channels()
             manager.shutdown_kernel(now=True)
     kernels = {}
+    memory: dict[str, int] = {}
     for name in names:
         manager = KernelManager(kernel_name=name)
         manager.start_kernel()
         client = manager.client()
         client.start_channels()
         client.wait_for_ready(60)
+        free = _free()
         run(client, _TRAINING)
+        memory[name] = free - _free()
         kernels[name] = (manager, client)
     step: dict[str, list[float]] = {name: [] for name in names}
-    memory: dict[str, int] = {}
     try:
         for _ in range(rounds):
             for name, (_, client) in kernels.items():
                 step[name].append(json.loads(run(client, "print(seconds())")))
-        for name, (_, client) in kernels.items():
-            memory[name] = json.loads(run(client, "print(torch.cuda.memory_reserved())"))
     finally:
         for manager, client in kernels.values():
             client.stop_channels()
@@ -75,8 +78,12 @@ def main() -> None:
     for name in names:
         print(
             f"{name}: start to first cell {statistics.median(starts[name]):.3f} s, "
-            f"a step {statistics.median(step[name]) * 1e3:.4f} ms, {memory[name] / 2**20:.0f} MiB reserved"
+            f"a step {statistics.median(step[name]) * 1e3:.4f} ms, {memory[name] / 2**20:.0f} MiB of GPU memory"
         )
+
+
+def _free() -> int:
+    return sum(int(gpu["free"]) for gpu in Nvml().gpus())
 
 
 if __name__ == "__main__":

@@ -99,6 +99,10 @@ class PlainKernel:
         self.run("pass")
         return time.perf_counter() - began
 
+    def forget(self) -> None:
+        """Remove the images: the disk need not hold them beside our snapshot."""
+        shutil.rmtree(self._images)
+
     def _run_criu(self, *arguments: str) -> None:
         self._inside("env", "-i", *self._criu.argv, *arguments, *_FLAGS)
 

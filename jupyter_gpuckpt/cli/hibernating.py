@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..keeper import client
-from ..keeper.preemption import Outcome, hibernate_all, write_report
+from ..keeper.idle.preemption import Outcome, hibernate_all, write_report
 from ..kernel import show
 from . import output
 from .kernels import operate

@@ -17,16 +17,16 @@ from ..errors import GpuckptError, Refused
 from ..keeper.summary import summary
 from ..kernel import show
 from ..store import Manifest, Store
-from ..store.collect import Collected
-from ..store.container import export_snapshot, import_snapshot, write_file
-from ..store.pull import pull as fetch
-from ..store.push import push as send
-from ..store.remote import remote_at
-from ..store.remote_collect import GRACE, collect_remote
-from ..store.remote_listing import Listed, listed
-from ..store.remote_store import RemoteStore
-from ..store.sealing import Secrets, own_recipient, own_secrets
+from ..store.transfer.container import export_snapshot, import_snapshot, write_file
+from ..store.transfer.pull import pull as fetch
+from ..store.transfer.push import push as send
+from ..store.transfer.remote_collect import GRACE, collect_remote
+from ..store.transfer.remote_listing import Listed, listed
+from ..store.transfer.remote_store import RemoteStore
+from ..store.transfer.remotes.remote import remote_at
+from ..store.transfer.sealing import Secrets, own_recipient, own_secrets
 from ..store.trust import parse_key
+from ..store.upkeep.collect import Collected
 from . import output
 
 

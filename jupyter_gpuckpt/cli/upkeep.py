@@ -12,7 +12,7 @@ from ..errors import GpuckptError
 from ..keeper.summary import is_of_notebook, summary
 from ..kernel import show
 from ..store import Manifest, Store
-from ..store.retention import keep_last, keep_under
+from ..store.upkeep.retention import keep_last, keep_under
 from . import output
 from .transfer import collect_at
 

@@ -60,7 +60,7 @@ class Doorman:
         said: Mapping[str, Any],
         expected: Mapping[str, int],
         on_request: OnRequest,
-        on_shutdown: Callable[[], None],
+        on_shutdown: Callable[[], object],
     ) -> None:
         self._connection_file = connection_file
         self._connection = json.loads(Path(connection_file).read_text())

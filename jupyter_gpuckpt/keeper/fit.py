@@ -15,8 +15,8 @@ from ..errors import Refused
 from ..freeze import cuda, images, memory, processes
 from ..freeze.criu_program import CriuProgram, version_text
 from ..store import Manifest, Snapshot
-from . import needs
-from .needs import ELSEWHERE, Marks, NeededFile
+from .files import needs
+from .files.needs import ELSEWHERE, Marks, NeededFile
 from .record import Launch
 from .staging import likely_in_memory
 

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from ..store import Manifest, Store
-from ..store.container import export_snapshot
-from ..store.sealing import own_secrets
+from ..store.transfer.container import export_snapshot
+from ..store.transfer.sealing import own_secrets
 
 __all__ = ["Send", "download"]
 

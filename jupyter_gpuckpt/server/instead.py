@@ -17,7 +17,7 @@ from jupyter_client.utils import ensure_async
 from .. import settings
 from ..errors import GpuckptError
 from ..keeper import client
-from ..keeper.preemption import hibernate_all, write_report
+from ..keeper.idle.preemption import hibernate_all, write_report
 from ..keeper.record import KernelFolder
 
 __all__ = ["install"]

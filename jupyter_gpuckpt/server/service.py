@@ -25,11 +25,11 @@ from ..machine import doctor
 from ..machine.capability import why_unavailable
 from ..provisioner import ADOPT
 from ..store import Manifest, Progress, Store, check_name
-from ..store.pull import pull
-from ..store.push import push
-from ..store.remote import remote_at
-from ..store.remote_store import RemoteStore
-from ..store.sealing import own_secrets
+from ..store.transfer.pull import pull
+from ..store.transfer.push import push
+from ..store.transfer.remote_store import RemoteStore
+from ..store.transfer.remotes.remote import remote_at
+from ..store.transfer.sealing import own_secrets
 from .download import Send, download
 from .events import Events
 from .logs import keeper_log
@@ -116,8 +116,10 @@ class Service:
         folder = await self._folder(kernel_id)
         return self.operations.start(Operation("save", kernel_id, name), folder, dict(request))
 
-    async def restore(self, kernel_id: str, name: str) -> Operation:
+    async def restore(self, kernel_id: str, name: str, lazy: bool) -> Operation:
         """Begin to put a kernel back to a snapshot; without a name, to the latest of its notebook.
+
+        With `lazy` it answers before all of its GPU memory is back; the operation ends when it is.
 
         Raises
         ------
@@ -127,7 +129,7 @@ class Service:
         if name:
             check_name(name)
         folder = await self._folder(kernel_id)
-        return self.operations.start(Operation("restore", kernel_id, name), folder, {"name": name})
+        return self.operations.start(Operation("restore", kernel_id, name), folder, {"name": name, "lazy": lazy})
 
     async def fork(self, kernel_id: str, request: dict[str, Any]) -> Operation:
         """Begin to make copies of a kernel, which the server then holds.

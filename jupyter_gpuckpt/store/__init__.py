@@ -13,15 +13,14 @@ A store is a folder::
       locks/ID               who is at work
 
 Names that end with ``.tmp`` are of what is not yet in place. `store.writer` documents the order of writes of a save,
-`store.collect` that of a deletion. `store.push`, `store.pull` and `store.container` move snapshots to other places and
-back, and `store.trust` says whose are used.
+`store.upkeep.collect` that of a deletion. What is in `store.transfer` moves snapshots to other places and back, and
+`store.trust` says whose are used.
 
 This package knows no process, no CRIU and no Jupyter.
 """
 
 from __future__ import annotations
 
-from .collect import Collected
 from .contents import Contents
 from .labels import Labels
 from .manifest import Manifest
@@ -31,6 +30,7 @@ from .postponed import Postponed
 from .reading import Parts
 from .snapshot import Snapshot
 from .store import Store
+from .upkeep.collect import Collected
 from .writer import Writer
 
 __all__ = [

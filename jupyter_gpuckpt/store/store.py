@@ -14,10 +14,7 @@ from typing import Any
 
 from .. import settings
 from ..errors import Damaged, GpuckptError, NoSuchSnapshot, Pinned, Refused, StoreError
-from .check import Checked, check
-from .collect import Collected, collect, sweep, used, would_collect
 from .committing import name_taken
-from .compact import compact
 from .contents import Contents
 from .durable import make_folder, read_small, sync_folder, write_new
 from .failures import storing
@@ -31,11 +28,14 @@ from .outgoing import Outgoing
 from .parallel import Progress
 from .postponed import Postponed
 from .reading import Parts, fill, is_below, locate, make_files, read_contents, read_whole
-from .repair import Repaired, repair
 from .sessions import Lock, Session
 from .signatures import split
 from .snapshot import Snapshot
 from .trust import Trust
+from .upkeep.check import Checked, check
+from .upkeep.collect import Collected, collect, sweep, used, would_collect
+from .upkeep.compact import compact
+from .upkeep.repair import Repaired, repair
 from .writer import Writer
 
 __all__ = ["Store"]

@@ -19,8 +19,9 @@ from notebooks import Notebook, wait_until
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.freeze.processes import resident_bytes
 from jupyter_gpuckpt.keeper import criu_logs
-from jupyter_gpuckpt.keeper.process import KERNEL_LOG_LIMIT, MOST_CLIENTS, _cut
+from jupyter_gpuckpt.keeper.kernel_log import KERNEL_LOG_LIMIT, cut
 from jupyter_gpuckpt.keeper.protocol import short_path
+from jupyter_gpuckpt.keeper.socket_server import MOST_CLIENTS
 
 _MOST_SENT = 4 << 20
 """What a connection takes at most while nothing is read of it, in bytes: the system's buffers, and the keeper's."""
@@ -82,13 +83,19 @@ def test_connections_beyond_the_most_are_hung_up_on_and_come_again_later(noteboo
 def test_what_a_cell_writes_into_the_fifo_in_great_number_is_bounded(notebook: Notebook) -> None:
     notebook.run(
         """
-import json, os
+import array, fcntl, json, os, termios, time
 fifo = os.open("/dev/shm/gpuckpt/from-kernel", os.O_WRONLY)
 for n in range(3000):
     os.write(fifo, json.dumps({"request": 10**9 + n, "op": "list", "args": {}}).encode() + b"\\n")
+unread = array.array("i", [1])
+while unread[0]:
+    time.sleep(0.01)
+    fcntl.ioctl(fifo, termios.FIONREAD, unread)
 os.close(fifo)
 """
     )
+    with notebook.keeper as keeper:
+        keeper.request("list")  # which comes after those that it has taken in: while it has as many, it takes no others
     notebook.run("%gpuckpt save here")
     notebook.run("%gpuckpt restore here")
     assert notebook.value("1 + 1") == "2"
@@ -116,7 +123,7 @@ def test_a_kernel_s_log_loses_its_beginning_and_is_written_on(notebook: Notebook
     (run_dir,) = notebook.folder.glob("run-*/")
     log = run_dir / "kernel.log"
     wait_until(lambda: log.stat().st_size > KERNEL_LOG_LIMIT)
-    _cut(log)
+    cut(log)
     notebook.run("os.write(1, b'end\\n')")
     wait_until(lambda: log.read_bytes().endswith(b"end\n"))
     assert log.stat().st_size < 2 << 20

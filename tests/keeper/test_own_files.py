@@ -16,9 +16,9 @@ from keeper_faults import names, store
 from notebooks import Notebook, StartKernel
 from small_environment import SPEC, small_environment
 
-from jupyter_gpuckpt.keeper.kept_files import Kept, KeptFile, from_json, survey
-from jupyter_gpuckpt.keeper.needs import NeededFile
-from jupyter_gpuckpt.keeper.placed_files import missing
+from jupyter_gpuckpt.keeper.files.kept_files import Kept, KeptFile, from_json, survey
+from jupyter_gpuckpt.keeper.files.needs import NeededFile
+from jupyter_gpuckpt.keeper.files.placed_files import missing
 from jupyter_gpuckpt.store import Contents, Store
 from jupyter_gpuckpt.store.chunks import Chunk
 

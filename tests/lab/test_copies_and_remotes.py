@@ -13,8 +13,8 @@ from notebooks import StartKernel
 from playwright.sync_api import Route, expect
 
 from jupyter_gpuckpt.store import Store
-from jupyter_gpuckpt.store.container import import_snapshot
-from jupyter_gpuckpt.store.sealing import Secrets
+from jupyter_gpuckpt.store.transfer.container import import_snapshot
+from jupyter_gpuckpt.store.transfer.sealing import Secrets
 from jupyter_gpuckpt.store.trust import Trust
 
 pytestmark = pytest.mark.criu

@@ -18,8 +18,8 @@ from jupyter_servers import Server
 from notebooks import wait_until
 
 from jupyter_gpuckpt.store import Store
-from jupyter_gpuckpt.store.container import import_snapshot
-from jupyter_gpuckpt.store.sealing import Secrets
+from jupyter_gpuckpt.store.transfer.container import import_snapshot
+from jupyter_gpuckpt.store.transfer.sealing import Secrets
 from jupyter_gpuckpt.store.trust import Trust
 
 

@@ -23,8 +23,8 @@ from system_calls import CHANGES, READS, Fault, run
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.store import Store, hints
-from jupyter_gpuckpt.store.container import export_snapshot, import_snapshot
-from jupyter_gpuckpt.store.sealing import Secrets
+from jupyter_gpuckpt.store.transfer.container import export_snapshot, import_snapshot
+from jupyter_gpuckpt.store.transfer.sealing import Secrets
 from jupyter_gpuckpt.store.trust import Trust
 
 CHANGED = {**FILES, "core-1.img": b"another core"}

@@ -17,15 +17,15 @@ with atheris.instrument_imports(include=["jupyter_gpuckpt"]):
     from jupyter_gpuckpt.errors import Damaged, GpuckptError, Incompatible
     from jupyter_gpuckpt.store import Store
     from jupyter_gpuckpt.store.codec import RAW, ZSTD, decode
-    from jupyter_gpuckpt.store.container import export_snapshot, import_snapshot
     from jupyter_gpuckpt.store.contents import MAGIC as CONTENTS
     from jupyter_gpuckpt.store.contents import Contents
     from jupyter_gpuckpt.store.index import MAGIC as INDEX
     from jupyter_gpuckpt.store.index import part_from_bytes
     from jupyter_gpuckpt.store.manifest import Manifest, name_in
     from jupyter_gpuckpt.store.names import is_plain_path
-    from jupyter_gpuckpt.store.sealing import Secrets
     from jupyter_gpuckpt.store.signatures import split
+    from jupyter_gpuckpt.store.transfer.container import export_snapshot, import_snapshot
+    from jupyter_gpuckpt.store.transfer.sealing import Secrets
     from jupyter_gpuckpt.store.trust import Trust
 
 from blake3 import blake3

@@ -21,7 +21,7 @@ from system_calls import CHANGES, Fault, Run, run
 
 from jupyter_gpuckpt.errors import NameTaken, NoSuchSnapshot
 from jupyter_gpuckpt.store import Store, Writer, hints
-from jupyter_gpuckpt.store.retention import keep_last
+from jupyter_gpuckpt.store.upkeep.retention import keep_last
 
 PIECE = 100
 BLOCKS = [bytes(PIECE), *(bytes([letter]) * (PIECE - 1) + b"." for letter in b"abcdef")]

@@ -22,8 +22,8 @@ from transfer_helpers import at, counted, person
 
 from jupyter_gpuckpt.errors import Busy, NameTaken, NoSuchSnapshot, RemoteError
 from jupyter_gpuckpt.store import Store
-from jupyter_gpuckpt.store import pull as pulling
-from jupyter_gpuckpt.store import push as pushing
+from jupyter_gpuckpt.store.transfer import pull as pulling
+from jupyter_gpuckpt.store.transfer import push as pushing
 
 pushing._PACK, pulling._RUN = 30_000, 20_000
 SNAPSHOTS = {f"s{n}": {f"p{i}": random.Random(i).randbytes(20_000) for i in range(n, n + 6)} for n in range(3)}

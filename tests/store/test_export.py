@@ -25,12 +25,12 @@ from transfer_helpers import LARGE, person, secrets_of
 
 from jupyter_gpuckpt.errors import Damaged, GpuckptError, Incompatible, NameTaken, StoreError, UnknownKey, Unsigned
 from jupyter_gpuckpt.store import Manifest, Store
-from jupyter_gpuckpt.store.container import export_snapshot, import_snapshot, write_file
 from jupyter_gpuckpt.store.contents import MAGIC as CONTENTS
 from jupyter_gpuckpt.store.index import MAGIC as INDEX
 from jupyter_gpuckpt.store.index import part_from_bytes
 from jupyter_gpuckpt.store.pack import plausible
 from jupyter_gpuckpt.store.signatures import split
+from jupyter_gpuckpt.store.transfer.container import export_snapshot, import_snapshot, write_file
 from jupyter_gpuckpt.store.trust import Trust
 
 HEAD = b'gpuckpt export 2\n{"features":[],"format":2}\n'
@@ -264,8 +264,8 @@ sys.path[:0] = sys.argv[1].split(":")
 from pathlib import Path
 from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.store import Store
-from jupyter_gpuckpt.store.container import import_snapshot
-from jupyter_gpuckpt.store.sealing import Secrets
+from jupyter_gpuckpt.store.transfer.container import import_snapshot
+from jupyter_gpuckpt.store.transfer.sealing import Secrets
 from jupyter_gpuckpt.store.trust import Trust
 folder = Path(sys.argv[2])
 store = Store(folder / "store", Trust(folder / "keys"))

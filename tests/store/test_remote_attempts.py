@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jupyter_gpuckpt.errors import RemoteError
-from jupyter_gpuckpt.store.remote import Address
-from jupyter_gpuckpt.store.remote_attempts import Attempts
+from jupyter_gpuckpt.store.transfer.remotes.attempts import Attempts
+from jupyter_gpuckpt.store.transfer.remotes.remote import Address
 
 
 class Asked:

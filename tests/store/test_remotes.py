@@ -39,17 +39,17 @@ from jupyter_gpuckpt.errors import (
     WrongSignature,
 )
 from jupyter_gpuckpt.store import Store
-from jupyter_gpuckpt.store import pull as pulling
-from jupyter_gpuckpt.store import push as pushing
-from jupyter_gpuckpt.store.pull import pull
-from jupyter_gpuckpt.store.push import push
-from jupyter_gpuckpt.store.remote import Address, remote_at
-from jupyter_gpuckpt.store.remote_collect import collect_remote
-from jupyter_gpuckpt.store.remote_fsspec import FsspecRemote
-from jupyter_gpuckpt.store.remote_listing import listed
-from jupyter_gpuckpt.store.remote_store import RemoteStore
 from jupyter_gpuckpt.store.sessions import Session
 from jupyter_gpuckpt.store.signatures import split
+from jupyter_gpuckpt.store.transfer import pull as pulling
+from jupyter_gpuckpt.store.transfer import push as pushing
+from jupyter_gpuckpt.store.transfer.pull import pull
+from jupyter_gpuckpt.store.transfer.push import push
+from jupyter_gpuckpt.store.transfer.remote_collect import collect_remote
+from jupyter_gpuckpt.store.transfer.remote_listing import listed
+from jupyter_gpuckpt.store.transfer.remote_store import RemoteStore
+from jupyter_gpuckpt.store.transfer.remotes.fsspec import FsspecRemote
+from jupyter_gpuckpt.store.transfer.remotes.remote import Address, remote_at
 from jupyter_gpuckpt.store.trust import Trust
 
 
@@ -273,7 +273,7 @@ sys.path[:0] = sys.argv[1].split(":")
 from pathlib import Path
 from store_helpers import save
 from transfer_helpers import at, person
-from jupyter_gpuckpt.store import pull as pulling, push as pushing
+from jupyter_gpuckpt.store.transfer import pull as pulling, push as pushing
 pushing._PACK = pulling._RUN = 2**20
 folder = Path(sys.argv[2])
 ann, bob = person(folder, "ann"), person(folder, "bob")
@@ -601,7 +601,7 @@ def test_a_pack_is_deleted_two_days_after_it_became_needless(
     now = time.time()
 
     def collect(days: float) -> tuple[int, int, int]:
-        monkeypatch.setattr("jupyter_gpuckpt.store.remote_collect.time.time", lambda: now + days * 24 * 3600)
+        monkeypatch.setattr("jupyter_gpuckpt.store.transfer.remote_collect.time.time", lambda: now + days * 24 * 3600)
         done = collect_remote(there)
         return done.freed, len(there.parts()), len(list((remote / "packs").iterdir()))
 
@@ -657,7 +657,7 @@ def test_nothing_is_deleted_where_it_is_unknown_what_is_needed(ann: Store, tmp_p
 
 @pytest.fixture
 def quiet_retries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("jupyter_gpuckpt.store.remote_attempts._PAUSES", ())
+    monkeypatch.setattr("jupyter_gpuckpt.store.transfer.remotes.attempts._PAUSES", ())
     return
 
 

@@ -16,13 +16,13 @@ from transfer_helpers import LARGE, at, flipped, person, secrets_of
 
 from jupyter_gpuckpt.errors import Damaged, GpuckptError, NameTaken, Refused, Sealed, StoreError, WrongName
 from jupyter_gpuckpt.store import Store
-from jupyter_gpuckpt.store import push as pushing
-from jupyter_gpuckpt.store.container import export_snapshot, import_snapshot
-from jupyter_gpuckpt.store.pull import pull
-from jupyter_gpuckpt.store.push import push
-from jupyter_gpuckpt.store.remote_collect import collect_remote
-from jupyter_gpuckpt.store.remote_listing import listed
-from jupyter_gpuckpt.store.sealing import own_recipient
+from jupyter_gpuckpt.store.transfer import push as pushing
+from jupyter_gpuckpt.store.transfer.container import export_snapshot, import_snapshot
+from jupyter_gpuckpt.store.transfer.pull import pull
+from jupyter_gpuckpt.store.transfer.push import push
+from jupyter_gpuckpt.store.transfer.remote_collect import collect_remote
+from jupyter_gpuckpt.store.transfer.remote_listing import listed
+from jupyter_gpuckpt.store.transfer.sealing import own_recipient
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from transfer_helpers import LARGE, Counting, at, person
 
 from jupyter_gpuckpt.errors import RemoteError
 from jupyter_gpuckpt.store import Store
-from jupyter_gpuckpt.store import push as pushing
-from jupyter_gpuckpt.store.pull import pull
-from jupyter_gpuckpt.store.push import push
-from jupyter_gpuckpt.store.remote_sftp import SftpRemote
+from jupyter_gpuckpt.store.transfer import push as pushing
+from jupyter_gpuckpt.store.transfer.pull import pull
+from jupyter_gpuckpt.store.transfer.push import push
+from jupyter_gpuckpt.store.transfer.remotes.sftp import SftpRemote
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_connection_that_breaks_is_made_again(
     ann: Store, sftp: Sftp, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pushing, "_PACK", 100_000)
-    monkeypatch.setattr("jupyter_gpuckpt.store.remote_attempts._PAUSES", (0.05, 0.1, 0.2))
+    monkeypatch.setattr("jupyter_gpuckpt.store.transfer.remotes.attempts._PAUSES", (0.05, 0.1, 0.2))
     there = at(sftp.address(tmp_path / "remote"), ann)
     remote = there.remote
     assert isinstance(remote, SftpRemote)

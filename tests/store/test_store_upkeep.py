@@ -12,7 +12,7 @@ from store_helpers import everything, fill, litter, packs_of, read_back, save
 from jupyter_gpuckpt.errors import Damaged, NameTaken, NoSuchSnapshot, Pinned, StoreError
 from jupyter_gpuckpt.store import Manifest, Store
 from jupyter_gpuckpt.store.chunks import CHUNK
-from jupyter_gpuckpt.store.retention import keep_last, keep_under
+from jupyter_gpuckpt.store.upkeep.retention import keep_last, keep_under
 
 
 def flip(path: Path, at: int) -> None:

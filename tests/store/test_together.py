@@ -132,7 +132,7 @@ def test_who_begins_while_a_collection_looks_around_loses_nothing(
             late.append(writer)
         return found
 
-    monkeypatch.setattr("jupyter_gpuckpt.store.collect.held", held_and_then_somebody_begins)
+    monkeypatch.setattr("jupyter_gpuckpt.store.upkeep.collect.held", held_and_then_somebody_begins)
     store.collect()
     (writer,) = late
     with writer:

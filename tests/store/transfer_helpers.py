@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jupyter_gpuckpt.store import Store
-from jupyter_gpuckpt.store.remote import Remote, remote_at
-from jupyter_gpuckpt.store.remote_store import RemoteStore
-from jupyter_gpuckpt.store.sealing import Secrets
+from jupyter_gpuckpt.store.transfer.remote_store import RemoteStore
+from jupyter_gpuckpt.store.transfer.remotes.remote import Remote, remote_at
+from jupyter_gpuckpt.store.transfer.sealing import Secrets
 from jupyter_gpuckpt.store.trust import Trust
 
 LARGE = {"pages-1.img": os.urandom(300_000), "vram/0": bytes(500_000), "log": b"a line of a log\n" * 9000}

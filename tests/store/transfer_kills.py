@@ -21,10 +21,10 @@ from transfer_helpers import LARGE, Counting, counted, person, secrets_of
 
 from jupyter_gpuckpt.errors import NoSuchSnapshot
 from jupyter_gpuckpt.store import Store
-from jupyter_gpuckpt.store import pull as pulling
-from jupyter_gpuckpt.store import push as pushing
-from jupyter_gpuckpt.store.remote import remote_at
-from jupyter_gpuckpt.store.remote_store import RemoteStore
+from jupyter_gpuckpt.store.transfer import pull as pulling
+from jupyter_gpuckpt.store.transfer import push as pushing
+from jupyter_gpuckpt.store.transfer.remote_store import RemoteStore
+from jupyter_gpuckpt.store.transfer.remotes.remote import remote_at
 
 pushing._PACK = 50_000
 pulling._RUN = 50_000  # type: ignore[attr-defined]

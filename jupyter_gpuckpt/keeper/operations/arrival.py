@@ -22,24 +22,26 @@ from ...errors import (
 from ...freeze import cuda, images, random_state
 from ...freeze.criu_program import CriuProgram
 from ...store import Manifest, Snapshot
-from .. import deputy, fit, gate, kept_files, needs, placed_files
-from ..gpu_freeze import GpuReturn, parked_in
-from ..gpu_sleep import GpuSleep
-from ..late_vram import LateVram
+from .. import deputy, fit
+from ..files import kept_files, needs, placed_files
+from ..files.needs import NeededFile
+from ..files.placed_files import Placement
+from ..gpu import gate
+from ..gpu.freeze import GpuReturn, parked_in
+from ..gpu.late_vram import LateVram
+from ..gpu.sleep import GpuSleep
 from ..link import AgentSilent, Link
 from ..namespace import Namespace, run_path
-from ..needs import NeededFile
-from ..placed_files import Placement
 from ..ports import Places
 from ..record import now
 from ..staging import fits_in_memory, vram_files
 from . import criu_run
 from .parts import CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM, WORKING_COPY
-from .sleep import ASLEEP
+from .sleep import ASLEEP, fell_asleep
 from .stages import Stages
 
 if TYPE_CHECKING:
-    from ..process import Keeper
+    from ..kernel_life import Keeper
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -335,7 +337,7 @@ async def put_in_place(
         keeper.state.sleep = {"stage": ASLEEP, "since": now(), **asleep.note()}
     keeper.hold(new.space, new.link, pid)
     if asleep is not None:
-        keeper.fell_asleep(asleep)
+        fell_asleep(keeper, asleep)
     new.link.hello.set_result({})
     return tidying
 

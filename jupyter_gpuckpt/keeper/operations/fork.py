@@ -26,19 +26,20 @@ from ...errors import ForkFailed, GpuckptError, NoSuchKernel, Refused
 from ...freeze import cuda, images, processes
 from ...freeze.criu_program import CriuProgram
 from ...store import Manifest, Snapshot
-from .. import adoption, client, fit, ports, sharing
+from .. import adoption, client, fit, ports
 from ..deputy import usable_criu
-from ..gpu_freeze import GpuReturn, parked_in
+from ..gpu import sharing
+from ..gpu.freeze import GpuReturn, parked_in
 from ..record import KernelFolder, Launch, Operation, now
 from ..staging import fits_in_memory, vram_files
 from ..summary import summary
 from .arrival import Arrival, put_in_place, request_of, resume
 from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
 from .save import about_kernel, about_machine, save, take
-from .stages import Stages, to_nobody
+from .stages import Stages, Tell, to_nobody
 
 if TYPE_CHECKING:
-    from ..process import Keeper, Tell
+    from ..kernel_life import Keeper
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -431,7 +432,7 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
 async def _have_adopted(keeper: Keeper, kernels: Sequence[dict[str, Any]]) -> None:
     """Have the Jupyter server that holds the kernel hold its copies too, where there is one."""
     for kernel in kernels:
-        kernel["held"] = await asyncio.to_thread(adoption.ask, keeper.holders(), kernel["id"])
+        kernel["held"] = await asyncio.to_thread(adoption.ask, keeper.holders.pids(), kernel["id"])
 
 
 # -- in the keeper of a copy

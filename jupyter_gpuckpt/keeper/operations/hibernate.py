@@ -30,19 +30,20 @@ from ...errors import (
     SaveFailed,
 )
 from ...store import Manifest, Store
-from .. import fit, ports, sharing
+from .. import fit, ports
 from ..clients import Connections, own_connections, unread_bytes
 from ..deputy import usable_criu
+from ..gpu import sharing
 from ..link import AgentSilent
 from ..ports import Places
 from ..record import now
 from ..summary import HIBERNATED, current_name, summary
 from .arrival import Verified, put_in_place, request_of
 from .save import RoomInStore, Taken, commit, describe, run_on, take
-from .stages import Stages
+from .stages import Stages, Tell
 
 if TYPE_CHECKING:
-    from ..process import Keeper, Tell
+    from ..kernel_life import Keeper
     from ..record import Operation
 
 __all__ = ["come_back", "finish_wake", "forget", "hibernate", "remove_broken_off"]
@@ -90,10 +91,10 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
             await stages.enter("writing")
             await describe(keeper, writer, taken, {})
             writing = commit(keeper, writer, taken, program, stages, {"message": "Hibernated."})
-            manifest = await (writing if ends or at_once else _unless_a_cell_comes(keeper, writing))
+            manifest = await (writing if ends or at_once else _unless_a_cell_comes(keeper, operation, writing))
             await _leave(keeper, manifest, said, "end" if ends else "at once" if at_once else "")
         except BaseException as e:
-            await _run_on(keeper, taken, e)
+            await _run_on(keeper, operation, taken, e)
             raise
         finally:
             await taken.frozen.tidied()
@@ -145,15 +146,14 @@ async def _about(keeper: Keeper) -> dict[str, Any]:
     return said
 
 
-async def _unless_a_cell_comes(keeper: Keeper, writing: Any) -> Manifest:
+async def _unless_a_cell_comes(keeper: Keeper, operation: Operation, writing: Any) -> Manifest:
     """Wait for the snapshot; a cell that comes for the kernel breaks it off. Raises `Busy`."""
     doing = asyncio.ensure_future(writing)
-    cancelling = keeper.operation.cancelling if keeper.operation is not None else asyncio.Event()
     a_cell_came = False
     while not doing.done():
         if not a_cell_came and unread_bytes(_for_cells(keeper)):
             a_cell_came = True
-            cancelling.set()
+            operation.cancelling.set()
         await asyncio.wait({doing}, timeout=_LOOK)
     if a_cell_came and isinstance(doing.exception(), Cancelled):
         raise _busy()
@@ -227,15 +227,14 @@ def _label(store: Store, manifest: Manifest) -> None:
     store.tag(manifest.name, [HIBERNATED])
 
 
-async def _run_on(keeper: Keeper, taken: Taken, cause: BaseException) -> None:
+async def _run_on(keeper: Keeper, operation: Operation, taken: Taken, cause: BaseException) -> None:
     """Let the kernel run on, and leave no snapshot of it."""
     failure = cause if isinstance(cause, GpuckptError) else SaveFailed(_NOT_HIBERNATED, str(cause))
     try:
         await run_on(keeper, taken, failure)
     finally:
-        assert keeper.operation is not None
         with contextlib.suppress(NoSuchSnapshot):
-            await asyncio.to_thread(_remove, keeper.store, keeper.operation.name)
+            await asyncio.to_thread(_remove, keeper.store, operation.name)
 
 
 def remove_broken_off(store: Store, name: str) -> None:
@@ -259,7 +258,7 @@ async def come_back(keeper: Keeper, operation: Operation, args: Mapping[str, Any
     ------
     Refused, NoSuchSnapshot, Untrusted, Damaged, RestoreFailed, Cancelled : it is hibernated as before.
     """
-    keeper.announce("waking")
+    keeper.stand_in.announce("waking")
     back = int(_snapshot(keeper)["gpu_memory"])
     try:
         await stages.enter("checking")
@@ -311,7 +310,7 @@ async def _bring_up(keeper: Keeper, operation: Operation, args: Mapping[str, Any
         peers = await _clients(keeper)
         keeper.state.operation = {"kind": "wake", "name": name}
         keeper.save_state()
-        await keeper.doorman_leaves()
+        await keeper.stand_in.give_ports_up()
         places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file)
         tidying = await put_in_place(keeper, snapshot, verified.new, program, verified.gpu, places, peers, hold=True)
         await tidying
@@ -327,8 +326,7 @@ async def _clients(keeper: Keeper) -> dict[str, int]:
     """Return how many connections the kernel will have when all of its clients are there again."""
     hibernated = keeper.state.hibernated
     assert hibernated is not None
-    if keeper.doorman is not None:
-        await keeper.doorman.settled()
+    await keeper.stand_in.settled()
     hibernated["clients"] = ports.peers(keeper.launch.connection_file)
     # The doorman has none of these, and the kernel makes them again as it comes back.
     own: int = hibernated["own_connections"]

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from ... import settings
 from ...errors import DriverError, GpuckptError, Refused
 from ...freeze import cuda, processes
-from .. import gate, sharing
+from ..gpu import gate, sharing
 from .save import after_save, before_save
-from .stages import Stages
+from .stages import Stages, Tell
 
 if TYPE_CHECKING:
-    from ..process import Keeper, Tell
+    from ..kernel_life import Keeper
     from ..record import Operation
 
 _NOT_MOVED = "The kernel was not moved; it goes on as before."

@@ -1,10 +1,13 @@
-"""What a new keeper does about an operation that the one before it died in."""
+"""What a new keeper does with a kernel that another one held, and about an operation that that one died in."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import os
+import shutil
+import signal
 from typing import TYPE_CHECKING
 
 from ...errors import (
@@ -12,21 +15,23 @@ from ...errors import (
     KernelLost,
     RestoreFailed,
 )
-from .. import gate
-from ..gpu_freeze import GpuReturn
-from ..gpu_sleep import GpuSleep
-from ..late_vram import LateVram
+from ..gpu import gate
+from ..gpu.freeze import GpuReturn
+from ..gpu.late_vram import LateVram
+from ..gpu.sleep import GpuSleep
 from ..staging import vram_files
 from .criu_run import end_criu
 from .hibernate import finish_wake, remove_broken_off
-from .parts import VRAM
+from .parts import CAPTURE, VRAM, WORKING_COPY
 from .restore import answer_from_fresh, failed_restore
 from .save import resume_processes
-from .sleep import ASLEEP, WAKING, tell_awake
+from .sleep import ASLEEP, WAKING, fell_asleep, tell_awake
 from .wake import bring_back
 
 if TYPE_CHECKING:
-    from ..process import Keeper
+    from ..kernel_life import Keeper
+
+__all__ = ["recover", "take_over"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -34,12 +39,57 @@ _ROOM = 5.0
 """For how long a kernel that was waking is waited for that finds no room on its GPU, in seconds: then it sleeps on."""
 
 
+async def take_over(keeper: Keeper) -> None:
+    """Hold the kernel that a dead keeper held; `recover` then undoes or finishes what that one had begun.
+
+    Raises
+    ------
+    KernelLost : the kernel cannot be held any more.
+    """
+    state, left, folder = keeper.state, keeper.state.operation, keeper.folder
+    if state.hibernated is not None and (left or {}).get("kind") != "wake":
+        state.sleeper = None  # it was to be killed
+    kept = state.sleeper[0] if state.sleeper is not None and folder.has_sleeper() else None
+    for pid in folder.sleepers():
+        if pid != kept:  # a restore had begun with it
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    for run_dir in folder.path.glob("run-*/"):
+        if kept is None or run_dir.name != state.run:
+            shutil.rmtree(run_dir, ignore_errors=True)
+    for left_over in (WORKING_COPY, CAPTURE):
+        shutil.rmtree(folder.path / left_over, ignore_errors=True)
+    if kept is not None:
+        await keeper.attach(kept)
+    elif state.hibernated is not None:
+        keeper.without_kernel()
+    else:
+        if left is None or left.get("kind") != "restore" or keeper.launch.job:
+            raise KernelLost("The kernel is gone.", "Its keeper died, and so did its namespace.", "Restart it.")
+        log.warning("the keeper before this one died in the middle of a restore; the kernel starts afresh")
+        state.operation = {**left, "fresh": True}
+        await keeper.start_kernel()
+
+
 async def recover(keeper: Keeper) -> None:
-    """Undo what a dead keeper had begun with the kernel, or bring it to an end.
+    """Undo what a dead keeper had begun with the kernel, or bring it to an end."""
+    try:
+        await _mend(keeper)
+    except KernelLost as e:
+        log.error("the kernel is lost: %s", e)
+        await keeper.ended(-signal.SIGKILL)
+    except RestoreFailed as e:
+        log.warning("the kernel is hibernated again: %s", e)
+    keeper.wake_if_asked()
+
+
+async def _mend(keeper: Keeper) -> None:
+    """Undo or finish what was under way.
 
     Raises
     ------
     KernelLost : the GPU state could not be brought back.
+    RestoreFailed : it was waking, and has ended; it is hibernated again.
     """
     left = keeper.state.operation or {}
     if left:
@@ -85,7 +135,7 @@ async def _mend_sleep(keeper: Keeper) -> None:
     late = LateVram(keeper.store, noted["late"], VRAM, vram.outside) if "late" in noted else None
     asleep = GpuSleep.noted(keeper.worker, space, noted, vram, late)
     if noted["stage"] == ASLEEP and await asleep.is_whole():
-        keeper.fell_asleep(asleep)
+        fell_asleep(keeper, asleep)
         if late is not None:
             keeper.in_background(bring_back(keeper))
         return
@@ -100,7 +150,7 @@ async def _mend_sleep(keeper: Keeper) -> None:
         if noted["stage"] != WAKING or e.data.get("name") != "NO_ROOM":
             raise
         noted["stage"] = ASLEEP
-        keeper.fell_asleep(asleep)
+        fell_asleep(keeper, asleep)
         return
     finally:
         await gpu.close()

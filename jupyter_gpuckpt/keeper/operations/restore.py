@@ -6,11 +6,12 @@ The running kernel is touched only after everything that can be known beforehand
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
@@ -22,22 +23,25 @@ from ...errors import (
 )
 from ...freeze import images, processes
 from ...store import Manifest, Snapshot
-from .. import fit, ports, sharing
+from .. import fit, ports
 from ..deputy import usable_criu
+from ..gpu import sharing
 from ..link import AgentSilent
 from ..ports import Places
 from ..record import Operation
 from ..summary import is_of, summary
 from .arrival import Verified, put_in_place, request_of, resume
 from .parts import CRIU_IMAGES
-from .stages import Stages, to_nobody
-from .wake import awaken, tell_not_woken
+from .stages import Stages, Tell, to_nobody
+from .wake import awaken, until_whole
+from .wake_at_touch import tell_not_woken
 
 if TYPE_CHECKING:
-    from ..process import Keeper, Tell
+    from ..kernel_life import Keeper
 
 log = logging.getLogger("gpuckpt.keeper")
 
+_ANSWERS = 1.0  # how long a restored kernel has to answer before it is woken all the same, in seconds
 _LINGERING = 70.0  # how long to wait for a port that nobody has and nobody can have, in seconds; Linux keeps it for 60
 
 
@@ -59,18 +63,15 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     leaving = processes.descendants(before.pid) if before is not None else []
     gpus = [int(gpu) for gpu in args.get("gpus") or ()]
     check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, leaving)
-    fits, at_once = None, _why_at_once(manifest)
-    if args.get("lazy") and manifest.process["cuda"] and not at_once:
-        fits = await asyncio.to_thread(functools.partial(check, keeper.marks, gpus, gpu_room_later=True))
-        if fits.gpu_map is not None:
-            fits, at_once = None, "what it has on a GPU comes to another one"
+    check = functools.partial(check, keeper.marks, gpus)
+    fits, why_at_once = await _lazy_fit(manifest, check) if args.get("lazy") else (None, "")
     lazily = fits is not None
     if fits is None:
-        fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, gpus))
+        fits = await sharing.fitting(keeper, stages, check)
     verified = await Verified.of(keeper, manifest, request, program, fits, leaving, stages, lazily=lazily)
     snapshot, new, gpu, warnings = verified.snapshot, verified.new, verified.gpu, verified.warnings
-    if args.get("lazy") and manifest.process["cuda"] and not lazily:
-        warnings.append(f"All of it was waited for: {at_once}.")
+    if why_at_once:
+        warnings.append(f"All of it was waited for: {why_at_once}.")
     try:
         places: Places | None = None
         if keeper.launch.job:
@@ -87,6 +88,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         await verified.discard()
         raise
     waking: asyncio.Task[dict[str, Any]] | None = None
+    answered = asyncio.Event()
     try:
         # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
         await keeper.give_up()
@@ -103,18 +105,21 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         if lazily:
             # At the same time: what the kernel does on its way, such as its hooks, may need the GPU already.
             operation.kind, operation.cancellable = "wake", True
-            waking = asyncio.create_task(awaken(keeper, stages))
+            waking = asyncio.create_task(_waken_soon(keeper, answered, stages))
         await resume(new.link, snapshot, asked, result, stages)
+        answered.set()
         if lazily:
             result["answered"] = stages.seconds()
         await asyncio.gather(tidying, tidying_gpu)
     except (GpuckptError, OSError) as e:
         log.exception("the restore of %r failed", name)
-        await _break_off(waking)
+        await new.discard()
+        if waking is not None:
+            operation.cancelling.set()
+            await asyncio.wait([waking])
         await keeper.forget_sleep()
         if verified.late is not None:
             await verified.late.close()
-        await new.discard()
         operation.answering = True
         if keeper.launch.job:
             await keeper.ended(-signal.SIGKILL)
@@ -130,6 +135,23 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     return {**result, "seconds": stages.seconds()}
 
 
+async def _lazy_fit(manifest: Manifest, check: Callable[..., fit.Fit]) -> tuple[fit.Fit | None, str]:
+    """Return how a snapshot fits whose GPU memory comes later; None where it cannot, and why if it has any.
+
+    Raises
+    ------
+    Refused : it does not fit; GPUs without room are no reason.
+    """
+    if not manifest.process["cuda"]:
+        return None, ""
+    if why := _why_at_once(manifest):
+        return None, why
+    found = await asyncio.to_thread(check, gpu_room_later=True)
+    if found.gpu_map is not None:
+        return None, "what it has on a GPU comes to another one"
+    return found, ""
+
+
 def _why_at_once(manifest: Manifest) -> str:
     """Return why a kernel cannot run while it has no GPU state yet; nothing where it can."""
     if not manifest.kernel["agent"]:
@@ -141,11 +163,15 @@ def _why_at_once(manifest: Manifest) -> str:
     return ""
 
 
-async def _break_off(waking: asyncio.Task[dict[str, Any]] | None) -> None:
-    """End the wake of a kernel that is given up."""
-    if waking is not None:
-        waking.cancel()
-        await asyncio.wait([waking])
+async def _waken_soon(keeper: Keeper, answered: asyncio.Event, stages: Stages) -> dict[str, Any]:
+    """Wake the restored kernel when all of its GPU memory is there and it has answered: its threads are held for that.
+
+    One that does not answer may be waiting for the GPU itself.
+    """
+    await until_whole(keeper, stages)
+    with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+        await asyncio.wait_for(answered.wait(), _ANSWERS)
+    return await awaken(keeper, stages)
 
 
 async def _until_awake(keeper: Keeper, waking: asyncio.Task[dict[str, Any]]) -> None:
@@ -207,11 +233,11 @@ async def bring_up(keeper: Keeper, order: Mapping[str, Any]) -> None:
     ------
     GpuckptError, OSError : it did not come up.
     """
-    operation = keeper.operation = Operation("restore", str(order["name"]))
-    try:
-        result = await restore(keeper, operation, dict(order), to_nobody)
-    finally:
-        keeper.operation = keeper.state.operation = None
+    with keeper.operations.begin("restore", str(order["name"])) as operation:
+        try:
+            result = await restore(keeper, operation, dict(order), to_nobody)
+        finally:
+            keeper.state.operation = None
     keeper.notes = result["warnings"]
     keeper.note_state()
 

@@ -30,11 +30,12 @@ from ...errors import (
 from ...freeze import criu, cuda, images, pages, processes
 from ...freeze.criu_program import CriuProgram, version_text
 from ...store import Manifest, Writer
-from ...store.retention import keep_last, keep_under
-from .. import comparison, fit, kept_files, needs, ports
+from ...store.upkeep.retention import keep_last, keep_under
+from .. import comparison, fit, ports
 from ..deputy import usable_criu
-from ..gpu_freeze import GpuFreeze
-from ..gpu_sleep import FrozenAsleep
+from ..files import kept_files, needs
+from ..gpu.freeze import GpuFreeze
+from ..gpu.sleep import FrozenAsleep
 from ..link import AgentSilent, Link
 from ..namespace import Namespace
 from ..record import now
@@ -42,10 +43,10 @@ from ..staging import Staging
 from ..summary import held_by, is_of, summary
 from . import criu_run
 from .parts import CRIU_IMAGES, VRAM
-from .stages import Stages
+from .stages import Stages, Tell
 
 if TYPE_CHECKING:
-    from ..process import Keeper, Tell
+    from ..kernel_life import Keeper
     from ..record import Operation
 
 log = logging.getLogger("gpuckpt.keeper")

@@ -16,17 +16,18 @@ from ... import settings
 from ...errors import Busy, Cancelled, GpuckptError, KernelLost, Refused
 from ...freeze import cuda, processes
 from ...freeze.cuda_waits import CudaWaits
-from ..gpu_sleep import GpuSleep
+from ..gpu.sleep import GpuSleep
 from ..link import AgentSilent, Link
 from ..record import now
 from ..staging import vram_files
-from .stages import Stages
+from .stages import Stages, Tell
+from .wake_at_touch import wake_at_touch
 
 if TYPE_CHECKING:
-    from ..process import Keeper, Tell
+    from ..kernel_life import Keeper
     from ..record import Operation
 
-__all__ = ["ASLEEP", "FALLING_ASLEEP", "WAKING", "sleep", "tell_awake"]
+__all__ = ["ASLEEP", "FALLING_ASLEEP", "WAKING", "fell_asleep", "sleep", "tell_awake"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -65,10 +66,17 @@ async def sleep(keeper: Keeper, operation: Operation, args: dict[str, Any], tell
             raise
         await tell_awake(link, keeper)
         raise _not_asleep(e) from e
-    keeper.fell_asleep(gpu)
+    fell_asleep(keeper, gpu)
     with contextlib.suppress(AgentSilent):
         await link.send({"call": "asleep", "id": 0, "args": {"gpu": bool(gpu.freed)}})
     return {"already": False, "freed": gpu.freed, "seconds": stages.seconds()}
+
+
+def fell_asleep(keeper: Keeper, gpu: GpuSleep) -> None:
+    """Note that the kernel sleeps, and wake it when it touches a GPU."""
+    keeper.asleep = gpu
+    if gpu.freed and keeper.state.sleep is not None:
+        keeper.in_background(wake_at_touch(keeper, gpu, keeper.state.sleep.get("waits", ())))
 
 
 def _agent_of(keeper: Keeper) -> Link:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...errors import (
-    Cancelled,
-)
+from ...errors import Cancelled
 
 if TYPE_CHECKING:
-    from ..process import Tell
     from ..record import Operation
 
 _T = TypeVar("_T")
+
+Tell = Callable[[dict[str, Any]], Awaitable[None]]
+"""Passes on to whoever asked how far an operation is."""
 
 
 async def to_nobody(_: dict[str, Any]) -> None:

@@ -5,24 +5,21 @@ Where it cannot, the kernel sleeps on, unharmed, and wakes at a later try.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
 from ...errors import Cancelled, DriverError, GpuckptError, Refused, StoreError
-from .. import sharing
-from ..link import AgentSilent, Link
+from ..gpu import sharing
 from .hibernate import come_back
 from .sleep import ASLEEP, WAKING, tell_awake
-from .stages import Stages, to_nobody
+from .stages import Stages, Tell, to_nobody
+from .wake_at_touch import tell_not_woken
 
 if TYPE_CHECKING:
-    from ..gpu_sleep import GpuSleep
-    from ..late_vram import LateVram
-    from ..process import Keeper, Tell
+    from ..kernel_life import Keeper
     from ..record import Operation
 
-__all__ = ["awaken", "bring_back", "tell_not_woken", "wake"]
+__all__ = ["awaken", "bring_back", "until_whole", "wake"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -57,8 +54,7 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
         noted["parked"] = parked
         keeper.note_state()
 
-    if gpu.late is not None:
-        await _until_whole(keeper, gpu, gpu.late, stages)
+    await until_whole(keeper, stages)
     async with sharing.turn(gpu.needs, stages):
         if gpu.needs:
             await sharing.make_room(keeper, gpu.needs, stages, _STILL_ASLEEP, gpu.wishes)
@@ -76,14 +72,17 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
     return {"already": False, "back": gpu.freed, "seconds": stages.seconds()}
 
 
-async def _until_whole(keeper: Keeper, gpu: GpuSleep, late: LateVram, stages: Stages) -> None:
-    """Wait until all of the kernel's GPU memory is out of the store.
+async def until_whole(keeper: Keeper, stages: Stages) -> None:
+    """Wait until all of the GPU memory of a kernel that was restored before it is out of the store.
 
     Raises
     ------
     Refused : it is damaged, or there is no room for it; it can be tried again.
     Cancelled : it was not waited for.
     """
+    late = keeper.asleep.late if keeper.asleep is not None else None
+    if late is None:
+        return
     await stages.enter(READING)
     try:
         await late.whole(stages)
@@ -98,7 +97,8 @@ async def _until_whole(keeper: Keeper, gpu: GpuSleep, late: LateVram, stages: St
             "what waits for the GPU goes on waiting.",
             **e.data,
         ) from e
-    gpu.late = None
+    if keeper.asleep is not None:
+        keeper.asleep.late = None
     if keeper.state.sleep is not None:
         keeper.state.sleep.pop("late", None)
     keeper.note_state()
@@ -107,14 +107,8 @@ async def _until_whole(keeper: Keeper, gpu: GpuSleep, late: LateVram, stages: St
 async def bring_back(keeper: Keeper) -> None:
     """Wake a restored kernel whose keeper died before its GPU state was back."""
     try:
-        await keeper.do("wake", {}, to_nobody)
+        await keeper.ask("wake", {}, to_nobody)
     except GpuckptError as e:
         log.warning("the restored kernel has no GPU state: %s", e)
         if keeper.link is not None:
             await tell_not_woken(keeper.link, e)
-
-
-async def tell_not_woken(link: Link, error: GpuckptError) -> None:
-    """Tell the kernel why it still sleeps: a cell that waits for the GPU shows it, and the next one wakes it first."""
-    with contextlib.suppress(AgentSilent):
-        await link.send({"call": "not_woken", "id": 0, "args": {"error": error.as_dict()}})

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from ...errors import GpuckptError
 from ...freeze import processes
 from ...freeze.cuda_waits import CudaWaits
-from .wake import tell_not_woken
+from ..link import AgentSilent, Link
+from .stages import to_nobody
 
 if TYPE_CHECKING:
-    from ..gpu_sleep import GpuSleep
-    from ..process import Keeper
+    from ..gpu.sleep import GpuSleep
+    from ..kernel_life import Keeper
 
-__all__ = ["wake_at_touch"]
+__all__ = ["tell_not_woken", "wake_at_touch"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -37,18 +38,24 @@ async def wake_at_touch(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequen
         await asyncio.sleep(_LOOK)
         looks += 1
         busy = keeper.link is not None and keeper.link.busy
-        if keeper.operation is not None or not (busy or looks % _IDLE_LOOKS == 0 or waits.is_suspicious):
+        if keeper.operations.current is not None or not (busy or looks % _IDLE_LOOKS == 0 or waits.is_suspicious):
             continue
         if await asyncio.to_thread(waits.new):
             log.info("the kernel touches a GPU in its sleep")
             try:
-                await keeper.do("wake", {}, _nobody)
+                await keeper.ask("wake", {}, to_nobody)
             except GpuckptError as e:
                 log.warning("the kernel, which touches a GPU in its sleep, was not woken: %s", e)
                 if not told and keeper.link is not None:
                     told = True
                     await tell_not_woken(keeper.link, e)
                 await asyncio.sleep(_AGAIN)
+
+
+async def tell_not_woken(link: Link, error: GpuckptError) -> None:
+    """Tell the kernel why it still sleeps: a cell that waits for the GPU shows it, and the next one wakes it first."""
+    with contextlib.suppress(AgentSilent):
+        await link.send({"call": "not_woken", "id": 0, "args": {"error": error.as_dict()}})
 
 
 def _waits(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequence[int]]) -> CudaWaits:
@@ -60,7 +67,3 @@ def _waits(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequence[int]]) -> 
         if parked is not None and kernel is not None:
             others = [thread for thread in [processes.outer_thread(kernel, parked.thread)] if thread]
     return CudaWaits(asleep.pids, known, others)
-
-
-async def _nobody(_: object) -> None:
-    """Tell nobody: nobody asked."""

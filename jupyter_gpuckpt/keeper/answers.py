@@ -1,0 +1,52 @@
+"""How requests are answered, whoever asks: with a result or an error, and a sign of life until then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from ..errors import GpuckptError
+from .operations.stages import Tell
+
+log = logging.getLogger("gpuckpt.keeper")
+
+PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
+
+
+async def answer_to(
+    op: str, work: Coroutine[Any, Any, Any], pulse: Tell, stage: Callable[[], str], folder: Path
+) -> dict[str, Any]:
+    """Do what was asked for, and return its ``result`` or ``error``.
+
+    `pulse` is told now and then that it is being done, and in which `stage` it is; `folder` is the kernel's.
+    """
+
+    async def beat() -> None:
+        began = time.monotonic()
+        while True:
+            await asyncio.sleep(PULSE)
+            await pulse({"stage": stage(), "seconds": time.monotonic() - began})
+
+    beating = asyncio.create_task(beat())
+    try:
+        return {"result": await work}
+    except GpuckptError as e:
+        return {"error": e.as_dict()}
+    except Exception as e:
+        log.exception("%s failed", op)
+        return {"error": unforeseen(op, e, folder).as_dict()}
+    finally:
+        beating.cancel()
+
+
+def unforeseen(op: str, error: Exception, folder: Path) -> GpuckptError:
+    """Return what to say of an error that nobody thought of; `folder` is the kernel's."""
+    return GpuckptError(
+        f"The {op} failed in a way that was not foreseen.",
+        f"{type(error).__name__}: {error}",
+        f"The keeper's log has the details: {folder}/keeper.log",
+    )

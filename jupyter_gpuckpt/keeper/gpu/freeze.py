@@ -1,0 +1,339 @@
+"""The GPU side of a save and of a restore: what is done about it before, in and after the freeze."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ...errors import DriverError, GpuckptError, KernelLost
+from ...freeze import cuda, processes
+from ...freeze import parking as parking_
+from ...freeze.parking import FileState, Parked, Parking
+from ...freeze.vram import VramFiles
+from ..link import Link
+from ..namespace import Namespace
+from . import gate
+
+__all__ = ["GpuFreeze", "GpuReturn", "parked_in", "place_of"]
+
+log = logging.getLogger("gpuckpt.keeper")
+
+_HELPER = 1 << 30
+"""Bytes of GPU memory that the program which fills the rest takes itself, at most."""
+_WORTH_PARKING = 256 << 20
+"""Bytes from which on parking is quicker than the driver's own copy."""
+
+
+class GpuFreeze:
+    """One save's GPU side; nothing, where no process has GPU state.
+
+    Parameters
+    ----------
+    space, link : the kernel's namespace, and the way to its agent.
+    pids : the processes with GPU state.
+    described : what `cuda.describe` says of them.
+    vram : the files for what is in VRAM.
+    """
+
+    def __init__(
+        self,
+        worker: cuda.CudaWorker,
+        space: Namespace,
+        link: Link,
+        pids: Sequence[int],
+        described: Mapping[str, Any],
+        vram: VramFiles,
+    ) -> None:
+        self._worker, self._space, self._link, self._vram = worker, space, link, vram
+        self._pids, self._described = pids, described
+        self._kernel = 0
+        self._parking: Parking | None = None
+
+    async def prepare(self, kernel: int, parkable: int) -> None:
+        """Make the memory ready that VRAM goes into; `parkable` bytes of the kernel's can be parked."""
+        if not self._pids:
+            return
+        self._kernel = kernel
+        held = {one["pid"]: one["used"] for one in self._described["processes"]}
+        sizes = {pid: sum(held[pid].values()) for pid in self._pids}
+        gpus = list(held.get(kernel, {}))
+        if parkable >= _WORTH_PARKING and len(gpus) == 1 and parking_.is_supported():
+            parked = Parked(processes.inner_pid(kernel), 0, gpus[0], parkable)
+            self._parking = await asyncio.to_thread(_parking, self._space, self._vram, parked, "new")
+            sizes[kernel] = max(0, sizes[kernel] - parkable)
+        names = {pid: (str(processes.inner_pid(pid)), size) for pid, size in sizes.items()}
+        await asyncio.to_thread(self._vram.prepare, names)
+        if self._parking is not None and not await asyncio.to_thread(self._parking.get_ready, kernel):
+            await self.close()
+
+    async def freeze(self, note: Callable[[dict[str, Any]], None]) -> None:
+        """Take the GPU state of all processes off the GPUs; `note` writes down what `GpuReturn.after` must know.
+
+        Raises
+        ------
+        SaveFailed, KernelLost : as `cuda.freeze`.
+        """
+        if not self._pids:
+            return
+        gate.close(self._space.run_dir)
+        try:
+            await self._freeze(note)
+        except BaseException:
+            gate.open_(self._space.run_dir)
+            raise
+
+    async def _freeze(self, note: Callable[[dict[str, Any]], None]) -> None:
+        parking = self._parking
+        if parking is not None:
+            holder = parking.holder
+
+            def note_parked(parked: Parked) -> None:
+                note({**dataclasses.asdict(parked), "holder": holder})
+
+            note_parked(parking.parked)
+            await self._link.send({"call": "park", "id": 0, "args": {}})
+            await asyncio.to_thread(parking.park, self._kernel, note_parked)
+        try:
+            await asyncio.to_thread(cuda.freeze, self._worker, self._pids, self._described, self._vram.taking)
+        except BaseException:
+            if parking is not None:
+                await asyncio.to_thread(_give_back, parking, self._kernel)
+            raise
+        if parking is not None:
+            parking.let_go()
+
+    def taken(self) -> int:
+        """Return how many bytes of VRAM lie in files; what could not be had in files criu has to write."""
+        parked = self.parked()
+        return self._vram.taken(self._pids) + (parked.size if parked is not None else 0)
+
+    def parked(self) -> Parked | None:
+        """Return what is parked."""
+        return self._parking.parked if self._parking is not None and self._parking.is_parked else None
+
+    async def finish_copy(self) -> Parked | None:
+        """Wait until all of VRAM is in the files; return what of it was parked.
+
+        Raises
+        ------
+        DriverError : it could not be copied.
+        """
+        parked = self.parked()
+        if parked is not None and self._parking is not None:
+            await asyncio.to_thread(self._parking.finish_copy)
+        return parked
+
+    async def rest(self) -> None:
+        """Let the processes run on without their GPU state, and have what helps give up all that it has on GPUs.
+
+        Raises
+        ------
+        DriverError : parked memory could not be copied.
+        """
+        parking = self._parking
+        if parking is not None and parking.is_parked:
+            parking_.run_on(self._space.run_dir)
+            await self.finish_copy()
+            await asyncio.to_thread(parking.rest)
+        else:
+            await self.close()
+            for left_over in self._vram.outside.glob("*.part"):
+                left_over.unlink()
+        await asyncio.to_thread(self._vram.taken, self._pids)
+
+    def hand_over(self) -> Parking | None:
+        """Return what gives parked memory back; who has it ends it."""
+        parking, self._parking = self._parking, None
+        return parking
+
+    async def thaw(self) -> None:
+        """Bring the GPU state back; where the straight way fails, each process by what is found.
+
+        Raises
+        ------
+        KernelLost : a process cannot be brought back.
+        """
+        if self._pids:
+            await asyncio.to_thread(self._thaw)
+            gate.open_(self._space.run_dir)
+
+    def _thaw(self) -> None:
+        with contextlib.ExitStack() as stack:
+            if self._parking is not None:
+                stack.enter_context(_or_lost())
+                stack.enter_context(self._parking.giving_back(self._kernel))
+            described = self._without_parked()
+            try:
+                cuda.thaw(self._worker, self._pids, held=cuda.needs(described))
+            except GpuckptError:
+                log.exception("the GPU state did not come back at once")
+                cuda.mend(self._worker, self._pids, described["processes"])
+
+    def _without_parked(self) -> dict[str, Any]:
+        """Return what the driver has to find room for: what is parked is still on the GPU, held by another."""
+        parked, processes = self.parked(), []
+        for process in self._described["processes"]:
+            used = dict(process["used"])
+            if parked is not None and process["pid"] == self._kernel:
+                used[parked.gpu] = max(0, used[parked.gpu] - parked.size)
+            processes.append({**process, "used": used})
+        return {**self._described, "processes": processes}
+
+    async def close(self) -> None:
+        """End the programs that helped."""
+        parking, self._parking = self._parking, None
+        if parking is not None:
+            await asyncio.to_thread(parking.close)
+
+
+class GpuReturn:
+    """The GPU side of a restore, or of what a dead keeper had begun: what was parked goes back with the rest.
+
+    Parameters
+    ----------
+    space : the namespace that the processes are in, or come into.
+    parked : what is parked, if anything.
+    gpu_map : from the UUIDs of the GPUs at the save to those of now, where they differ.
+    vram : the files with what was in VRAM.
+    """
+
+    def __init__(
+        self,
+        worker: cuda.CudaWorker,
+        space: Namespace,
+        parked: Parked | None,
+        gpu_map: Mapping[str, str] | None,
+        vram: VramFiles,
+    ) -> None:
+        self._worker, self._space, self._parked = worker, space, parked
+        self._gpu_map, self._vram = gpu_map, vram
+        self._parking: Parking | None = None
+        self._preloading: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def after(
+        cls, worker: cuda.CudaWorker, space: Namespace, note: Mapping[str, Any], vram: VramFiles
+    ) -> GpuReturn:
+        """Return what brings back what a dead keeper had parked, by its note: its helper ends by itself."""
+        if "parked" in note and parked_in(note) is None:
+            await asyncio.to_thread(parking_.refuse, space.run_dir)
+        holder = note.get("parked", {}).get("holder")
+        while holder is not None and processes.start_time(holder) is not None:
+            await asyncio.sleep(0.05)
+        return cls(worker, space, parked_in(note), None, vram)
+
+    async def prepare(self, *, early: bool = False) -> None:
+        """Start the program that fills the GPU, so that it is ready when it is needed.
+
+        `early` is before the file is written, which is then written into memory that is ready; and only if the GPU has
+        room for one more program now.
+        """
+        if self._parked is None or self._parking is not None:
+            return
+        parking_.make_fifos(self._space.run_dir)
+        gpus = {gpu.uuid: gpu for gpu in await asyncio.to_thread(self._worker.gpus)}
+        uuid = (self._gpu_map or {}).get(self._parked.gpu, self._parked.gpu)
+        gpu = gpus[place_of(uuid, gpus)]
+        if not early or gpu.free > _HELPER:
+            state: FileState = "awaited" if early else "kept"
+            self._parking = await asyncio.to_thread(_parking, self._space, self._vram, self._parked, state, gpu.uuid)
+
+    async def preload(self) -> None:
+        """Begin to bring what was parked to the GPU, where there is room for it twice; to be waited for by `thaw`."""
+        parking, parked = self._parking, self._parked
+        if parking is not None and parked is not None:
+            self._preloading = asyncio.create_task(asyncio.to_thread(parking.preload))
+
+    def hand_over(self) -> Parking | None:
+        """Return what gives parked memory back; who has it ends it."""
+        parking, self._parking = self._parking, None
+        return parking
+
+    async def thaw(self, pids: Sequence[int], needs: Mapping[str, int]) -> None:
+        """Bring back the GPU state of restored processes, which needs so many bytes of each GPU.
+
+        Raises
+        ------
+        DriverError : it did not come back.
+        """
+        await self._around(lambda: cuda.thaw(self._worker, pids, self._gpu_map, needs))
+        gate.open_(self._space.run_dir)
+
+    async def mend(self, pids: Sequence[int], held: Sequence[Mapping[str, Any]], patience: float | None = None) -> None:
+        """Bring back the GPU state of processes that was left somewhere on the way.
+
+        Room for it is waited for `patience` seconds; the driver's time limit unless said.
+
+        Raises
+        ------
+        KernelLost : it could not be brought back.
+        """
+        with _or_lost():
+            await self._around(lambda: cuda.mend(self._worker, pids, held, patience))
+        gate.open_(self._space.run_dir)
+
+    async def _around(self, bring_back: Callable[[], object]) -> None:
+        parking, parked = self._parking, self._parked
+        pid = self._space.outer(parked.pid) if parked is not None else None
+        if parking is None or pid is None:
+            await asyncio.to_thread(bring_back)
+            return
+        if self._preloading is not None:
+            await self._preloading
+        await asyncio.to_thread(parking.get_ready, pid)
+
+        def both() -> None:
+            with parking.giving_back(pid):
+                bring_back()
+
+        await asyncio.to_thread(both)
+
+    async def close(self) -> None:
+        """End the program that helped."""
+        if self._preloading is not None:
+            await self._preloading
+        parking, self._parking = self._parking, None
+        if parking is not None:
+            await asyncio.to_thread(parking.close)
+
+
+def _parking(space: Namespace, vram: VramFiles, parked: Parked, file: FileState, gpu: str = "") -> Parking:
+    return Parking(space.run_dir, vram.outside, vram.inside, parked, file, gpu)
+
+
+@contextlib.contextmanager
+def _or_lost() -> Iterator[None]:
+    """Tell of parked memory that cannot be given back as what it is: the loss of the kernel."""
+    try:
+        yield
+    except DriverError as e:
+        raise KernelLost(
+            "The kernel's GPU memory could not be given back to it.",
+            f"{e.what} {e.why}",
+            "Restart the kernel, and restore a snapshot.",
+            **e.data,
+        ) from e
+
+
+def _give_back(parking: Parking, pid: int) -> None:
+    with parking.giving_back(pid):
+        pass
+
+
+def place_of(gpu: str, here: Iterable[str]) -> str:
+    """Return the UUID of the GPU here (UUIDs, in order) that what was on a GPU comes to, where it is not mapped."""
+    uuids = list(here)
+    # Not here and not mapped: a single GPU's state, which the driver puts on the first.
+    return gpu if gpu in uuids else uuids[0]
+
+
+def parked_in(described: Mapping[str, Any]) -> Parked | None:
+    """Return what a snapshot (its manifest's ``cuda``) or a note of a save says is parked; None for nothing yet."""
+    said = described.get("parked")
+    if not said or not said["thread"]:
+        return None
+    return Parked(int(said["pid"]), int(said["thread"]), str(said["gpu"]), int(said["size"]))

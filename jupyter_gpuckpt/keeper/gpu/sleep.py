@@ -1,0 +1,318 @@
+"""The GPU side of a kernel that sleeps: what it had on GPUs lies in host memory, and its processes run on."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...errors import DriverError, GpuckptError, KernelLost
+from ...freeze import cuda, processes
+from ...freeze import parking as parking_
+from ...freeze.parking import Parked, Parking
+from ...freeze.vram import VramFiles
+from ..link import Link
+from ..namespace import Namespace
+from ..staging import vram_files
+from . import gate
+from .freeze import GpuFreeze, GpuReturn, parked_in, place_of
+from .late_vram import LateVram
+
+__all__ = ["HELPER", "FrozenAsleep", "GpuSleep"]
+
+log = logging.getLogger("gpuckpt.keeper")
+
+HELPER = 1 << 30
+"""Bytes of GPU memory that the program which fills the rest takes itself, at most."""
+_PATIENCE = 5.0
+"""For how long a wake waits for memory that was free when it was looked for, in seconds."""
+
+
+class GpuSleep:
+    """What one sleeping kernel had on GPUs; nothing, where no process of it has GPU state.
+
+    Attributes
+    ----------
+    described : what `cuda.describe` said of the processes while they were awake.
+    pids : these processes.
+    vram : the files that all is in.
+    late : reads a snapshot into these files, where they are not all there yet.
+    """
+
+    def __init__(
+        self,
+        worker: cuda.CudaWorker,
+        space: Namespace,
+        pids: Sequence[int],
+        described: Mapping[str, Any],
+        vram: VramFiles,
+        parked: Parked | None = None,
+        late: LateVram | None = None,
+    ) -> None:
+        self.described = described
+        self.late = late
+        self._worker, self._space, self.vram = worker, space, vram
+        self.pids = list(pids)
+        self._parked = parked
+        self._parking: Parking | None = None
+        self._sleeps_on = False
+
+    @classmethod
+    def noted(
+        cls,
+        worker: cuda.CudaWorker,
+        space: Namespace,
+        note: Mapping[str, Any],
+        vram: VramFiles,
+        late: LateVram | None = None,
+    ) -> GpuSleep:
+        """Return what another keeper put to sleep, by its note."""
+        return cls(worker, space, note["cuda"], note["described"], vram, parked_in(note), late)
+
+    @classmethod
+    async def of_snapshot(
+        cls,
+        worker: cuda.CudaWorker,
+        space: Namespace,
+        gpu: GpuReturn,
+        pid: int,
+        saved: Mapping[str, Any],
+        late: LateVram,
+    ) -> GpuSleep:
+        """Let a process run on that criu has restored and the driver has not; `saved` is what its manifest says of it.
+
+        Raises
+        ------
+        DriverError : the driver does not answer.
+        """
+        gpus = await asyncio.to_thread(worker.gpus)
+        here = [one.uuid for one in gpus]
+        used = {place_of(uuid, here): held for process in saved["processes"] for uuid, held in process["used"].items()}
+        described = {
+            **{key: saved[key] for key in ("driver", "cuda")},
+            "gpus": [{"uuid": one.uuid, "name": one.name, "total": one.total} for one in gpus],
+            "processes": [{"pid": pid, "used": used}],
+        }
+        parked = parked_in(saved)
+        if parked is not None:
+            parked = dataclasses.replace(parked, gpu=place_of(parked.gpu, here))
+        asleep = cls(worker, space, [pid], described, vram_files(space), parked, late)
+        asleep._parking = gpu.hand_over()
+        parking_.run_on(space.run_dir)
+        return asleep
+
+    def note(self) -> dict[str, Any]:
+        """Return what `noted` must know."""
+        parked, late = self._parked, self.late
+        return {
+            "freed": self.freed,
+            "cuda": self.pids,
+            "described": self.described,
+            **({"parked": {**dataclasses.asdict(parked), "holder": self._holder}} if parked is not None else {}),
+            **({"late": late.snapshot} if late is not None else {}),
+        }
+
+    @property
+    def _holder(self) -> int | None:
+        return self._parking.holder if self._parking is not None else None
+
+    @property
+    def freed(self) -> int:
+        """Bytes of GPU memory that the processes had."""
+        return sum(self.needs.values())
+
+    @property
+    def needs(self) -> dict[str, int]:
+        """Bytes that are needed of each GPU, by its UUID, to wake."""
+        return cuda.needs(self.described)
+
+    @property
+    def parked(self) -> Parked | None:
+        """What is parked."""
+        return self._parked
+
+    @property
+    def wishes(self) -> dict[str, int]:
+        """As `needs`, with room for the program that makes it quick."""
+        needs = self.needs
+        if self._parked is not None:
+            needs[self._parked.gpu] = needs.get(self._parked.gpu, 0) + HELPER
+        return needs
+
+    async def fall_asleep(self, link: Link, kernel: int, parkable: int, note: Callable[[dict[str, Any]], None]) -> None:
+        """Take everything off the GPUs; `note` writes down what the next keeper must know, should this one die.
+
+        Raises
+        ------
+        SaveFailed, DriverError : it could not be done; the processes run on as before.
+        KernelLost : nor could they be brought back.
+        """
+        if not self.pids:
+            return
+        freeze = GpuFreeze(self._worker, self._space, link, self.pids, self.described, self.vram)
+        try:
+            await freeze.prepare(kernel, parkable)
+            await freeze.freeze(note)
+            try:
+                await freeze.rest()
+                await asyncio.to_thread(self._verify)
+            except BaseException:
+                await freeze.thaw()
+                raise
+        except BaseException:
+            await freeze.close()
+            await asyncio.to_thread(self.vram.discard)
+            raise
+        self._parking = freeze.hand_over()
+        if self._parking is not None:
+            self._parked = self._parking.parked
+            _note(note, self._parking)
+
+    def _verify(self) -> None:
+        for pid in self.pids:
+            if (state := self._worker.state(pid)) != "checkpointed":
+                raise DriverError(f"Process {pid} is {state}, not checkpointed.", call="checkpoint", pid=pid, name="")
+
+    async def is_all(self, kernel: int) -> bool:
+        """Tell whether no process of the kernel's has GPU state but those that were put to sleep, as they were."""
+        tree = [kernel, *processes.descendants(kernel)]
+        on_gpu = await asyncio.to_thread(cuda.freezable, self._worker, tree)
+        return set(on_gpu) == set(self.living) and self.late is None and await self.is_whole()
+
+    async def is_whole(self) -> bool:
+        """Tell whether the processes still are as they were put to sleep."""
+        states = [await asyncio.to_thread(self._worker.state, pid) for pid in self.living]
+        parked = self._parked is None or (self.vram.outside / self._parked.file).exists()
+        return parked and all(state == "checkpointed" for state in states)
+
+    async def wake(self, note: Callable[[dict[str, Any]], None]) -> None:
+        """Bring everything back; the GPUs were seen to have room for it. `note` as in `fall_asleep`.
+
+        `tidy` is to be called afterwards.
+
+        Raises
+        ------
+        DriverError : under the name ``NO_ROOM``, there is no room any more; all sleeps on, unharmed.
+        KernelLost : it could not be brought back.
+        """
+        if not self.living:
+            return
+        try:
+            await asyncio.to_thread(self._wake, note)
+            gate.open_(self._space.run_dir)
+        except BaseException:
+            await self._end_holder()
+            raise
+
+    @property
+    def living(self) -> list[int]:
+        """Those of the processes that have not ended since."""
+        return [pid for pid in self.pids if not cuda.ended(pid)]
+
+    def _wake(self, note: Callable[[dict[str, Any]], None]) -> None:
+        parked = self._parked
+        pid = self._space.outer(parked.pid) if parked is not None else None
+        if parked is None or pid is None:
+            self._thaw(self.needs)
+            return
+        free = {gpu.uuid: gpu.free for gpu in self._worker.gpus()}
+        with_holder = free.get(parked.gpu, 0) >= self.needs.get(parked.gpu, 0) + HELPER
+        parking = self._parking
+        if parking is None:
+            parking = self._parking = Parking(self._space.run_dir, self.vram.outside, self.vram.inside, parked, "kept")
+            _note(note, parking)
+        elif with_holder:
+            parking.rouse()
+        if not with_holder:
+            # It would take what the driver needs, and a driver that finds too little loses the process.
+            parking.do_without_holder()
+        parking.get_still(pid)
+        back = False
+        self._sleeps_on = False
+        try:
+            with parking.giving_back(pid, otherwise=self._asleep_again):
+                self._thaw({**self.needs, parked.gpu: max(0, self.needs.get(parked.gpu, 0) - parked.size)})
+                back = True
+        except DriverError as e:
+            if not back:
+                raise
+            if not self._sleeps_on:
+                raise _lost(e) from e
+            raise DriverError(e.what, e.why, e.then, **{**e.data, "name": "NO_ROOM"}) from e
+
+    def _thaw(self, held: Mapping[str, int]) -> None:
+        pids = self.living
+        try:
+            cuda.thaw(self._worker, pids, held=held, patience=_PATIENCE)
+        except DriverError as e:
+            if e.data.get("name") == "NO_ROOM":
+                raise
+            log.exception("the GPU state did not come back at once")
+            cuda.mend(self._worker, pids)
+
+    def _asleep_again(self) -> None:
+        try:
+            cuda.freeze(self._worker, self.living, self.described)
+        except GpuckptError as e:
+            raise _lost(e) from e
+        self._sleeps_on = True
+
+    async def close(self) -> None:
+        """End what helps, where there is something: the kernel ends, or is replaced."""
+        late, self.late = self.late, None
+        if late is not None:
+            await late.close()
+        await self._end_holder()
+
+    async def _end_holder(self) -> None:
+        parking, self._parking = self._parking, None
+        if parking is not None:
+            await asyncio.to_thread(parking.close)
+
+    async def tidy(self) -> None:
+        """Free the host memory that all was in: the kernel is awake."""
+        await self.close()
+        await asyncio.to_thread(self.vram.discard)
+
+
+class FrozenAsleep(GpuFreeze):
+    """A save's GPU side where the kernel sleeps: all is where it is to be already, and stays there."""
+
+    def __init__(self, asleep: GpuSleep, worker: cuda.CudaWorker, space: Namespace, link: Link) -> None:
+        super().__init__(worker, space, link, asleep.living, asleep.described, asleep.vram)
+        self._asleep = asleep
+
+    async def prepare(self, kernel: int, parkable: int) -> None:
+        """There is nothing to make ready."""
+
+    async def freeze(self, note: Callable[[dict[str, Any]], None]) -> None:
+        """There is nothing on a GPU."""
+
+    def parked(self) -> Parked | None:
+        """Return what is parked."""
+        return self._asleep.parked
+
+    async def finish_copy(self) -> Parked | None:
+        """Return what is parked: all of it was copied when the kernel fell asleep."""
+        return self._asleep.parked
+
+    async def thaw(self) -> None:
+        """The kernel sleeps on."""
+
+    async def close(self) -> None:
+        """What helps to wake the kernel stays."""
+
+
+def _note(note: Callable[[dict[str, Any]], None], parking: Parking) -> None:
+    note({**dataclasses.asdict(parking.parked), "holder": parking.holder})
+
+
+def _lost(error: GpuckptError) -> KernelLost:
+    return KernelLost(
+        "The kernel's GPU memory could neither be given back to it nor be taken again.",
+        f"{error.what} {error.why}",
+        "Restart the kernel, and restore a snapshot.",
+        **error.data,
+    )

@@ -1,0 +1,54 @@
+"""The programs that hold the kernel: those that have attached to the keeper's socket, Jupyter servers as a rule."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+from .protocol import peer_pid
+
+log = logging.getLogger("gpuckpt.keeper")
+
+_SLOW_READER = 30.0  # how long a client may let its answers pile up, in seconds
+
+
+class Holders:
+    """The connections of one kernel's; true while there are any."""
+
+    def __init__(self) -> None:
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._writers)
+
+    def add(self, writer: asyncio.StreamWriter) -> None:
+        """Take note that this client holds the kernel."""
+        self._writers.add(writer)
+
+    def discard(self, writer: asyncio.StreamWriter) -> None:
+        """Take note that this client has gone, whether it held the kernel or not."""
+        self._writers.discard(writer)
+
+    def pids(self) -> list[int]:
+        """Return their pids."""
+        return [peer_pid(writer.get_extra_info("socket")) for writer in self._writers]
+
+    async def tell(self, message: dict[str, Any]) -> None:
+        """Send all of them a message."""
+        # Together: one that does not read must not keep the others waiting.
+        await asyncio.gather(*(send(one, message) for one in self._writers))
+
+
+async def send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    """Send a client of the socket a message; one that does not read is cut off, and one that has gone is left."""
+    try:
+        writer.write(json.dumps(message).encode() + b"\n")
+        await asyncio.wait_for(writer.drain(), _SLOW_READER)
+    except (TimeoutError, asyncio.TimeoutError):
+        # It may have been stopped; when it goes on, it finds the connection closed and makes another.
+        log.warning("a client was cut off: it has not read for %.0f s", _SLOW_READER)
+        writer.transport.abort()
+    except ConnectionError:
+        pass

@@ -1,0 +1,132 @@
+"""Hibernating many kernels before a machine or a server goes, the most valuable ones first.
+
+The rule: the more processor time a kernel has used since it was last saved or restored, the sooner it is its turn. One
+at a time, since several at once would only all be late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ... import settings
+from ...errors import GpuckptError
+from .. import client
+from ..listing import STATUS_TIMEOUT
+from ..record import KernelFolder, now
+
+__all__ = ["Outcome", "hibernate_all", "write_report"]
+
+log = logging.getLogger("gpuckpt")
+
+_CANCEL_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one kernel."""
+
+    kernel_id: str
+    notebook: str
+    computed: float
+    """Seconds of processor time since it was last saved or restored."""
+    saved: bool
+    name: str
+    """The snapshot's; empty where there is none."""
+    seconds: float
+    why: str
+    """Why it was not saved; empty where it was."""
+
+
+def hibernate_all(
+    folders: Iterable[KernelFolder],
+    deadline: float | None,
+    how: Callable[[Mapping[str, Any]], dict[str, Any]],
+) -> list[Outcome]:
+    """Hibernate kernels one after the other; return what became of each.
+
+    After `deadline` seconds none is begun any more, and one that is not saved yet is broken off. `how` returns the
+    arguments of the keeper's ``hibernate`` for a kernel with this status.
+    """
+    began = time.monotonic()
+    found = sorted(_statuses(folders), key=lambda pair: -float(pair[1]["computed"]))
+    outcomes = []
+    for folder, status in found:
+        left = None if deadline is None else deadline - (time.monotonic() - began)
+        outcome = _hibernate(folder, status, left, how(status))
+        log.log(
+            logging.INFO if outcome.saved else logging.ERROR,
+            "kernel %s (%s) was %s",
+            outcome.kernel_id,
+            outcome.notebook or "no notebook",
+            f"saved as {outcome.name}" if outcome.saved else f"not saved: {outcome.why}",
+        )
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _statuses(folders: Iterable[KernelFolder]) -> Iterator[tuple[KernelFolder, dict[str, Any]]]:
+    for folder in folders:
+        with contextlib.suppress(GpuckptError, OSError), client.connect(folder) as keeper:
+            yield folder, keeper.request("status", timeout=STATUS_TIMEOUT)
+
+
+def _hibernate(folder: KernelFolder, status: Mapping[str, Any], left: float | None, args: dict[str, Any]) -> Outcome:
+    began = time.monotonic()
+    name, why = "", ""
+    if left is not None and left <= 0:
+        why = "There was no time left."
+    else:
+        with _cancelled_after(folder, left) as is_late:
+            try:
+                with client.connect(folder) as keeper:
+                    name = str(keeper.request("hibernate", args, timeout=None)["name"])
+            except (GpuckptError, OSError) as e:
+                why = "The time was up before it was saved." if is_late() else str(e)
+    seconds = time.monotonic() - began
+    about = (str(status["kernel_id"]), str(status["notebook"]), float(status["computed"]))
+    return Outcome(*about, bool(name), name, round(seconds, 3), why)
+
+
+@contextlib.contextmanager
+def _cancelled_after(folder: KernelFolder, seconds: float | None) -> Iterator[Callable[[], bool]]:
+    """Have what the kernel's keeper does within the block cancelled after a while; gives whether it came to that."""
+    late = threading.Event()
+
+    def cancel() -> None:
+        late.set()
+        # The connection of the request is in use: its answer is being waited for.
+        with contextlib.suppress(GpuckptError, OSError), client.connect(folder) as keeper:
+            keeper.request("cancel", timeout=_CANCEL_TIMEOUT)
+
+    timer = None if seconds is None else threading.Timer(seconds, cancel)
+    if timer is not None:
+        timer.daemon = True
+        timer.start()
+    try:
+        yield late.is_set
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def write_report(outcomes: Iterable[Outcome], deadline: float | None) -> Path:
+    """Write down what became of the kernels, in the folder of the logs, and return where. Raises `OSError`."""
+    folder = settings.logs_dir()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    moment = now()
+    path = folder / f"hibernated-{moment[:19].replace(':', '')}-{os.getpid()}.json"
+    document = {"at": moment, "deadline": deadline, "kernels": [asdict(outcome) for outcome in outcomes]}
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as f:
+        json.dump(document, f, indent=2)
+        f.flush()
+        os.fsync(f.fileno())
+    return path

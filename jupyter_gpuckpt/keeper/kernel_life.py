@@ -1,0 +1,367 @@
+"""The life of the one kernel that a keeper holds: its start, the sleeper that it lives in, its end, its record."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from .. import settings
+from ..errors import GpuckptError, KernelLost, Refused
+from ..freeze import cuda, processes
+from ..lock_files import KEEPER_LOCK
+from ..store import Store
+from . import kernel_log
+from .files.needs import Marks
+from .gpu.sleep import GpuSleep
+from .holders import Holders
+from .link import Link, Request
+from .namespace import FIRST_PID, Namespace, run_path
+from .one_at_a_time import OneAtATime
+from .operations.stages import Tell, to_nobody
+from .record import KERNEL_LOG, OUTPUT, KernelFolder, now
+from .stand_in import StandIn
+
+__all__ = ["Keeper"]
+
+log = logging.getLogger("gpuckpt.keeper")
+
+_FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to take note, in seconds
+_GOODBYE = 1.0  # how long a kernel that ends in its sleep has for what it does at its end, in seconds
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Keeper:
+    """One kernel, and what its keeper knows and holds of it.
+
+    Parameters
+    ----------
+    folder : the kernel's.
+    ask : does what it is asked for (operation, arguments, who is told of progress), as for any client; may raise
+        `GpuckptError`.
+    on_agent_request : called with what the agent in the kernel asks for.
+    """
+
+    def __init__(
+        self,
+        folder: KernelFolder,
+        ask: Callable[[str, dict[str, Any], Tell], Awaitable[Any]],
+        on_agent_request: Request,
+    ) -> None:
+        self.folder, self.ask = folder, ask
+        self.launch = folder.launch()
+        self.state = folder.state()
+        self.store = Store(settings.store_dir())
+        self.worker = cuda.CudaWorker()
+        self.marks = Marks()
+        self.operations = OneAtATime()
+        self.holders = Holders()
+        self.space: Namespace | None = None
+        self.link: Link | None = None
+        self.asleep: GpuSleep | None = None
+        """What the kernel, which sleeps, had on GPUs; None while it is awake."""
+        self.exit_status: int | None = None
+        self.notes: list[str] = []
+        """What there was to say when the kernel came up as a copy of another."""
+        self.woken: dict[str, Any] | None = None
+        """When the kernel was last woken (``at``) and how long that took (``seconds``)."""
+        self.ending = False
+        """Set when the kernel is to end: no other is to be started in its place."""
+        self.held = asyncio.Event()
+        """Set when the kernel can be asked for something: it was started, or taken over and mended."""
+        self.closing = asyncio.Event()
+        """Set when the keeper is to end."""
+        self.record_is_closed = False
+        """Set when the folder may be another keeper's: nothing is written into it any more."""
+        self.stand_in = StandIn(
+            self.launch,
+            self.state,
+            self.note_state,
+            self.wake_if_asked,
+            lambda: self.in_background(self.ended(0)),
+        )
+        self._on_agent_request = on_agent_request
+        self._sleepers: list[Namespace] = []
+        self._tidying: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- the sleeper that it lives in
+
+    def new_link(self, run_dir: Path) -> Link:
+        """Make the FIFOs of a run folder and listen to them; the agent sees by the lock whether this keeper lives."""
+        with contextlib.suppress(FileExistsError):
+            (run_dir / KEEPER_LOCK).hardlink_to(self.folder.path / KEEPER_LOCK)
+        return Link(run_dir, self._on_agent_request)
+
+    async def new_namespace(self, furnish: Callable[[Path], None] = lambda _: None) -> tuple[Namespace, Link]:
+        """Start a sleeper over a new run folder, which `furnish` may put more into.
+
+        Raises
+        ------
+        GpuckptError, OSError : it could not be started; nothing is left behind.
+        """
+        links: list[Link] = []
+
+        def prepare(run_dir: Path) -> None:
+            links.append(self.new_link(run_dir))
+            furnish(run_dir)
+
+        try:
+            space = await Namespace.start(self.folder.path, prepare)
+        except BaseException:
+            for link in links:
+                link.close()
+            raise
+        self._sleepers = [s for s in self._sleepers if not s.dead.is_set()] + [space]
+        if self.ending:
+            links[0].close()
+            await space.kill()
+            raise KernelLost("The kernel was ended.", "It was shut down meanwhile.", "Start it again.")
+        return space, links[0]
+
+    async def attach(self, sleeper: int) -> None:
+        """Hold the kernel in the sleeper of this pid, which another keeper held."""
+        space = await Namespace.attach(self.folder.path, self.state.run, sleeper)
+        self._sleepers.append(space)
+        if space.outer(self.state.kernel_pid) is None:
+            log.warning("the kernel did not outlive its keeper")
+        link = self.new_link(space.run_dir)
+        self.hold(space, link, self.state.kernel_pid)
+        link.introduce(self.launch.agent)
+
+    def namespace(self) -> Namespace:
+        """Return the namespace that the kernel lives in.
+
+        Raises
+        ------
+        Refused : it is hibernated.
+        KernelLost : it has ended.
+        """
+        if self.state.hibernated is not None and self.space is None and self.exit_status is None:
+            name = self.state.hibernated["snapshot"]["name"]
+            raise Refused(
+                "The kernel is hibernated.",
+                f"It is on the disk alone, as the snapshot {name}.",
+                "Wake it (run a cell, or `jupyter gpuckpt wake KERNEL`), and ask again.",
+                name=name,
+            )
+        if self.space is None or self.exit_status is not None:
+            raise KernelLost("The kernel has ended.", "", "Restart it; its snapshots are there.")
+        return self.space
+
+    # -- its start
+
+    async def start_kernel(self) -> None:
+        """Start the kernel afresh, in a new sleeper."""
+        space, link = await self.new_namespace()
+        try:
+            pid = await space.spawn(
+                self.launch.argv,
+                env={**self.launch.env, settings.ENV_RUN_DIR: settings.NAMESPACE_RUN_DIR},
+                cwd=self.launch.cwd,
+                umask=self.launch.umask,
+                stdout=run_path(KERNEL_LOG),
+                after_pid=FIRST_PID - 1,
+                subreaper=True,
+            )
+        except BaseException:
+            link.close()
+            await space.kill()
+            raise
+        self.state.parent, self.state.own_files, self.state.output = None, False, 0
+        self.state.sleep, self.state.worked = None, 0.0
+        self.hold(space, link, pid)
+
+    def hold(self, space: Namespace, link: Link, pid: int) -> None:
+        """Take this running kernel as the one to keep; `pid` is its pid in the namespace."""
+        self.space, self.link = space, link
+        self.state.sleeper = (space.pid, space.start_time or 0)
+        self.state.run = space.run_dir.name
+        self.state.kernel_pid = pid
+        self.state.started, self.state.ended = now(), None
+        self.watch()
+        (self.folder.path / OUTPUT).unlink(missing_ok=True)  # of what ran before
+        self.note_state()
+
+    # -- while it is hibernated
+
+    def without_kernel(self) -> None:
+        """Keep no kernel but its snapshot: what stands in for it takes its ports."""
+        self.let_go()
+        self.space = self.link = None
+        self.state.sleeper, self.state.run, self.state.kernel_pid = None, "", 0
+        self.state.sleep = None
+        self.state.operation = None
+        self.note_state()
+        if not self.ending:
+            self.stand_in.take_ports()
+
+    async def refuse_requests(self, error: GpuckptError) -> None:
+        """Answer what waits for the hibernated kernel with an error; and end, if it was to end meanwhile."""
+        if self.ending:
+            await self.ended(-signal.SIGKILL)
+        await self.stand_in.refuse_requests(error)
+
+    def wake_if_asked(self) -> None:
+        """Wake the hibernated kernel where something waits for it; a wake under way will see to that itself."""
+        if self.stand_in.is_asked and self.operations.current is None and not self.ending:
+            self.in_background(self._wake())
+
+    async def _wake(self) -> None:
+        with contextlib.suppress(GpuckptError):  # who asked was told
+            await self.ask("wake", {}, to_nobody)
+
+    # -- its end
+
+    def watch(self) -> None:
+        """Notice the end of the kernel from now on."""
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch = asyncio.create_task(self._watch_kernel(self.namespace(), self.state.kernel_pid))
+
+    def let_go(self) -> None:
+        """Stop watching the kernel: its end is about to be wanted."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    async def _watch_kernel(self, space: Namespace, pid: int) -> None:
+        try:
+            status = await space.wait(pid)
+        except KernelLost:
+            status = -signal.SIGKILL
+        if self.state.hibernated is None:  # a wake sees to a kernel that does not outlive it
+            await self.ended(status)
+
+    async def ended(self, status: int) -> None:
+        """Note that the kernel has ended, tell who wants to know, and finish."""
+        log.info("the kernel ended with status %d", status)
+        self.exit_status = status
+        if self.launch.job and self.state.ended is None:
+            self.state.ended = {"status": status, "at": now()}
+            self.note_state()
+        if self.link is not None:
+            self.link.close()  # who waits for the agent need not wait any longer
+        await self.holders.tell({"event": "exited", "status": status})
+        if self.space is not None:
+            if status != 0 and not self.launch.job:
+                kernel_log.quote(self.space.run_dir / KERNEL_LOG)
+            self.keep_output()
+            with contextlib.suppress(GpuckptError):
+                await self.space.kill()
+        loop = asyncio.get_running_loop()
+        loop.call_later(_FAREWELL if self.holders else 0, self.closing.set)
+
+    async def give_up(self) -> None:
+        """End the kernel, on the way to another one."""
+        self.let_go()
+        link, self.link = self.link, None
+        if link is not None:
+            link.close()
+        if self.space is not None:
+            self.keep_output()
+            await self.space.kill()
+        await self.forget_sleep()
+
+    async def end_sleepers(self) -> None:
+        """End the kernel, what it has left behind, and one that is on its way back from a snapshot."""
+        for space in self._sleepers:
+            await space.kill()
+        await self.forget_sleep()
+
+    async def forget_sleep(self) -> None:
+        """End what helps a kernel that sleeps: it has ended."""
+        asleep, self.asleep = self.asleep, None
+        if asleep is not None:
+            await asleep.close()
+
+    def keep_output(self) -> None:
+        """Have what a job has written outlive its run folder."""
+        if self.launch.job and self.space is not None:
+            with contextlib.suppress(OSError):
+                (self.space.run_dir / KERNEL_LOG).replace(self.folder.path / OUTPUT)
+
+    def end_asleep(self) -> None:
+        """End the kernel, which says that it ends, where it sleeps: at its end it would wait for the GPU for ever."""
+        if self.asleep is not None and self.asleep.freed and not self.ending:
+            asyncio.get_running_loop().call_later(_GOODBYE, self.signal, signal.SIGKILL)
+
+    def signal(self, signum: int) -> bool:
+        """Send a signal to the kernel's process group, as the kernel manager would; False when there is none now."""
+        if self.exit_status is not None:
+            return False
+        if self.state.hibernated is not None and self.operations.current is None:
+            if signum in (signal.SIGKILL, signal.SIGTERM):
+                self.in_background(self.ended(-signum))
+            return True
+        if signum == signal.SIGKILL:
+            # What a kernel leaves behind ends with it, and so does one that is on its way back from a snapshot.
+            self.ending = True
+            for space in self._sleepers:
+                space.kill_now()
+            return True
+        pid = self.space.outer(self.state.kernel_pid) if self.space is not None else None
+        if pid is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            if signum == 0:
+                os.kill(pid, 0)
+            else:
+                os.killpg(pid, signum)
+        return True
+
+    # -- its record, and what is known of it
+
+    def save_state(self) -> None:
+        """Write down where the kernel is, for the keeper that comes after this one.
+
+        Raises
+        ------
+        OSError : it could not be written.
+        """
+        if not self.record_is_closed:
+            self.folder.write_state(self.state)
+
+    def note_state(self) -> None:
+        """Write down where the kernel is, if that can be done: it has changed already."""
+        try:
+            self.save_state()
+        except OSError as e:
+            if not self.ending:
+                log.error("the keeper's record could not be written: %s", e)
+
+    def work(self) -> float:
+        """Return how many seconds of processor time the kernel's processes have used."""
+        tree = processes.descendants(self.space.pid) if self.space is not None else []
+        return sum(processes.work_done(pid)[0] for pid in tree) / _TICK
+
+    def quiet_log(self) -> Path | None:
+        """Return the kernel's log, which may be cut; None while it may not."""
+        # In the middle of an operation it is being saved, with the size that it has.
+        if self.operations.current is not None or self.space is None:
+            return None
+        return self.space.run_dir / KERNEL_LOG
+
+    # -- beside the operations
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something that nobody waits for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def tidy(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that nobody waits for but the next operation."""
+        self._tidying = asyncio.create_task(work)
+
+    async def tidied(self) -> None:
+        """Wait until that is done."""
+        if self._tidying is not None:
+            await asyncio.wait([self._tidying])

@@ -1,0 +1,47 @@
+"""Shut down, step by step: the kernel ends, and what is under way with it; its keeper leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .hibernate import forget
+
+if TYPE_CHECKING:
+    from ..kernel_life import Keeper
+
+__all__ = ["shut_down"]
+
+_PATIENCE = 30.0  # how long a shutdown waits for a broken-off operation to end, in seconds
+
+
+async def shut_down(keeper: Keeper) -> None:
+    """End the kernel and all of its processes, and what is under way; remove its folder. It is done once.
+
+    A save that is being written goes on: what was taken is not the kernel's any more.
+    """
+    if keeper.record_is_closed:
+        return  # the folder may be another keeper's by now
+    keeper.record_is_closed = keeper.ending = True
+    keeper.let_go()
+    keeper.keep_output()
+    operations = keeper.operations
+    if operations.current is not None and not operations.current.writing:
+        operations.current.cancelling.set()
+    await keeper.end_sleepers()
+    if keeper.link is not None:
+        keeper.link.close()
+    await keeper.stand_in.close()
+    await asyncio.to_thread(keeper.worker.close)
+    if operations.writes is None:
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(operations.idle.wait(), _PATIENCE)
+    if keeper.state.hibernated is not None:
+        # As a shutdown ends any kernel; `hibernate` with ``end`` is what leaves the snapshot.
+        await asyncio.to_thread(forget, keeper.store, keeper.state.hibernated["snapshot"])
+    if keeper.launch.copy_of and not keeper.holders:
+        # Nobody else will: it was written for the fork.
+        Path(keeper.launch.connection_file).unlink(missing_ok=True)
+    keeper.folder.leave(keeper.exit_status)

@@ -1,0 +1,222 @@
+"""What a keeper may be asked for, by its clients, by the agent in the kernel, and by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any
+
+from ..errors import Busy, Cancelled, GpuckptError
+from . import tally
+from .answers import answer_to
+from .c_memory import give_memory_back
+from .comparison import compare
+from .idle.auto_sleep import AutoSleep
+from .kernel_life import Keeper
+from .link import AgentSilent
+from .operations.fork import fork
+from .operations.hibernate import hibernate
+from .operations.move import move
+from .operations.restore import restore
+from .operations.save import save
+from .operations.sleep import sleep
+from .operations.stages import Stages, Tell
+from .operations.wake import awaken, wake
+from .record import KernelFolder, Operation, now
+from .status import status
+from .summary import details, listing, summary
+
+__all__ = ["Requests"]
+
+_ANSWER = 5.0  # how long the kernel may take to answer a question, in seconds
+_MOST_LOOKS = 4  # so many requests that read much of the store are served at once: a save needs threads and disk, too
+
+_OPERATIONS: dict[str, Callable[[Keeper, Operation, dict[str, Any], Tell], Awaitable[Any]]] = {
+    "save": save,
+    "restore": restore,
+    "fork": fork,
+    "move": move,
+    "sleep": sleep,
+    "hibernate": hibernate,
+    "wake": wake,
+}
+_WANTS_IT_AWAKE = ("fork", "move")
+_TAKES_IT = ("save", "hibernate")
+"""Operations that take a kernel that sleeps as it is, where they can."""
+_IS_FOR_HIBERNATED = ("hibernate", "wake")
+
+
+class Requests:
+    """Does what is asked for of one kernel, which it has the keeper of."""
+
+    def __init__(self, folder: KernelFolder) -> None:
+        self.keeper = Keeper(folder, self.do, self._answer_agent)
+        self.auto_sleep = AutoSleep(self.keeper)
+        self._looking = asyncio.Semaphore(_MOST_LOOKS)
+
+    def stage(self) -> str:
+        """Return how far the operation under way is; empty where there is none."""
+        current = self.keeper.operations.current
+        return current.stage if current is not None else ""
+
+    async def do(self, op: str, args: dict[str, Any], tell: Tell) -> Any:
+        """Do what a client or the agent asks for; `tell` passes progress on.
+
+        Raises
+        ------
+        GpuckptError : what there is to say to the person.
+        """
+        keeper, store = self.keeper, self.keeper.store
+        if op == "status":
+            return status(keeper)
+        if op == "cancel":
+            return keeper.operations.cancel(str(args.get("kind") or ""))
+        if op == "signal":
+            return keeper.signal(int(args["signum"]))
+        if op in _OPERATIONS:
+            return await self._operate(op, _subject(op, args), args, tell)
+        if op == "awake":
+            keeper.state.awake = bool(args["on"])
+            keeper.save_state()
+            return {"pinned": keeper.state.awake}
+        if op == "ending":
+            return keeper.end_asleep()
+        if op != "list" and keeper.operations.writes is not None and keeper.operations.writes in args.values():
+            await keeper.operations.idle.wait()
+        if op in ("list", "show", "diff"):
+            async with self._looking:
+                return await asyncio.to_thread(self._look, op, args)
+        if op == "mv":
+            return summary(await asyncio.to_thread(store.rename, str(args["name"]), str(args["new"])))
+        if op == "pin":
+            return asdict(await asyncio.to_thread(store.pin, str(args["name"]), bool(args["pinned"])))
+        if op == "tag":
+            tags, remove = list(map(str, args["tags"])), list(map(str, args["remove"]))
+            return asdict(await asyncio.to_thread(store.tag, str(args["name"]), tags, remove))
+        if op == "rm":
+            return {"freed": await asyncio.to_thread(store.remove, str(args["name"]))}
+        if op == "executed":
+            return await self._executed()
+        if op == "autosleep":
+            return self._set_auto_sleep(args["after"])
+        raise GpuckptError(f"The keeper does not know {op!r}.", "", "Upgrade the older of the two.")
+
+    # -- operations, which there is one of at a time
+
+    async def _operate(self, kind: str, name: str, args: dict[str, Any], tell: Tell) -> Any:
+        keeper, operations = self.keeper, self.keeper.operations
+        await keeper.held.wait()
+        await operations.wait_for_others(kind, patient="idle_for" not in args)
+        await operations.wait_until_written(kind, name, tell)
+        if keeper.state.hibernated is None or kind not in _IS_FOR_HIBERNATED:
+            keeper.namespace()
+        try:
+            with operations.begin(kind, name) as operation:
+                return await self._counted(operation, args, tell)
+        finally:
+            keeper.wake_if_asked()
+            give_memory_back()
+
+    async def _counted(self, operation: Operation, args: dict[str, Any], tell: Tell) -> Any:
+        """Carry out the operation that is under way, and note how it ended and how long it took."""
+        keeper, kind = self.keeper, operation.kind
+        began, result = time.monotonic(), "failed"
+        try:
+            await keeper.tidied()
+            if kind in _WANTS_IT_AWAKE or (kind in _TAKES_IT and not await self._can_be_taken_asleep()):
+                await awaken(keeper, Stages(operation, tell))
+            done = await _OPERATIONS[kind](keeper, operation, args, tell)
+            result = "" if isinstance(done, dict) and done.get("already") else "done"
+            if kind == "wake" and result:
+                keeper.woken = {"at": now(), "seconds": time.monotonic() - began}
+            return done
+        except Cancelled:
+            result = "cancelled"
+            raise
+        finally:
+            if result:
+                asyncio.get_running_loop().run_in_executor(None, tally.note, kind, result, time.monotonic() - began)
+            if keeper.state.operation is not None:
+                keeper.state.operation = None
+                keeper.note_state()
+
+    async def _can_be_taken_asleep(self) -> bool:
+        """Tell whether a kernel that sleeps can be saved in its sleep: nothing of it may use a GPU before or after."""
+        keeper = self.keeper
+        asleep, noted = keeper.asleep, keeper.state.sleep
+        if asleep is None or noted is None or noted.get("hooks"):
+            return False
+        kernel = keeper.space.outer(keeper.state.kernel_pid) if keeper.space is not None else None
+        return kernel is not None and await asleep.is_all(kernel)
+
+    # -- the rest, which may be done beside an operation
+
+    def _look(self, op: str, args: dict[str, Any]) -> Any:
+        store = self.keeper.store
+        if op == "list":
+            return {**listing(store), "writing": self.keeper.operations.writes}
+        if op == "show":
+            return details(store.get(str(args["name"])))
+        return compare(store, str(args["old"]), str(args["new"]))
+
+    def _set_auto_sleep(self, after: float | None) -> dict[str, Any]:
+        """Set after how many idle seconds the kernel goes to sleep by itself; None or 0 for never."""
+        state = self.keeper.state
+        state.sleep_after = float(after) if after else None
+        self.keeper.note_state()
+        self.auto_sleep.look_again()
+        return {"sleep_after": state.sleep_after}
+
+    async def _executed(self) -> dict[str, Any]:
+        """Ask the kernel which cells it has executed; one without an agent does not know."""
+        keeper, operations = self.keeper, self.keeper.operations
+        if operations.current is not None and operations.current.kind == "restore":
+            await operations.idle.wait()  # before that it does not know what it was put back to
+        if keeper.link is None and keeper.state.hibernated is not None:
+            account: dict[str, Any] = keeper.state.hibernated["said"]["executed"]
+            return account
+        if keeper.link is None or not keeper.launch.agent:
+            return {"restored": "", "cells": {}, "others": []}
+        try:
+            found: dict[str, Any] = await keeper.link.call("executed", {}, _ANSWER)
+        except AgentSilent:
+            raise Busy(
+                "The kernel does not say which cells it has executed.",
+                f"It has not answered for {_ANSWER:.0f} s: it is being saved or restored, or holds Python's lock.",
+                "Ask again.",
+            ) from None
+        return found
+
+    # -- who asks: the agent in the kernel
+
+    async def _answer_agent(self, number: int, op: str, args: dict[str, Any]) -> None:
+        keeper, link = self.keeper, self.keeper.link
+        if link is None:
+            return
+
+        async def tell(progress: dict[str, Any]) -> None:
+            with contextlib.suppress(AgentSilent):
+                await link.send({"for": number, "progress": progress})
+
+        async def pulse(progress: dict[str, Any]) -> None:
+            with contextlib.suppress(AgentSilent):
+                await link.pulse({"for": number, "progress": progress})
+
+        answer = await answer_to(op, self.do(op, args, tell), pulse, self.stage, keeper.folder.path)
+        # A restore that succeeded has closed this link, and answers through the restored kernel.
+        with contextlib.suppress(AgentSilent):
+            await link.send({"for": number, **answer})
+
+
+def _subject(kind: str, args: dict[str, Any]) -> str:
+    """Return what the operation is said to be of, when others are told about it."""
+    if kind == "save":
+        return str(args["name"])
+    if kind == "restore":
+        return str(args.get("name") or "")
+    if kind == "fork":
+        return str(args.get("name") or args.get("snapshot") or "this kernel")
+    return "this kernel"

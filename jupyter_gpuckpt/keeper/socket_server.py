@@ -1,0 +1,106 @@
+"""The keeper's socket: who may connect, how much one may ask at once, and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+from typing import Any
+
+from .answers import answer_to
+from .holders import send
+from .operations.shut_down import shut_down
+from .protocol import REQUEST_LIMIT, peer_uid, short_path
+from .record import SOCKET
+from .requests import Requests
+
+__all__ = ["MOST_CLIENTS", "SocketServer"]
+
+log = logging.getLogger("gpuckpt.keeper")
+
+MOST_CLIENTS = 64
+"""So many connections are served at once; more are hung up on."""
+MOST_REQUESTS = 16
+"""So many requests of one connection are worked on at once; what it sends beyond is not read before one is answered."""
+
+
+class SocketServer:
+    """Serves the clients of one keeper: the provisioner, the server extension and the command line."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests, self._keeper = requests, requests.keeper
+        self._connections = 0
+
+    async def open(self) -> asyncio.AbstractServer:
+        """Open the socket (0600) and listen.
+
+        Raises
+        ------
+        OSError : it could not be opened.
+        """
+        path = self._keeper.folder.path / SOCKET
+        listener = socket.socket(socket.AF_UNIX)
+        path.unlink(missing_ok=True)
+        with short_path(path) as short:
+            listener.bind(short)
+        path.chmod(0o600)
+        return await asyncio.start_unix_server(self._serve, sock=listener, limit=REQUEST_LIMIT)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = peer_uid(writer.get_extra_info("socket"))
+        if peer not in (0, os.getuid()):
+            log.warning("refused a connection of user %d", peer)
+            writer.close()
+            return
+        if self._connections >= MOST_CLIENTS:
+            log.warning("a client was hung up on: %d others are connected", self._connections)
+            writer.close()
+            return
+        self._connections += 1
+        slots = asyncio.Semaphore(MOST_REQUESTS)
+        try:
+            while line := await reader.readline():
+                request = json.loads(line)
+                if not isinstance(request, dict):
+                    raise ValueError("a request is a JSON object")
+                await slots.acquire()
+                task = self._keeper.in_background(self._answer(request, writer))
+                task.add_done_callback(lambda _: slots.release())
+        except (ValueError, RecursionError, ConnectionError) as e:
+            log.warning("a client was cut off: %s", e)
+        finally:
+            self._connections -= 1
+            self._keeper.holders.discard(writer)
+            writer.close()
+            if self._keeper.exit_status is not None and not self._keeper.holders:
+                self._keeper.closing.set()
+
+    async def _answer(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        number, op, args = request.get("id"), str(request.get("op")), request.get("args") or {}
+
+        async def tell(progress: dict[str, Any]) -> None:
+            await send(writer, {"id": number, "progress": progress})
+
+        async def done() -> Any:
+            if op == "attach":
+                return await self._attach(writer)
+            if op == "close":
+                return await self._close()
+            return await self._requests.do(op, args, tell)
+
+        answer = await answer_to(op, done(), tell, self._requests.stage, self._keeper.folder.path)
+        await send(writer, {"id": number, **answer})
+
+    async def _attach(self, writer: asyncio.StreamWriter) -> None:
+        """Have a client hold the kernel: it is told when that ends."""
+        self._keeper.holders.add(writer)
+        if self._keeper.exit_status is not None:
+            await send(writer, {"event": "exited", "status": self._keeper.exit_status})
+
+    async def _close(self) -> dict[str, Any]:
+        """End the kernel and its keeper."""
+        await shut_down(self._keeper)
+        self._keeper.closing.set()
+        return {"writing": self._keeper.operations.writes}

@@ -1,0 +1,87 @@
+"""What a keeper says of its kernel: what it is, what it is doing, what it has."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from .. import __version__
+from ..freeze import cuda, processes
+from .kernel_life import Keeper
+from .operations.sleep import ASLEEP
+
+__all__ = ["status"]
+
+_DOING = {
+    "save": "saving",
+    "restore": "restoring",
+    "fork": "forking",
+    "move": "moving",
+    "sleep": "falling asleep",
+    "hibernate": "hibernating",
+    "wake": "waking",
+}
+
+
+def status(keeper: Keeper) -> dict[str, Any]:
+    """Return what the kernel is doing, for listings."""
+    tree = processes.descendants(keeper.space.pid) if keeper.space is not None else []
+    operation = keeper.operations.current
+    pid = keeper.space.outer(keeper.state.kernel_pid) if keeper.space is not None else None
+    asleep = keeper.state.sleep if keeper.state.sleep is not None and keeper.state.sleep["stage"] == ASLEEP else None
+    return {
+        "kernel_id": keeper.launch.kernel_id,
+        "name": keeper.launch.name,
+        "notebook": keeper.launch.notebook,
+        "job": keeper.launch.job,
+        "connection_file": keeper.launch.connection_file,
+        "state": _word(keeper, is_asleep=asleep is not None),
+        "writing": keeper.operations.writes,
+        "queued": keeper.operations.queued,
+        "stage": operation.stage if operation else "",
+        "pid": pid,
+        "keeper_pid": os.getpid(),
+        "version": __version__,
+        "pids": tree,
+        "memory": processes.resident_bytes(tree),
+        "started": keeper.state.started,
+        "parent": keeper.state.parent,
+        "copy_of": keeper.launch.copy_of,
+        "computed": max(0.0, keeper.work() - keeper.state.worked),
+        "hibernated": _hibernated(keeper),
+        "sleep_after": keeper.state.sleep_after,
+        "notes": keeper.notes,
+        "attended": bool(keeper.holders),
+        "busy": keeper.link.busy if keeper.link is not None else False,
+        "last_active": keeper.link.last_active if keeper.link is not None else keeper.state.started,
+        "pinned": keeper.state.awake,
+        "asleep_since": asleep["since"] if asleep else None,
+        "woken": keeper.woken,
+        "gpu": {
+            "held": 0 if asleep or not cuda.cuda_pids(tree) else None,
+            "freed": asleep["freed"] if asleep else 0,
+        },
+    }
+
+
+def _word(keeper: Keeper, *, is_asleep: bool) -> str:
+    operation = keeper.operations.current
+    if keeper.exit_status is not None:
+        return "ended"
+    if operation is not None and not operation.writing and operation.kind in _DOING:
+        return _DOING[operation.kind]
+    if keeper.state.hibernated is not None:
+        return "hibernated"
+    return "sleeping" if is_asleep else "running"
+
+
+def _hibernated(keeper: Keeper) -> dict[str, Any] | None:
+    """Return what listings tell of a hibernated kernel: its snapshot, and since when."""
+    hibernated = keeper.state.hibernated
+    if hibernated is None:
+        return None
+    snapshot = hibernated["snapshot"]
+    return {
+        "since": hibernated["since"],
+        **{key: snapshot[key] for key in ("name", "size", "stored", "gpu_memory")},
+    }

@@ -1,0 +1,70 @@
+"""Asking a remote: what fails is tried again, and what fails for good is told without what is secret."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ....errors import Refused, RemoteError
+from .remote import Address
+
+__all__ = ["Attempts", "package_missing"]
+
+_T = TypeVar("_T")
+
+_PAUSES = (0.5, 2.0)
+"""Seconds before a request that failed is made again; the libraries repeat some as well."""
+
+_LASTING = (PermissionError, NotImplementedError)
+"""Failures that another attempt does not mend."""
+
+
+class Attempts:
+    """How the requests to one remote are made."""
+
+    def __init__(self, address: Address, is_final: Callable[[Exception], bool]) -> None:
+        """Make requests to what is at `address`; `is_final` tells of a failure whether it would be the same again."""
+        self._address = address
+        self._is_final = is_final
+
+    def make(self, ask: Callable[[], _T], what: str) -> _T:
+        """Return what `ask` returns; `what` is said to have failed where it does.
+
+        Raises
+        ------
+        FileNotFoundError, FileExistsError : by `ask`.
+        RemoteError : it failed with anything else.
+        """
+        for pause in (*_PAUSES, None):
+            try:
+                return ask()
+            except (FileNotFoundError, FileExistsError):
+                raise
+            except Exception as e:  # noqa: BLE001 - each library has its own
+                if pause is None or isinstance(e, _LASTING) or self._is_final(e):
+                    raise self.failed(what, e) from None
+                time.sleep(pause)
+        raise AssertionError  # the loop ends above
+
+    def failed(self, what: str, error: Exception) -> RemoteError:
+        """Return the error to raise for one of a library; nothing of what it says is kept that is secret."""
+        shown = self._address.shown
+        said = self._address.hide(str(error)) or "no reason was given"
+        return RemoteError(
+            f"The remote {shown} could not be used: {what}.",
+            f"{type(error).__name__}: {said[:2000]}",
+            "Check the address, the network, and the name and key that you use there. What has arrived is not sent or "
+            "fetched again.",
+            remote=shown,
+        )
+
+
+def package_missing(address: Address, package: str, *all_of: str) -> Refused:
+    """Return the error for a package that is not there, of `all_of` those that such an address needs."""
+    return Refused(
+        f"{address.shown} cannot be reached yet.",
+        f"addresses that begin with {address.scheme}:// need the package {package}",
+        f"pip install {' '.join(all_of)}",
+        packages=list(all_of),
+    )

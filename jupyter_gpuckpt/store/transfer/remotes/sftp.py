@@ -1,0 +1,239 @@
+"""A remote on another machine that is reached by SSH: its files by SFTP, by paramiko.
+
+Not by way of fsspec: that connects to whoever answers, without a look at the keys of known hosts, and its connection is
+not for many threads.
+"""
+
+from __future__ import annotations
+
+import io
+import queue
+import stat
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from ....errors import RemoteError
+from .attempts import Attempts, package_missing
+from .remote import DRAFT, Address, Remote
+
+if TYPE_CHECKING:
+    import paramiko
+
+__all__ = ["SftpRemote"]
+
+_T = TypeVar("_T")
+
+_PATIENCE = 60.0
+"""Seconds without any answer after which a connection counts as broken."""
+
+_CONFIG = Path("~/.ssh/config")
+_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
+"""Known to all users; those of the person are found by paramiko."""
+
+
+class SftpRemote(Remote):
+    """A folder of another machine. It is connected to at the first request."""
+
+    def __init__(self, address: Address) -> None:
+        """Take the address: ``sftp://[user[:password]@]host[:port]/folder``; ``/~/`` begins in the home folder there.
+
+        Raises
+        ------
+        Refused : paramiko is missing.
+        """
+        try:
+            import paramiko  # noqa: F401
+        except ImportError:
+            raise package_missing(address, "paramiko", "paramiko") from None
+        self.shown = address.shown
+        self._address = address
+        path = unquote(urlsplit(address.full).path).rstrip("/")
+        self._root = path.removeprefix("/~/") if path != "/~" else "."
+        self._attempts = Attempts(address, _is_final)
+        self._lock = Lock()
+        self._client: paramiko.SSHClient | None = None
+        self._idle: queue.SimpleQueue[paramiko.SFTPClient] = queue.SimpleQueue()
+
+    def read(self, path: str, start: int, size: int) -> bytes:
+        def ask(sftp: paramiko.SFTPClient) -> bytes:
+            with sftp.open(self._at(path), "rb") as file:
+                there = min(size, (file.stat().st_size or 0) - start)
+                return b"".join(file.readv([(start, there)])) if there > 0 else b""
+
+        return self._ask(ask, f"{path} cannot be read")
+
+    def write(self, path: str, content: bytes) -> None:
+        self._write(path, content, lambda sftp, draft: sftp.posix_rename(draft, self._at(path)))
+
+    def create(self, path: str, content: bytes) -> bool:
+        def put_in_place(sftp: paramiko.SFTPClient, draft: str) -> None:
+            try:
+                sftp.stat(self._at(path))  # a server may not know the rename that fails where something is
+            except FileNotFoundError:
+                try:
+                    sftp.rename(draft, self._at(path))
+                    return
+                except OSError:
+                    sftp.stat(self._at(path))  # raises where it failed for another reason
+            raise FileExistsError(path)
+
+        try:
+            self._write(path, content, put_in_place)
+        except FileExistsError:
+            # Perhaps by an attempt of ours of which the answer was lost.
+            return self.read(path, 0, len(content) + 1) == content
+        return True
+
+    def list(self, folder: str) -> dict[str, int]:
+        try:
+            found = self._ask(lambda sftp: sftp.listdir_attr(self._at(folder)), f"{folder} cannot be listed")
+        except FileNotFoundError:
+            return {}
+        return {one.filename: one.st_size or 0 for one in found if stat.S_ISREG(one.st_mode or 0)}
+
+    def delete(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self._ask(lambda sftp: sftp.remove(self._at(path)), f"{path} cannot be deleted")
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+    def _write(self, path: str, content: bytes, put_in_place: Callable[[paramiko.SFTPClient, str], None]) -> None:
+        """Write a file under another name, whole, and have it put in its place."""
+        folder = self._at(path).rpartition("/")[0]
+        draft = f"{folder}/{uuid.uuid4().hex}{DRAFT}"
+
+        def ask(sftp: paramiko.SFTPClient) -> None:
+            try:
+                try:
+                    _put(sftp, draft, content)
+                except FileNotFoundError:
+                    _make_folders(sftp, folder)
+                    _put(sftp, draft, content)
+                put_in_place(sftp, draft)
+            except BaseException:
+                with suppress(Exception):
+                    sftp.remove(draft)
+                raise
+
+        what = f"{path} cannot be written"
+        try:
+            self._ask(ask, what)
+        except FileNotFoundError as e:
+            raise self._attempts.failed(what, e) from None
+
+    def _ask(self, ask: Callable[[paramiko.SFTPClient], _T], what: str) -> _T:
+        def once() -> _T:
+            with self._connection() as sftp:
+                return ask(sftp)
+
+        return self._attempts.make(once, what)
+
+    @contextmanager
+    def _connection(self) -> Iterator[paramiko.SFTPClient]:
+        """Give a channel that nobody else uses meanwhile; where it breaks, all others are given up as well."""
+        client = self._connect()
+        try:
+            sftp = self._idle.get_nowait()
+        except queue.Empty:
+            sftp = client.open_sftp()
+            sftp.sock.settimeout(_PATIENCE)
+        try:
+            yield sftp
+        except (FileNotFoundError, FileExistsError, PermissionError):
+            self._idle.put(sftp)
+            raise
+        except BaseException:
+            sftp.close()
+            self._forget(client)
+            raise
+        self._idle.put(sftp)
+
+    def _connect(self) -> paramiko.SSHClient:
+        with self._lock:
+            if self._client is None:
+                self._client = _connected(self._address)
+                weakref.finalize(self, self._client.close)  # else its thread would keep it for good
+            return self._client
+
+    def _forget(self, client: paramiko.SSHClient) -> None:
+        transport = client.get_transport()
+        if transport is not None and transport.is_active():
+            return
+        client.close()
+        with self._lock:
+            if self._client is client:
+                self._client, self._idle = None, queue.SimpleQueue()
+
+
+def _connected(address: Address) -> paramiko.SSHClient:
+    """Connect as `ssh` would, by the person's keys, agent, known hosts, and what the configuration says of the host."""
+    import paramiko
+
+    parts = urlsplit(address.full)
+    name = parts.hostname or ""
+    said: Any = {}
+    if _CONFIG.expanduser().exists():
+        said = paramiko.SSHConfig.from_path(str(_CONFIG.expanduser())).lookup(name)
+    for option in ("proxyjump", "proxycommand"):
+        if said.get(option, "none") != "none":
+            raise RemoteError(
+                f"The remote {address.shown} could not be used: it is reached by way of another machine.",
+                f"{_CONFIG} has {option} for {name}, which this does not know",
+                f"Mount it (`sshfs`) and give the folder, or: jupyter gpuckpt export NAME - | ssh {name} 'cat > FILE'.",
+                remote=address.shown,
+            )
+    client = paramiko.SSHClient()
+    client.load_system_host_keys()
+    if _KNOWN_HOSTS.exists():
+        client.load_system_host_keys(str(_KNOWN_HOSTS))
+    client.set_missing_host_key_policy(paramiko.RejectPolicy())
+    try:
+        client.connect(
+            said.get("hostname", name),
+            port=parts.port or int(said.get("port", 22)),
+            username=unquote(parts.username) if parts.username else said.get("user"),
+            password=unquote(parts.password) if parts.password else None,
+            key_filename=said.get("identityfile"),
+            timeout=_PATIENCE,
+            banner_timeout=_PATIENCE,
+            auth_timeout=_PATIENCE,
+        )
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def _put(sftp: paramiko.SFTPClient, path: str, content: bytes) -> None:
+    sftp.putfo(io.BytesIO(content), path, len(content))  # it looks afterwards whether all of it arrived
+
+
+def _make_folders(sftp: paramiko.SFTPClient, folder: str) -> None:
+    above = folder.rpartition("/")[0]
+    if above:
+        try:
+            sftp.stat(above)
+        except FileNotFoundError:
+            _make_folders(sftp, above)
+    try:
+        sftp.mkdir(folder, 0o700)
+    except OSError:
+        sftp.stat(folder)  # another thread was first; or it raises why it failed
+
+
+def _is_final(error: Exception) -> bool:
+    """Tell whether the machine would answer the same again."""
+    import paramiko
+
+    if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
+        return False
+    return isinstance(error, (RemoteError, paramiko.SSHException)) and not isinstance(
+        error, paramiko.ssh_exception.ChannelException
+    )
