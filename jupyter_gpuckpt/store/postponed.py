@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .manifest import Manifest
 from .parallel import Progress
 
 __all__ = ["Postponed"]
 
 
 class Postponed:
-    """Those files of one snapshot; `manifest` is the snapshot's."""
+    """Those files of one snapshot."""
 
-    __slots__ = ("_close", "_read", "manifest")
+    __slots__ = ("_close", "_read")
 
-    def __init__(self, manifest: Manifest, read: Callable[[Progress | None], None], close: Callable[[], None]) -> None:
-        self.manifest = manifest
+    def __init__(self, read: Callable[[Progress | None], None], close: Callable[[], None]) -> None:
         self._read, self._close = read, close
 
     def read(self, progress: Progress | None = None) -> None:

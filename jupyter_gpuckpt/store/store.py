@@ -246,7 +246,7 @@ class Store:
                 raise
             return snapshot
 
-    def postpone(self, name: str, elsewhere: Mapping[str, Path]) -> Postponed:
+    def postpone(self, name: str, snapshot_id: str, elsewhere: Mapping[str, Path]) -> Postponed:
         """Return those files of a snapshot that `elsewhere` says a place for, as in `open`, to be read later.
 
         They are made now, of zeros; all that they are made of is seen to be there, and nothing of it is deleted until
@@ -254,10 +254,13 @@ class Store:
 
         Raises
         ------
-        BadName, NoSuchSnapshot, Untrusted, Damaged, Incompatible, StoreError : as `open`.
+        NoSuchSnapshot : it was deleted, or replaced by another.
+        BadName, Untrusted, Damaged, Incompatible, StoreError : as `open`.
         """
         with ExitStack() as stack:
             manifest = stack.enter_context(self._reading(name))
+            if manifest.id != snapshot_id:
+                raise self._no_such(name)
             everything = read_contents(self._layout, manifest)
             contents = Contents({path: c for path, c in everything.files.items() if is_below(path, elsewhere)})
             with storing(f"The snapshot {name} cannot be read.", self.root):
@@ -269,7 +272,7 @@ class Store:
                 with _placing(manifest, next(iter(elsewhere.values()))):
                     fill(self._layout, manifest, contents, index, targets, elsewhere, progress)
 
-            return Postponed(manifest, read, stack.pop_all().close)
+            return Postponed(read, stack.pop_all().close)
 
     def read_files(self, name: str, paths: Collection[str]) -> tuple[Manifest, Contents, dict[str, bytes]]:
         """Return what a snapshot is, and the verified bytes of those of its files that are asked for and there.

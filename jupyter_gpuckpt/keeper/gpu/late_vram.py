@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import Cancelled, NoSuchSnapshot
+from ...errors import Cancelled
 from ...store import Postponed, Store
 from ..summary import current_name
 
@@ -44,11 +44,7 @@ class LateVram:
         StoreError : it is not.
         """
         name = current_name(self._store, self.snapshot)
-        files = self._store.postpone(name, {self._part: self._folder})
-        if files.manifest.id != self.snapshot["id"]:
-            files.close()
-            raise NoSuchSnapshot(f"The snapshot {name} was replaced by another.", "", "Restore another snapshot.")
-        self._files = files
+        self._files = self._store.postpone(name, self.snapshot["id"], {self._part: self._folder})
 
     def start(self) -> None:
         """Begin to read what was opened."""
