@@ -260,7 +260,7 @@ class Store:
         with ExitStack() as stack:
             manifest = stack.enter_context(self._reading(name))
             if manifest.id != snapshot_id:
-                raise self._no_such(name)
+                raise NoSuchSnapshot(f"The snapshot {name} was replaced by another.", "", "Use another.", name=name)
             everything = read_contents(self._layout, manifest)
             contents = Contents({path: c for path, c in everything.files.items() if is_below(path, elsewhere)})
             with storing(f"The snapshot {name} cannot be read.", self.root):
