@@ -206,6 +206,11 @@ class Parking:
         if not self._rests:
             self._holder.kill()  # its end does the same
 
+    @property
+    def rests(self) -> bool:
+        """Whether the holder has nothing on the GPU now, and has to be roused before it can fill."""
+        return self._rests
+
     def rouse(self) -> None:
         """Have the holder get ready to fill; it is waited for when it is needed."""
         if self._rests:

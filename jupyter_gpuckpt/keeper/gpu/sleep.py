@@ -223,8 +223,10 @@ class GpuSleep:
         if parking is None:
             parking = self._parking = Parking(self._space.run_dir, self.vram.outside, self.vram.inside, parked, "kept")
             _note(note, parking)
-        elif with_holder:
+        elif with_holder and parking.rests:
             parking.rouse()
+        elif with_holder:
+            parking.preload()  # it was made ready for this: its copy goes on while the driver restores
         if not with_holder:
             # It would take what the driver needs, and a driver that finds too little loses the process.
             parking.do_without_holder()
