@@ -119,11 +119,15 @@ def test_damage_is_told_and_what_was_mended_is_read_at_the_next_try(snapshot: Ma
         await asyncio.to_thread(late.open)
         pack().write_bytes(good[:-9] + bytes(9))
         late.start()
+        late.check()  # nothing is known yet
         for _again in range(2):
             with pytest.raises(Damaged):
                 await late.whole(stages)
+        with pytest.raises(Damaged):
+            late.check()
         pack().write_bytes(good)
         await late.whole(stages)
+        late.check()
         assert (tmp_path / "gpu" / "7-parked").read_bytes() == GPU
 
     in_keeper(snapshot, tmp_path / "gpu", steps)

@@ -66,6 +66,16 @@ class LateVram:
             with contextlib.suppress(Cancelled):  # of who waits for it: it is read all the same
                 stages.amount(stage, done, total)
 
+    def check(self) -> None:
+        """Raise what the reading has met so far: while there still is another kernel, it need not be given up for this.
+
+        Raises
+        ------
+        StoreError : it is not what was saved, or there is no room for it.
+        """
+        if self._reading is not None and self._reading.done():
+            self._reading.result()
+
     async def whole(self, stages: Stages) -> None:
         """Wait until all of it is read and verified; where that failed before, it is tried again.
 

@@ -81,6 +81,8 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         peers = ports.peers(keeper.launch.connection_file)
         if before is not None:
             keeper.namespace()  # it may have ended meanwhile
+        if verified.late is not None:
+            verified.late.check()
         asked = await _interrupted(keeper, args)
         keeper.state.operation = {"kind": "restore", "name": name, "asked": asked, "peers": peers}
         keeper.save_state()
