@@ -156,9 +156,10 @@ def test_one_without_a_gate_is_waited_for(start: StartKernel, monkeypatch: pytes
 
 
 def test_damage_that_is_found_late_is_told_and_nothing_of_it_is_used(notebook: Notebook) -> None:
-    saved(notebook)
+    saved(notebook, BIG.format(size=4 * GIB))
     pack, offset = last_chunk_on_gpu("here")
     flip(pack, offset)
+    make_cold()  # it takes seconds to get to that chunk
     failed = restored_in(notebook)
     assert isinstance(failed, Exception), failed
     assert "could not be read" in str(failed), failed
@@ -169,13 +170,23 @@ def test_damage_that_is_found_late_is_told_and_nothing_of_it_is_used(notebook: N
     refused = Requested(notebook, "save", {"name": "next"}).outcome(60)
     assert isinstance(refused, Exception), "unverified GPU memory was saved"
     flip(pack, offset)  # mended
-    assert says(notebook, f"({SAME}, marker, 'must_not_run' in globals())") == "(True, 'saved', False)"
+    assert says(notebook, "(check() == c, marker, 'must_not_run' in globals())") == "(True, 'saved', False)"
+
+
+def test_damage_that_is_found_early_leaves_the_kernel_as_it_is(notebook: Notebook) -> None:
+    saved(notebook)
+    notebook.run("d = digest(a, b)")
+    for pack in packs():
+        pack.rename(pack.with_suffix(".away"))
+    failed = notebook.fails("%gpuckpt restore here --lazy", timeout=60)
+    assert "Restore another snapshot" in failed.text, failed.text
+    assert says(notebook, "(digest(a, b) == d, marker)") == "(True, 'not restored')"
 
 
 def test_a_cell_that_waits_when_damage_is_found_says_so_and_another_snapshot_helps(notebook: Notebook) -> None:
-    notebook.run("import torch\n" + DIGEST + STATE, timeout=120)
+    notebook.run(BIG.format(size=4 * GIB), timeout=120)
     ask(notebook, "save", name="good")
-    notebook.run("x.add_(1); marker = 'saved'")
+    notebook.run("x.add_(1)")
     ask(notebook, "save", name="here")
     pack, offset = last_chunk_on_gpu("here")
     flip(pack, offset)
@@ -195,7 +206,7 @@ def test_a_cell_that_waits_when_damage_is_found_says_so_and_another_snapshot_hel
     flip(pack, offset)
     assert isinstance(Requested(notebook, "restore", {"name": "good"}).outcome(60), dict)
     assert cell.answer(20)["status"] == "error"
-    assert says(notebook, SAME) == "True"
+    assert says(notebook, "check() == c") == "True"
 
 
 @pytest.mark.parametrize("stage", [READING, "waking"])

@@ -48,11 +48,14 @@ _LINGERING = 70.0  # how long to wait for a port that nobody has and nobody can 
 async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
     """Put the kernel back to a snapshot, and answer the cell that asked from there.
 
+    With ``lazy`` in `args` the kernel runs, and has answered, before what it had on GPUs is read; it is then woken.
+
     Raises
     ------
-    Refused, NoSuchSnapshot, Untrusted, Damaged, Cancelled : the running kernel was not touched.
+    Refused, NoSuchSnapshot, Untrusted, Damaged, Cancelled : the running kernel was not touched. Refused and Cancelled
+        also where a kernel that was restored lazily could not have its GPU state back yet: it sleeps.
     RestoreFailed : the restore failed, and a fresh kernel was started in its place.
-    KernelLost : nor could a fresh kernel be started.
+    KernelLost : nor could a fresh kernel be started; or the GPU state could not be brought back.
     """
     stages = Stages(operation, tell)
     name = operation.name = operation.name or _latest(keeper)
