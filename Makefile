@@ -24,7 +24,9 @@ help:
 demo: setup
 	@$(BIN)/python examples/demo.py
 
-test: lint setup labextension $(BIN)/chromium
+# What comes before the tests takes one processor each: two at a time.
+test:
+	@$(MAKE) --no-print-directory --jobs=2 lint setup labextension $(BIN)/chromium
 	@test -e /dev/nvidiactl || echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
 	@$(BIN)/python -m pytest
 

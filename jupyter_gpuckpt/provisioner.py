@@ -29,6 +29,7 @@ _LOST = -signal.SIGKILL
 ADOPT = "gpuckpt_adopt"
 """An argument of `KernelManager.start_kernel`: the kernel of that id runs already, and is only to be held."""
 _ANSWER_TIMEOUT = 8.0  # for how long a keeper may be silent when it has been asked, in seconds
+_AGAIN_TIMEOUT = 1.0  # the same of one that was silent the last time: a shutdown interrupts first, and then kills
 
 
 class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
@@ -52,6 +53,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     _exit_status: int | None = None
     _adopting = False
     _is_other_version = False
+    _was_silent = False
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -224,7 +226,10 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     def _send(self, signum: int) -> None:
         with self._one_at_a_time:
             if self._keeper is not None:
-                self._keeper.request("signal", {"signum": int(signum)}, timeout=_ANSWER_TIMEOUT)
+                timeout = _AGAIN_TIMEOUT if self._was_silent else _ANSWER_TIMEOUT
+                self._was_silent = True
+                self._keeper.request("signal", {"signum": int(signum)}, timeout=timeout)
+                self._was_silent = False
 
     async def kill(self, restart: bool = False) -> None:
         """End the kernel and every process that it started, at once."""

@@ -25,6 +25,9 @@ NAMESPACE_VRAM_DIR = "/dev/shm/gpuckpt-vram"  # noqa: S108 - likewise
 PARKING_FIFOS = ("to-parking", "from-parking")
 """In the run folder: how the keeper and a kernel that parks its GPU memory talk. No Python runs in the kernel then."""
 
+RUN_ID = "run.id"
+"""The file in the run folder that tells it from all others: a restored kernel sees by it that it is another's."""
+
 GATE = "gpu-away"
 """The file in the run folder that stands there while the driver has the kernel's GPU state."""
 PARKING_LIBRARY = Path(__file__).parent / "kernel" / "libgpuckpt-parking.so"

@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 PROGRAM = str(Path(sys.executable).with_name("jupyter-gpuckpt"))
+COMMAND = [PROGRAM]
+"""The command's first words: where the package lies in a folder of PYTHONPATH there is no program of it."""
+if not Path(PROGRAM).exists():
+    COMMAND = [sys.executable, "-c", "import sys; from jupyter_gpuckpt.cli import main; sys.exit(main())"]
 
 
 @dataclass
@@ -34,7 +38,7 @@ Cli = Callable[..., Ran]
 def run(*words: str, **environment: str) -> Ran:
     """Run `jupyter gpuckpt` with these words."""
     done = subprocess.run(
-        [PROGRAM, *words], capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
+        [*COMMAND, *words], capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
     )
     assert "Traceback" not in done.stderr
     return Ran(done.returncode, done.stdout, done.stderr)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from jupyter_client import KernelManager
-from notebooks import SPEC, Notebook, StartKernel
+from notebooks import SPEC, Notebook, StartKernel, wait_for_ready
 from remote_servers import S3, Sftp, s3_server, sftp_server
 
 from jupyter_gpuckpt.errors import GpuckptError
@@ -65,11 +65,7 @@ def start(folders: None) -> Iterator[StartKernel]:
         connected.start_channels()
         notebook = Notebook(manager, connected)
         started.append(notebook)
-        connected.wait_for_ready(60)
-        # On a busy machine it asked more than once: what comes next is the answer to what a test asks.
-        last = connected.kernel_info()
-        while connected.get_shell_msg(timeout=60)["parent_header"]["msg_id"] != last:
-            pass
+        wait_for_ready(connected)
         return notebook
 
     yield start

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import sys
 from dataclasses import dataclass
@@ -11,6 +13,8 @@ from typing import Any
 
 from command_line import Ran, run
 from notebooks import wait_until
+
+from jupyter_gpuckpt.keeper.record import KernelFolder
 
 COUNTER = """
 import socket, sys
@@ -82,11 +86,19 @@ class Job:
 
     def wait_for(self, lines: int) -> None:
         """Wait until it has written so many lines."""
-        wait_until(lambda: len(self.lines()) >= lines, 90, f"{self.name} did not write {lines} lines")
+        # Looked for in its files: the command takes its time to start, each time.
+        wait_until(lambda: self._written() >= lines, what=f"{self.name} did not write {lines} lines")
+
+    def _written(self) -> int:
+        paths = [*folder_of(self.name).glob("run-*/kernel.log"), folder_of(self.name) / "output"]
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            return max((path.read_bytes().count(b"\n") for path in paths if path.exists()), default=0)
+        return 0
 
     def wait_for_end(self) -> int | None:
         """Wait until it has ended, and return its exit status."""
-        wait_until(lambda: self.told()["state"] == "ended", 60, f"{self.name} did not end")
+        wait_until(KernelFolder(folder_of(self.name)).has_ended, what=f"{self.name} did not end")
+        wait_until(lambda: self.told()["state"] == "ended", what=f"{self.name} is not told to have ended")
         status: int | None = self.told()["exit_status"]
         return status
 
@@ -110,9 +122,16 @@ def program(folder: Path, source: str) -> str:
 
 
 def free_port(kind: str) -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if kind == "udp" else socket.SOCK_STREAM) as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """Return a port that is free, and that the system gives to nobody who does not ask for it by its number."""
+    first, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    while True:
+        port = random.randrange(max(1024, first // 2), first)
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM if kind == "udp" else socket.SOCK_STREAM) as s,
+        ):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 def start_counter(folder: Path, name: str, kind: str) -> tuple[Job, int]:
@@ -126,7 +145,7 @@ def start_counter(folder: Path, name: str, kind: str) -> tuple[Job, int]:
 def ask(kind: str, port: int) -> str:
     """Ask a counter at a port, and return its answer."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if kind == "udp" else socket.SOCK_STREAM) as s:
-        s.settimeout(10)
+        s.settimeout(60)
         s.connect(("127.0.0.1", port))
         if kind == "udp":
             s.send(b"?")

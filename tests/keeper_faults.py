@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from notebooks import Notebook, wait_until
+from notebooks import PATIENCE, Notebook, wait_until
 
 from jupyter_gpuckpt.freeze.criu_program import find_criu
 from jupyter_gpuckpt.store import Store
@@ -69,7 +71,7 @@ class Criu:
         else:
             self.at(command, stage, gate)
         try:
-            yield lambda: wait_until(reached.exists, 20, f"criu {command} never came to {stage}")
+            yield lambda: wait_until(reached.exists, what=f"criu {command} never came to {stage}")
         finally:
             self.honest()
             go.touch()
@@ -99,7 +101,7 @@ class Asked:
         if message["parent_header"].get("msg_id") == self.id:
             self._content = message["content"]
 
-    def answer(self, timeout: float = 20) -> dict[str, Any]:
+    def answer(self, timeout: float = PATIENCE) -> dict[str, Any]:
         """Return the content of the cell's reply, which must come in time."""
         deadline = time.monotonic() + timeout
         while self._content is None:
@@ -122,7 +124,7 @@ class Requested(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.result = self._keeper.request(self._op, self._args, timeout=30, progress=self._take)
+            self.result = self._keeper.request(self._op, self._args, timeout=PATIENCE, progress=self._take)
         except Exception as e:
             self.error = e
         finally:
@@ -133,7 +135,7 @@ class Requested(threading.Thread):
             self._last = progress["stage"]
             self._on_stage(self._last)
 
-    def outcome(self, timeout: float = 30) -> Any:
+    def outcome(self, timeout: float = PATIENCE) -> Any:
         """Wait for the answer; return the result or the error."""
         self.join(timeout)
         assert not self.is_alive(), "the keeper gave no answer"
@@ -146,6 +148,28 @@ def state(notebook: Notebook) -> dict[str, Any]:
     return found
 
 
+def status(notebook: Notebook) -> dict[str, Any]:
+    """Return what the keeper tells of its kernel."""
+    with notebook.keeper as keeper:
+        found: dict[str, Any] = keeper.request("status")
+    return found
+
+
+def is_asleep(notebook: Notebook) -> bool:
+    return bool(status(notebook)["state"] == "sleeping")
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, megabytes: int) -> Iterator[None]:
+    """Mount a file system of its own at a path."""
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0700", "none", str(path)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
 def keeper_pid(notebook: Notebook) -> int:
     return int(state(notebook)["keeper"][0])
 
@@ -154,14 +178,38 @@ def kill_keeper(notebook: Notebook) -> None:
     """Kill the keeper and wait for its end."""
     fd = os.pidfd_open(keeper_pid(notebook))
     signal.pidfd_send_signal(fd, signal.SIGKILL)
-    assert select.select([fd], [], [], 10)[0]
+    assert select.select([fd], [], [], PATIENCE)[0]
     os.close(fd)
 
 
-def until_stage(notebook: Notebook, stage: str) -> None:
-    """Wait until the keeper is at this stage of an operation."""
+def _unread(notebook: Notebook) -> str:
+    """Return what the kernel has said to its keeper, which is stopped and has not read it; it stays unread (tee(2))."""
+    (fifo,) = notebook.folder.glob("run-*/from-kernel")
+    said, (copy, into) = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), os.pipe2(os.O_NONBLOCK)
+    try:
+        ctypes.CDLL(None).tee(said, into, 1 << 16, 2)  # SPLICE_F_NONBLOCK
+        with contextlib.suppress(BlockingIOError):
+            return os.read(copy, 1 << 16).decode()
+        return ""
+    finally:
+        for fd in (said, copy, into):
+            os.close(fd)
+
+
+def interrupt_twice(notebook: Notebook, kernel: int, op: str) -> None:
+    """Interrupt a cell that waits for a stopped keeper to do this: first it asks that to cancel, then it gives up.
+
+    One more would hit ipykernel while it answers the cell.
+    """
+    for asked in (op, "cancel"):
+        wait_until(lambda asked=asked: f'"op": "{asked}"' in _unread(notebook), what=f"it never asked for {asked}")
+        os.kill(kernel, signal.SIGINT)  # a manager would send it by the keeper
+
+
+def until_stage(notebook: Notebook, stage: str, cell: Asked) -> None:
+    """Wait until the keeper is at this stage of what a cell asked for; or has done it, if it was quicker than we."""
     with notebook.keeper as keeper:
-        wait_until(lambda: keeper.request("status")["stage"] == stage, 20, f"never came to {stage}")
+        wait_until(lambda: keeper.request("status")["stage"] == stage or cell.is_answered(), what=f"never {stage}")
 
 
 def store() -> Path:
@@ -215,6 +263,6 @@ def processes_of(folder: Path) -> set[int]:
 
 def assert_nothing_left(folder: Path) -> None:
     """No process of this test lives, and the runtime folder holds no kernel."""
-    wait_until(lambda: not processes_of(folder), 30, "processes are left")
+    wait_until(lambda: not processes_of(folder), what="processes are left")
     kernels = Path(os.environ["JUPYTER_RUNTIME_DIR"], "gpuckpt")
     assert not kernels.exists() or not list(kernels.iterdir())

@@ -46,6 +46,39 @@ def look(notebook: Notebook, folder: Path, clients: int) -> dict[str, Any]:
     """Count all there is of a kernel, its keeper and its store, once so many connections of clients are back."""
     wait_until(lambda: not (notebook.folder / "restore").exists())
     wait_until(lambda: connected(notebook) == clients)
+    counted: dict[str, Any] = wait_until(lambda: _count(notebook, folder))
+    return counted
+
+
+def assert_no_more(notebook: Notebook, folder: Path, clients: int, before: dict[str, Any]) -> None:
+    """There is no more of anything than there was, once what comes and goes has gone: threads above all."""
+    grown: list[str] = []
+
+    def has_not_grown() -> bool:
+        now = look(notebook, folder, clients)
+        grown[:] = [f"{what}: {before[what]}, then {now[what]}" for what in now if is_more(now[what], before[what])]
+        return not grown
+
+    try:
+        wait_until(has_not_grown, 20)
+    except AssertionError:
+        raise AssertionError(grown) from None
+
+
+def is_more(now: Any, before: Any) -> bool:
+    """Tell whether a count has grown, or a list has what it had not."""
+    return bool(set(now) - set(before)) if isinstance(now, list) else now > before
+
+
+def _count(notebook: Notebook, folder: Path) -> dict[str, Any] | None:
+    """Return what there is; None where something ended while it was counted."""
+    try:
+        return _counted(notebook, folder)
+    except (OSError, ValueError):
+        return None
+
+
+def _counted(notebook: Notebook, folder: Path) -> dict[str, Any]:
     keeper = keeper_pid(notebook)
     (sleeper,) = KernelFolder(notebook.folder).sleepers()
     (kernel,) = children(sleeper)

@@ -17,6 +17,8 @@ from jupyter_client import BlockingKernelClient, KernelManager
 
 SPEC = "python3-gpuckpt"
 """The name of our kernelspec."""
+PATIENCE = 60.0
+"""For how long a test waits for what must come, in seconds: no promise of ours, but the end of a hang."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -43,7 +45,7 @@ class Notebook:
     def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
         self.manager, self.client = manager, client
 
-    def run(self, code: str, timeout: float = 60, allow_error: bool = False) -> Answer:
+    def run(self, code: str, timeout: float = PATIENCE, allow_error: bool = False) -> Answer:
         """Execute a cell as a notebook does, and wait for its reply and for idle."""
         answer = Answer("")
         last = ""
@@ -70,7 +72,7 @@ class Notebook:
             raise AssertionError(f"{code!r} ended with {answer.status}: {answer.text}")
         return answer
 
-    def reply(self, timeout: float = 20) -> dict[str, Any]:
+    def reply(self, timeout: float = PATIENCE) -> dict[str, Any]:
         """Return the next reply to a cell that was sent; after one of an error, once the kernel takes cells again.
 
         For a moment after an error ipykernel aborts what comes, as it does on a plain kernel.
@@ -88,15 +90,27 @@ class Notebook:
                 if idle and message["parent_header"].get("msg_id") == msg_id:
                     return
 
+    def until_printed(self, text: str) -> None:
+        """Wait until a cell that runs has printed this: it may come in pieces."""
+        printed = ""
+        while text not in printed:
+            message = self.client.get_iopub_msg(timeout=PATIENCE)
+            if message["msg_type"] == "stream":
+                printed += message["content"]["text"]
+
     def value(self, expression: str) -> str:
         """Return what an expression prints."""
         return self.run(f"print({expression})").text
 
-    def fails(self, code: str, timeout: float = 60) -> Answer:
+    def fails(self, code: str, timeout: float = PATIENCE) -> Answer:
         """Execute a cell that must end with an error."""
         answer = self.run(code, timeout, allow_error=True)
         assert answer.status == "error", answer.text
         return answer
+
+    def wait_for_ready(self) -> None:
+        """Wait until the kernel, which was started again, answers and is heard."""
+        wait_for_ready(self.client)
 
     @property
     def folder(self) -> Path:
@@ -124,7 +138,7 @@ class Notebook:
             assert self.manager.is_alive()
             return folder.state().keeper != killed
 
-        wait_until(is_replaced, 60)
+        wait_until(is_replaced)
 
     def close(self) -> None:
         self.client.stop_channels()
@@ -134,7 +148,7 @@ class Notebook:
 StartKernel = Callable[..., Notebook]
 
 
-def wait_until(condition: Callable[[], Any], timeout: float = 10, what: str = "") -> Any:
+def wait_until(condition: Callable[[], Any], timeout: float = PATIENCE, what: str = "") -> Any:
     """Wait for something that other processes do; fail when it does not come."""
     deadline = time.monotonic() + timeout
     while not (value := condition()):
@@ -143,14 +157,33 @@ def wait_until(condition: Callable[[], Any], timeout: float = 10, what: str = ""
     return value
 
 
-def wait_for_ready(client: BlockingKernelClient, timeout: float) -> None:
-    """Wait for a kernel by a client that no manager made: it takes one late heartbeat of a busy machine for a death."""
+def wait_for_ready(client: BlockingKernelClient, timeout: float = PATIENCE) -> None:
+    """Wait until a kernel answers and what it publishes is heard, and leave nothing of that to be read.
+
+    jupyter_client's own waits a fifth of a second longer for each, and takes one late heartbeat for a death.
+    """
     deadline = time.monotonic() + timeout
     while True:
-        try:
-            client.wait_for_ready(max(1, deadline - time.monotonic()))
-        except RuntimeError:
-            if time.monotonic() > deadline:
-                raise
-        else:
+        assert time.monotonic() < deadline, "the kernel does not answer, or nothing that it publishes is heard"
+        asked = client.kernel_info()
+        if _is_answered(client, asked) and _is_heard(client, asked):
             return
+
+
+def _is_answered(client: BlockingKernelClient, asked: str) -> bool:
+    with contextlib.suppress(queue.Empty):  # as where it was sent to a kernel that was just being ended
+        while client.get_shell_msg(timeout=2)["parent_header"].get("msg_id") != asked:
+            pass  # what was asked before is answered before
+        return True
+    return False
+
+
+def _is_heard(client: BlockingKernelClient, asked: str) -> bool:
+    deadline = time.monotonic() + 0.2
+    with contextlib.suppress(queue.Empty):
+        while True:
+            message = client.get_iopub_msg(timeout=max(0, deadline - time.monotonic()))
+            idle = message["content"].get("execution_state") == "idle"
+            if idle and message["parent_header"].get("msg_id") == asked:
+                return True
+    return False

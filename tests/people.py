@@ -31,6 +31,9 @@ NAMES = ("alice", "bob", "carol")
 """Alice and Bob are of the broker's group, Carol is not."""
 UIDS = {name: uid for uid, name in enumerate(NAMES, _FIRST_UID)}
 
+_PASSED_ON = ("PYTHONPATH", "JUPYTER_PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+"""Where packages and libraries are that are not installed, and which GPUs there are to be seen."""
+
 _OPEN_WAYS = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -57,6 +60,12 @@ for top, paths in closed.items():
 for name in ("passwd", "group"):
     mount(f"{etc}/{name}", f"/etc/{name}", "", 0x1000)
 os.execv(argv[0], argv)
+"""
+
+_BROKER_OF_FOLDERS = """
+import runpy, sys
+sys.path += sys.argv.pop(1).split(":")
+runpy.run_module("jupyter_gpuckpt.broker", run_name="__main__", alter_sys=True)
 """
 
 _ACTIVATE = """
@@ -113,11 +122,12 @@ class Person:
         self.environment = machine.environment_of(name)
         read, write = os.pipe()
         script = _PERSON.format(paths=[str(_TESTS), str(_TESTS / "broker")])
-        listed = [*([GID] if name != "carol" else []), *groups]
+        listed = [*machine.groups_of(name), *groups]
         ids = [f"--reuid={self.uid}", f"--regid={self.uid}"]
         ids.append(f"--groups={','.join(map(str, listed))}" if listed else "--clear-groups")
+        python = [sys.executable, "-c"]
         self._process = subprocess.Popen(
-            [*before, *machine.entering, "setpriv", *ids, "--", *wrapper, sys.executable, "-c", script, str(write)],
+            [*before, *machine.logging_in(self.uid), "setpriv", *ids, "--", *wrapper, *python, script, str(write)],
             cwd="/",
             env=self.environment,
             stdin=subprocess.PIPE,
@@ -142,13 +152,13 @@ class Person:
         """Start a kernel of ours, called ``notebook`` from then on."""
         self.does(
             "from jupyter_client import KernelManager",
-            "from notebooks import Notebook",
+            "from notebooks import Notebook, wait_for_ready",
             "manager = KernelManager(kernel_name='python3-gpuckpt')",
             "manager.start_kernel()",
             "client = manager.client()",
             "client.start_channels()",
             "notebook = Notebook(manager, client)",
-            "client.wait_for_ready(60)",
+            "wait_for_ready(client)",
         )
 
     def runs(self, cell: str) -> str:
@@ -177,7 +187,15 @@ class Person:
 class Machine:
     """The namespace, its broker and its people."""
 
-    def __init__(self, *, wrapper: Sequence[str] = (), umask: int = 0o022, activated: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        wrapper: Sequence[str] = (),
+        furnishing: Sequence[str] = (),
+        umask: int = 0o022,
+        activated: bool = False,
+    ) -> None:
+        """Make it; `furnishing` is run in the namespace before anything else, `wrapper` runs the broker."""
         self.umask = umask
         self.folder = Path(tempfile.mkdtemp(prefix="gpuckpt-broker-"))
         self.folder.chmod(0o755)
@@ -199,16 +217,22 @@ class Machine:
             "GPUCKPT_CRIU_PREFIX": str(settings.criu_prefix()),
             **({"GPUCKPT_CRIU": named} if named else {}),
         }
-        # The namespace is held by a process that does nothing.
-        python = [sys.executable, "-I", "-c", _OPEN_WAYS, str(self.folder), *sorted(ways), "--"]
-        ready = self.folder / "ready"
-        hold = ["/bin/sh", "-c", f"touch {ready}; exec sleep infinity"]
-        self._holder = subprocess.Popen(["unshare", "--mount", "--propagation", "private", *python, *hold], cwd="/")
-        wait_until(lambda: self._holder.poll() is not None or ready.exists(), 30)
-        self.entering = ["nsenter", "--mount", f"--target={self._holder.pid}"]
+        self.entering: list[str] = []
+        self._holder = self._begin(
+            [sys.executable, "-I", "-c", _OPEN_WAYS, str(self.folder), *sorted(ways), "--", *furnishing]
+        )
         activating = [sys.executable, "-I", "-c", _ACTIVATE, str(self.socket), str(GID)] if activated else []
         self._argv = [*self.entering, *activating, *wrapper, *self._broker_argv(GROUP)]
         self._start()
+
+    def _begin(self, opening_ways: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Make the namespace, which is held by a process that does nothing."""
+        ready = self.folder / "ready"
+        hold = ["/bin/sh", "-c", f"touch {ready}; exec sleep infinity"]
+        holder = subprocess.Popen(["unshare", "--mount", "--propagation", "private", *opening_ways, *hold], cwd="/")
+        wait_until(lambda: holder.poll() is not None or ready.exists())
+        self.entering = ["nsenter", "--mount", f"--target={holder.pid}"]
+        return holder
 
     @classmethod
     def or_skip(cls, **kwargs: Any) -> Machine:
@@ -225,14 +249,18 @@ class Machine:
 
     @staticmethod
     def _broker_argv(group: str) -> list[str]:
-        return [sys.executable, "-I", "-m", "jupyter_gpuckpt.broker", group]
+        """Return how the broker is started; it ignores PYTHONPATH, and is told here where that is all that there is."""
+        alone = [sys.executable, "-I", "-c", "import jupyter_gpuckpt"]
+        if subprocess.run(alone, cwd="/", stderr=subprocess.DEVNULL, check=False).returncode == 0:
+            return [sys.executable, "-I", "-m", "jupyter_gpuckpt.broker", group]
+        return [sys.executable, "-I", "-c", _BROKER_OF_FOLDERS, os.environ.get("PYTHONPATH", ""), group]
 
     def _start(self) -> None:
         with self.log.open("w") as log:
             self._broker = subprocess.Popen(
                 self._argv, cwd="/", env=self.environment, stdout=log, stderr=log, umask=self.umask
             )
-        wait_until(lambda: self._broker.poll() is not None or "listens" in self.log.read_text(), 30)
+        wait_until(lambda: self._broker.poll() is not None or "listens" in self.log.read_text())
 
     def restart(self) -> None:
         """End the broker, and start another."""
@@ -266,13 +294,21 @@ class Machine:
             "GPUCKPT_KEYS": str(home / "keys"),
             "GPUCKPT_LOGS": str(home / "logs"),
             "IPYTHONDIR": str(home / "ipython"),
-            **{name: os.environ[name] for name in ("PYTHONPATH", "CUDA_VISIBLE_DEVICES") if name in os.environ},
+            **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
         }
 
     @property
     def why_not(self) -> str:
         """Why there is no broker; empty where there is one."""
         return "" if self._broker.poll() is None else self.log.read_text()
+
+    def groups_of(self, name: str) -> list[int]:
+        """Return the supplementary groups of a user."""
+        return [] if name == "carol" else [GID]
+
+    def logging_in(self, uid: int) -> list[str]:
+        """Return what starts a program of root's on this machine, from which a user's can be started."""
+        return self.entering
 
     def person(self, name: str, **kwargs: Any) -> Person:
         person = Person(self, name, **kwargs)
@@ -313,7 +349,7 @@ class Machine:
             seen.append(look())
             return bool(seen[-1] == seen[-2])
 
-        wait_until(same, 30)
+        wait_until(same)
         return seen[-1]
 
     def close(self) -> None:
@@ -322,5 +358,5 @@ class Machine:
                 person.close()
         for process in (self._broker, self._holder):
             process.terminate()
-            process.wait(30)
+            process.wait(60)
         shutil.rmtree(self.folder)

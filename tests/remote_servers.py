@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from notebooks import wait_until
 
 KEY, SECRET = "key-of-the-tests", "secret-of-the-tests"
@@ -35,15 +35,14 @@ class S3:
     def make_bucket(self, name: str) -> str:
         """Make a bucket, and return its address."""
         request = urllib.request.Request(f"{self.endpoint}/{name}", method="PUT", data=b"")
-        with urllib.request.urlopen(request, timeout=30):
+        with urllib.request.urlopen(request, timeout=60):
             return f"s3://{name}"
 
 
 @contextlib.contextmanager
 def s3_server(log: Path) -> Iterator[S3]:
     """Run a server of S3 that keeps everything in its memory."""
-    port = _free_port()
-    with _running([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], log, port):
+    with _running([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"], log) as port:
         yield S3(f"http://127.0.0.1:{port}")
 
 
@@ -62,40 +61,32 @@ class Sftp:
 @contextlib.contextmanager
 def sftp_server(folder: Path) -> Iterator[Sftp]:
     """Run a server of SFTP for all files of this machine; its keys and log lie in `folder`."""
-    port = _free_port()
-    words = [sys.executable, str(Path(__file__).with_name("sftp_server.py")), str(folder), str(port)]
-    with _running(words, folder / "log", port):
+    words = [sys.executable, str(Path(__file__).with_name("sftp_server.py")), str(folder)]
+    with _running(words, folder / "log") as port:
         yield Sftp(port, folder / "home")
 
 
 @contextlib.contextmanager
 def web_server(folder: Path, log: Path) -> Iterator[str]:
     """Run Python's own web server, which knows no ranges, on a folder; give its address."""
-    port = _free_port()
-    words = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(folder), str(port)]
-    with _running(words, log, port):
+    words = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(folder), "0"]
+    with _running(words, log) as port:
         yield f"http://127.0.0.1:{port}"
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 @contextlib.contextmanager
-def _running(words: list[str], log: Path, port: int) -> Iterator[None]:
+def _running(words: list[str], log: Path) -> Iterator[int]:
+    """Run a server that takes a free port; give that, once it listens there."""
     with log.open("wb") as out:
         process = subprocess.Popen(words, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
 
-    def answers() -> bool:
+    def port() -> int | None:
         assert process.poll() is None, log.read_text()
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return True
-        return False
+        taken = psutil.Process(process.pid).net_connections("tcp")
+        return next((one.laddr.port for one in taken if one.status == psutil.CONN_LISTEN), None)
 
     try:
-        wait_until(answers, 60)
-        yield
+        yield wait_until(port)
     finally:
         process.kill()
         process.wait()

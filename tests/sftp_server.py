@@ -1,4 +1,4 @@
-"""A server of SFTP for tests: ``sftp_server.py FOLDER PORT``.
+"""A server of SFTP for tests, at a free port: ``sftp_server.py FOLDER``.
 
 It makes a key of its own, and in FOLDER/home/.ssh what somebody has who knows the server and is known to it: one may
 log in with that key, or with the password of the tests.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -23,17 +24,18 @@ class Server(asyncssh.SSHServer):
         return password == SECRET
 
 
-async def serve(folder: Path, port: int) -> None:
+async def serve(folder: Path) -> None:
     os.chdir(folder)  # where everybody's home is
     own, person = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(2))
     ssh = folder / "home/.ssh"
     ssh.mkdir(parents=True, mode=0o700)
     person.write_private_key(ssh / "id_ed25519")
     person.write_public_key(folder / "allowed")
-    (ssh / "known_hosts").write_text(f"[127.0.0.1]:{port} {own.export_public_key().decode()}")
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    (ssh / "known_hosts").write_text(f"[127.0.0.1]:{listening.getsockname()[1]} {own.export_public_key().decode()}")
     listener = await asyncssh.listen(
-        "127.0.0.1",
-        port,
+        sock=listening,
         server_factory=Server,
         server_host_keys=[own],
         authorized_client_keys=str(folder / "allowed"),
@@ -43,4 +45,4 @@ async def serve(folder: Path, port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(serve(Path(sys.argv[1])))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import Refused
 
-__all__ = ["Places", "join", "of"]
+__all__ = ["Places", "join", "mounted_at", "of"]
 
 Places = Mapping[str, str]
 """The group of each hierarchy, by its controllers; by nothing that of cgroup v2."""
@@ -39,7 +39,7 @@ def join(places: Places) -> None:
         if here.get(controllers) == path:
             continue
         try:
-            (_mounted_at(controllers) / path.lstrip("/") / "cgroup.procs").write_text("0")
+            (mounted_at(controllers) / path.lstrip("/") / "cgroup.procs").write_text("0")
         except OSError as e:
             raise Refused(
                 "No kernel was started.",
@@ -48,7 +48,13 @@ def join(places: Places) -> None:
             ) from e
 
 
-def _mounted_at(controllers: str) -> Path:
+def mounted_at(controllers: str) -> Path:
+    """Return where a hierarchy is mounted, named by its controllers; by nothing that of cgroup v2.
+
+    Raises
+    ------
+    FileNotFoundError : it is not.
+    """
     for line in Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)

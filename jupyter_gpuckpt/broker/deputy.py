@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import fcntl
 import functools
+import hmac
 import json
 import logging
 import math
@@ -25,11 +26,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import settings
-from ..errors import GpuckptError, KernelLost, Refused
-from ..freeze import criu, processes, random_state
+from ..errors import GpuckptError, KernelLost, Refused, Unavailable
+from ..freeze import criu, processes, random_state, yama
 from ..freeze.criu_program import CriuProgram
 from ..keeper import sleeper as sleeper_program
-from ..keeper.deputy import MESSAGE_LIMIT
+from ..keeper.deputy import MESSAGE_LIMIT, PROOF
 from . import cgroups, images
 from .person import Person, has_only
 from .register import Register
@@ -54,7 +55,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Deputy:
-    """Answers the requests of one connection until it ends."""
+    """Answers the requests of one connection until it ends, or until SIGTERM: then what is under way is finished."""
 
     def __init__(self, connection: socket.socket, program: CriuProgram, register: Register) -> None:
         self._connection, self._program, self._register = connection, program, register
@@ -71,7 +72,9 @@ class Deputy:
             log.warning("a process was refused: %s", e.why)
             refusal = {"error": e.as_dict()}
         while True:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             message, descriptors, flags, _ = socket.recv_fds(self._connection, MESSAGE_LIMIT, _DESCRIPTORS)
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)
             try:
@@ -112,7 +115,10 @@ class Deputy:
     def _do(self, person: Person, verb: str, arguments: dict[str, Any], descriptors: Sequence[int]) -> Any:
         given = (verb, sorted(arguments), len(descriptors))
         if given == ("criu", [], 0):
+            _refuse_where_users_may_not_trace()
             return {"version": self._program.version, "path": self._program.path}
+        if verb in ("start", "hold"):
+            self._demand_proof(person)
         if given == ("start", [], 2):
             return self._start(person, *descriptors)
         if given == ("hold", ["pid"], 0):
@@ -129,6 +135,41 @@ class Deputy:
         raise _nonsense()
 
     # -- the sleeper
+
+    def _demand_proof(self, person: Person) -> None:
+        """Have who asks read something that only an unconfined process of that user can.
+
+        Of Landlock a process shows nothing to others; but one that is confined by it may look into no process that is
+        not (landlock(7)). A sleeper is not: it would be the way out.
+
+        Raises
+        ------
+        Refused : it could not.
+        """
+        secret = os.urandom(16).hex()
+        stay, leave = os.pipe()
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _in_child(lambda: _be_looked_into(person, stay, secret), write)
+        os.close(stay)
+        os.close(write)
+        try:
+            with os.fdopen(read) as report:  # closed when it has become the other program
+                if failure := report.read():
+                    raise OSError(0, failure)
+            self._say({"prove": child})
+            said = self._connection.recv(MESSAGE_LIMIT)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(leave)
+        if not hmac.compare_digest(said, json.dumps({"proof": secret}).encode()):
+            raise Refused(
+                "The broker does not serve this process.",
+                "It may not look into other processes of its own user: it is confined by Landlock.",
+                "Start the kernel from outside of the sandbox.",
+            )
 
     def _start(self, person: Person, run_dir: int, listener: int) -> int:
         if self._pidfd >= 0:
@@ -204,7 +245,7 @@ class Deputy:
             _refuse_strange_folder(person, descriptor)
         self._refuse_strange_processes(person)
         capabilities = [CAP_CHECKPOINT_RESTORE]
-        if _ptrace_is_restricted():
+        if yama.ptrace_scope() >= yama.ANCESTORS:
             capabilities.append(CAP_SYS_PTRACE)
         arguments = criu.dump_arguments(pid, f"/proc/self/fd/{_IMAGES}", criu.AT_POST_DUMP, seconds, left)
 
@@ -340,10 +381,18 @@ def _is_of_own_user_namespace(namespace: int) -> bool:
         os.close(owner)
 
 
-def _ptrace_is_restricted() -> bool:
-    """Tell whether the same user is not enough to trace a process (the kernel's LSM/Yama.rst)."""
-    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
-    return scope.exists() and int(scope.read_text()) > 0
+def _refuse_where_users_may_not_trace() -> None:
+    """Refuse to serve where criu could dump, but not restore: that it does without CAP_SYS_PTRACE.
+
+    It attaches to processes that it has made itself: allowed to ancestors, and not from 2 on.
+    """
+    scope = yama.ptrace_scope()
+    if scope > yama.ANCESTORS:
+        raise Unavailable(
+            "Kernels cannot be saved on this machine.",
+            f"Its users may not trace their own processes (kernel.yama.ptrace_scope is {scope}), as CRIU does.",
+            "Whoever has root can set it to 1 or 0 in /etc/sysctl.d, and restart the machine.",
+        )
 
 
 # -- processes of the deputy's
@@ -352,7 +401,7 @@ def _ptrace_is_restricted() -> bool:
 def _in_child(work: Callable[[], None], report: int) -> NoReturn:
     """Do something in this forked process, and end it; a failure is told through `report`."""
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         work()
     except GpuckptError as e:
         _report(report, {"error": e.as_dict()})
@@ -386,6 +435,15 @@ def _lines(child: int, read: int, seconds: float) -> Iterator[dict[str, Any]]:
             for line in lines:
                 yield json.loads(line)
     os.waitpid(child, 0)
+
+
+def _be_looked_into(person: Person, stay: int, secret: str) -> None:
+    """Become a process of the user's that has a secret in its environment, until `stay` is closed or it is killed."""
+    cgroups.join(person.cgroups)  # its user can make it do anything
+    os.dup2(stay, 0)
+    become(person)
+    program = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
+    os.execve(program[0], program, {PROOF: secret})
 
 
 def _make_namespaces(person: Person, run_dir: int, listener: int, report: int) -> None:

@@ -45,11 +45,12 @@ Description=Broker that saves and restores Jupyter kernels for users without roo
 Requires={name}.socket
 
 [Service]
+Type=notify
 ExecStart={python} -I -m jupyter_gpuckpt.broker {group}
 {environment}
 CapabilityBoundingSet={capabilities}
 LimitNOFILE=1048576
-# The kernels that it has started live on.
+# Its deputies finish what they do; the kernels that it has started are not in its control group, and live on.
 KillMode=process
 Restart=on-failure
 # Nothing here may give it namespaces of its own (PrivateTmp, ProtectSystem and their like): it starts kernels in those
@@ -81,7 +82,7 @@ def install(group: str, note: Callable[[str], None]) -> str:
         (UNITS / name).write_text(text)
     _run("systemctl", "daemon-reload")
     _run("systemctl", "enable", "--now", f"{_NAME}.socket")
-    _run("systemctl", "try-restart", f"{_NAME}.service")
+    _run("systemctl", "restart", f"{_NAME}.service")  # which says whether it does start
     return f"The broker serves the members of the group {group}. Add a user: usermod -aG {group} USER"
 
 

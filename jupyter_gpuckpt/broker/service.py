@@ -41,6 +41,8 @@ _OTHERS_MAY_WRITE = 0o022
 def run(group: str) -> None:
     """Be the broker, for the members of a group, until SIGTERM or SIGINT; kernels that it has started live on.
 
+    Its deputies end with it, once they have finished what they do; those of another broker take their places.
+
     The socket is systemd's, where it hands one over (``LISTEN_FDS``), else one of its own at `settings.broker_socket`.
 
     Raises
@@ -61,6 +63,7 @@ def run(group: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with _listener(group) as listener:
         log.info("the broker listens, with CRIU %s", version_text(program.version))
+        _tell_systemd("READY=1")
         _Broker(listener, program, register).run()
 
 
@@ -145,6 +148,8 @@ class _Broker:
                 with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
                     for _ in range(_BACKLOG):
                         self._accept()
+        for pid in self._deputies:  # none of them is reaped: each is still the process that it was
+            os.kill(pid, signal.SIGTERM)
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -186,6 +191,13 @@ class _Broker:
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
                 if self._deputies.pop(pid, None) is None:
                     self._register.forget(pid)
+
+
+def _tell_systemd(what: str) -> None:
+    """Tell systemd of this service's state, if it wants to know (sd_notify(3))."""
+    if path := os.environ.get("NOTIFY_SOCKET"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+            to.sendto(what.encode(), "\0" + path[1:] if path.startswith("@") else path)
 
 
 def _count(deputies: Mapping[int, int], uid: int) -> int:

@@ -6,10 +6,10 @@ import argparse
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
 
-from .. import __version__, settings
+from .. import __version__
 from ..errors import Cancelled, GpuckptError
+from ..kernel.words import Commands, Parser, duration, gpus, number
 from . import output
 from .store_parsers import add_store_parsers
 from .transfer_parsers import add_transfer_parsers
@@ -49,20 +49,6 @@ With --json a command prints one JSON document; an error is {"error": {"kind", "
 
 _KERNEL = "the kernel: its id or the beginning of it, its notebook, its connection file, or its pid; or a job's name"
 _Run = Callable[[argparse.Namespace], int]
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that reports wrong usage as all other errors are reported, and takes options only in full."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
-        message = message[:1].upper() + message[1:]
-        raise output.Usage(
-            "That is not a command of jupyter gpuckpt.", f"{message}.", f"Usage: {usage} (--help says more)"
-        )
 
 
 # Each command's module is imported when it runs: most need only the store, and nothing should wait for the others.
@@ -188,26 +174,10 @@ def _setup(args: argparse.Namespace) -> int:
     return setup(args)
 
 
-def _duration(text: str) -> float | None:
-    """Return the seconds that a text such as ``30m`` means; None for ``off``."""
-    try:
-        return settings.parse_duration(text)
-    except ValueError as e:
-        raise argparse.ArgumentTypeError(str(e)) from None
-
-
 def _broker(args: argparse.Namespace) -> int:
     from .broker import broker
 
     return broker(args)
-
-
-def _gpus(text: str) -> list[int]:
-    """Return the numbers of GPUs that a text such as ``1`` or ``1,0`` names."""
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a GPU, nor several as in 1,0") from None
 
 
 def _positive(text: str) -> float:
@@ -224,8 +194,8 @@ def _positive(text: str) -> float:
 _GPU = "the GPU to use, by its number in nvidia-smi; several (1,0) for a kernel that uses several"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = _Parser(
+def _parser() -> tuple[Parser, Commands]:
+    parser = Parser(
         prog="jupyter gpuckpt",
         description=_ABOUT,
         epilog=f"{_EXAMPLES}\n{_STATUSES}",
@@ -285,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         help="the snapshot; without it the latest of this notebook, and where it has none, the latest of all",
     )
-    restoring.add_argument("--gpu", metavar="N", type=_gpus, default=[], help=_GPU)
+    restoring.add_argument("--gpu", metavar="N", type=gpus, default=[], help=_GPU)
     restoring.add_argument(
         "--lazy",
         action="store_true",
@@ -306,10 +276,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     forking.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
     forking.add_argument("--snapshot", metavar="NAME", default="", help="copy this snapshot, not the kernel as it is")
-    forking.add_argument("-n", "--count", metavar="COUNT", type=int, default=1, help="how many copies, 64 at most")
+    forking.add_argument("-n", "--count", metavar="COUNT", type=number, default=1, help="how many copies, 64 at most")
     forking.add_argument("--save", metavar="NAME", default="", help="also save the kernel under this name")
     forking.add_argument("--reseed", action="store_true", help="have random streams start afresh in the copies")
-    forking.add_argument("--gpu", metavar="N", type=_gpus, default=[], help=_GPU)
+    forking.add_argument("--gpu", metavar="N", type=gpus, default=[], help=_GPU)
     moving = command(
         "move",
         _move,
@@ -317,7 +287,7 @@ def _parser() -> argparse.ArgumentParser:
         "Move what a running kernel has in GPU memory to another GPU of the same model. The kernel goes on there.",
     )
     moving.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
-    moving.add_argument("--gpu", metavar="N", type=_gpus, required=True, help=_GPU)
+    moving.add_argument("--gpu", metavar="N", type=gpus, required=True, help=_GPU)
     sleeping = command(
         "sleep",
         _sleep,
@@ -346,7 +316,7 @@ def _parser() -> argparse.ArgumentParser:
     keeping.add_argument("state", choices=["on", "off"], help="on: it stays awake; off: it may sleep")
     timing = command("autosleep", _autosleep, "have a kernel go to sleep by itself when it has been idle for a time")
     timing.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
-    timing.add_argument("after", metavar="TIME", type=_duration, help="for how long: 45s, 30m, 2h, or off")
+    timing.add_argument("after", metavar="TIME", type=duration, help="for how long: 45s, 30m, 2h, or off")
     removing = command("rm", _rm, "remove snapshots")
     removing.add_argument("names", metavar="NAME", nargs="+", help="a snapshot")
     add_store_parsers(command)
@@ -406,7 +376,7 @@ def _parser() -> argparse.ArgumentParser:
     serving.add_argument("--group", metavar="GROUP", default="gpuckpt", help="whose members are served")
     for added in commands.choices.values():
         added.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="with an error's traceback")
-    return parser
+    return parser, commands
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -435,9 +405,9 @@ def _parted(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _obey(words: Sequence[str], behind: Sequence[str]) -> int:
-    parser = _parser()
+    parser, commands = _parser()
     try:
-        args = parser.parse_args(words)
+        args = parser.parse(words, commands)
     # After --help and --version, which until Python 3.11 raise also where nobody reads them; an error is a `Usage`.
     except (SystemExit, BrokenPipeError):
         return output.DONE
@@ -460,6 +430,10 @@ def _as_told(error: BaseException) -> GpuckptError:
             "It got SIGINT (Ctrl-C).",
             "Where a save or restore was under way it may still be: `jupyter gpuckpt kernels` tells. What was sent or "
             "fetched is not sent or fetched again.",
+        )
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        return GpuckptError(
+            f"{error.filename} is not there.", "There is no file or folder of that name.", "Check the path."
         )
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename is not None else ""

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ..keeper import client
+from ..keeper import client, jobs
 from ..keeper.idle.preemption import Outcome, hibernate_all, write_report
 from ..kernel import show
+from ..kernel.words import Usage
 from . import output
 from .kernels import operate
 
@@ -19,14 +20,16 @@ __all__ = ["hibernate"]
 def hibernate(args: argparse.Namespace) -> int:
     """Hibernate a kernel, or all of them."""
     if args.all == bool(args.kernel) or (args.deadline is not None and not args.all):
-        raise output.Usage(
+        raise Usage(
             "That cannot be hibernated.",
             "Neither a kernel nor --all was named, or both; or --deadline without --all.",
             "Usage: jupyter gpuckpt hibernate KERNEL, or: jupyter gpuckpt hibernate --all [--deadline SECONDS]",
         )
     if args.all:
         return _hibernate_all(args)
-    found = operate(args.kernel, "hibernate", {}, "Hibernating")
+    # Nobody would wake a job in its place: it ends, and is restored.
+    how = {"end": True} if jobs.named(args.kernel) is not None else {}
+    found = operate(args.kernel, "hibernate", how, "Hibernating")
     output.result(args.json, found, show.Hibernated(found).text())
     return output.DONE
 

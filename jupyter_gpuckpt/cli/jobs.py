@@ -20,9 +20,11 @@ from ..keeper.listing import STATUS_TIMEOUT, all_jobs, with_snapshots
 from ..keeper.record import KERNEL_LOG, OUTPUT, KernelFolder, Launch
 from ..keeper.summary import summary
 from ..kernel import show
+from ..kernel.words import Usage
 from ..machine.capability import why_unavailable
 from ..store import Manifest, Store
 from . import output
+from .job_words import about_a_job, told_of_a_job
 
 _GRACE = 10.0
 """How long a job has to end once it has been asked to (SIGTERM), in seconds."""
@@ -34,10 +36,11 @@ _PIECE = 1 << 20
 # -- exec
 
 
+@about_a_job()
 def exec_(args: argparse.Namespace) -> int:
     """Start a command as a job, and leave it."""
     if not args.words:
-        raise output.Usage(
+        raise Usage(
             "There is no command to start.",
             "It stands behind two dashes.",
             "Usage: jupyter gpuckpt exec NAME -- COMMAND [ARGUMENT ...]",
@@ -65,7 +68,7 @@ def _launch(name: str, words: list[str]) -> Launch:
     if settings.ENV_RUN_DIR in os.environ:
         raise Refused(
             "The job was not started.",
-            "This command runs inside a kernel or a job that is held itself: the job would end with it.",
+            "This command runs inside something that is held itself: the job would end with it.",
             "Start it from a terminal.",
         )
     program = shutil.which(words[0])
@@ -83,6 +86,7 @@ def _launch(name: str, words: list[str]) -> Launch:
 # -- ps
 
 
+@about_a_job()
 def list_jobs(args: argparse.Namespace) -> int:
     """List the jobs, also those that have ended; one whose keeper died gets a new one."""
     found, manifests, faults = with_snapshots(all_jobs)
@@ -94,7 +98,7 @@ def list_jobs(args: argparse.Namespace) -> int:
 
 
 def _table(found: list[dict[str, Any]], faults: list[GpuckptError]) -> str:
-    head = ["job", "pid", "memory", "GPU memory", "state", "started", "came from", "snapshots", "command"]
+    head = ["job", "pid", "memory", "GPU memory", "state", "started", "at or after", "snapshots", "command"]
     rows = [
         [
             job["job"],
@@ -133,10 +137,11 @@ def how_it_ended(status: int | None, snapshot: str | None = None) -> str:
 # -- logs
 
 
+@about_a_job()
 def logs(args: argparse.Namespace) -> int:
     """Print what a job has written; with --follow also what it goes on to write, until it has ended."""
     if args.json and args.follow:
-        raise output.Usage(
+        raise Usage(
             "That is not a command of jupyter gpuckpt.",
             "--json prints one document, and --follow has no end.",
             "Leave out one of them.",
@@ -209,6 +214,7 @@ def _following(folder: KernelFolder) -> Iterator[bytes]:
 # -- restore
 
 
+@about_a_job()
 def restore_ended(args: argparse.Namespace, folder: KernelFolder) -> dict[str, Any]:
     """Bring a job that has ended back; return what there is to say of it."""
     manifest = _snapshot(args.name, folder.launch().job)
@@ -217,6 +223,7 @@ def restore_ended(args: argparse.Namespace, folder: KernelFolder) -> dict[str, A
     return _account(folder, manifest, began)
 
 
+@about_a_job()
 def restore_as(args: argparse.Namespace) -> dict[str, Any]:
     """Bring a snapshot of a job up as a new job; return what there is to say of it."""
     manifest = _snapshot(args.name, args.kernel)
@@ -248,12 +255,13 @@ def _account(folder: KernelFolder, manifest: Manifest, began: float) -> dict[str
     seconds, notes = time.monotonic() - began, []
     with contextlib.suppress(GpuckptError), client.connect(folder) as keeper:  # it may have ended already
         notes = keeper.request("status", timeout=STATUS_TIMEOUT)["notes"]
-    return {**summary(manifest), "restored": True, "warnings": notes, "seconds": seconds}
+    return {**summary(manifest), "restored": True, "warnings": told_of_a_job(notes), "seconds": seconds}
 
 
 # -- stop and forget
 
 
+@about_a_job()
 def stop_job(args: argparse.Namespace, folder: KernelFolder) -> int:
     """End a job: it is asked to (SIGTERM), and killed when it has not in time; with --force it is killed at once."""
     name = folder.launch().job

@@ -18,8 +18,10 @@ from ..keeper.listing import STATUS_TIMEOUT, running_kernels, with_snapshots
 from ..keeper.record import KernelFolder
 from ..keeper.summary import is_of
 from ..kernel import show
+from ..kernel.words import Usage
 from ..store import Manifest
 from . import output
+from .job_words import about_a_job, told_of_a_job
 from .jobs import how_it_ended, restore_as, restore_ended, stop_job
 
 _CANCEL_TIMEOUT = 10.0
@@ -48,7 +50,7 @@ def _add_snapshots(kernels: Sequence[dict[str, Any]], manifests: Sequence[Manife
 
 def _table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> str:
     # As a rule it fits a terminal of 80 columns; --json has the rest.
-    head = ["kernel", "notebook", "state", "pid", "memory", "on GPU", "freed", "came from"]
+    head = ["kernel", "notebook", "state", "pid", "memory", "on GPU", "freed", "in host", "at or after"]
     rows = [
         [
             kernel["kernel_id"][:_SHORT],
@@ -58,6 +60,7 @@ def _table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) ->
             _memory_text(kernel),
             _gpu_text(kernel["gpu_memory"]),
             _gpu_text(kernel["gpu"]["freed"]),
+            _gpu_text(kernel["gpu"]["host_memory"]),
             _came_from(kernel),
         ]
         for kernel in kernels
@@ -102,7 +105,7 @@ def save(args: argparse.Namespace) -> int:
     """Save a kernel, or a job, under a name."""
     name = args.name or (args.kernel if jobs.named(args.kernel) is not None else "")
     if not name:
-        raise output.Usage(
+        raise Usage(
             "The snapshot needs a name.",
             "Only that of a job is called as the job is where nothing is said.",
             "Usage: jupyter gpuckpt save KERNEL NAME",
@@ -174,14 +177,20 @@ def operate(kernel: str, op: str, request: dict[str, Any], verb: str) -> dict[st
     There is no time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
     """
     folder = _find(kernel)
-    with client.connect(folder) as keeper, _Cancelling(folder) as cancelling, output.Progress(verb) as progress:
+    is_job = jobs.is_job(folder)
+    with (
+        about_a_job(is_job),
+        client.connect(folder) as keeper,
+        _Cancelling(folder) as cancelling,
+        output.Progress(verb) as progress,
+    ):
 
         def take(message: dict[str, Any]) -> None:
-            progress.take(message)
+            progress.take(told_of_a_job(message) if is_job else message)
             cancelling.ask_again()
 
         found: dict[str, Any] = keeper.request(op, request, timeout=None, progress=take)
-    return found
+    return told_of_a_job(found) if is_job else found
 
 
 class _Cancelling:

@@ -14,16 +14,13 @@ from typing import Any, TextIO
 
 from ..errors import Cancelled, GpuckptError, NoSuchKernel, NoSuchSnapshot, Unavailable
 from ..kernel.show import progress_text
+from ..kernel.words import Usage
 
 DONE, FAILED, USAGE, NOT_FOUND, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 _PROGRESS_AFTER = 1.0  # seconds
 _REDRAW = 0.5  # seconds
 _CLEAR_LINE = "\r\x1b[K"
-
-
-class Usage(GpuckptError):
-    """The command line is not one that `jupyter gpuckpt` knows."""
 
 
 def exit_status(error: GpuckptError) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Protocol
 
+from ..kernel.words import number
+
 __all__ = ["add_store_parsers"]
 
 _Run = Callable[[argparse.Namespace], int]
@@ -56,7 +58,7 @@ def add_store_parsers(command: _Command) -> None:
         "Remove the oldest snapshots, and keep the newest ones and those that are pinned.",
     )
     rule = keep.add_mutually_exclusive_group(required=True)
-    rule.add_argument("--last", metavar="N", type=_count, help="keep the newest N")
+    rule.add_argument("--last", metavar="N", type=number, help="keep the newest N")
     rule.add_argument("--under", metavar="SIZE", type=_size, help="keep what fits: 500M, 20G, 1.5T")
     keep.add_argument("--notebook", metavar="NOTEBOOK", help="remove only those of this notebook: its name or path")
     gc = command(
@@ -87,13 +89,6 @@ def add_store_parsers(command: _Command) -> None:
         "Make the index of the store again from its packs. Every byte is read, and no snapshot is removed.\n"
         "The exit status is 1 where some cannot be restored all the same.",
     )
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError("at least 1 is kept")
-    return count
 
 
 def _size(text: str) -> int:

@@ -16,6 +16,7 @@ from .. import settings
 from ..errors import GpuckptError, Refused
 from ..keeper.summary import summary
 from ..kernel import show
+from ..kernel.words import Usage
 from ..store import Manifest, Store
 from ..store.transfer.container import export_snapshot, import_snapshot, write_file
 from ..store.transfer.pull import pull as fetch
@@ -120,9 +121,7 @@ def export(args: argparse.Namespace) -> int:
 
         if args.file == "-":
             if args.json:
-                raise output.Usage(
-                    "--json and a snapshot cannot both go to standard output.", "", "Leave out one of the two."
-                )
+                raise Usage("--json and a snapshot cannot both go to standard output.", "", "Leave out one of the two.")
             fill(sys.stdout.buffer)
             return output.DONE
         manifest = write_file(Path(args.file), fill, replace=args.replace)

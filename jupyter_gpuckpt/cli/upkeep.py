@@ -141,7 +141,7 @@ def check(args: argparse.Namespace) -> int:
         for fault in found.faults
     ]
     touched = sorted({name for fault in found.faults for name in fault.snapshots})
-    looked = f"{found.snapshots} snapshots, {found.chunks} chunks" + (
+    looked = f"{found.snapshots} {'snapshot' if found.snapshots == 1 else 'snapshots'}, {found.chunks} chunks" + (
         f", {show.size(found.read)} read" * bool(found.read)
     )
     if not lines:

@@ -108,6 +108,11 @@ def private_bytes(pids: Iterable[int]) -> int:
     return sum(_status_number(pid, "RssAnon:") + _status_number(pid, "RssShmem:") for pid in pids) * 1024
 
 
+def anonymous_bytes(pid: int) -> int:
+    """Return the memory of a process that is its own and in no file, in memory either; in bytes."""
+    return _status_number(pid, "RssAnon:") * 1024
+
+
 def _status_number(pid: int, key: str) -> int:
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():

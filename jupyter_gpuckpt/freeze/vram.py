@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -23,6 +24,9 @@ log = logging.getLogger("gpuckpt.vram")
 _PREPARE_TIMEOUT = 60.0
 _ATTACH_TIMEOUT = 5.0
 _END_TIMEOUT = 5.0
+_LINKS = "links"
+_BLOCK = 512
+"""What `st_blocks` counts, in bytes."""
 
 
 class VramFiles:
@@ -64,20 +68,45 @@ class VramFiles:
         everything = (path for pid in pids for path in mapped_files(pid))
         mapped = {Path(path).name for path in everything if path.startswith(self.inside + "/")}
         size = 0
-        for file in self.outside.iterdir():
+        for file in self._files():
             if file.name in mapped:
                 size += file.stat().st_size
             elif PARKED not in file.name:
                 file.unlink()
         return size
 
+    def allocated(self) -> int:
+        """Return how many bytes of memory the files take."""
+        return sum(file.stat().st_blocks * _BLOCK for file in self._files())
+
+    def are_mapped_by(self, pid: int) -> bool:
+        """Tell whether a process has some of the files for its VRAM."""
+        return any(path.startswith(self.inside + "/") for path in mapped_files(pid))
+
     def discard(self) -> None:
         """End what `prepare` began, and remove the files; what is mapped of them stays until it is unmapped."""
         for pid in list(self._tracers):
             self._end(pid)
+        for file in self._files():
+            file.unlink(missing_ok=True)
+
+    def linked(self) -> VramFiles:
+        """Give each of the files a second name, in a folder beside them: where one is discarded, the other stays."""
+        self.discard_links()
+        folder = self.outside / _LINKS
+        folder.mkdir(mode=0o700)
+        for file in self._files():
+            (folder / file.name).hardlink_to(file)
+        return VramFiles(folder, f"{self.inside}/{_LINKS}")
+
+    def discard_links(self) -> None:
+        """Remove these second names."""
+        shutil.rmtree(self.outside / _LINKS, ignore_errors=True)
+
+    def _files(self) -> list[Path]:
         with contextlib.suppress(FileNotFoundError):
-            for file in self.outside.iterdir():
-                file.unlink()
+            return [path for path in self.outside.iterdir() if path.name != _LINKS]
+        return []
 
     def _hear(self, pid: int, expected: bytes, limit: float) -> None:
         tracer = self._tracers[pid]

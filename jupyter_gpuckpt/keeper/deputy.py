@@ -3,7 +3,8 @@
 Every connection to the broker's socket is a deputy of its own, for one sleeper. Messages are JSON, one a packet
 (``SOCK_SEQPACKET``), and files travel as descriptors, which the caller has opened with the caller's own rights. There
 is no way to name a path, an option or a program. A request is ``{"do": VERB, ...}``; the answer is ``{"done": value}``
-or ``{"error": GpuckptError.as_dict()}``, before which there may be ``{"started": pid}``.
+or ``{"error": GpuckptError.as_dict()}``, before which there may be ``{"started": pid}``, or ``{"prove": pid}``: that is
+answered with ``{"proof": text}``, which stands as `PROOF` in the environment of that process of the same user.
 
 ==========  ==================  ===========================  ============================================
 verb        arguments           descriptors                  value
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -34,10 +36,11 @@ from ..freeze.criu import Left
 from ..freeze.criu_program import CriuProgram, find_criu
 from .protocol import peer_uid, short_path
 
-__all__ = ["MESSAGE_LIMIT", "Deputy", "is_needed", "usable_criu"]
+__all__ = ["MESSAGE_LIMIT", "PROOF", "Deputy", "is_needed", "usable_criu"]
 
 MESSAGE_LIMIT = 64 << 10
 """The longest message, in bytes."""
+PROOF = "GPUCKPT_PROOF"
 _ANSWER, _CHECK = 30.0, 120.0  # how long a deputy may be silent, in seconds
 _TIME_TO_END = 30.0  # how much longer than criu itself its deputy may take, in seconds
 
@@ -66,24 +69,17 @@ def usable_criu() -> CriuProgram:
 class Deputy:
     """A connection to the broker; for code without an event loop.
 
+    A deputy ends with its broker, as when that is upgraded. The next request is another one's, which holds the same
+    sleeper.
+
     Raises
     ------
     Unavailable : there is no broker, or it does not serve this user.
     """
 
     def __init__(self) -> None:
-        path = settings.broker_socket()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Others may keep the broker busy: connecting waits for its turn, as only a blocking socket does (unix(7)).
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_ANSWER), 0))
-        try:
-            with short_path(path) as short:
-                self._socket.connect(short)
-            if peer_uid(self._socket) != 0:
-                raise PermissionError(0, "what listens there is not root's")
-        except OSError as e:
-            self._socket.close()
-            raise _no_broker(path, e.strerror or str(e)) from e
+        self._socket = _connect()
+        self._sleeper = 0
 
     def close(self) -> None:
         """Hang up; the sleeper lives on."""
@@ -104,9 +100,10 @@ class Deputy:
         """
         folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            return int(self._ask("start", descriptors=(folder, listener.fileno())))
+            self._sleeper = int(self._ask("start", descriptors=(folder, listener.fileno())))
         finally:
             os.close(folder)
+        return self._sleeper
 
     def hold(self, pid: int) -> None:
         """Become the deputy of a sleeper that was started by another one, for this user.
@@ -116,6 +113,7 @@ class Deputy:
         GpuckptError : there is no such sleeper of this user's.
         """
         self._ask("hold", {"pid": pid})
+        self._sleeper = pid
 
     def next_pid(self, after: int) -> None:
         """Make the next process of the sleeper's namespace take the next free pid after this one.
@@ -189,6 +187,27 @@ class Deputy:
         seconds: float = _ANSWER,
         started: Callable[[int], None] = lambda _: None,
     ) -> Any:
+        if self._is_over():
+            self._socket.close()
+            self._socket = _connect()
+            if self._sleeper:
+                self._exchange("hold", {"pid": self._sleeper})
+        return self._exchange(verb, arguments, descriptors, seconds, started)
+
+    def _is_over(self) -> bool:
+        """Tell whether there is something to read, unasked: the end, or an answer that came too late."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _exchange(
+        self,
+        verb: str,
+        arguments: dict[str, Any] | None = None,
+        descriptors: Sequence[int] = (),
+        seconds: float = _ANSWER,
+        started: Callable[[int], None] = lambda _: None,
+    ) -> Any:
         message = json.dumps({"do": verb, **(arguments or {})}).encode()
         try:
             self._socket.settimeout(seconds)
@@ -198,14 +217,42 @@ class Deputy:
                 if not raw:
                     raise ConnectionResetError(0, "it hung up")
                 answer = json.loads(raw)
-                if "started" not in answer:
+                if "prove" in answer:
+                    self._socket.send(json.dumps({"proof": _proof(int(answer["prove"]))}).encode())
+                elif "started" in answer:
+                    started(int(answer["started"]))
+                else:
                     break
-                started(int(answer["started"]))
         except OSError as e:
             raise _no_broker(settings.broker_socket(), e.strerror or str(e)) from e
         if "error" in answer:
             raise GpuckptError.from_dict(answer["error"])
         return answer["done"]
+
+
+def _proof(pid: int) -> str:
+    """Return what stands in the environment of another process; nothing where this one may not look into it."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    except OSError:
+        return ""
+    return next((value for name, _, value in (one.partition("=") for one in variables) if name == PROOF), "")
+
+
+def _connect() -> socket.socket:
+    path = settings.broker_socket()
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # Others may keep the broker busy: connecting waits for its turn, as only a blocking socket does (unix(7)).
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_ANSWER), 0))
+    try:
+        with short_path(path) as short:
+            connection.connect(short)
+        if peer_uid(connection) != 0:
+            raise PermissionError(0, "what listens there is not root's")
+    except OSError as e:
+        connection.close()
+        raise _no_broker(path, e.strerror or str(e)) from e
+    return connection
 
 
 def _no_broker(path: Path, why: str) -> Unavailable:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -109,6 +110,7 @@ class Keeper:
         links: list[Link] = []
 
         def prepare(run_dir: Path) -> None:
+            (run_dir / settings.RUN_ID).write_text(secrets.token_hex(16))
             links.append(self.new_link(run_dir))
             furnish(run_dir)
 

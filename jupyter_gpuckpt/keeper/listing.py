@@ -144,6 +144,7 @@ def _about(folder: KernelFolder, error: GpuckptError) -> GpuckptError:
 def _add_gpu_memory(kernels: Sequence[dict[str, Any]], worker: CudaWorker) -> None:
     for kernel in kernels:
         kernel["gpu_memory"] = 0
+        kernel["gpu"].setdefault("host_memory", 0)  # which keepers of older versions do not know
     on_gpu = set(cuda_pids(pid for kernel in kernels for pid in kernel["pids"]))
     if not on_gpu:
         return  # asking the driver takes a while, and there may be none

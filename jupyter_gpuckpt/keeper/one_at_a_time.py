@@ -1,4 +1,7 @@
-"""One operation at a time: which one is under way, and which ones wait for it."""
+"""One operation at a time: which one is under way, and which ones wait for it.
+
+Only a wake does not wait for a save that is being written: what was taken is not the sleeping kernel's any more.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ __all__ = ["OneAtATime"]
 
 _IS_WAITED_FOR = ("sleep", "wake")
 """Operations that others wait for: who asks for something of a kernel need not know that it falls asleep or wakes."""
+_BESIDE_WRITING = ("wake",)
+"""Operations that may be under way beside a save that is being written."""
 
 _BREAKS_OFF = {"wake": ("sleep", "hibernate"), "restore": ("wake",)}
 """What an operation ends that is under way: a kernel that is wanted need not sleep, nor one wake that is given up."""
@@ -24,20 +29,29 @@ class OneAtATime:
 
     Attributes
     ----------
-    current : the one under way; None for none.
     idle : set while there is none.
     """
 
     def __init__(self) -> None:
-        self.current: Operation | None = None
         self.idle = asyncio.Event()
         self.idle.set()
+        self._under_way: list[Operation] = []
         self._queued: list[Operation] = []
+
+    @property
+    def current(self) -> Operation | None:
+        """The one under way, the latest where there are two; None for none."""
+        return self._under_way[-1] if self._under_way else None
+
+    @property
+    def holds_kernel(self) -> bool:
+        """Whether there is one that needs the kernel as it is."""
+        return not all(operation.writing for operation in self._under_way)
 
     @property
     def writes(self) -> str | None:
         """The name of the snapshot that is being written while the kernel runs on; None for none."""
-        return self.current.name if self.current is not None and self.current.writing else None
+        return next((operation.name for operation in self._under_way if operation.writing), None)
 
     @property
     def queued(self) -> list[str]:
@@ -46,23 +60,26 @@ class OneAtATime:
 
     async def wait_for_others(self, kind: str, *, patient: bool) -> None:
         """Wait for what is under way where that is right for an operation of this kind, or break it off."""
-        while (under_way := self.current) is not None:
+        while (under_way := self.current) is not None and not self._may_begin_beside(kind):
             soon = patient and (under_way.kind in _IS_WAITED_FOR or kind == "wake")
             if not (soon or under_way.answering):
                 return
             if under_way.kind in _BREAKS_OFF.get(kind, ()):
                 under_way.cancelling.set()
-            await self.idle.wait()
+            await under_way.settled.wait()
+
+    def _may_begin_beside(self, kind: str) -> bool:
+        return kind in _BESIDE_WRITING and not self.holds_kernel
 
     async def wait_until_written(self, kind: str, name: str, tell: Tell) -> None:
-        """Wait for a save whose kernel runs on already to be on the disk, where there is one.
+        """Wait for a save whose kernel runs on already to be on the disk, where there is one; a wake need not.
 
         Raises
         ------
         Cancelled : nobody wants to wait any longer.
         """
         writing = self.writes
-        if writing is None:
+        if writing is None or self._may_begin_beside(kind):
             return
         operation = Operation(kind, name)
         stages = Stages(operation, tell)
@@ -81,28 +98,36 @@ class OneAtATime:
         ------
         Busy : another one is.
         """
-        if self.current is not None:
+        if self.current is not None and not self._may_begin_beside(kind):
             raise Busy(
-                f"The kernel is busy with a {self.current.kind} of {self.current.name!r}.",
+                f"The kernel is busy with a {self.current.kind_and_name()}.",
                 "One operation is done at a time.",
                 "Wait for it, or cancel it, and ask again.",
             )
-        operation = self.current = Operation(kind, name)
+        operation = Operation(kind, name)
+        self._under_way.append(operation)
         self.idle.clear()
         try:
             yield operation
         finally:
-            self.current = None
-            self.idle.set()
+            self._under_way.remove(operation)
+            operation.settled.set()
+            if not self._under_way:
+                self.idle.set()
 
     def cancel(self, kind: str) -> bool:
         """Cancel the operation of this kind, or the one there is; what waits for its turn comes first.
 
         Returns whether there was one that can be cancelled.
         """
-        present = [*self._queued, *([self.current] if self.current is not None else [])]
-        for operation in present:
+        for operation in (*self._queued, *reversed(self._under_way)):
             if kind in ("", operation.kind) and operation.cancellable:
                 operation.cancelling.set()
                 return True
         return False
+
+    def break_off(self) -> None:
+        """Cancel what is under way, but for a save that is being written."""
+        for operation in self._under_way:
+            if not operation.writing:
+                operation.cancelling.set()

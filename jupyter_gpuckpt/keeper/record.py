@@ -270,3 +270,14 @@ class Operation:
     """Set when the kernel has been taken and runs again, and what was taken is being stored: others may wait for it."""
     cancelling: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it is to be cancelled, where `cancellable` says that it can be."""
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the kernel is not needed for it any more: it has ended, or is `writing`."""
+
+    def let_kernel_go(self) -> None:
+        """Note that all of the kernel has been taken, and is being stored."""
+        self.writing = True
+        self.settled.set()
+
+    def kind_and_name(self) -> str:
+        """Return what it is in words: a sleep or a wake has no name."""
+        return f"{self.kind} of {self.name!r}" if self.name else self.kind

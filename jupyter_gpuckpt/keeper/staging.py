@@ -36,10 +36,17 @@ def likely_in_memory(needed: int) -> bool:
     return needed + _SLACK < memory.available(os.getpid()) // _SHARE
 
 
+def discard_left(space: Namespace) -> None:
+    """Free the memory of what a save had taken: it is stored, or the save's keeper was killed."""
+    shutil.rmtree(space.path(settings.NAMESPACE_STAGING_DIR), ignore_errors=True)
+    vram_files(space).discard_links()
+
+
 class Staging:
     """What one save has taken, until it is stored; `images` is the folder for criu's where there is no memory.
 
-    The VRAM of a kernel that `sleeps` lies where it is, and stays there.
+    The VRAM of a kernel that `sleeps` lies where it is; from `keep` on it is held by other names as well, since the
+    kernel may be woken before all is stored.
 
     Attributes
     ----------
@@ -50,14 +57,15 @@ class Staging:
     """
 
     def __init__(self, space: Namespace, images: Path, *, sleeps: bool = False) -> None:
-        self._space, self._sleeps = space, sleeps
+        discard_left(space)
+        self._space = space
         self._memory = space.path(settings.NAMESPACE_STAGING_DIR)
         self.outside, self.inside = images, str(images)
         self.in_memory = False
         self._kept: list[int] = []
-        shutil.rmtree(self._memory, ignore_errors=True)  # of a save whose keeper was killed
         self.vram = vram_files(space)
-        if not sleeps:
+        self._has_vram = not sleeps
+        if self._has_vram:
             self.vram.discard()
 
     def open_for(self, needed: int) -> None:
@@ -69,6 +77,8 @@ class Staging:
 
     def keep(self) -> None:
         """Hold on to what was taken, also if the namespace ends: from now on the folders go by other names."""
+        if not self._has_vram:
+            self.vram, self._has_vram = self.vram.linked(), True
         for holder in (self, self.vram) if self.in_memory else (self.vram,):
             fd = os.open(holder.outside, os.O_PATH | os.O_DIRECTORY)
             self._kept.append(fd)
@@ -76,8 +86,8 @@ class Staging:
 
     def discard(self) -> None:
         """Free the memory."""
-        if not self._sleeps:
+        if self._has_vram:
             self.vram.discard()
-        shutil.rmtree(self._memory, ignore_errors=True)
+        discard_left(self._space)
         while self._kept:
             os.close(self._kept.pop())

@@ -8,7 +8,7 @@ from typing import Any
 from .. import __version__
 from ..freeze import cuda, processes
 from .kernel_life import Keeper
-from .operations.sleep import ASLEEP
+from .operations.sleep import ASLEEP, host_memory
 
 __all__ = ["status"]
 
@@ -60,6 +60,7 @@ def status(keeper: Keeper) -> dict[str, Any]:
         "gpu": {
             "held": 0 if asleep or not cuda.cuda_pids(tree) else None,
             "freed": asleep["freed"] if asleep else 0,
+            "host_memory": sum(host_memory(asleep).values()) if asleep else 0,
         },
     }
 

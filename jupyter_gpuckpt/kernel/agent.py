@@ -87,6 +87,8 @@ class Agent:
         self._saving = False
         self._clients: dict[str, int] = {}
         self._token = ""
+        self._run_id = self._current_run_id()
+        self._knows_who_it_is = threading.Condition()
         self._heard = threading.Event()
         self._heard.set()
         self._mended = threading.Event()
@@ -389,6 +391,9 @@ class Agent:
             # Before the first request that comes: the control thread reads them.
             self._mended.clear()
             kernel.control_thread.io_loop.add_callback(debugger.mend, kernel, self._mended)
+        with self._knows_who_it_is:
+            self._run_id = self._current_run_id()
+            self._knows_who_it_is.notify_all()
 
     def _interrupted(self) -> Asked:
         self.cells.announce("restoring")
@@ -483,8 +488,20 @@ class Agent:
         return {"faults": faults}
 
     def until_heard(self) -> None:
-        """Wait in a kernel that wakes until clients hear it; where nobody tells that they do, not for ever."""
+        """Wait in a kernel that wakes until clients hear it; where nobody tells that they do, not for ever.
+
+        A cell may end before the agent has read that this is another run: so it is looked for here as well.
+        """
+        with self._knows_who_it_is:
+            self._knows_who_it_is.wait_for(lambda: self._run_id == self._current_run_id(), settings.hook_timeout())
         self._heard.wait(settings.hook_timeout())
+
+    def _current_run_id(self) -> str:
+        """Return which run the run folder is of; nothing where its keeper is of an older version."""
+        try:
+            return (self._run_dir / settings.RUN_ID).read_text()
+        except OSError:
+            return ""
 
     def _be_heard(self, what: str) -> None:
         self._wait_for_clients()

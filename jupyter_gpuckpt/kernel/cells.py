@@ -76,6 +76,17 @@ class Cells:
             }
         }
 
+    def shows_updates(self) -> bool:
+        """Tell whether the client of the running cell shows what becomes of a display; a terminal prints and is done.
+
+        Notebooks say which cell it is, and programs that execute notebooks that nobody can be asked anything. Whoever
+        says neither is taken for a terminal: where that is wrong, a line too many is shown, and none too few.
+        """
+        if not self._running:
+            return True
+        message = self._running[-1][1]
+        return bool(cell_id(message)) or not message["content"].get("allow_stdin", False)
+
     def queued(self) -> list[list[str]]:
         """Return the requests that wait behind the running cell; they stay where they are."""
         self._let_come()

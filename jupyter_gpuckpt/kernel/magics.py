@@ -18,6 +18,7 @@ from ..errors import GpuckptError, StoreError, Unavailable
 from . import show
 from .agent import Agent
 from .hooks import generation_id
+from .words import Commands, Parser, Usage, duration, gpus, number
 
 HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a name; it runs on
     --with-files                              and keep the files that it needs, Python and its packages, with it
@@ -41,61 +42,45 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
 %gpuckpt pin NAME · unpin NAME                keep one from being removed or replaced, or no longer
 %gpuckpt tag NAME TAG [--remove TAG]          add tags to one, or take them away
 %gpuckpt panel                                all of that with buttons, in the cell
-%gpuckpt status                               this kernel, and the snapshot that it came from
+%gpuckpt status                               this kernel, and the snapshot that it came from or went to
 %gpuckpt help                                 this text
 
 `r = %gpuckpt save x` returns twice, like fork: r.restored is False now, and True after a restore of x.
 `f = %gpuckpt fork -n 3` returns in each: f.copy is None here, and 0, 1, 2 in the copies.
 Functions of your own around a save: jupyter_gpuckpt.before_save(fn), jupyter_gpuckpt.after_restore(fn)."""
 
-_SUBCOMMANDS = (
-    *(
-        "autosleep",
-        "awake",
-        "diff",
-        "fork",
-        "help",
-        "hibernate",
-        "list",
-        "log",
-        "move",
-        "mv",
-        "panel",
-        "pin",
-        "restore",
-        "rm",
-        "save",
-        "show",
-        "sleep",
-        "status",
-        "tag",
-    ),
-    "unpin",
-    "wake",
-)
 _IN_A_TERMINAL = frozenset(
-    {"check", "doctor", "export", "gc", "import", "keep", "kernels", "pull", "push", "recipient", "remote", "repair"}
-    | {"setup", "sign", "stop", "trust"}
+    {"broker", "check", "doctor", "exec", "export", "forget", "gc", "import", "keep", "kernels", "logs", "ps", "pull"}
+    | {"push", "recipient", "remote", "repair", "setup", "sign", "stop", "trust"}
 )
 _NAME_SNAPSHOTS = ("diff", "fork", "mv", "pin", "restore", "rm", "show", "tag", "unpin")
 _PROGRESS_AFTER = 1.0  # seconds
 
 
-class _Usage(GpuckptError):
-    """The line after ``%gpuckpt`` is not one that it knows."""
+class _Parser(Parser):
+    """A parser whose help is that of ``%gpuckpt help``."""
 
-
-class _Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
-        # Neither prefixes of options, which would change meaning with the next option, nor argparse's own help.
-        super().__init__(**kwargs, add_help=False, allow_abbrev=False)
+        super().__init__(**kwargs, add_help=False)
 
-    def error(self, message: str) -> NoReturn:
-        raise _Usage("That is not a %gpuckpt command.", f"{message}.", "`%gpuckpt help` lists them all.")
+    def usage_text(self) -> str:
+        about = _help_of(self.prog.partition(" ")[2])
+        return f"Type it as follows.\n{about}" if about else "`%gpuckpt help` lists all commands."
 
 
-def _parser() -> _Parser:
-    parser = _Parser(prog="%gpuckpt")
+def _help_of(command: str) -> str:
+    """Return the lines of the help that are about one command."""
+    about, is_its = [], False
+    for line in HELP.partition("\n\n")[0].splitlines():
+        if line.startswith("%gpuckpt"):
+            is_its = command in line.partition("  ")[0].replace("·", " ").split()
+        if is_its:
+            about.append(line)
+    return "\n".join(about)
+
+
+def _parser() -> tuple[Parser, Commands]:
+    parser: Parser = _Parser(prog="%gpuckpt")
     commands = parser.add_subparsers(dest="command", parser_class=_Parser)
     save = commands.add_parser("save")
     save.add_argument("name")
@@ -105,15 +90,15 @@ def _parser() -> _Parser:
     save.add_argument("--wait", action="store_true")
     restore = commands.add_parser("restore")
     restore.add_argument("name", nargs="?", default="")
-    restore.add_argument("--gpu", type=_gpus, default=[])
+    restore.add_argument("--gpu", type=gpus, default=[])
     restore.add_argument("--lazy", action="store_true")
     fork = commands.add_parser("fork")
     fork.add_argument("name", nargs="?", default="")
-    fork.add_argument("-n", "--count", type=int, default=1)
+    fork.add_argument("-n", "--count", type=number, default=1)
     fork.add_argument("--save", default="")
     fork.add_argument("--reseed", action="store_true")
-    fork.add_argument("--gpu", type=_gpus, default=[])
-    commands.add_parser("move").add_argument("--gpu", type=_gpus, required=True)
+    fork.add_argument("--gpu", type=gpus, default=[])
+    commands.add_parser("move").add_argument("--gpu", type=gpus, required=True)
     commands.add_parser("show").add_argument("name")
     commands.add_parser("rm").add_argument("names", nargs="+")
     diff = commands.add_parser("diff")
@@ -128,27 +113,11 @@ def _parser() -> _Parser:
     tag.add_argument("name")
     tag.add_argument("tags", nargs="*")
     tag.add_argument("--remove", action="append", default=[])
-    commands.add_parser("autosleep").add_argument("after", type=_duration)
+    commands.add_parser("autosleep").add_argument("after", type=duration)
     commands.add_parser("awake").add_argument("state", choices=["on", "off"])
     for plain in ("list", "log", "panel", "sleep", "hibernate", "status", "wake", "help"):
         commands.add_parser(plain)
-    return parser
-
-
-def _duration(text: str) -> float | None:
-    """Return the seconds that a text such as ``30m`` means; None for ``off``."""
-    return settings.parse_duration(text)
-
-
-_duration.__name__ = "time such as 45s, 30m or 2h"  # argparse names it when it is none
-
-
-def _gpus(text: str) -> list[int]:
-    """Return the numbers of GPUs that a text such as ``1`` or ``1,0`` names."""
-    return [int(number) for number in text.split(",")]
-
-
-_gpus.__name__ = "number of a GPU"  # argparse names it when it is none
+    return parser, commands
 
 
 class Gpuckpt:
@@ -175,18 +144,21 @@ class Gpuckpt:
         try:
             words = shlex.split(line)
         except ValueError as e:
-            raise _Usage("That line cannot be read.", f"{e}.", "Close the quotation.") from None
-        if words and words[0] in _IN_A_TERMINAL:
-            raise _Usage(
-                f"%gpuckpt has no {words[0]}: it is a command of the terminal's.",
-                "It works on what is stored, not on this kernel.",
-                f"Run `!jupyter gpuckpt {words[0]} …` in a cell, or the same without the `!` in a terminal.",
-            )
-        asks_for_help = not words or {"-h", "--help"} & {words[0], words[-1]}
-        args = _parser().parse_args(["help"] if asks_for_help else words)
-        if args.command in (None, "help"):
+            raise Usage("That line cannot be read.", f"{e}.", "Close the quotation.") from None
+        parser, commands = _parser()
+        if not words or words[0] in ("help", "-h", "--help"):
             print(HELP)
             return None
+        if words[0] in _IN_A_TERMINAL:
+            raise Usage(
+                f"%gpuckpt has no {words[0]}: it is a command of the terminal's.",
+                "It is not about this kernel alone.",
+                f"Run `!jupyter gpuckpt {words[0]} …` in a cell, or the same without the `!` in a terminal.",
+            )
+        if words[0] in commands.choices and words[-1] in ("-h", "--help"):
+            print(_help_of(words[0]))
+            return None
+        args = parser.parse(words, commands)
         do: Callable[[argparse.Namespace], Any] = getattr(self, f"_{args.command}")
         return do(args)
 
@@ -195,7 +167,10 @@ class Gpuckpt:
             return self._agent
         reason = os.environ.get(settings.ENV_UNAVAILABLE)
         if reason:
-            raise GpuckptError.from_dict(json.loads(reason))
+            error = GpuckptError.from_dict(json.loads(reason))
+            # It was looked at when this kernel started, and is not looked at again.
+            error.then = f"{error.then} Then restart this kernel.".strip()
+            raise error
         raise Unavailable(
             "This kernel can be neither saved nor restored.",
             "It was not started by gpuckpt.",
@@ -211,7 +186,7 @@ class Gpuckpt:
             "with_files": args.with_files,
             "patience": None if args.wait else settings.save_patience(),
         }
-        with self._progress(f"Saving {args.name}") as progress:
+        with self._progress(agent, f"Saving {args.name}") as progress:
             writing = _Writing(progress)
             saved = show.Saved(agent.request("save", request, progress.take, None if args.wait else writing.take))
             progress.finish(saved)
@@ -221,7 +196,7 @@ class Gpuckpt:
 
     def _restore(self, args: argparse.Namespace) -> NoReturn:
         agent = self._keeper()
-        with self._progress(f"Restoring {args.name or 'the latest snapshot'}") as progress:
+        with self._progress(agent, f"Restoring {args.name or 'the latest snapshot'}") as progress:
             # The restored kernel goes on from here: it completes the display, and the cell.
             asked = agent.cells.describe(progress.display_id())
             agent.request("restore", {"name": args.name, "gpus": args.gpu, "lazy": args.lazy, **asked}, progress.take)
@@ -236,30 +211,30 @@ class Gpuckpt:
             "gpus": args.gpu,
             "reseed": args.reseed,
         }
-        with self._progress("Forking") as progress:
+        with self._progress(agent, "Forking") as progress:
             forked = show.Forked(agent.request("fork", request, progress.take))
             progress.finish(forked)
         return forked
 
     def _move(self, args: argparse.Namespace) -> None:
         agent = self._keeper()
-        with self._progress("Moving") as progress:
+        with self._progress(agent, "Moving") as progress:
             progress.finish(show.Moved(agent.request("move", {"gpus": args.gpu}, progress.take)))
 
     def _sleep(self, _: argparse.Namespace) -> None:
         agent = self._keeper()
         # The display is completed when the kernel sleeps: that is after this cell.
-        progress = _Progress("Falling asleep when this cell has ended", self._shell)
+        progress = _Progress("Falling asleep when this cell has ended", self._shell, agent.cells.shows_updates())
         agent.sleeping.wish(agent.cells.describe(progress.display_id()))
 
     def _hibernate(self, _: argparse.Namespace) -> None:
         agent = self._keeper()
-        progress = _Progress("Hibernating when this cell has ended", self._shell)
+        progress = _Progress("Hibernating when this cell has ended", self._shell, agent.cells.shows_updates())
         agent.sleeping.wish(agent.cells.describe(progress.display_id()), "hibernate")
 
     def _wake(self, _: argparse.Namespace) -> None:
         agent = self._keeper()
-        with self._progress("Waking") as progress:
+        with self._progress(agent, "Waking") as progress:
             progress.finish(show.Awake(agent.sleeping.wake(progress.take)))
 
     def _awake(self, args: argparse.Namespace) -> None:
@@ -334,10 +309,11 @@ class Gpuckpt:
             [
                 ("kernel", s["kernel_id"]),
                 ("state", s["state"]),
-                ("came from", (s["parent"] or {}).get("name", "a fresh start")),
+                ("at or after", (s["parent"] or {}).get("name", "a fresh start")),
                 ("pid", str(s["pid"])),
                 ("processes", str(len(s["pids"]))),
                 ("memory", show.size(s["memory"])),
+                *_asleep(s["gpu"]),
                 ("generation", generation_id()),
             ]
         )
@@ -347,7 +323,7 @@ class Gpuckpt:
         words = event.line.split()
         before = words[1:] if event.line.endswith(" ") else words[1:-1]
         if not before:
-            return list(_SUBCOMMANDS)
+            return sorted(_parser()[1].choices)
         if before[0] in _NAME_SNAPSHOTS and self._agent is not None:
             with contextlib.suppress(GpuckptError):
                 names = [s["name"] for s in self._agent.request("list")["snapshots"]]
@@ -357,8 +333,8 @@ class Gpuckpt:
         return []
 
     @contextlib.contextmanager
-    def _progress(self, verb: str) -> Iterator[_Progress]:
-        progress = _Progress(verb, self._shell)
+    def _progress(self, agent: Agent, verb: str) -> Iterator[_Progress]:
+        progress = _Progress(verb, self._shell, agent.cells.shows_updates())
         try:
             yield progress
         except BaseException:
@@ -366,11 +342,22 @@ class Gpuckpt:
             raise
 
 
-class _Progress:
-    """A line in the cell that says how far an operation is; shown from the first second on."""
+def _asleep(gpu: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what `%gpuckpt status` says of a kernel's GPU memory while it sleeps; nothing while it is awake."""
+    if not gpu["freed"]:
+        return []
+    held = gpu.get("host_memory", gpu["freed"])  # a keeper of an older version does not know
+    return [("freed on GPUs", show.size(gpu["freed"])), ("in host memory for it", show.size(held))]
 
-    def __init__(self, verb: str, shell: Any) -> None:
-        self._verb, self._shell = verb, shell
+
+class _Progress:
+    """A line in the cell that says how far an operation is, shown from the first second on; its result replaces it.
+
+    `updates` is whether the client shows what replaces a line. Where it does not, the result is a line of its own.
+    """
+
+    def __init__(self, verb: str, shell: Any, updates: bool) -> None:
+        self._verb, self._shell, self.updates = verb, shell, updates
         self._began = time.monotonic()
         self._handle: Any = None
 
@@ -380,23 +367,25 @@ class _Progress:
             return
         self._display({"text/plain": show.progress_text(self._verb, progress)})
 
-    def display_id(self) -> str:
-        """Return the id of the display, shown from now on."""
+    def display_id(self) -> str | None:
+        """Show the line from now on; return the id of the display that the result is to replace, if it can."""
         self._display({"text/plain": f"{self._verb} …"})
-        return str(self._handle.display_id)
+        return str(self._handle.display_id) if self.updates else None
 
     def finish(self, result: show.Saved | show.Forked | show.Moved | show.Awake) -> None:
         """Show the result in place of the progress."""
         result.already_shown_in = self._shell.execution_count
-        self._display(result.mime())
+        self.show(result)
 
     def clear(self) -> None:
         """Leave nothing of it: an error will be shown."""
         if self._handle is not None:
             self._display({"text/plain": ""})
 
-    def show(self, result: show.Saved) -> None:
-        """Show what has become of a result that was shown."""
+    def show(self, result: show.Saved | show.Forked | show.Moved | show.Awake) -> None:
+        """Show a result, or what has become of it since."""
+        if not self.updates:
+            self._handle = None
         self._display(result.mime())
 
     def _display(self, data: dict[str, str]) -> None:
@@ -439,6 +428,8 @@ class _Writing:
             print(f"{saved.name} was NOT saved. {saved.error}", file=sys.stderr)
         elif "progress" in message:
             saved.progress = show.progress_text("Being written", message["progress"])
+            if not self._progress.updates:
+                return  # a line for every part of it would be too many
         else:
             saved.complete(message["result"])
         self._progress.show(saved)

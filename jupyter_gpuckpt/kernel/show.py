@@ -238,7 +238,9 @@ class Hibernated(_Shown):
         if result.get("woken"):
             return "Hibernated, and woken again."
         took = f" in {duration(result['seconds'])}" if result["seconds"] else " already"
-        return f"Hibernated{took} as {result['name']}: {size(result['size'])}. A cell that is run wakes the kernel."
+        job = result.get("job")
+        back = f"`restore {job}` brings the job back." if job else "A cell that is run wakes the kernel."
+        return f"Hibernated{took} as {result['name']}: {size(result['size'])}. {back}"
 
 
 class Awake(_Shown):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings
-from ..errors import Busy, GpuckptError, KeeperGone
+from ..errors import Busy, Cancelled, GpuckptError, KeeperGone
 from ..lock_files import KEEPER_LOCK, is_locked
 from . import hooks, parking, show
 from .cells import Asked
@@ -151,9 +151,10 @@ class Sleeping:
         try:
             # A kernel that was hibernated has its answer when it is awake again.
             text = shown(self._agent.request(op)).text()
-        except Busy:
-            text = f"Not {'asleep' if op == 'sleep' else 'hibernated'}: another cell came."
         except GpuckptError as e:
             text = str(e)
+            # A cell that has come waits until the kernel is awake again, and so runs.
+            if isinstance(e, Busy) or (isinstance(e, Cancelled) and self._agent.cells.are_running()):
+                text = f"Not {'asleep' if op == 'sleep' else 'hibernated'}: another cell came."
         if asked:
             self._agent.cells.show(asked, {"text/plain": text})

@@ -30,7 +30,10 @@ def wake_for_cell(agent: Agent, shell: Any, silent: bool) -> dict[str, Any] | No
             handle.update({"text/plain": ""}, raw=True)
         return show.error_content(e)
     if handle is not None:
-        handle.update(woken.mime() if not woken.already else {"text/plain": ""}, raw=True)
+        if agent.cells.shows_updates():
+            handle.update(woken.mime() if not woken.already else {"text/plain": ""}, raw=True)
+        elif not woken.already:
+            handle.display(woken.mime(), raw=True)
     return None
 
 

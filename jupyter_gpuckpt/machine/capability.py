@@ -7,6 +7,7 @@ import platform
 from pathlib import Path
 
 from jupyter_gpuckpt.errors import GpuckptError, Unavailable
+from jupyter_gpuckpt.freeze import yama
 from jupyter_gpuckpt.freeze.criu_program import find_criu
 from jupyter_gpuckpt.keeper.deputy import usable_criu
 
@@ -47,6 +48,12 @@ def why_unavailable() -> Unavailable | None:
             _WHAT,
             f"This root lacks {' and '.join(missing)}, as in a container it does.",
             "Start the container privileged.",
+        )
+    if yama.ptrace_scope() >= yama.NOBODY:
+        return Unavailable(
+            _WHAT,
+            "Nobody may trace processes here, not even root (kernel.yama.ptrace_scope is 3), as CRIU does.",
+            "Set it to 2 or less in /etc/sysctl.d and restart the machine.",
         )
     try:
         find_criu()

@@ -30,8 +30,8 @@ def examine(deep: bool = False) -> list[Check]:
         return system
     return [
         *system,
-        # The broker has a criu of its own, which only it can try.
-        *([] if served is not None and served.ok else criu_checks(deep)),
+        # The broker has a criu of its own, which only it can try; a user without root has no use for another.
+        *([] if served is not None else criu_checks(deep)),
         *gpu_checks(),
         *store_checks(),
         *jupyter_checks(),

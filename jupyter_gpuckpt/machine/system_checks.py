@@ -9,6 +9,7 @@ import psutil
 
 from .capability import ARCHITECTURES, missing_capabilities
 from .checks import Check, judge
+from .confinement_checks import confinement_checks
 from .trials import Outcome, try_namespaces
 
 __all__ = ["system_checks"]
@@ -21,21 +22,21 @@ _NOT_TRIED = "not tried, because namespaces cannot be made"
 def system_checks(served: Check | None = None) -> list[Check]:
     """Return the checks of what the system itself offers; on another system than Linux, only that.
 
-    `served` is, for a user without root, the check of the broker: what that makes is not tried here.
+    `served` is, for a user without root, the check of the broker: what only that, or root, can make is not tried here.
     """
     system = _platform()
     if not system.ok:
         return [system]
-    if served is not None and served.ok:
-        return [system, served, _shared_memory(), _memory()]
+    if served is not None:
+        return [system, served, _shared_memory(), *confinement_checks(with_root=False), _memory()]
     namespaces = try_namespaces()
     return [
         system,
-        served or _rights(),
+        _rights(),
         _namespaces(namespaces),
         _pids(namespaces),
         _shared_memory(),
-        _ptrace_scope(),
+        *confinement_checks(with_root=True),
         _memory(),
     ]
 
@@ -94,19 +95,6 @@ def _shared_memory() -> Check:
         "there" if there else "no folder /dev/shm",
         "Every kernel has a /dev/shm of its own, which is saved with it.",
         "Make the folder /dev/shm and mount a tmpfs on it.",
-    )
-
-
-def _ptrace_scope() -> Check:
-    # The values: Documentation/admin-guide/LSM/Yama.rst of the kernel.
-    path = Path("/proc/sys/kernel/yama/ptrace_scope")
-    scope = int(path.read_text()) if path.exists() else 0
-    return judge(
-        "ptrace scope",
-        scope < 3,
-        f"{scope}" if path.exists() else "not restricted",
-        "CRIU attaches to the kernel's processes; 3 forbids that even to root.",
-        "Set kernel.yama.ptrace_scope to 2 or less in /etc/sysctl.d and restart the machine.",
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar, cast
 
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
@@ -27,6 +28,7 @@ from ..errors import (
     Untrusted,
 )
 from ..keeper.operations.fork import MOST
+from .limits import TooMany
 from .operations import NoSuchOperation
 from .service import Service
 
@@ -71,6 +73,7 @@ class BadRequest(GpuckptError):
 
 _STATUSES: tuple[tuple[type[GpuckptError], int], ...] = (
     (BadRequest, 400),
+    (TooMany, 429),
     (BadName, 400),
     (NoSuchKernel, 404),
     (NoSuchSnapshot, 404),
@@ -102,6 +105,8 @@ class _Handler(APIHandler):
             super().write_error(status_code, **kwargs)
             return
         self.set_status(next((status for kind, status in _STATUSES if isinstance(error, kind)), 500))
+        if isinstance(error, TooMany):
+            self.set_header("Retry-After", str(error.data["retry_after"]))
         self.finish({"message": error.what, "reason": error.why or None, "error": error.as_dict()})
 
     def set_status(self, status_code: int, reason: str | None = None) -> None:
@@ -150,6 +155,20 @@ class _Handler(APIHandler):
         return dict(found)
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Coroutine[Any, Any, None]])
+
+
+def _costly(method: _Method) -> _Method:
+    """Have a request that reads a disk, asks a keeper or starts a process be one of those that are limited."""
+
+    @functools.wraps(method)
+    async def limited(self: _Handler, *words: str) -> None:
+        with self.service.looks.one_more():
+            await method(self, *words)
+
+    return cast(_Method, limited)
+
+
 def _bad_request(why: str, fields: Mapping[str, type]) -> BadRequest:
     known = ", ".join(f"{name} ({_TYPES[kind]})" for name, kind in fields.items())
     return BadRequest("The request's body cannot be used.", why, f"Send a JSON object; it can have: {known}.")
@@ -163,6 +182,7 @@ class KernelsHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def get(self) -> None:
         """List the kernels."""
         running: list[dict[str, Any]] = self.kernel_manager.list_kernels()  # type: ignore[no-untyped-call]
@@ -174,6 +194,7 @@ class SaveHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def post(self, kernel_id: str) -> None:
         """Begin to save a kernel."""
         asked = self.arguments_in_body(name=str, message=str, replace=bool, with_files=bool)
@@ -187,6 +208,7 @@ class RestoreHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def post(self, kernel_id: str) -> None:
         """Begin to restore a kernel."""
         asked = self.arguments_in_body(name=str, lazy=bool)
@@ -200,6 +222,7 @@ class ForkHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def post(self, kernel_id: str) -> None:
         """Begin to make copies of a kernel."""
         fields = {"snapshot": str, "name": str, "count": int, "gpu": int, "reseed": bool}
@@ -221,6 +244,7 @@ class MoveHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def post(self, kernel_id: str) -> None:
         """Begin to move a kernel to another GPU."""
         gpu = self.arguments_in_body(gpu=int)["gpu"]
@@ -236,6 +260,7 @@ class SleepingHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def post(self, kernel_id: str, kind: str) -> None:
         """Begin to put a kernel to sleep, to wake it, or to hibernate it."""
         self.arguments_in_body()
@@ -249,6 +274,7 @@ class HibernatedHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def get(self) -> None:
         """List the snapshots of hibernated kernels."""
         self.finish(await self.service.hibernated())
@@ -259,6 +285,7 @@ class ResumeHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def post(self, name: str) -> None:
         """Begin to bring a hibernated kernel back."""
         operation = await self.service.resume(name, self.arguments_in_body(kernel_id=str)["kernel_id"])
@@ -271,6 +298,7 @@ class KernelHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def patch(self, kernel_id: str) -> None:
         """Change when a kernel goes to sleep."""
         changes = self.members_of_body(pinned=bool, sleep_after=int)
@@ -282,6 +310,7 @@ class AdoptHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def post(self, kernel_id: str) -> None:
         """Hold a kernel that nobody holds."""
         self.arguments_in_body()
@@ -293,6 +322,7 @@ class ExecutedHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def get(self, kernel_id: str) -> None:
         """Tell which cells a kernel has executed."""
         self.finish(await self.service.executed(kernel_id))
@@ -303,6 +333,7 @@ class KernelLogHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def get(self, kernel_id: str) -> None:
         """Tell what the keeper of a kernel has logged."""
         self.finish(await self.service.kernel_log(kernel_id))
@@ -313,6 +344,7 @@ class SnapshotsHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def get(self) -> None:
         """List the snapshots."""
         self.finish(await self.service.snapshots())
@@ -323,12 +355,14 @@ class SnapshotHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def get(self, name: str) -> None:
         """Tell all about one snapshot."""
         self.finish(await self.service.snapshot(name))
 
     @web.authenticated
     @authorized
+    @_costly
     async def delete(self, name: str) -> None:
         """Remove a snapshot."""
         self.finish(await self.service.remove(name))
@@ -339,6 +373,7 @@ class RenameHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def post(self, name: str) -> None:
         """Give a snapshot another name."""
         self.finish(await self.service.rename(name, self.arguments_in_body(name=str)["name"]))
@@ -349,6 +384,7 @@ class PinHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def post(self, name: str) -> None:
         """Have a snapshot kept, or no longer."""
         self.finish(await self.service.pin(name, self.arguments_in_body(pinned=bool)["pinned"]))
@@ -359,6 +395,7 @@ class PushHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def post(self, name: str) -> None:
         """Begin to send a snapshot elsewhere."""
         asked = self.arguments_in_body(url=str, replace=bool)
@@ -372,6 +409,7 @@ class ExportHandler(_Handler):
 
     @web.authenticated
     @authorized(action="write")  # type: ignore[untyped-decorator]
+    @_costly
     async def get(self, name: str) -> None:
         """Send a snapshot as one file."""
 
@@ -406,6 +444,7 @@ class PullHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def post(self) -> None:
         """Begin to fetch a snapshot from elsewhere."""
         asked = self.arguments_in_body(url=str, name=str, replace=bool, older=bool)
@@ -431,6 +470,7 @@ class OriginsHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def get(self, name: str) -> None:
         """List a snapshot and those that it came from."""
         self.finish(await self.service.origins(name))
@@ -441,6 +481,7 @@ class DifferenceHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def get(self, name: str, other: str) -> None:
         """Tell what is in the other snapshot and not in this one."""
         self.finish(await self.service.difference(name, other))
@@ -487,6 +528,7 @@ class DoctorHandler(_Handler):
 
     @web.authenticated
     @authorized
+    @_costly
     async def get(self) -> None:
         """Judge the machine."""
         self.finish(await self.service.doctor())

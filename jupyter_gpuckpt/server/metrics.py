@@ -102,6 +102,11 @@ def _of_kernels(kernels: list[dict[str, Any]], hibernated: int) -> Iterator[Any]
         "GPU memory that sleeping kernels have given back",
         value=sum(kernel["gpu"]["freed"] for kernel in kernels),
     )
+    yield GaugeMetricFamily(
+        "gpuckpt_gpu_memory_in_host_bytes",
+        "Host memory that sleeping kernels hold for what was on GPUs",
+        value=sum(kernel["gpu"]["host_memory"] for kernel in kernels),
+    )
 
 
 def register(look: Look) -> None:

@@ -20,12 +20,15 @@ from ..errors import Cancelled, GpuckptError
 from ..keeper import client
 from ..keeper.record import KernelFolder
 from ..store import Progress
+from .limits import Limit
 from .logs import criu_log, keeper_log, keeper_log_size
 
 __all__ = ["NoSuchOperation", "Operation", "Operations"]
 
 _KEPT = 50
 """How many operations that have ended are remembered."""
+_MOST, _RETRY_AFTER = 32, 5
+"""How many may be under way, each with a thread of its own; when one beyond that may be asked for again, in seconds."""
 _CANCEL_TIMEOUT = 10.0  # seconds
 
 
@@ -98,6 +101,7 @@ class Operations:
     def __init__(self, changed: Callable[[Operation], None]) -> None:
         self._changed = changed
         self._all: dict[str, Operation] = {}
+        self._limit = Limit(_MOST, "operations", _RETRY_AFTER)
 
     def all(self) -> list[Operation]:
         """Return them, the newest first."""
@@ -122,15 +126,21 @@ class Operations:
     def start(
         self, operation: Operation, folder: KernelFolder, request: dict[str, Any], finish: Finish | None = None
     ) -> Operation:
-        """Have the keeper of a kernel do it, and then the server its part, where there is one; returns at once."""
+        """Have the keeper of a kernel do it, and then the server its part, where there is one; returns at once.
+
+        Raises
+        ------
+        TooMany : so many are under way already.
+        """
         waiting = _Waiting(self, operation, asyncio.get_running_loop(), folder, request, finish)
         return self._begin(operation, waiting)
 
     def do(self, operation: Operation, work: Callable[[Progress], dict[str, Any]]) -> Operation:
-        """Have it done by `work`, which calls its argument as it moves on; returns at once."""
+        """Have it done by `work`, which calls its argument as it moves on; returns at once. Raises as `start`."""
         return self._begin(operation, _Working(self, operation, asyncio.get_running_loop(), work))
 
     def _begin(self, operation: Operation, thread: _Thread) -> Operation:
+        self._limit.check(sum(not o.ended for o in self._all.values()))
         self._all[operation.id] = operation
         ended = [o.id for o in self._all.values() if o.ended]
         for old in ended[: max(0, len(ended) - _KEPT)]:

@@ -32,6 +32,7 @@ from ..store.transfer.remotes.remote import remote_at
 from ..store.transfer.sealing import own_secrets
 from .download import Send, download
 from .events import Events
+from .limits import Limit
 from .logs import keeper_log
 from .operations import Operation, Operations
 
@@ -44,6 +45,11 @@ _ANSWER = STATUS_TIMEOUT + 5.0
 _JUDGED_FOR = 60.0
 """For how long the judgement holds that this machine can or cannot save kernels, in seconds."""
 
+
+_MOST_LOOKS = 16
+"""How many requests that read a disk, ask a keeper or start a process are worked on at once."""
+_RETRY_AFTER = 1
+"""When one beyond that may ask again, in seconds."""
 
 _FEATURES = ("fork", "push", "pull", "export", "sleep", "hibernate")
 
@@ -64,6 +70,7 @@ class Service:
         self._started: dict[str, str] = {}
         """The kernels that were started for that."""
         self.operations = Operations(self._changed)
+        self.looks = Limit(_MOST_LOOKS, "requests", _RETRY_AFTER)
 
     def _changed(self, operation: Operation) -> None:
         self._events.operation(operation.outline())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from ..errors import NameTaken, StoreError
-from .durable import read_small, sync_folder, write_new
+from .durable import name_new, read_small, sync_folder, write_new
 from .layout import Layout
 from .manifest import MAX_SIZE
 from .sessions import Session
@@ -14,12 +13,15 @@ from .sessions import Session
 __all__ = ["Commit", "name_taken"]
 
 
-def name_taken(name: str) -> NameTaken:
-    """Return the error for a name that a snapshot has already."""
+def name_taken(name: str, *, replaceable: bool = True) -> NameTaken:
+    """Return the error for a name that a snapshot has already; `replaceable` is whether --replace can be added."""
+    then = f"Choose another name, or give that one another (`jupyter gpuckpt mv {name} NEW`)."
+    if replaceable:
+        then = f"Choose another name, give that one another (`jupyter gpuckpt mv {name} NEW`), or add --replace."
     return NameTaken(
         f"A snapshot named {name} exists already.",
         "a snapshot is never overwritten unless that is asked for",
-        f"Choose another name, give that one another (`jupyter gpuckpt mv {name} NEW`), or add --replace.",
+        then,
         name=name,
     )
 
@@ -59,7 +61,7 @@ class Commit:
             if self._replace:
                 draft.rename(target)
             else:
-                os.link(draft, target)
+                name_new(draft, target)
         except FileExistsError:
             self.kept = False
             raise name_taken(self._name) from None

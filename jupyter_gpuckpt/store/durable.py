@@ -19,6 +19,7 @@ __all__ = [
     "free_range",
     "make_folder",
     "make_parents",
+    "name_new",
     "read_small",
     "start_writing",
     "sync_file",
@@ -27,9 +28,11 @@ __all__ = [
     "write_new",
 ]
 
-_libc = ctypes.CDLL(None)
+_libc = ctypes.CDLL(None, use_errno=True)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 _START = 2  # SYNC_FILE_RANGE_WRITE of linux/fs.h
+_AT_FDCWD, _RENAME_NOREPLACE = -100, 1  # linux/fcntl.h, linux/fs.h
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # link(2): the file system does not support hard links
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
@@ -69,6 +72,27 @@ def write_new(path: Path, content: bytes) -> None:
         raise
     finally:
         os.close(fd)
+
+
+def name_new(draft: Path, path: Path) -> None:
+    """Give the file `draft` the name `path`, whole or not at all; `draft` may be gone then, or still be there.
+
+    By a hard link, and on file systems that have none (FAT, some of networks) by a rename that never replaces.
+
+    Raises
+    ------
+    FileExistsError : something has that name.
+    """
+    try:
+        os.link(draft, path)
+    except OSError as e:
+        if e.errno not in _NO_LINKS:
+            raise
+        if _libc.renameat2(_AT_FDCWD, os.fsencode(draft), _AT_FDCWD, os.fsencode(path), _RENAME_NOREPLACE) != 0:
+            code = ctypes.get_errno()
+            if code != errno.EEXIST:
+                raise  # for want of links is what a person can look up
+            raise FileExistsError(code, os.strerror(code), str(path)) from None
 
 
 def write_at(fd: int, offset: int, *parts: bytes | bytearray | memoryview) -> None:

@@ -31,10 +31,11 @@ def check_name(name: str, what: str = "the name of a snapshot") -> str:
         why = f"it starts with {name[0]!r}"
     elif not _NAME.fullmatch(name):
         odd = next(c for c in name if not _NAME.fullmatch("_" + c))
-        why = f"it contains {odd!a}"
+        # By its number, too: it may look like one that is allowed.
+        why = f"it contains {odd!r}" + ("" if odd.isascii() else f" (U+{ord(odd):04X})")
     else:
         return name
-    shown = ascii(name if len(name) <= MAX_NAME else name[:20] + "...")
+    shown = repr(name if len(name) <= MAX_NAME else name[:20] + "...")
     raise BadName(
         f"{shown} cannot be {what}.",
         why,

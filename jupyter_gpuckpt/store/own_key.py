@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import StoreError
-from .durable import make_folder, make_parents, read_small, sync_folder, write_new
+from .durable import make_folder, make_parents, name_new, read_small, sync_folder, write_new
 from .signatures import DOMAIN, Signature
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ class OwnKey:
         draft = self._path.with_name(f"{uuid.uuid4().hex}.tmp")
         write_new(draft, pem)
         try:
-            os.link(draft, self._path)
+            name_new(draft, self._path)
         finally:
-            draft.unlink()
+            draft.unlink(missing_ok=True)
         sync_folder(self._path.parent)
 
     def _read(self) -> Ed25519PrivateKey:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import errno
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ from .. import settings
 from ..errors import Damaged, GpuckptError, NoSuchSnapshot, Pinned, Refused, StoreError
 from .committing import name_taken
 from .contents import Contents
-from .durable import make_folder, read_small, sync_folder, write_new
+from .durable import make_folder, name_new, read_small, sync_folder, write_new
 from .failures import storing
 from .incoming import Incoming
 from .labels import Labels, read_labels, write_labels
@@ -387,11 +386,11 @@ class Store:
                     draft = self._layout.draft(session.id)
                     write_new(draft, signed)
                     try:
-                        os.link(draft, self._layout.manifest(new))
+                        name_new(draft, self._layout.manifest(new))
                     except FileExistsError:
-                        raise name_taken(new) from None
+                        raise name_taken(new, replaceable=False) from None
                     finally:
-                        draft.unlink()
+                        draft.unlink(missing_ok=True)
                     sync_folder(self._layout.snapshots)
                     self._layout.manifest(name).unlink(missing_ok=True)
                     sync_folder(self._layout.snapshots)
@@ -413,10 +412,11 @@ class Store:
         with storing(f"The snapshot {name} could not be signed.", self.root):
             sealed, signature = split(read_small(self._layout.manifest(name), MAX_SIZE))
             if signature is not None:
+                own = signature.key == self.trust.own()
                 raise Refused(
                     f"The snapshot {name} is signed already.",
-                    f"by the holder of the key {signature.key}",
-                    f"To trust all that they sign: `jupyter gpuckpt trust {signature.key}`.",
+                    "by you" if own else f"by the holder of the key {signature.key}",
+                    "" if own else f"To trust all that they sign: `jupyter gpuckpt trust {signature.key}`.",
                     name=name,
                     key=signature.key,
                 )

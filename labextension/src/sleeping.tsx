@@ -47,6 +47,7 @@ export function kernelText(kernel: IKernel, state: State, trans: TranslationBund
   }
   if (kernel.gpu.freed > 0) {
     parts.push(trans.__('%1 freed on GPUs', size(kernel.gpu.freed)));
+    parts.push(trans.__('%1 in host memory for it', size(kernel.gpu.host_memory)));
   }
   return parts.join(' · ');
 }

@@ -50,8 +50,8 @@ export interface IKernel {
   memory: number;
   /** What it holds on GPUs; null where the driver does not tell. */
   gpu_memory: number | null;
-  /** What it has given back on GPUs while it sleeps. */
-  gpu: { freed: number };
+  /** What it has given back on GPUs while it sleeps, and how much host memory that takes. */
+  gpu: { freed: number; host_memory: number };
   /** Since when it sleeps; null while it is awake. */
   asleep_since: string | null;
   /** Where it is on the disk alone: since when, as which snapshot, and its size there; null else. */

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yama
 from notebooks import wait_until
 from people import GID, GROUP, UIDS, Machine, Person
 
@@ -51,8 +52,9 @@ def test_a_kernel_is_forked_and_outlives_its_keeper(alice: Person) -> None:
 
 SHELL = """
 import subprocess
+from command_line import COMMAND
 def shell(*words):
-    done = subprocess.run(["jupyter", "gpuckpt", *words], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=100)
     return done.stdout + done.stderr
 """
 
@@ -112,14 +114,15 @@ def test_a_kernel_counts_to_the_control_group_of_its_user(person: Callable[..., 
 
 
 def _remove(group: Path) -> None:
-    wait_until(lambda: not (group / "cgroup.procs").read_text(), 30)
+    wait_until(lambda: not (group / "cgroup.procs").read_text())
     group.rmdir()
 
 
 def test_a_broker_that_is_started_anew_knows_the_kernels_of_the_one_before(alice: Person, machine: Machine) -> None:
     machine.restart()
-    alice.does("notebook.kill_keeper()")
     assert "Saved anew" in alice.runs("%gpuckpt save anew")
+    alice.does("notebook.kill_keeper()")
+    assert "Saved by another" in alice.runs("%gpuckpt save by-another").replace("-", " ")
 
 
 def test_doctor_tells_a_user_of_the_broker(alice: Person) -> None:
@@ -160,6 +163,29 @@ def test_the_broker_needs_no_more_than_seven_capabilities() -> None:
         assert "Saved more" in alice.runs("%gpuckpt save more")
     finally:
         few.close()
+
+
+@pytest.mark.parametrize("scope", [1, 2])
+def test_where_yama_restricts_tracing_users_are_served_or_told_that_they_are_not(scope: int) -> None:
+    """At 1 criu is given CAP_SYS_PTRACE to dump; from 2 on what it dumps could not be restored without it."""
+    restricted = Machine.or_skip(furnishing=yama.saying(scope))
+    try:
+        alice = restricted.person("alice")
+        alice.starts_kernel()
+        alice.runs("x = 41")
+        document = json.loads(alice.does(SHELL, "shell('doctor', '--json')"))
+        found = {check["name"]: check for check in document["checks"]}
+        assert document["works"] is (scope == 1)
+        assert (found["ptrace scope"]["found"], found["ptrace scope"]["ok"]) == (str(scope), scope == 1)
+        if scope == 2:
+            assert "kernel.yama.ptrace_scope is 2" in alice.fails("%gpuckpt save here")
+            return
+        assert "Saved here" in alice.runs("%gpuckpt save here")
+        alice.runs("x = 1")
+        alice.runs("%gpuckpt restore here")
+        assert alice.runs("print(x)") == "41"
+    finally:
+        restricted.close()
 
 
 def test_a_broker_takes_the_socket_that_systemd_hands_over() -> None:

@@ -44,13 +44,22 @@ def test_no_command_at_all_shows_the_help(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["lst"], ["show"], ["save", "kernel"], ["list", "--nonsense"], ["list", "--js"], ["rm"]]
+    "words", [["show"], ["save", "kernel"], ["list", "--nonsense"], ["list", "--js"], ["rm"], ["fork", "x", "-n", "0"]]
 )
 def test_wrong_usage(cli: Cli, words: list[str]) -> None:
     told = cli(*words)
     assert (told.status, told.out) == (2, "")
-    assert "Usage: jupyter gpuckpt" in told.err
+    # How that command is typed, not just any.
+    assert f"Usage: jupyter gpuckpt {words[0]}" in told.err
     assert cli(*words, "--json").json["error"]["kind"] == "Usage"
+
+
+def test_a_misspelt_command_is_told_what_may_be_meant(cli: Cli) -> None:
+    told = cli("lisst")
+    assert (told.status, told.out) == (2, "")
+    assert "has no command 'lisst'" in told.err
+    assert "Did you mean `list`?" in told.err
+    assert cli("lisst", "--json").json["error"]["kind"] == "Usage"
 
 
 def test_a_reader_that_has_read_enough_is_no_error() -> None:

@@ -164,6 +164,12 @@ def test_keys_are_listed_and_revoked(cli: Cli, bob: Cli, store: Store, tmp_path:
     assert bob("trust").status == 2
 
 
+def test_a_file_that_is_not_there_is_named(cli: Cli, tmp_path: Path) -> None:
+    told = cli("import", str(tmp_path / "nothing"))
+    assert (told.status, told.out) == (1, "")
+    assert told.err.startswith(f"{tmp_path}/nothing is not there.")
+
+
 def test_an_old_snapshot_is_signed(cli: Cli, store: Store) -> None:
     path = store.root / "snapshots" / "it.json"
     path.write_bytes(split(path.read_bytes())[0])

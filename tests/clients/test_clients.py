@@ -73,14 +73,20 @@ def test_jupyter_console(tmp_path: Path) -> None:
     console = listening_console(tmp_path)
     try:
         for cell, shown in (
-            ("%gpuckpt save first", "Sav"),  # the console does not show what becomes of a line that says how far it is
+            # The console prints, and does not show what replaces a line.
+            ("%gpuckpt save first", "Saved first: "),
             ("n = 2", ""),
-            ("%gpuckpt restore first", "Back at first"),
+            ("%gpuckpt restore first", "Restored first, saved "),
             ("print('n', 'is', n)", "n is 1"),
         ):
             console.sendline(cell)
             console.expect_exact(shown)
             console.expect(_PROMPT)
+        with client.connect(next(client.folders())) as keeper:
+            keeper.request("sleep")
+        console.sendline("n += 1")
+        console.expect_exact("Woken in ")
+        console.expect(_PROMPT)
         console.sendline("exit")
         console.expect(pexpect.EOF)
     finally:

@@ -6,10 +6,10 @@ import mmap
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+from notebooks import wait_until
 
 from jupyter_gpuckpt.freeze import gpu_processes
 
@@ -22,8 +22,7 @@ def test_process_without_cuda_is_no_candidate() -> None:
 
 def test_ended_process_is_left_out() -> None:
     with subprocess.Popen(["true"]) as process:
-        time.sleep(0.2)
-        assert gpu_processes.ended(process.pid)  # a zombie
+        wait_until(lambda: gpu_processes.ended(process.pid))  # a zombie
         assert gpu_processes.cuda_pids([process.pid]) == []
     assert gpu_processes.ended(process.pid)
     assert gpu_processes.cuda_pids([process.pid]) == []
@@ -50,7 +49,6 @@ def test_stopped_process_is_told() -> None:
     with subprocess.Popen(["sleep", "100"]) as process:
         assert not gpu_processes.stopped(process.pid)
         os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(0.1)
-        assert gpu_processes.stopped(process.pid)
+        wait_until(lambda: gpu_processes.stopped(process.pid))
         process.kill()
     assert not gpu_processes.stopped(process.pid)

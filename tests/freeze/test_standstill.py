@@ -55,7 +55,7 @@ class Process:
         return {tid for tid in self.threads() if _state(self.pid, tid) == "t"}
 
     def close(self) -> None:
-        self._process.communicate("", timeout=30)
+        self._process.communicate("", timeout=60)
 
 
 def _state(pid: int, tid: int) -> str:

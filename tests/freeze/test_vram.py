@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -80,7 +81,11 @@ def files(tmp_path: Path) -> Iterator[VramFiles]:
 
 
 def traced_by(pid: int) -> set[int]:
-    return {int(Path(task, "status").read_text().split("TracerPid:")[1].split()[0]) for task in tasks(pid)}
+    found = set()
+    for task in tasks(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that Python has joined ends
+            found.add(int(Path(task, "status").read_text().split("TracerPid:")[1].split()[0]))
+    return found
 
 
 def tasks(pid: int) -> list[Path]:

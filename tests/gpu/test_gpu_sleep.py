@@ -84,7 +84,14 @@ def test_it_holds_nothing_asleep_and_has_all_of_it_back(
         assert held_by(notebook, worker) == [], _log(notebook)
         assert [now - then for now, then in zip(used_by_gpu(), before, strict=True) if now - then > _TAKEN] == []
         found = status(notebook)
-        assert (found["state"], found["gpu"]) == ("sleeping", {"held": 0, "freed": slept["freed"]})
+        told = found["gpu"]
+        assert (found["state"], told["held"], told["freed"]) == ("sleeping", 0, slept["freed"])
+        # All but what the driver keeps for itself on the GPU, and what helps to bring it back.
+        assert slept["freed"] - GIB < told["host_memory"] < slept["freed"] + GIB // 2, told
+        assert told["host_memory"] > GIB // 2, told
+        if turn == 0:
+            assert "in host memory for it" in notebook.run("%gpuckpt status").text
+            assert is_asleep(notebook)
         answer = notebook.run(f"print({SAME})", timeout=120)
         assert answer.shown[-1] == "True\n", (answer.shown, _log(notebook))
         assert answer.shown[1].startswith("Woken in"), answer.shown
@@ -221,6 +228,28 @@ def test_one_that_sleeps_is_saved_and_ended(notebook: Notebook, worker: CudaWork
     began = time.monotonic()
     notebook.manager.shutdown_kernel()
     assert time.monotonic() - began < 15
+
+
+def test_a_cell_wakes_it_while_what_was_saved_in_its_sleep_is_being_written(notebook: Notebook) -> None:
+    notebook.run(BIG.format(size=4 * GIB), timeout=120)
+    ask(notebook, "sleep")
+    saving = Requested(notebook, "save", {"name": "here"})
+    while saving.is_alive() and status(notebook)["writing"] is None:
+        pass
+    began = time.monotonic()
+    answer = notebook.run("x.zero_(); torch.cuda.synchronize(); print(int(x.count_nonzero()))", timeout=120)
+    taken = time.monotonic() - began
+    found = status(notebook)
+    print(f"\n{answer.shown}; answered after {taken:.2f} s, while {found['writing']} was being written")
+    assert answer.shown[-1] == "0\n", (answer.shown, _log(notebook))
+    assert (found["state"], found["writing"]) == ("running", "here"), "the cell waited for the disk"
+    saved = saving.outcome(120)
+    assert isinstance(saved, dict), f"{saved!r}\n{_log(notebook)}"
+    # What it slept in is gone, and the snapshot is of the kernel before the cell.
+    folder = settings.NAMESPACE_VRAM_DIR
+    wait_until(lambda: int(says(notebook, f"__import__('shutil').disk_usage({folder!r}).used")) == 0, 30)
+    notebook.run("%gpuckpt restore here", timeout=120)
+    assert says(notebook, "check() == c") == "True"
 
 
 # -- sharing

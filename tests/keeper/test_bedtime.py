@@ -26,7 +26,7 @@ def test_one_that_sleeps_for_long_is_hibernated(start: StartKernel, monkeypatch:
     for one in (pinned, notebook):
         one.run("x = 41")
         _sleep(one)
-    wait_until(lambda: _state(notebook) == "hibernated", 30)
+    wait_until(lambda: _state(notebook) == "hibernated")
     assert _state(pinned) == "sleeping"
     assert notebook.value("x + 1").endswith("42")
 
@@ -38,6 +38,6 @@ def test_the_one_that_slept_longest_makes_room(start: StartKernel, monkeypatch: 
         one.run("import os; x = os.urandom(200_000_000)")
     _sleep(first)
     _sleep(second)
-    wait_until(lambda: _state(first) == "hibernated", 40)
+    wait_until(lambda: _state(first) == "hibernated")
     assert _state(second) == "sleeping"
     assert first.value("len(x)").endswith("200000000")

@@ -49,12 +49,12 @@ def test_one_that_asks_and_does_not_read_is_not_read_from_and_others_are_served(
                 time.sleep(0.01)
         assert sent < _MOST_SENT, "it takes in whatever comes"
         with notebook.keeper as other:
-            assert other.request("status", timeout=20)["state"] == "running"
+            assert other.request("status", timeout=60)["state"] == "running"
         notebook.run("%gpuckpt save meanwhile")
         assert resident_bytes([keeper]) - before < 60 << 20
         # It is no fault to ask much: all is answered once it is read.
         flooding.setblocking(True)
-        flooding.settimeout(20)
+        flooding.settimeout(60)
         answers = b""
         while answers.count(b"\n") < sent // len(line) and (piece := flooding.recv(1 << 20)):
             answers += piece
@@ -67,16 +67,16 @@ def test_connections_beyond_the_most_are_hung_up_on_and_come_again_later(noteboo
         for _ in range(MOST_CLIENTS + 5):
             open_ones.enter_context(connected(notebook))
         last = open_ones.enter_context(connected(notebook))
-        last.settimeout(20)
+        last.settimeout(60)
         assert last.recv(1) == b""
         assert notebook.value("1 + 1") == "2"
 
     def served() -> bool:
         with contextlib.suppress(Exception), notebook.keeper as keeper:
-            return bool(keeper.request("status", timeout=5)["state"] == "running")
+            return bool(keeper.request("status", timeout=60)["state"] == "running")
         return False
 
-    wait_until(served, 20)
+    wait_until(served)
     assert notebook.manager.is_alive()
 
 
@@ -110,7 +110,7 @@ def test_the_log_of_a_keeper_is_put_aside_when_it_is_long(notebook: Notebook) ->
             keeper._socket.sendall(b"no request\n")  # noted in the log
             with contextlib.suppress(Exception):
                 keeper.request("status")
-    wait_until(lambda: log.stat().st_size < 10_000, 10, "the log was not put aside")
+    wait_until(lambda: log.exists() and log.stat().st_size < 10_000, what="the log was not put aside")
     aside = notebook.folder / "keeper.log.1"
     assert aside.stat().st_size > 1 << 20
     assert (aside.stat().st_mode | log.stat().st_mode) & 0o077 == 0
@@ -122,8 +122,7 @@ def test_a_kernel_s_log_loses_its_beginning_and_is_written_on(notebook: Notebook
     notebook.run(f"import os; os.write(1, b'begin\\n' + (b'y' * 999 + b'\\n') * {KERNEL_LOG_LIMIT // 1000 + 10})")
     (run_dir,) = notebook.folder.glob("run-*/")
     log = run_dir / "kernel.log"
-    wait_until(lambda: log.stat().st_size > KERNEL_LOG_LIMIT)
-    cut(log)
+    cut(log)  # unless the keeper has
     notebook.run("os.write(1, b'end\\n')")
     wait_until(lambda: log.read_bytes().endswith(b"end\n"))
     assert log.stat().st_size < 2 << 20
@@ -155,7 +154,7 @@ client.start_channels()
 client.wait_for_ready(60)
 print(manager.provisioner.kernel_id, flush=True)
 for line in sys.stdin:
-    print(manager.is_alive(), client.execute_interactive(line, timeout=30)["content"]["status"], flush=True)
+    print(manager.is_alive(), client.execute_interactive(line, timeout=60)["content"]["status"], flush=True)
 manager.shutdown_kernel(now=True)
 """
 
@@ -191,5 +190,5 @@ def test_a_server_that_is_stopped_and_goes_on_finds_its_kernel_as_it_left_it(tmp
             server.send_signal(signal.SIGCONT)
         assert cell("assert x == 1") == "True ok"
         server.stdin.close()
-        assert server.wait(30) == 0
-    wait_until(lambda: not processes_of(tmp_path), 10, "processes are left")
+        assert server.wait(60) == 0
+    wait_until(lambda: not processes_of(tmp_path), what="processes are left")

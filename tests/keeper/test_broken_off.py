@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from keeper_faults import (
     assert_no_litter,
     assert_nothing_left,
     assert_works,
+    interrupt_twice,
     keeper_pid,
     names,
     until_stage,
@@ -23,23 +23,24 @@ from notebooks import Notebook, wait_until
 
 _SLOW_HOOK = """
 import os, time, jupyter_gpuckpt
-def slow(reached):
+def slow(reached, go):
     @jupyter_gpuckpt.before_save
     def before():
-        if not os.path.exists(reached):
-            open(reached, "w").close()
-            time.sleep(8)
+        open(reached, "w").close()
+        while not os.path.exists(go):
+            time.sleep(0.01)
 """
 
 
 def test_an_interrupt_while_the_hooks_run_cancels_a_save(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run(_SLOW_HOOK)
-    notebook.run(f"x = 1; slow({str(tmp_path / 'reached')!r})")
+    reached, go = tmp_path / "reached", tmp_path / "go"
+    notebook.run(f"x = 1; slow({str(reached)!r}, {str(go)!r})")
     cell = Asked(notebook, "%gpuckpt save never")
-    wait_until((tmp_path / "reached").exists)
+    wait_until(reached.exists)
     notebook.manager.interrupt_kernel()
-    answer = cell.answer(4)  # the hook takes longer
-    assert answer["ename"] == "Cancelled"
+    assert cell.answer()["ename"] == "Cancelled"  # it does not wait for the hook
+    go.touch()
     assert not names()
     assert notebook.value("x") == "1"
     assert_works(notebook)
@@ -60,7 +61,7 @@ def test_an_interrupt_while_criu_dumps_comes_too_late_or_cancels(criu: Criu, not
 def test_an_interrupt_while_the_snapshot_is_written_cancels_it(notebook: Notebook) -> None:
     notebook.run("import os; x = os.urandom(200_000_000)")
     cell = Asked(notebook, "%gpuckpt save never")
-    until_stage(notebook, "writing")
+    until_stage(notebook, "writing", cell)
     notebook.manager.interrupt_kernel()
     answer = cell.answer()
     assert answer.get("ename", "Cancelled") == "Cancelled"
@@ -72,11 +73,15 @@ def test_an_interrupt_while_the_snapshot_is_written_cancels_it(notebook: Noteboo
 def test_an_interrupt_while_a_snapshot_is_verified_leaves_the_kernel_alone(notebook: Notebook) -> None:
     notebook.run("import os; x = os.urandom(300_000_000)")
     notebook.run("%gpuckpt save here")
-    notebook.run("x = 2")
-    cell = Asked(notebook, "%gpuckpt restore here")
-    until_stage(notebook, "verifying")
-    notebook.manager.interrupt_kernel()
-    assert cell.answer()["ename"] == "Cancelled"
+    for _ in range(5):
+        notebook.run("x = 2")
+        cell = Asked(notebook, "%gpuckpt restore here")
+        until_stage(notebook, "verifying", cell)
+        notebook.manager.interrupt_kernel()
+        if (answer := cell.answer())["status"] == "error":
+            break
+        assert notebook.value("len(x)") == "300000000"  # it came too late
+    assert answer["ename"] == "Cancelled"
     assert notebook.value("x") == "2"
     assert_works(notebook)
 
@@ -132,7 +137,7 @@ def test_a_restart_in_the_middle_gives_a_fresh_kernel(criu: Criu, notebook: Note
         Asked(notebook, "%gpuckpt save never" if command == "dump" else "%gpuckpt restore here")
         reached()
         notebook.manager.restart_kernel(now=True)
-    notebook.client.wait_for_ready(30)
+    notebook.wait_for_ready()
     assert notebook.value("'x' in globals()") == "False"
     notebook.run("%gpuckpt restore here")
     assert notebook.value("x") == "1"
@@ -141,8 +146,8 @@ def test_a_restart_in_the_middle_gives_a_fresh_kernel(criu: Criu, notebook: Note
 
 def test_a_shutdown_while_a_snapshot_is_written_leaves_nothing(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run("import os; x = os.urandom(200_000_000)")
-    Asked(notebook, "%gpuckpt save never")
-    until_stage(notebook, "writing")
+    cell = Asked(notebook, "%gpuckpt save never")
+    until_stage(notebook, "writing", cell)
     notebook.manager.shutdown_kernel(now=True)
     assert_nothing_left(tmp_path)
     assert names() <= {"never"}
@@ -150,14 +155,14 @@ def test_a_shutdown_while_a_snapshot_is_written_leaves_nothing(notebook: Noteboo
 
 
 def test_the_kernel_is_killed_in_the_middle_of_a_save(criu: Criu, notebook: Notebook) -> None:
-    """Its end is told within seconds, and the request is answered."""
+    """Its end is told, and the request is answered."""
     with criu.held_at("dump", "start") as reached:
         asked = Requested(notebook, "save", {"name": "never"})
         reached()
         with notebook.keeper as keeper:
             os.kill(keeper.request("status")["pid"], signal.SIGKILL)
-        wait_until(lambda: not notebook.manager.is_alive(), 5)
-    assert type(asked.outcome(10)).__name__ in ("KernelLost", "SaveFailed", "KeeperGone")
+        wait_until(lambda: not notebook.manager.is_alive())
+    assert type(asked.outcome()).__name__ in ("KernelLost", "SaveFailed", "KeeperGone")
     assert not names()
 
 
@@ -169,10 +174,10 @@ def test_a_stopped_keeper_is_waited_for_in_words_and_goes_on(notebook: Notebook)
         cell = Asked(notebook, "%gpuckpt save here")
 
         def says_so() -> bool:
-            message = notebook.client.get_iopub_msg(timeout=15)
+            message = notebook.client.get_iopub_msg(timeout=60)
             return "the keeper is silent" in str(message["content"].get("data", ""))
 
-        wait_until(says_so, 15)
+        wait_until(says_so)
     finally:
         os.kill(stopped, signal.SIGCONT)
     assert cell.answer()["status"] == "ok"
@@ -187,14 +192,8 @@ def test_a_cell_that_waits_for_a_stopped_keeper_can_be_interrupted(notebook: Not
     os.kill(stopped, signal.SIGSTOP)
     try:
         cell = Asked(notebook, "%gpuckpt save never")
-
-        def interrupted() -> bool:
-            os.kill(kernel, signal.SIGINT)  # a manager would send it by the keeper
-            time.sleep(0.5)
-            return cell.is_answered()
-
-        wait_until(interrupted)
-        assert cell.answer()["ename"] in ("KeeperGone", "KeyboardInterrupt")
+        interrupt_twice(notebook, kernel, "save")
+        assert cell.answer()["ename"] == "KeyboardInterrupt"
         assert notebook.value("'alive'") == "alive"
     finally:
         os.kill(stopped, signal.SIGCONT)
@@ -227,7 +226,7 @@ def test_cells_that_come_while_their_kernel_is_about_to_be_restored_are_executed
         reached()
         requests += [notebook.client.execute("x += 1") for _ in range(200)]
         until_read(notebook, subshell)
-    replies = [notebook.client.get_shell_msg(timeout=20) for _ in requests]
+    replies = [notebook.client.get_shell_msg(timeout=60) for _ in requests]
     assert [reply["parent_header"]["msg_id"] for reply in replies] == requests
     assert {reply["content"]["status"] for reply in replies} == {"ok"}
     assert notebook.value("x") == "201"
@@ -236,10 +235,10 @@ def test_cells_that_come_while_their_kernel_is_about_to_be_restored_are_executed
 def new_subshell(notebook: Notebook) -> str | None:
     """Have the kernel make a thread that answers while a cell runs; None with ipykernel 6, which knows none."""
     client = notebook.client
-    if "kernel subshells" not in client.kernel_info(reply=True, timeout=20)["content"].get("supported_features", []):
+    if "kernel subshells" not in client.kernel_info(reply=True, timeout=60)["content"].get("supported_features", []):
         return None
     client.control_channel.send(client.session.msg("create_subshell_request"))
-    subshell: str = client.get_control_msg(timeout=20)["content"]["subshell_id"]
+    subshell: str = client.get_control_msg(timeout=60)["content"]["subshell_id"]
     return subshell
 
 
@@ -249,5 +248,5 @@ def until_read(notebook: Notebook, subshell: str | None) -> None:
         request = notebook.client.session.msg("kernel_info_request")
         request["header"]["subshell_id"] = subshell
         notebook.client.shell_channel.send(request)
-        answer = notebook.client.get_shell_msg(timeout=20)
+        answer = notebook.client.get_shell_msg(timeout=60)
         assert answer["parent_header"]["msg_id"] == request["header"]["msg_id"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from copies import forking
 from jupyter_client import KernelManager
-from notebooks import SPEC, Notebook
+from notebooks import SPEC, Notebook, wait_for_ready
 
 _SETUP = """
 import multiprocessing, multiprocessing.shared_memory, os, random, secrets, socket, ssl, tempfile, threading, time, uuid
@@ -37,7 +37,7 @@ def listening(family, address):
 
 def ask(family, address):
     with socket.socket(family) as s:
-        s.settimeout(5)
+        s.settimeout(60)
         s.connect(address)
         return s.recv(100).decode()
 
@@ -110,7 +110,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
         client.start_channels()
         original = Notebook(manager, client)
         stack.callback(original.close)
-        client.wait_for_ready(60)
+        wait_for_ready(client)
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         original.run(_SETUP.format(folder=str(folder), port=listener.getsockname()[1], six=_HAS_IPV6))
         peer = stack.enter_context(listener.accept()[0])
@@ -151,7 +151,7 @@ def test_a_server_of_the_users_own_gets_a_free_port_and_the_user_is_told_which(k
         assert [copy.told["ports"][str(ports[0])] for copy in kernels.copies] == ports[1:]
     assert kernels.all("ask(socket.AF_INET, server.getsockname())") == WHO
     for copy in kernels.copies:
-        with socket.create_connection(("127.0.0.1", int(copy.value("server.getsockname()[1]"))), timeout=5) as s:
+        with socket.create_connection(("127.0.0.1", int(copy.value("server.getsockname()[1]"))), timeout=60) as s:
             assert s.recv(100).decode() == copy.value("who")
 
 
@@ -232,10 +232,10 @@ def test_the_working_folder_and_the_environment_are_as_they_were(kernels: Kernel
 
 def test_a_connection_stays_with_the_original_and_fails_at_once_in_a_copy(kernels: Kernels) -> None:
     for copy in kernels.copies:
-        answer = copy.run("connection.settimeout(10); connection.sendall(b'lost')", allow_error=True)
+        answer = copy.run("connection.settimeout(60); connection.sendall(b'lost')", allow_error=True)
         assert answer.ename in ("BrokenPipeError", "ConnectionResetError", "OSError")
     kernels.original.run("connection.sendall(b'hello')")
-    kernels.peer.settimeout(5)
+    kernels.peer.settimeout(60)
     assert kernels.peer.recv(100) == b"hello"
 
 
@@ -243,7 +243,7 @@ def test_what_a_child_prints_comes_out_where_it_belongs(kernels: Kernels) -> Non
     child = "pid = os.fork()\nif not pid: print(f'child of {who}', flush=True); os._exit(0)\n_ = os.waitpid(pid, 0)"
     for kernel, name in zip((kernels.original, *kernels.copies), WHO, strict=True):
         kernel.client.execute(child)
-        while (message := kernel.client.get_iopub_msg(timeout=20))["msg_type"] != "stream":
+        while (message := kernel.client.get_iopub_msg(timeout=60))["msg_type"] != "stream":
             pass
         assert message["content"]["text"].strip() == f"child of {name}"
         kernel.run("pass")  # all that belongs to the cell has come

@@ -47,7 +47,7 @@ def test_all_differences_are_named_at_once_with_both_values(notebook: Notebook, 
         assert said in answer.text
     if platform.machine() == "x86_64":
         assert "Processor features: saved with avx999, here without it." in answer.text
-    assert f"{tmp_path}/gone: had 10 bytes, here No such file" in answer.text
+    assert f"{tmp_path}/gone: had 10 bytes, is gone" in answer.text
     assert f"{tmp_path}/shorter: had 10 bytes, here 9" in answer.text
     rewrite("here", machine={"arch": "z80"})
     answer = notebook.fails("%gpuckpt restore here")

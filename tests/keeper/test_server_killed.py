@@ -85,7 +85,7 @@ def test_in_the_middle_of_a_save(server: Server) -> None:
     server.notebook.run("import os; x = os.urandom(100_000_000)")
     cell = server.notebook.client.execute("%gpuckpt save here")
     server.kill()
-    assert server.notebook.reply(20)["parent_header"]["msg_id"] == cell
+    assert server.notebook.reply()["parent_header"]["msg_id"] == cell
     assert "here" in server.notebook.run("%gpuckpt list").text
 
 

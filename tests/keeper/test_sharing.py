@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from keeper_faults import Asked
+from keeper_faults import Asked, status
 from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt.errors import Busy, Cancelled, Refused
@@ -28,12 +28,6 @@ _GPU = "GPU-1"
 _GIB = 1 << 30
 
 
-def _status(kernel: Notebook) -> dict[str, Any]:
-    with kernel.keeper as keeper:
-        found: dict[str, Any] = keeper.request("status")
-    return found
-
-
 class _Figures:
     """A GPU of 10 GiB: 4 for each kernel that is awake, and `stranger` for somebody else."""
 
@@ -41,7 +35,7 @@ class _Figures:
         self._kernels, self._stranger = kernels, stranger
 
     def usage(self) -> list[Usage]:
-        statuses = [_status(kernel) for kernel in self._kernels]
+        statuses = [status(kernel) for kernel in self._kernels]
         held = [Usage(_GPU, s["pid"], 4 * _GIB, False) for s in statuses if s["state"] == "running"]
         return [*held, *([Usage(_GPU, 1, self._stranger, False)] if self._stranger else [])]
 
@@ -81,7 +75,7 @@ def two(start: StartKernel, grace: None) -> list[Notebook]:
 
 
 def _states(kernels: list[Notebook]) -> list[str]:
-    return [_status(kernel)["state"] for kernel in kernels]
+    return [status(kernel)["state"] for kernel in kernels]
 
 
 def test_the_longest_idle_one_sleeps_and_no_more_than_it_takes(two: list[Notebook]) -> None:
@@ -102,7 +96,7 @@ def test_nobody_sleeps_for_nothing_and_who_holds_what_is_named(two: list[Noteboo
         _make_room(_Figures(two, stranger=_GIB), 8)
     assert _states(two) == ["running", "running"]
     said = str(refused.value)
-    ids = [_status(kernel)["kernel_id"][:8] for kernel in two]
+    ids = [status(kernel)["kernel_id"][:8] for kernel in two]
     assert said.startswith("It was not woken.")
     assert f"kernel {ids[0]}: 4.0 GiB, kept awake" in said
     assert f"kernel {ids[1]}: 4.0 GiB, running" in said
@@ -112,7 +106,7 @@ def test_nobody_sleeps_for_nothing_and_who_holds_what_is_named(two: list[Noteboo
 
 def test_one_that_works_is_waited_for(two: list[Notebook]) -> None:
     cell = Asked(two[0], "input()")
-    wait_until(lambda: _status(two[0])["busy"])
+    wait_until(lambda: status(two[0])["busy"])
     told: list[str] = []
 
     async def both() -> None:
@@ -132,7 +126,7 @@ def test_one_that_works_is_waited_for(two: list[Notebook]) -> None:
 def test_it_is_not_waited_for_longer_than_is_set(two: list[Notebook], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUCKPT_SHARE_TIMEOUT", "0.5")
     cell = Asked(two[0], "input()")
-    wait_until(lambda: _status(two[0])["busy"])
+    wait_until(lambda: status(two[0])["busy"])
     with pytest.raises(Refused, match="a cell runs"):
         _make_room(_Figures(two), 10)
     operation = Operation("wake", "this kernel")

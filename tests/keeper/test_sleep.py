@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import queue
 import signal
 import time
 from pathlib import Path
@@ -17,8 +15,11 @@ from keeper_faults import (
     Requested,
     assert_nothing_left,
     assert_works,
+    interrupt_twice,
+    is_asleep,
     keeper_pid,
     kill_keeper,
+    status,
 )
 from notebooks import Notebook, wait_until
 
@@ -27,18 +28,8 @@ from jupyter_gpuckpt.errors import Busy, Cancelled, KeeperGone
 pytestmark = pytest.mark.criu
 
 
-def status(notebook: Notebook) -> dict[str, Any]:
-    with notebook.keeper as keeper:
-        found: dict[str, Any] = keeper.request("status")
-    return found
-
-
 def ask(notebook: Notebook, op: str, **args: Any) -> Any:
     return Requested(notebook, op, args).outcome()
-
-
-def is_asleep(notebook: Notebook) -> bool:
-    return bool(status(notebook)["state"] == "sleeping")
 
 
 def test_a_cell_wakes_it_before_its_first_line_and_says_so(notebook: Notebook) -> None:
@@ -46,7 +37,7 @@ def test_a_cell_wakes_it_before_its_first_line_and_says_so(notebook: Notebook) -
     slept = ask(notebook, "sleep")
     assert (slept["already"], slept["freed"]) == (False, 0)
     found = status(notebook)
-    assert (found["state"], found["gpu"]) == ("sleeping", {"held": 0, "freed": 0})
+    assert (found["state"], found["gpu"]) == ("sleeping", {"held": 0, "freed": 0, "host_memory": 0})
     assert found["asleep_since"] > found["started"]
     assert ask(notebook, "sleep")["already"]
     answer = notebook.run("print(x)")
@@ -145,6 +136,27 @@ def test_it_is_saved_in_its_sleep_and_restored_awake(notebook: Notebook) -> None
     assert_works(notebook)
 
 
+def test_a_cell_need_not_wait_until_a_save_in_its_sleep_is_on_the_disk(notebook: Notebook) -> None:
+    # A disk may be as quick as a wake: the more there is to write, the less so. One that waits for it never is first.
+    for size in (100, 200, 400, 800):
+        notebook.run(f"import os; x = 1; much = os.urandom({size} << 20)")
+        ask(notebook, "sleep")
+        saving = Requested(notebook, "save", {"name": "here", "replace": True})
+        with notebook.keeper as keeper:
+            while saving.is_alive() and keeper.request("status")["writing"] is None:
+                pass
+            assert notebook.run("x = 2; print(x)").shown[-1] == "2\n"
+            went_on = keeper.request("status")
+        assert isinstance(saving.outcome(60), dict), saving.outcome()
+        if went_on["writing"] == "here":
+            break
+    assert (went_on["state"], went_on["writing"]) == ("running", "here")
+    assert status(notebook)["writing"] is None
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value(f"(x, len(much) == {size} << 20)") == "(1, True)"
+    assert_works(notebook)
+
+
 def test_functions_around_a_save_run_in_a_kernel_that_is_awake(notebook: Notebook) -> None:
     notebook.run("import jupyter_gpuckpt; told = []; jupyter_gpuckpt.before_save(lambda: told.append(1))")
     ask(notebook, "sleep")
@@ -170,7 +182,7 @@ def test_it_is_shut_down_restarted_and_interrupted_in_its_sleep(notebook: Notebo
     notebook.manager.interrupt_kernel()
     assert is_asleep(notebook)
     notebook.manager.restart_kernel(now=False)
-    notebook.client.wait_for_ready(30)
+    notebook.wait_for_ready()
     assert status(notebook)["state"] == "running"
     assert notebook.value("'x' in globals()") == "False"
     ask(notebook, "sleep")
@@ -196,6 +208,23 @@ def test_a_wake_ends_a_sleep_that_has_just_begun(notebook: Notebook) -> None:
         assert isinstance(outcome, (dict, Cancelled, Busy)), outcome
         assert notebook.run("print(2)").shown[-1] == "2\n"
         assert not is_asleep(notebook)
+
+
+def test_a_cell_that_follows_one_that_asks_for_sleep_is_named_as_what_keeps_it_awake(notebook: Notebook) -> None:
+    def said() -> str:
+        while True:
+            message = notebook.client.get_iopub_msg(timeout=20)
+            text = str(message["content"].get("data", {}).get("text/plain", ""))
+            if "sleep" in text.lower() and not text.startswith("Falling"):
+                return text
+
+    for _ in range(5):
+        notebook.client.execute("%gpuckpt sleep")
+        notebook.client.execute("x = 1")
+        told = said()
+        # It was quicker than the cell, or it was not.
+        assert told.startswith("Asleep in ") or told == "Not asleep: another cell came."
+        assert notebook.value("x").endswith("1")
 
 
 # -- a keeper that is killed
@@ -251,7 +280,7 @@ def test_a_keeper_that_is_gone_when_a_cell_comes_is_waited_for(notebook: Noteboo
     cell = Asked(notebook, "x += 1")
     time.sleep(0.2)  # the cell may come before or after: it waits either way
     assert notebook.manager.is_alive()
-    assert cell.answer(30)["status"] == "ok"
+    assert cell.answer()["status"] == "ok"
     assert notebook.value("x") == "2"
 
 
@@ -287,24 +316,12 @@ def test_a_cell_that_waits_for_the_wake_can_be_interrupted_and_is_not_run(notebo
     os.kill(keeper_pid(notebook), signal.SIGSTOP)
     try:
         cell = Asked(notebook, "x = 2")
-        wait_until(lambda: says_it_wakes(notebook))
-        # The first one asks the keeper, which does not answer, to break the wake off; the second one ends the waiting.
-        while not cell.is_answered():
-            os.kill(kernel, signal.SIGINT)
-            time.sleep(0.1)
+        interrupt_twice(notebook, kernel, "wake")
+        assert cell.answer()["ename"] == "KeyboardInterrupt"
     finally:
         os.kill(keeper_pid(notebook), signal.SIGCONT)
-    assert cell.answer()["ename"] == "KeyboardInterrupt"
     assert notebook.run("print(x)").shown[-1] == "1\n"
     assert_works(notebook)
-
-
-def says_it_wakes(notebook: Notebook) -> bool:
-    """Tell whether the cell's note about the wake has come."""
-    with contextlib.suppress(queue.Empty):
-        content = notebook.client.get_iopub_msg(timeout=0.1)["content"]
-        return content.get("data", {}).get("text/plain") == "Waking the kernel …"
-    return False
 
 
 def test_the_kernel_is_killed_in_its_sleep(notebook: Notebook, tmp_path: Path) -> None:

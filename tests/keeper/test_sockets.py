@@ -62,7 +62,7 @@ def test_a_port_that_was_taken_meanwhile_becomes_a_free_one(notebook: Notebook) 
         notebook.run("%gpuckpt restore here")
         there = int(notebook.value("listener.getsockname()[1]"))
         assert there != port
-        with socket.create_connection(("127.0.0.1", there), timeout=5) as client:
+        with socket.create_connection(("127.0.0.1", there), timeout=60) as client:
             client.sendall(b"hello")
             assert notebook.value("listener.accept()[0].recv(5)") == "b'hello'"
 

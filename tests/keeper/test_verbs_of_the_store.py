@@ -71,7 +71,7 @@ def test_what_changed_is_told_by_variable_memory_and_file(compared: Notebook, tm
     assert contents.size_of("variables.json") < 10_000
     # Two snapshots of kernels that never were one: where an object lies says nothing.
     compared.manager.restart_kernel()
-    compared.client.wait_for_ready(60)
+    compared.wait_for_ready()
     compared.run(STATE)
     compared.run("%gpuckpt save stranger")
     assert {v["how"] for v in compare(Store(store()), "a", "stranger")["variables"]} == {"gone"}

@@ -25,7 +25,7 @@ class Debugger:
         request = self._client.session.msg("debug_request", content)
         self._client.control_channel.send(request)
         while True:
-            reply = self._client.get_control_msg(timeout=20)
+            reply = self._client.get_control_msg(timeout=60)
             if reply["parent_header"].get("msg_id") == request["header"]["msg_id"]:
                 answer: dict[str, Any] = reply["content"]
                 assert answer["success"], answer
@@ -43,7 +43,7 @@ class Debugger:
         self.ask("configurationDone")
         request: str = self._client.execute(_CODE)
         while True:
-            message = self._client.get_iopub_msg(timeout=20)
+            message = self._client.get_iopub_msg(timeout=60)
             if message["msg_type"] == "debug_event" and message["content"]["event"] == "stopped":
                 break
         assert self.ask("stackTrace", threadId=1)["stackFrames"][0]["line"] == 2
@@ -52,7 +52,7 @@ class Debugger:
     def go_on(self, request: str) -> None:
         self.ask("continue", threadId=1)
         # Where the kernel was slow to start, it was asked about itself more than once, and that is answered first.
-        while (reply := self._client.get_shell_msg(timeout=20))["parent_header"]["msg_id"] != request:
+        while (reply := self._client.get_shell_msg(timeout=60))["parent_header"]["msg_id"] != request:
             assert reply["msg_type"] == "kernel_info_reply"
         assert reply["content"]["status"] == "ok"
 
@@ -99,7 +99,7 @@ def test_a_debugger_that_was_on_is_off_in_the_restored_kernel_and_can_be_started
         restored.run("%gpuckpt restore here")
         # debugpy starts Python children under the debugger: without it, as this one has been lost, they must start too.
         restored.run("import subprocess, sys; child = [sys.executable, '-c', 'print(5)']")
-        assert restored.value("subprocess.run(child, capture_output=True, timeout=20).stdout") == r"b'5\n'"
+        assert restored.value("subprocess.run(child, capture_output=True, timeout=60).stdout") == r"b'5\n'"
         again = Debugger(restored)
         again.start()
         again.debug_a_cell()

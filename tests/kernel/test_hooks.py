@@ -142,10 +142,9 @@ def test_functions_run_while_a_cell_runs(noting: Notebook) -> None:
         while "go on" not in notes:
             time.sleep(0.005)
     """)
-    while noting.client.get_iopub_msg(timeout=20)["msg_type"] != "stream":
-        pass
+    noting.until_printed("looping")
     with noting.keeper as keeper:
         keeper.request("save", {"name": "here"}, timeout=60)
     noting.manager.interrupt_kernel()
-    assert noting.reply(20)["parent_header"]["msg_id"] == looping
+    assert noting.reply()["parent_header"]["msg_id"] == looping
     assert notes(noting) == str([*BEFORE, "after: plain", "after: restored=False error=None"])

@@ -143,7 +143,7 @@ def test_threads_go_on_counting(notebook: Notebook) -> None:
     assert int(value(notebook, "n")) < at
     assert grows(notebook, "n")
     assert value(notebook, "thread.is_alive(), thread.name, local.mine") == "(True, 'counting', 'main')"
-    notebook.run("stop = True; thread.join(5)")
+    notebook.run("stop = True; thread.join(60)")
     assert value(notebook, "thread.is_alive()") == "False"
 
 
@@ -167,7 +167,7 @@ def test_locks_with_a_thread_that_waits(notebook: Notebook) -> None:
             lock.release()
             with condition:
                 condition.notify()
-            [t.join(5) for t in threads]
+            [t.join(60) for t in threads]
             return sorted(passed)
     """)
     save(notebook)
@@ -202,18 +202,20 @@ def test_asyncio_tasks(notebook: Notebook) -> None:
 
 
 def test_the_clock_never_steps_back_and_timers_fire(notebook: Notebook) -> None:
-    notebook.run("""
-        import signal, threading, time
-        fired = []
-        signal.signal(signal.SIGALRM, lambda *_: fired.append("alarm"))
-        signal.setitimer(signal.ITIMER_REAL, 3)
-        timer = threading.Timer(3, fired.append, ["timer"]); timer.start()
-        before = time.monotonic(), time.perf_counter(), time.time()
-    """)
-    save(notebook)
-    assert value(notebook, "fired") == "[]"
-    notebook.run("signal.setitimer(signal.ITIMER_REAL, 0); timer.cancel()")
-    restore(notebook)
+    for seconds in (2, 8, 32):  # more where the machine is so slow that they fire before the kernel is saved
+        notebook.run(f"""
+            import signal, threading, time
+            fired = []
+            signal.signal(signal.SIGALRM, lambda *_: fired.append("alarm"))
+            signal.setitimer(signal.ITIMER_REAL, {seconds})
+            timer = threading.Timer({seconds}, fired.append, ["timer"]); timer.start()
+            before = time.monotonic(), time.perf_counter(), time.time()
+        """)
+        save(notebook, f"in-{seconds}")
+        if value(notebook, "fired") == "[]":
+            break
+    notebook.run("signal.setitimer(signal.ITIMER_REAL, 0); timer.cancel(); fired = None")
+    restore(notebook, f"in-{seconds}")
     after = "time.monotonic(), time.perf_counter(), time.time()"
     assert value(notebook, f"all(a > b for a, b in zip(({after}), before))") == "True"
     wait_until(lambda: value(notebook, "sorted(fired)") == "['alarm', 'timer']")
@@ -400,7 +402,8 @@ def test_a_subprocess_in_conversation(notebook: Notebook) -> None:
     restore(notebook)
     assert value(notebook, "child.pid, child.poll()") == f"({pid}, None)"
     assert value(notebook, "add(1)") == "6"
-    assert notebook.run("child.stdin.close(); child.wait(5); child.stdout.close(); print(child.returncode)").text == "1"
+    notebook.run("child.stdin.close(); child.wait(60); child.stdout.close()")
+    assert notebook.value("child.returncode") == "1"
 
 
 def test_children_that_have_ended_and_were_not_waited_for(notebook: Notebook) -> None:
@@ -421,7 +424,7 @@ def test_children_that_have_ended_and_were_not_waited_for(notebook: Notebook) ->
         notebook.run("psutil = None")
         restore(notebook, name)
         assert notebook.value("zombies()") == "2"
-    assert notebook.value("child.wait(5)") == "7"
+    assert notebook.value("child.wait(60)") == "7"
 
 
 def test_processes_in_the_background(notebook: Notebook, tmp_path: Path) -> None:
@@ -449,8 +452,14 @@ def test_processes_in_the_background(notebook: Notebook, tmp_path: Path) -> None
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        def living():
+            found = 0
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found += process.status() != "zombie"
+            return found
     """)
-    wait_until(lambda: value(notebook, "sum(p.status() != 'zombie' for p in psutil.Process().children(True))") == "0")
+    wait_until(lambda: value(notebook, "living()") == "0")
     restore(notebook)
     assert all_go_on()
 
@@ -464,12 +473,12 @@ def test_pools(notebook: Notebook, method: str) -> None:
         roots = lambda: pool.map(math.sqrt, [4.0, 9.0, 16.0])
         slow = pool.map_async(math.sqrt, [25.0])
     """)
-    assert value(notebook, "roots(), slow.get(20)") == "([2.0, 3.0, 4.0], [5.0])"
+    assert value(notebook, "roots(), slow.get(60)") == "([2.0, 3.0, 4.0], [5.0])"
     save(notebook)
-    assert value(notebook, "roots(), pool.apply_async(math.sqrt, [36.0]).get(20)") == "([2.0, 3.0, 4.0], 6.0)"
+    assert value(notebook, "roots(), pool.apply_async(math.sqrt, [36.0]).get(60)") == "([2.0, 3.0, 4.0], 6.0)"
     notebook.run("pool.terminate(); pool.join()")
     restore(notebook)
-    assert value(notebook, "roots(), pool.apply_async(math.sqrt, [36.0]).get(20)") == "([2.0, 3.0, 4.0], 6.0)"
+    assert value(notebook, "roots(), pool.apply_async(math.sqrt, [36.0]).get(60)") == "([2.0, 3.0, 4.0], 6.0)"
     assert value(notebook, "sorted(p.pid for p in pool._pool) == pids") == "True"
     notebook.run("pool.close(); pool.join()")
 
@@ -508,13 +517,13 @@ def test_queues_locks_and_events_between_processes(notebook: Notebook) -> None:
     """)
     save(notebook)
     notebook.run("lock.release(); gate.set()")
-    assert value(notebook, "answers.get(timeout=10), number.value") == "(3, 3)"
+    assert value(notebook, "answers.get(timeout=60), number.value") == "(3, 3)"
     notebook.run("worker.kill(); worker.join()")
     restore(notebook)
     assert value(notebook, "worker.is_alive(), number.value, gate.is_set()") == "(True, 0, False)"
     notebook.run("lock.release(); gate.set()")
-    assert value(notebook, "answers.get(timeout=10), number.value") == "(3, 3)"
-    notebook.run("asked.put(None); worker.join(10)")
+    assert value(notebook, "answers.get(timeout=60), number.value") == "(3, 3)"
+    notebook.run("asked.put(None); worker.join(60)")
     assert value(notebook, "worker.exitcode") == "0"
 
 
@@ -535,7 +544,7 @@ SERVER = """
 
 
 def page(port: str | int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/page", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/page", timeout=60) as answer:
         return str(answer.read().decode())
 
 
@@ -653,11 +662,11 @@ def logged(notebook: Notebook) -> str:
 # -- saved from outside, in the middle of a cell
 
 
-def messages(notebook: Notebook, request: str, timeout: float = 20) -> list[dict[str, Any]]:
+def messages(notebook: Notebook, request: str) -> list[dict[str, Any]]:
     """Everything that was published for a request, up to its idle."""
     found: list[dict[str, Any]] = []
     while not found or found[-1]["content"].get("execution_state") != "idle":
-        message = notebook.client.get_iopub_msg(timeout=timeout)
+        message = notebook.client.get_iopub_msg(timeout=60)
         if message["parent_header"].get("msg_id") == request:
             found.append(message)
     return found
@@ -665,13 +674,6 @@ def messages(notebook: Notebook, request: str, timeout: float = 20) -> list[dict
 
 def printed(found: list[dict[str, Any]]) -> str:
     return "".join(m["content"]["text"] for m in found if m["msg_type"] == "stream")
-
-
-def until_printed(notebook: Notebook, text: str) -> None:
-    while True:
-        message = notebook.client.get_iopub_msg(timeout=20)
-        if message["msg_type"] == "stream" and text in message["content"]["text"]:
-            return
 
 
 def test_a_cell_that_was_saved_while_it_looped_runs_on_in_the_cell_that_restores(
@@ -686,20 +688,20 @@ def test_a_cell_that_was_saved_while_it_looped_runs_on_in_the_cell_that_restores
         done = "the rest of the cell"
         print(done)
     """)
-    until_printed(notebook, "looping")
+    notebook.until_printed("looping")
     with notebook.keeper as keeper:
         saved = keeper.request("save", {"name": "looping"}, timeout=60)
     assert saved["name"] == "looping"
     # The live cell was not harmed, and ends as it would have.
     gate.touch()
-    assert notebook.reply(20)["parent_header"]["msg_id"] == looping
+    assert notebook.reply()["parent_header"]["msg_id"] == looping
     assert printed(messages(notebook, looping)) == "the rest of the cell\n"
     notebook.run("done = None")
     gate.unlink()
     asked = notebook.client.execute("%gpuckpt restore looping")
     until_displayed(notebook, "Restored looping")
     gate.touch()
-    reply = notebook.reply(20)
+    reply = notebook.reply()
     assert (reply["parent_header"]["msg_id"], reply["content"]["status"]) == (asked, "ok")
     assert printed(messages(notebook, asked)) == "the rest of the cell\n"
     assert value(notebook, "done") == "the rest of the cell"
@@ -707,18 +709,18 @@ def test_a_cell_that_was_saved_while_it_looped_runs_on_in_the_cell_that_restores
 
 def until_displayed(notebook: Notebook, text: str) -> None:
     while True:
-        message = notebook.client.get_iopub_msg(timeout=20)
+        message = notebook.client.get_iopub_msg(timeout=60)
         if "data" in message["content"] and text in json.dumps(message["content"]["data"]):
             return
 
 
 def test_a_cell_that_was_saved_while_it_waited_for_input_asks_again(notebook: Notebook) -> None:
     asking = notebook.client.execute("name = input('Who? '); print('Hello', name)", allow_stdin=True)
-    assert notebook.client.get_stdin_msg(timeout=20)["content"]["prompt"] == "Who? "
+    assert notebook.client.get_stdin_msg(timeout=60)["content"]["prompt"] == "Who? "
     with notebook.keeper as keeper:
         keeper.request("save", {"name": "asking"}, timeout=60)
     notebook.client.input("the first")
-    assert notebook.reply(20)["parent_header"]["msg_id"] == asking
+    assert notebook.reply()["parent_header"]["msg_id"] == asking
     assert printed(messages(notebook, asking)) == "Hello the first\n"
     prompts, shown = [], []
 
@@ -727,7 +729,7 @@ def test_a_cell_that_was_saved_while_it_waited_for_input_asks_again(notebook: No
         notebook.client.input("the second")
 
     reply = notebook.client.execute_interactive(
-        "%gpuckpt restore asking", stdin_hook=answer, output_hook=shown.append, timeout=20
+        "%gpuckpt restore asking", stdin_hook=answer, output_hook=shown.append, timeout=60
     )
     assert (reply["content"]["status"], prompts) == ("ok", ["Who? "])
     assert printed(shown) == "Hello the second\n"

@@ -144,6 +144,10 @@ class Window:
     def dialog(self) -> Locator:
         return self.page.get_by_role("dialog")
 
+    def dialog_listens(self) -> None:
+        """Wait until what is pressed goes to the dialog."""
+        self.page.wait_for_function("document.querySelector('.jp-Dialog')?.contains(document.activeElement)")
+
     def accept(self, button: str) -> None:
         self.dialog.get_by_role("button", name=button, exact=True).click()
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import socket
+from pathlib import Path
 
 import pytest
 from jupyter_servers import Server
-from lab_window import OpenWindow, Window
+from lab_window import OpenWindow
 from playwright.sync_api import expect
 
 pytestmark = pytest.mark.criu
@@ -183,7 +184,7 @@ def test_by_the_keyboard_alone(lab: Server, open_window: OpenWindow) -> None:
     window.kernel_is_ready()
     press("Escape")
     press("Control+Alt+s")
-    window.dialog.wait_for()
+    expect(window.dialog.get_by_label("Name")).to_be_focused()
     window.page.keyboard.insert_text("by-hand")
     press("Enter")
     window.is_told("Saved by-hand")
@@ -200,11 +201,11 @@ def test_by_the_keyboard_alone(lab: Server, open_window: OpenWindow) -> None:
     assert window.value("x") == "1"
     window.line("by-hand").focus()
     press("Delete")
-    window.dialog.wait_for()
+    window.dialog_listens()
     press("Escape")
     expect(window.line("by-hand")).to_be_focused()
     press("F2")
-    window.dialog.wait_for()
+    expect(window.dialog.get_by_label("Name", exact=True)).to_be_focused()
     window.page.keyboard.insert_text("by-key")
     press("Enter")
     expect(window.line("by-key")).to_be_visible()
@@ -327,14 +328,19 @@ def test_two_windows_see_the_same(lab: Server, open_window: OpenWindow) -> None:
     expect(other.line("seen-by-both")).to_have_count(0)
 
 
-def _slow_to_restore(window: Window) -> None:
-    window.run("import jupyter_gpuckpt, time")
-    window.run("jupyter_gpuckpt.after_restore(lambda r: time.sleep(8 if r.restored else 0))")
+_HELD_RESTORE = """
+import jupyter_gpuckpt, os, time
+@jupyter_gpuckpt.after_restore
+def held(resumed):
+    while resumed.restored and not os.path.exists({!r}):
+        time.sleep(0.01)
+"""
 
 
-def test_a_page_reloaded_in_mid_restore_goes_on_telling(lab: Server, open_window: OpenWindow) -> None:
+def test_a_page_reloaded_in_mid_restore_goes_on_telling(lab: Server, open_window: OpenWindow, tmp_path: Path) -> None:
+    go = tmp_path / "go"
     window = open_window(lab, "reload.ipynb")
-    _slow_to_restore(window)
+    window.run(_HELD_RESTORE.format(str(go)))
     window.run("x = 1")
     window.save("slow")
     window.run("x = 2")
@@ -349,6 +355,7 @@ def test_a_page_reloaded_in_mid_restore_goes_on_telling(lab: Server, open_window
     window.loaded()
     window.is_told("Restoring slow")
     expect(window.toolbar("gpuckpt-state")).to_have_text("Restoring")
+    go.touch()
     window.is_told("Restored slow")
     expect(window.page.locator(".jp-NotebookPanel-toolbar .jp-Notebook-ExecutionIndicator")).to_be_visible()
     assert window.value("x") == "1"

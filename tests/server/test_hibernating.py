@@ -17,6 +17,16 @@ from notebooks import Notebook, wait_for_ready, wait_until
 pytestmark = pytest.mark.criu
 
 _CULLS = """
+from pathlib import Path
+from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
+
+cull = MappingKernelManager.cull_kernel_if_idle
+
+async def cull_from_then_on(self, kernel_id):
+    if Path("GO").exists():
+        await cull(self, kernel_id)
+
+MappingKernelManager.cull_kernel_if_idle = cull_from_then_on
 c.MappingKernelManager.cull_idle_timeout = 1
 c.MappingKernelManager.cull_interval = 1
 c.MappingKernelManager.cull_connected = True
@@ -41,10 +51,12 @@ def _kernels(server: Server) -> list[str]:
 
 
 def test_a_culled_kernel_is_hibernated_and_resumed(tmp_path: Path) -> None:
-    with running(tmp_path, _CULLS, GPUCKPT_HIBERNATE_ON="cull") as server:
+    go = tmp_path / "go"
+    with running(tmp_path, _CULLS.replace("GO", str(go)), GPUCKPT_HIBERNATE_ON="cull") as server:
         with server.notebook("train.ipynb") as (kernel_id, notebook):
             notebook.run("x = 41")
-            wait_until(lambda: kernel_id not in _kernels(server), 60)
+            go.touch()
+            wait_until(lambda: kernel_id not in _kernels(server))
         found = _hibernated(server)
         assert [(one["path"], one["held"]) for one in found] == [("train.ipynb", False)]
         assert not list((tmp_path / "runtime" / "gpuckpt").iterdir())
@@ -115,7 +127,7 @@ def test_a_notebook_that_is_opened_does_not_wake_it_and_its_cell_does(tmp_path: 
         notebook.run("x = 41")
         server.finish(server.ask("POST", f"kernels/{kernel_id}/hibernate", {}, 202))
         url = f"{server.url}api/kernels/{kernel_id}/channels".replace("http", "ws", 1)
-        opened = websocket.create_connection(url, header=[f"Authorization: token {TOKEN}"], timeout=30)
+        opened = websocket.create_connection(url, header=[f"Authorization: token {TOKEN}"], timeout=60)
         try:
             about = _ask(opened, "kernel_info_request", {})
             assert about["content"]["language_info"]["name"] == "python"

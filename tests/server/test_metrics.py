@@ -36,7 +36,7 @@ def scraped(server: Server, holds: Callable[[Samples], bool]) -> Samples:
         found = scrape(server)
         return holds(found)
 
-    wait_until(look, 60)
+    wait_until(look)
     return found
 
 
@@ -61,7 +61,8 @@ def test_kernels_and_operations_are_counted(server: Server) -> None:
 def test_labels_name_neither_kernels_nor_notebooks(server: Server) -> None:
     found = scraped(server, lambda found: any(name == "gpuckpt_kernels" for name, _ in found))
     assert {label for _, labels in found for label, _ in labels} <= {"state", "kind", "result", "le"}
-    assert {name for name, _ in found} >= {"gpuckpt_kernels", "gpuckpt_gpu_memory_held_bytes"}
+    gpu_memory = {f"gpuckpt_gpu_memory_{what}_bytes" for what in ("held", "freed", "in_host")}
+    assert {name for name, _ in found} >= {"gpuckpt_kernels", *gpu_memory}
 
 
 def test_metrics_are_told_only_to_whoever_may_ask(server: Server) -> None:

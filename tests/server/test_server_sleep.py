@@ -30,7 +30,7 @@ def said(notebook: Notebook, last: str) -> list[str]:
     """Return what a kernel tells of itself from now to this word."""
     told: list[str] = []
     while last not in told:
-        content = notebook.client.get_iopub_msg(timeout=20)["content"]
+        content = notebook.client.get_iopub_msg(timeout=60)["content"]
         told += filter(None, [content.get("gpuckpt")])
     return told
 

@@ -143,7 +143,7 @@ def test_a_download_that_meets_damage_is_broken_off(server: Server, keep: Callab
     spoil(keep(os.urandom(8_000_000)), 5_000_000)
     with pytest.raises(requests.exceptions.ChunkedEncodingError):
         download(server)
-    wait_until(lambda: "it was broken off" in server.log.read_text(), 30)
+    wait_until(lambda: "it was broken off" in server.log.read_text())
     assert server.ask("GET", "snapshots")["snapshots"]
 
 
@@ -167,7 +167,7 @@ def test_a_download_takes_little_memory_and_ends_with_its_client(server: Server,
                 break
         assert reads_its_store(server)
         assert memory_of(server) - before < 24_000_000
-    wait_until(lambda: not reads_its_store(server), 30)
+    wait_until(lambda: not reads_its_store(server))
 
 
 def memory_of(server: Server) -> int:

@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).with_name("transfer_kills.py")
 
 def cases(work: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     process = python(PROGRAM, work, folder, stderr=subprocess.PIPE)
-    output, errors = process.communicate(timeout=80)
+    output, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
     clean, *rest = map(json.loads, output.splitlines())
     assert clean["after"]["whole"]
@@ -49,6 +49,6 @@ def test_a_transfer_that_is_killed_is_gone_on_with(work: str, tmp_path: Path) ->
 
 def test_pulls_saves_and_collections_at_the_same_time_do_no_harm_to_each_other(tmp_path: Path) -> None:
     process = python(PROGRAM.with_name("pulls_together.py"), tmp_path, 3, stderr=subprocess.PIPE)
-    output, errors = process.communicate(timeout=80)
+    output, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
     assert json.loads(output) == {"failed": 0, "faults": [], "litter": [], "whole": True}, errors

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import zstandard
 from blake3 import blake3
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_helpers import FILES, everything, litter, read_back, save
 from transfer_helpers import LARGE, person, secrets_of
@@ -341,7 +341,7 @@ def test_no_change_of_a_file_does_more_than_raise_a_named_error(tmp_path: Path) 
     before = everything(bob.root)
 
     @given(_changed(good))
-    @settings(max_examples=400, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=400)
     def check(content: bytes) -> None:
         try:
             bring(bob, content)
@@ -385,7 +385,7 @@ def test_no_manifest_of_somebody_who_is_trusted_does_more_than_raise_a_named_err
     members = st.sampled_from(list(Manifest.__dataclass_fields__)) | st.text(max_size=9)
 
     @given(st.dictionaries(members, _values, min_size=1, max_size=3))
-    @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=200)
     def check(change: dict[str, Any]) -> None:
         manifest = signed_by(ann, "it", contents, size, lambda members: members.update(change))
         try:

@@ -39,7 +39,7 @@ COMMIT = {"first save": "link", "save": "link", "hinted save": "link", "replace"
 def told(*arguments: object) -> list[dict[str, Any]]:
     """Run the cases and return what each line says."""
     process = python(CASES, *arguments, stderr=subprocess.PIPE)
-    output, errors = process.communicate(timeout=80)
+    output, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
     return [json.loads(line) for line in output.splitlines()]
 

@@ -25,10 +25,11 @@ def test_plain_names_are_taken_as_they_are(name: str) -> None:
         ("a\0b", r"'\x00'"),
         ("a\n", r"'\n'"),
         ("a b", "' '"),
-        ("р", r"'\u0440'"),  # Cyrillic, looks like p
-        ("ａ", r"'\uff41'"),
-        ("x٣", r"'\u0663'"),  # a digit, but not of ASCII
-        ("\ud800", r"'\ud800'"),
+        ("р", "'р' (U+0440)"),  # Cyrillic, looks like p
+        ("ａ", "'ａ' (U+FF41)"),
+        ("x٣", "'٣' (U+0663)"),  # a digit, but not of ASCII
+        ("\ud800", r"'\ud800' (U+D800)"),
+        ("a\u202eb", r"'\u202e' (U+202E)"),  # would turn what follows it around
         ("n" * 101, "101 characters"),
         ("n" * 10_000, "10000 characters"),
     ],

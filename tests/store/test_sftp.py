@@ -114,7 +114,7 @@ def test_who_is_done_leaves_no_connection_open(ann: Store, sftp: Sftp, home: Pat
     before = set(threading.enumerate())
     push(ann, "it", at(sftp.address(tmp_path / "remote"), ann))
     gc.collect()
-    wait_until(lambda: set(threading.enumerate()) <= before, 30)
+    wait_until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_a_folder_in_the_home_folder_there(ann: Store, sftp: Sftp, home: Path, tmp_path: Path) -> None:

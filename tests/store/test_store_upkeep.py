@@ -146,8 +146,9 @@ def test_a_renamed_snapshot_is_the_same_under_another_name(three: Store) -> None
     assert read_back(three, "uno") == before
     with pytest.raises(NoSuchSnapshot):
         three.get("one")
-    with pytest.raises(NameTaken):
+    with pytest.raises(NameTaken) as caught:
         three.rename("uno", "two")
+    assert "--replace" not in caught.value.then  # `mv` has none
     assert three.get("uno") == renamed
     assert litter(three) == []
 

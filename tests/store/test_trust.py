@@ -107,8 +107,9 @@ def test_a_snapshot_without_a_signature_is_refused_until_it_is_signed(store: Sto
     assert "jupyter gpuckpt sign it" in refused(store, Unsigned).then
     store.sign("it")
     assert read_back(store, "it") == FILES
-    with pytest.raises(Refused, match="signed already"):
+    with pytest.raises(Refused, match="signed already") as caught:
         store.sign("it")
+    assert (caught.value.why, caught.value.then) == ("by you", "")
 
 
 def test_changed_bytes_do_not_have_the_signature(store: Store) -> None:

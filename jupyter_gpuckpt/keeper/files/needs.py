@@ -153,12 +153,14 @@ def difference(file: NeededFile, root: Path) -> str:
 
     A file that is open for writing may have grown: a log goes on, and the kernel with it from its saved offset.
     """
-    was = _kind(file.mode) if file.size is None else f"{file.size} bytes"
+    was = _kind(file.mode) if file.size is None else "1 byte" if file.size == 1 else f"{file.size} bytes"
     at = root / file.path[1:]
     try:
         now = at.stat()
+    except FileNotFoundError:
+        return f"{file.path}: {'was' if file.size is None else 'had'} {was}, is gone"
     except OSError as e:
-        return f"{file.path}: had {was}, here {e.strerror}" if file.size is not None else f"{file.path}: {e.strerror}"
+        return f"{file.path}: {e.strerror}"
     if stat.S_IFMT(now.st_mode) != stat.S_IFMT(file.mode):
         return f"{file.path}: was {_kind(file.mode)}, here {_kind(now.st_mode)}"
     if file.size is None:

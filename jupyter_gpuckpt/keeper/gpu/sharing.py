@@ -217,7 +217,9 @@ def _held(usage: Iterable[Usage], pids: set[int]) -> dict[str, int]:
 
 def _kernel(status: Mapping[str, Any], held: Mapping[str, int], unwilling: str) -> _Holder:
     short = str(status["kernel_id"])[:_SHORT]
-    name = f"{Path(status['notebook']).name} (kernel {short})" if status["notebook"] else f"kernel {short}"
+    name = f"job {status['job']}" if status["job"] else f"kernel {short}"
+    if status["notebook"]:
+        name = f"{Path(status['notebook']).name} ({name})"
     last = datetime.datetime.fromisoformat(status["last_active"])
     idle = 0.0 if status["busy"] else (datetime.datetime.now(datetime.timezone.utc) - last).total_seconds()
     state = unwilling or ("kept awake" if status["pinned"] else "a cell runs" if status["busy"] else status["state"])

@@ -141,6 +141,23 @@ class GpuSleep:
             needs[self._parked.gpu] = needs.get(self._parked.gpu, 0) + HELPER
         return needs
 
+    def host_memory(self) -> dict[str, int]:
+        """Return the bytes of host memory that all is in while it sleeps, apart from what the processes have anyway.
+
+        ``beside`` is what the files take, and the program that brings all of it back; ``inside`` lies in the memory of
+        processes whose GPU memory could not be diverted into files.
+        """
+        parked, parking = self._parked, self._parking
+        beside, inside = self.vram.allocated(), 0
+        if parking is not None and parking.holder is not None:
+            beside += processes.anonymous_bytes(parking.holder)
+        parks = self._space.outer(parked.pid) if parked is not None else None
+        for process in self.described.get("processes", []):
+            if not self.vram.are_mapped_by(process["pid"]):
+                elsewhere = parked.size if parked is not None and parks == process["pid"] else 0
+                inside += max(0, sum(process["used"].values()) - elsewhere)
+        return {"beside": beside, "inside": inside}
+
     async def fall_asleep(self, link: Link, kernel: int, parkable: int, note: Callable[[dict[str, Any]], None]) -> None:
         """Take everything off the GPUs; `note` writes down what the next keeper must know, should this one die.
 

@@ -11,20 +11,20 @@ import contextlib
 import datetime
 import logging
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...errors import GpuckptError
 from ...freeze import processes
-from ..operations.sleep import ASLEEP
+from ..operations.sleep import ASLEEP, host_memory
 from ..operations.stages import to_nobody
 from ..record import KernelFolder
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
 
-__all__ = ["hibernate_sleepers", "host_memory"]
+__all__ = ["hibernate_sleepers"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -87,14 +87,14 @@ def _sleepers() -> Iterator[tuple[str, str, int]]:
         with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
             state = folder.state()
             if state.sleep is not None and state.sleep["stage"] == ASLEEP and state.sleeper is not None:
-                yield state.sleep["since"], folder.path.name, host_memory(state.sleeper[0], state.sleep["freed"])
+                yield state.sleep["since"], folder.path.name, _memory(state.sleeper[0], state.sleep)
 
 
-def host_memory(sleeper: int, freed: int) -> int:
-    """Return how many bytes of host memory a sleeping kernel has, `freed` of them for what was on a GPU."""
+def _memory(sleeper: int, noted: Mapping[str, Any]) -> int:
+    """Return how many bytes of host memory a sleeping kernel has."""
     pages = 0
     for pid in processes.descendants(sleeper):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as statm:
             resident, shared = statm.read().split()[1:3]
             pages += int(resident) - int(shared)  # what was on a GPU is shared memory
-    return pages * os.sysconf("SC_PAGE_SIZE") + freed
+    return pages * os.sysconf("SC_PAGE_SIZE") + host_memory(noted)["beside"]

@@ -67,7 +67,7 @@ class Wanted:
         ------
         Refused : it asks for too much, or for things that exclude each other.
         """
-        count = int(args.get("count") or 1)
+        count = int(args.get("count", 1))
         snapshot, save_as = str(args.get("snapshot") or ""), str(args.get("name") or "")
         if not 1 <= count <= MOST:
             raise Refused(_NOT_FORKED, f"{count} copies were asked for.", f"Ask for 1 to {MOST} at once.")

@@ -19,7 +19,7 @@ from ..gpu import gate
 from ..gpu.freeze import GpuReturn
 from ..gpu.late_vram import LateVram
 from ..gpu.sleep import GpuSleep
-from ..staging import vram_files
+from ..staging import discard_left, vram_files
 from .criu_run import end_criu
 from .hibernate import finish_wake, remove_broken_off
 from .parts import CAPTURE, VRAM, WORKING_COPY
@@ -120,8 +120,12 @@ async def _mend(keeper: Keeper) -> None:
         await answer_from_fresh(keeper, left["asked"], left["peers"], failed_restore(left["name"], cause))
     if keeper.state.hibernated is not None and keeper.space is not None:
         await finish_wake(keeper)
-    if keeper.state.sleep is None and keeper.space is not None:
-        gate.open_(keeper.space.run_dir)
+    if keeper.space is not None:
+        await asyncio.to_thread(discard_left, keeper.space)
+        if keeper.state.sleep is None:
+            gate.open_(keeper.space.run_dir)
+            if not left:  # but perhaps a save was being written
+                await asyncio.to_thread(vram_files(keeper.space).discard)
     keeper.state.operation = None
     keeper.note_state()
 

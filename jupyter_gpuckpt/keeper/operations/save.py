@@ -116,7 +116,7 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
             await stages.enter("writing")
             # The kernel runs: it does not wait for what is written about files, nor for their copies.
             await describe(keeper, writer, taken, args)
-            operation.writing = True
+            operation.let_kernel_go()
             letting_go = asyncio.create_task(_let_go(operation, args, writer.id, taken.frozen, stages, tell))
             try:
                 manifest = await commit(keeper, writer, taken, program, stages, args)

@@ -28,8 +28,7 @@ async def shut_down(keeper: Keeper) -> None:
     keeper.let_go()
     keeper.keep_output()
     operations = keeper.operations
-    if operations.current is not None and not operations.current.writing:
-        operations.current.cancelling.set()
+    operations.break_off()
     await keeper.end_sleepers()
     if keeper.link is not None:
         keeper.link.close()

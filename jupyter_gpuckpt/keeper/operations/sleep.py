@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..kernel_life import Keeper
     from ..record import Operation
 
-__all__ = ["ASLEEP", "FALLING_ASLEEP", "WAKING", "fell_asleep", "sleep", "tell_awake"]
+__all__ = ["ASLEEP", "FALLING_ASLEEP", "WAKING", "fell_asleep", "host_memory", "sleep", "tell_awake"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -80,6 +80,12 @@ def fell_asleep(keeper: Keeper, gpu: GpuSleep) -> None:
 
 
 def _agent_of(keeper: Keeper) -> Link:
+    if keeper.launch.job:
+        raise Refused(
+            _NOT_ASLEEP,
+            "It is a job, which nothing would wake.",
+            f"Hibernate it: `jupyter gpuckpt hibernate {keeper.launch.job}`; `restore` brings it back.",
+        )
     if keeper.link is None or not keeper.launch.agent:
         raise Refused(
             _NOT_ASLEEP,
@@ -136,7 +142,7 @@ async def _fall_asleep(keeper: Keeper, link: Link, agent: Mapping[str, Any], sta
 
     await stages.enter(FALLING_ASLEEP, cancellable=False)
     await gpu.fall_asleep(link, kernel, int(agent.get("parkable", 0)), note_parked)
-    noted.update(stage=ASLEEP, since=now())
+    noted.update(stage=ASLEEP, since=now(), host=await asyncio.to_thread(gpu.host_memory))
     try:
         keeper.save_state()
     except OSError:
@@ -153,6 +159,13 @@ def _note(keeper: Keeper, noted: dict[str, Any]) -> None:
     except OSError:
         keeper.state.sleep = None
         raise
+
+
+def host_memory(noted: Mapping[str, Any]) -> dict[str, int]:
+    """Return what `GpuSleep.host_memory` said of a kernel that sleeps, by `State.sleep`."""
+    # Older versions did not look, and took as much as was freed.
+    found: dict[str, int] = noted.get("host", {"beside": noted["freed"], "inside": 0})
+    return found
 
 
 async def tell_awake(link: Link, keeper: Keeper) -> None:

@@ -39,7 +39,7 @@ class Stages:
     def check(self) -> None:
         if self._operation.cancelling.is_set():
             raise Cancelled(
-                f"The {self._operation.kind} of {self._operation.name!r} was cancelled.",
+                f"The {self._operation.kind_and_name()} was cancelled.",
                 "It was interrupted.",
                 "The kernel is as it was, and no snapshot was made or changed.",
             )

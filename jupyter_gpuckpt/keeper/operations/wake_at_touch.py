@@ -38,7 +38,7 @@ async def wake_at_touch(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequen
         await asyncio.sleep(_LOOK)
         looks += 1
         busy = keeper.link is not None and keeper.link.busy
-        if keeper.operations.current is not None or not (busy or looks % _IDLE_LOOKS == 0 or waits.is_suspicious):
+        if keeper.operations.holds_kernel or not (busy or looks % _IDLE_LOOKS == 0 or waits.is_suspicious):
             continue
         if await asyncio.to_thread(waits.new):
             log.info("the kernel touches a GPU in its sleep")

@@ -20,7 +20,7 @@ from uuid import uuid4
 from ...errors import Damaged, NameTaken, StoreError
 from ..chunks import CHUNK, digest
 from ..contents import MAX_SIZE as MAX_CONTENTS
-from ..durable import FILE_MODE, sync_folder
+from ..durable import FILE_MODE, name_new, sync_folder
 from ..manifest import FORMAT, Manifest, check_format, name_in
 from ..manifest import MAX_SIZE as MAX_MANIFEST
 from ..pack import plausible, verified
@@ -97,7 +97,7 @@ def write_file(path: Path, fill: Callable[[BinaryIO], Manifest], *, replace: boo
             if replace:
                 draft.rename(path)
             else:
-                os.link(draft, path)
+                name_new(draft, path)
         finally:
             draft.unlink(missing_ok=True)
         sync_folder(path.parent)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ....errors import RemoteError
-from ...durable import make_folder, make_parents, sync_folder, write_new
+from ...durable import make_folder, make_parents, name_new, sync_folder, write_new
 from .remote import DRAFT, Remote
 
 __all__ = ["FolderRemote"]
@@ -50,11 +50,11 @@ class FolderRemote(Remote):
         with self._using():
             draft = self._draft(path, content)
             try:
-                os.link(draft, self._at(path))
+                name_new(draft, self._at(path))
             except FileExistsError:
                 return False
             finally:
-                draft.unlink()
+                draft.unlink(missing_ok=True)
             sync_folder(draft.parent)
             return True
 

@@ -1,0 +1,86 @@
+"""The words of a command: how ``%gpuckpt`` and ``jupyter gpuckpt`` take them apart, and what they say of wrong ones."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+from .. import settings
+from ..errors import GpuckptError
+
+__all__ = ["Commands", "Parser", "Usage", "duration", "gpus", "number"]
+
+
+class Usage(GpuckptError):
+    """The words are no command."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports wrong words as all other errors are reported, and takes options only in full."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        # A beginning would change its meaning with the next option.
+        super().__init__(**kwargs, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a `Usage` that says what is wrong with the words."""
+        raise Usage(
+            f"`{self.prog}` cannot be run like this.", f"{message[:1].upper()}{message[1:]}.", self.usage_text()
+        )
+
+    def usage_text(self) -> str:
+        """Return how the command is typed."""
+        usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
+        return f"Usage: {usage} (--help says more)"
+
+    def parse(self, words: Sequence[str], commands: Commands) -> argparse.Namespace:
+        """Return what the words ask for; `commands` are those among which the first of them chooses.
+
+        Raises
+        ------
+        Usage : they are no command.
+        """
+        first = next((word for word in words if not word.startswith("-")), None)
+        if first is not None and first not in commands.choices:
+            raise _unknown(self.prog, first, commands.choices)
+        args, more = self.parse_known_args(words)
+        if more:
+            # Python's own message would show how the whole program is typed, not this command.
+            (commands.choices[first] if first else self).error(f"unrecognized arguments: {' '.join(more)}")
+        return args
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Any]"
+"""The commands of a program, as `add_subparsers` gives them."""
+
+
+def _unknown(program: str, word: str, commands: Iterable[str]) -> Usage:
+    """Return the error of a word that is none of these commands."""
+    alike = difflib.get_close_matches(word, list(commands), n=2)
+    meant = f"Did you mean `{'` or `'.join(alike)}`? " if alike else ""
+    return Usage(f"{program} has no command {word!r}.", "", f"{meant}`{program} --help` shows all of them.")
+
+
+def duration(text: str) -> float | None:
+    """Return the seconds that a text such as ``30m`` means; None for ``off``."""
+    try:
+        return settings.parse_duration(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
+
+
+def gpus(text: str) -> list[int]:
+    """Return the numbers of GPUs that a text such as ``1`` or ``1,0`` names."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a GPU, nor several as in 1,0") from None
+
+
+def number(text: str) -> int:
+    """Return the number, of 1 and more, that a text means."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 and more")
+    return int(text)

@@ -1,0 +1,69 @@
+"""One operation at a time, and a wake beside a save that is being written."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from jupyter_gpuckpt.errors import Busy
+from jupyter_gpuckpt.keeper.one_at_a_time import OneAtATime
+from jupyter_gpuckpt.keeper.operations.stages import to_nobody
+
+
+async def _may_begin(operations: OneAtATime, kind: str) -> bool:
+    """Tell whether an operation of this kind begins without having to wait."""
+
+    async def begin() -> None:
+        await operations.wait_for_others(kind, patient=True)
+        await operations.wait_until_written(kind, "it", to_nobody)
+        with operations.begin(kind, "it"):
+            pass
+
+    try:
+        await asyncio.wait_for(begin(), 0.05)
+    except (TimeoutError, asyncio.TimeoutError, Busy):
+        return False
+    return True
+
+
+def test_only_a_wake_goes_on_beside_a_save_that_is_being_written() -> None:
+    async def check() -> None:
+        operations = OneAtATime()
+        with operations.begin("save", "x") as save:
+            assert operations.holds_kernel
+            assert not await _may_begin(operations, "wake")
+            save.let_kernel_go()
+            assert operations.writes == "x"
+            assert await _may_begin(operations, "wake")
+            assert not any([await _may_begin(operations, kind) for kind in ("save", "sleep", "restore", "hibernate")])
+            with operations.begin("wake", "y") as wake:
+                assert (operations.current, operations.writes) == (wake, "x")
+                assert not await _may_begin(operations, "wake")
+                operations.break_off()
+                assert (wake.cancelling.is_set(), save.cancelling.is_set()) == (True, False)
+            assert operations.current is save
+            assert not operations.idle.is_set()
+        assert operations.idle.is_set()
+        assert await _may_begin(operations, "save")
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("first", ["save", "wake"])
+def test_whichever_of_the_two_ends_first(first: str) -> None:
+    async def check() -> None:
+        operations = OneAtATime()
+        both = {kind: operations.begin(kind, kind) for kind in ("save", "wake")}
+        both["save"].__enter__().let_kernel_go()
+        both["wake"].__enter__()
+        both.pop(first).__exit__(None, None, None)
+        ((kind, other),) = both.items()
+        assert operations.current is not None
+        assert operations.current.kind == kind
+        assert not operations.idle.is_set()
+        other.__exit__(None, None, None)
+        assert operations.current is None
+        assert operations.idle.is_set()
+
+    asyncio.run(check())
