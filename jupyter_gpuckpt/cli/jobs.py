@@ -248,7 +248,7 @@ def _snapshot(name: str, job: str) -> Manifest:
 
 
 def _order(args: argparse.Namespace, manifest: Manifest) -> dict[str, Any]:
-    return {"name": manifest.name, "gpus": args.gpu, "other_ports": args.other_ports}
+    return {"name": manifest.name, "gpus": args.gpu, "other_ports": args.other_ports, "lazy": args.lazy}
 
 
 def _account(folder: KernelFolder, manifest: Manifest, began: float) -> dict[str, Any]:

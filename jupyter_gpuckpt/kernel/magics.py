@@ -25,6 +25,7 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
     --with-files                              and keep the files that it needs, Python and its packages, with it
     --wait                                    and wait until it is on the disk
 %gpuckpt restore [NAME] [--gpu N[,N ...]]     put this kernel back (without a name: to the latest)
+    --lazy                                    and answer before all of its GPU memory is back
 %gpuckpt fork [NAME] [-n COUNT] [--reseed]    a copy of this kernel beside it (with a name: of that snapshot);
               [--save NAME] [--gpu N[,N ...]]   --reseed: with other random numbers; --save: and save it
 %gpuckpt sleep · wake                         give what it has on the GPU up for host memory, and take it back;
@@ -93,6 +94,7 @@ def _parser() -> tuple[Parser, Commands]:
     restore = commands.add_parser("restore")
     restore.add_argument("name", nargs="?", default="")
     restore.add_argument("--gpu", type=gpus, default=[])
+    restore.add_argument("--lazy", action="store_true")
     fork = commands.add_parser("fork")
     fork.add_argument("name", nargs="?", default="")
     fork.add_argument("-n", "--count", type=number, default=1)
@@ -203,7 +205,7 @@ class Gpuckpt:
         with self._progress(agent, f"Restoring {args.name or 'the latest snapshot'}") as progress:
             # The restored kernel goes on from here: it completes the display, and the cell.
             asked = agent.cells.describe(progress.display_id())
-            agent.request("restore", {"name": args.name, "gpus": args.gpu, **asked}, progress.take)
+            agent.request("restore", {"name": args.name, "gpus": args.gpu, "lazy": args.lazy, **asked}, progress.take)
         raise GpuckptError("The restore gave no answer.", "", "Look at `%gpuckpt status`.")
 
     def _fork(self, args: argparse.Namespace) -> show.Forked:

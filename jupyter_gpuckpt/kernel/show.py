@@ -141,11 +141,18 @@ class Restored(_Shown):
         # The clock of the day: a restored process's monotonic clock goes on from the save.
         self._seconds = max(0.0, time.time() - asked_at)
         self._notes = [*result["warnings"], *faults]
+        self._answered: float | None = result.get("answered")
+        self._follows: int = result["gpu_memory"] if result.get("lazy") and self._answered is None else 0
 
     def text(self) -> str:
         message = f" ({self._message})" if self._message else ""
-        lines = [f"Restored {self.name}{message}, saved {moment(self._created)}, in {duration(self._seconds)}."]
-        return "\n".join(lines + self._notes)
+        text = f"Restored {self.name}{message}, saved {moment(self._created)}, in {duration(self._seconds)}"
+        if self._answered is not None:
+            text += f"; it answered after {duration(self._answered)}"
+        text += "."
+        if self._follows:
+            text += f" {size(self._follows)} of GPU memory follow; what needs them waits."
+        return "\n".join([text, *self._notes])
 
 
 class Forked(_Shown):

@@ -41,11 +41,11 @@ def judged_under(*wrapper: str) -> GpuckptError:
 def test_this_machine_can_and_says_so_quickly() -> None:
     assert why_unavailable() is None
     times: list[float] = []
-    while not times or (min(times) >= 0.05 and len(times) < 20):
+    while not times or (min(times) >= 0.15 and len(times) < 20):
         begun = processor_time()
         assert why_unavailable() is None
         times.append(processor_time() - begun)
-    assert min(times) < 0.05, times
+    assert min(times) < 0.15, times
 
 
 def processor_time() -> float:
