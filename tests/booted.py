@@ -159,11 +159,11 @@ class BootedMachine(Machine):
                 stderr=log,
             )
         children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children")
-        wait_until(lambda: holder.poll() is not None or children.read_text(), 30)
+        wait_until(lambda: holder.poll() is not None or children.read_text())
         if holder.poll() is None:
             first = children.read_text().strip()
             self.entering = ["sh", "-c", joining, "sh", "nsenter", "--all", f"--target={first}"]
-            wait_until(lambda: holder.poll() is not None or self._is_up(), 60)
+            wait_until(lambda: holder.poll() is not None or self._is_up())
         return holder
 
     def _is_up(self) -> bool:
@@ -212,7 +212,7 @@ class BootedMachine(Machine):
         self._holder.wait(30)
         for group in self._groups:
             for path, _, _ in os.walk(group, topdown=False):
-                wait_until(lambda path=path: not Path(path, "cgroup.procs").read_text(), 30)
+                wait_until(lambda path=path: not Path(path, "cgroup.procs").read_text())
                 Path(path).rmdir()
         shutil.rmtree(self.folder)
 

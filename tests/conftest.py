@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,23 @@ from remote_servers import S3, Sftp, s3_server, sftp_server
 from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.keeper import client
 from jupyter_gpuckpt.keeper.record import KernelFolder
+
+_KEPT = ("GPUCKPT_CRIU", "GPUCKPT_CRIU_PREFIX", "GPUCKPT_SCREENSHOTS")
+
+
+def _be_started_by_nobody_in_particular() -> None:
+    """Leave aside what whoever runs the tests has set for themselves, or what a job in the background has."""
+    for name in list(os.environ):
+        set_by_them = name.startswith("GPUCKPT_") and name not in _KEPT and not name.startswith("GPUCKPT_TEST_")
+        if set_by_them or name.startswith("JPY_") or name in ("COLUMNS", "FORCE_COLOR"):
+            del os.environ[name]
+    for name in ("NO_PROXY", "no_proxy"):
+        os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
+    os.umask(0o022)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_be_started_by_nobody_in_particular()
 
 
 @pytest.fixture(autouse=True)

@@ -97,7 +97,8 @@ class Job:
 
     def wait_for_end(self) -> int | None:
         """Wait until it has ended, and return its exit status."""
-        wait_until(KernelFolder(folder_of(self.name)).has_ended, what=f"{self.name} did not end")
+        folder = KernelFolder(folder_of(self.name))
+        wait_until(lambda: folder.has_ended() or not folder.has_keeper(), what=f"{self.name} did not end")
         wait_until(lambda: self.told()["state"] == "ended", what=f"{self.name} is not told to have ended")
         status: int | None = self.told()["exit_status"]
         return status

@@ -18,7 +18,7 @@ from notebooks import Notebook, wait_for_ready, wait_until
 
 SPEC = "python3-gpuckpt"
 TOKEN = "token-of-the-tests"
-START_TIMEOUT = 60.0
+START_TIMEOUT = 180.0
 SAVE_TIMEOUT = 60.0
 _OTHERS = ("jupyterlab", "jupyter_lsp", "jupyter_server_terminals", "nbclassic", "notebook", "notebook_shim")
 _ALONE = f"c.ServerApp.jpserver_extensions = {dict.fromkeys(_OTHERS, False)}\n"

@@ -266,9 +266,10 @@ def stop_job(args: argparse.Namespace, folder: KernelFolder) -> int:
     """End a job: it is asked to (SIGTERM), and killed when it has not in time; with --force it is killed at once."""
     name = folder.launch().job
     if folder.has_ended():
+        ended = folder.state().ended or {}
         raise Refused(
             f"The job {name} was not stopped.",
-            f"It has {how_it_ended((folder.state().ended or {}).get('status'))} already.",
+            f"It is over: {how_it_ended(ended.get('status'), ended.get('snapshot'))}.",
             f"`jupyter gpuckpt forget {name}` removes what is kept of it.",
         )
     try:

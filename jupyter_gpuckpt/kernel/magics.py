@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shlex
 import sys
 import threading
@@ -52,6 +53,8 @@ _IN_A_TERMINAL = frozenset(
     {"broker", "check", "doctor", "exec", "export", "forget", "gc", "import", "keep", "kernels", "logs", "ps", "pull"}
     | {"push", "recipient", "remote", "repair", "setup", "sign", "stop", "trust"}
 )
+_STATES = {"awake": ("on", "off"), "autosleep": ("off",)}
+_OPTION = re.compile(r"--[a-z-]+")
 _NAME_SNAPSHOTS = ("diff", "fork", "mv", "pin", "restore", "rm", "show", "tag", "unpin")
 _PROGRESS_AFTER = 1.0  # seconds
 
@@ -148,10 +151,13 @@ class Gpuckpt:
             print(HELP)
             return None
         if words[0] in _IN_A_TERMINAL:
+            then = f"Run `!jupyter gpuckpt {words[0]} …` in a cell, or the same without the `!` in a terminal."
+            if words[0] == "exec":  # what a kernel starts would end with it
+                then = "Run `jupyter gpuckpt exec …` in a terminal."
             raise Usage(
                 f"%gpuckpt has no {words[0]}: it is a command of the terminal's.",
                 "It is not about this kernel alone.",
-                f"Run `!jupyter gpuckpt {words[0]} …` in a cell, or the same without the `!` in a terminal.",
+                then,
             )
         if words[0] in commands.choices and words[-1] in ("-h", "--help"):
             print(_help_of(words[0]))
@@ -317,17 +323,16 @@ class Gpuckpt:
         )
 
     def complete(self, _: Any, event: Any) -> list[str]:
-        """Complete subcommands and snapshot names (called by IPython with the line so far)."""
+        """Complete commands, snapshot names and options (called by IPython with the line so far)."""
         words = event.line.split()
         before = words[1:] if event.line.endswith(" ") else words[1:-1]
         if not before:
             return sorted(_parser()[1].choices)
+        found = [*_STATES.get(before[0], ()), *_OPTION.findall(_help_of(before[0]))]
         if before[0] in _NAME_SNAPSHOTS and self._agent is not None:
             with contextlib.suppress(GpuckptError):
-                return [s["name"] for s in self._agent.request("list")["snapshots"]]
-        if before[0] == "save":
-            return ["--message", "--replace", "--wait", "--with-files"]
-        return []
+                found += [s["name"] for s in self._agent.request("list")["snapshots"]]
+        return found
 
     @contextlib.contextmanager
     def _progress(self, agent: Agent, verb: str) -> Iterator[_Progress]:
@@ -370,9 +375,13 @@ class _Progress:
         return str(self._handle.display_id) if self.updates else None
 
     def finish(self, result: show.Saved | show.Forked | show.Moved | show.Awake) -> None:
-        """Show the result in place of the progress."""
+        """Show the result in place of the progress; a restored kernel leaves what its cell showed when it was saved.
+
+        The cell that asked for the restore says what came of that.
+        """
         result.already_shown_in = self._shell.execution_count
-        self.show(result)
+        if not result.restored:
+            self.show(result)
 
     def clear(self) -> None:
         """Leave nothing of it: an error will be shown."""

@@ -51,6 +51,8 @@ class _Shown:
     """
 
     already_shown_in: int | None = None
+    restored = False
+    """Whether it is given to a kernel that has been restored, or to a copy."""
 
     def text(self) -> str:
         raise TypeError("made by the classes below")
@@ -257,6 +259,10 @@ def auto_sleep(result: dict[str, Any]) -> str:
     return f"It goes to sleep when idle for {span(after)}." if after else "It does not go to sleep by itself."
 
 
+_SHORT = 24
+"""How many characters a cell of a table has that is not broken into lines."""
+
+
 class Listing(_Shown):
     """A table; `empty` is said when it has no rows."""
 
@@ -281,12 +287,18 @@ class Listing(_Shown):
             return f"<div>{html.escape(self._empty)}</div>{faults}"
 
         def row(cells: Sequence[str], tag: str) -> str:
-            style = ' style="text-align:left"'
-            return "".join(f"<{tag}{style}>{html.escape(cell)}</{tag}>" for cell in cells)
+            return "".join(
+                f'<{tag} style="text-align:left;{_breaks(cell)}">{html.escape(cell)}</{tag}>' for cell in cells
+            )
 
         body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in self._rows)
         head = f"<thead><tr>{row(self._head, 'th')}</tr></thead>" if any(self._head) else ""
         return f"<table>{head}<tbody>{body}</tbody></table>{faults}"
+
+
+def _breaks(cell: str) -> str:
+    """Return the style by which a long cell gives room to the short ones, such as times, which stay on one line."""
+    return "white-space:nowrap" if len(cell) <= _SHORT else "overflow-wrap:anywhere"
 
 
 class Tree(_Shown):

@@ -53,7 +53,7 @@ def counter(alice: Person) -> Iterator[int]:
     program = str(alice.home / "counter.py")
     alice.does(f"open({program!r}, 'w').write({COUNTER!r})")
     done(alice, "exec", "counter", "--", "/usr/bin/env", "python3", program, "udp", str(port))
-    wait_until(lambda: "ready" in done(alice, "logs", "counter"), 60)
+    wait_until(lambda: "ready" in done(alice, "logs", "counter"))
     assert ask("udp", port) == "101"
     done(alice, "save", "counter", "at-101")
     yield port
@@ -134,7 +134,7 @@ def test_jobs_that_have_ended_leave_no_process_of_root_s(alice: Person, counter:
     done(alice, "exec", "short", "--", "/bin/sleep", "1000")
     assert machine.children() > before
     done(alice, "stop", "short")
-    assert machine.settled(machine.children) == before
+    wait_until(lambda: machine.children() <= before, what="processes are left")
 
 
 def test_who_is_not_served_is_told_so_before_anything_is_started(person: Callable[..., Person]) -> None:

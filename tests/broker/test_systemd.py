@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from booted import BootedMachine
+from notebooks import wait_until
 from people import GROUP, Person
 
 from jupyter_gpuckpt.broker.rights import NEEDED
@@ -77,12 +78,17 @@ def test_kernels_outlive_a_restart_and_are_saved_by_what_was_started_anew(
 ) -> None:
     old = state(machine, SERVICE, "MainPID")
     assert machine.systemctl("restart", SERVICE).returncode == 0
-    machine.settled(lambda: roots_processes(machine))
+    wait_until(lambda: len(roots_processes(machine)) == 1, what="an old deputy is left")
     assert state(machine, SERVICE, "MainPID") != old
-    assert len(roots_processes(machine)) == 1, "an old deputy is left"
     assert "Saved anew" in alice.runs("%gpuckpt save anew")
     alice.runs("%gpuckpt restore anew")
     assert alice.runs("print(x)") == "41"
+
+
+def test_all_of_it_can_be_killed_and_no_kernel_with_it(machine: BootedMachine, alice: Person) -> None:
+    assert machine.systemctl("kill", "--signal=KILL", SERVICE).returncode == 0
+    assert alice.runs("print(x)") == "41"
+    assert "Saved again" in alice.runs("%gpuckpt save again")
 
 
 def test_a_broker_that_was_stopped_is_started_by_who_asks(machine: BootedMachine, alice: Person) -> None:
@@ -105,7 +111,7 @@ def test_an_installation_that_does_not_start_is_no_success(machine: BootedMachin
 def test_uninstall_leaves_the_kernels_and_nothing_of_root_s(machine: BootedMachine, alice: Person) -> None:
     done = machine.gpuckpt("broker", "uninstall")
     assert done.returncode == 0, done.stderr
-    assert machine.settled(lambda: roots_processes(machine)) == []
+    wait_until(lambda: not roots_processes(machine), what="processes of root's are left")
     assert state(machine, SERVICE, "LoadState") == "not-found"
     assert alice.runs("print(x)") == "41"
     assert "does not answer" in alice.fails("%gpuckpt save never")

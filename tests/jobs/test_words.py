@@ -52,7 +52,7 @@ def test_errors_of_jobs_speak_of_jobs(tmp_path: Path) -> None:
     assert_speaks_of_a_job(run("forget", "talking"))
     data.unlink()
     talking.kill()
-    wait_until(lambda: talking.told()["state"] == "ended", 60)
+    wait_until(lambda: talking.told()["state"] == "ended")
     assert_speaks_of_a_job(run("restore", "talking", "once"), str(data))
     assert_speaks_of_a_job(run("save", "talking", "twice"))
 

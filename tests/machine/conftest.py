@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
 import pytest
 
+from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import Unavailable
-from jupyter_gpuckpt.freeze.criu_program import find_criu
+from jupyter_gpuckpt.freeze.criu_program import find_criu, program_in_prefix
 from jupyter_gpuckpt.machine.criu_install import install_criu
 
 
 @pytest.fixture(scope="session")
 def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a CRIU in it, installed for this test run."""
+    """Return a folder with a CRIU in it: the one of `make setup`, else one that is installed for this test run."""
+    with contextlib.suppress(Unavailable):
+        program_in_prefix(settings.criu_prefix())
+        return settings.criu_prefix()
     if shutil.which("apt-get") is None:
         pytest.skip("a system without apt")
     return Path(install_criu(tmp_path_factory.mktemp("setup") / "criu", lambda _: None).path).parents[2]

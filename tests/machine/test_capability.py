@@ -40,12 +40,12 @@ def judged_under(*wrapper: str) -> GpuckptError:
 @pytest.mark.usefixtures("with_criu")
 def test_this_machine_can_and_says_so_quickly() -> None:
     assert why_unavailable() is None
-    times = []
-    for _ in range(5):
+    times: list[float] = []
+    while not times or (min(times) >= 0.05 and len(times) < 20):
         begun = processor_time()
         assert why_unavailable() is None
         times.append(processor_time() - begun)
-    assert min(times) < 0.05
+    assert min(times) < 0.05, times
 
 
 def processor_time() -> float:

@@ -9,7 +9,7 @@ import pytest
 from jupyter_servers import Server, running
 
 _HELD = 0.05  # for how long the loop may be held, in seconds
-_ROUNDS = 5
+_ROUNDS = 12  # at most
 _WATCH = """
 import asyncio, time
 from pathlib import Path
@@ -56,5 +56,7 @@ def test_the_loop_is_not_held_during_a_save_and_a_download(watched: Server) -> N
             with steps.open() as log:
                 log.seek(seen)
                 worst.append(max(map(float, log)))
-    # What else the machine does can hold up any one of them, but not all.
+            # What else the machine does can hold up any one of them, but not all.
+            if worst[-1] < _HELD:
+                break
     assert min(worst) < _HELD, worst

@@ -122,10 +122,10 @@ async def _release(keeper: Keeper) -> dict[str, Any]:
 
 
 def _free_name(keeper: Keeper) -> str:
-    """Return the name of the snapshot: that of the notebook is in it."""
+    """Return the name of the snapshot: that of the notebook, or the job, is in it."""
     launch = keeper.launch
     notebook = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(launch.notebook or launch.name).stem).strip("-.")[:_NAME]
-    name = "-".join(filter(None, (HIBERNATED, notebook, launch.kernel_id[:8])))
+    name = "-".join(filter(None, (HIBERNATED, notebook, launch.job[:_NAME] or launch.kernel_id[:8])))
     taken = {manifest.name for manifest in keeper.store.list()}
     numbered = (f"{name}-{n}" for n in itertools.count(2))
     return next(one for one in itertools.chain([name], numbered) if one not in taken)
