@@ -115,6 +115,7 @@ def test_one_that_works_is_waited_for(two: list[Notebook]) -> None:
             await asyncio.sleep(0.01)
         # The other one is left in peace until it helps.
         assert (await asyncio.to_thread(_states, two)) == ["running", "running"]
+        two[0].client.get_stdin_msg(timeout=20)  # an answer before the question is passed over
         two[0].client.input("done")
         await making
 
@@ -134,6 +135,7 @@ def test_it_is_not_waited_for_longer_than_is_set(two: list[Notebook], monkeypatc
     with pytest.raises(Cancelled):
         _make_room(_Figures(two), 10, operation=operation)
     assert _states(two) == ["running", "running"]
+    two[0].client.get_stdin_msg(timeout=20)  # an answer before the question is passed over
     two[0].client.input("done")
     assert cell.answer()["status"] == "ok"
 

@@ -71,6 +71,7 @@ def test_it_does_not_fall_asleep_under_a_cell(notebook: Notebook) -> None:
     refused = ask(notebook, "sleep")
     assert isinstance(refused, Busy), refused
     assert "A cell is running" in str(refused)
+    notebook.client.get_stdin_msg(timeout=20)  # an answer before the question is passed over
     notebook.client.input("done")
     assert cell.answer()["status"] == "ok"
     wait_until(lambda: not status(notebook)["busy"])
