@@ -58,6 +58,8 @@ _STATES = {"awake": ("on", "off"), "autosleep": ("off",)}
 _OPTION = re.compile(r"--[a-z-]+")
 _NAME_SNAPSHOTS = ("diff", "fork", "mv", "pin", "restore", "rm", "show", "tag", "unpin")
 _PROGRESS_AFTER = 1.0  # seconds
+_FREEZING = "freezing"
+"""The stage of a save in which the kernel stands still."""
 
 
 class _Parser(Parser):
@@ -367,6 +369,8 @@ class _Progress:
 
     def take(self, progress: dict[str, Any]) -> None:
         """Show what the keeper reports."""
+        if progress["stage"] == _FREEZING:
+            return  # it might be on its way when the kernel is taken, and be sent once more by each that is restored
         if self._handle is None and time.monotonic() - self._began < _PROGRESS_AFTER:
             return
         self._display({"text/plain": show.progress_text(self._verb, progress)})
