@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import platform
 import resource
 from collections.abc import Collection
 from pathlib import Path
@@ -31,6 +33,7 @@ NEEDED = (
 _PR_SET_KEEPCAPS, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _RAISE = 8, 24, 38, 47, 2
 _LAST_CAPABILITY = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
 _VERSION_3 = 0x20080522
+_KEYCTL, _JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1  # keyctl(2)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -44,7 +47,7 @@ class _Data(ctypes.Structure):
 
 
 def become(person: Person, capabilities: Collection[int] = ()) -> None:
-    """Make this process the person's: ids, groups and limits; of all capabilities it keeps those named, over exec.
+    """Make this process the person's: ids, groups, keys, limits; of all capabilities it keeps those named, over exec.
 
     ``no_new_privs`` is set for good: no set-user-id program gives it, or what it starts, anything more.
 
@@ -61,6 +64,7 @@ def become(person: Person, capabilities: Collection[int] = ()) -> None:
     os.setgroups(person.groups)
     os.setresgid(person.gid, person.gid, person.gid)
     os.setresuid(person.uid, person.uid, person.uid)
+    _leave_keyring()
     data = (_Data * 2)()
     for number in capabilities:
         for name in ("effective", "permitted", "inheritable"):
@@ -70,6 +74,17 @@ def become(person: Person, capabilities: Collection[int] = ()) -> None:
     for number in capabilities:
         _check(_libc.prctl(_PR_CAP_AMBIENT, _RAISE, number, 0, 0), "keep a capability over exec")
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+
+
+def _leave_keyring() -> None:
+    """Take a new session keyring, with nothing in it: whoever has that of root's session can read its keys.
+
+    Where the system has no keys, or forbids the call to this process, and so to all that comes of it, nobody can.
+    """
+    if _libc.syscall(_KEYCTL[platform.machine()], _JOIN_SESSION_KEYRING, None) < 0:
+        number = ctypes.get_errno()
+        if number not in (errno.ENOSYS, errno.EPERM):
+            raise OSError(number, f"leave the session's keyring: {os.strerror(number)}")
 
 
 def _limit(kind: int, soft: int, hard: int) -> None:

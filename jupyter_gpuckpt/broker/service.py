@@ -127,6 +127,8 @@ class _Broker:
         self._deputies: dict[int, int] = {}
         """The user of each, by its pid."""
         self._recent: dict[int, collections.deque[float]] = {}
+        self._complained: dict[int, float] = {}
+        """When the log last said of a user that there was too much."""
 
     def run(self) -> None:
         ended, told = socket.socketpair()
@@ -156,7 +158,10 @@ class _Broker:
         with connection:
             uid = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
             if not self._may_have_one_more(uid):
-                log.warning("user %d asks too often, or has too many deputies: hung up", uid)
+                now = time.monotonic()
+                if now - self._complained.get(uid, -_SECOND) >= _SECOND:
+                    self._complained[uid] = now
+                    log.warning("user %d asks too often, or has too many deputies: hung up", uid)
                 return
             connection.setblocking(True)
             pid = os.fork()

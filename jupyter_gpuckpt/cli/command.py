@@ -257,6 +257,11 @@ def _parser() -> tuple[Parser, Commands]:
     )
     restoring.add_argument("--gpu", metavar="N", type=gpus, default=[], help=_GPU)
     restoring.add_argument(
+        "--lazy",
+        action="store_true",
+        help="have the kernel answer before all of its GPU memory is back; what needs it waits",
+    )
+    restoring.add_argument(
         "--as", metavar="NEW", dest="new_job", default="", help="of a job: bring it up as a new job of that name"
     )
     restoring.add_argument(

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..keeper import client, jobs
 from ..keeper.idle.preemption import Outcome, hibernate_all, write_report
+from ..keeper.jobs import job_of
 from ..kernel import show
 from ..kernel.words import Usage
 from . import output
@@ -52,4 +53,6 @@ def _how(status: Mapping[str, Any]) -> dict[str, Any]:
 def _row(outcome: Outcome) -> list[str]:
     took = show.duration(outcome.seconds)
     computed = show.duration(outcome.computed)
-    return [outcome.kernel_id[:8], outcome.notebook, computed, outcome.name or "not saved", took, outcome.why]
+    who = f"job {job}" if (job := job_of(outcome.kernel_id)) else outcome.kernel_id[:8]
+    why = " ".join(outcome.why.splitlines())
+    return [who, outcome.notebook, computed, outcome.name or "not saved", took, why]

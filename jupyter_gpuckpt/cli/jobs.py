@@ -248,7 +248,7 @@ def _snapshot(name: str, job: str) -> Manifest:
 
 
 def _order(args: argparse.Namespace, manifest: Manifest) -> dict[str, Any]:
-    return {"name": manifest.name, "gpus": args.gpu, "other_ports": args.other_ports}
+    return {"name": manifest.name, "gpus": args.gpu, "other_ports": args.other_ports, "lazy": args.lazy}
 
 
 def _account(folder: KernelFolder, manifest: Manifest, began: float) -> dict[str, Any]:
@@ -266,9 +266,10 @@ def stop_job(args: argparse.Namespace, folder: KernelFolder) -> int:
     """End a job: it is asked to (SIGTERM), and killed when it has not in time; with --force it is killed at once."""
     name = folder.launch().job
     if folder.has_ended():
+        ended = folder.state().ended or {}
         raise Refused(
             f"The job {name} was not stopped.",
-            f"It has {how_it_ended((folder.state().ended or {}).get('status'))} already.",
+            f"It is over: {how_it_ended(ended.get('status'), ended.get('snapshot'))}.",
             f"`jupyter gpuckpt forget {name}` removes what is kept of it.",
         )
     try:

@@ -132,6 +132,7 @@ def fits(
     *,
     gpus: Sequence[int] = (),
     copies: int = 1,
+    room_later: bool = False,
     what: str = _NO_RESTORE,
 ) -> Mapping[str, str] | None:
     """Return the GPU map with which a snapshot can be restored here; None where none is needed.
@@ -146,6 +147,7 @@ def fits(
     gpus : the numbers (NVML's, as `nvidia-smi` shows them) of the GPUs to restore to, one for each that the saved
         processes hold memory of, in the order of the saved ones; empty for no wish.
     copies : how often it is to be restored.
+    room_later : whether too little free memory is no reason to refuse: it is waited for when the state comes to a GPU.
     what : what is said to have happened, where it does not fit.
 
     Raises
@@ -180,7 +182,8 @@ def fits(
         place = places[gpu["uuid"]]
         if gpu["name"] != place.name:
             reasons.append(_differs("GPU model", gpu["name"], place.name, what))
-    reasons += _lacking_room(places, needed, free, what)
+    if not room_later:
+        reasons += _lacking_room(places, needed, free, what)
     if reasons:
         raise Refused.merged(reasons)
     moved = {old: place.uuid for old, place in places.items() if old != place.uuid}

@@ -26,7 +26,7 @@ from . import ptrace
 from .line_program import LineProgram
 from .processes import open_files, outer_thread
 
-__all__ = ["PARKED", "Parked", "Parking", "is_supported", "refuse"]
+__all__ = ["PARKED", "Parked", "Parking", "is_supported", "make_fifos", "refuse", "run_on"]
 
 log = logging.getLogger("gpuckpt.parking")
 
@@ -94,10 +94,7 @@ class Parking:
         self._heard = b""
         self._still: LineProgram | None = None
         self._spare: list[LineProgram] = []
-        names = [run_dir / name for name in PARKING_FIFOS]
-        for name in names:
-            with contextlib.suppress(FileExistsError):
-                os.mkfifo(name, 0o600)
+        names = make_fifos(run_dir)
         self._to, self._from = (os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC) for name in names)
         for fifo in (self._to, self._from):  # of a save that was broken off
             with contextlib.suppress(BlockingIOError):
@@ -201,10 +198,6 @@ class Parking:
                 raise self._error("copied", self._holder.last_words())
             self._is_whole = True
 
-    def run_on(self) -> None:
-        """Let the process's Python run on while its memory is parked: once the process is checkpointed."""
-        self._say("sleep")
-
     def rest(self) -> None:
         """Have the holder give up all that it has on the GPU: the process has its memory from the file, later."""
         self._holds = self._ready = False
@@ -212,6 +205,11 @@ class Parking:
         self._rests = self._holder_says(b"resting", _PREPARE_TIMEOUT)
         if not self._rests:
             self._holder.kill()  # its end does the same
+
+    @property
+    def rests(self) -> bool:
+        """Whether the holder has nothing on the GPU now, and has to be roused before it can fill."""
+        return self._rests
 
     def rouse(self) -> None:
         """Have the holder get ready to fill; it is waited for when it is needed."""
@@ -351,12 +349,30 @@ class Parking:
         )
 
 
+def make_fifos(run_dir: Path) -> list[Path]:
+    """Make what a process that parks is talked to through, which a restored one has open; return the paths."""
+    names = [run_dir / name for name in PARKING_FIFOS]
+    for name in names:
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(name, 0o600)
+    return names
+
+
 def refuse(run_dir: Path) -> None:
     """Let a process go on that has come to the place where it parks, should it be there; it is not parked."""
+    _tell(run_dir, b"no\n")
+
+
+def run_on(run_dir: Path) -> None:
+    """Let the Python of a process run on whose memory is parked, should it be: once the process is checkpointed."""
+    _tell(run_dir, b"sleep\n")
+
+
+def _tell(run_dir: Path, line: bytes) -> None:
     with contextlib.suppress(OSError):  # nobody reads
         fifo = os.open(run_dir / PARKING_FIFOS[0], os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            os.write(fifo, b"no\n")
+            os.write(fifo, line)
         finally:
             os.close(fifo)
 

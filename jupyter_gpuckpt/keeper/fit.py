@@ -120,11 +120,14 @@ def check_machine(
     marks: Marks,
     gpus: Sequence[int] = (),
     copies: int = 1,
+    *,
+    gpu_room_later: bool = False,
 ) -> Fit:
     """Refuse a snapshot that does not fit this machine or this kernel.
 
     `leaving` are the processes (with their memory, ports and GPU memory) that end before the restore; `gpus` are the
     numbers of the GPUs that it shall use here, as `cuda.fits` takes them, and `copies` how often it is to be restored.
+    With `gpu_room_later` the GPUs need not have room for it yet.
 
     Raises
     ------
@@ -149,7 +152,7 @@ def check_machine(
             reasons.append(e)
     if manifest.process["cuda"]:
         try:
-            gpu_map = cuda.fits(worker, manifest.cuda, leaving, gpus=gpus, copies=copies)
+            gpu_map = cuda.fits(worker, manifest.cuda, leaving, gpus=gpus, copies=copies, room_later=gpu_room_later)
         except Refused as e:
             reasons.append(e)
     if reasons:

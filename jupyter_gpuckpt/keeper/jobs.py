@@ -22,6 +22,7 @@ __all__ = [
     "folder_of",
     "forget",
     "is_job",
+    "job_of",
     "launch_of",
     "named",
     "start",
@@ -52,6 +53,11 @@ def folder_of(name: str) -> KernelFolder:
     BadName : the text cannot be a job's name.
     """
     return KernelFolder(settings.kernels_dir() / (_PREFIX + check_name(name, "the name of a job")))
+
+
+def job_of(kernel_id: str) -> str:
+    """Return the name of the job that goes by this id; empty where it is a kernel's."""
+    return kernel_id.removeprefix(_PREFIX) if kernel_id.startswith(_PREFIX) else ""
 
 
 def is_job(folder: KernelFolder) -> bool:

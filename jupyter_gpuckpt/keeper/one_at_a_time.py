@@ -20,6 +20,9 @@ _IS_WAITED_FOR = ("sleep", "wake")
 _BESIDE_WRITING = ("wake",)
 """Operations that may be under way beside a save that is being written."""
 
+_BREAKS_OFF = {"wake": ("sleep", "hibernate"), "restore": ("wake",)}
+"""What an operation ends that is under way: a kernel that is wanted need not sleep, nor one wake that is given up."""
+
 
 class OneAtATime:
     """The operations on one kernel.
@@ -56,12 +59,12 @@ class OneAtATime:
         return [operation.kind for operation in self._queued]
 
     async def wait_for_others(self, kind: str, *, patient: bool) -> None:
-        """Wait for what is under way where that is right for an operation of this kind; a wake breaks off a sleep."""
+        """Wait for what is under way where that is right for an operation of this kind, or break it off."""
         while (under_way := self.current) is not None and not self._may_begin_beside(kind):
             soon = patient and (under_way.kind in _IS_WAITED_FOR or kind == "wake")
             if not (soon or under_way.answering):
                 return
-            if kind == "wake" and under_way.kind in ("sleep", "hibernate"):
+            if under_way.kind in _BREAKS_OFF.get(kind, ()):
                 under_way.cancelling.set()
             await under_way.settled.wait()
 

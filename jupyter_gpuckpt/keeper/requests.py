@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from ..errors import Busy, Cancelled, GpuckptError
+from ..errors import Busy, Cancelled, GpuckptError, Refused
 from . import tally
 from .answers import answer_to
 from .c_memory import give_memory_back
 from .comparison import compare
+from .gpu import sharing
 from .idle.auto_sleep import AutoSleep
 from .kernel_life import Keeper
 from .link import AgentSilent
@@ -47,6 +49,8 @@ _WANTS_IT_AWAKE = ("fork", "move")
 _TAKES_IT = ("save", "hibernate")
 """Operations that take a kernel that sleeps as it is, where they can."""
 _IS_FOR_HIBERNATED = ("hibernate", "wake")
+_GPU = re.compile(r"GPU-[0-9a-f-]{1,64}")
+_NO_ROOM = "There is no room on the GPU for what the cell asked for."
 
 
 class Requests:
@@ -100,6 +104,8 @@ class Requests:
             return {"freed": await asyncio.to_thread(store.remove, str(args["name"]))}
         if op == "executed":
             return await self._executed()
+        if op == "room":
+            return await self._make_room(str(args["gpu"]), int(args["size"]), tell)
         if op == "autosleep":
             return self._set_auto_sleep(args["after"])
         raise GpuckptError(f"The keeper does not know {op!r}.", "", "Upgrade the older of the two.")
@@ -169,6 +175,18 @@ class Requests:
         self.keeper.note_state()
         self.auto_sleep.look_again()
         return {"sleep_after": state.sleep_after}
+
+    async def _make_room(self, gpu: str, size: int, tell: Tell) -> dict[str, Any]:
+        """Have idle kernels fall asleep for one that found too little memory of a GPU (its UUID), `size` bytes.
+
+        It is beside the operations: nothing is done with the kernel itself.
+        """
+        if not _GPU.fullmatch(gpu):
+            raise Refused(_NO_ROOM, f"{gpu!a} is no UUID of a GPU.", "`nvidia-smi -L` shows them.")
+        stages = Stages(Operation("room", ""), tell)
+        async with sharing.turn([gpu], stages):
+            asleep = await sharing.make_room(self.keeper, {gpu: size}, stages, _NO_ROOM, patience=0.0)
+        return {"asleep": asleep}
 
     async def _executed(self) -> dict[str, Any]:
         """Ask the kernel which cells it has executed; one without an agent does not know."""

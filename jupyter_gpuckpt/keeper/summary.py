@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from .. import __version__
+from ..errors import GpuckptError
 from ..store import Labels, Manifest, Store
 
 HIBERNATED = "hibernated"
@@ -87,6 +89,20 @@ def gpu_memory(manifest: Manifest) -> int:
 def held_by(described: Mapping[str, Any]) -> int:
     """Return the GPU memory, in bytes, of processes that `cuda.describe` tells of."""
     return sum(held for process in described.get("processes", []) for held in process.get("used", {}).values())
+
+
+def current_name(store: Store, snapshot: Mapping[str, Any]) -> str:
+    """Return what a snapshot (``name`` and ``id``) is called now: somebody may have renamed it.
+
+    Raises
+    ------
+    NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
+    """
+    with contextlib.suppress(GpuckptError):
+        if store.get(snapshot["name"]).id == snapshot["id"]:
+            return str(snapshot["name"])
+    found = next((manifest.name for manifest in store.list() if manifest.id == snapshot["id"]), None)
+    return found or store.get(snapshot["name"]).name
 
 
 def is_of(manifest: Manifest, kernel_id: str, notebook: str) -> bool:

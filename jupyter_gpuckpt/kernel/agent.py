@@ -276,8 +276,8 @@ class Agent:
         calls: dict[str, Callable[..., Any]] = {
             "about": self._about,
             "before_save": self._before_save,
-            "park": partial(parking.park, self._run_dir),
-            "park_asleep": lambda: self.in_background(partial(parking.park, self._run_dir), "gpuckpt-asleep"),
+            # In a thread of its own: it may be away for long, where the kernel sleeps or is restored.
+            "park": lambda: self.in_background(partial(parking.park, self._run_dir), "gpuckpt-parking"),
             "before_sleep": self.sleeping.before_sleep,
             "asleep": self.sleeping.asleep,
             "not_woken": self.sleeping.not_woken,
@@ -332,6 +332,7 @@ class Agent:
             "python": platform.python_version(),
             "ipykernel": ipykernel.__version__,
             "protocol": settings.AGENT_PROTOCOL,
+            "waits_for_gpu": parking.has_gate() and not about_gpu.get("peers"),
             "environment": environment.describe(),
             **variables.describe(self._kernel.shell),
             "own_ports": [self._child_output.port],
@@ -345,7 +346,7 @@ class Agent:
         """The freeze is over in the kernel that was saved, or it did not come to one."""
         self._saving = False
         if self.sleeping.is_asleep:
-            faults = self._housekeeping.after_save_asleep()
+            faults = self._housekeeping.after_save_asleep(restored=False)
         else:
             faults = self._housekeeping.after(restored=False)
         failure = GpuckptError.from_dict(error) if error else None
@@ -364,17 +365,19 @@ class Agent:
         peers: dict[str, int],
         ports: dict[str, int],
         hold: bool = False,
+        asleep: bool = False,
     ) -> None:
         """Become the kernel of this connection: its key, its ports (by what they were), its clients.
 
-        With `hold`, nothing that comes is executed until the kernel is `woken`.
+        With `hold`, nothing that comes is executed until the kernel is `woken`. With `asleep`, what this kernel had on
+        GPUs comes later.
         """
         if hold:
             # Nobody hears yet what a cell prints that runs on.
             self._heard.clear()
             self._kernel.iopub_thread.schedule(self.until_heard)
             self._kernel.hold(True)
-        self.sleeping.is_asleep = False  # a snapshot of a kernel that sleeps is restored awake
+        self.sleeping.restored(asleep)
         self._clients = peers
         self._child_output.moved({int(was): port for was, port in ports.items()})
         kernel, app = self._kernel, self._kernel.parent
@@ -412,7 +415,8 @@ class Agent:
             self.executed.note(asked["cell"].get("id", ""), count)
         self._mended.wait(_MENDING)
         renewal.renew()
-        faults = self._housekeeping.after(restored=True)
+        housekeeping = self._housekeeping
+        faults = (housekeeping.after_save_asleep if self.sleeping.is_asleep else housekeeping.after)(restored=True)
         copy = result.get("copy")
         if copy is not None:
             renewal.become_copy(self._kernel)
@@ -438,6 +442,8 @@ class Agent:
 
     def _be_seen(self, panels: list[str], name: str) -> None:
         self._be_heard("restored")
+        if self.sleeping.is_asleep:
+            self.cells.announce("waking")
         if panels or self.panels:
             from . import panel
 

@@ -71,10 +71,10 @@ class Housekeeping:
             self._close_history()
         return {}
 
-    def after_save_asleep(self) -> list[str]:
-        """Undo `before_save_asleep`, in the kernel that sleeps on."""
+    def after_save_asleep(self, *, restored: bool) -> list[str]:
+        """Undo of `before_save` what can be while the kernel sleeps: `after` follows when it is awake."""
         with contextlib.suppress(Exception):
-            self._open_history(new_session=False)
+            self._open_history(new_session=restored)
         return []
 
     def after(self, *, restored: bool) -> list[str]:

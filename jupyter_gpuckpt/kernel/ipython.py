@@ -13,6 +13,7 @@ from ..errors import GpuckptError
 from . import parking
 from .agent import Agent, is_held, start_agent
 from .executed import cell_id
+from .gpu_room import make_room_after
 from .magics import register
 from .waking import wake_for_cell
 
@@ -65,6 +66,8 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
                 return {"status": "error", "execution_count": self.execution_count, **failure}
         reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
         if self.agent is not None:
+            if reply["status"] == "error" and not silent:
+                make_room_after(self.agent, reply)
             self.agent.until_heard()
         return reply
 

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shlex
 import sys
 import threading
@@ -24,6 +25,7 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
     --with-files                              and keep the files that it needs, Python and its packages, with it
     --wait                                    and wait until it is on the disk
 %gpuckpt restore [NAME] [--gpu N[,N ...]]     put this kernel back (without a name: to the latest)
+    --lazy                                    and answer before all of its GPU memory is back
 %gpuckpt fork [NAME] [-n COUNT] [--reseed]    a copy of this kernel beside it (with a name: of that snapshot);
               [--save NAME] [--gpu N[,N ...]]   --reseed: with other random numbers; --save: and save it
 %gpuckpt sleep · wake                         give what it has on the GPU up for host memory, and take it back;
@@ -52,6 +54,8 @@ _IN_A_TERMINAL = frozenset(
     {"broker", "check", "doctor", "exec", "export", "forget", "gc", "import", "keep", "kernels", "logs", "ps", "pull"}
     | {"push", "recipient", "remote", "repair", "setup", "sign", "stop", "trust"}
 )
+_STATES = {"awake": ("on", "off"), "autosleep": ("off",)}
+_OPTION = re.compile(r"--[a-z-]+")
 _NAME_SNAPSHOTS = ("diff", "fork", "mv", "pin", "restore", "rm", "show", "tag", "unpin")
 _PROGRESS_AFTER = 1.0  # seconds
 
@@ -90,6 +94,7 @@ def _parser() -> tuple[Parser, Commands]:
     restore = commands.add_parser("restore")
     restore.add_argument("name", nargs="?", default="")
     restore.add_argument("--gpu", type=gpus, default=[])
+    restore.add_argument("--lazy", action="store_true")
     fork = commands.add_parser("fork")
     fork.add_argument("name", nargs="?", default="")
     fork.add_argument("-n", "--count", type=number, default=1)
@@ -148,10 +153,13 @@ class Gpuckpt:
             print(HELP)
             return None
         if words[0] in _IN_A_TERMINAL:
+            then = f"Run `!jupyter gpuckpt {words[0]} …` in a cell, or the same without the `!` in a terminal."
+            if words[0] == "exec":  # what a kernel starts would end with it
+                then = "Run `jupyter gpuckpt exec …` in a terminal."
             raise Usage(
                 f"%gpuckpt has no {words[0]}: it is a command of the terminal's.",
                 "It is not about this kernel alone.",
-                f"Run `!jupyter gpuckpt {words[0]} …` in a cell, or the same without the `!` in a terminal.",
+                then,
             )
         if words[0] in commands.choices and words[-1] in ("-h", "--help"):
             print(_help_of(words[0]))
@@ -197,7 +205,7 @@ class Gpuckpt:
         with self._progress(agent, f"Restoring {args.name or 'the latest snapshot'}") as progress:
             # The restored kernel goes on from here: it completes the display, and the cell.
             asked = agent.cells.describe(progress.display_id())
-            agent.request("restore", {"name": args.name, "gpus": args.gpu, **asked}, progress.take)
+            agent.request("restore", {"name": args.name, "gpus": args.gpu, "lazy": args.lazy, **asked}, progress.take)
         raise GpuckptError("The restore gave no answer.", "", "Look at `%gpuckpt status`.")
 
     def _fork(self, args: argparse.Namespace) -> show.Forked:
@@ -317,17 +325,16 @@ class Gpuckpt:
         )
 
     def complete(self, _: Any, event: Any) -> list[str]:
-        """Complete subcommands and snapshot names (called by IPython with the line so far)."""
+        """Complete commands, snapshot names and options (called by IPython with the line so far)."""
         words = event.line.split()
         before = words[1:] if event.line.endswith(" ") else words[1:-1]
         if not before:
             return sorted(_parser()[1].choices)
+        found = [*_STATES.get(before[0], ()), *_OPTION.findall(_help_of(before[0]))]
         if before[0] in _NAME_SNAPSHOTS and self._agent is not None:
             with contextlib.suppress(GpuckptError):
-                return [s["name"] for s in self._agent.request("list")["snapshots"]]
-        if before[0] == "save":
-            return ["--message", "--replace", "--wait", "--with-files"]
-        return []
+                found += [s["name"] for s in self._agent.request("list")["snapshots"]]
+        return found
 
     @contextlib.contextmanager
     def _progress(self, agent: Agent, verb: str) -> Iterator[_Progress]:
@@ -370,9 +377,13 @@ class _Progress:
         return str(self._handle.display_id) if self.updates else None
 
     def finish(self, result: show.Saved | show.Forked | show.Moved | show.Awake) -> None:
-        """Show the result in place of the progress."""
+        """Show the result in place of the progress; a restored kernel leaves what its cell showed when it was saved.
+
+        The cell that asked for the restore says what came of that.
+        """
         result.already_shown_in = self._shell.execution_count
-        self.show(result)
+        if not result.restored:
+            self.show(result)
 
     def clear(self) -> None:
         """Leave nothing of it: an error will be shown."""

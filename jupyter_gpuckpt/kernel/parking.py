@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .. import settings
 
-__all__ = ["park", "parkable", "prepare"]
+__all__ = ["has_gate", "park", "parkable", "prepare"]
 
 _library: ctypes.PyDLL | None = None
 
@@ -39,6 +39,11 @@ def prepare() -> None:
 def parkable() -> int:
     """Return how many bytes of GPU memory could be parked now; they are on this process's only GPU."""
     return 0 if _library is None else int(_library.gpuckpt_parkable())
+
+
+def has_gate() -> bool:
+    """Tell whether `cudaDeviceSynchronize` waits here while the driver has this kernel's GPU state."""
+    return _library is not None
 
 
 def park(run_dir: Path) -> None:

@@ -51,6 +51,8 @@ class _Shown:
     """
 
     already_shown_in: int | None = None
+    restored = False
+    """Whether it is given to a kernel that has been restored, or to a copy."""
 
     def text(self) -> str:
         raise TypeError("made by the classes below")
@@ -139,11 +141,18 @@ class Restored(_Shown):
         # The clock of the day: a restored process's monotonic clock goes on from the save.
         self._seconds = max(0.0, time.time() - asked_at)
         self._notes = [*result["warnings"], *faults]
+        self._answered: float | None = result.get("answered")
+        self._follows: int = result["gpu_memory"] if result.get("lazy") and self._answered is None else 0
 
     def text(self) -> str:
         message = f" ({self._message})" if self._message else ""
-        lines = [f"Restored {self.name}{message}, saved {moment(self._created)}, in {duration(self._seconds)}."]
-        return "\n".join(lines + self._notes)
+        text = f"Restored {self.name}{message}, saved {moment(self._created)}, in {duration(self._seconds)}"
+        if self._answered is not None:
+            text += f"; it answered after {duration(self._answered)}"
+        text += "."
+        if self._follows:
+            text += f" {size(self._follows)} of GPU memory follow; what needs them waits."
+        return "\n".join([text, *self._notes])
 
 
 class Forked(_Shown):
@@ -257,6 +266,10 @@ def auto_sleep(result: dict[str, Any]) -> str:
     return f"It goes to sleep when idle for {span(after)}." if after else "It does not go to sleep by itself."
 
 
+_SHORT = 24
+"""How many characters a cell of a table has that is not broken into lines."""
+
+
 class Listing(_Shown):
     """A table; `empty` is said when it has no rows."""
 
@@ -281,12 +294,18 @@ class Listing(_Shown):
             return f"<div>{html.escape(self._empty)}</div>{faults}"
 
         def row(cells: Sequence[str], tag: str) -> str:
-            style = ' style="text-align:left"'
-            return "".join(f"<{tag}{style}>{html.escape(cell)}</{tag}>" for cell in cells)
+            return "".join(
+                f'<{tag} style="text-align:left;{_breaks(cell)}">{html.escape(cell)}</{tag}>' for cell in cells
+            )
 
         body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in self._rows)
         head = f"<thead><tr>{row(self._head, 'th')}</tr></thead>" if any(self._head) else ""
         return f"<table>{head}<tbody>{body}</tbody></table>{faults}"
+
+
+def _breaks(cell: str) -> str:
+    """Return the style by which a long cell gives room to the short ones, such as times, which stay on one line."""
+    return "white-space:nowrap" if len(cell) <= _SHORT else "overflow-wrap:anywhere"
 
 
 class Tree(_Shown):

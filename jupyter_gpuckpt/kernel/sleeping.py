@@ -39,9 +39,14 @@ class Sleeping:
         self._agent, self._run_dir, self._housekeeping = agent, run_dir, housekeeping
         self.is_asleep = False
         self._holds_gpu_state = False
+        self._is_on_its_way = False
         self._wanted: tuple[Asked, str] | None = None
 
     # -- what the keeper asks for
+
+    def restored(self, asleep: bool) -> None:
+        """Note that this kernel was restored: `asleep`, where what it had on GPUs comes later, and by itself."""
+        self.is_asleep = self._holds_gpu_state = self._is_on_its_way = asleep
 
     def before_sleep(self) -> dict[str, Any]:
         """Get ready to sleep: from now on what is to be executed wakes the kernel first.
@@ -72,7 +77,12 @@ class Sleeping:
         self._agent.cells.announce("asleep")
 
     def not_woken(self, error: dict[str, Any]) -> None:
-        """Say in the cell that runs why its touch of the GPU still waits; where it holds Python's lock, later."""
+        """Say in the cell that runs why its touch of the GPU still waits; where it holds Python's lock, later.
+
+        What a restored kernel had on GPUs does not come by itself any more: from now on a cell wakes it first.
+        """
+        self._is_on_its_way = False
+        self._agent.cells.announce("asleep")
         asked = self._agent.cells.describe()
         if asked:
             text = f"This cell waits for the GPU. {GpuckptError.from_dict(error)}"
@@ -81,7 +91,7 @@ class Sleeping:
     def after_sleep(self) -> list[str]:
         """The kernel is awake again, or did not fall asleep; return what of it could not be undone, in words."""
         faults = self._housekeeping.after(restored=False)
-        self.is_asleep = self._holds_gpu_state = False
+        self.is_asleep = self._holds_gpu_state = self._is_on_its_way = False
         self._agent.cells.announce("awake")
         return faults
 
@@ -94,7 +104,7 @@ class Sleeping:
         lines = code.strip().splitlines()
         if len(lines) == 1 and lines[0].split()[:1] == [_OWN]:
             return False  # it touches nothing of the person's, and restores and wakes
-        return not (settings.cells_asleep() and self._holds_gpu_state)
+        return not (self._holds_gpu_state and (settings.cells_asleep() or self._is_on_its_way))
 
     def wake(self, progress: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
         """Have the keeper wake the kernel, and return what it did; a keeper that dies meanwhile gets a successor.

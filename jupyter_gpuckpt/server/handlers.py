@@ -211,7 +211,8 @@ class RestoreHandler(_Handler):
     @_costly
     async def post(self, kernel_id: str) -> None:
         """Begin to restore a kernel."""
-        operation = await self.service.restore(kernel_id, self.arguments_in_body(name=str)["name"])
+        asked = self.arguments_in_body(name=str, lazy=bool)
+        operation = await self.service.restore(kernel_id, asked["name"], asked["lazy"])
         self.set_status(202)
         self.finish(operation.as_dict())
 

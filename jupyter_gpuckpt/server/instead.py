@@ -63,7 +63,7 @@ def _hibernate_when_culled(manager: Any) -> None:
 
 def _hibernate(folder: KernelFolder) -> None:
     with client.connect(folder) as keeper:
-        found = keeper.request("hibernate", {"end": True}, timeout=None)
+        found = keeper.request("hibernate", {"end": True})
     log.info("The idle kernel %s was hibernated as %s.", folder.path.name, found["name"])
 
 

@@ -123,8 +123,10 @@ class Service:
         folder = await self._folder(kernel_id)
         return self.operations.start(Operation("save", kernel_id, name), folder, dict(request))
 
-    async def restore(self, kernel_id: str, name: str) -> Operation:
+    async def restore(self, kernel_id: str, name: str, lazy: bool) -> Operation:
         """Begin to put a kernel back to a snapshot; without a name, to the latest of its notebook.
+
+        With `lazy` it answers before all of its GPU memory is back; the operation ends when it is.
 
         Raises
         ------
@@ -134,7 +136,7 @@ class Service:
         if name:
             check_name(name)
         folder = await self._folder(kernel_id)
-        return self.operations.start(Operation("restore", kernel_id, name), folder, {"name": name})
+        return self.operations.start(Operation("restore", kernel_id, name), folder, {"name": name, "lazy": lazy})
 
     async def fork(self, kernel_id: str, request: dict[str, Any]) -> Operation:
         """Begin to make copies of a kernel, which the server then holds.

@@ -26,6 +26,7 @@ from .labels import Labels
 from .manifest import Manifest
 from .names import MAX_NAME, check_name
 from .parallel import Progress
+from .postponed import Postponed
 from .reading import Parts
 from .snapshot import Snapshot
 from .store import Store
@@ -39,6 +40,7 @@ __all__ = [
     "Labels",
     "Manifest",
     "Parts",
+    "Postponed",
     "Progress",
     "Snapshot",
     "Store",

@@ -6,7 +6,7 @@ import errno
 import mmap
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import accumulate
@@ -26,8 +26,10 @@ from .parallel import Progress, Tally, run_all
 __all__ = [
     "Parts",
     "damage",
-    "extract",
+    "fill",
+    "is_below",
     "locate",
+    "make_files",
     "missing",
     "parse_contents",
     "raw_contents",
@@ -123,43 +125,62 @@ def _is_there(at: Location | None, chunk: Chunk, sizes: Mapping[str, int]) -> bo
     return at is not None and at.size == chunk.size and at.offset + at.stored <= sizes.get(at.pack, 0)
 
 
-def extract(
-    layout: Layout,
-    manifest: Manifest,
-    contents: Contents,
-    index: Index,
-    folder: Path,
-    elsewhere: Mapping[str, Path],
-    progress: Progress | None,
-) -> None:
-    """Write all files of a snapshot into the new folder `folder`, for their owner alone, with holes where zeros were.
+def is_below(path: str, folders: Collection[str]) -> bool:
+    """Tell whether a file of a snapshot lies in one of these folders of the snapshot."""
+    top, _, rest = path.partition("/")
+    return bool(rest) and top in folders
+
+
+def make_files(contents: Contents, folder: Path, elsewhere: Mapping[str, Path]) -> dict[str, Path]:
+    """Make the files of a snapshot in `folder`, which exists, for their owner alone, of zeros; return where each is.
 
     What lies in a folder of the snapshot that `elsewhere` names goes into the folder there, which exists; so may files
     of zeros in it, whose memory was made ready.
 
     Raises
     ------
-    Damaged : a byte is not the one that was saved; nothing that was written may be used then.
     OSError : the folder cannot be written.
     """
-    make_folder(folder)
     made = {folder, *elsewhere.values()}
-    reader = PackReader(layout.packs)
-    jobs = []
-    # The largest first, so that no thread is left alone with one at the end.
-    for path in sorted(contents.files, key=contents.size_of, reverse=True):
+    targets = {}
+    for path in contents.files:
+        is_elsewhere = is_below(path, elsewhere)
         top, _, rest = path.partition("/")
-        is_elsewhere = bool(rest) and top in elsewhere
-        target = elsewhere[top] / rest if is_elsewhere else folder / path
+        target = targets[path] = elsewhere[top] / rest if is_elsewhere else folder / path
         _make_folders(target.parent, made)
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | (0 if is_elsewhere else os.O_EXCL) | os.O_NOFOLLOW, FILE_MODE)
         try:
             os.ftruncate(fd, contents.size_of(path))
         finally:
             os.close(fd)
-        write = _write_in_place if is_elsewhere else _write
+    return targets
+
+
+def fill(
+    layout: Layout,
+    manifest: Manifest,
+    contents: Contents,
+    index: Index,
+    targets: Mapping[str, Path],
+    in_memory: Collection[str],
+    progress: Progress | None,
+) -> None:
+    """Write the bytes of a snapshot's files into those that `make_files` made; holes stay where zeros were.
+
+    `in_memory` are the folders of the snapshot whose files lie in memory.
+
+    Raises
+    ------
+    Damaged : a byte is not the one that was saved; nothing that was written may be used then.
+    OSError : they cannot be written.
+    """
+    reader = PackReader(layout.packs)
+    jobs = []
+    # The largest first, so that no thread is left alone with one at the end.
+    for path in sorted(contents.files, key=contents.size_of, reverse=True):
+        write = _write_in_place if is_below(path, in_memory) else _write
         for offset, chunks in _batches(contents.files[path]):
-            jobs.append(partial(write, manifest, reader, index, path, target, offset, chunks))
+            jobs.append(partial(write, manifest, reader, index, path, targets[path], offset, chunks))
     run_all(jobs, (lambda done: progress("verify", done, contents.size)) if progress else (lambda _: None))
 
 

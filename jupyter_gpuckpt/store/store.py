@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from .. import settings
 from ..errors import Damaged, GpuckptError, NoSuchSnapshot, Pinned, Refused, StoreError
 from .committing import name_taken
 from .contents import Contents
-from .durable import name_new, read_small, sync_folder, write_new
+from .durable import make_folder, name_new, read_small, sync_folder, write_new
 from .failures import storing
 from .incoming import Incoming
 from .labels import Labels, read_labels, write_labels
@@ -25,7 +25,8 @@ from .manifest import MAX_SIZE, Manifest
 from .names import check_name
 from .outgoing import Outgoing
 from .parallel import Progress
-from .reading import Parts, extract, locate, read_contents, read_whole
+from .postponed import Postponed
+from .reading import Parts, fill, is_below, locate, make_files, read_contents, read_whole
 from .sessions import Lock, Session
 from .signatures import split
 from .snapshot import Snapshot
@@ -244,6 +245,34 @@ class Store:
                 raise
             return snapshot
 
+    def postpone(self, name: str, snapshot_id: str, elsewhere: Mapping[str, Path]) -> Postponed:
+        """Return those files of a snapshot that `elsewhere` says a place for, as in `open`, to be read later.
+
+        They are made now, of zeros; all that they are made of is seen to be there, and nothing of it is deleted until
+        the result is closed.
+
+        Raises
+        ------
+        NoSuchSnapshot : it was deleted, or replaced by another.
+        BadName, Untrusted, Damaged, Incompatible, StoreError : as `open`.
+        """
+        with ExitStack() as stack:
+            manifest = stack.enter_context(self._reading(name))
+            if manifest.id != snapshot_id:
+                raise NoSuchSnapshot(f"The snapshot {name} was replaced by another.", "", "Use another.", name=name)
+            everything = read_contents(self._layout, manifest)
+            contents = Contents({path: c for path, c in everything.files.items() if is_below(path, elsewhere)})
+            with storing(f"The snapshot {name} cannot be read.", self.root):
+                index = locate(self._layout, manifest, contents)
+            with _placing(manifest, self.root):
+                targets = make_files(contents, self.root, elsewhere)
+
+            def read(progress: Progress | None) -> None:
+                with _placing(manifest, next(iter(elsewhere.values()))):
+                    fill(self._layout, manifest, contents, index, targets, elsewhere, progress)
+
+            return Postponed(read, stack.pop_all().close)
+
     def read_files(self, name: str, paths: Collection[str]) -> tuple[Manifest, Contents, dict[str, bytes]]:
         """Return what a snapshot is, and the verified bytes of those of its files that are asked for and there.
 
@@ -304,16 +333,10 @@ class Store:
         contents = Contents({path: chunks for path, chunks in everything.files.items() if wanted(path)})
         with storing(f"The snapshot {manifest.name} cannot be read.", self.root):
             index = locate(self._layout, manifest, contents)
-        try:
-            extract(self._layout, manifest, contents, index, into, elsewhere, progress)
-        except OSError as e:
-            raise StoreError(
-                f"The files of the snapshot {manifest.name} could not be put in place.",
-                f"{e.strerror or e}: {into}",
-                "Make room there (`df` tells how much there is; in /dev/shm it is memory), and try again.",
-                errno=errno.errorcode.get(e.errno or 0, str(e.errno)),
-                folder=str(into),
-            ) from e
+        with _placing(manifest, into):
+            make_folder(into)
+            targets = make_files(contents, into, elsewhere)
+            fill(self._layout, manifest, contents, index, targets, elsewhere, progress)
 
     def remove(self, name: str) -> int:
         """Remove the snapshot `name` and return the bytes freed.
@@ -532,3 +555,18 @@ class Store:
             name=name,
             close=close,
         )
+
+
+@contextmanager
+def _placing(manifest: Manifest, into: Path) -> Iterator[None]:
+    """Tell of files that cannot be written as what they are."""
+    try:
+        yield
+    except OSError as e:
+        raise StoreError(
+            f"The files of the snapshot {manifest.name} could not be put in place.",
+            f"{e.strerror or e}: {into}",
+            "Make room there (`df` tells how much there is; in /dev/shm it is memory), and try again.",
+            errno=errno.errorcode.get(e.errno or 0, str(e.errno)),
+            folder=str(into),
+        ) from e

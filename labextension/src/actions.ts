@@ -173,7 +173,7 @@ export class Actions {
       title: trans.__('Hibernate the kernel?'),
       body: new ParagraphsBody([
         trans.__('The kernel is written to the disk and ended: it holds neither memory nor GPU memory then.'),
-        trans.__('When the notebook is opened again, it can be resumed with all that it has.')
+        trans.__('The next cell that is run brings it back, with all that it has.')
       ]),
       buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.okButton({ label: trans.__('Hibernate') })]
     });

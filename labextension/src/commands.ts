@@ -165,7 +165,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
   aboutKernel(
     CommandIDs.hibernate,
     trans.__('Hibernate Kernel…'),
-    trans.__('Write it to the disk and end it, to be resumed later'),
+    trans.__('Write it to the disk and end it; the next cell brings it back'),
     'hibernate',
     ['running', 'sleeping'],
     (does, kernel) => does.hibernate(kernel.kernel_id)

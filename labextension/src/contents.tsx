@@ -350,7 +350,11 @@ function Line({ row, active, onFocus, model, commands, trans }: ILineProps): Rea
           <em key={tag}>{tag}</em>
         ))}
       </div>
-      {snapshot.message && <div className="jp-gpuckpt-Message">{snapshot.message}</div>}
+      {snapshot.message && (
+        <div className="jp-gpuckpt-Message" title={snapshot.message}>
+          {snapshot.message}
+        </div>
+      )}
       <div className="jp-gpuckpt-About" title={moment(snapshot.created)}>
         {about(snapshot, origin, model.notebook, trans)}
       </div>

@@ -222,7 +222,7 @@ export class Follower {
       case 'wake':
         return trans.__('Woken in %1 s.', seconds);
       case 'hibernate':
-        return trans.__('Hibernated in %1 s. Open the notebook again to resume.', seconds);
+        return trans.__('Hibernated in %1 s. The next cell brings the kernel back.', seconds);
       case 'push':
         return trans.__('Sent %1.', name);
       case 'pull':

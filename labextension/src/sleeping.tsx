@@ -98,7 +98,11 @@ export function Sleep({ kernel, model, commands, trans }: IProps): React.JSX.Ele
   return (
     <>
       {asleep !== null ? (
-        <p title={moment(asleep)}>{trans.__('Fell asleep %1; the next cell wakes it.', ago(asleep, new Date()))}</p>
+        <p title={moment(asleep)}>
+          {kernel.hibernated
+            ? trans.__('Went to the disk %1; the next cell wakes it.', ago(asleep, new Date()))
+            : trans.__('Fell asleep %1; the next cell wakes it.', ago(asleep, new Date()))}
+        </p>
       ) : (
         woken !== null && (
           <p title={moment(woken.at)}>

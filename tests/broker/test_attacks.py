@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import platform
 import re
 import socket
 import stat
@@ -213,6 +214,38 @@ def test_25_a_process_under_landlock_cannot_leave_it_by_the_broker(alice: Person
         assert "Landlock" in said.get("error", {}).get("why", ""), said
     assert alice.does("landlocked({'do': 'criu'}, ())")["done"]  # that starts nothing
     assert asks(alice, hold) == {"done": True}
+
+
+WITH_A_KEY = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+assert libc.syscall(250, 1, None) > 0
+assert libc.syscall(248, b"user", b"of-root", b"geheim", 6, -3) > 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+SEARCH = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.syscall(250, 10, -3, b"user", b"of-root", 0), ctypes.get_errno())
+"""
+
+
+def test_26_the_keys_of_root_s_session_are_not_passed_on() -> None:
+    """Whoever possesses a session's keyring can read what is in it, whatever their uid is."""
+    if platform.machine() != "x86_64" or ctypes.CDLL(None).syscall(250, 0, -3, 1) < 0:
+        pytest.skip("no keys here, or they are called otherwise")
+    with_a_key = Machine.or_skip(wrapper=[sys.executable, "-c", WITH_A_KEY])
+    try:
+        alice = with_a_key.person("alice")
+        alice.starts_kernel()
+        not_there = "-1 126"  # ENOKEY
+        assert alice.runs(SEARCH) == not_there
+        alice.runs("%gpuckpt save here")
+        alice.runs("%gpuckpt restore here")
+        assert alice.runs(SEARCH) == not_there
+    finally:
+        with_a_key.close()
 
 
 def test_7_root_and_what_asks_for_it_are_not_served(machine: Machine) -> None:
@@ -571,6 +604,30 @@ for thread in threads: thread.start()
         bob.does("stop.set()", "[thread.join() for thread in threads]", "[s.close() for s in held]")
 
 
+FLOOD_LOG = """
+import time
+def flood():
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+        s.connect(os.environ["GPUCKPT_BROKER"])
+        began = time.monotonic()
+        for _ in range(35):
+            s.send(b'{"do": "nothing of the kind"}')
+            s.recv(65536)
+        took = time.monotonic() - began
+    began = time.monotonic()
+    while time.monotonic() - began < 1.5:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+            s.connect(os.environ["GPUCKPT_BROKER"])
+    return took
+"""
+
+
+def test_27_a_user_cannot_fill_the_broker_s_log_at_will(bob: Person, machine: Machine) -> None:
+    before = machine.log.read_text().count("too often")
+    assert bob.does(ASK, FLOOD_LOG, "flood()") > 2.0  # ten requests a second
+    assert machine.settled(lambda: machine.log.read_text().count("too often")) - before <= 4
+
+
 def test_18_a_user_has_so_many_deputies_and_no_more(tmp_path: Path) -> None:
     with socket.socket() as listener:
         broker = service._Broker(listener, CriuProgram((), (4, 2, 1), "", "system"), Register(tmp_path))
@@ -689,6 +746,7 @@ def test_a_connection_is_for_one_sleeper_alone(alice: Person) -> None:
         "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)",
         "s.connect(os.environ['GPUCKPT_BROKER'])",
         f"s.send(json.dumps({{'do': 'hold', 'pid': {sleeper_of(alice)}}}).encode())",
+        "s.send(json.dumps({'proof': _proof(json.loads(s.recv(65536))['prove'])}).encode())",
         "first = json.loads(s.recv(65536))",
         f"s.send(json.dumps({{'do': 'hold', 'pid': {sleeper_of(alice)}}}).encode())",
         "second = json.loads(s.recv(65536))",

@@ -85,6 +85,12 @@ def test_kernels_outlive_a_restart_and_are_saved_by_what_was_started_anew(
     assert alice.runs("print(x)") == "41"
 
 
+def test_all_of_it_can_be_killed_and_no_kernel_with_it(machine: BootedMachine, alice: Person) -> None:
+    assert machine.systemctl("kill", "--signal=KILL", SERVICE).returncode == 0
+    assert alice.runs("print(x)") == "41"
+    assert "Saved again" in alice.runs("%gpuckpt save again")
+
+
 def test_a_broker_that_was_stopped_is_started_by_who_asks(machine: BootedMachine, alice: Person) -> None:
     assert machine.systemctl("stop", SERVICE).returncode == 0
     assert state(machine, SERVICE, "ActiveState") == "inactive"

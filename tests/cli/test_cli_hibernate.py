@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from command_line import Cli, Orphan
+from keeper_faults import keeper_pid
 from notebooks import Notebook, StartKernel
 
 pytestmark = pytest.mark.criu
@@ -35,21 +38,29 @@ def test_what_is_no_command(cli: Cli, words: list[str]) -> None:
 
 
 def test_all_before_a_deadline_the_most_valuable_first(cli: Cli, start: StartKernel, tmp_path: Path) -> None:
-    idle, worked = start(), start()
+    idle, worked, silent = start(), start(), start()
     worked.run("import time; x = 41\nbegan = time.process_time()\nwhile time.process_time() < began + 1: pass")
     idle.run("import jupyter_gpuckpt, time; y = 1; jupyter_gpuckpt.before_save(lambda: time.sleep(600))")
-    for deadline in ("4", "16", "64"):  # more where the machine is so slow that not even one gets ready
-        done = cli("hibernate", "--all", "--deadline", deadline, "--json")
-        assert done.status == 1
-        first, second = done.json["kernels"]
-        if first["saved"]:
-            break
+    os.kill(keeper_pid(silent), signal.SIGSTOP)
+    try:
+        for deadline in ("4", "16", "64"):  # more where the machine is so slow that not even one gets ready
+            done = cli("hibernate", "--all", "--deadline", deadline, "--json")
+            assert done.status == 1
+            first, second, last = done.json["kernels"]
+            if first["saved"]:
+                break
+    finally:
+        os.kill(keeper_pid(silent), signal.SIGCONT)
     assert (first["kernel_id"], first["saved"]) == (worked.manager.provisioner.kernel_id, True)
     assert (second["kernel_id"], second["saved"]) == (idle.manager.provisioner.kernel_id, False)
     assert "time was up" in second["why"]
     report = Path(done.json["report"])
     assert report.parent == tmp_path / "logs"
-    assert json.loads(report.read_text())["kernels"] == [first, second]
+    assert json.loads(report.read_text())["kernels"] == [first, second, last]
+    # One that cannot be asked is told of as well.
+    assert (last["kernel_id"], last["saved"]) == (silent.manager.provisioner.kernel_id, False)
+    assert "does not answer" in last["why"]
+    assert silent.value("1") == "1"
     assert worked.value("x + 1") == "42"
     assert idle.value("y") == "1"
 

@@ -72,7 +72,8 @@ def test_the_results_as_json(cli: Cli, notebook: Notebook) -> None:
     saved = cli("save", _id(notebook), "first", "--json").json
     assert saved["name"] == "first"
     assert 0 < saved["frozen_seconds"] < saved["seconds"]
-    restored = cli("restore", _id(notebook), "--json").json
+    restored = cli("restore", _id(notebook), "--lazy", "--json").json
+    assert restored["lazy"] is False, "it has nothing on a GPU that could come later"
     assert (restored["id"], restored["restored"], restored["warnings"]) == (saved["id"], True, [])
 
 

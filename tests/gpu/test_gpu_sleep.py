@@ -306,6 +306,24 @@ def test_two_that_wake_at_once_and_one_that_is_kept_awake(start: StartKernel) ->
         assert says(one, "check() == c") == "True"
 
 
+@pytest.mark.usefixtures("quick_turns")
+def test_a_cell_that_finds_too_little_can_be_run_again_when_others_sleep(start: StartKernel) -> None:
+    with leaving_free(6 * GIB):
+        idle, needy = start(), start()
+        idle.run(BIG.format(size=4 * GIB), timeout=120)
+        needy.run("import torch; torch.ones(1, device='cuda')", timeout=120)
+        allocate = "big = torch.empty(3 << 30, dtype=torch.uint8, device='cuda')"
+        failed = needy.fails(allocate, timeout=120)
+        assert "Run the cell again" in failed.text, f"{failed.text}\n{_log(needy)}"
+        assert is_asleep(idle)
+        needy.run(allocate, timeout=60)
+        failed = needy.fails("torch.empty(100 << 30, dtype=torch.uint8, device='cuda')", timeout=120)
+        assert "There is no room on the GPU for what the cell asked for." in failed.text, failed.text
+        assert "process " in failed.text, "it does not say who holds the GPU: " + failed.text
+        needy.run("del big; torch.cuda.empty_cache()")
+        assert says(idle, "check() == c") == "True"
+
+
 @pytest.mark.parametrize("size", [1, 24])
 def test_wake_times(notebook: Notebook, size: int) -> None:
     notebook.run(BIG.format(size=size * GIB), timeout=120)

@@ -326,10 +326,13 @@ def test_nothing_of_one_is_left_when_it_is_forgotten(tmp_path: Path) -> None:
 def test_one_is_hibernated_with_all_others_and_comes_back(tmp_path: Path) -> None:
     counter, port = start_counter(tmp_path, "counter", "udp")
     assert ask("udp", port) == "101"
-    assert run("hibernate", "--all").status == 0
+    done = run("hibernate", "--all")
+    assert done.status == 0
+    assert "job counter" in done.out
     told = counter.told()
-    assert (told["state"], told["exit_status"]) == ("ended", None)
-    assert f"hibernated as {told['hibernated_as']}" in run("ps").out
+    assert (told["state"], told["exit_status"], told["hibernated_as"]) == ("ended", None, "hibernated-counter")
+    assert "hibernated as hibernated-counter" in run("ps").out
+    assert "hibernated as hibernated-counter" in run("stop", "counter").err
     counter.restore()
     assert ask("udp", port) == "102"
     assert counter.lines() == ["ready", "101", "102"]

@@ -114,7 +114,7 @@ def test_a_fork_with_a_name_saves_the_kernel_too(notebook: Notebook) -> None:
         copy.close()
     assert snapshots() == ["kept"]
     notebook.run("x = 'later'")
-    assert "Back at kept." in notebook.run("%gpuckpt restore kept").text
+    assert "Restored kept, saved " in notebook.run("%gpuckpt restore kept").text
     assert notebook.value("x, f.copy, f.restored") == "now None True"
 
 

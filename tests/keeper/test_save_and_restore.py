@@ -201,3 +201,28 @@ def test_two_kernels_save_at_once(start: StartKernel) -> None:
     for i, notebook in enumerate(notebooks):
         notebook.run(f"%gpuckpt restore kernel{i}")
         assert notebook.value("me") == str(i)
+
+
+def test_the_cell_that_saved_goes_on_showing_that_it_did(notebook: Notebook) -> None:
+    notebook.run("from jupyter_gpuckpt.kernel import magics; magics._PROGRESS_AFTER = 0")
+
+    def shown(line: str) -> list[tuple[str, str]]:
+        """Run a cell as a program that executes notebooks; return what its displays showed, with the ids of these."""
+        asked = notebook.client.execute(line, allow_stdin=False)
+        found: list[tuple[str, str]] = []
+        while True:
+            message = notebook.client.get_iopub_msg(timeout=60)
+            content = message["content"]
+            if "data" in content:
+                found.append((content["transient"].get("display_id", ""), content["data"]["text/plain"]))
+            if content.get("execution_state") == "idle" and message["parent_header"].get("msg_id") == asked:
+                notebook.client.get_shell_msg(timeout=60)
+                return found
+
+    saving, said = shown("saved = %gpuckpt save it")[-1]
+    assert said.startswith("Saved it: ")
+    of_the_restore = shown("%gpuckpt restore it")
+    assert saving not in [display for display, _ in of_the_restore]
+    assert [text for _, text in of_the_restore if "ack at" in text] == []
+    assert of_the_restore[-1][1].startswith("Restored it, saved ")
+    assert "Back at it" in notebook.value("saved")

@@ -18,7 +18,7 @@ from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt.errors import Busy, Cancelled, Refused
 from jupyter_gpuckpt.freeze.cuda_calls import Gpu, Usage
-from jupyter_gpuckpt.keeper import sharing
+from jupyter_gpuckpt.keeper.gpu import sharing
 from jupyter_gpuckpt.keeper.operations.stages import Stages
 from jupyter_gpuckpt.keeper.record import Operation
 
@@ -170,3 +170,59 @@ def test_turns_are_one_at_a_time_whatever_the_order_and_not_waited_for_for_ever(
         holding.cancel()
 
     asyncio.run(too_long())
+
+
+_NVML = """
+import sys
+if any("cuda_worker" in argument for argument in sys.orig_argv):
+    import json
+    from pathlib import Path
+    import jupyter_gpuckpt.freeze.nvml as nvml
+
+    class Nvml:
+        def usage(self):
+            states = [json.loads(path.read_text()) for path in Path({kernels!r}).glob("*/state.json")]
+            held = [Path(f"/proc/{{state['sleeper'][0]}}/task/{{state['sleeper'][0]}}/children").read_text()
+                    for state in states if state["sleep"] is None]
+            return [dict(gpu={gpu!r}, pid=int(pid.split()[0]), bytes=4 << 30, mps=False) for pid in held]
+
+        def gpus(self):
+            free = (10 << 30) - sum(one["bytes"] for one in self.usage())
+            return [dict(index=0, uuid={gpu!r}, name="NVIDIA Figure", total=10 << 30, free=free, mig=False, driver="")]
+
+    nvml.Nvml = Nvml
+"""
+
+_TORCH = """
+import sys
+from types import SimpleNamespace as Of
+class OutOfMemoryError(RuntimeError): pass
+gpu = Of(uuid={uuid!r})
+sys.modules["torch"] = Of(cuda=Of(get_device_properties=lambda number: [gpu][number], current_device=lambda: 0))
+def need(size):
+    raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {{size}}. GPU 0 has a total capacity of 10.00 GiB.")
+"""
+
+
+def test_a_cell_that_finds_too_little_has_others_fall_asleep_so_that_it_can_be_run_again(
+    start: StartKernel, grace: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uuid = "00010203-0405-0607-0809-0a0b0c0d0e0f"
+    path = tmp_path / "python"
+    path.mkdir()
+    kernels = str(tmp_path / "runtime" / "gpuckpt")
+    (path / "sitecustomize.py").write_text(_NVML.format(kernels=kernels, gpu=f"GPU-{uuid}"))
+    monkeypatch.setenv("PYTHONPATH", str(path))
+    idle, needy = start(), start()
+    name = status(idle)["kernel_id"][:8]
+    needy.run(_TORCH.format(uuid=uuid))
+    failed = needy.fails("need('20.00 GiB')")
+    assert failed.ename == "OutOfMemoryError"
+    assert "There is no room on the GPU for what the cell asked for." in failed.text
+    assert f"kernel {name}: 4.0 GiB" in failed.text
+    assert _states([idle, needy]) == ["running", "running"]
+    assert "Run the cell again" in needy.fails("need('6.00 GiB')").text
+    assert _states([idle, needy]) == ["sleeping", "running"]
+    # Nothing is said where there is room by now, nor of what has nothing to do with GPUs.
+    for code in ("need('6.00 GiB')", "raise OutOfMemoryError('of another kind')", "1 / 0"):
+        assert "GPU for" not in needy.fails(code).text

@@ -257,14 +257,20 @@ def test_a_keeper_killed_while_it_sleeps(notebook: Notebook) -> None:
     assert notebook.run("print(x)").shown == ["1\n"]
 
 
-@pytest.mark.parametrize("stage", ["waking"])
-def test_a_keeper_killed_as_it_wakes(notebook: Notebook, stage: str) -> None:
+@pytest.mark.parametrize("writing", [False, True], ids=["", "while a save is being written"])
+def test_a_keeper_killed_as_it_wakes(notebook: Notebook, writing: bool) -> None:
     def kill(entered: str) -> None:
-        if entered == stage:
+        if entered == "waking":
             kill_keeper(notebook)
 
     notebook.run("x = 1")
+    if writing:
+        notebook.run("import os; much = os.urandom(100 << 20)")
     ask(notebook, "sleep")
+    if writing:
+        saving = Requested(notebook, "save", {"name": "here"})
+        while saving.is_alive() and status(notebook)["writing"] is None:
+            pass
     outcome = Requested(notebook, "wake", {}, kill).outcome()
     assert isinstance(outcome, (KeeperGone, dict)), outcome
     assert notebook.manager.is_alive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,6 +58,11 @@ def test_a_line_that_is_wrong_is_told_what_is_wrong_and_how_it_is_typed(line: st
     assert typed.count("%gpuckpt") == 1
 
 
+def test_what_cannot_be_run_in_a_cell_either_is_not_advised() -> None:
+    assert "`!jupyter gpuckpt push …` in a cell" in refused("push it there").then
+    assert "cell" not in refused("exec train -- true").then
+
+
 def test_a_misspelt_command_is_told_what_may_be_meant() -> None:
     error = refused("resotre before")
     assert error.what == "%gpuckpt has no command 'resotre'."
@@ -76,8 +82,20 @@ def test_help_of_one_command_is_about_that_one(line: str, capsys: pytest.Capture
     assert capsys.readouterr().out.startswith("%gpuckpt pin NAME · unpin NAME  ")
 
 
+def completed(line: str) -> list[str]:
+    return Gpuckpt(None, None).complete(None, SimpleNamespace(line=line))
+
+
+def test_commands_options_and_states_are_completed() -> None:
+    assert {"save", "restore", "unpin"} <= set(completed("%gpuckpt "))
+    assert completed("%gpuckpt save x --") == ["--replace", "--with-files", "--wait"]
+    assert "--reseed" in completed("%gpuckpt fork --r")
+    assert completed("%gpuckpt awake o") == ["on", "off"]
+    assert completed("%gpuckpt nonsense ") == []
+
+
 def test_the_help_of_every_command_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in Gpuckpt(None, None).complete(None, type("Event", (), {"line": "%gpuckpt "})):
+    for name in completed("%gpuckpt "):
         Gpuckpt(None, None)(f"{name} --help")
         assert "%gpuckpt" in capsys.readouterr().out, name
 

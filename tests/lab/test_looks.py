@@ -68,6 +68,15 @@ def test_light_and_dark(lab: Server, open_window: OpenWindow, tmp_path: Path) ->
         window.page.screenshot(path=folder / f"jupyterlab-{theme}.png")
         assert (folder / f"jupyterlab-{theme}.png").stat().st_size > 10_000
         assert _faults(window) == []
+    # The longest name, as a line of its own and as another's origin, and a note like a page.
+    window.save("n" * 100, "many words " * 100)
+    window.save("after")
+    about = window.sidebar.locator(".jp-gpuckpt-About")
+    expect(about.filter(has_text="nnn")).to_have_count(1)
+    assert about.evaluate_all("all => all.every(it => it.scrollWidth <= it.clientWidth)")
+    note = window.line("n" * 100).locator(".jp-gpuckpt-Message")
+    assert note.evaluate("it => it.clientHeight / parseFloat(getComputedStyle(it).fontSize)") < 6
+    assert "many words" in str(note.get_attribute("title"))
 
 
 def test_little_is_loaded_at_the_start(lab: Server, open_window: OpenWindow) -> None:

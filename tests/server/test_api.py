@@ -45,7 +45,9 @@ def test_a_restore_without_a_name_takes_the_latest(server: Server) -> None:
             notebook.run(f"y = {number}")
             server.save(kernel_id, f"y{number}")
         notebook.run("y = 3")
-        assert server.finish(server.ask("POST", f"kernels/{kernel_id}/restore", {}, 202))["name"] == "y2"
+        lazily = server.finish(server.ask("POST", f"kernels/{kernel_id}/restore", {"lazy": True}, 202))
+        assert (lazily["name"], lazily["result"]["lazy"]) == ("y2", False)
+        server.ask("POST", f"kernels/{kernel_id}/restore", {"lazy": "yes"}, 400)
         assert notebook.value("y") == "2"
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import DriverError, GpuckptError, KernelLost
@@ -18,7 +18,7 @@ from ..link import Link
 from ..namespace import Namespace
 from . import gate
 
-__all__ = ["GpuFreeze", "GpuReturn", "parked_in"]
+__all__ = ["GpuFreeze", "GpuReturn", "parked_in", "place_of"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -70,10 +70,8 @@ class GpuFreeze:
         if self._parking is not None and not await asyncio.to_thread(self._parking.get_ready, kernel):
             await self.close()
 
-    async def freeze(self, note: Callable[[dict[str, Any]], None], call: str = "park") -> None:
+    async def freeze(self, note: Callable[[dict[str, Any]], None]) -> None:
         """Take the GPU state of all processes off the GPUs; `note` writes down what `GpuReturn.after` must know.
-
-        `call` is how the agent is told to park.
 
         Raises
         ------
@@ -83,12 +81,12 @@ class GpuFreeze:
             return
         gate.close(self._space.run_dir)
         try:
-            await self._freeze(note, call)
+            await self._freeze(note)
         except BaseException:
             gate.open_(self._space.run_dir)
             raise
 
-    async def _freeze(self, note: Callable[[dict[str, Any]], None], call: str) -> None:
+    async def _freeze(self, note: Callable[[dict[str, Any]], None]) -> None:
         parking = self._parking
         if parking is not None:
             holder = parking.holder
@@ -97,7 +95,7 @@ class GpuFreeze:
                 note({**dataclasses.asdict(parked), "holder": holder})
 
             note_parked(parking.parked)
-            await self._link.send({"call": call, "id": 0, "args": {}})
+            await self._link.send({"call": "park", "id": 0, "args": {}})
             await asyncio.to_thread(parking.park, self._kernel, note_parked)
         try:
             await asyncio.to_thread(cuda.freeze, self._worker, self._pids, self._described, self._vram.taking)
@@ -138,7 +136,7 @@ class GpuFreeze:
         """
         parking = self._parking
         if parking is not None and parking.is_parked:
-            parking.run_on()
+            parking_.run_on(self._space.run_dir)
             await self.finish_copy()
             await asyncio.to_thread(parking.rest)
         else:
@@ -236,10 +234,10 @@ class GpuReturn:
         """
         if self._parked is None or self._parking is not None:
             return
+        parking_.make_fifos(self._space.run_dir)
         gpus = {gpu.uuid: gpu for gpu in await asyncio.to_thread(self._worker.gpus)}
         uuid = (self._gpu_map or {}).get(self._parked.gpu, self._parked.gpu)
-        # Not here and not mapped: a single GPU's state, which the driver puts on the first.
-        gpu = gpus.get(uuid) or next(iter(gpus.values()))
+        gpu = gpus[place_of(uuid, gpus)]
         if not early or gpu.free > _HELPER:
             state: FileState = "awaited" if early else "kept"
             self._parking = await asyncio.to_thread(_parking, self._space, self._vram, self._parked, state, gpu.uuid)
@@ -249,6 +247,11 @@ class GpuReturn:
         parking, parked = self._parking, self._parked
         if parking is not None and parked is not None:
             self._preloading = asyncio.create_task(asyncio.to_thread(parking.preload))
+
+    def hand_over(self) -> Parking | None:
+        """Return what gives parked memory back; who has it ends it."""
+        parking, self._parking = self._parking, None
+        return parking
 
     async def thaw(self, pids: Sequence[int], needs: Mapping[str, int]) -> None:
         """Bring back the GPU state of restored processes, which needs so many bytes of each GPU.
@@ -319,6 +322,13 @@ def _or_lost() -> Iterator[None]:
 def _give_back(parking: Parking, pid: int) -> None:
     with parking.giving_back(pid):
         pass
+
+
+def place_of(gpu: str, here: Iterable[str]) -> str:
+    """Return the UUID of the GPU here (UUIDs, in order) that what was on a GPU comes to, where it is not mapped."""
+    uuids = list(here)
+    # Not here and not mapped: a single GPU's state, which the driver puts on the first.
+    return gpu if gpu in uuids else uuids[0]
 
 
 def parked_in(described: Mapping[str, Any]) -> Parked | None:

@@ -97,25 +97,32 @@ def _locked(lock: int) -> bool:
 
 
 async def make_room(
-    keeper: Keeper, needed: Mapping[str, int], stages: Stages, what: str, wished: Mapping[str, int] | None = None
-) -> None:
-    """Have GPUs with so many bytes free, by UUID: other kernels fall asleep for that, where need be.
+    keeper: Keeper,
+    needed: Mapping[str, int],
+    stages: Stages,
+    what: str,
+    wished: Mapping[str, int] | None = None,
+    patience: float | None = None,
+) -> list[str]:
+    """Have GPUs with so many bytes free, by UUID: other kernels fall asleep for that, where need be; return which.
 
-    `wished` is better still, but no condition. `what` is said to have happened where it cannot be had.
+    `wished` is better still, but no condition. `what` is said to have happened where it cannot be had. Kernels in use
+    are waited for `patience` seconds; as long as is set unless said.
 
     Raises
     ------
     Refused : it cannot; who holds what is named, and nobody was put to sleep for nothing.
     Cancelled : the person did not want to wait.
     """
-    deadline = time.monotonic() + settings.share_timeout()
+    deadline = time.monotonic() + (settings.share_timeout() if patience is None else patience)
     unwilling: dict[str, str] = {}
+    asleep: list[str] = []
     hopeless_since: float | None = None
     while True:
         stages.check()
         gpus = {gpu.uuid: gpu for gpu in await asyncio.to_thread(keeper.worker.gpus)}
         if not _lacking(gpus, wished or needed):
-            return
+            return asleep
         holders = await asyncio.to_thread(_holders, keeper, unwilling)
         # Only kernels help that sleep at some time or other: what is short without them stays short.
         if wished and not _lacking(gpus, wished, [h for h in holders if h.can_sleep]):
@@ -123,7 +130,7 @@ async def make_room(
         else:
             short = _lacking(gpus, needed)
         if not short:
-            return
+            return asleep
         if _lacking(gpus, needed, [h for h in holders if h.can_sleep]):
             hopeless_since = hopeless_since or time.monotonic()
             if time.monotonic() - hopeless_since > _HOPELESS:
@@ -135,7 +142,9 @@ async def make_room(
         if chosen is not None:
             await stages.enter(f"putting {chosen.name} to sleep")
             error = await asyncio.to_thread(_put_to_sleep, chosen)
-            if error is not None and not isinstance(error, Busy):
+            if error is None:
+                asleep.append(chosen.name)
+            elif not isinstance(error, Busy):
                 unwilling[chosen.kernel_id] = error.why or error.what
             continue
         if time.monotonic() > deadline:

@@ -10,12 +10,15 @@ from typing import Any
 
 from ...errors import DriverError, GpuckptError, KernelLost
 from ...freeze import cuda, processes
+from ...freeze import parking as parking_
 from ...freeze.parking import Parked, Parking
 from ...freeze.vram import VramFiles
 from ..link import Link
 from ..namespace import Namespace
+from ..staging import vram_files
 from . import gate
-from .freeze import GpuFreeze, parked_in
+from .freeze import GpuFreeze, GpuReturn, parked_in, place_of
+from .late_vram import LateVram
 
 __all__ = ["HELPER", "FrozenAsleep", "GpuSleep"]
 
@@ -35,6 +38,7 @@ class GpuSleep:
     described : what `cuda.describe` said of the processes while they were awake.
     pids : these processes.
     vram : the files that all is in.
+    late : reads a snapshot into these files, where they are not all there yet.
     """
 
     def __init__(
@@ -45,8 +49,10 @@ class GpuSleep:
         described: Mapping[str, Any],
         vram: VramFiles,
         parked: Parked | None = None,
+        late: LateVram | None = None,
     ) -> None:
         self.described = described
+        self.late = late
         self._worker, self._space, self.vram = worker, space, vram
         self.pids = list(pids)
         self._parked = parked
@@ -54,9 +60,63 @@ class GpuSleep:
         self._sleeps_on = False
 
     @classmethod
-    def noted(cls, worker: cuda.CudaWorker, space: Namespace, note: Mapping[str, Any], vram: VramFiles) -> GpuSleep:
+    def noted(
+        cls,
+        worker: cuda.CudaWorker,
+        space: Namespace,
+        note: Mapping[str, Any],
+        vram: VramFiles,
+        late: LateVram | None = None,
+    ) -> GpuSleep:
         """Return what another keeper put to sleep, by its note."""
-        return cls(worker, space, note["cuda"], note["described"], vram, parked_in(note))
+        return cls(worker, space, note["cuda"], note["described"], vram, parked_in(note), late)
+
+    @classmethod
+    async def of_snapshot(
+        cls,
+        worker: cuda.CudaWorker,
+        space: Namespace,
+        gpu: GpuReturn,
+        pid: int,
+        saved: Mapping[str, Any],
+        late: LateVram,
+    ) -> GpuSleep:
+        """Let a process run on that criu has restored and the driver has not; `saved` is what its manifest says of it.
+
+        Raises
+        ------
+        DriverError : the driver does not answer.
+        """
+        gpus = await asyncio.to_thread(worker.gpus)
+        here = [one.uuid for one in gpus]
+        used = {place_of(uuid, here): held for process in saved["processes"] for uuid, held in process["used"].items()}
+        described = {
+            **{key: saved[key] for key in ("driver", "cuda")},
+            "gpus": [{"uuid": one.uuid, "name": one.name, "total": one.total} for one in gpus],
+            "processes": [{"pid": pid, "used": used}],
+        }
+        parked = parked_in(saved)
+        if parked is not None:
+            parked = dataclasses.replace(parked, gpu=place_of(parked.gpu, here))
+        asleep = cls(worker, space, [pid], described, vram_files(space), parked, late)
+        asleep._parking = gpu.hand_over()
+        parking_.run_on(space.run_dir)
+        return asleep
+
+    def note(self) -> dict[str, Any]:
+        """Return what `noted` must know."""
+        parked, late = self._parked, self.late
+        return {
+            "freed": self.freed,
+            "cuda": self.pids,
+            "described": self.described,
+            **({"parked": {**dataclasses.asdict(parked), "holder": self._holder}} if parked is not None else {}),
+            **({"late": late.snapshot} if late is not None else {}),
+        }
+
+    @property
+    def _holder(self) -> int | None:
+        return self._parking.holder if self._parking is not None else None
 
     @property
     def freed(self) -> int:
@@ -111,7 +171,7 @@ class GpuSleep:
         freeze = GpuFreeze(self._worker, self._space, link, self.pids, self.described, self.vram)
         try:
             await freeze.prepare(kernel, parkable)
-            await freeze.freeze(note, "park_asleep")
+            await freeze.freeze(note)
             try:
                 await freeze.rest()
                 await asyncio.to_thread(self._verify)
@@ -136,7 +196,7 @@ class GpuSleep:
         """Tell whether no process of the kernel's has GPU state but those that were put to sleep, as they were."""
         tree = [kernel, *processes.descendants(kernel)]
         on_gpu = await asyncio.to_thread(cuda.freezable, self._worker, tree)
-        return set(on_gpu) == set(self.living) and await self.is_whole()
+        return set(on_gpu) == set(self.living) and self.late is None and await self.is_whole()
 
     async def is_whole(self) -> bool:
         """Tell whether the processes still are as they were put to sleep."""
@@ -160,7 +220,7 @@ class GpuSleep:
             await asyncio.to_thread(self._wake, note)
             gate.open_(self._space.run_dir)
         except BaseException:
-            await self.close()
+            await self._end_holder()
             raise
 
     @property
@@ -180,8 +240,10 @@ class GpuSleep:
         if parking is None:
             parking = self._parking = Parking(self._space.run_dir, self.vram.outside, self.vram.inside, parked, "kept")
             _note(note, parking)
-        elif with_holder:
+        elif with_holder and parking.rests:
             parking.rouse()
+        elif with_holder:
+            parking.preload()  # it was made ready for this: its copy goes on while the driver restores
         if not with_holder:
             # It would take what the driver needs, and a driver that finds too little loses the process.
             parking.do_without_holder()
@@ -217,7 +279,13 @@ class GpuSleep:
         self._sleeps_on = True
 
     async def close(self) -> None:
-        """End the program that helps, where there is one: the kernel ends, or is replaced."""
+        """End what helps, where there is something: the kernel ends, or is replaced."""
+        late, self.late = self.late, None
+        if late is not None:
+            await late.close()
+        await self._end_holder()
+
+    async def _end_holder(self) -> None:
         parking, self._parking = self._parking, None
         if parking is not None:
             await asyncio.to_thread(parking.close)
@@ -238,7 +306,7 @@ class FrozenAsleep(GpuFreeze):
     async def prepare(self, kernel: int, parkable: int) -> None:
         """There is nothing to make ready."""
 
-    async def freeze(self, note: Callable[[dict[str, Any]], None], call: str = "park") -> None:
+    async def freeze(self, note: Callable[[dict[str, Any]], None]) -> None:
         """There is nothing on a GPU."""
 
     def parked(self) -> Parked | None:

@@ -7,18 +7,20 @@ at a time, since several at once would only all be late.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ... import settings
-from ...errors import GpuckptError
+from ...errors import GpuckptError, NoSuchKernel
 from .. import client
 from ..listing import STATUS_TIMEOUT
 from ..record import KernelFolder, now
@@ -28,6 +30,7 @@ __all__ = ["Outcome", "hibernate_all", "write_report"]
 log = logging.getLogger("gpuckpt")
 
 _CANCEL_TIMEOUT = 5.0
+_AT_ONCE = 8  # so many keepers are asked at once
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,17 @@ def hibernate_all(
     arguments of the keeper's ``hibernate`` for a kernel with this status.
     """
     began = time.monotonic()
-    found = sorted(_statuses(folders), key=lambda pair: -float(pair[1]["computed"]))
+    asked = list(folders)
+    patience = STATUS_TIMEOUT if deadline is None else min(STATUS_TIMEOUT, deadline / 4)
+    with ThreadPoolExecutor(_AT_ONCE) as threads:  # one that is silent must not cost the others their time
+        answers = list(zip(asked, threads.map(functools.partial(_status, patience), asked), strict=True))
+    found = [(folder, status) for folder, status in answers if isinstance(status, dict)]
     outcomes = []
-    for folder, status in found:
+    for folder, status in sorted(found, key=lambda pair: -float(pair[1]["computed"])):
         left = None if deadline is None else deadline - (time.monotonic() - began)
-        outcome = _hibernate(folder, status, left, how(status))
+        outcomes.append(_hibernate(folder, status, left, how(status)))
+    outcomes += [_unanswered(folder, error) for folder, error in answers if isinstance(error, Exception)]
+    for outcome in outcomes:
         log.log(
             logging.INFO if outcome.saved else logging.ERROR,
             "kernel %s (%s) was %s",
@@ -69,14 +78,26 @@ def hibernate_all(
             outcome.notebook or "no notebook",
             f"saved as {outcome.name}" if outcome.saved else f"not saved: {outcome.why}",
         )
-        outcomes.append(outcome)
     return outcomes
 
 
-def _statuses(folders: Iterable[KernelFolder]) -> Iterator[tuple[KernelFolder, dict[str, Any]]]:
-    for folder in folders:
-        with contextlib.suppress(GpuckptError, OSError), client.connect(folder) as keeper:
-            yield folder, keeper.request("status", timeout=STATUS_TIMEOUT)
+def _status(patience: float, folder: KernelFolder) -> dict[str, Any] | GpuckptError | OSError | None:
+    """Return a kernel's status, or why there is none; None where it has ended."""
+    try:
+        with client.connect(folder) as keeper:
+            status: dict[str, Any] = keeper.request("status", timeout=patience)
+            return status
+    except (NoSuchKernel, FileNotFoundError):
+        return None
+    except (GpuckptError, OSError) as e:
+        return e
+
+
+def _unanswered(folder: KernelFolder, error: Exception) -> Outcome:
+    notebook = ""
+    with contextlib.suppress(OSError, ValueError):
+        notebook = folder.launch().notebook
+    return Outcome(folder.path.name, notebook, 0.0, saved=False, name="", seconds=0.0, why=str(error))
 
 
 def _hibernate(folder: KernelFolder, status: Mapping[str, Any], left: float | None, args: dict[str, Any]) -> Outcome:
@@ -88,7 +109,7 @@ def _hibernate(folder: KernelFolder, status: Mapping[str, Any], left: float | No
         with _cancelled_after(folder, left) as is_late:
             try:
                 with client.connect(folder) as keeper:
-                    name = str(keeper.request("hibernate", args, timeout=None)["name"])
+                    name = str(keeper.request("hibernate", args)["name"])
             except (GpuckptError, OSError) as e:
                 why = "The time was up before it was saved." if is_late() else str(e)
     seconds = time.monotonic() - began

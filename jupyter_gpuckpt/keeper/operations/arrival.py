@@ -28,12 +28,16 @@ from ..files.needs import NeededFile
 from ..files.placed_files import Placement
 from ..gpu import gate
 from ..gpu.freeze import GpuReturn, parked_in
+from ..gpu.late_vram import LateVram
+from ..gpu.sleep import GpuSleep
 from ..link import AgentSilent, Link
 from ..namespace import Namespace, run_path
 from ..ports import Places
+from ..record import now
 from ..staging import fits_in_memory, vram_files
 from . import criu_run
 from .parts import CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM, WORKING_COPY
+from .sleep import ASLEEP, fell_asleep
 from .stages import Stages
 
 if TYPE_CHECKING:
@@ -62,6 +66,10 @@ class Request:
     def is_wanted(self, path: str) -> bool:
         """Tell whether a part of the snapshot is read."""
         return not path.startswith(kept_files.FILES + "/") or path in self.parts
+
+    def is_wanted_at_once(self, path: str) -> bool:
+        """Tell whether it is read before the kernel runs: where GPU memory need not be."""
+        return self.is_wanted(path) and not path.startswith(VRAM + "/")
 
 
 def request_of(keeper: Keeper, name: str) -> tuple[Manifest, Request]:
@@ -202,6 +210,8 @@ class Verified:
     gpu: GpuReturn
     warnings: list[str]
     """What the person must know of it."""
+    late: LateVram | None = None
+    """Reads what was in GPU memory, where that is not waited for: all else is verified."""
 
     @classmethod
     async def of(
@@ -213,8 +223,12 @@ class Verified:
         fits: fit.Fit,
         leaving: Sequence[int],
         stages: Stages,
+        *,
+        lazily: bool = False,
     ) -> Verified:
         """Read it into a fresh sleeper; `leaving` are the processes that will have ended when it comes up.
+
+        With `lazily`, what was in GPU memory is seen to be there, and is read behind the rest.
 
         Raises
         ------
@@ -223,13 +237,17 @@ class Verified:
         await stages.enter("verifying")
         new = await Arrival.prepare(keeper, request.images, request.missing)
         gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), fits.gpu_map, vram_files(new.space))
-        snapshot = None
+        snapshot, late, is_wanted = None, None, request.is_wanted
         try:
             await gpu.prepare(early=True)
+            if lazily:
+                late = LateVram(keeper.store, {"name": manifest.name, "id": manifest.id}, VRAM, new.vram)
+                await asyncio.to_thread(late.open)
+                is_wanted = request.is_wanted_at_once
             open_ = keeper.store.open
-            snapshot = await asyncio.to_thread(
-                open_, manifest.name, new.files, stages.amount, new.elsewhere, request.is_wanted
-            )
+            snapshot = await asyncio.to_thread(open_, manifest.name, new.files, stages.amount, new.elsewhere, is_wanted)
+            if late is not None:
+                late.start()
             if snapshot.manifest.id != manifest.id:
                 raise Refused(
                     "The snapshot was not restored; nothing was touched.",
@@ -243,15 +261,19 @@ class Verified:
             if fits.gpu_map is not None:
                 warnings += await asyncio.to_thread(cuda.moves, keeper.worker, manifest.cuda, fits.gpu_map)
         except BaseException:
+            if late is not None:
+                await late.close()
             if snapshot is not None:
                 await asyncio.to_thread(snapshot.close)
             await gpu.close()
             await new.discard()
             raise
-        return cls(snapshot, new, gpu, warnings)
+        return cls(snapshot, new, gpu, warnings, late)
 
     async def discard(self) -> None:
         """Give it up."""
+        if self.late is not None:
+            await self.late.close()
         await asyncio.to_thread(self.snapshot.close)
         await self.gpu.close()
         await self.new.discard()
@@ -267,10 +289,12 @@ async def put_in_place(
     peers: Mapping[str, int],
     *,
     hold: bool = False,
+    late: LateVram | None = None,
 ) -> asyncio.Task[None]:
     """Have criu restore the tree into the new sleeper, and the driver its GPU state; return what is tidied up yet.
 
-    With `hold` the kernel executes nothing that comes until it is told that it is woken.
+    With `hold` the kernel executes nothing that comes until it is told that it is woken. With `late`, which reads what
+    was in GPU memory, the kernel sleeps then, and executes what does not touch a GPU.
     """
     manifest = snapshot.manifest
     work = snapshot.directory / CRIU_IMAGES
@@ -278,11 +302,13 @@ async def put_in_place(
     if new.space.deputy is None:  # which does it itself, at the restore
         random_state.spoil()
     if manifest.kernel["agent"]:
-        await _introduce(keeper, new.link, places, peers, hold)
+        how = {**({"hold": True} if hold else {}), **({"asleep": True} if late is not None else {})}
+        await _introduce(keeper, new.link, places, peers, how)
     keeper.state.output = (new.space.run_dir / KERNEL_LOG).stat().st_size
     try:
-        await gpu.prepare()
-        await gpu.preload()
+        if late is None:
+            await gpu.prepare()
+            await gpu.preload()
         # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
         await new.space.set_last_pid(images.highest_id(work) + 1)
         inside = Path(new.files_inside, CRIU_IMAGES)
@@ -293,21 +319,32 @@ async def put_in_place(
         on_gpu = [outer for p in manifest.process["cuda"] if (outer := new.space.outer(int(p)))]
         if len(on_gpu) != len(manifest.process["cuda"]) or new.space.outer(pid) is None:
             raise RestoreFailed("The snapshot could not be restored.", "A process of it did not come back.")
-        if on_gpu:
+        asleep = None
+        if late is not None:
+            asleep = await GpuSleep.of_snapshot(keeper.worker, new.space, gpu, on_gpu[0], manifest.cuda, late)
+            keeper.asleep = asleep
+        elif on_gpu:
             await gpu.thaw(on_gpu, cuda.needs(manifest.cuda))
     finally:
         tidying = asyncio.create_task(gpu.close())
-    await asyncio.to_thread(vram_files(new.space).discard)
+    if asleep is None:
+        await asyncio.to_thread(vram_files(new.space).discard)
     await new.space.adopt(pid)
     if new.placement is not None:
         await new.placement.seal()
     keeper.state.own_files, keeper.state.sleep, keeper.state.worked = new.placement is not None, None, 0.0
+    if asleep is not None:
+        keeper.state.sleep = {"stage": ASLEEP, "since": now(), **asleep.note()}
     keeper.hold(new.space, new.link, pid)
+    if asleep is not None:
+        fell_asleep(keeper, asleep)
     new.link.hello.set_result({})
     return tidying
 
 
-async def _introduce(keeper: Keeper, link: Link, places: Places, peers: Mapping[str, int], hold: bool) -> None:
+async def _introduce(
+    keeper: Keeper, link: Link, places: Places, peers: Mapping[str, int], how: Mapping[str, bool]
+) -> None:
     """Tell the kernel who it is now; this waits in the FIFO when it wakes, before the first message can come."""
     connection = json.loads(Path(keeper.launch.connection_file).read_text())
     await link.send(
@@ -320,7 +357,7 @@ async def _introduce(keeper: Keeper, link: Link, places: Places, peers: Mapping[
                 "kernel_id": keeper.launch.kernel_id,
                 "peers": dict(peers),
                 "ports": dict(places.table),
-                **({"hold": True} if hold else {}),
+                **how,
             },
         }
     )

@@ -37,7 +37,7 @@ from ..gpu import sharing
 from ..link import AgentSilent
 from ..ports import Places
 from ..record import now
-from ..summary import HIBERNATED, summary
+from ..summary import HIBERNATED, current_name, summary
 from .arrival import Verified, put_in_place, request_of
 from .save import RoomInStore, Taken, commit, describe, run_on, take
 from .stages import Stages, Tell
@@ -122,10 +122,10 @@ async def _release(keeper: Keeper) -> dict[str, Any]:
 
 
 def _free_name(keeper: Keeper) -> str:
-    """Return the name of the snapshot: that of the notebook is in it."""
+    """Return the name of the snapshot: that of the notebook, or the job, is in it."""
     launch = keeper.launch
     notebook = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(launch.notebook or launch.name).stem).strip("-.")[:_NAME]
-    name = "-".join(filter(None, (HIBERNATED, notebook, launch.kernel_id[:8])))
+    name = "-".join(filter(None, (HIBERNATED, notebook, launch.job[:_NAME] or launch.kernel_id[:8])))
     taken = {manifest.name for manifest in keeper.store.list()}
     numbered = (f"{name}-{n}" for n in itertools.count(2))
     return next(one for one in itertools.chain([name], numbered) if one not in taken)
@@ -291,18 +291,9 @@ def _snapshot(keeper: Keeper) -> Mapping[str, Any]:
     return found
 
 
-def _current_name(store: Store, snapshot: Mapping[str, Any]) -> str:
-    """Return what the snapshot is called now: somebody may have renamed it. Raises `NoSuchSnapshot`."""
-    with contextlib.suppress(GpuckptError):
-        if store.get(snapshot["name"]).id == snapshot["id"]:
-            return str(snapshot["name"])
-    found = next((manifest.name for manifest in store.list() if manifest.id == snapshot["id"]), None)
-    return found or store.get(snapshot["name"]).name
-
-
 async def _bring_up(keeper: Keeper, operation: Operation, args: Mapping[str, Any], stages: Stages) -> list[str]:
     """Restore the kernel into a fresh sleeper; return what the person must know of it."""
-    name = operation.name = await asyncio.to_thread(_current_name, keeper.store, _snapshot(keeper))
+    name = operation.name = await asyncio.to_thread(current_name, keeper.store, _snapshot(keeper))
     manifest, request = await asyncio.to_thread(request_of, keeper, name)
     program = await asyncio.to_thread(usable_criu)
     gpus = [int(gpu) for gpu in args.get("gpus") or ()]
@@ -389,7 +380,7 @@ async def finish_wake(keeper: Keeper) -> list[str]:
 def forget(store: Store, snapshot: Mapping[str, Any]) -> None:
     """Remove the snapshot of a kernel that no longer needs it; one that somebody renamed or tagged is theirs."""
     try:
-        name = _current_name(store, snapshot)
+        name = current_name(store, snapshot)
         labels = store.labels(store.get(name))
         if name == snapshot["name"] and labels.tags == (HIBERNATED,):
             _remove(store, name)

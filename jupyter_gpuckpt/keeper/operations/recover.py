@@ -17,14 +17,16 @@ from ...errors import (
 )
 from ..gpu import gate
 from ..gpu.freeze import GpuReturn
+from ..gpu.late_vram import LateVram
 from ..gpu.sleep import GpuSleep
 from ..staging import discard_left, vram_files
 from .criu_run import end_criu
 from .hibernate import finish_wake, remove_broken_off
-from .parts import CAPTURE, WORKING_COPY
+from .parts import CAPTURE, VRAM, WORKING_COPY
 from .restore import answer_from_fresh, failed_restore
 from .save import resume_processes
 from .sleep import ASLEEP, WAKING, fell_asleep, tell_awake
+from .wake import bring_back
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -134,9 +136,12 @@ async def _mend_sleep(keeper: Keeper) -> None:
     assert noted is not None
     assert link is not None
     vram = vram_files(space)
-    asleep = GpuSleep.noted(keeper.worker, space, noted, vram)
+    late = LateVram(keeper.store, noted["late"], VRAM, vram.outside) if "late" in noted else None
+    asleep = GpuSleep.noted(keeper.worker, space, noted, vram, late)
     if noted["stage"] == ASLEEP and await asleep.is_whole():
         fell_asleep(keeper, asleep)
+        if late is not None:
+            keeper.in_background(bring_back(keeper))
         return
     log.warning("the keeper before this one died while the kernel was %s", noted["stage"])
     gpu = await GpuReturn.after(keeper.worker, space, noted, vram)

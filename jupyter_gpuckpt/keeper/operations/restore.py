@@ -6,11 +6,12 @@ The running kernel is touched only after everything that can be known beforehand
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
@@ -21,7 +22,7 @@ from ...errors import (
     RestoreFailed,
 )
 from ...freeze import images, processes
-from ...store import Snapshot
+from ...store import Manifest, Snapshot
 from .. import fit, ports
 from ..deputy import usable_criu
 from ..gpu import sharing
@@ -32,23 +33,29 @@ from ..summary import is_of, summary
 from .arrival import Verified, put_in_place, request_of, resume
 from .parts import CRIU_IMAGES
 from .stages import Stages, Tell, to_nobody
+from .wake import awaken, until_whole
+from .wake_at_touch import tell_not_woken
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
 
 log = logging.getLogger("gpuckpt.keeper")
 
+_ANSWERS = 1.0  # how long a restored kernel has to answer before it is woken all the same, in seconds
 _LINGERING = 70.0  # how long to wait for a port that nobody has and nobody can have, in seconds; Linux keeps it for 60
 
 
 async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
     """Put the kernel back to a snapshot, and answer the cell that asked from there.
 
+    With ``lazy`` in `args` the kernel runs, and has answered, before what it had on GPUs is read; it is then woken.
+
     Raises
     ------
-    Refused, NoSuchSnapshot, Untrusted, Damaged, Cancelled : the running kernel was not touched.
+    Refused, NoSuchSnapshot, Untrusted, Damaged, Cancelled : the running kernel was not touched. Refused and Cancelled
+        also where a kernel that was restored lazily could not have its GPU state back yet: it sleeps.
     RestoreFailed : the restore failed, and a fresh kernel was started in its place.
-    KernelLost : nor could a fresh kernel be started.
+    KernelLost : nor could a fresh kernel be started; or the GPU state could not be brought back.
     """
     stages = Stages(operation, tell)
     name = operation.name = operation.name or _latest(keeper)
@@ -59,9 +66,15 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     leaving = processes.descendants(before.pid) if before is not None else []
     gpus = [int(gpu) for gpu in args.get("gpus") or ()]
     check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, leaving)
-    fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, gpus))
-    verified = await Verified.of(keeper, manifest, request, program, fits, leaving, stages)
+    check = functools.partial(check, keeper.marks, gpus)
+    fits, why_at_once = await _lazy_fit(manifest, check) if args.get("lazy") else (None, "")
+    lazily = fits is not None
+    if fits is None:
+        fits = await sharing.fitting(keeper, stages, check)
+    verified = await Verified.of(keeper, manifest, request, program, fits, leaving, stages, lazily=lazily)
     snapshot, new, gpu, warnings = verified.snapshot, verified.new, verified.gpu, verified.warnings
+    if why_at_once:
+        warnings.append(f"All of it was waited for: {why_at_once}.")
     try:
         places: Places | None = None
         if keeper.launch.job:
@@ -71,12 +84,16 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         peers = ports.peers(keeper.launch.connection_file)
         if before is not None:
             keeper.namespace()  # it may have ended meanwhile
+        if verified.late is not None:
+            verified.late.check()
         asked = await _interrupted(keeper, args)
         keeper.state.operation = {"kind": "restore", "name": name, "asked": asked, "peers": peers}
         keeper.save_state()
     except BaseException:
         await verified.discard()
         raise
+    waking: asyncio.Task[dict[str, Any]] | None = None
+    answered = asyncio.Event()
     try:
         # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
         await keeper.give_up()
@@ -85,16 +102,29 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
             await _until_ports_are_free(snapshot, places, stages)
         else:
             places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file)
-        tidying_gpu = await put_in_place(keeper, snapshot, new, program, gpu, places, peers)
+        tidying_gpu = await put_in_place(keeper, snapshot, new, program, gpu, places, peers, late=verified.late)
         # criu is done with them, and the memory that they lie in may be much.
         tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
-        result = {**summary(snapshot.manifest), "restored": True, "warnings": warnings}
+        result = {**summary(snapshot.manifest), "restored": True, "lazy": lazily, "warnings": warnings}
         operation.answering = True
+        if lazily:
+            # At the same time: what the kernel does on its way, such as its hooks, may need the GPU already.
+            operation.kind, operation.cancellable = "wake", True
+            waking = asyncio.create_task(_waken_soon(keeper, answered, stages))
         await resume(new.link, snapshot, asked, result, stages)
+        answered.set()
+        if lazily:
+            result["answered"] = stages.seconds()
         await asyncio.gather(tidying, tidying_gpu)
     except (GpuckptError, OSError) as e:
         log.exception("the restore of %r failed", name)
         await new.discard()
+        if waking is not None:
+            operation.cancelling.set()
+            await asyncio.wait([waking])
+        await keeper.forget_sleep()
+        if verified.late is not None:
+            await verified.late.close()
         operation.answering = True
         if keeper.launch.job:
             await keeper.ended(-signal.SIGKILL)
@@ -103,7 +133,67 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     finally:
         await asyncio.to_thread(snapshot.close)
     keeper.state.parent = {"name": snapshot.manifest.name, "id": snapshot.manifest.id}
+    if waking is not None:
+        keeper.state.operation = None  # whoever holds the kernel next has one that sleeps
+        keeper.note_state()
+        await _until_awake(keeper, waking)
     return {**result, "seconds": stages.seconds()}
+
+
+async def _lazy_fit(manifest: Manifest, check: Callable[..., fit.Fit]) -> tuple[fit.Fit | None, str]:
+    """Return how a snapshot fits whose GPU memory comes later; None where it cannot, and why if it has any.
+
+    Raises
+    ------
+    Refused : it does not fit; GPUs without room are no reason.
+    """
+    if not manifest.process["cuda"]:
+        return None, ""
+    if why := _why_at_once(manifest):
+        return None, why
+    found = await asyncio.to_thread(check, gpu_room_later=True)
+    if found.gpu_map is not None:
+        return None, "what it has on a GPU comes to another one"
+    return found, ""
+
+
+def _why_at_once(manifest: Manifest) -> str:
+    """Return why a kernel cannot run while it has no GPU state yet; nothing where it can."""
+    if not manifest.kernel["agent"]:
+        return "it is no kernel with an agent, which could be told"
+    if not manifest.kernel.get("waits_for_gpu"):
+        return "not every call of it to CUDA would wait (it was saved by an older version, or with GPUCKPT_PARKING=off)"
+    if list(manifest.process["cuda"]) != [manifest.process["pid"]]:
+        return "children of it use a GPU, too"
+    return ""
+
+
+async def _waken_soon(keeper: Keeper, answered: asyncio.Event, stages: Stages) -> dict[str, Any]:
+    """Wake the restored kernel when all of its GPU memory is there and it has answered: its threads are held for that.
+
+    One that does not answer may be waiting for the GPU itself.
+    """
+    await until_whole(keeper, stages)
+    with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+        await asyncio.wait_for(answered.wait(), _ANSWERS)
+    return await awaken(keeper, stages)
+
+
+async def _until_awake(keeper: Keeper, waking: asyncio.Task[dict[str, Any]]) -> None:
+    """Wait until the restored kernel has what it had on GPUs; where it cannot have it, it is told.
+
+    Raises
+    ------
+    Refused, StoreError, Cancelled : it sleeps.
+    KernelLost : its GPU state could not be brought back.
+    """
+    try:
+        await waking
+    except GpuckptError as e:
+        log.warning("the restored kernel has no GPU state: %s", e)
+        if keeper.link is not None:
+            await tell_not_woken(keeper.link, e)
+        raise
 
 
 def _latest(keeper: Keeper) -> str:

@@ -477,6 +477,7 @@ def about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
         "ipykernel": agent.get("ipykernel"),
         "protocol": agent.get("protocol"),
         "version": __version__,
+        "waits_for_gpu": bool(agent.get("waits_for_gpu")),
         "own_ports": agent.get("own_ports", []),
         # Not its arguments: there may be a password among them, and manifests travel.
         **({"job": launch.job, "program": launch.argv[0]} if launch.job else {}),

@@ -8,19 +8,22 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from ...errors import DriverError, Refused
+from ...errors import Cancelled, DriverError, GpuckptError, Refused, StoreError
 from ..gpu import sharing
 from .hibernate import come_back
 from .sleep import ASLEEP, WAKING, tell_awake
-from .stages import Stages, Tell
+from .stages import Stages, Tell, to_nobody
+from .wake_at_touch import tell_not_woken
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
     from ..record import Operation
 
-__all__ = ["awaken", "wake"]
+__all__ = ["awaken", "bring_back", "until_whole", "wake"]
 
 log = logging.getLogger("gpuckpt.keeper")
+
+READING = "reading what it had on the GPU"
 
 _STILL_ASLEEP = "The kernel was not woken; it sleeps on, and nothing of it is lost."
 
@@ -51,6 +54,7 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
         noted["parked"] = parked
         keeper.note_state()
 
+    await until_whole(keeper, stages)
     async with sharing.turn(gpu.needs, stages):
         if gpu.needs:
             await sharing.make_room(keeper, gpu.needs, stages, _STILL_ASLEEP, gpu.wishes)
@@ -66,3 +70,45 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
     await tell_awake(link, keeper)
     keeper.tidy(gpu.tidy())
     return {"already": False, "back": gpu.freed, "seconds": stages.seconds()}
+
+
+async def until_whole(keeper: Keeper, stages: Stages) -> None:
+    """Wait until all of the GPU memory of a kernel that was restored before it is out of the store.
+
+    Raises
+    ------
+    Refused : it is damaged, or there is no room for it; it can be tried again.
+    Cancelled : it was not waited for.
+    """
+    late = keeper.asleep.late if keeper.asleep is not None else None
+    if late is None:
+        return
+    await stages.enter(READING)
+    try:
+        await late.whole(stages)
+    except Cancelled:
+        raise
+    except StoreError as e:
+        name = late.snapshot["name"]
+        raise Refused(
+            f"The kernel runs without the GPU: what it had there, in the snapshot {name}, could not be read.",
+            f"{e.what} {e.why}",
+            f"{e.then} Any restore replaces this kernel. Until its GPU memory can be read, no cell of it is run, and "
+            "what waits for the GPU goes on waiting.",
+            **e.data,
+        ) from e
+    if keeper.asleep is not None:
+        keeper.asleep.late = None
+    if keeper.state.sleep is not None:
+        keeper.state.sleep.pop("late", None)
+    keeper.note_state()
+
+
+async def bring_back(keeper: Keeper) -> None:
+    """Wake a restored kernel whose keeper died before its GPU state was back."""
+    try:
+        await keeper.ask("wake", {}, to_nobody)
+    except GpuckptError as e:
+        log.warning("the restored kernel has no GPU state: %s", e)
+        if keeper.link is not None:
+            await tell_not_woken(keeper.link, e)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from ...errors import GpuckptError
 from ...freeze import processes
 from ...freeze.cuda_waits import CudaWaits
-from ..link import AgentSilent
+from ..link import AgentSilent, Link
 from .stages import to_nobody
 
 if TYPE_CHECKING:
     from ..gpu.sleep import GpuSleep
     from ..kernel_life import Keeper
 
-__all__ = ["wake_at_touch"]
+__all__ = ["tell_not_woken", "wake_at_touch"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -48,9 +48,14 @@ async def wake_at_touch(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequen
                 log.warning("the kernel, which touches a GPU in its sleep, was not woken: %s", e)
                 if not told and keeper.link is not None:
                     told = True
-                    with contextlib.suppress(AgentSilent):
-                        await keeper.link.send({"call": "not_woken", "id": 0, "args": {"error": e.as_dict()}})
+                    await tell_not_woken(keeper.link, e)
                 await asyncio.sleep(_AGAIN)
+
+
+async def tell_not_woken(link: Link, error: GpuckptError) -> None:
+    """Tell the kernel why it still sleeps: a cell that waits for the GPU shows it, and the next one wakes it first."""
+    with contextlib.suppress(AgentSilent):
+        await link.send({"call": "not_woken", "id": 0, "args": {"error": error.as_dict()}})
 
 
 def _waits(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequence[int]]) -> CudaWaits:

@@ -1,0 +1,113 @@
+"""What a snapshot has of GPU memory, read and verified while its kernel runs already: nothing of it is used before."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import Cancelled
+from ...store import Postponed, Store
+from ..summary import current_name
+
+if TYPE_CHECKING:
+    from ..operations.stages import Stages
+
+__all__ = ["LateVram"]
+
+
+class LateVram:
+    """The GPU memory of one snapshot, on its way into the files that a sleeping kernel has it in.
+
+    Parameters
+    ----------
+    snapshot : its ``name`` and ``id``; it may be renamed meanwhile.
+    part : the snapshot's folder with these files.
+    folder : where they go.
+    """
+
+    def __init__(self, store: Store, snapshot: Mapping[str, str], part: str, folder: Path) -> None:
+        self._store, self._part, self._folder = store, part, folder
+        self.snapshot = {"name": snapshot["name"], "id": snapshot["id"]}
+        self._files: Postponed | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._stages: Stages | None = None
+        self._stopped = False
+
+    def open(self) -> None:
+        """See that all of it is there, and keep it there until it is read; its files are made, of zeros.
+
+        Raises
+        ------
+        StoreError : it is not.
+        """
+        name = current_name(self._store, self.snapshot)
+        self._files = self._store.postpone(name, self.snapshot["id"], {self._part: self._folder})
+
+    def start(self) -> None:
+        """Begin to read what was opened."""
+        self._reading = asyncio.create_task(asyncio.to_thread(self._read))
+
+    def _read(self) -> None:
+        assert self._files is not None
+        try:
+            self._files.read(self._progress)
+        finally:
+            self._files.close()
+            self._files = None
+
+    def _progress(self, stage: str, done: int, total: int) -> None:
+        if self._stopped:
+            raise Cancelled("The restore was ended.", "Its kernel has ended, or goes back to another snapshot.", "")
+        stages = self._stages
+        if stages is not None:
+            with contextlib.suppress(Cancelled):  # of who waits for it: it is read all the same
+                stages.amount(stage, done, total)
+
+    def check(self) -> None:
+        """Raise what the reading has met so far: while there still is another kernel, it need not be given up for this.
+
+        Raises
+        ------
+        StoreError : it is not what was saved, or there is no room for it.
+        """
+        if self._reading is not None and self._reading.done():
+            self._reading.result()
+
+    async def whole(self, stages: Stages) -> None:
+        """Wait until all of it is read and verified; where that failed before, it is tried again.
+
+        Raises
+        ------
+        StoreError : it is not what was saved, or there is no room for it. It can be tried again.
+        Cancelled : whoever asked does not wait any longer.
+        """
+        if self._reading is None or (self._reading.done() and self._reading.exception() is not None):
+            await asyncio.to_thread(self.open)
+            self.start()
+        assert self._reading is not None
+        self._stages = stages
+        try:
+            await stages.or_cancelled(_ended(self._reading))
+        finally:
+            self._stages = None
+        self._reading.result()
+
+    async def close(self) -> None:
+        """Stop reading: nobody needs it any more."""
+        self._stopped = True
+        if self._reading is not None:
+            await _ended(self._reading)
+            if not self._reading.cancelled():
+                self._reading.exception()  # seen: nobody waits for it
+        elif self._files is not None:
+            await asyncio.to_thread(self._files.close)
+            self._files = None
+
+
+async def _ended(task: asyncio.Task[Any]) -> None:
+    """Wait for a task, however it ends; who stops waiting does not stop it."""
+    with contextlib.suppress(Exception):
+        await asyncio.shield(task)
