@@ -40,12 +40,17 @@ def judged_under(*wrapper: str) -> GpuckptError:
 @pytest.mark.usefixtures("with_criu")
 def test_this_machine_can_and_says_so_quickly() -> None:
     assert why_unavailable() is None
-    times: list[float] = []
-    while not times or (min(times) >= 0.15 and len(times) < 20):
+    # Each kernel's start asks: it is to be little beside what a kernel takes to start, on any machine.
+    asked: list[float] = []
+    started: list[float] = []
+    while not asked or (min(asked) > min(started) / 2 and len(asked) < 20):
         begun = processor_time()
         assert why_unavailable() is None
-        times.append(processor_time() - begun)
-    assert min(times) < 0.15, times
+        asked.append(processor_time() - begun)
+        begun = processor_time()
+        subprocess.run([sys.executable, "-c", "import ipykernel.kernelapp"], check=True)
+        started.append(processor_time() - begun)
+    assert min(asked) <= min(started) / 2, (asked, started)
 
 
 def processor_time() -> float:
