@@ -224,7 +224,8 @@ fifo = os.open('/dev/shm/gpuckpt/from-kernel', os.O_WRONLY)
 data = open({str(tmp_path / "said")!r}, 'rb').read()
 while data:
     data = data[os.write(fifo, data):]
-os.write(fifo, b'\\n' + b'{{"reply": [], "hello": 1, "request": null}}\\n' + b'{{"request": 10000, "op": 3, "args": 4}}\\n')
+os.write(fifo, b'\\n' + b'{{"reply": [], "hello": 1, "request": null}}\\n')
+os.write(fifo, b'{{"request": 10000, "op": 3, "args": 4}}\\n')
 os.close(fifo)""")
         assert notebook.run("%gpuckpt list").status == "ok", said[:100]
         assert keeper_pid(notebook) == before, said[:100]
