@@ -33,7 +33,7 @@ _BOOT = """
 import ctypes, os, shutil, sys
 libc = ctypes.CDLL(None, use_errno=True)
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 0x20, 0x1000, 0x4000, 0x40000
-folder, layout, *devices = sys.argv[1:]
+folder, layout, devices, *ways = sys.argv[1:]
 root = f"{folder}/root"
 
 def check(result):
@@ -56,7 +56,7 @@ os.makedirs(f"{own}/work")
 mount("overlay", f"{root}/etc", "overlay", 0, f"lowerdir=/etc,upperdir={own}/etc,workdir={own}/work")
 for name, mode in ("var", "755"), ("run", "755"), ("dev", "755"), ("tmp", "1777"), ("etc/systemd", "755"):
     mount("own", f"{root}/{name}", "tmpfs", NOSUID, f"mode={mode}")
-for name in devices:
+for name in devices.split():
     open(f"{root}/dev/{name}", "w").close()
     mount(f"/dev/{name}", f"{root}/dev/{name}", "none", BIND)
 for name in "pts", "shm":
@@ -79,6 +79,13 @@ else:
     mount("cgroup", f"{root}/sys/fs/cgroup/systemd", "cgroup", 0, "none,name=systemd")
 os.makedirs(f"{root}{folder}")
 mount(folder, f"{root}{folder}", "none", BIND)
+for way in ways:
+    if not os.path.exists(f"{root}{way}"):  # it lies in a folder of which this machine has its own, such as /tmp
+        os.makedirs(f"{root}{way}" if os.path.isdir(way) else os.path.dirname(f"{root}{way}"), exist_ok=True)
+        if not os.path.isdir(way):
+            open(f"{root}{way}", "w").close()
+        mount(way, f"{root}{way}", "none", BIND | REC)
+        check(libc.syscall(442, -100, (root + way).encode(), 0x8000, ctypes.byref(read_only), ctypes.sizeof(read_only)))
 shutil.copytree(f"{folder}/units", f"{root}/etc/systemd/system")
 for name in "passwd", "group":
     shutil.copy(f"{folder}/{name}", f"{own}/etc/{name}")
@@ -149,7 +156,7 @@ class BootedMachine(Machine):
         joining = "".join(f"echo $$ > {group}/cgroup.procs && " for group in self._groups) + 'exec "$@"'
         kinds = ["--mount", "--pid", "--cgroup", "--uts", "--ipc", "--net"]
         unsharing = ["unshare", *kinds, "--propagation", "private", "--fork", "--kill-child"]
-        booting = [sys.executable, "-I", "-c", _BOOT, str(self.folder), layout, *_DEVICES]
+        booting = [sys.executable, "-I", "-c", _BOOT, str(self.folder), layout, " ".join(_DEVICES), *self.ways]
         with (self.folder / "systemd.log").open("w") as log:
             holder = subprocess.Popen(
                 ["sh", "-c", joining, "sh", *unsharing, *opening_ways, *booting],

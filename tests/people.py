@@ -211,6 +211,7 @@ class Machine:
         ways |= {path for path in sys.path if Path(path).is_dir()}
         if named := settings.named_criu():
             ways.add(named)
+        self.ways = sorted(ways)
         self.environment = {
             "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
             "GPUCKPT_BROKER": str(self.socket),
@@ -219,7 +220,7 @@ class Machine:
         }
         self.entering: list[str] = []
         self._holder = self._begin(
-            [sys.executable, "-I", "-c", _OPEN_WAYS, str(self.folder), *sorted(ways), "--", *furnishing]
+            [sys.executable, "-I", "-c", _OPEN_WAYS, str(self.folder), *self.ways, "--", *furnishing]
         )
         activating = [sys.executable, "-I", "-c", _ACTIVATE, str(self.socket), str(GID)] if activated else []
         self._argv = [*self.entering, *activating, *wrapper, *self._broker_argv(GROUP)]
