@@ -144,11 +144,11 @@ def test_wrong_names_and_wrong_words_are_answered_in_words(notebook: Notebook) -
         ("restore", "NoSuchSnapshot"),
         ("show nothing", "NoSuchSnapshot"),
         ("rm nothing", "NoSuchSnapshot"),
-        ("frobnicate", "_Usage"),
-        ("save", "_Usage"),
-        ("save x --rep", "_Usage"),
-        ("save --help x", "_Usage"),
-        ("save 'open", "_Usage"),
+        ("frobnicate", "Usage"),
+        ("save", "Usage"),
+        ("save x --rep", "Usage"),
+        ("save --help x", "Usage"),
+        ("save 'open", "Usage"),
     ):
         answer = notebook.fails(f"%gpuckpt {line}")
         assert answer.ename == ename, line
