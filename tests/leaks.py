@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,19 @@ def listening(pids: set[int]) -> int:
 def connected(notebook: Notebook) -> int:
     """Return how many connections of clients the kernel has."""
     return connections(set(of_connection_file(notebook.manager.connection_file).values()))
+
+
+def clients_of(notebook: Notebook) -> int:
+    """Return how many connections of clients the kernel has, once all have come: one client has several."""
+    seen: list[int] = []
+
+    def stays() -> bool:
+        time.sleep(0.2)
+        seen.append(connected(notebook))
+        return seen[-5:] == [seen[-1]] * 5
+
+    wait_until(stays)
+    return seen[-1]
 
 
 def mounts(pid: int | str, folder: Path) -> list[str]:

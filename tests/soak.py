@@ -27,7 +27,7 @@ from command_line import run
 from job_programs import TRAIN, Job, program
 from jupyter_client import KernelManager
 from keeper_faults import keeper_pid
-from leaks import connected, is_more, look, memory
+from leaks import clients_of, is_more, look, memory
 from notebooks import SPEC, Notebook, wait_for_ready
 
 from jupyter_gpuckpt.freeze.processes import resident_bytes
@@ -109,7 +109,7 @@ def soak(folder: Path, rounds: int, per_round: int, note: Callable[[str], None],
     try:
         with _kernel() as notebook:
             notebook.run("n = 0; held = list(range(100_000))")
-            clients = connected(notebook)
+            clients = clients_of(notebook)
             began = time.monotonic()
             while len(found.counts) < rounds or time.monotonic() - began < seconds:
                 _round(notebook, job, per_round)

@@ -45,6 +45,8 @@ def dump_arguments(pid: int, images: str, action_script: Path, timeout: float, l
         # Unlinked shared memory (NCCL, DataLoader workers) is copied into the images; criu's default stops at 1 MiB.
         "--ghost-limit",
         "64G",
+        # A client that is connecting in that instant, and that nobody has accepted yet, would be an error.
+        "--skip-in-flight",
         *_COMMON,
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from copies import forking
 from keeper_faults import assert_no_litter, assert_nothing_left, processes_of
-from leaks import assert_no_more, connected, look, memory, mounts
+from leaks import assert_no_more, clients_of, look, memory, mounts
 from notebooks import Notebook, wait_until
 
 
@@ -21,7 +21,7 @@ def cycle(notebook: Notebook, times: int) -> None:
 
 def assert_flat(notebook: Notebook, folder: Path, times: int) -> None:
     notebook.run("n = 0")
-    clients = connected(notebook)
+    clients = clients_of(notebook)
     cycle(notebook, 5)  # what is set up once is there by then
     before, held = look(notebook, folder, clients), memory(notebook)
     cycle(notebook, times)
@@ -41,7 +41,7 @@ def test_row_24_thirty_cycles_leave_nothing(notebook: Notebook, tmp_path: Path) 
 
 def test_row_24_one_snapshot_is_restored_ten_times(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run("x = 1")
-    clients = connected(notebook)
+    clients = clients_of(notebook)
     notebook.run("%gpuckpt save here")
     for _ in range(3):
         notebook.run("%gpuckpt restore here")
@@ -61,7 +61,7 @@ def test_forks_leave_nothing(notebook: Notebook, tmp_path: Path) -> None:
             assert copy.value("x") == "1"
 
     notebook.run("x = 1")
-    clients = connected(notebook)
+    clients = clients_of(notebook)
     for _ in range(3):  # what is set up once is there by then
         fork_and_end()
     wait_until(lambda: len(processes_of(tmp_path)) == 3, what="a copy is left")  # keeper, sleeper, kernel

@@ -593,6 +593,22 @@ def test_connections_come_back_closed(notebook: Notebook) -> None:
             notebook.run(f"again = socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 10)")
 
 
+def test_a_connection_that_nobody_has_accepted_yet_is_no_obstacle(notebook: Notebook) -> None:
+    """A client of the kernel itself may be connecting in the instant of a save."""
+    notebook.run("""
+        import socket
+        server = socket.create_server(("127.0.0.1", 0))
+    """)
+    port = int(value(notebook, "server.getsockname()[1]"))
+    with socket.create_connection(("127.0.0.1", port)):
+        save(notebook)
+        notebook.run("server.accept()[0].close()")
+    restore(notebook)
+    with socket.create_connection(("127.0.0.1", port)) as again:
+        notebook.run("server.accept()[0].sendall(b'again')")
+        assert again.recv(100) == b"again"
+
+
 # -- the notebook
 
 
