@@ -89,9 +89,8 @@ def test_a_connection_that_breaks_is_made_again(
     ann: Store, sftp: Sftp, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pushing, "_PACK", 100_000)
-    monkeypatch.setattr(
-        "jupyter_gpuckpt.store.transfer.remotes.attempts._PAUSES", (0.05, 0.1)
-    )  # as many as the product makes
+    # Shorter ones than the product's, and as many.
+    monkeypatch.setattr("jupyter_gpuckpt.store.transfer.remotes.attempts._PAUSES", (0.05, 0.1))
     there = at(sftp.address(tmp_path / "remote"), ann)
     remote = there.remote
     assert isinstance(remote, SftpRemote)
