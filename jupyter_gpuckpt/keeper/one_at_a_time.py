@@ -58,15 +58,31 @@ class OneAtATime:
         """The kinds of those that wait until that is done."""
         return [operation.kind for operation in self._queued]
 
-    async def wait_for_others(self, kind: str, *, patient: bool) -> None:
-        """Wait for what is under way where that is right for an operation of this kind, or break it off."""
+    async def wait_for_others(self, kind: str, name: str, tell: Tell, *, patient: bool) -> None:
+        """Wait for what is under way where that is right for an operation of this kind, or break it off.
+
+        Raises
+        ------
+        Cancelled : nobody wants to wait any longer.
+        """
         while (under_way := self.current) is not None and not self._may_begin_beside(kind):
             soon = patient and (under_way.kind in _IS_WAITED_FOR or kind == "wake")
             if not (soon or under_way.answering):
                 return
             if under_way.kind in _BREAKS_OFF.get(kind, ()):
                 under_way.cancelling.set()
-            await under_way.settled.wait()
+            with self._queue(kind, name, tell) as stages:
+                await stages.or_cancelled(under_way.settled.wait())
+
+    @contextlib.contextmanager
+    def _queue(self, kind: str, name: str, tell: Tell) -> Iterator[Stages]:
+        """Have an operation wait for its turn for as long as the context lasts."""
+        operation = Operation(kind, name)
+        self._queued.append(operation)
+        try:
+            yield Stages(operation, tell)
+        finally:
+            self._queued.remove(operation)
 
     def _may_begin_beside(self, kind: str) -> bool:
         return kind in _BESIDE_WRITING and not self.holds_kernel
@@ -81,14 +97,9 @@ class OneAtATime:
         writing = self.writes
         if writing is None or self._may_begin_beside(kind):
             return
-        operation = Operation(kind, name)
-        stages = Stages(operation, tell)
-        self._queued.append(operation)
-        try:
+        with self._queue(kind, name, tell) as stages:
             await stages.enter(f"waiting until {writing} is written")
             await stages.or_cancelled(self.idle.wait())
-        finally:
-            self._queued.remove(operation)
 
     @contextlib.contextmanager
     def begin(self, kind: str, name: str) -> Iterator[Operation]:

@@ -115,7 +115,7 @@ class Requests:
     async def _operate(self, kind: str, name: str, args: dict[str, Any], tell: Tell) -> Any:
         keeper, operations = self.keeper, self.keeper.operations
         await keeper.held.wait()
-        await operations.wait_for_others(kind, patient="idle_for" not in args)
+        await operations.wait_for_others(kind, name, tell, patient="idle_for" not in args)
         await operations.wait_until_written(kind, name, tell)
         if keeper.state.hibernated is None or kind not in _IS_FOR_HIBERNATED:
             keeper.namespace()

@@ -6,9 +6,9 @@
  * copy. The holder copies it to the host at the speed of the bus meanwhile.
  *
  * So this library, loaded with RTLD_GLOBAL before anything that uses CUDA, stands in for cudaMalloc and cudaFree of the
- * dynamic CUDA runtime (as torch links it): large blocks are made by the virtual memory API. And it has the kernel's end
- * of the parking, `gpuckpt_park`, which runs without Python: all other threads stand still then, and any may hold a lock
- * of Python's.
+ * dynamic CUDA runtime (as torch links it): large blocks are made by the virtual memory API. Others of the runtime's
+ * functions wait here while the driver has the process's GPU state. And it has the kernel's end of the parking,
+ * `gpuckpt_park`, which runs without Python: all other threads stand still then, and any may hold a lock of Python's.
  *
  * Written in C because cudaMalloc is called under torch's locks, from threads that do not hold Python's: a function
  * of Python in its place would deadlock. The types of cuda.h are spelled out: no CUDA toolkit is needed to build it.
@@ -28,6 +28,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PUBLIC __attribute__((visibility("default")))
@@ -203,19 +204,62 @@ PUBLIC int cudaFree(void *address) {
   return result;
 }
 
+/* -- calls that do not wait in the driver by themselves */
+
 static char *gate;
 
 /* Say where the file is that stands there while the driver has this process's GPU state. */
 PUBLIC void gpuckpt_gate(const char *path) { gate = strdup(path); }
 
-/* Other calls of a checkpointed process wait in the driver. cuCtxSynchronize does not, and dies (driver 580). */
-PUBLIC int cudaDeviceSynchronize(void) {
-  static fn real;
-  if (!real) real = of_runtime("cudaDeviceSynchronize");
-  if (!real) return NOT_SUPPORTED;
-  while (gate && !access(gate, F_OK)) usleep(1000);
-  return real();
+/* Looked for once in a tick of the clock (some milliseconds), so that it costs next to nothing: the keeper waits for two
+ * ticks before it goes on. */
+static int is_shut(void) {
+  static _Atomic long open_at = -1;
+  struct timespec now;
+  int before = errno;
+  if (!gate || clock_gettime(CLOCK_MONOTONIC_COARSE, &now)) return 0;
+  long tick = now.tv_sec * 1000000000L + now.tv_nsec;
+  if (tick == open_at) return 0;
+  int shut = !access(gate, F_OK);
+  errno = before;
+  if (!shut) open_at = tick;
+  return shut;
 }
+
+/* The driver (580) holds back most calls of a checkpointed process, and not all. cuCtxSynchronize and the queries of
+ * streams and events look at memory that is not there, and the process dies. Addresses of parked memory are unknown to
+ * it, and copies to and from there fail. So these wait here first; and those that nearly all work on the GPU begins
+ * with, for what goes past the runtime afterwards. */
+#define WAITS(name, parameters, arguments)                       \
+  PUBLIC int name parameters {                                   \
+    static fn real;                                              \
+    if (!real && !(real = of_runtime(#name))) return NOT_SUPPORTED; \
+    while (is_shut()) usleep(1000);                              \
+    return real arguments;                                       \
+  }
+
+WAITS(cudaGetDevice, (int *device), (device))
+WAITS(cudaSetDevice, (int device), (device))
+WAITS(cudaDeviceSynchronize, (void), ())
+WAITS(cudaStreamQuery, (void *stream), (stream))
+WAITS(cudaStreamSynchronize, (void *stream), (stream))
+WAITS(cudaEventQuery, (void *event), (event))
+WAITS(cudaEventSynchronize, (void *event), (event))
+WAITS(cudaMemGetInfo, (size_t *available, size_t *total), (available, total))
+WAITS(cudaPointerGetAttributes, (void *attributes, const void *address), (attributes, address))
+WAITS(cudaMemset, (void *to, int value, size_t size), (to, value, size))
+WAITS(cudaMemsetAsync, (void *to, int value, size_t size, void *stream), (to, value, size, stream))
+WAITS(cudaMemcpy, (void *to, const void *from, size_t size, int kind), (to, from, size, kind))
+WAITS(cudaMemcpyAsync, (void *to, const void *from, size_t size, int kind, void *stream), (to, from, size, kind, stream))
+WAITS(cudaMemcpyPeerAsync, (void *to, int there, const void *from, int here, size_t size, void *stream),
+      (to, there, from, here, size, stream))
+WAITS(cudaMemcpy2D, (void *to, size_t to_pitch, const void *from, size_t pitch, size_t width, size_t height, int kind),
+      (to, to_pitch, from, pitch, width, height, kind))
+WAITS(cudaMemcpy2DAsync,
+      (void *to, size_t to_pitch, const void *from, size_t pitch, size_t width, size_t height, int kind, void *stream),
+      (to, to_pitch, from, pitch, width, height, kind, stream))
+
+/* -- more of the runtime's functions, for blocks */
 
 PUBLIC int cudaIpcGetMemHandle(void *handle, void *address) {
   static fn real;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from pathlib import Path
 
 from .. import settings
@@ -11,6 +12,8 @@ from .. import settings
 __all__ = ["has_gate", "park", "parkable", "prepare"]
 
 _library: ctypes.PyDLL | None = None
+_PAST_THE_RUNTIME = ("cudf", "cupy", "jax", "numba.cuda", "pycuda", "tensorflow")
+"""Modules that call the driver, or a CUDA runtime of their own."""
 
 
 def prepare() -> None:
@@ -42,8 +45,8 @@ def parkable() -> int:
 
 
 def has_gate() -> bool:
-    """Tell whether `cudaDeviceSynchronize` waits here while the driver has this kernel's GPU state."""
-    return _library is not None
+    """Tell whether this kernel's CUDA calls all wait while the driver has its GPU state, as far as is known."""
+    return _library is not None and not any(name in sys.modules for name in _PAST_THE_RUNTIME)
 
 
 def park(run_dir: Path) -> None:

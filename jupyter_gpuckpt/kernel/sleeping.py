@@ -104,7 +104,8 @@ class Sleeping:
         lines = code.strip().splitlines()
         if len(lines) == 1 and lines[0].split()[:1] == [_OWN]:
             return False  # it touches nothing of the person's, and restores and wakes
-        return not (self._holds_gpu_state and (settings.cells_asleep() or self._is_on_its_way))
+        may_wait = self._is_on_its_way or (settings.cells_asleep() and parking.has_gate())
+        return not (self._holds_gpu_state and may_wait)
 
     def wake(self, progress: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
         """Have the keeper wake the kernel, and return what it did; a keeper that dies meanwhile gets a successor.

@@ -113,6 +113,10 @@ TOUCHES = {
     "allocating": "z = torch.ones(2**25, device='cuda'); n = z.sum().item()",
     "freeing": "y.clear(); torch.cuda.empty_cache(); n = 1",
     "synchronizing": "torch.cuda.synchronize(); n = 1",
+    "copying": "n = x[:4].tolist()",
+    "asking a stream": "torch.cuda.current_stream().query(); n = 1",
+    "asking an event": "event.query(); n = 1",
+    "asking for room": "torch.cuda.mem_get_info(); n = 1",
     "holding Python's lock": "import ctypes; p = ctypes.c_uint64(); "
     "n = ctypes.PyDLL('libcuda.so.1').cuMemAlloc_v2(ctypes.byref(p), ctypes.c_size_t(2**20))",
     "a thread": "import threading; t = threading.Thread(target=lambda: x.sum().item()); t.start(); t.join(); n = 1",
@@ -125,11 +129,12 @@ def test_a_cell_without_the_gpu_lets_it_sleep_and_a_touch_waits_for_the_wake(
     monkeypatch.setenv("GPUCKPT_CELLS_ASLEEP", "on")
     notebook = start()
     notebook.run("import torch, threading, time\n" + DIGEST + STATE, timeout=120)
+    notebook.run("x[:4].tolist(); event = torch.cuda.Event(); event.record()")
     wrong = []
     for name, code in TOUCHES.items():
         ask(notebook, "sleep")
         began = time.monotonic()
-        assert notebook.run("import time; time.sleep(1.5); print(sum(range(10)))").shown == ["45\n"]
+        assert notebook.run("import time; time.sleep(0.5); print(sum(range(10)))").shown == ["45\n"]
         if not is_asleep(notebook):
             wrong.append(f"before {name}: it was woken for nothing")
         began = time.monotonic()

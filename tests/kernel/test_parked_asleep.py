@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,8 +61,39 @@ int cuDeviceGetAttribute(int *v, int a, int d) { *v = 0; return 0; }
 int cuMemcpyHtoD_v2(uint64_t to, void *from, size_t size) { memcpy((void *)to, from, size); return 0; }
 int cudaMalloc(void **a, size_t size) { return 1; }
 int cudaFree(void *a) { return 0; }
-int cudaDeviceSynchronize(void) { return 0; }
 """
+
+_WAITING = {
+    "cudaDeviceSynchronize": 0,
+    "cudaEventQuery": 1,
+    "cudaEventSynchronize": 1,
+    "cudaGetDevice": 1,
+    "cudaMemGetInfo": 2,
+    "cudaMemcpy": 4,
+    "cudaMemcpy2D": 7,
+    "cudaMemcpy2DAsync": 8,
+    "cudaMemcpyAsync": 5,
+    "cudaMemcpyPeerAsync": 6,
+    "cudaMemset": 3,
+    "cudaMemsetAsync": 4,
+    "cudaPointerGetAttributes": 2,
+    "cudaSetDevice": 1,
+    "cudaStreamQuery": 1,
+    "cudaStreamSynchronize": 1,
+}
+"""The functions that wait at the gate, and how many arguments each has."""
+
+
+def _runtime() -> str:
+    """Return functions of these names that tell by their result which arguments came through."""
+    lines = []
+    for name, count in _WAITING.items():
+        parameters = ", ".join(f"long a{n}" for n in range(count)) or "void"
+        lines.append(
+            f"int {name}({parameters}) {{ return 1000 + {'+'.join(f'a{n} * {n + 1}' for n in range(count)) or 0}; }}"
+        )
+    return "\n".join(lines)
+
 
 _PROCESS = """
 import ctypes, sys, threading
@@ -87,8 +119,10 @@ for line in sys.stdin:
     elif word == "limit": cuda.limit(int(rest[0]))
     elif word == "sums": print(*[set(ctypes.string_at(a, SIZE)) for a in blocks], flush=True)
     elif word == "gate": parking.gpuckpt_gate(gate.encode())
-    elif word == "synchronize":
-        threading.Thread(target=call, args=(ctypes.CDLL(library).cudaDeviceSynchronize,)).start()
+    elif word == "call":
+        function = getattr(ctypes.CDLL(library), rest[0])
+        arguments = [ctypes.c_long(n + 1) for n in range(int(rest[1]))]
+        threading.Thread(target=lambda: call(function, *arguments), daemon=True).start()
     elif word == "free":  # as a thread does that has Python's lock in the call
         threading.Thread(target=call, args=(parking.cudaFree, ctypes.c_void_p(blocks.pop())), daemon=True).start()
 """
@@ -101,7 +135,7 @@ class _Process:
 
     def __init__(self, folder: Path) -> None:
         source, libraries = folder / "driver.c", [folder / "libcuda.so.1", folder / "libcudart.so.12"]
-        source.write_text(_DRIVER)
+        source.write_text(_DRIVER + _runtime())
         for library in libraries:
             words = ["cc", "-w", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", library, source]
             subprocess.run(words, check=True)
@@ -216,16 +250,32 @@ def test_a_call_that_holds_pythons_lock_meanwhile_goes_on_when_the_memory_is_bac
     assert process.says() == "{7}"
 
 
-def test_a_call_that_would_end_a_checkpointed_process_waits_until_all_is_back(process: _Process) -> None:
-    process.ask("synchronize")
-    assert process.says() == "called 0", "without a gate nothing waits"
+def _result(name: str) -> str:
+    return f"called {1000 + sum((n + 1) ** 2 for n in range(_WAITING[name]))}"
+
+
+def _next_tick() -> None:
+    """Wait until the clock has ticked by which the library looks at the gate: CLOCK_MONOTONIC_COARSE."""
+    now = time.clock_gettime(6)
+    while time.clock_gettime(6) == now:
+        pass
+
+
+def test_calls_that_would_fail_or_end_a_checkpointed_process_wait_until_all_is_back(process: _Process) -> None:
+    for name, count in _WAITING.items():
+        process.ask(f"call {name} {count}")
+        assert process.says() == _result(name), "without a gate nothing waits"
     process.ask("gate")
+    process.ask("call cudaGetDevice 1")
+    assert process.says() == _result("cudaGetDevice"), "it is open"
     process.gate.touch()
-    for line in ("synchronize", "echo"):
-        process.ask(line)
+    _next_tick()
+    for name, count in _WAITING.items():
+        process.ask(f"call {name} {count}")
+    process.ask("echo")
     assert process.says() == "echo"
     process.gate.unlink()
-    assert process.says() == "called 0"
+    assert sorted(process.says() for _ in _WAITING) == sorted(map(_result, _WAITING))
 
 
 def test_where_there_is_no_room_for_all_of_it_nothing_is_kept_and_it_comes_back_later(process: _Process) -> None:

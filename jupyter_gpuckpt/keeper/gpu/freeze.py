@@ -24,6 +24,9 @@ log = logging.getLogger("gpuckpt.keeper")
 
 _HELPER = 1 << 30
 """Bytes of GPU memory that the program which fills the rest takes itself, at most."""
+_CHECKPOINT = 64 << 20
+"""Bytes of GPU memory that the driver's checkpoint is left, to be sure: with 15 MiB it succeeds, with next to none it
+does not (driver 580.159)."""
 _WORTH_PARKING = 256 << 20
 """Bytes from which on parking is quicker than the driver's own copy."""
 
@@ -67,8 +70,18 @@ class GpuFreeze:
             sizes[kernel] = max(0, sizes[kernel] - parkable)
         names = {pid: (str(processes.inner_pid(pid)), size) for pid, size in sizes.items()}
         await asyncio.to_thread(self._vram.prepare, names)
-        if self._parking is not None and not await asyncio.to_thread(self._parking.get_ready, kernel):
-            await self.close()
+        if self._parking is not None:
+            ready = await asyncio.to_thread(self._parking.get_ready, kernel)
+            if not ready or not await self._has_room(self._parking.parked.gpu):
+                await self.close()
+
+    async def _has_room(self, uuid: str) -> bool:
+        """Tell whether the program that holds parked memory has left the driver what a checkpoint takes."""
+        gpus = await asyncio.to_thread(self._worker.gpus)
+        free = next((gpu.free for gpu in gpus if gpu.uuid == uuid), 0)
+        if free < _CHECKPOINT:
+            log.warning("the GPU memory is not parked: GPU %s has %d MiB free", uuid, free >> 20)
+        return free >= _CHECKPOINT
 
     async def freeze(self, note: Callable[[dict[str, Any]], None]) -> None:
         """Take the GPU state of all processes off the GPUs; `note` writes down what `GpuReturn.after` must know.
@@ -79,7 +92,6 @@ class GpuFreeze:
         """
         if not self._pids:
             return
-        gate.close(self._space.run_dir)
         try:
             await self._freeze(note)
         except BaseException:
@@ -97,6 +109,10 @@ class GpuFreeze:
             note_parked(parking.parked)
             await self._link.send({"call": "park", "id": 0, "args": {}})
             await asyncio.to_thread(parking.park, self._kernel, note_parked)
+        # Not before: who waits at the gate may hold Python's lock, which the thread that parks needs.
+        gate.close(self._space.run_dir)
+        if self.parked() is None:  # else no thread runs until the driver has everything
+            await gate.settled()
         try:
             await asyncio.to_thread(cuda.freeze, self._worker, self._pids, self._described, self._vram.taking)
         except BaseException:

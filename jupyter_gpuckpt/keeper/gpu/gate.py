@@ -1,22 +1,33 @@
 """A gate in front of CUDA calls of the kernel that do not wait by themselves while the driver has its GPU state.
 
-`cuCtxSynchronize` of a checkpointed process ends it by SIGSEGV (measured: docs/internals/cuda.md). The kernel's library
-stands in for the runtime's function that calls it, and looks for a file first (`kernel/parking.c`). A file, since who
-waits may hold Python's lock: only the keeper, from outside, can let it go on.
+The driver holds back most calls of a checkpointed process. Some end it by SIGSEGV, and some fail (measured, with the
+list: docs/internals/cuda.md). The kernel's library stands in for such functions of the CUDA runtime, and looks for a
+file first (`kernel/parking.c`). A file, since who waits may hold Python's lock: only the keeper, from outside, can let
+it go on.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 
 from ... import settings
 
-__all__ = ["close", "open_"]
+__all__ = ["close", "open_", "settled"]
+
+_COARSE = 6
+"""CLOCK_MONOTONIC_COARSE (clock_gettime(2)), by whose ticks the library looks."""
 
 
 def close(run_dir: Path) -> None:
-    """Have such calls wait, from before the driver locks the processes of this run folder."""
+    """Have such calls of the processes of this run folder wait, from the next tick of the clock on."""
     (run_dir / settings.GATE).touch(mode=0o600)
+
+
+async def settled() -> None:
+    """Wait until no call is begun any more by a thread that has seen the gate open."""
+    await asyncio.sleep(2 * time.clock_getres(_COARSE))
 
 
 def open_(run_dir: Path) -> None:
