@@ -29,11 +29,13 @@ _CPU_STATE = """
 import os, hashlib
 state = os.urandom({size}); numbers = list(range(10000))
 def digest(): return hashlib.blake2b(state).hexdigest() + str(sum(numbers))
+def touch(): return state[0]
 """
 _GPU_STATE = """
 import torch
 state = torch.randint(0, 2**62, ({size} // 8 + 1,), device="cuda")
 def digest(): return str([int(part.sum()) for part in state.split(2**24)])
+def touch(): return state[:1].item()
 """
 
 
@@ -47,6 +49,8 @@ class Row:
     """For how long the kernel stood still in a save, by the way: ``plain``, ``ours``."""
     first_cell: dict[str, float]
     """From asking for a restore until the cell after it is answered."""
+    lazy: dict[str, float]
+    """The same after one of our restores with ``--lazy``: the first ``cell``, and the first one that needs the ``gpu``."""
     durable: float
     """From asking for one of our saves until all of it is synced."""
     durable_known: float
@@ -65,6 +69,7 @@ class Row:
         figures = [f"{each[way]:.3f} s" for each in (self.frozen, self.first_cell) for way in ("plain", "ours")]
         megabytes = [f"{self.on_disk[way] / 1e6:,.0f} MB" for way in ("plain", "ours")]
         memory = f"{self.host_memory / 1e6:,.0f} MB"
+        figures += [f"{self.lazy[which]:.3f} s" for which in ("cell", "gpu")]
         disk = [f"{each:.3f} s" for each in (self.durable, self.durable_known, self.written, self.cold, self.read)]
         return f"| {' | '.join([self.label, *figures, *disk, *megabytes, memory])} |"
 
@@ -75,6 +80,8 @@ HEAD = (
     "ours",
     "first cell: plain",
     "ours",
+    "lazy: first cell",
+    "first that needs the GPU",
     "until durable: ours",
     "of known bytes",
     "writing them",
@@ -90,6 +97,7 @@ def measure(label: str, size: int, state: str, rounds: int) -> Row:
     """Run one size, of so many bytes of state."""
     frozen: dict[str, list[float]] = {"plain": [], "ours": []}
     back: dict[str, list[float]] = {"plain": [], "ours": []}
+    lazy: dict[str, list[float]] = {"cell": [], "gpu": []}
     durable, host_memory = [], []
     sizes = {"plain": 0, "ours": 0}
     with tempfile.TemporaryDirectory(prefix="gpuckpt-bench-") as folder:
@@ -113,6 +121,8 @@ def measure(label: str, size: int, state: str, rounds: int) -> Row:
                 frozen["ours"].append(stood_still)
                 durable.append(seconds)
                 back["ours"].append(ours.restore())
+                for which, seconds in zip(lazy, ours.restore_lazily("touch()"), strict=True):
+                    lazy[which].append(seconds)
                 for name, kernel in (("plain", plain), ("ours", ours)):
                     _compare(name, kernel, expected[name])
             _, known, _ = ours.save("known")
@@ -124,7 +134,7 @@ def measure(label: str, size: int, state: str, rounds: int) -> Row:
         finally:
             plain.close()
             ours.close()
-    medians = [{way: statistics.median(values) for way, values in each.items()} for each in (frozen, back)]
+    medians = [{way: statistics.median(values) for way, values in each.items()} for each in (frozen, back, lazy)]
     on_disk = (statistics.median(durable), known, written, cold, read)
     return Row(label, size, *medians, *on_disk, sizes, max(host_memory))
 

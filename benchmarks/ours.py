@@ -50,6 +50,15 @@ class OurKernel:
         self.run("pass")
         return time.perf_counter() - began
 
+    def restore_lazily(self, touch: str) -> tuple[float, float]:
+        """Restore with ``--lazy``; return the time until the cell after it is answered, and one that needs the GPU."""
+        began = time.perf_counter()
+        self.run("%gpuckpt restore benchmark --lazy")
+        self.run("pass")
+        first = time.perf_counter() - began
+        self.run(touch)
+        return first, time.perf_counter() - began
+
     def run(self, code: str) -> str:
         """Execute a cell and return what it printed."""
         return run(self.client, code)
