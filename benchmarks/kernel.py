@@ -50,7 +50,7 @@ class Row:
     first_cell: dict[str, float]
     """From asking for a restore until the cell after it is answered."""
     lazy: dict[str, float]
-    """The same after one of our restores with ``--lazy``: the first ``cell``, and the first one that needs the ``gpu``."""
+    """The same of our ``restore --lazy``: the first ``cell``, and the first one that needs the ``gpu``."""
     durable: float
     """From asking for one of our saves until all of it is synced."""
     durable_known: float
