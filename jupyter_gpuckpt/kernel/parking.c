@@ -228,18 +228,15 @@ static int is_shut(void) {
 
 /* The driver (580) holds back most calls of a checkpointed process, and not all. cuCtxSynchronize and the queries of
  * streams and events look at memory that is not there, and the process dies. Addresses of parked memory are unknown to
- * it, and copies to and from there fail. So these wait here first; and those that nearly all work on the GPU begins
- * with, for what goes past the runtime afterwards. */
-#define WAITS(name, parameters, arguments)                       \
-  PUBLIC int name parameters {                                   \
-    static fn real;                                              \
+ * it, and copies to and from there fail. So these wait here first. */
+#define WAITS(name, parameters, arguments)                          \
+  PUBLIC int name parameters {                                      \
+    static fn real;                                                 \
     if (!real && !(real = of_runtime(#name))) return NOT_SUPPORTED; \
-    while (is_shut()) usleep(1000);                              \
-    return real arguments;                                       \
+    while (is_shut()) usleep(1000);                                 \
+    return real arguments;                                          \
   }
 
-WAITS(cudaGetDevice, (int *device), (device))
-WAITS(cudaSetDevice, (int device), (device))
 WAITS(cudaDeviceSynchronize, (void), ())
 WAITS(cudaStreamQuery, (void *stream), (stream))
 WAITS(cudaStreamSynchronize, (void *stream), (stream))
