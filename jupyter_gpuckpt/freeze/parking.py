@@ -143,17 +143,23 @@ class Parking:
             log.warning("there is no holder for GPU memory: %s", self._holder.last_words())
         return self._ready
 
-    def park(self, pid: int, note: Callable[[Parked], None]) -> bool:
+    def park(self, pid: int, note: Callable[[Parked], None], before: Callable[[], None]) -> bool:
         """Have the process (`pid` on this machine), which was told to, hand its memory over; tell whether it did.
 
-        Where it did, its threads stand still until `let_go`: nothing may use the GPU before it is checkpointed. `note`
-        is called before, with what is needed to give the memory back should this program die.
+        Where it did, its threads stand still until `let_go`: nothing may use the GPU before it is checkpointed.
+        `before` is called when none of its Python runs any more, before they are held; `note` before anything is
+        handed over, with what is needed to give the memory back should this program die.
         """
         words = self._process_says(_ARRIVE_TIMEOUT).split()
         if words[:1] != [b"here"]:
             self._say("no")
             return self._not_parked("the kernel is busy")
         inner, socket = int(words[1]), int(words[2])
+        try:
+            before()
+        except BaseException:
+            self._say("no")
+            raise
         if not self._hold_still(pid, inner, "hold"):
             self._say("no")
             return self._not_parked("its threads did not pause")

@@ -108,11 +108,10 @@ class GpuFreeze:
 
             note_parked(parking.parked)
             await self._link.send({"call": "park", "id": 0, "args": {}})
-            await asyncio.to_thread(parking.park, self._kernel, note_parked)
-        # Not before: who waits at the gate may hold Python's lock, which the thread that parks needs.
-        gate.close(self._space.run_dir)
-        if self.parked() is None:  # else no thread runs until the driver has everything
-            await gate.settled()
+            # The gate is closed when that thread has come: who waits there may hold Python's lock, which it needs.
+            await asyncio.to_thread(parking.park, self._kernel, note_parked, self._close_gate)
+        if self.parked() is None:
+            await asyncio.to_thread(self._close_gate)
         try:
             await asyncio.to_thread(cuda.freeze, self._worker, self._pids, self._described, self._vram.taking)
         except BaseException:
@@ -121,6 +120,10 @@ class GpuFreeze:
             raise
         if parking is not None:
             parking.let_go()
+
+    def _close_gate(self) -> None:
+        gate.close(self._space.run_dir)
+        gate.settle()
 
     def taken(self) -> int:
         """Return how many bytes of VRAM lie in files; what could not be had in files criu has to write."""

@@ -8,13 +8,12 @@ it go on.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 
 from ... import settings
 
-__all__ = ["close", "open_", "settled"]
+__all__ = ["close", "open_", "settle"]
 
 _COARSE = 6
 """CLOCK_MONOTONIC_COARSE (clock_gettime(2)), by whose ticks the library looks."""
@@ -25,9 +24,9 @@ def close(run_dir: Path) -> None:
     (run_dir / settings.GATE).touch(mode=0o600)
 
 
-async def settled() -> None:
-    """Wait until no call is begun any more by a thread that has seen the gate open."""
-    await asyncio.sleep(2 * time.clock_getres(_COARSE))
+def settle() -> None:
+    """Wait until no call is begun any more by a thread that has seen the gate open: some milliseconds."""
+    time.sleep(2 * time.clock_getres(_COARSE))
 
 
 def open_(run_dir: Path) -> None:

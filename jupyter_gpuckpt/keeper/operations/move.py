@@ -78,7 +78,7 @@ async def _moved(
     await stages.enter("moving", cancellable=False)
     gate.close(space.run_dir)
     try:
-        await gate.settled()
+        await asyncio.to_thread(gate.settle)
         await asyncio.to_thread(cuda.freeze, worker, on_gpu, described)
         try:
             await asyncio.to_thread(cuda.thaw, worker, on_gpu, gpu_map, held)
