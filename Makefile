@@ -28,8 +28,8 @@ demo: setup
 test:
 	@$(MAKE) --no-print-directory --jobs=2 lint setup labextension $(BIN)/chromium
 	@test -e /dev/nvidiactl || echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
-	@echo 'The tests run in two halves at once, each with its report at its end (a quarter of an hour on two processors) ...'
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target --keep-going test-half test-others
+	@echo 'The tests run in two halves at once, and their lines alternate (a quarter of an hour on two processors) ...'
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-half test-others
 
 # Most of a test is waiting: for a kernel, for criu, for a page.
 HALF := tests/keeper tests/kernel
