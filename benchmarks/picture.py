@@ -1,7 +1,8 @@
 """Draw what `benchmarks.kernel --json` measured: ``python -m benchmarks.picture ROWS.json PICTURE.svg``.
 
 Two graphs of seconds over GiB of VRAM, the plain way beside ours: how long a kernel stands still in a save, and how
-long a restore takes until the next cell is answered. With them the least that the bus allows: out and back, and in.
+long a restore takes until the next cell is answered, lazy ones too. With them the least that the bus allows: out and
+back, and in.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 _BUS = 51.0  # GiB/s, as `benchmarks.gpu_limits` measures it
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 330, 220, 50, 40, 80
-_COLORS = {"plain": "#c0504d", "ours": "#1f77b4", "the bus": "#888888"}
+_COLORS = {"plain": "#c0504d", "ours": "#1f77b4", "ours, lazy": "#6baed6", "the bus": "#888888"}
 
 Line = Sequence[tuple[float, float]]
 
@@ -27,7 +28,7 @@ def main(rows: Path, picture: Path) -> None:
         _graph(measured, "frozen", "a save: the kernel stands still", 2, 0),
         _graph(measured, "first_cell", "a restore: until the next cell is answered", 1, _WIDTH + _GAP),
     ]
-    width, height = 2 * _WIDTH + _GAP + _LEFT + 80, _HEIGHT + _TOP + 50
+    width, height = 2 * _WIDTH + _GAP + _LEFT + 90, _HEIGHT + _TOP + 50
     picture.write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
         f'font-size="11"><rect width="100%" height="100%" fill="white"/>{"".join(graphs)}</svg>\n'
@@ -38,6 +39,8 @@ def _graph(rows: Sequence[dict[str, Any]], key: str, title: str, copies: int, x0
     lines: dict[str, Line] = {
         way: [(row["size"] / 2**30, row[key][way]) for row in rows if way in row[key]] for way in ("plain", "ours")
     }
+    if key == "first_cell":
+        lines["ours, lazy"] = [(row["size"] / 2**30, row["lazy"]["cell"]) for row in rows]
     lines["the bus"] = [(gib, copies * gib / _BUS) for gib, _ in lines["ours"]]
     most_x = max(x for line in lines.values() for x, _ in line)
     most_y = max(y for line in lines.values() for _, y in line) * 1.05

@@ -68,12 +68,13 @@ static size_t granularity;
 static int state; /* 0: not looked yet; 1: at work; -1: left to the CUDA runtime */
 static allocation_prop prop;
 
-/* -- the CUDA runtime's functions */
+/* -- the functions that this library stands in for */
 
-static fn of_runtime(const char *name) {
+static fn of_cuda(const char *name) {
   fn found = (fn)dlsym(RTLD_NEXT, name);
   /* Not global where it was loaded as some library's own dependency. */
-  static const char *names[] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"};
+  static const char *names[] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so",
+                                "libcuda.so.1"};
   for (size_t i = 0; !found && i < sizeof names / sizeof *names; i++) {
     void *library = dlopen(names[i], RTLD_NOLOAD | RTLD_NOW);
     if (library) found = (fn)dlsym(library, name);
@@ -172,8 +173,8 @@ static block *find(const void *address) {
 PUBLIC int cudaMalloc(void **result, size_t size) {
   static fn real;
   static fn real_free;
-  if (!real) real = of_runtime("cudaMalloc");
-  if (!real_free) real_free = of_runtime("cudaFree");
+  if (!real) real = of_cuda("cudaMalloc");
+  if (!real_free) real_free = of_cuda("cudaFree");
   if (!real || !real_free) return NOT_SUPPORTED;
   if (size < SMALLEST || !result) return real(result, size);
   pthread_mutex_lock(&busy);
@@ -186,7 +187,7 @@ PUBLIC int cudaMalloc(void **result, size_t size) {
 
 PUBLIC int cudaFree(void *address) {
   static fn real;
-  if (!real) real = of_runtime("cudaFree");
+  if (!real) real = of_cuda("cudaFree");
   if (!real) return NOT_SUPPORTED;
   pthread_mutex_lock(&busy);
   block *b = address ? find(address) : NULL;
@@ -232,7 +233,7 @@ static int is_shut(void) {
 #define WAITS(name, parameters, arguments)                          \
   PUBLIC int name parameters {                                      \
     static fn real;                                                 \
-    if (!real && !(real = of_runtime(#name))) return NOT_SUPPORTED; \
+    if (!real && !(real = of_cuda(#name))) return NOT_SUPPORTED; \
     while (is_shut()) usleep(1000);                                 \
     return real arguments;                                          \
   }
@@ -256,11 +257,14 @@ WAITS(cudaMemcpy2DAsync,
       (void *to, size_t to_pitch, const void *from, size_t pitch, size_t width, size_t height, int kind, void *stream),
       (to, to_pitch, from, pitch, width, height, kind, stream))
 
+/* What Triton's programs begin with: whether an argument is on the GPU. They are linked with the driver itself. */
+WAITS(cuPointerGetAttribute, (void *value, int attribute, uint64_t address), (value, attribute, address))
+
 /* -- more of the runtime's functions, for blocks */
 
 PUBLIC int cudaIpcGetMemHandle(void *handle, void *address) {
   static fn real;
-  if (!real) real = of_runtime("cudaIpcGetMemHandle");
+  if (!real) real = of_cuda("cudaIpcGetMemHandle");
   if (!real) return NOT_SUPPORTED;
   pthread_mutex_lock(&busy);
   int ours = 0;

@@ -12,7 +12,7 @@ from .. import settings
 __all__ = ["has_gate", "park", "parkable", "prepare"]
 
 _library: ctypes.PyDLL | None = None
-_PAST_THE_RUNTIME = ("cudf", "cupy", "jax", "numba.cuda", "pycuda", "tensorflow", "triton")
+_PAST_THE_RUNTIME = ("cudf", "cupy", "jax", "numba.cuda", "pycuda", "tensorflow")
 """Modules that call the driver themselves, or a CUDA runtime of their own: past the gate."""
 
 

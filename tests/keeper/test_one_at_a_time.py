@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from jupyter_gpuckpt.errors import Busy
+from jupyter_gpuckpt.errors import Busy, Cancelled
 from jupyter_gpuckpt.keeper.one_at_a_time import OneAtATime
 from jupyter_gpuckpt.keeper.operations.stages import to_nobody
 
@@ -15,7 +15,7 @@ async def _may_begin(operations: OneAtATime, kind: str) -> bool:
     """Tell whether an operation of this kind begins without having to wait."""
 
     async def begin() -> None:
-        await operations.wait_for_others(kind, patient=True)
+        await operations.wait_for_others(kind, "it", to_nobody, patient=True)
         await operations.wait_until_written(kind, "it", to_nobody)
         with operations.begin(kind, "it"):
             pass
@@ -65,5 +65,21 @@ def test_whichever_of_the_two_ends_first(first: str) -> None:
         other.__exit__(None, None, None)
         assert operations.current is None
         assert operations.idle.is_set()
+
+    asyncio.run(check())
+
+
+def test_one_that_waits_for_another_is_listed_and_can_be_cancelled() -> None:
+    async def check() -> None:
+        operations = OneAtATime()
+        with operations.begin("restore", "x") as restore:
+            waiting = asyncio.create_task(operations.wait_for_others("wake", "it", to_nobody, patient=True))
+            await asyncio.sleep(0)
+            assert operations.queued == ["wake"]
+            assert operations.cancel("wake")
+            with pytest.raises(Cancelled):
+                await waiting
+            assert operations.queued == []
+            assert not restore.cancelling.is_set()
 
     asyncio.run(check())

@@ -64,6 +64,7 @@ int cudaFree(void *a) { return 0; }
 """
 
 _WAITING = {
+    "cuPointerGetAttribute": 3,
     "cudaDeviceSynchronize": 0,
     "cudaEventQuery": 1,
     "cudaEventSynchronize": 1,

@@ -27,3 +27,14 @@ def test_a_kernel_has_it_and_nothing_to_park(start: StartKernel) -> None:
 def test_a_kernel_does_without_where_it_is_switched_off(start: StartKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUCKPT_PARKING", "off")
     assert start().value(IS_THERE) == "False"
+
+
+@pytest.mark.parametrize("module", ["cupy", "jax", "numba.cuda"])
+def test_a_kernel_with_a_module_that_calls_the_driver_itself_does_not_say_that_all_its_calls_wait(
+    start: StartKernel, module: str
+) -> None:
+    notebook = start()
+    notebook.run("import sys, types; from jupyter_gpuckpt.kernel import parking")
+    assert notebook.value("parking.has_gate()") == "True"
+    notebook.run(f"sys.modules[{module!r}] = types.ModuleType({module!r})")
+    assert notebook.value("parking.has_gate()") == "False"

@@ -162,7 +162,10 @@ def _why_at_once(manifest: Manifest) -> str:
     if not manifest.kernel["agent"]:
         return "it is no kernel with an agent, which could be told"
     if not manifest.kernel.get("waits_for_gpu"):
-        return "not every call of it to CUDA would wait (it was saved by an older version, or with GPUCKPT_PARKING=off)"
+        return (
+            "not every call of it to CUDA would wait (it was saved by an older version, with GPUCKPT_PARKING=off, or "
+            "with a module that calls the driver itself: CuPy, JAX, Numba, TensorFlow)"
+        )
     if list(manifest.process["cuda"]) != [manifest.process["pid"]]:
         return "children of it use a GPU, too"
     return ""
