@@ -10,16 +10,14 @@ import secrets
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import settings
 from ..errors import GpuckptError, KernelLost, Refused
-from ..freeze import cuda, processes
+from ..freeze import processes
+from ..freeze.cuda_calls import CudaWorker
 from ..lock_files import KEEPER_LOCK
-from ..store import Store
 from . import kernel_log
-from .files.needs import Marks
-from .gpu.sleep import GpuSleep
 from .holders import Holders
 from .link import Link, Request
 from .namespace import FIRST_PID, Namespace, run_path
@@ -27,6 +25,12 @@ from .one_at_a_time import OneAtATime
 from .operations.stages import Tell, to_nobody
 from .record import KERNEL_LOG, OUTPUT, KernelFolder, now
 from .stand_in import StandIn
+
+if TYPE_CHECKING:
+    # Not at the start: a new kernel would wait for these to be imported, with all that they need.
+    from ..store import Store
+    from .files.needs import Marks
+    from .gpu.sleep import GpuSleep
 
 __all__ = ["Keeper"]
 
@@ -40,26 +44,19 @@ _TICK = os.sysconf("SC_CLK_TCK")
 class Keeper:
     """One kernel, and what its keeper knows and holds of it.
 
-    Parameters
-    ----------
-    folder : the kernel's.
-    ask : does what it is asked for (operation, arguments, who is told of progress), as for any client; may raise
-        `GpuckptError`.
-    on_agent_request : called with what the agent in the kernel asks for.
+    It can start the kernel as soon as it is made; all else waits for `equip`.
     """
 
-    def __init__(
-        self,
-        folder: KernelFolder,
-        ask: Callable[[str, dict[str, Any], Tell], Awaitable[Any]],
-        on_agent_request: Request,
-    ) -> None:
-        self.folder, self.ask = folder, ask
+    store: Store
+    marks: Marks
+    ask: Callable[[str, dict[str, Any], Tell], Awaitable[Any]]
+    _on_agent_request: Request
+
+    def __init__(self, folder: KernelFolder) -> None:
+        self.folder = folder
         self.launch = folder.launch()
         self.state = folder.state()
-        self.store = Store(settings.store_dir())
-        self.worker = cuda.CudaWorker()
-        self.marks = Marks()
+        self.worker = CudaWorker()
         self.operations = OneAtATime()
         self.holders = Holders()
         self.space: Namespace | None = None
@@ -86,11 +83,28 @@ class Keeper:
             self.wake_if_asked,
             lambda: self.in_background(self.ended(0)),
         )
-        self._on_agent_request = on_agent_request
         self._sleepers: list[Namespace] = []
         self._tidying: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def equip(
+        self,
+        store: Store,
+        marks: Marks,
+        ask: Callable[[str, dict[str, Any], Tell], Awaitable[Any]],
+        on_agent_request: Request,
+    ) -> None:
+        """Give the keeper what it needs beyond the start.
+
+        Parameters
+        ----------
+        store, marks : where snapshots are, and what is known of the files that they need.
+        ask : does what it is asked for (operation, arguments, who is told of progress), as for any client; may raise
+            `GpuckptError`.
+        on_agent_request : called with what the agent in the kernel asks for.
+        """
+        self.store, self.marks, self.ask, self._on_agent_request = store, marks, ask, on_agent_request
 
     # -- the sleeper that it lives in
 
@@ -98,7 +112,8 @@ class Keeper:
         """Make the FIFOs of a run folder and listen to them; the agent sees by the lock whether this keeper lives."""
         with contextlib.suppress(FileExistsError):
             (run_dir / KEEPER_LOCK).hardlink_to(self.folder.path / KEEPER_LOCK)
-        return Link(run_dir, self._on_agent_request)
+        # Looked up when the agent asks: the first link is made before there is anything to ask.
+        return Link(run_dir, lambda *request: self._on_agent_request(*request))
 
     async def new_namespace(self, furnish: Callable[[Path], None] = lambda _: None) -> tuple[Namespace, Link]:
         """Start a sleeper over a new run folder, which `furnish` may put more into.

@@ -13,19 +13,11 @@ from collections.abc import Callable
 from .. import __version__
 from ..errors import GpuckptError
 from ..freeze import processes
-from . import kernel_log
 from .answers import unforeseen
 from .c_memory import have_few_arenas
-from .idle.bedtime import hibernate_sleepers
 from .kernel_life import Keeper
-from .operations.fork import arrive
-from .operations.recover import recover, take_over
-from .operations.restore import bring_up
-from .operations.shut_down import shut_down
 from .protocol import PROTOCOL
 from .record import KernelFolder
-from .requests import Requests
-from .socket_server import SocketServer
 
 __all__ = ["keep"]
 
@@ -44,8 +36,7 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> 
     # The sleeper's parent ends at once: sleepers become this process's children, and are reaped by it.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     have_few_arenas()
-    requests = Requests(folder)
-    keeper = requests.keeper
+    keeper = Keeper(folder)
     pid = os.getpid()
     keeper.state.keeper = (pid, processes.start_time(pid) or 0)
     keeper.state.version, keeper.state.protocol = __version__, PROTOCOL
@@ -56,38 +47,23 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> 
     try:
         try:
             keeper.save_state()
-            server = await SocketServer(requests).open()
-            await _come_to_hold(keeper, how)
+            if how in ("start", "job"):
+                await keeper.start_kernel()
+            # Only now: to import what a keeper can do takes as long as a kernel's own Python takes to begin.
+            from .duties import Duties
+
+            duties = Duties(keeper)
+            await duties.take_up(how)
         except Exception as e:
             log.exception("the kernel could not be held")
             error = e if isinstance(e, GpuckptError) else unforeseen("start", e, folder.path)
             ready(json.dumps(error.as_dict()))
             return
         ready("")
-        if how == "take-over":
-            await recover(keeper)
-        keeper.held.set()
-        watches = [requests.auto_sleep.run(), hibernate_sleepers(keeper)]
-        if not keeper.launch.job:
-            watches.append(kernel_log.keep_short(keeper.quiet_log))
-        watching = [asyncio.create_task(watch) for watch in watches]
-        await keeper.closing.wait()
-        for task in watching:
-            task.cancel()
-        server.close()
-        await asyncio.sleep(0)  # the last answers go out
+        await duties.do(how)
     finally:
+        from .operations.shut_down import shut_down  # likewise
+
         await shut_down(keeper)
         await keeper.operations.idle.wait()
         await asyncio.sleep(0)  # the last answers go out
-
-
-async def _come_to_hold(keeper: Keeper, how: str) -> None:
-    if how == "take-over":
-        await take_over(keeper)
-    elif how == "copy":
-        await arrive(keeper, keeper.folder.take_order())
-    elif how == "restore":
-        await bring_up(keeper, keeper.folder.take_order())
-    else:
-        await keeper.start_kernel()

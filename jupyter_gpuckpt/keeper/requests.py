@@ -10,11 +10,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
+from .. import settings
 from ..errors import Busy, Cancelled, GpuckptError, Refused
+from ..store import Store
 from . import tally
 from .answers import answer_to
 from .c_memory import give_memory_back
 from .comparison import compare
+from .files.needs import Marks
 from .gpu import sharing
 from .idle.auto_sleep import AutoSleep
 from .kernel_life import Keeper
@@ -27,7 +30,7 @@ from .operations.save import save
 from .operations.sleep import sleep
 from .operations.stages import Stages, Tell
 from .operations.wake import awaken, wake
-from .record import KernelFolder, Operation, now
+from .record import Operation, now
 from .status import status
 from .summary import details, listing, summary
 
@@ -56,8 +59,9 @@ _NO_ROOM = "There is no room on the GPU for what the cell asked for."
 class Requests:
     """Does what is asked for of one kernel, which it has the keeper of."""
 
-    def __init__(self, folder: KernelFolder) -> None:
-        self.keeper = Keeper(folder, self.do, self._answer_agent)
+    def __init__(self, keeper: Keeper) -> None:
+        self.keeper = keeper
+        keeper.equip(Store(settings.store_dir()), Marks(), self.do, self._answer_agent)
         self.auto_sleep = AutoSleep(self.keeper)
         self._looking = asyncio.Semaphore(_MOST_LOOKS)
 

@@ -24,11 +24,11 @@ _WHAT = "Kernels cannot be saved on this machine."
 _DOCTOR = "`jupyter gpuckpt doctor` tells more."
 
 
-def why_unavailable() -> Unavailable | None:
+def why_unavailable(*, with_trial: bool = True) -> Unavailable | None:
     """Return why no kernel can be saved here, or None when nothing speaks against it.
 
-    Takes some 30 ms, most of it for making namespaces. It does not try to save
-    anything: `doctor.examine` with `deep` does.
+    Takes some 30 ms, most of it for making namespaces, which it does not try with `with_trial` false. It does not try
+    to save anything: `doctor.examine` with `deep` does.
     """
     if platform.system() != "Linux" or platform.machine() not in ARCHITECTURES:
         return Unavailable(
@@ -59,8 +59,7 @@ def why_unavailable() -> Unavailable | None:
         find_criu()
     except Unavailable as unavailable:
         return unavailable
-    outcome = try_namespaces()
-    if outcome.failed:
+    if with_trial and (outcome := try_namespaces()).failed:
         return Unavailable(
             _WHAT,
             f"The step `{outcome.failed}` of a kernel's namespaces failed: {outcome.why}.",

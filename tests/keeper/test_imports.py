@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib.util import resolve_name
@@ -59,3 +62,14 @@ def test_no_floor_knows_one_above_it() -> None:
 
 def _floor(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
+
+
+def test_a_keeper_starts_its_kernel_before_it_imports_what_it_can_do_with_it() -> None:
+    """The kernel's Python and the rest of the keeper begin side by side: what comes before that is a person's wait."""
+    program = "import json, sys, jupyter_gpuckpt.keeper.__main__; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    early = set(json.loads(done.stdout))
+    assert "jupyter_gpuckpt.keeper.kernel_life" in early  # what starts it
+    late = ("google.protobuf", "zmq", "blake3", "zstandard", "jupyter_gpuckpt.store", "jupyter_gpuckpt.freeze.images")
+    operations = {f"jupyter_gpuckpt.keeper.operations.{name}" for name in ("save", "restore", "fork", "hibernate")}
+    assert early.isdisjoint({*late, *operations, "jupyter_gpuckpt.keeper.requests"})

@@ -1,0 +1,61 @@
+"""What a keeper does beyond starting a kernel: it comes to hold one that there is, serves its clients, and watches."""
+
+from __future__ import annotations
+
+import asyncio
+
+from . import kernel_log
+from .idle.bedtime import hibernate_sleepers
+from .kernel_life import Keeper
+from .operations.fork import arrive
+from .operations.recover import recover, take_over
+from .operations.restore import bring_up
+from .requests import Requests
+from .socket_server import SocketServer
+
+__all__ = ["Duties"]
+
+
+class Duties:
+    """One keeper's, for as long as it lives; apart from its process, which starts a new kernel before this is loaded.
+
+    `how` is as `keeper.process.keep` takes it.
+    """
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._requests = Requests(keeper)
+        self._server: asyncio.AbstractServer | None = None
+
+    async def take_up(self, how: str) -> None:
+        """Listen to clients, and come to hold the kernel, unless it was started.
+
+        Raises
+        ------
+        GpuckptError, OSError : it cannot be held.
+        """
+        keeper = self._keeper
+        self._server = await SocketServer(self._requests).open()
+        if how == "take-over":
+            await take_over(keeper)
+        elif how == "copy":
+            await arrive(keeper, keeper.folder.take_order())
+        elif how == "restore":
+            await bring_up(keeper, keeper.folder.take_order())
+
+    async def do(self, how: str) -> None:
+        """Do what is asked for, and look after the kernel, until the keeper is to end."""
+        keeper = self._keeper
+        if how == "take-over":
+            await recover(keeper)
+        keeper.held.set()
+        watches = [self._requests.auto_sleep.run(), hibernate_sleepers(keeper)]
+        if not keeper.launch.job:
+            watches.append(kernel_log.keep_short(keeper.quiet_log))
+        watching = [asyncio.create_task(watch) for watch in watches]
+        await keeper.closing.wait()
+        for task in watching:
+            task.cancel()
+        if self._server is not None:
+            self._server.close()
+        await asyncio.sleep(0)  # the last answers go out
