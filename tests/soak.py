@@ -72,18 +72,15 @@ class Soak:
 
     def slopes(self) -> dict[str, float]:
         """Return by how many bytes a cycle each size grows."""
-        first = int(len(self.sizes) * _FIRST)
-        return {
-            name: _slope([float(size[name]) for size in self.sizes[first:]]) / self.per_round for name in self.sizes[0]
-        }
+        rest = self.sizes[int(len(self.sizes) * _FIRST) :]
+        return {name: slope_of([float(size[name]) for size in rest]) / self.per_round for name in self.sizes[0]}
 
 
-def _slope(values: list[float]) -> float:
+def slope_of(values: list[float]) -> float:
     """Return the median of the slopes between all pairs of values that stand one apart each."""
-    if len(values) > 200:  # the pairs are the square of that
-        values = values[:: len(values) // 200 + 1]
-    pairs = itertools.combinations(enumerate(values), 2)
-    return statistics.median((b - a) / (j - i) for (i, a), (j, b) in pairs) if len(values) > 1 else 0.0
+    apart = len(values) // 200 + 1  # not every value is looked at: the pairs are the square of that
+    pairs = itertools.combinations(enumerate(values[::apart]), 2)
+    return statistics.median((b - a) / (j - i) / apart for (i, a), (j, b) in pairs) if len(values) > 1 else 0.0
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from keeper_faults import assert_no_litter, assert_nothing_left
-from soak import Soak, soak
+from soak import Soak, slope_of, soak
 
 
 @pytest.mark.slow
@@ -36,3 +36,8 @@ def test_what_grows_is_found() -> None:
     for number, size in enumerate(found.sizes):
         size["kernel"] += number * 1_000_000
     assert any(fault.startswith("kernel grows by 100,000 bytes a cycle") for fault in found.faults())
+
+
+@pytest.mark.parametrize("rounds", [10, 300, 1000])
+def test_a_slope_is_the_same_however_long_it_lasts(rounds: int) -> None:
+    assert slope_of([7.0 * number for number in range(rounds)]) == pytest.approx(7)
