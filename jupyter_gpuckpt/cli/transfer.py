@@ -134,6 +134,7 @@ def export(args: argparse.Namespace) -> int:
 def bring_in(args: argparse.Namespace) -> int:
     """Bring in a snapshot from a file."""
     store, secrets = _store(), _secrets(args)
+    here = {manifest.id for manifest in store.list()}
 
     def take(source: BinaryIO, shown: str) -> Manifest:
         with output.Progress(f"Importing {shown}") as progress:
@@ -153,7 +154,8 @@ def bring_in(args: argparse.Namespace) -> int:
     else:
         with Path(args.file).open("rb") as source:
             manifest = take(source, args.file)
-    output.result(args.json, summary(manifest), f"Imported {manifest.name}: {show.size(manifest.size)}.")
+    text = f"{manifest.name} is here already" if manifest.id in here else f"Imported {manifest.name}"
+    output.result(args.json, summary(manifest), f"{text}: {show.size(manifest.size)}.")
     return output.DONE
 
 

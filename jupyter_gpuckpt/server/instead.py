@@ -90,6 +90,14 @@ def _hibernate_before_stop(ids: Collection[str], all_of_them: bool) -> None:
         return
     deadline = settings.hibernate_deadline()
     outcomes = hibernate_all(folders, deadline, _and_end)
+    for outcome in outcomes:
+        log.log(
+            logging.INFO if outcome.saved else logging.ERROR,
+            "kernel %s (%s) was %s",
+            outcome.kernel_id,
+            outcome.notebook or "no notebook",
+            f"saved as {outcome.name}" if outcome.saved else f"not saved: {outcome.why}",
+        )
     if all_of_them:
         log.warning("What became of the kernels when the server stopped: %s", write_report(outcomes, deadline))
 

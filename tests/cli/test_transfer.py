@@ -106,6 +106,7 @@ def test_a_snapshot_goes_to_somebody_else_in_a_file(cli: Cli, bob: Cli, store: S
     (tmp_path / "key.txt").write_text(cli("trust", "--own").out)
     bob("trust", str(tmp_path / "key.txt"))
     assert bob("import", str(file)).out.startswith("Imported it")
+    assert bob("import", str(file)).out.startswith("it is here already")
     file.write_bytes(file.read_bytes()[:-1])
     bob("rm", "it")
     assert bob("import", str(file), "--json").json["error"]["kind"] == "Damaged"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import logging
 import os
 import threading
 import time
@@ -26,8 +25,6 @@ from ..listing import STATUS_TIMEOUT
 from ..record import KernelFolder, now
 
 __all__ = ["Outcome", "hibernate_all", "write_report"]
-
-log = logging.getLogger("gpuckpt")
 
 _CANCEL_TIMEOUT = 5.0
 _AT_ONCE = 8  # so many keepers are asked at once
@@ -70,14 +67,6 @@ def hibernate_all(
         left = None if deadline is None else deadline - (time.monotonic() - began)
         outcomes.append(_hibernate(folder, status, left, how(status)))
     outcomes += [_unanswered(folder, error) for folder, error in answers if isinstance(error, Exception)]
-    for outcome in outcomes:
-        log.log(
-            logging.INFO if outcome.saved else logging.ERROR,
-            "kernel %s (%s) was %s",
-            outcome.kernel_id,
-            outcome.notebook or "no notebook",
-            f"saved as {outcome.name}" if outcome.saved else f"not saved: {outcome.why}",
-        )
     return outcomes
 
 
