@@ -47,3 +47,10 @@ def test_what_would_fail_again_is_not(error: Exception, raised: type[Exception])
     with pytest.raises(raised):
         make(asked)
     assert asked.times == 1
+
+
+def test_what_fails_each_time_is_told_after_three_attempts() -> None:
+    asked = Asked(*[ConnectionResetError(f"gone {n}") for n in range(9)])
+    with pytest.raises(RemoteError, match="gone 2"):
+        make(asked)
+    assert asked.times == 3

@@ -655,13 +655,7 @@ def test_nothing_is_deleted_where_it_is_unknown_what_is_needed(ann: Store, tmp_p
 # -- addresses
 
 
-@pytest.fixture
-def quiet_retries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("jupyter_gpuckpt.store.transfer.remotes.attempts._PAUSES", ())
-    return
-
-
-def test_what_is_secret_in_an_address_is_nowhere_shown(ann: Store, quiet_retries: None) -> None:
+def test_what_is_secret_in_an_address_is_nowhere_shown(ann: Store) -> None:
     address = "http://annabel:top%20secret@127.0.0.1:9/folder?token=abcdef"
     with pytest.raises(RemoteError) as caught:
         at(address, ann, create=False)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
+import socket
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,7 +24,7 @@ from jupyter_gpuckpt.store import Store
 from jupyter_gpuckpt.store.transfer import push as pushing
 from jupyter_gpuckpt.store.transfer.pull import pull
 from jupyter_gpuckpt.store.transfer.push import push
-from jupyter_gpuckpt.store.transfer.remotes.sftp import SftpRemote
+from jupyter_gpuckpt.store.transfer.remote_store import RemoteStore
 
 
 @pytest.fixture
@@ -85,30 +89,87 @@ def test_a_way_through_another_machine_is_refused_and_another_one_told(ann: Stor
     assert "ssh cluster" in said
 
 
+class Line:
+    """A way to a server that can be cut: whoever is connected through it loses that, and may connect again."""
+
+    def __init__(self, port: int) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._to, self._ends = port, list[socket.socket]()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                here, there = self._listening.accept()[0], socket.create_connection(("127.0.0.1", self._to))
+                self._ends += [here, there]
+                for source, to in ((here, there), (there, here)):
+                    threading.Thread(target=self._carry, args=(source, to), daemon=True).start()
+
+    def _carry(self, source: socket.socket, to: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                to.sendall(data)
+        for end in (source, to):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        for end in self._ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self.cut()
+        for end in self._ends:
+            end.close()
+
+
+@pytest.fixture
+def line(sftp: Sftp, home: Path) -> Iterator[Line]:
+    """A way to the server, which is known there as well."""
+    line = Line(sftp.port)
+    known = home / ".ssh/known_hosts"
+    known.write_text(known.read_text().replace(str(sftp.port), str(line.port)))
+    yield line
+    line.close()
+
+
 def test_a_connection_that_breaks_is_made_again(
-    ann: Store, sftp: Sftp, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ann: Store, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pushing, "_PACK", 100_000)
-    # Shorter ones than the product's, and as many.
-    monkeypatch.setattr("jupyter_gpuckpt.store.transfer.remotes.attempts._PAUSES", (0.05, 0.1))
-    there = at(sftp.address(tmp_path / "remote"), ann)
-    remote = there.remote
-    assert isinstance(remote, SftpRemote)
-    broken = 0
+    files = {f"pages-{n}.img": os.urandom(150_000) for n in range(6)}  # a pack each
+    save(ann, "more", files=files)
+    address = f"sftp://ann@127.0.0.1:{line.port}{tmp_path}/remote"
 
-    def cut(what: str, path: str) -> None:
-        nonlocal broken
-        if path.startswith("packs/") and remote._client is not None:
-            broken += 1
-            remote._client.get_transport().close()
+    def breaking(there: RemoteStore) -> list[str]:
+        """Have the line be cut before the second request for a pack; return what was asked for when it was."""
+        asked: list[str] = []
 
-    there.remote = Counting(remote, cut)
-    push(ann, "it", there)
-    assert broken
+        def cut(what: str, path: str) -> None:
+            if path.startswith("packs/"):
+                asked.append(path)
+                if len(asked) == 2:
+                    line.cut()
+
+        there.remote = Counting(there.remote, cut)
+        return asked
+
+    there = at(address, ann)
+    asked = breaking(there)
+    push(ann, "more", there)
+    assert len(asked) >= 2
     bob = person(tmp_path, "bob")
     bob.trust.add(ann.trust.own(), "Ann")
-    pull(bob, at(sftp.address(tmp_path / "remote"), bob))
-    assert read_back(bob, "it") == LARGE
+    there = at(address, bob)
+    asked = breaking(there)
+    pull(bob, there)
+    assert len(asked) >= 2
+    assert read_back(bob, "more") == files
 
 
 def test_who_is_done_leaves_no_connection_open(ann: Store, sftp: Sftp, home: Path, tmp_path: Path) -> None:

@@ -157,19 +157,26 @@ class SftpRemote(Remote):
 
     def _connect(self) -> paramiko.SSHClient:
         with self._lock:
+            if self._client is not None and not _lives(self._client):  # it may have broken while nobody asked
+                self._give_up(self._client)
             if self._client is None:
                 self._client = _connected(self._address)
                 weakref.finalize(self, self._client.close)  # else its thread would keep it for good
             return self._client
 
     def _forget(self, client: paramiko.SSHClient) -> None:
-        transport = client.get_transport()
-        if transport is not None and transport.is_active():
-            return
-        client.close()
         with self._lock:
-            if self._client is client:
-                self._client, self._idle = None, queue.SimpleQueue()
+            if self._client is client and not _lives(client):
+                self._give_up(client)
+
+    def _give_up(self, client: paramiko.SSHClient) -> None:
+        client.close()
+        self._client, self._idle = None, queue.SimpleQueue()
+
+
+def _lives(client: paramiko.SSHClient) -> bool:
+    transport = client.get_transport()
+    return transport is not None and transport.is_active()
 
 
 def _connected(address: Address) -> paramiko.SSHClient:
@@ -229,11 +236,13 @@ def _make_folders(sftp: paramiko.SFTPClient, folder: str) -> None:
 
 
 def _is_final(error: Exception) -> bool:
-    """Tell whether the machine would answer the same again."""
+    """Tell whether the machine would answer the same again.
+
+    What paramiko raises as its plain `SSHException` may be a connection that was dropped: among what it does not tell
+    apart from that (a machine that is not known, no key at all) nothing is harmed by two more attempts.
+    """
     import paramiko
 
-    if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
+    if type(error) is paramiko.SSHException or isinstance(error, paramiko.ssh_exception.ChannelException):
         return False
-    return isinstance(error, (RemoteError, paramiko.SSHException)) and not isinstance(
-        error, paramiko.ssh_exception.ChannelException
-    )
+    return isinstance(error, (RemoteError, paramiko.SSHException))
