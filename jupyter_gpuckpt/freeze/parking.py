@@ -11,11 +11,13 @@ then.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import select
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -33,7 +35,7 @@ log = logging.getLogger("gpuckpt.parking")
 PARKED = "-parked"
 """How the names of the files with parked memory end."""
 
-FileState = Literal["new", "awaited", "kept"]
+FileState = Literal["new", "awaited", "kept", "brought"]
 
 _PREPARE_TIMEOUT = 60.0
 _ARRIVE_TIMEOUT = 5.0  # how long the process may take to come to the place where it parks, in seconds
@@ -41,6 +43,11 @@ _STILL_TIMEOUT = 0.5  # how long its threads have to fall asleep, in seconds
 _TAKE_TIMEOUT = 70.0  # longer than the process's own limit (parking.c)
 _COPY_TIMEOUT = 300.0
 _END_TIMEOUT = 5.0
+_AT_HAND = 0.001  # how long to look for an answer that is not waited for, in seconds
+_SPARSE = 2
+"""Where what is wanted of a file is less than one part in so many of what would be pinned for it, it is not taken."""
+_AT_ONCE = 64 << 20
+"""Bytes that were written to the file and are brought to the GPU at once."""
 
 
 def is_supported() -> bool:
@@ -79,17 +86,33 @@ class Parking:
     outside, inside : the folder for the file with the bytes, as this process names it and as the other one does.
     parked : what is to be parked; of memory that is parked already and is to be given back, where it waits.
     file : what there is of the file: nothing yet (``new``), nothing yet but all before it is given back (``awaited``),
-        all of it (``kept``).
+        all of it (``kept``). Or nothing yet, and whatever comes to be there is but a part: the bytes are ``brought``
+        to the GPU from where they are, by `take`, `wrote` and `have_all`.
     gpu : the UUID of the GPU to give it back to, where that is another.
+    make_whole : writes all of the file, where the bytes were brought and are lost before the process has them; may
+        raise.
     """
 
     def __init__(
-        self, run_dir: Path, outside: Path, inside: str, parked: Parked, file: FileState, gpu: str = ""
+        self,
+        run_dir: Path,
+        outside: Path,
+        inside: str,
+        parked: Parked,
+        file: FileState,
+        gpu: str = "",
+        make_whole: Callable[[], None] | None = None,
     ) -> None:
         self.parked = parked
         self._is_parked = file != "new"
         self._is_whole = file == "awaited" or (file == "kept" and (outside / parked.file).exists())
+        self._make_whole = make_whole
         self._holds = self._ready = self._rests = False
+        self._takes, self._took = file == "brought", False
+        self._written: list[tuple[int, int]] = []
+        self._unbrought = 0
+        self._turn = threading.Lock()
+        self._file = outside / parked.file
         self._inside = f"{inside}/{parked.file}"
         self._heard = b""
         self._still: LineProgram | None = None
@@ -114,21 +137,78 @@ class Parking:
         """The pid of the program that holds the memory; None when it has ended."""
         return self._holder.pid
 
-    def get_ready(self, pid: int) -> bool:
-        """Wait until all is ready for the process (`pid` on this machine), and tell whether it is."""
-        # It is held twice by a save, and once by a restore.
-        count = 1 if self._is_parked else 2
-        self._spare = [_standstill(pid) for _ in range(count)]
+    def get_ready(self) -> bool:
+        """Wait until all is ready, and tell whether it is."""
+        self.get_still()
+        if not self._is_parked:
+            self._spare.append(_standstill())  # it is held twice by a save, and once by a restore
         return self._holder_is_ready()
 
-    def get_still(self, pid: int) -> None:
+    def get_still(self) -> None:
         """Start what holds the process's threads still, so that it is there when memory is given back."""
         if not self._spare:
-            self._spare = [_standstill(pid)]
+            self._spare = [_standstill()]
+
+    def take(self, pack: int, pieces: Sequence[tuple[int, int, int]]) -> bool:
+        """Tell whether bytes of a file (its descriptor) were taken from there: they are on their way to the GPU.
+
+        The pages of memory that they are taken from are pinned: what is read of them afterwards is what was taken.
+        A piece is where it begins in the file, how many bytes it has, and where they belong in the parked memory. Many
+        threads may call this and `wrote`.
+        """
+        first, end = min(offset for offset, _, _ in pieces), max(offset + size for offset, size, _ in pieces)
+        if end - first > _SPARSE * sum(size for _, size, _ in pieces):
+            return False
+        with self._turn:
+            taken = self._bring(Path(f"/proc/{os.getpid()}/fd/{pack}"), pieces)
+            self._took = self._took or taken
+            return taken
+
+    def wrote(self, offset: int, size: int) -> None:
+        """Hear that these bytes are in the file of parked memory, and are to be taken from there."""
+        with self._turn:
+            self._written.append((offset, size))
+            self._unbrought += size
+            if self._unbrought >= _AT_ONCE and self._is_ready(_AT_HAND):
+                self._bring_written()
+
+    def have_all(self) -> bool:
+        """Wait until all that was taken and written is on the GPU, and tell whether it is.
+
+        Where it is not, nothing of it is; `is_whole` tells whether the file has it all.
+        """
+        with self._turn:
+            if self._is_ready(_PREPARE_TIMEOUT):
+                self._bring_written()
+            if self._takes and not self._written:
+                self._holder.tell(b"copied")
+                self._holds = self._holder_says(b"copied", _COPY_TIMEOUT)
+        self._is_whole = not self._took
+        if not self._holds:
+            log.warning("the GPU memory is not brought to the GPU yet: %s", self._holder.last_words())
+            self._holder.kill()
+        return self._holds
+
+    def _bring_written(self) -> None:
+        ranges = _joined(self._written)
+        while ranges and self._bring(self._file, [(*ranges[-1], ranges[-1][0])]):
+            ranges.pop()
+        self._written, self._unbrought = ranges, sum(size for _, size in ranges)
+
+    def _bring(self, file: Path, pieces: Sequence[tuple[int, int, int]]) -> bool:
+        if not self._takes or not self._is_ready(_AT_HAND):
+            return False
+        self._holder.tell(b"bring " + json.dumps({"file": str(file), "pieces": pieces}).encode())
+        self._takes = self._holder_says(b"brought", _PREPARE_TIMEOUT)
+        return self._takes
+
+    def _is_ready(self, limit: float) -> bool:
+        self._ready = self._ready or self._holder_says(b"ready", limit)
+        return self._ready
 
     def preload(self) -> None:
         """Have the bytes brought to the GPU as soon as they are all there, where it has room for them twice."""
-        if self._is_whole and self._holder_is_ready():
+        if self._is_whole and not self._holds and self._holder_is_ready():
             self._holder.tell(b"load")
             self._holder_says(b"loaded", _PREPARE_TIMEOUT)
 
@@ -136,9 +216,7 @@ class Parking:
         if self._holder.pid is None:
             return False
         self.rouse()
-        if not self._ready:
-            self._ready = self._holder_says(b"ready", _PREPARE_TIMEOUT)
-        if not self._ready:
+        if not self._is_ready(_PREPARE_TIMEOUT):
             self._holder.kill()
             log.warning("there is no holder for GPU memory: %s", self._holder.last_words())
         return self._ready
@@ -213,6 +291,16 @@ class Parking:
             self._holder.kill()  # its end does the same
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the file has all bytes, or will have when they are needed."""
+        return self._is_whole
+
+    @property
+    def holds(self) -> bool:
+        """Whether the holder has the bytes on the GPU."""
+        return self._holds and self._holder.pid is not None
+
+    @property
     def rests(self) -> bool:
         """Whether the holder has nothing on the GPU now, and has to be roused before it can fill."""
         return self._rests
@@ -265,6 +353,8 @@ class Parking:
         if not _waits(pid):
             self._is_parked = False  # it never was: a save was broken off before
             return
+        if self._took and not self.holds:
+            self._have_file_whole()
         if self._holder_is_ready() or not self._is_whole:
             self._say("fill" if self._is_whole or self._holds else "no")
             words = self._process_says(_ARRIVE_TIMEOUT).split()
@@ -278,6 +368,8 @@ class Parking:
                     self._is_parked = False
                     return
                 why = f"{said.decode('ascii', 'replace')}; {self._holder.last_words()}"
+        if self._took and not self._is_whole:
+            self._have_file_whole()
         if not self._is_whole:
             raise self._error("given back", why or self._holder.last_words())
         log.warning("the memory of process %d is given back the slow way: %s", pid, why)
@@ -286,6 +378,13 @@ class Parking:
         if said != b"done":
             raise self._error("given back", said.decode("ascii", "replace") or "no answer")
         self._is_parked = False
+
+    def _have_file_whole(self) -> None:
+        log.warning("what was brought to the GPU is lost: %s", self._holder.last_words())
+        self._holder.kill()  # it has GPU memory that the process needs
+        if self._make_whole is not None:
+            self._make_whole()
+            self._is_whole = True
 
     def close(self) -> None:
         """End the programs and close the FIFOs; what is parked stays in the file."""
@@ -307,8 +406,8 @@ class Parking:
         thread = outer_thread(pid, inner)
         if thread is None:
             return False
-        self._still = self._spare.pop() if self._spare else _standstill(pid)
-        self._still.tell(f"{how} {thread} {_STILL_TIMEOUT}".encode())
+        self._still = self._spare.pop() if self._spare else _standstill()
+        self._still.tell(f"{how} {pid} {thread} {_STILL_TIMEOUT}".encode())
         for expected in (b"ready", b"still"):
             try:
                 said = self._still.hear(_STILL_TIMEOUT + _ARRIVE_TIMEOUT)
@@ -383,8 +482,20 @@ def _tell(run_dir: Path, line: bytes) -> None:
             os.close(fifo)
 
 
-def _standstill(pid: int) -> LineProgram:
-    return LineProgram("jupyter_gpuckpt.freeze.standstill", str(pid))
+def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges (offset, size) in order, those that touch as one."""
+    found: list[tuple[int, int]] = []
+    for offset, size in sorted(ranges):
+        if found and found[-1][0] + found[-1][1] >= offset:
+            first, before = found[-1]
+            found[-1] = (first, max(before, offset + size - first))
+        else:
+            found.append((offset, size))
+    return found
+
+
+def _standstill() -> LineProgram:
+    return LineProgram("jupyter_gpuckpt.freeze.standstill")
 
 
 def _waits(pid: int) -> bool:

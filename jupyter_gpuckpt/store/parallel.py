@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
-__all__ = ["Progress", "Tally", "run_all"]
+__all__ = ["Job", "Progress", "Tally", "run_all"]
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage's name, the bytes done and the bytes in all; may raise to cancel."""
@@ -40,7 +40,11 @@ class Tally:
         self._stopped = True
 
 
-def run_all(jobs: Sequence[Callable[[Tally], None]], report: Callable[[int], None], threads: int | None = None) -> None:
+Job = Callable[[Tally], None]
+"""Does a part of a batch, and tells the tally of it."""
+
+
+def run_all(jobs: Sequence[Job], report: Callable[[int], None], threads: int | None = None) -> None:
     """Run `jobs` on threads and return when all are done; raise the first failure.
 
     There are a few more `threads` than processors, where none are asked for.
