@@ -43,10 +43,9 @@ _STILL_TIMEOUT = 0.5  # how long its threads have to fall asleep, in seconds
 _TAKE_TIMEOUT = 70.0  # longer than the process's own limit (parking.c)
 _COPY_TIMEOUT = 300.0
 _END_TIMEOUT = 5.0
-_AT_HAND = 0.001  # how long to look for an answer that is not waited for, in seconds
 _SPARSE = 2
 """Where what is wanted of a file is less than one part in so many of what would be pinned for it, it is not taken."""
-_AT_ONCE = 64 << 20
+_AT_ONCE = 1 << 30
 """Bytes that were written to the file and are brought to the GPU at once."""
 
 
@@ -169,7 +168,7 @@ class Parking:
         with self._turn:
             self._written.append((offset, size))
             self._unbrought += size
-            if self._unbrought >= _AT_ONCE and self._is_ready(_AT_HAND):
+            if self._unbrought >= _AT_ONCE:
                 self._bring_written()
 
     def have_all(self) -> bool:
@@ -178,8 +177,7 @@ class Parking:
         Where it is not, nothing of it is; `is_whole` tells whether the file has it all.
         """
         with self._turn:
-            if self._is_ready(_PREPARE_TIMEOUT):
-                self._bring_written()
+            self._bring_written()
             if self._takes and not self._written:
                 self._holder.tell(b"copied")
                 self._holds = self._holder_says(b"copied", _COPY_TIMEOUT)
@@ -196,15 +194,12 @@ class Parking:
         self._written, self._unbrought = ranges, sum(size for _, size in ranges)
 
     def _bring(self, file: Path, pieces: Sequence[tuple[int, int, int]]) -> bool:
-        if not self._takes or not self._is_ready(_AT_HAND):
+        if not self._takes:
             return False
+        self._ready = self._ready or self._holder_says(b"ready", _PREPARE_TIMEOUT)
         self._holder.tell(b"bring " + json.dumps({"file": str(file), "pieces": pieces}).encode())
-        self._takes = self._holder_says(b"brought", _PREPARE_TIMEOUT)
+        self._takes = self._ready and self._holder_says(b"brought", _PREPARE_TIMEOUT)
         return self._takes
-
-    def _is_ready(self, limit: float) -> bool:
-        self._ready = self._ready or self._holder_says(b"ready", limit)
-        return self._ready
 
     def preload(self) -> None:
         """Have the bytes brought to the GPU as soon as they are all there, where it has room for them twice."""
@@ -216,7 +211,9 @@ class Parking:
         if self._holder.pid is None:
             return False
         self.rouse()
-        if not self._is_ready(_PREPARE_TIMEOUT):
+        if not self._ready:
+            self._ready = self._holder_says(b"ready", _PREPARE_TIMEOUT)
+        if not self._ready:
             self._holder.kill()
             log.warning("there is no holder for GPU memory: %s", self._holder.last_words())
         return self._ready

@@ -5,18 +5,19 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from .chunks import HOLE, Chunk
+from .codec import RAW
 from .contents import Contents
 from .durable import FILE_MODE, make_folder, write_at
 from .index import Index
 from .layout import Layout
 from .manifest import Manifest
-from .pack import PackReader
+from .pack import OpenPacks, PackReader, verified
 from .parallel import Job, Progress, Tally, run_all
 from .reading import damages, read_chunk
 
@@ -181,25 +182,40 @@ class _Handed:
 
     def _hand_over(self, pack: str, placed: Sequence[tuple[int, Chunk]], tally: Tally) -> None:
         with self._reader.opened() as packs:
-            pieces = {}
+            taken = self._have_taken(pack, placed, packs, tally)
             for offset, chunk in placed:
+                if offset in taken:
+                    continue
                 at = self._index[chunk.hash]
-                if self._reader.is_at_hand(at, packs):
-                    pieces[offset] = Piece(at.offset, at.size, offset)
-            taken = pieces if pieces and self._taker.take(packs.open(pack), list(pieces.values())) else {}
-            for offset, chunk in placed:
-                at = self._index[chunk.hash]
-                if offset not in taken or not self._reader.is_right(chunk.hash, at, packs):
-                    with (
-                        self._view[offset : offset + chunk.size] as room,
-                        damages(self._manifest, self._path, chunk, at),
-                    ):
-                        data = self._reader.read_into(room, chunk.hash, at, packs)
-                        is_there = data is room
-                    if not is_there:
-                        write_at(self._fd, offset, data)  # not into the mapping, as below
-                    self._taker.wrote(offset, chunk.size)
+                with self._view[offset : offset + chunk.size] as room, damages(self._manifest, self._path, chunk, at):
+                    data = self._reader.read_into(room, chunk.hash, at, packs)
+                    is_there = data is room
+                if not is_there:
+                    write_at(self._fd, offset, data)  # not into the mapping, as below
+                self._taker.wrote(offset, chunk.size)
                 tally.add(chunk.size)
+
+    def _have_taken(
+        self, pack: str, placed: Sequence[tuple[int, Chunk]], packs: OpenPacks, tally: Tally
+    ) -> Collection[int]:
+        """Have taken what can be; return the offsets in the file of what was, and is right."""
+        pieces = {}
+        for offset, chunk in placed:
+            at = self._index[chunk.hash]
+            if self._reader.is_at_hand(at, packs):
+                pieces[offset] = Piece(at.offset, at.size, offset), chunk.hash
+        right: set[int] = set()
+        wanted = [piece for piece, _ in pieces.values()]
+        if not wanted or not self._taker.take(packs.open(pack), wanted):
+            return right
+        first, end = min(piece.offset for piece in wanted), max(piece.offset + piece.size for piece in wanted)
+        with suppress(OSError, ValueError), packs.seen(pack, first, end) as seen:
+            for piece, key in pieces.values():
+                with seen[piece.offset - first : piece.offset - first + piece.size] as data:
+                    verified(key, RAW, data, piece.size)
+                right.add(piece.to)
+                tally.add(piece.size)
+        return right
 
 
 def _write(

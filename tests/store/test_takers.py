@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Sequence
@@ -90,20 +91,27 @@ def test_where_nothing_is_taken_all_is_written(store: Store, tmp_path: Path, pla
     assert taker.whole(place / "7-parked") == PARKED
 
 
+def is_forgotten(pack: Path) -> bool:
+    """Take a pack out of memory; tell whether all of it is."""
+    with pack.open("rb") as file:
+        fd = file.fileno()
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        for offset in range(0, pack.stat().st_size, 4096):
+            with contextlib.suppress(OSError):
+                os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
+                return False
+    return True
+
+
 def test_what_the_disk_would_have_to_be_waited_for_is_not_taken(store: Store, tmp_path: Path, place: Path) -> None:
     save(store, "it", files=FILES)
-    for pack in packs_of(store, "it"):
-        with pack.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            try:
-                os.preadv(file.fileno(), [bytearray(1)], MIB, os.RWF_NOWAIT)
-            except OSError:
-                continue
-            pytest.skip("this file system forgets nothing")
+    if not all(any(is_forgotten(pack) for _ in range(50)) for pack in packs_of(store, "it")):
+        pytest.skip("this file system forgets nothing")
     taker = Pages()
     restore(store, tmp_path, place, taker)
-    assert taker.taken == []
-    assert (place / "7-parked").read_bytes() == PARKED
+    # Reading one chunk may have brought the next one into memory as well.
+    assert sum(size for _, _, size, _ in taker.taken) < len(PLAIN) // 2
+    assert taker.whole(place / "7-parked") == PARKED
 
 
 def test_what_was_taken_of_a_damaged_pack_is_never_used(store: Store, tmp_path: Path, place: Path) -> None:
