@@ -5,19 +5,18 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from .chunks import HOLE, Chunk
-from .codec import RAW
 from .contents import Contents
 from .durable import FILE_MODE, make_folder, write_at
 from .index import Index
 from .layout import Layout
 from .manifest import Manifest
-from .pack import OpenPacks, PackReader, verified
+from .pack import OpenPacks, PackReader
 from .parallel import Job, Progress, Tally, run_all
 from .reading import damages, read_chunk
 
@@ -199,22 +198,14 @@ class _Handed:
         self, pack: str, placed: Sequence[tuple[int, Chunk]], packs: OpenPacks, tally: Tally
     ) -> Collection[int]:
         """Have taken what can be; return the offsets in the file of what was, and is right."""
-        pieces = {}
-        for offset, chunk in placed:
-            at = self._index[chunk.hash]
-            if self._reader.is_at_hand(at, packs):
-                pieces[offset] = Piece(at.offset, at.size, offset), chunk.hash
+        at_hand = [one for one in placed if self._reader.is_at_hand(self._index[one[1].hash], packs)]
+        pieces = [Piece(self._index[chunk.hash].offset, chunk.size, offset) for offset, chunk in at_hand]
         right: set[int] = set()
-        wanted = [piece for piece, _ in pieces.values()]
-        if not wanted or not self._taker.take(packs.open(pack), wanted):
-            return right
-        first, end = min(piece.offset for piece in wanted), max(piece.offset + piece.size for piece in wanted)
-        with suppress(OSError, ValueError), packs.seen(pack, first, end) as seen:
-            for piece, key in pieces.values():
-                with seen[piece.offset - first : piece.offset - first + piece.size] as data:
-                    verified(key, RAW, data, piece.size)
-                right.add(piece.to)
-                tally.add(piece.size)
+        if pieces and self._taker.take(packs.open(pack), pieces):
+            for offset, chunk in at_hand:
+                if self._reader.is_right(chunk.hash, self._index[chunk.hash], packs):
+                    right.add(offset)
+                    tally.add(chunk.size)
         return right
 
 

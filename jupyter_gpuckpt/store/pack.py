@@ -9,12 +9,11 @@ is written once, by one session whose id its name begins with, and never changed
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +21,6 @@ from typing import NamedTuple
 from .chunks import CHUNK, digest
 from .codec import KNOWN, RAW, Bytes, decode
 from .durable import FILE_MODE, start_writing, sync_folder, write_at
-from .in_place import map_all
 from .names import pack_name
 
 __all__ = [
@@ -208,6 +206,14 @@ class PackReader:
         except OSError:  # it would have to wait for the disk; or this file system does not tell
             return False
 
+    def is_right(self, key: bytes, at: Location, packs: OpenPacks) -> bool:
+        """Tell whether a chunk's bytes are what was stored, as they are read the first time."""
+        try:
+            _read(packs, key, at, None, fresh=False)
+        except (OSError, ValueError):
+            return False
+        return True
+
     def opened(self) -> OpenPacks:
         """Return a context in which packs are opened once, for one thread."""
         return OpenPacks(self._folder)
@@ -238,13 +244,6 @@ class OpenPacks:
         if name not in self._fds:
             self._fds[name] = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         return self._fds[name]
-
-    @contextmanager
-    def seen(self, name: str, first: int, end: int) -> Iterator[memoryview]:
-        """Give these bytes of a pack as they lie in memory. Raises `OSError`."""
-        begin = first - first % mmap.ALLOCATIONGRANULARITY
-        with map_all(self.open(name), begin, end) as mapped, memoryview(mapped) as view, view[first - begin :] as seen:
-            yield seen
 
     def __enter__(self) -> OpenPacks:
         return self

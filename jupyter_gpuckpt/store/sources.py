@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 
 from .durable import free_range
-from .in_place import map_all
 
 __all__ = ["Reader", "Source"]
 
@@ -20,6 +19,9 @@ _AT_ONCE = 4 * 1024 * 1024
 
 _BLOCK = 512
 """What `st_blocks` counts, in bytes."""
+
+_POPULATE_READ = 22
+"""MADV_POPULATE_READ of linux/mman.h: have all of a mapping there, or say why not; from Linux 5.14 on."""
 
 _local = threading.local()
 
@@ -70,7 +72,10 @@ class Reader:
     def _map(self, offset: int, end: int) -> bool:
         begin = offset - offset % mmap.ALLOCATIONGRANULARITY
         with suppress(OSError, ValueError):  # not on this file system, or by this system
-            self._block, self._begin, self._end = memoryview(map_all(self._fd, begin, end)), begin, end
+            mapped = mmap.mmap(self._fd, end - begin, mmap.MAP_SHARED, mmap.PROT_READ, offset=begin)
+            # An error of the disk is an error here; looking at what is not there would be a signal.
+            mapped.madvise(_POPULATE_READ)
+            self._block, self._begin, self._end = memoryview(mapped), begin, end
             return True
         self._in_place = False
         self._block, self._begin, self._end = memoryview(b""), 0, 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from store_helpers import ABOUT, read_back
 
-from jupyter_gpuckpt.store import Manifest, Store, cutting, in_place
+from jupyter_gpuckpt.store import Manifest, Store, cutting, sources
 from jupyter_gpuckpt.store.sources import Reader, Source
 
 MIB = 1024 * 1024
@@ -22,12 +22,12 @@ def save_folder(store: Store, name: str, folder: Path, pieces: list[int] | None 
         return writer.commit(message="", **ABOUT, cut=lambda _: pieces)
 
 
-@pytest.mark.parametrize("advice", [in_place._POPULATE_READ, 9999], ids=["in place", "read"])
+@pytest.mark.parametrize("advice", [sources._POPULATE_READ, 9999], ids=["in place", "read"])
 @pytest.mark.parametrize("memory", [True, False], ids=["memory", "disk"])
 def test_what_is_seen_in_place_and_what_is_read_are_the_same(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advice: int, memory: bool
 ) -> None:
-    monkeypatch.setattr(in_place, "_POPULATE_READ", advice)
+    monkeypatch.setattr(sources, "_POPULATE_READ", advice)
     folder = Path("/dev/shm", f"gpuckpt-test-{os.getpid()}") if memory else tmp_path / "images"
     folder.mkdir()
     try:
