@@ -11,13 +11,11 @@ then.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import select
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,6 +23,7 @@ from typing import Literal
 from ..errors import DriverError
 from ..settings import PARKING_FIFOS
 from . import ptrace
+from .bringing import Bringing
 from .line_program import LineProgram
 from .processes import open_files, outer_thread
 
@@ -34,6 +33,8 @@ log = logging.getLogger("gpuckpt.parking")
 
 PARKED = "-parked"
 """How the names of the files with parked memory end."""
+_RING = f"-ring{PARKED}"
+"""How the name of the file ends through which it is brought."""
 
 FileState = Literal["new", "awaited", "kept", "brought"]
 
@@ -43,10 +44,6 @@ _STILL_TIMEOUT = 0.5  # how long its threads have to fall asleep, in seconds
 _TAKE_TIMEOUT = 70.0  # longer than the process's own limit (parking.c)
 _COPY_TIMEOUT = 300.0
 _END_TIMEOUT = 5.0
-_SPARSE = 2
-"""Where what is wanted of a file is less than one part in so many of what would be pinned for it, it is not taken."""
-_AT_ONCE = 1 << 30
-"""Bytes that were written to the file and are brought to the GPU at once."""
 
 
 def is_supported() -> bool:
@@ -85,8 +82,7 @@ class Parking:
     outside, inside : the folder for the file with the bytes, as this process names it and as the other one does.
     parked : what is to be parked; of memory that is parked already and is to be given back, where it waits.
     file : what there is of the file: nothing yet (``new``), nothing yet but all before it is given back (``awaited``),
-        all of it (``kept``). Or nothing yet, and whatever comes to be there is but a part: the bytes are ``brought``
-        to the GPU from where they are, by `take`, `wrote` and `have_all`.
+        all of it (``kept``). Or nothing, since the bytes are ``brought`` to the GPU (`bringing`, `have_all`).
     gpu : the UUID of the GPU to give it back to, where that is another.
     make_whole : writes all of the file, where the bytes were brought and are lost before the process has them; may
         raise.
@@ -107,11 +103,11 @@ class Parking:
         self._is_whole = file == "awaited" or (file == "kept" and (outside / parked.file).exists())
         self._make_whole = make_whole
         self._holds = self._ready = self._rests = False
-        self._takes, self._took = file == "brought", False
-        self._written: list[tuple[int, int]] = []
-        self._unbrought = 0
-        self._turn = threading.Lock()
-        self._file = outside / parked.file
+        used = outside / parked.file
+        self._bringing: Bringing | None = None
+        if file == "brought":
+            used = outside / f"{parked.pid}{_RING}"
+            self._bringing = Bringing(used)
         self._inside = f"{inside}/{parked.file}"
         self._heard = b""
         self._still: LineProgram | None = None
@@ -125,11 +121,13 @@ class Parking:
         self._holder = LineProgram(
             "jupyter_gpuckpt.freeze.vram_holder",
             gpu or parked.gpu,
-            str(outside / parked.file),
+            str(used),
             str(parked.size),
             file,
             environment=every_gpu,
         )
+        if self._bringing is not None:
+            self._bringing.start(self._holder)
 
     @property
     def holder(self) -> int | None:
@@ -148,58 +146,19 @@ class Parking:
         if not self._spare:
             self._spare = [_standstill()]
 
-    def take(self, pack: int, pieces: Sequence[tuple[int, int, int]]) -> bool:
-        """Tell whether bytes of a file (its descriptor) were taken from there: they are on their way to the GPU.
-
-        The pages of memory that they are taken from are pinned: what is read of them afterwards is what was taken.
-        A piece is where it begins in the file, how many bytes it has, and where they belong in the parked memory. Many
-        threads may call this and `wrote`.
-        """
-        first, end = min(offset for offset, _, _ in pieces), max(offset + size for offset, size, _ in pieces)
-        if end - first > _SPARSE * sum(size for _, size, _ in pieces):
-            return False
-        with self._turn:
-            taken = self._bring(Path(f"/proc/{os.getpid()}/fd/{pack}"), pieces)
-            self._took = self._took or taken
-            return taken
-
-    def wrote(self, offset: int, size: int) -> None:
-        """Hear that these bytes are in the file of parked memory, and are to be taken from there."""
-        with self._turn:
-            self._written.append((offset, size))
-            self._unbrought += size
-            if self._unbrought >= _AT_ONCE:
-                self._bring_written()
+    @property
+    def bringing(self) -> Bringing | None:
+        """What takes the bytes to the GPU where they are to be ``brought``; None where they are not."""
+        return self._bringing
 
     def have_all(self) -> bool:
-        """Wait until all that was taken and written is on the GPU, and tell whether it is.
-
-        Where it is not, nothing of it is; `is_whole` tells whether the file has it all.
-        """
-        with self._turn:
-            self._bring_written()
-            if self._takes and not self._written:
-                self._holder.tell(b"copied")
-                self._holds = self._holder_says(b"copied", _COPY_TIMEOUT)
-        self._is_whole = not self._took
+        """Wait until all that is brought is on the GPU, and tell whether it is; where it is not, nothing of it is."""
+        if self._bringing is not None:
+            self._holds = self._ready = self._bringing.finish()
         if not self._holds:
-            log.warning("the GPU memory is not brought to the GPU yet: %s", self._holder.last_words())
+            log.warning("the GPU memory is not brought to the GPU: %s", self._holder.last_words())
             self._holder.kill()
         return self._holds
-
-    def _bring_written(self) -> None:
-        ranges = _joined(self._written)
-        while ranges and self._bring(self._file, [(*ranges[-1], ranges[-1][0])]):
-            ranges.pop()
-        self._written, self._unbrought = ranges, sum(size for _, size in ranges)
-
-    def _bring(self, file: Path, pieces: Sequence[tuple[int, int, int]]) -> bool:
-        if not self._takes:
-            return False
-        self._ready = self._ready or self._holder_says(b"ready", _PREPARE_TIMEOUT)
-        self._holder.tell(b"bring " + json.dumps({"file": str(file), "pieces": pieces}).encode())
-        self._takes = self._ready and self._holder_says(b"brought", _PREPARE_TIMEOUT)
-        return self._takes
 
     def preload(self) -> None:
         """Have the bytes brought to the GPU as soon as they are all there, where it has room for them twice."""
@@ -288,11 +247,6 @@ class Parking:
             self._holder.kill()  # its end does the same
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the file has all bytes, or will have when they are needed."""
-        return self._is_whole
-
-    @property
     def holds(self) -> bool:
         """Whether the holder has the bytes on the GPU."""
         return self._holds and self._holder.pid is not None
@@ -350,7 +304,7 @@ class Parking:
         if not _waits(pid):
             self._is_parked = False  # it never was: a save was broken off before
             return
-        if self._took and not self.holds:
+        if self._bringing is not None and not self.holds:
             self._have_file_whole()
         if self._holder_is_ready() or not self._is_whole:
             self._say("fill" if self._is_whole or self._holds else "no")
@@ -365,7 +319,7 @@ class Parking:
                     self._is_parked = False
                     return
                 why = f"{said.decode('ascii', 'replace')}; {self._holder.last_words()}"
-        if self._took and not self._is_whole:
+        if self._bringing is not None and not self._is_whole:
             self._have_file_whole()
         if not self._is_whole:
             raise self._error("given back", why or self._holder.last_words())
@@ -394,6 +348,8 @@ class Parking:
             self._holder.wait(_COPY_TIMEOUT)
         except TimeoutError:
             self._holder.kill()
+        if self._bringing is not None:
+            self._bringing.close()
         os.close(self._to)
         os.close(self._from)
 
@@ -477,18 +433,6 @@ def _tell(run_dir: Path, line: bytes) -> None:
             os.write(fifo, line)
         finally:
             os.close(fifo)
-
-
-def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ranges (offset, size) in order, those that touch as one."""
-    found: list[tuple[int, int]] = []
-    for offset, size in sorted(ranges):
-        if found and found[-1][0] + found[-1][1] >= offset:
-            first, before = found[-1]
-            found[-1] = (first, max(before, offset + size - first))
-        else:
-            found.append((offset, size))
-    return found
 
 
 def _standstill() -> LineProgram:

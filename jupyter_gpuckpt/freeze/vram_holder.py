@@ -1,8 +1,8 @@
 """The program that holds a process's parked GPU memory.
 
 ``python -m jupyter_gpuckpt.freeze.vram_holder UUID FILE SIZE new|awaited|kept|brought``: the GPU, and the file, which
-is for the process's bytes, for others to write before it is needed, or there already; or not needed, since the bytes
-are ``brought`` from where they are.
+is for the process's bytes, for others to write before it is needed, or there already; or it is memory through which
+they are ``brought`` to the GPU (`bringing`).
 
 It opens the physical memory of another process's blocks on the GPU, copies them into the file (which lies in memory,
 pinned) while the process is checkpointed, and fills the new blocks that the process makes itself afterwards: from the
@@ -15,8 +15,7 @@ Lines: ``ready`` out, and then one answer to each of
 - ``take PID FD``: open every block that comes through that process's socket, and begin to copy them: ``held``
 - ``copied``: wait for the copies: ``copied``
 - ``load``: begin to bring the file to the GPU, if there is room for it twice: ``loaded``
-- ``bring JSON``: begin to bring ``pieces`` (offset, size, and offset in the parked memory) of a ``file`` to the GPU:
-  ``brought``, with their pages pinned in memory from now on; ``not`` where this file's cannot be pinned
+- ``bring AT SIZE TO``: copy bytes of the file at an offset to where they belong in the parked memory: that offset
 - ``fill PID FD``: fill every block that comes through that socket: ``filled``
 - ``rest``: when the copies are done, give up all that this program has on the GPU, its context too: ``resting``
 - ``rise``: be ready to fill again: ``ready``
@@ -29,14 +28,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import mmap
 import os
 import socket
 import struct
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +56,6 @@ _REST = 2 << 30
 """Bytes of GPU memory to leave for what the driver brings back itself."""
 _PIECE = 1 << 30
 """Bytes that are brought to the GPU at once."""
-_MOST_PINNED = 512
-"""Pieces of files that are pinned at a time: each takes a mapping, of which Linux allows a process 65,530."""
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.mmap.restype = ctypes.c_void_p
-_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_size_t]
-_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_MAP_FAILED = ctypes.c_void_p(-1).value
 _LIMIT = 60.0  # for how long the process may take over one block, in seconds
 
 
@@ -107,56 +98,28 @@ class _Piece:
         _run("cuMemFree", self.address)
 
 
-class _Pinned:
-    """Pages of a file, as they lie in memory, pinned for copies to the GPU; `first` is the offset of the first."""
-
-    def __init__(self, file: Path, pieces: Sequence[tuple[int, int, int]]) -> None:
-        first, end = min(offset for offset, _, _ in pieces), max(offset + size for offset, size, _ in pieces)
-        self.first = first - first % mmap.PAGESIZE
-        self._size = end - self.first
-        fd = os.open(file, os.O_RDONLY)
-        try:
-            # Python's own mappings tell their address only where they can be written.
-            self.address = _LIBC.mmap(None, self._size, mmap.PROT_READ, mmap.MAP_SHARED, fd, self.first)
-        finally:
-            os.close(fd)
-        if self.address == _MAP_FAILED:
-            raise OSError(ctypes.get_errno(), "no mapping")
-        try:
-            _run("cuMemHostRegister", self.address, self._size, driver.CU_MEMHOSTREGISTER_READ_ONLY)
-        except RuntimeError:
-            _LIBC.munmap(self.address, self._size)
-            raise
-
-    def close(self) -> None:
-        _run("cuMemHostUnregister", self.address)
-        _LIBC.munmap(self.address, self._size)
-
-
 class _Holder:
     def __init__(self, uuid: str, file: Path, size: int, state: str) -> None:
         self._device = _use(uuid)
         self._resting = False
         self._size = size
         self._whole, self._part = file, file.with_name(file.name + ".part")
-        self._held: deque[_Block | _Piece] = deque()
-        """What of the file is on the GPU: from some offset on without a gap, or nothing."""
-        self._pinned: list[_Pinned] = []
         self._is_brought = state == "brought"
+        used = self._part if state == "new" else self._whole
+        if state in ("new", "awaited"):
+            populate(used, size)
+        with used.open("r+b") as opened:
+            self._file = mmap.mmap(opened.fileno(), 0)
+        first: Any = ctypes.c_char.from_buffer(self._file)
+        self._staging = ctypes.addressof(first)
+        _run("cuMemHostRegister", self._staging, len(self._file), 0)
+        self._held: deque[_Block | _Piece] = deque()
+        """What of the bytes is on the GPU: from some offset on without a gap, or nothing."""
         if self._is_brought:
             for offset in range(0, size, _PIECE):
                 piece = _Piece(offset, min(_PIECE, size - offset))
                 self._held.append(piece)
-                _run("cuMemsetD8Async", piece.address, 0, piece.size, 0)  # zeros are not brought
-            return
-        used = self._part if state == "new" else self._whole
-        if state != "kept":
-            populate(used, size)
-        with used.open("r+b") as opened:
-            self._file = mmap.mmap(opened.fileno(), size)
-        first: Any = ctypes.c_char.from_buffer(self._file)
-        self._staging = ctypes.addressof(first)
-        _run("cuMemHostRegister", self._staging, size, 0)
+                _run("cuMemsetD8", piece.address, 0, piece.size)  # zeros are not brought
 
     def take(self, pid: int, fd: int) -> str:
         with _socket_of(pid, fd) as there:
@@ -187,30 +150,16 @@ class _Holder:
                 _run("cuMemcpyHtoDAsync", piece.address, self._staging + offset, piece.size, 0)
         return "loaded"
 
-    def bring(self, file: Path, pieces: Sequence[tuple[int, int, int]]) -> str:
-        if len(self._pinned) >= _MOST_PINNED:
-            _run("cuCtxSynchronize")
-            while self._pinned:
-                self._pinned.pop().close()
-        try:
-            pinned = _Pinned(file, pieces)
-        except (OSError, RuntimeError) as e:
-            print(f"{file} cannot be pinned: {e}", file=sys.stderr)
-            return "not"
-        self._pinned.append(pinned)
-        for offset, size, to in pieces:
-            self._copy_in(pinned.address + offset - pinned.first, size, to)
-        return "brought"
-
-    def _copy_in(self, source: int, size: int, to: int) -> None:
-        if not 0 <= to <= to + size <= self._size:
+    def bring(self, at: int, size: int, to: int) -> str:
+        source, end = self._staging + at, to + size
+        if not 0 <= to <= end <= self._size or at + size > len(self._file):
             raise RuntimeError("there is more than there is room for")
-        end = to + size
         while to < end:
             held = self._held[to // _PIECE]
             part = min(end, held.offset + held.size) - to
-            _run("cuMemcpyHtoDAsync", held.address + to - held.offset, source, part, 0)
+            _run("cuMemcpyHtoD", held.address + to - held.offset, source, part)
             source, to = source + part, to + part
+        return str(at)
 
     def rest(self) -> str:
         self.copied()
@@ -327,8 +276,8 @@ def main(uuid: str, file: str, size: str, state: str) -> None:
     for line in sys.stdin:
         command, _, rest = line.strip().partition(" ")
         if command == "bring":
-            what = json.loads(rest)
-            _say(holder.bring(Path(what["file"]), what["pieces"]))
+            at, length, to = map(int, rest.split())
+            _say(holder.bring(at, length, to))
         elif command in ("take", "fill"):
             pid, fd = map(int, rest.split())
             _say((holder.take if command == "take" else holder.fill)(pid, fd))

@@ -1,14 +1,14 @@
-"""Put the bytes of a snapshot's files where they are wanted: into files, or out of the packs into other hands."""
+"""Put the bytes of a snapshot's files where they are wanted: into files, or into other hands."""
 
 from __future__ import annotations
 
 import mmap
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from .chunks import HOLE, Chunk
 from .contents import Contents
@@ -16,36 +16,27 @@ from .durable import FILE_MODE, make_folder, write_at
 from .index import Index
 from .layout import Layout
 from .manifest import Manifest
-from .pack import OpenPacks, PackReader
-from .parallel import Job, Progress, Tally, run_all
+from .pack import PackReader
+from .parallel import Job, Progress, Tally, run_all, workers
 from .reading import damages, read_chunk
 
-__all__ = ["Piece", "Taker", "fill", "is_below", "make_files"]
+__all__ = ["Taker", "fill", "is_below", "make_files"]
 
 _BATCH = 8 * 1024 * 1024
-"""Bytes of one file that one job writes, about."""
-
-
-class Piece(NamedTuple):
-    """Bytes of a pack: where they begin there, how many they are, and where they belong in a file of the snapshot."""
-
-    offset: int
-    size: int
-    to: int
+"""Bytes of one file that one job writes, at most."""
+_FOR_TAKERS = 3
+"""Processors that are left to whoever takes bytes: one thread more than there are processors slows all of them."""
 
 
 class Taker(Protocol):
-    """Takes the bytes of one file of a snapshot straight out of the packs, where it can; many threads may call it."""
+    """Takes the bytes of one file of a snapshot in place of the file; many threads may use it."""
 
-    def take(self, pack: int, pieces: Sequence[Piece]) -> bool:
-        """Tell whether these bytes of a pack, which is open under that descriptor, are taken.
+    @property
+    def most(self) -> int:
+        """How many bytes it takes at once: no fewer than a chunk has."""
 
-        If so, the taker holds the pages of memory that it takes them from: the system cannot put others in their place
-        any more, and what is verified afterwards is what was taken.
-        """
-
-    def wrote(self, offset: int, size: int) -> None:
-        """Hear of bytes that are in the file, verified: they were not taken, or what was taken of them is wrong."""
+    def room(self, offset: int, size: int) -> AbstractContextManager[memoryview]:
+        """Give room for these bytes of the file, of which none are zeros alone; after the block they are taken."""
 
 
 def is_below(path: str, folders: Collection[str]) -> bool:
@@ -101,20 +92,20 @@ def fill(
     reader = PackReader(layout.packs)
     jobs: list[Job] = []
     last: list[Job] = []
-    with ExitStack() as stack:
-        # The largest first, so that no thread is left alone with one at the end.
-        for path in sorted(contents.files, key=contents.size_of, reverse=True):
-            chunks = contents.files[path]
-            if path in takers:
-                # Last, since it takes a taker a moment to be ready.
-                handed = stack.enter_context(_Handed(manifest, reader, index, path, targets[path], takers[path]))
-                last += handed.jobs(chunks)
-                continue
-            write = _write_in_place if is_below(path, in_memory) else _write
-            for offset, batch in _batches(chunks):
-                jobs.append(partial(write, manifest, reader, index, path, targets[path], offset, batch))
-        report = (lambda done: progress("verify", done, contents.size)) if progress else (lambda _: None)
-        run_all(jobs + last, report)
+    # The largest first, so that no thread is left alone with one at the end.
+    for path in sorted(contents.files, key=contents.size_of, reverse=True):
+        chunks = contents.files[path]
+        if path in takers:
+            taker = takers[path]
+            for offset, batch in _batches(chunks, taker.most):
+                last.append(partial(_hand_over, manifest, reader, index, path, taker, offset, batch))
+            continue
+        write = _write_in_place if is_below(path, in_memory) else _write
+        for offset, batch in _batches(chunks, _BATCH):
+            jobs.append(partial(write, manifest, reader, index, path, targets[path], offset, batch))
+    report = (lambda done: progress("verify", done, contents.size)) if progress else (lambda _: None)
+    # Who takes needs a moment to begin, and then a processor.
+    run_all(jobs + last, report, workers(_FOR_TAKERS if takers else 0))
 
 
 def _make_folders(folder: Path, made: set[Path]) -> None:
@@ -124,89 +115,47 @@ def _make_folders(folder: Path, made: set[Path]) -> None:
         made.add(folder)
 
 
-def _batches(chunks: Sequence[Chunk]) -> Iterator[tuple[int, list[Chunk]]]:
-    """Yield the chunks of a file in batches, each with the offset at which it begins."""
-    begin = offset = 0
+def _batches(chunks: Sequence[Chunk], most: int) -> Iterator[tuple[int, list[Chunk]]]:
+    """Yield the chunks of a file in batches of so many bytes, each with the offset at which it begins."""
+    begin = size = 0
     batch: list[Chunk] = []
     for chunk in chunks:
-        batch.append(chunk)
-        offset += chunk.size
-        if offset - begin >= _BATCH:
+        if batch and size + chunk.size > most:
             yield begin, batch
-            begin, batch = offset, []
+            begin, size, batch = begin + size, 0, []
+        batch.append(chunk)
+        size += chunk.size
     if batch:
         yield begin, batch
 
 
-class _Handed:
-    """One file in memory that somebody takes; a context manager. What is not taken is written into it."""
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        reader: PackReader,
-        index: Index,
-        path: str,
-        target: Path,
-        taker: Taker,
-    ) -> None:
-        self._manifest, self._reader, self._index = manifest, reader, index
-        self._path, self._target, self._taker = path, target, taker
-
-    def __enter__(self) -> _Handed:
-        self._fd = os.open(self._target, os.O_RDWR | os.O_NOFOLLOW)
-        self._mapped = mmap.mmap(self._fd, 0)
-        self._view = memoryview(self._mapped)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._view.release()
-        self._mapped.close()
-        os.close(self._fd)
-
-    def jobs(self, chunks: Sequence[Chunk]) -> Iterator[Job]:
-        """Yield a job for each pack: what is taken of one is taken at once."""
-        by_pack: dict[str, list[tuple[int, Chunk]]] = {}
-        offset = holes = 0
-        for chunk in chunks:
-            if chunk.hash == HOLE:
-                holes += chunk.size
-            else:
-                by_pack.setdefault(self._index[chunk.hash].pack, []).append((offset, chunk))
-            offset += chunk.size
-        for pack, placed in by_pack.items():
-            placed.sort(key=lambda one: self._index[one[1].hash].offset)
-            yield partial(self._hand_over, pack, placed)
-        yield lambda tally: tally.add(holes)
-
-    def _hand_over(self, pack: str, placed: Sequence[tuple[int, Chunk]], tally: Tally) -> None:
-        with self._reader.opened() as packs:
-            taken = self._have_taken(pack, placed, packs, tally)
-            for offset, chunk in placed:
-                if offset in taken:
-                    continue
-                at = self._index[chunk.hash]
-                with self._view[offset : offset + chunk.size] as room, damages(self._manifest, self._path, chunk, at):
-                    data = self._reader.read_into(room, chunk.hash, at, packs)
-                    is_there = data is room
-                if not is_there:
-                    write_at(self._fd, offset, data)  # not into the mapping, as below
-                self._taker.wrote(offset, chunk.size)
-                tally.add(chunk.size)
-
-    def _have_taken(
-        self, pack: str, placed: Sequence[tuple[int, Chunk]], packs: OpenPacks, tally: Tally
-    ) -> Collection[int]:
-        """Have taken what can be; return the offsets in the file of what was, and is right."""
-        at_hand = [one for one in placed if self._reader.is_at_hand(self._index[one[1].hash], packs)]
-        pieces = [Piece(self._index[chunk.hash].offset, chunk.size, offset) for offset, chunk in at_hand]
-        right: set[int] = set()
-        if pieces and self._taker.take(packs.open(pack), pieces):
-            for offset, chunk in at_hand:
-                if self._reader.is_right(chunk.hash, self._index[chunk.hash], packs):
-                    right.add(offset)
-                    tally.add(chunk.size)
-        return right
+def _hand_over(
+    manifest: Manifest,
+    reader: PackReader,
+    index: Index,
+    path: str,
+    taker: Taker,
+    offset: int,
+    chunks: Sequence[Chunk],
+    tally: Tally,
+) -> None:
+    """Give verified bytes to somebody who takes them."""
+    size = sum(chunk.size for chunk in chunks)
+    if any(chunk.hash != HOLE for chunk in chunks):
+        with taker.room(offset, size) as room, reader.opened() as packs:
+            begin = 0
+            for chunk in chunks:
+                with room[begin : begin + chunk.size] as part:
+                    if chunk.hash == HOLE:
+                        part[:] = bytes(chunk.size)
+                    else:
+                        at = index[chunk.hash]
+                        with damages(manifest, path, chunk, at):
+                            data = reader.read_into(part, chunk.hash, at, packs)
+                        if data is not part:
+                            part[:] = data
+                begin += chunk.size
+    tally.add(size)
 
 
 def _write(

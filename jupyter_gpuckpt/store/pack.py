@@ -194,26 +194,6 @@ class PackReader:
         """Read a chunk, straight into `room` where it is stored as it is, and return its bytes. Raises as `read`."""
         return self._read_twice(key, at, packs, room if at.codec == RAW else None)[1]
 
-    def is_at_hand(self, at: Location, packs: OpenPacks) -> bool:
-        """Tell whether a chunk is stored as it is, and lies in memory already, as far as its ends tell."""
-        if at.codec != RAW:
-            return False
-        try:
-            fd = packs.open(at.pack)
-            return all(
-                os.preadv(fd, [bytearray(1)], end, os.RWF_NOWAIT) for end in (at.offset, at.offset + at.size - 1)
-            )
-        except OSError:  # it would have to wait for the disk; or this file system does not tell
-            return False
-
-    def is_right(self, key: bytes, at: Location, packs: OpenPacks) -> bool:
-        """Tell whether a chunk's bytes are what was stored, as they are read the first time."""
-        try:
-            _read(packs, key, at, None, fresh=False)
-        except (OSError, ValueError):
-            return False
-        return True
-
     def opened(self) -> OpenPacks:
         """Return a context in which packs are opened once, for one thread."""
         return OpenPacks(self._folder)

@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
-__all__ = ["Job", "Progress", "Tally", "run_all"]
+__all__ = ["Job", "Progress", "Tally", "run_all", "workers"]
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage's name, the bytes done and the bytes in all; may raise to cancel."""
 
+_MOST = 16
+"""Threads that a batch has at most."""
 _REPORT_EVERY = 0.1
 """Seconds between two reports."""
 
@@ -53,7 +55,7 @@ def run_all(jobs: Sequence[Job], report: Callable[[int], None], threads: int | N
     stops the batch as well.
     """
     tally = Tally()
-    with ThreadPoolExecutor(min(len(jobs), threads or _workers()) or 1, "gpuckpt-store") as pool:
+    with ThreadPoolExecutor(min(len(jobs), threads or workers()) or 1, "gpuckpt-store") as pool:
         futures = [pool.submit(job, tally) for job in jobs]
         try:
             pending = set(futures)
@@ -69,6 +71,10 @@ def run_all(jobs: Sequence[Job], report: Callable[[int], None], threads: int | N
             raise
 
 
-def _workers() -> int:
-    # A few more than CPUs: some of them wait for the disk while the others hash.
-    return min(16, len(os.sched_getaffinity(0)) + 2)
+def workers(left: int = 0) -> int:
+    """Return how many threads a batch has; where `left` processors are to be left to others, no more than the rest."""
+    processors = len(os.sched_getaffinity(0))
+    if left:
+        return max(1, min(_MOST, processors - left))
+    # A few more than processors: some of them wait for the disk while the others hash.
+    return min(_MOST, processors + 2)

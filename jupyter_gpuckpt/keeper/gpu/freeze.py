@@ -12,6 +12,7 @@ from typing import Any
 from ...errors import DriverError, GpuckptError, KernelLost
 from ...freeze import cuda, processes
 from ...freeze import parking as parking_
+from ...freeze.bringing import Bringing
 from ...freeze.parking import FileState, Parked, Parking
 from ...freeze.vram import VramFiles
 from ..link import Link
@@ -239,7 +240,6 @@ class GpuReturn:
         self._worker, self._space, self._parked = worker, space, parked
         self._gpu_map, self._vram, self._read_again = gpu_map, vram, read_again
         self._parking: Parking | None = None
-        self._takes = False
         self._preloading: asyncio.Task[None] | None = None
 
     @classmethod
@@ -271,8 +271,7 @@ class GpuReturn:
             return
         state: FileState = "awaited" if early else "kept"
         size = self._parked.size
-        self._takes = reading and size >= _WORTH_BRINGING and gpu.free > size + _HELPER + _CONTEXT
-        if self._takes:
+        if reading and size >= _WORTH_BRINGING and gpu.free > size + _HELPER + _CONTEXT:
             state = "brought"
         self._parking = await asyncio.to_thread(
             _parking, self._space, self._vram, self._parked, state, gpu.uuid, self._read_again
@@ -280,22 +279,22 @@ class GpuReturn:
         await asyncio.to_thread(self._parking.get_still)
 
     @property
-    def taker(self) -> Parking | None:
-        """What takes the bytes of the file as they are read; None where all are written."""
-        return self._parking if self._takes else None
+    def taker(self) -> Bringing | None:
+        """What takes the bytes to the GPU as they are read; None where they are written to the file."""
+        return self._parking.bringing if self._parking is not None else None
 
     async def have_read(self) -> None:
-        """Wait until all that was taken is on the GPU; where it is not, the file has it afterwards.
+        """Wait until all that was taken is on the GPU; where it is not, the file has it all afterwards.
 
         Raises
         ------
         GpuckptError : neither can be.
         """
-        parking, self._takes = self.taker, False
-        if parking is None or await asyncio.to_thread(parking.have_all):
+        parking = self._parking
+        if parking is None or parking.bringing is None or await asyncio.to_thread(parking.have_all):
             return
         await self.close()
-        if not parking.is_whole and self._read_again is not None:
+        if self._read_again is not None:
             await asyncio.to_thread(self._read_again)
 
     async def preload(self) -> None:
