@@ -45,6 +45,8 @@ class Bringing:
             os.close(fd)
         self._rooms = range(0, size, self.ROOM)
         self._free = deque(self._rooms)
+        self._told: set[int] = set()
+        """Those that the program has not emptied yet."""
         self._program: LineProgram | None = None
         self._ready = self._failed = False
         self._telling, self._hearing = threading.Lock(), threading.Lock()
@@ -72,6 +74,7 @@ class Bringing:
             if self._program is None or self._failed:
                 self._free.append(at)
             else:
+                self._told.add(at)
                 self._program.tell(b"bring %d %d %d" % (at, size, offset))
 
     def finish(self) -> bool:
@@ -101,8 +104,12 @@ class Bringing:
             self._ready = True
             self._file.unlink(missing_ok=True)
         elif said.isdigit():
+            self._told.remove(int(said))
             self._free.append(int(said))
         else:
-            # What is filled from now on goes nowhere, and is asked for once more by another way.
-            self._failed = True
-            self._free.extend(self._rooms)
+            # What is filled from now on goes nowhere, and is asked for once more by another way. Those that are being
+            # filled are lent to nobody else all the same: their bytes would not be what was read.
+            with self._telling:
+                self._failed = True
+                self._free.extend(self._told)
+                self._told.clear()
