@@ -24,8 +24,8 @@ __all__ = ["Taker", "fill", "is_below", "make_files"]
 
 _BATCH = 8 * 1024 * 1024
 """Bytes of one file that one job writes, at most."""
-_FOR_TAKERS = 3
-"""Processors that are left to whoever takes bytes: one thread more than there are processors slows all of them."""
+_FOR_OTHERS = 3
+"""Processors that are left to whoever takes bytes, or does something else."""
 
 
 class Taker(Protocol):
@@ -79,10 +79,13 @@ def fill(
     in_memory: Collection[str],
     progress: Progress | None,
     takers: Mapping[str, Taker],
+    *,
+    aside: bool = False,
 ) -> None:
     """Write the bytes of a snapshot's files into those that `make_files` made; holes stay where zeros were.
 
-    `in_memory` are the folders of the snapshot whose files lie in memory; `takers` those who take files of them.
+    `in_memory` are the folders of the snapshot whose files lie in memory; `takers` those who take files of them. With
+    `aside`, others have work to do meanwhile that is waited for.
 
     Raises
     ------
@@ -104,8 +107,8 @@ def fill(
         for offset, batch in _batches(chunks, _BATCH):
             jobs.append(partial(write, manifest, reader, index, path, targets[path], offset, batch))
     report = (lambda done: progress("verify", done, contents.size)) if progress else (lambda _: None)
-    # Who takes needs a moment to begin, and then a processor.
-    run_all(jobs + last, report, workers(_FOR_TAKERS if takers else 0))
+    # Who takes needs a moment to begin.
+    run_all(jobs + last, report, workers(_FOR_OTHERS if takers or aside else 0))
 
 
 def _make_folders(folder: Path, made: set[Path]) -> None:

@@ -279,7 +279,7 @@ class Store:
 
             def read(progress: Progress | None) -> None:
                 with _placing(manifest, next(iter(elsewhere.values()))):
-                    fill(self._layout, manifest, contents, index, targets, elsewhere, progress, {})
+                    fill(self._layout, manifest, contents, index, targets, elsewhere, progress, {}, aside=True)
 
             return Postponed(read, stack.pop_all().close)
 
