@@ -14,7 +14,7 @@ from .chunks import HOLE, Chunk, digest
 from .codec import Bytes
 from .contents import MAX_SIZE, Contents
 from .durable import read_small
-from .index import DamagedPart, Index, from_packs, pack_sizes, read_index, read_part, sizes_of
+from .index import DamagedPart, Index, Part, from_packs, open_part, pack_sizes, read_index, sizes_of
 from .layout import Layout
 from .manifest import Manifest
 from .pack import Location, PackReader
@@ -32,6 +32,8 @@ __all__ = [
     "read_whole",
 ]
 
+_FEW = 16
+"""Where no more than one chunk in so many of a snapshot is asked for, each is looked up by itself."""
 _MAX_WHOLE = 256 * 1024 * 1024
 """Bytes of a file that is read into memory as a whole."""
 
@@ -90,7 +92,7 @@ def locate(layout: Layout, manifest: Manifest, contents: Contents) -> Index:
     OSError : the store cannot be read.
     """
     with suppress(FileNotFoundError, DamagedPart):
-        index = read_part(layout, manifest.id)
+        index = _located_by(open_part(layout, manifest.id), manifest.id, contents)
         if not missing(contents, index, sizes_of(layout, {at.pack for at in index.values()})):
             return index
     sizes = pack_sizes(layout)
@@ -98,6 +100,16 @@ def locate(layout: Layout, manifest: Manifest, contents: Contents) -> Index:
     for path, chunk in missing(contents, index, sizes):
         raise damage(manifest, path, f"its chunk {chunk.hash.hex()[:16]} is missing from the packs")
     return index
+
+
+def _located_by(part: Part, snapshot_id: str, contents: Contents) -> Index:
+    keys = {chunk.hash for chunks in contents.files.values() for chunk in chunks}
+    try:
+        if len(keys) * _FEW > len(part):
+            return part.index()
+        return {key: at for key in keys if (at := part.get(key)) is not None}
+    except ValueError as e:
+        raise DamagedPart(snapshot_id) from e
 
 
 def missing(contents: Contents, index: Index, sizes: Mapping[str, int]) -> list[tuple[str, Chunk]]:
