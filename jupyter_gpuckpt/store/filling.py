@@ -6,6 +6,7 @@ import mmap
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -92,7 +93,7 @@ def fill(
     Damaged : a byte is not the one that was saved; nothing that was written or taken may be used then.
     OSError : they cannot be written.
     """
-    reader = PackReader(layout.packs)
+    filling = _Filling(manifest, PackReader(layout.packs), index)
     jobs: list[Job] = []
     last: list[Job] = []
     # The largest first, so that no thread is left alone with one at the end.
@@ -101,11 +102,11 @@ def fill(
         if path in takers:
             taker = takers[path]
             for offset, batch in _batches(chunks, taker.most):
-                last.append(partial(_hand_over, manifest, reader, index, path, taker, offset, batch))
+                last.append(partial(filling.hand_over, path, taker, offset, batch))
             continue
-        write = _write_in_place if is_below(path, in_memory) else _write
+        write = filling.write_in_place if is_below(path, in_memory) else filling.write
         for offset, batch in _batches(chunks, _BATCH):
-            jobs.append(partial(write, manifest, reader, index, path, targets[path], offset, batch))
+            jobs.append(partial(write, path, targets[path], offset, batch))
     report = (lambda done: progress("verify", done, contents.size)) if progress else (lambda _: None)
     # Who takes needs a moment to begin.
     run_all(jobs + last, report, workers(_FOR_OTHERS if takers or aside else 0))
@@ -132,81 +133,60 @@ def _batches(chunks: Sequence[Chunk], most: int) -> Iterator[tuple[int, list[Chu
         yield begin, batch
 
 
-def _hand_over(
-    manifest: Manifest,
-    reader: PackReader,
-    index: Index,
-    path: str,
-    taker: Taker,
-    offset: int,
-    chunks: Sequence[Chunk],
-    tally: Tally,
-) -> None:
-    """Give verified bytes to somebody who takes them."""
-    size = sum(chunk.size for chunk in chunks)
-    if any(chunk.hash != HOLE for chunk in chunks):
-        with taker.room(offset, size) as room, reader.opened() as packs:
-            begin = 0
-            for chunk in chunks:
-                with room[begin : begin + chunk.size] as part:
-                    if chunk.hash == HOLE:
-                        part[:] = bytes(chunk.size)
-                    else:
-                        at = index[chunk.hash]
-                        with damages(manifest, path, chunk, at):
-                            data = reader.read_into(part, chunk.hash, at, packs)
-                        if data is not part:
-                            part[:] = data
-                begin += chunk.size
-    tally.add(size)
+@dataclass(frozen=True)
+class _Filling:
+    """Verifies the chunks of one snapshot, and puts them where they are wanted."""
 
+    manifest: Manifest
+    reader: PackReader
+    index: Index
 
-def _write(
-    manifest: Manifest,
-    reader: PackReader,
-    index: Index,
-    path: str,
-    target: Path,
-    offset: int,
-    chunks: Sequence[Chunk],
-    tally: Tally,
-) -> None:
-    fd = os.open(target, os.O_WRONLY | os.O_NOFOLLOW)
-    try:
-        for chunk in chunks:
-            if chunk.hash != HOLE:
-                write_at(fd, offset, read_chunk(manifest, reader, path, chunk, index[chunk.hash]))
-            offset += chunk.size
-            tally.add(chunk.size)
-    finally:
-        os.close(fd)
+    def hand_over(self, path: str, taker: Taker, offset: int, chunks: Sequence[Chunk], tally: Tally) -> None:
+        """Give verified bytes to somebody who takes them."""
+        size = sum(chunk.size for chunk in chunks)
+        if any(chunk.hash != HOLE for chunk in chunks):
+            with taker.room(offset, size) as room, self.reader.opened() as packs:
+                begin = 0
+                for chunk in chunks:
+                    with room[begin : begin + chunk.size] as part:
+                        if chunk.hash == HOLE:
+                            part[:] = bytes(chunk.size)
+                        else:
+                            at = self.index[chunk.hash]
+                            with damages(self.manifest, path, chunk, at):
+                                data = self.reader.read_into(part, chunk.hash, at, packs)
+                            if data is not part:
+                                part[:] = data
+                    begin += chunk.size
+        tally.add(size)
 
-
-def _write_in_place(
-    manifest: Manifest,
-    reader: PackReader,
-    index: Index,
-    path: str,
-    target: Path,
-    offset: int,
-    chunks: Sequence[Chunk],
-    tally: Tally,
-) -> None:
-    """Do as `_write` for a file that lies in memory: what is read is verified there, and copied no second time."""
-    begin = offset - offset % mmap.ALLOCATIONGRANULARITY
-    fd = os.open(target, os.O_RDWR | os.O_NOFOLLOW)
-    try:
-        size = offset - begin + sum(chunk.size for chunk in chunks)
-        with mmap.mmap(fd, size, offset=begin) as mapped, memoryview(mapped) as view, reader.opened() as packs:
+    def write(self, path: str, target: Path, offset: int, chunks: Sequence[Chunk], tally: Tally) -> None:
+        fd = os.open(target, os.O_WRONLY | os.O_NOFOLLOW)
+        try:
             for chunk in chunks:
                 if chunk.hash != HOLE:
-                    at, start = index[chunk.hash], offset - begin
-                    with view[start : start + chunk.size] as room, damages(manifest, path, chunk, at):
-                        data = reader.read_into(room, chunk.hash, at, packs)
-                        is_there = data is room
-                    if not is_there:
-                        write_at(fd, offset, data)  # not into the mapping: a full disk would be a signal there
+                    write_at(fd, offset, read_chunk(self.manifest, self.reader, path, chunk, self.index[chunk.hash]))
                 offset += chunk.size
                 tally.add(chunk.size)
-    finally:
-        os.close(fd)
+        finally:
+            os.close(fd)
+
+    def write_in_place(self, path: str, target: Path, offset: int, chunks: Sequence[Chunk], tally: Tally) -> None:
+        """Do as `write` for a file that lies in memory: what is read is verified there, and copied no second time."""
+        begin = offset - offset % mmap.ALLOCATIONGRANULARITY
+        fd = os.open(target, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            size = offset - begin + sum(chunk.size for chunk in chunks)
+            with mmap.mmap(fd, size, offset=begin) as mapped, memoryview(mapped) as view, self.reader.opened() as packs:
+                for chunk in chunks:
+                    if chunk.hash != HOLE:
+                        at, start = self.index[chunk.hash], offset - begin
+                        with view[start : start + chunk.size] as room, damages(self.manifest, path, chunk, at):
+                            data = self.reader.read_into(room, chunk.hash, at, packs)
+                            is_there = data is room
+                        if not is_there:
+                            write_at(fd, offset, data)  # not into the mapping: a full disk would be a signal there
+                    offset += chunk.size
+                    tally.add(chunk.size)
+        finally:
+            os.close(fd)
