@@ -17,12 +17,15 @@ from typing import Any
 from .. import __version__, settings
 from ..errors import GpuckptError, KeeperGone, NoSuchKernel, OtherVersion
 from ..freeze.processes import descendants, start_time
+from . import deputy
+from .kernel_start import kernel_program, new_run_folder
 from .protocol import OLDEST_PROTOCOL, PROTOCOL, KeeperClient
 from .record import LOG, SOCKET, KernelFolder, Launch
 
 _READY_TIMEOUT = 60.0
 _DEATH_TIMEOUT = 30.0
 _CONNECT_POLL = 0.02
+_STARTER = Path(__file__).with_name("starter.py")  # a program: the package does not import it
 
 
 def start_keeper(launch: Launch, order: dict[str, Any] | None = None) -> tuple[subprocess.Popen[bytes], KernelFolder]:
@@ -38,7 +41,7 @@ def start_keeper(launch: Launch, order: dict[str, Any] | None = None) -> tuple[s
     folder, lock = KernelFolder.create(launch)
     try:
         if order is None:
-            return run_keeper(folder, lock, "start"), folder
+            return _start_kernel(folder, lock, launch), folder
         folder.write_order(order)
         return run_keeper(folder, lock, "copy"), folder
     except BaseException:
@@ -153,6 +156,16 @@ def _no_such_kernel() -> NoSuchKernel:
     )
 
 
+def _start_kernel(folder: KernelFolder, lock: int, launch: Launch) -> subprocess.Popen[bytes]:
+    """Start a kernel, and have the process that started it become its keeper."""
+    if deputy.is_needed():
+        return run_keeper(folder, lock, "start")
+    run_dir = new_run_folder(folder.path)
+    program = [sys.executable, "-I", "-S", str(_STARTER), str(folder.path), str(run_dir)]
+    wanted = {"kernel": kernel_program(launch), "keeper": dict(os.environ)}
+    return _held(folder, lock, program, [], _READY_TIMEOUT, json.dumps(wanted).encode())
+
+
 def run_keeper(folder: KernelFolder, lock: int, how: str) -> subprocess.Popen[bytes]:
     """Start the keeper of this folder, hand the folder's lock to it, and wait until it holds the kernel.
 
@@ -165,12 +178,20 @@ def run_keeper(folder: KernelFolder, lock: int, how: str) -> subprocess.Popen[by
     # Bringing GPU state up may take minutes, as in a restore.
     slow = how in ("copy", "restore")
     timeout = settings.criu_timeout() + settings.driver_timeout() if slow else _READY_TIMEOUT
+    program = [sys.executable, "-m", "jupyter_gpuckpt.keeper", str(folder.path)]
+    return _held(folder, lock, program, [how], timeout)
+
+
+def _held(
+    folder: KernelFolder, lock: int, program: list[str], arguments: list[str], timeout: float, told: bytes = b""
+) -> subprocess.Popen[bytes]:
     read, write = os.pipe()
     log = os.open(folder.path / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "jupyter_gpuckpt.keeper", str(folder.path), str(lock), str(write), how],
-            stdin=subprocess.DEVNULL,
+            [*program, str(lock), str(write), *arguments],
+            env={} if told else None,
+            stdin=subprocess.PIPE if told else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             pass_fds=[lock, write],
@@ -183,6 +204,9 @@ def run_keeper(folder: KernelFolder, lock: int, how: str) -> subprocess.Popen[by
     finally:
         os.close(write)
         os.close(log)
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(told)
     with open(read, "rb") as pipe:
         ready, _, _ = select.select([pipe], [], [], timeout)
         said = pipe.read().decode() if ready else ""

@@ -56,9 +56,6 @@ class Link:
     """
 
     def __init__(self, run_dir: Path, on_request: Request) -> None:
-        for name in (TO_KERNEL, FROM_KERNEL):
-            with contextlib.suppress(FileExistsError):
-                os.mkfifo(run_dir / name, 0o600)
         # Read and write, so that neither end has to wait for the other to open, and none sees an end of file.
         flags = os.O_RDWR | os.O_NONBLOCK
         self._out = os.open(run_dir / TO_KERNEL, flags)

@@ -11,7 +11,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ _KILL_TIMEOUT = 120.0  # the driver can take a minute to take down a process tha
 class Namespace:
     """A living sleeper, its run folder, and the programs that it started.
 
-    `pid` is process 1 as the machine knows it. Made by `start` or, for a sleeper that another keeper started, `attach`.
+    `pid` is process 1 as the machine knows it. Made by `start` or, for a sleeper that another process started, `attach`.
     `deputy` does what needs root, where this process is not root.
     """
 
@@ -41,7 +41,7 @@ class Namespace:
         self.kernel_dir, self.run_dir, self.pid, self.deputy = kernel_dir, run_dir, pid, deputy
         self.start_time = processes.start_time(pid)
         self._pidfd = os.pidfd_open(pid)
-        self._socket = kernel_dir / sleeper_program.socket_name(str(run_dir))
+        self._socket = socket_of(kernel_dir, run_dir)
         self._tags = itertools.count()
         self._answers: dict[int, asyncio.Future[int]] = {}
         self._exits: dict[int, asyncio.Future[int]] = {}
@@ -51,20 +51,16 @@ class Namespace:
         asyncio.get_running_loop().add_reader(self._pidfd, self._died)
 
     @classmethod
-    async def start(cls, kernel_dir: Path, prepare: Callable[[Path], None]) -> Namespace:
-        """Start a sleeper over a new run folder, which `prepare` fills.
+    async def start(cls, kernel_dir: Path, run_dir: Path) -> Namespace:
+        """Start a sleeper over a new run folder.
 
         Raises
         ------
-        GpuckptError : the namespaces could not be made; nothing is left behind.
+        GpuckptError, OSError : the namespaces could not be made; nothing is left behind, and no run folder.
         """
-        run_dir = next(path for n in itertools.count(1) if not (path := kernel_dir / f"run-{n}").exists())
-        listening_at = kernel_dir / sleeper_program.socket_name(str(run_dir))
-        listening_at.unlink(missing_ok=True)
-        run_dir.mkdir(mode=0o700)
+        listening_at = socket_of(kernel_dir, run_dir)
         pid, helper = 0, None
         try:
-            prepare(run_dir)
             if deputy.is_needed():
                 helper = await asyncio.to_thread(Deputy)
                 pid = await asyncio.to_thread(_have_put_to_sleep, helper, run_dir, listening_at)
@@ -85,7 +81,7 @@ class Namespace:
 
     @classmethod
     async def attach(cls, kernel_dir: Path, run: str, pid: int) -> Namespace:
-        """Take over the sleeper that another keeper started."""
+        """Hold a sleeper that another process started."""
         helper = None
         if deputy.is_needed():
             helper = await asyncio.to_thread(Deputy)
@@ -330,6 +326,11 @@ def _have_put_to_sleep(helper: Deputy, run_dir: Path, listening_at: Path) -> int
             listener.bind(short)
         listening_at.chmod(0o600)
         return helper.start(run_dir, listener)
+
+
+def socket_of(kernel_dir: Path, run_dir: Path) -> Path:
+    """Return where the sleeper over a run folder listens."""
+    return kernel_dir / sleeper_program.socket_name(str(run_dir))
 
 
 def run_path(name: str) -> str:

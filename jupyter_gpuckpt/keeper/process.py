@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .. import __version__
 from ..errors import GpuckptError
@@ -26,12 +26,12 @@ log = logging.getLogger("gpuckpt.keeper")
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> None:
+async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], started: Sequence[str] = ()) -> None:
     """Be the keeper of the kernel in this folder until it has ended; its lock is held by this process.
 
-    `how` is ``start`` (or ``job``, for a job), ``take-over``, ``copy`` for a kernel that comes up as a copy of another,
-    or ``restore`` for a job that comes up from a snapshot. `ready` is called once: with nothing when the kernel is
-    held, else with the error.
+    `how` is ``start`` (or ``job``, for a job), ``hold`` for a kernel that was `started` (`Keeper.attach` says by what),
+    ``take-over``, ``copy`` for a kernel that comes up as a copy of another, or ``restore`` for a job that comes up from
+    a snapshot. `ready` is called once: with nothing when the kernel is held, else with the error.
     """
     # The sleeper's parent ends at once: sleepers become this process's children, and are reaped by it.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -49,6 +49,9 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> 
             keeper.save_state()
             if how in ("start", "job"):
                 await keeper.start_kernel()
+            elif how == "hold":
+                run, sleeper, kernel = started
+                await keeper.attach(run, int(sleeper), int(kernel))
             # Only now: to import what a keeper can do takes as long as a kernel's own Python takes to begin.
             from .duties import Duties
 

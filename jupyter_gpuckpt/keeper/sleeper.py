@@ -1,9 +1,9 @@
 """The sleeper: process 1 of a fresh PID and mount namespace, which sleeps, starts what it is told to, and reaps.
 
 Run as a program by the keeper, with the standard library alone (`python -I -S sleeper.py KERNEL_DIR RUN_DIR`), so that
-it starts in milliseconds and needs nothing of the environment. (For users without root the broker makes the namespaces,
-and runs it in them without any right, with a listening socket: `sleeper.py FD`.) Its death ends everything in its
-namespace. It outlives the keeper: a new keeper finds it by its socket.
+it starts in milliseconds and needs nothing of the environment. (A new kernel's is run by `starter.py`. For users without
+root the broker makes the namespaces, and runs it in them without any right, with a listening socket: `sleeper.py FD`.)
+Its death ends everything in its namespace. It outlives the keeper: a new keeper finds it by its socket.
 
 Inside the namespace /proc shows its processes alone, /dev/shm is its own, and the run folder stands at
 `NAMESPACE_RUN_DIR`; everything else is the machine's. Requests and answers are lines of JSON on a Unix stream socket:
@@ -44,14 +44,15 @@ def socket_name(run_dir: str) -> str:
     return os.path.basename(run_dir) + ".sock"
 
 
-def _check(result: int, doing: str) -> None:
+def check(result: int, doing: str) -> None:
+    """Raise OSError unless a C function returned 0."""
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{doing}: {os.strerror(number)}")
 
 
 def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    _check(
+    check(
         _libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode()),
         f"mount {source} on {target}",
     )
@@ -147,7 +148,7 @@ class Sleeper:
                 self._drop(client)  # no keeper: the end of this process would be the end of the kernel
                 return
             try:
-                answer: dict[str, Any] = {"spawned": self._spawn(what)}
+                answer: dict[str, Any] = {"spawned": self.spawn(what)}
             except Exception as e:  # noqa: BLE001 - as above
                 answer = {"failed": f"{type(e).__name__}: {e}"}
             self._send(client, {**answer, "tag": tag})
@@ -167,8 +168,8 @@ class Sleeper:
                 for client in list(self.clients):
                     self._send(client, exited)
 
-    def _spawn(self, what: dict[str, Any]) -> int:
-        """Start a program: argv, env, cwd, umask, stdout (a path, appended to), after_pid, subreaper.
+    def spawn(self, what: dict[str, Any]) -> int:
+        """Start a program, and return its pid: argv, env, cwd, umask, stdout (a path, appended to), after_pid, subreaper.
 
         A restored process is adopted by process 1 without having been spawned by it: `adopt` names its pid.
         """
@@ -208,7 +209,7 @@ class Sleeper:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if what.get("subreaper"):
             # Processes that a cell sends into the background stay in the kernel's tree, and are saved with it.
-            _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+            become_subreaper()
         os.umask(int(what.get("umask", 0o077)))
         # Standard files are opened here, inside the namespace: criu cannot dump one that was opened outside of it.
         null = os.open("/dev/null", os.O_RDONLY)
@@ -221,8 +222,16 @@ class Sleeper:
         os.execvpe(what["argv"][0], what["argv"], what["env"])
 
 
-def main(kernel_dir: str, run_dir: str) -> None:
-    """Make the namespaces, and sleep in them."""
+def become_subreaper() -> None:
+    """Have what processes below this one leave behind become children of this one; over an exec, too."""
+    check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+
+
+def make_namespaces(kernel_dir: str, run_dir: str) -> tuple[str, socket.socket]:
+    """Become process 1 of fresh namespaces, and return its pid on the machine and its socket.
+
+    Whoever called this has ended: what returns is a child of it.
+    """
     os.chdir(kernel_dir)
     listener = socket.socket(socket.AF_UNIX)
     # The name is relative because a socket's path may have 107 bytes at most.
@@ -230,31 +239,32 @@ def main(kernel_dir: str, run_dir: str) -> None:
     listener.bind(name)
     os.chmod(name, 0o600)
     os.chdir("/")
-    _check(_libc.unshare(CLONE_NEWPID | CLONE_NEWNS), "unshare")
+    check(_libc.unshare(CLONE_NEWPID | CLONE_NEWNS), "unshare")
     if os.fork():
         # The keeper is a subreaper: process 1 becomes its child, or the machine's when the keeper is gone.
         os._exit(0)
+    listener.listen()  # from here on it is found, and ended with what is in it, should the keeper not come to hold it
     pid = os.readlink("/proc/self")  # still the machine's /proc, which knows process 1 by the machine's pid
     furnish(run_dir)
-    listener.listen()
-    print("asleep", pid, flush=True)
-    sleep(listener)
+    return pid, listener
 
 
-def sleep(listener: socket.socket) -> None:
-    """Sleep in the namespaces that there are, and do what is asked for at a listening socket; never returns."""
+def turn_away() -> None:
+    """Have nothing to do any more with the terminal, or the files, of whoever started this process."""
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    Sleeper(listener).run()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":
     os.umask(0o077)
     if len(sys.argv) == 2:  # a broker's deputy has made the namespaces, and given up all rights
         os.set_inheritable(int(sys.argv[1]), False)
-        sleep(socket.socket(fileno=int(sys.argv[1])))
-    main(*sys.argv[1:])
+        listening = socket.socket(fileno=int(sys.argv[1]))
+    else:
+        pid, listening = make_namespaces(*sys.argv[1:])
+        print("asleep", pid, flush=True)
+    turn_away()
+    Sleeper(listening).run()
