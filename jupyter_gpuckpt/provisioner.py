@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning import LocalProvisioner
@@ -54,8 +54,6 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     _adopting = False
     _is_other_version = False
     _was_silent = False
-    _has_proved: ClassVar[bool] = False
-    """Whether the last kernel that this program started got its namespaces: the next start needs no trial of them."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -109,7 +107,8 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         environment = dict(kwargs.get("env") or os.environ)
         # A kernel that watches its parent would end itself when its keeper changes.
         environment.pop("JPY_PARENT_PID", None)
-        reason = await asyncio.to_thread(why_unavailable, with_trial=not GpuckptProvisioner._has_proved)
+        # Without a trial: the start itself is one, and where it fails a trial says more plainly why.
+        reason = await asyncio.to_thread(why_unavailable, with_trial=False)
         if reason is None:
             launch = self._launch(cmd, environment, kwargs)
             try:
@@ -117,12 +116,9 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
                 self._process, self._folder, self._exit_status = process, folder, None
                 self._keeper = await asyncio.to_thread(self._attach, folder)
                 self.pid = process.pid
-                GpuckptProvisioner._has_proved = True
                 return self.connection_info
             except GpuckptError as e:
                 self._folder = None
-                GpuckptProvisioner._has_proved = False
-                # Perhaps the machine is not what it was at the start before, and the trial says so more plainly.
                 reason = await asyncio.to_thread(why_unavailable) or Unavailable(e.what, e.why, e.then)
         self.log.warning("The kernel starts as a plain one, without save and restore. %s", reason)
         kwargs["env"] = {**environment, settings.ENV_UNAVAILABLE: json.dumps(reason.as_dict())}

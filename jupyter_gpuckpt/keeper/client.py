@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import marshal
 import os
 import select
 import signal
@@ -161,9 +162,9 @@ def _start_kernel(folder: KernelFolder, lock: int, launch: Launch) -> subprocess
     if deputy.is_needed():
         return run_keeper(folder, lock, "start")
     run_dir = new_run_folder(folder.path)
-    program = [sys.executable, "-I", "-S", str(_STARTER), str(folder.path), str(run_dir)]
+    program = [sys.executable, "-I", "-S", "-B", str(_STARTER), str(folder.path), str(run_dir)]
     wanted = {"kernel": kernel_program(launch), "keeper": dict(os.environ)}
-    return _held(folder, lock, program, [], _READY_TIMEOUT, json.dumps(wanted).encode())
+    return _held(folder, lock, program, [], _READY_TIMEOUT, marshal.dumps(wanted))
 
 
 def run_keeper(folder: KernelFolder, lock: int, how: str) -> subprocess.Popen[bytes]:

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import settings
 from ..errors import GpuckptError, KernelLost, Refused
 from ..freeze import processes
 from ..freeze.cuda_calls import CudaWorker

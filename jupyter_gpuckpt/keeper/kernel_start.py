@@ -10,11 +10,16 @@ from typing import Any
 
 from .. import settings
 from ..lock_files import KEEPER_LOCK
-from .link import FROM_KERNEL, TO_KERNEL
-from .namespace import FIRST_PID, run_path, socket_of
+from . import spawning
 from .record import KERNEL_LOG, Launch
 
-__all__ = ["kernel_program", "new_run_folder"]
+__all__ = ["FIRST_PID", "FROM_KERNEL", "TO_KERNEL", "kernel_program", "new_run_folder", "run_path", "socket_of"]
+
+FIRST_PID = 10_000
+"""Kernels start at a high pid: criu itself takes low ones in the namespace that it restores into."""
+
+TO_KERNEL, FROM_KERNEL = "to-kernel", "from-kernel"
+"""In the run folder: the two FIFOs that keeper and agent talk by (`link`)."""
 
 
 def new_run_folder(kernel_dir: Path) -> Path:
@@ -46,3 +51,13 @@ def kernel_program(launch: Launch) -> dict[str, Any]:
         "after_pid": FIRST_PID - 1,
         "subreaper": True,
     }
+
+
+def socket_of(kernel_dir: Path, run_dir: Path) -> Path:
+    """Return where the sleeper over a run folder listens."""
+    return kernel_dir / spawning.socket_name(str(run_dir))
+
+
+def run_path(name: str) -> str:
+    """Return the path of a file of the run folder, as the kernel sees it."""
+    return f"{settings.NAMESPACE_RUN_DIR}/{name}"

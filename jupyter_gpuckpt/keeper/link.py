@@ -27,12 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GpuckptError
+from .kernel_start import FROM_KERNEL, TO_KERNEL
 from .protocol import LINE_LIMIT
 from .record import now
 
 log = logging.getLogger("gpuckpt.keeper")
-
-TO_KERNEL, FROM_KERNEL = "to-kernel", "from-kernel"
 
 MOST_REQUESTS = 100
 """So many requests of the agent's are worked on at once."""

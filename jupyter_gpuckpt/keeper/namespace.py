@@ -11,20 +11,19 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import settings
 from ..errors import GpuckptError, KernelLost
 from ..freeze import processes
 from . import deputy
-from . import sleeper as sleeper_program
 from .deputy import Deputy
+from .kernel_start import socket_of
 from .protocol import connect_unix, short_path
 
-FIRST_PID = 10_000
-"""Kernels start at a high pid: criu itself takes low ones in the namespace that it restores into."""
+SLEEPER = Path(__file__).with_name("sleeper.py")
+"""A program: the package does not import it."""
 
 _START_TIMEOUT = 20.0
 _KILL_TIMEOUT = 120.0  # the driver can take a minute to take down a process that holds much VRAM
@@ -33,7 +32,7 @@ _KILL_TIMEOUT = 120.0  # the driver can take a minute to take down a process tha
 class Namespace:
     """A living sleeper, its run folder, and the programs that it started.
 
-    `pid` is process 1 as the machine knows it. Made by `start` or, for a sleeper that another process started, `attach`.
+    `pid` is process 1 as the machine knows it. Made by `start`, or by `attach` for one that is there.
     `deputy` does what needs root, where this process is not root.
     """
 
@@ -292,7 +291,8 @@ async def _put_to_sleep(kernel_dir: Path, run_dir: Path) -> int:
         sys.executable,
         "-I",
         "-S",
-        sleeper_program.__file__,
+        "-B",
+        str(SLEEPER),
         str(kernel_dir),
         str(run_dir),
         stdin=asyncio.subprocess.DEVNULL,
@@ -326,13 +326,3 @@ def _have_put_to_sleep(helper: Deputy, run_dir: Path, listening_at: Path) -> int
             listener.bind(short)
         listening_at.chmod(0o600)
         return helper.start(run_dir, listener)
-
-
-def socket_of(kernel_dir: Path, run_dir: Path) -> Path:
-    """Return where the sleeper over a run folder listens."""
-    return kernel_dir / sleeper_program.socket_name(str(run_dir))
-
-
-def run_path(name: str) -> str:
-    """Return the path of a file of the run folder, as the kernel sees it."""
-    return f"{settings.NAMESPACE_RUN_DIR}/{name}"
