@@ -20,6 +20,7 @@ PR_SET_CHILD_SUBREAPER = 36
 # The same as in settings.py, which this program must not import:
 NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"
 NAMESPACE_VRAM_DIR = "/dev/shm/gpuckpt-vram"
+_FILES = 256  # places in the table of a spawned process's files
 _SIGNALS, _SIGSET_BYTES, _SIG_SETMASK = 64, 128, 2  # as the C library has them
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -132,6 +133,20 @@ def _become(what: dict[str, Any]) -> None:
     os.dup2(null, 0)
     os.dup2(out, 1)
     os.dup2(out, 2)
+    _make_room_for_files(null)
     os.chdir(what["cwd"])
     # All other files are closed by the exec, as Python opens them; the parent hears by one of them if it fails.
     os.execvpe(what["argv"][0], what["argv"], what["env"])
+
+
+def _make_room_for_files(descriptor: int) -> None:
+    """Have the system's table of this process's files, which an exec leaves as it is, grow now.
+
+    A kernel of ours has some more than 64 files at its start. A process with threads stands still for 10 to 30 ms when
+    its table grows beyond its first 64 places (Linux, `expand_fdtable`: it waits until no processor reads the old one).
+    """
+    try:
+        os.dup2(descriptor, _FILES - 1, inheritable=False)
+        os.close(_FILES - 1)
+    except OSError:  # it may not have that many (getrlimit(2), RLIMIT_NOFILE)
+        pass
