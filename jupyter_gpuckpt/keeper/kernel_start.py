@@ -1,22 +1,36 @@
-"""What a kernel starts with, whoever starts it: a run folder, and what its sleeper is told to spawn."""
+"""What a kernel starts with: a run folder, what its sleeper is told to spawn, and a sleeper where root is lacking."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import secrets
+import socket
 from pathlib import Path
 from typing import Any
 
 from .. import settings
 from ..lock_files import KEEPER_LOCK
-from . import spawning
+from . import deputy, spawning
+from .protocol import short_path
 from .record import KERNEL_LOG, Launch
 
-__all__ = ["FIRST_PID", "FROM_KERNEL", "TO_KERNEL", "kernel_program", "new_run_folder", "run_path", "socket_of"]
+__all__ = [
+    "FIRST_PID",
+    "FROM_KERNEL",
+    "TO_KERNEL",
+    "kernel_program",
+    "new_run_folder",
+    "run_path",
+    "socket_of",
+    "start_by_deputy",
+]
 
 FIRST_PID = 10_000
 """Kernels start at a high pid: criu itself takes low ones in the namespace that it restores into."""
+
+_START_TIMEOUT = 20.0  # how long a new sleeper may be silent, in seconds
 
 TO_KERNEL, FROM_KERNEL = "to-kernel", "from-kernel"
 """In the run folder: the two FIFOs that keeper and agent talk by (`link`)."""
@@ -51,6 +65,34 @@ def kernel_program(launch: Launch) -> dict[str, Any]:
         "after_pid": FIRST_PID - 1,
         "subreaper": True,
     }
+
+
+def start_by_deputy(kernel_dir: Path, run_dir: Path, program: dict[str, Any]) -> tuple[int, int]:
+    """Have the broker make a sleeper over this run folder, and start a kernel's program in it.
+
+    Returns the sleeper's pid, and the kernel's in its namespace. The keeper holds both later, with a deputy of its own.
+
+    Raises
+    ------
+    GpuckptError, OSError : the program could not be started. A sleeper may be left: it is found by its socket.
+    """
+    listening_at = socket_of(kernel_dir, run_dir)
+    helper = deputy.Deputy()
+    try:
+        sleeper = helper.start(run_dir, listening_at)
+        helper.next_pid(program["after_pid"])
+    finally:
+        helper.close()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_START_TIMEOUT)
+        with short_path(listening_at) as short:
+            connection.connect(short)
+        connection.sendall(json.dumps({"spawn": {**program, "after_pid": 0}, "tag": 0}).encode() + b"\n")
+        with connection.makefile("rb") as told:
+            answer = json.loads(told.readline() or '{"failed": "its process 1 ended"}')
+    if "spawned" not in answer:
+        raise OSError(str(answer.get("failed")))
+    return sleeper, int(answer["spawned"])
 
 
 def socket_of(kernel_dir: Path, run_dir: Path) -> Path:

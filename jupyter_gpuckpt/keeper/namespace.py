@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from ..freeze import processes
 from . import deputy
 from .deputy import Deputy
 from .kernel_start import socket_of
-from .protocol import connect_unix, short_path
+from .protocol import connect_unix
 
 SLEEPER = Path(__file__).with_name("sleeper.py")
 """A program: the package does not import it."""
@@ -62,7 +61,7 @@ class Namespace:
         try:
             if deputy.is_needed():
                 helper = await asyncio.to_thread(Deputy)
-                pid = await asyncio.to_thread(_have_put_to_sleep, helper, run_dir, listening_at)
+                pid = await asyncio.to_thread(helper.start, run_dir, listening_at)
             else:
                 pid = await _put_to_sleep(kernel_dir, run_dir)
             space = cls(kernel_dir, run_dir, pid, helper)
@@ -312,17 +311,3 @@ async def _put_to_sleep(kernel_dir: Path, run_dir: Path) -> int:
         )
     await program.wait()
     return int(said.split()[1])
-
-
-def _have_put_to_sleep(helper: Deputy, run_dir: Path, listening_at: Path) -> int:
-    """Have the broker start a sleeper that listens at this path, and return its pid on the machine.
-
-    Raises
-    ------
-    GpuckptError, OSError : it could not be started.
-    """
-    with socket.socket(socket.AF_UNIX) as listener:
-        with short_path(listening_at) as short:
-            listener.bind(short)
-        listening_at.chmod(0o600)
-        return helper.start(run_dir, listener)
