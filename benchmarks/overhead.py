@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 
 from jupyter_client import KernelManager
 
 from jupyter_gpuckpt.freeze.nvml import Nvml
 
 from .cells import run
+from .start import NAMES, first_cell
 
 _TRAINING = """
 import torch, time
@@ -40,23 +40,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
-    names = ("python3", "python3-gpuckpt")
-    starts: dict[str, list[float]] = {name: [] for name in names}
+    starts: dict[str, list[float]] = {name: [] for name in NAMES}
     for _ in range(rounds):
-        for name in names:
-            began = time.perf_counter()
-            manager = KernelManager(kernel_name=name)
-            manager.start_kernel()
-            client = manager.client()
-            client.start_channels()
-            client.wait_for_ready(60)
-            run(client, "pass")
-            starts[name].append(time.perf_counter() - began)
-            client.stop_channels()
-            manager.shutdown_kernel(now=True)
+        for name in NAMES:
+            starts[name].append(first_cell(name))
     kernels = {}
     memory: dict[str, int] = {}
-    for name in names:
+    for name in NAMES:
         manager = KernelManager(kernel_name=name)
         manager.start_kernel()
         client = manager.client()
@@ -66,7 +56,7 @@ def main() -> None:
         run(client, _TRAINING)
         memory[name] = free - _free()
         kernels[name] = (manager, client)
-    step: dict[str, list[float]] = {name: [] for name in names}
+    step: dict[str, list[float]] = {name: [] for name in NAMES}
     try:
         for _ in range(rounds):
             for name, (_, client) in kernels.items():
@@ -75,7 +65,7 @@ def main() -> None:
         for manager, client in kernels.values():
             client.stop_channels()
             manager.shutdown_kernel(now=True)
-    for name in names:
+    for name in NAMES:
         print(
             f"{name}: start to first cell {statistics.median(starts[name]):.3f} s, "
             f"a step {statistics.median(step[name]) * 1e3:.4f} ms, {memory[name] / 2**20:.0f} MiB of GPU memory"
