@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from jupyter_client import KernelManager
 from keeper_faults import assert_nothing_left, processes_of
-from notebooks import Notebook, wait_until
+from notebooks import PATIENCE, SPEC, Notebook, wait_until
 
 import jupyter_gpuckpt.keeper
+from jupyter_gpuckpt import provisioner
 from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.keeper import client
 from jupyter_gpuckpt.keeper.kernel_start import kernel_program
@@ -88,6 +91,18 @@ def test_what_comes_before_the_kernel_imports_next_to_nothing() -> None:
     assert early.isdisjoint(
         {"collections", "enum", "json", "logging", "re", "signal", "socket", "subprocess", "typing"}
     )
+
+
+def test_the_first_client_finds_a_kernel_that_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would look again after 0.1 to 0.2 s only."""
+    monkeypatch.setattr(provisioner, "_TO_LISTEN", PATIENCE)  # however slow the machine is
+    manager = KernelManager(kernel_name=SPEC)
+    manager.start_kernel()
+    try:
+        for port in manager.ports:
+            socket.create_connection((manager.ip, port)).close()
+    finally:
+        manager.shutdown_kernel(now=True)
 
 
 def test_nothing_of_the_server_s_is_in_the_sleeper(notebook: Notebook) -> None:
