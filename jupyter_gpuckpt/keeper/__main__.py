@@ -1,6 +1,6 @@
-"""Run a keeper: ``python -m jupyter_gpuckpt.keeper FOLDER LOCK_FD READY_FD start|copy|take-over|job|restore``.
+"""Run a keeper: ``python -m jupyter_gpuckpt.keeper FOLDER LOCK_FD READY_FD copy|take-over|job|restore``.
 
-``hold RUN SLEEPER KERNEL`` in place of ``start`` is for a kernel that `starter.py` has started.
+Or, for a new kernel that was started before (`starter.py`), ``hold RUN SLEEPER KERNEL`` as the last words.
 """
 
 from __future__ import annotations

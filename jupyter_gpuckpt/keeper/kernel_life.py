@@ -25,7 +25,7 @@ from .record import KERNEL_LOG, OUTPUT, KernelFolder, now
 from .stand_in import StandIn
 
 if TYPE_CHECKING:
-    # Not at the start: a new kernel would wait for these to be imported, with all that they need.
+    # Not at the start: a new job would wait for these to be imported, with all that they need.
     from ..store import Store
     from .files.needs import Marks
     from .gpu.sleep import GpuSleep

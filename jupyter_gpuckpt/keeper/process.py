@@ -29,9 +29,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], started: Sequence[str] = ()) -> None:
     """Be the keeper of the kernel in this folder until it has ended; its lock is held by this process.
 
-    `how` is ``start`` (or ``job``, for a job), ``hold`` for a kernel that was `started` (`Keeper.attach` says by what),
-    ``take-over``, ``copy`` for a kernel that comes up as a copy of another, or ``restore`` for a job that comes up from
-    a snapshot. `ready` is called once: with nothing when the kernel is held, else with the error.
+    `how` is ``hold`` for a new kernel that was `started` already (as `Keeper.attach` takes it, in text), ``job`` for a
+    job that is to be started, ``take-over``, ``copy`` for a kernel that comes up as a copy of another, or ``restore``
+    for a job that comes up from a snapshot. `ready` is called once: with nothing when the kernel is held, else with the
+    error.
     """
     # The sleeper's parent ends at once: sleepers become this process's children, and are reaped by it.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -47,12 +48,12 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
     try:
         try:
             keeper.save_state()
-            if how in ("start", "job"):
-                await keeper.start_kernel()
-            elif how == "hold":
+            if how == "hold":
                 run, sleeper, kernel = started
                 await keeper.attach(run, int(sleeper), int(kernel))
-            # Only now: to import what a keeper can do takes as long as a kernel's own Python takes to begin.
+            elif how == "job":
+                await keeper.start_kernel()
+            # Only now: to import what a keeper can do takes as long as Python itself, which a job waits for too.
             from .duties import Duties
 
             duties = Duties(keeper)
