@@ -31,7 +31,7 @@ _LOST = -signal.SIGKILL
 ADOPT = "gpuckpt_adopt"
 """An argument of `KernelManager.start_kernel`: the kernel of that id runs already, and is only to be held."""
 _TO_LISTEN = 0.3  # how long a start waits for its kernel to listen, in seconds
-_LOOK = 0.005
+_LOOK = 0.01
 _ANSWER_TIMEOUT = 8.0  # for how long a keeper may be silent when it has been asked, in seconds
 _AGAIN_TIMEOUT = 1.0  # the same of one that was silent the last time: a shutdown interrupts first, and then kills
 
