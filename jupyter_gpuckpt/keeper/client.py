@@ -160,13 +160,13 @@ def _no_such_kernel() -> NoSuchKernel:
 def _start_kernel(folder: KernelFolder, lock: int) -> subprocess.Popen[bytes]:
     """Start a kernel, and then its keeper, which the kernel does not wait for."""
     program = kernel_program(folder.launch())
-    run_dir = new_run_folder(folder.path)
-    if deputy.is_needed():
-        try:
-            sleeper, kernel = start_by_deputy(folder.path, run_dir, program)
-        except OSError as e:
-            raise GpuckptError("The kernel could not be started.", str(e), "Run `jupyter gpuckpt doctor`.") from e
-        return run_keeper(folder, lock, "hold", run_dir.name, str(sleeper), str(kernel))
+    try:
+        run_dir = new_run_folder(folder.path)
+        started = start_by_deputy(folder.path, run_dir, program) if deputy.is_needed() else None
+    except OSError as e:
+        raise GpuckptError("The kernel could not be started.", str(e), "Run `jupyter gpuckpt doctor`.") from e
+    if started is not None:
+        return run_keeper(folder, lock, "hold", run_dir.name, *map(str, started))
     starter = [sys.executable, "-I", "-S", "-B", str(_STARTER), str(folder.path), str(run_dir)]
     told = marshal.dumps({"kernel": program, "keeper": dict(os.environ)})
     return _run(folder, lock, starter, (), _READY_TIMEOUT, told)
