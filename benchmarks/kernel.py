@@ -121,6 +121,7 @@ def measure(label: str, size: int, state: str, rounds: int) -> Row:
                 frozen["ours"].append(stood_still)
                 durable.append(seconds)
                 back["ours"].append(ours.restore())
+                _compare("ours", ours, expected["ours"])
                 for which, seconds in zip(lazy, ours.restore_lazily("touch()"), strict=True):
                     lazy[which].append(seconds)
                 for name, kernel in (("plain", plain), ("ours", ours)):

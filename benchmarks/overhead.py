@@ -1,8 +1,8 @@
 """What a kernel that can be saved costs while nothing is saved, beside a plain one: ``python -m benchmarks.overhead``.
 
-A training loop's time a step (medians of several rounds, alternating), the GPU memory that a kernel with it takes by
-NVML's account (nothing else may use the GPUs meanwhile), and the time from starting the kernel until it has answered
-its first cell.
+A training loop's time a step (medians of many short rounds, taking turns; a second plain kernel shows by how much two
+of a kind differ), the GPU memory that a kernel with it takes by NVML's account (nothing else may use the GPUs
+meanwhile), and the time from starting the kernel until it has answered its first cell.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ def steps(count):
     torch.cuda.synchronize()
 steps(100)
 def seconds():
-    began = time.perf_counter(); steps(300); return (time.perf_counter() - began) / 300
+    began = time.perf_counter(); steps(60); return (time.perf_counter() - began) / 60
 """
+_TURNS = 6
+"""How often the kernels take turns in a round of steps."""
 
 
 def main() -> None:
@@ -44,32 +46,34 @@ def main() -> None:
     for _ in range(rounds):
         for name in NAMES:
             starts[name].append(first_cell(name))
-    kernels = {}
-    memory: dict[str, int] = {}
-    for name in NAMES:
-        manager = KernelManager(kernel_name=name)
-        manager.start_kernel()
-        client = manager.client()
-        client.start_channels()
-        client.wait_for_ready(60)
-        free = _free()
-        run(client, _TRAINING)
-        memory[name] = free - _free()
-        kernels[name] = (manager, client)
-    step: dict[str, list[float]] = {name: [] for name in NAMES}
+    kernels = []
+    memory: list[int] = []
+    trained = (*NAMES, "python3")
     try:
-        for _ in range(rounds):
-            for name, (_, client) in kernels.items():
-                step[name].append(json.loads(run(client, "print(seconds())")))
+        for name in trained:
+            manager = KernelManager(kernel_name=name)
+            manager.start_kernel()
+            client = manager.client()
+            kernels.append((manager, client))
+            client.start_channels()
+            client.wait_for_ready(60)
+            free = _free()
+            run(client, _TRAINING)
+            memory.append(free - _free())
+        step: list[list[float]] = [[] for _ in trained]
+        for _ in range(rounds * _TURNS):
+            for (_, client), times in zip(kernels, step, strict=True):
+                times.append(json.loads(run(client, "print(seconds())")) * 1e3)
     finally:
-        for manager, client in kernels.values():
+        for manager, client in kernels:
             client.stop_channels()
             manager.shutdown_kernel(now=True)
     for name in NAMES:
-        print(
-            f"{name}: start to first cell {statistics.median(starts[name]):.3f} s, "
-            f"a step {statistics.median(step[name]) * 1e3:.4f} ms, {memory[name] / 2**20:.0f} MiB of GPU memory"
-        )
+        print(f"{name}: start to first cell {statistics.median(starts[name]):.3f} s")
+    for name, times, taken in zip(trained, step, memory, strict=True):
+        first, median, third = statistics.quantiles(times, n=4)
+        quarters = f"{median:.3f} ms (half of them {first:.3f} to {third:.3f})"
+        print(f"{name}: a step {quarters}, {taken / 2**20:.0f} MiB of GPU memory")
 
 
 def _free() -> int:

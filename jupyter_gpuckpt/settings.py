@@ -15,9 +15,9 @@ from .errors import Refused
 NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"  # noqa: S108 - inside the sleeper's own tmpfs
 """Where a kernel finds its run folder (FIFOs and log). The same path in every sleeper."""
 
-NAMESPACE_STAGING_DIR = "/dev/shm/gpuckpt-staging"  # noqa: S108 - likewise
-"""Where a small kernel's images lie in memory before they are stored and while they are restored. The same path in
-every sleeper."""
+NAMESPACE_STAGING_DIR = "/dev/shm/gpuckpt-staging/images"  # noqa: S108 - likewise
+"""Where a small kernel's images lie in memory before they are stored and while they are restored, in a tmpfs of huge
+pages. The same path in every sleeper."""
 
 NAMESPACE_VRAM_DIR = "/dev/shm/gpuckpt-vram"  # noqa: S108 - likewise
 """Where the VRAM of a checkpointed process lies, in a tmpfs of huge pages. The same path in every sleeper."""

@@ -21,7 +21,7 @@ _DEATH_TIMEOUT = 5.0
 class LineProgram:
     """``python -m MODULE ARGUMENTS`` as a child process, in a session of its own.
 
-    `tell` and `hear` must not be called from two threads at once; `kill` may be called from any.
+    Neither `tell` nor `hear` may be called from two threads at once; `kill` may be called from any.
     """
 
     def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:

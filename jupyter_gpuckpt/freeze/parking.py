@@ -23,6 +23,7 @@ from typing import Literal
 from ..errors import DriverError
 from ..settings import PARKING_FIFOS
 from . import ptrace
+from .bringing import Bringing
 from .line_program import LineProgram
 from .processes import open_files, outer_thread
 
@@ -32,8 +33,10 @@ log = logging.getLogger("gpuckpt.parking")
 
 PARKED = "-parked"
 """How the names of the files with parked memory end."""
+_RING = f"-ring{PARKED}"
+"""How the name of the file ends through which it is brought."""
 
-FileState = Literal["new", "awaited", "kept"]
+FileState = Literal["new", "awaited", "kept", "brought"]
 
 _PREPARE_TIMEOUT = 60.0
 _ARRIVE_TIMEOUT = 5.0  # how long the process may take to come to the place where it parks, in seconds
@@ -79,17 +82,32 @@ class Parking:
     outside, inside : the folder for the file with the bytes, as this process names it and as the other one does.
     parked : what is to be parked; of memory that is parked already and is to be given back, where it waits.
     file : what there is of the file: nothing yet (``new``), nothing yet but all before it is given back (``awaited``),
-        all of it (``kept``).
+        all of it (``kept``). Or nothing, since the bytes are ``brought`` to the GPU (`bringing`, `have_all`).
     gpu : the UUID of the GPU to give it back to, where that is another.
+    make_whole : writes all of the file, where the bytes were brought and are lost before the process has them; may
+        raise.
     """
 
     def __init__(
-        self, run_dir: Path, outside: Path, inside: str, parked: Parked, file: FileState, gpu: str = ""
+        self,
+        run_dir: Path,
+        outside: Path,
+        inside: str,
+        parked: Parked,
+        file: FileState,
+        gpu: str = "",
+        make_whole: Callable[[], None] | None = None,
     ) -> None:
         self.parked = parked
         self._is_parked = file != "new"
         self._is_whole = file == "awaited" or (file == "kept" and (outside / parked.file).exists())
+        self._make_whole = make_whole
         self._holds = self._ready = self._rests = False
+        used = outside / parked.file
+        self._bringing: Bringing | None = None
+        if file == "brought":
+            used = outside / f"{parked.pid}{_RING}"
+            self._bringing = Bringing(used)
         self._inside = f"{inside}/{parked.file}"
         self._heard = b""
         self._still: LineProgram | None = None
@@ -103,32 +121,48 @@ class Parking:
         self._holder = LineProgram(
             "jupyter_gpuckpt.freeze.vram_holder",
             gpu or parked.gpu,
-            str(outside / parked.file),
+            str(used),
             str(parked.size),
             file,
             environment=every_gpu,
         )
+        if self._bringing is not None:
+            self._bringing.start(self._holder)
 
     @property
     def holder(self) -> int | None:
         """The pid of the program that holds the memory; None when it has ended."""
         return self._holder.pid
 
-    def get_ready(self, pid: int) -> bool:
-        """Wait until all is ready for the process (`pid` on this machine), and tell whether it is."""
-        # It is held twice by a save, and once by a restore.
-        count = 1 if self._is_parked else 2
-        self._spare = [_standstill(pid) for _ in range(count)]
+    def get_ready(self) -> bool:
+        """Wait until all is ready, and tell whether it is."""
+        self.get_still()
+        if not self._is_parked:
+            self._spare.append(_standstill())  # it is held twice by a save, and once by a restore
         return self._holder_is_ready()
 
-    def get_still(self, pid: int) -> None:
+    def get_still(self) -> None:
         """Start what holds the process's threads still, so that it is there when memory is given back."""
         if not self._spare:
-            self._spare = [_standstill(pid)]
+            self._spare = [_standstill()]
+
+    @property
+    def bringing(self) -> Bringing | None:
+        """What takes the bytes to the GPU where they are to be ``brought``; None where they are not."""
+        return self._bringing
+
+    def have_all(self) -> bool:
+        """Wait until all that is brought is on the GPU, and tell whether it is; where it is not, nothing of it is."""
+        if self._bringing is not None:
+            self._holds = self._ready = self._bringing.finish()
+        if not self._holds:
+            log.warning("the GPU memory is not brought to the GPU: %s", self._holder.last_words())
+            self._holder.kill()
+        return self._holds
 
     def preload(self) -> None:
         """Have the bytes brought to the GPU as soon as they are all there, where it has room for them twice."""
-        if self._is_whole and self._holder_is_ready():
+        if self._is_whole and not self._holds and self._holder_is_ready():
             self._holder.tell(b"load")
             self._holder_says(b"loaded", _PREPARE_TIMEOUT)
 
@@ -213,6 +247,11 @@ class Parking:
             self._holder.kill()  # its end does the same
 
     @property
+    def holds(self) -> bool:
+        """Whether the holder has the bytes on the GPU."""
+        return self._holds and self._holder.pid is not None
+
+    @property
     def rests(self) -> bool:
         """Whether the holder has nothing on the GPU now, and has to be roused before it can fill."""
         return self._rests
@@ -265,6 +304,8 @@ class Parking:
         if not _waits(pid):
             self._is_parked = False  # it never was: a save was broken off before
             return
+        if self._bringing is not None and not self.holds:
+            self._have_file_whole()
         if self._holder_is_ready() or not self._is_whole:
             self._say("fill" if self._is_whole or self._holds else "no")
             words = self._process_says(_ARRIVE_TIMEOUT).split()
@@ -278,6 +319,8 @@ class Parking:
                     self._is_parked = False
                     return
                 why = f"{said.decode('ascii', 'replace')}; {self._holder.last_words()}"
+        if self._bringing is not None and not self._is_whole:
+            self._have_file_whole()
         if not self._is_whole:
             raise self._error("given back", why or self._holder.last_words())
         log.warning("the memory of process %d is given back the slow way: %s", pid, why)
@@ -286,6 +329,13 @@ class Parking:
         if said != b"done":
             raise self._error("given back", said.decode("ascii", "replace") or "no answer")
         self._is_parked = False
+
+    def _have_file_whole(self) -> None:
+        log.warning("what was brought to the GPU is lost: %s", self._holder.last_words())
+        self._holder.kill()  # it has GPU memory that the process needs
+        if self._make_whole is not None:
+            self._make_whole()
+            self._is_whole = True
 
     def close(self) -> None:
         """End the programs and close the FIFOs; what is parked stays in the file."""
@@ -298,6 +348,8 @@ class Parking:
             self._holder.wait(_COPY_TIMEOUT)
         except TimeoutError:
             self._holder.kill()
+        if self._bringing is not None:
+            self._bringing.close()
         os.close(self._to)
         os.close(self._from)
 
@@ -307,8 +359,8 @@ class Parking:
         thread = outer_thread(pid, inner)
         if thread is None:
             return False
-        self._still = self._spare.pop() if self._spare else _standstill(pid)
-        self._still.tell(f"{how} {thread} {_STILL_TIMEOUT}".encode())
+        self._still = self._spare.pop() if self._spare else _standstill()
+        self._still.tell(f"{how} {pid} {thread} {_STILL_TIMEOUT}".encode())
         for expected in (b"ready", b"still"):
             try:
                 said = self._still.hear(_STILL_TIMEOUT + _ARRIVE_TIMEOUT)
@@ -383,8 +435,8 @@ def _tell(run_dir: Path, line: bytes) -> None:
             os.close(fifo)
 
 
-def _standstill(pid: int) -> LineProgram:
-    return LineProgram("jupyter_gpuckpt.freeze.standstill", str(pid))
+def _standstill() -> LineProgram:
+    return LineProgram("jupyter_gpuckpt.freeze.standstill")
 
 
 def _waits(pid: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -203,9 +204,9 @@ def holder_of(inode: int) -> int | None:
     return None
 
 
-def connections(ports: set[int]) -> int:
-    """Return how many established TCP connections end at one of these local ports."""
-    return sum(1 for port, state, _ in _network("tcp") if state == _ESTABLISHED and port in ports)
+def connections() -> Counter[int]:
+    """Return how many established TCP connections end at each local port."""
+    return Counter(port for port, state, _ in _network("tcp") if state == _ESTABLISHED)
 
 
 _ESTABLISHED, _TIME_WAIT, _LISTEN = "01", "06", "0A"

@@ -1,11 +1,11 @@
-"""The program that holds a process's threads still, but for one: ``python -m jupyter_gpuckpt.freeze.standstill PID``.
+"""The program that holds a process's threads still, but for one: ``python -m jupyter_gpuckpt.freeze.standstill``.
 
 The one left over parks the process's GPU memory: nothing may use the GPU then, and no other thread can know that. The
 driver's own threads go on too, since they do what the driver is told from outside.
 
-Lines: ``ready`` out; ``hold TID SECONDS`` in, and out ``still`` when every other thread is, each asleep in a system
+Lines: ``ready`` out; ``hold PID TID SECONDS`` in, and out ``still`` when every other thread is, each asleep in a system
 call where it holds no lock that the one left over might need. Where one works on for that long, ``restless``, and all
-go on; with ``hold-all TID SECONDS`` they are held all the same. When this program ends, however it ends, all go on.
+go on; with ``hold-all PID TID SECONDS`` they are held all the same. When this program ends, however it ends, all go on.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _DRIVER = "cuda"
 """How the driver names its threads: ``cuda-EvtHandlr`` and the like (driver 580.159)."""
 
 
-def main(pid: int) -> None:
+def main() -> None:
     """Be that program."""
     print("ready", flush=True)
     command, _, rest = sys.stdin.readline().strip().partition(" ")
     if not rest:
         return
-    tid, seconds = rest.split()
-    still = _hold(pid, int(tid), time.monotonic() + float(seconds))
+    pid, tid, seconds = rest.split()
+    still = _hold(int(pid), int(tid), time.monotonic() + float(seconds))
     if not still and command != "hold-all":
         print("restless", flush=True)
         return
@@ -76,4 +76,4 @@ def _threads(pid: int) -> set[int]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main()

@@ -15,6 +15,7 @@ from pathlib import Path
 from . import ptrace
 from .line_program import LineProgram
 from .parking import PARKED
+from .populate import populate
 from .processes import mapped_files
 
 __all__ = ["VramFiles"]
@@ -62,6 +63,13 @@ class VramFiles:
             yield
         finally:
             self._end(pid)
+
+    def populate(self) -> None:
+        """Give the files the memory that they lack for zeros, which the driver would wait for one after the other."""
+        for file in self._files():
+            if PARKED not in file.name:
+                with contextlib.suppress(OSError):
+                    populate(file, file.stat().st_size)
 
     def taken(self, pids: Iterable[int]) -> int:
         """Return how many bytes the checkpointed processes have in files; files that none of them has are removed."""

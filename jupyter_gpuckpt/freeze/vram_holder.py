@@ -1,7 +1,8 @@
 """The program that holds a process's parked GPU memory.
 
-``python -m jupyter_gpuckpt.freeze.vram_holder UUID FILE SIZE new|awaited|kept``: the GPU, and the file, which is for
-the process's bytes, for others to write before it is needed, or there already.
+``python -m jupyter_gpuckpt.freeze.vram_holder UUID FILE SIZE new|awaited|kept|brought``: the GPU, and the file, which
+is for the process's bytes, for others to write before it is needed, or there already; or it is memory through which
+they are ``brought`` to the GPU (`bringing`).
 
 It opens the physical memory of another process's blocks on the GPU, copies them into the file (which lies in memory,
 pinned) while the process is checkpointed, and fills the new blocks that the process makes itself afterwards: from the
@@ -14,6 +15,7 @@ Lines: ``ready`` out, and then one answer to each of
 - ``take PID FD``: open every block that comes through that process's socket, and begin to copy them: ``held``
 - ``copied``: wait for the copies: ``copied``
 - ``load``: begin to bring the file to the GPU, if there is room for it twice: ``loaded``
+- ``bring AT SIZE TO``: copy bytes of the file at an offset to where they belong in the parked memory: that offset
 - ``fill PID FD``: fill every block that comes through that socket: ``filled``
 - ``rest``: when the copies are done, give up all that this program has on the GPU, its context too: ``resting``
 - ``rise``: be ready to fill again: ``ready``
@@ -38,7 +40,7 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from .vram_tracer import prepare
+from .populate import populate
 
 __all__ = ["main"]
 
@@ -100,17 +102,24 @@ class _Holder:
     def __init__(self, uuid: str, file: Path, size: int, state: str) -> None:
         self._device = _use(uuid)
         self._resting = False
+        self._size = size
         self._whole, self._part = file, file.with_name(file.name + ".part")
+        self._is_brought = state == "brought"
         used = self._part if state == "new" else self._whole
-        if state != "kept":
-            prepare(used, size)
+        if state in ("new", "awaited"):
+            populate(used, size)
         with used.open("r+b") as opened:
-            self._file = mmap.mmap(opened.fileno(), size)
+            self._file = mmap.mmap(opened.fileno(), 0)
         first: Any = ctypes.c_char.from_buffer(self._file)
         self._staging = ctypes.addressof(first)
-        _run("cuMemHostRegister", self._staging, size, 0)
+        _run("cuMemHostRegister", self._staging, len(self._file), 0)
         self._held: deque[_Block | _Piece] = deque()
-        """What of the file is on the GPU: from some offset on without a gap, or nothing."""
+        """What of the bytes is on the GPU: from some offset on without a gap, or nothing."""
+        if self._is_brought:
+            for offset in range(0, size, _PIECE):
+                piece = _Piece(offset, min(_PIECE, size - offset))
+                self._held.append(piece)
+                _run("cuMemsetD8", piece.address, 0, piece.size)  # zeros are not brought
 
     def take(self, pid: int, fd: int) -> str:
         with _socket_of(pid, fd) as there:
@@ -140,6 +149,17 @@ class _Holder:
                 self._held.append(piece)
                 _run("cuMemcpyHtoDAsync", piece.address, self._staging + offset, piece.size, 0)
         return "loaded"
+
+    def bring(self, at: int, size: int, to: int) -> str:
+        source, end = self._staging + at, to + size
+        if not 0 <= to <= end <= self._size or at + size > len(self._file):
+            raise RuntimeError("there is more than there is room for")
+        while to < end:
+            held = self._held[to // _PIECE]
+            part = min(end, held.offset + held.size) - to
+            _run("cuMemcpyHtoD", held.address + to - held.offset, source, part)
+            source, to = source + part, to + part
+        return str(at)
 
     def rest(self) -> str:
         self.copied()
@@ -191,7 +211,7 @@ class _Holder:
     def _ask(self, there: socket.socket, sizes: deque[int]) -> None:
         """Ask for the next block, once there is room for it beside the one that is held; the last time it is thanks."""
         size = sizes.popleft() if sizes else 0
-        if size and _free_bytes() < size + _SLACK:
+        if size and not self._is_brought and _free_bytes() < size + _SLACK:
             # What is held is in the file too; from there it takes no memory of the GPU.
             self.copied()
             for held in self._held:
@@ -254,12 +274,15 @@ def main(uuid: str, file: str, size: str, state: str) -> None:
     holder = _Holder(uuid, Path(file), int(size), state)
     _say("ready")
     for line in sys.stdin:
-        command, *numbers = line.split()
-        if not numbers:
-            _say({"copied": holder.copied, "load": holder.load, "rest": holder.rest, "rise": holder.rise}[command]())
-        else:
-            pid, fd = map(int, numbers)
+        command, _, rest = line.strip().partition(" ")
+        if command == "bring":
+            at, length, to = map(int, rest.split())
+            _say(holder.bring(at, length, to))
+        elif command in ("take", "fill"):
+            pid, fd = map(int, rest.split())
             _say((holder.take if command == "take" else holder.fill)(pid, fd))
+        else:
+            _say({"copied": holder.copied, "load": holder.load, "rest": holder.rest, "rise": holder.rise}[command]())
     holder.copied()
 
 

@@ -12,17 +12,16 @@ of the files (a number is added), and how many bytes to prepare the first of the
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from .populate import populate, resize
 from .ptrace import Call, Tracer
 
-__all__ = ["main", "prepare"]
+__all__ = ["main"]
 
 _MMAP, _OPENAT, _CLOSE = 9, 257, 3  # x86-64
 _AT_FDCWD = -100
@@ -30,10 +29,6 @@ _FOR_VRAM = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x8000  # MAP_POPULATE
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _BELOW_STACK = 4096  # bytes below the stack pointer: beyond the 128 that a function may use (x86-64 ABI)
 _LAST_ERROR = 4095  # a result of -1 to -4095 is an error's number
-
-_MADV_POPULATE_WRITE = 23
-_PREPARED_AT_ONCE = 256 << 20
-_PREPARING_THREADS = 8
 
 
 class _Diversion:
@@ -64,7 +59,7 @@ class _Diversion:
         name = f"{self._name}-{self._count}"
         file = self._outside / name
         try:
-            _resize(file, length)
+            resize(file, length)
             at = call.stack - _BELOW_STACK
             with open(f"/proc/{self._pid}/mem", "r+b", buffering=0) as memory:
                 memory.seek(at)
@@ -88,47 +83,10 @@ def _is_for_vram(call: Call) -> bool:
     return call.number == _MMAP and call.arguments[2] == _READ_WRITE and call.arguments[3] & _FOR_VRAM == _FOR_VRAM
 
 
-def _resize(file: Path, size: int) -> None:
-    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        os.ftruncate(fd, size)
-    finally:
-        os.close(fd)
-
-
-def prepare(file: Path, size: int) -> None:
-    """Make a file of so many bytes of memory that need not be cleared any more; where it lies, `tmpfs` is meant.
-
-    Measured on a 16-core machine: 25 GiB in 0.65 s by eight threads, where the driver's own way, page by page, takes
-    3.1 s of the time for which the process stands still.
-    """
-    _resize(file, size)
-    if size == 0:
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    fd = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
-    try:
-        mapping = mmap.mmap(fd, size)
-    finally:
-        os.close(fd)
-    view = ctypes.c_char.from_buffer(mapping)
-    start = ctypes.addressof(view)
-
-    def populate(offset: int) -> None:
-        # Without it (Linux before 5.14) the memory is cleared when it is used: later, and no less right.
-        libc.madvise(start + offset, min(_PREPARED_AT_ONCE, size - offset), _MADV_POPULATE_WRITE)
-
-    with ThreadPoolExecutor(min(_PREPARING_THREADS, os.cpu_count() or 1)) as threads:
-        list(threads.map(populate, range(0, size, _PREPARED_AT_ONCE)))
-    del view
-    mapping.close()
-
-
 def main(outside: str, inside: str, pid: str, name: str, size: str) -> None:
     """Be that program."""
     diversion = _Diversion(Path(outside), inside, int(pid), name)
-    prepare(Path(outside, f"{name}-0"), int(size))
+    populate(Path(outside, f"{name}-0"), int(size))
     print("ready", flush=True)
     if not sys.stdin.readline():
         return

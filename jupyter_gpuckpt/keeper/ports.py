@@ -29,9 +29,9 @@ def of_connection_file(path: str) -> dict[str, int]:
 
 def peers(connection_file: str) -> dict[str, int]:
     """Return how many clients are connected to the channels on which a cell is answered, and asks."""
-    ports = of_connection_file(connection_file)
+    ports, connected = of_connection_file(connection_file), processes.connections()
     asking = ("shell_port", "iopub_port", "stdin_port")
-    return {channel: processes.connections({ports[channel]}) for channel in asking if channel in ports}
+    return {channel: connected[ports[channel]] for channel in asking if channel in ports}
 
 
 class Choice:

@@ -20,6 +20,7 @@ PR_SET_CHILD_SUBREAPER = 36
 # The same as in settings.py, which this program must not import:
 NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"
 NAMESPACE_VRAM_DIR = "/dev/shm/gpuckpt-vram"
+NAMESPACE_STAGING_DIR = "/dev/shm/gpuckpt-staging/images"
 _FILES = 256  # places in the table of a spawned process's files
 _SIGNALS, _SIGSET_BYTES, _SIG_SETMASK = 64, 128, 2  # as the C library has them
 
@@ -54,13 +55,21 @@ def furnish(run_dir: str, uid: int = 0, gid: int = 0) -> None:
     _mount("gpuckpt", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,{owner}")
     os.mkdir(NAMESPACE_RUN_DIR, 0o700)
     _mount(run_dir, NAMESPACE_RUN_DIR, "none", MS_BIND)
+    # In huge pages, files are written and read faster. Those of VRAM are whole numbers of them; among criu's images are
+    # many small ones, of which each would take one.
+    _mount_memory(NAMESPACE_VRAM_DIR, owner, "always")
+    _mount_memory(os.path.dirname(NAMESPACE_STAGING_DIR), owner, "within_size")
+
+
+def _mount_memory(folder: str, owner: str, huge: str) -> None:
+    os.mkdir(folder, 0o700)
     # Whoever writes here has seen to it that there is memory: the usual half of it may be too little.
-    os.mkdir(NAMESPACE_VRAM_DIR, 0o700)
     room = f"mode=0700,{owner},size=100%"
+    name = os.path.basename(folder)
     try:
-        _mount("gpuckpt-vram", NAMESPACE_VRAM_DIR, "tmpfs", MS_NOSUID | MS_NODEV, f"{room},huge=always")
+        _mount(name, folder, "tmpfs", MS_NOSUID | MS_NODEV, f"{room},huge={huge}")
     except OSError:  # a kernel without transparent huge pages
-        _mount("gpuckpt-vram", NAMESPACE_VRAM_DIR, "tmpfs", MS_NOSUID | MS_NODEV, room)
+        _mount(name, folder, "tmpfs", MS_NOSUID | MS_NODEV, room)
 
 
 def become_subreaper() -> None:

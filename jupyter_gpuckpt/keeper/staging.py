@@ -28,7 +28,8 @@ def vram_files(space: Namespace) -> VramFiles:
 
 def fits_in_memory(space: Namespace, needed: int) -> bool:
     """Tell whether criu's images of so many bytes should lie in the namespace's memory for a while."""
-    return likely_in_memory(needed) and needed + _SLACK < shutil.disk_usage(space.shared_memory).free
+    room = shutil.disk_usage(space.path(settings.NAMESPACE_STAGING_DIR).parent).free
+    return likely_in_memory(needed) and needed + _SLACK < room
 
 
 def likely_in_memory(needed: int) -> bool:

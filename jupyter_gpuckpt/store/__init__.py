@@ -22,6 +22,7 @@ This package knows no process, no CRIU and no Jupyter.
 from __future__ import annotations
 
 from .contents import Contents
+from .filling import Taker
 from .labels import Labels
 from .manifest import Manifest
 from .names import MAX_NAME, check_name
@@ -44,6 +45,7 @@ __all__ = [
     "Progress",
     "Snapshot",
     "Store",
+    "Taker",
     "Writer",
     "check_name",
 ]

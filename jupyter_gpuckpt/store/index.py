@@ -13,6 +13,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 
 from .chunks import digest
 from .durable import read_small, sync_folder, write_new
@@ -101,6 +102,10 @@ class Part:
         """Take a part's bytes. Raises `ValueError` where they are not the ones that were written."""
         self._records = _records(raw)
 
+    def __len__(self) -> int:
+        """Return how many chunks it names."""
+        return len(self._records) // _RECORD.size
+
     @property
     def size(self) -> int:
         """Bytes that it takes in memory."""
@@ -108,11 +113,14 @@ class Part:
 
     def get(self, key: bytes) -> Location | None:
         """Return where a chunk lies; None where the part does not name it. Raises `ValueError` as `part_from_bytes`."""
-        count = len(self._records) // _RECORD.size
-        at = bisect_left(range(count), key, key=self._key)
-        if at == count or self._key(at) != key:
+        at = bisect_left(range(len(self)), key, key=self._key)
+        if at == len(self) or self._key(at) != key:
             return None
         return _location(*_RECORD.unpack_from(self._records, at * _RECORD.size)[1:])
+
+    def index(self) -> Index:
+        """Return where all of its chunks lie. Raises `ValueError` as `part_from_bytes`."""
+        return {key: _location(*where) for key, *where in _RECORD.iter_unpack(self._records)}
 
     def first_bits(self) -> list[int]:
         """Return the first 64 bits of the hash of each chunk, in their order."""
@@ -150,7 +158,7 @@ def part_from_bytes(raw: bytes) -> Index:
     ------
     ValueError : they are not the ones that were written.
     """
-    return {key: _location(*where) for key, *where in _RECORD.iter_unpack(_records(raw))}
+    return Part(raw).index()
 
 
 def _records(raw: bytes) -> memoryview:
@@ -164,7 +172,12 @@ def _records(raw: bytes) -> memoryview:
 def _location(writer: bytes, number: int, offset: int, stored: int, size: int, codec: int) -> Location:
     if not plausible(codec, stored, size):
         raise ValueError("a chunk in it has no chunk's size")
-    return Location(pack_name(writer.hex(), number), offset, stored, size, codec)
+    return Location(_pack(writer, number), offset, stored, size, codec)
+
+
+@lru_cache(maxsize=1024)  # chunks side by side mostly are in the same packs
+def _pack(writer: bytes, number: int) -> str:
+    return pack_name(writer.hex(), number)
 
 
 def read_index(layout: Layout) -> Index:

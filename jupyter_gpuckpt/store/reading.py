@@ -1,35 +1,29 @@
-"""Read a snapshot: every chunk is verified on its way out of the store, and written where it is wanted."""
+"""Read a snapshot: every chunk is verified on its way out of the store."""
 
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import accumulate
-from pathlib import Path
 
 from ..errors import Damaged
 from .chunks import HOLE, Chunk, digest
 from .codec import Bytes
 from .contents import MAX_SIZE, Contents
-from .durable import FILE_MODE, make_folder, read_small, write_at
-from .index import DamagedPart, Index, from_packs, pack_sizes, read_index, read_part, sizes_of
+from .durable import read_small
+from .index import DamagedPart, Index, Part, from_packs, open_part, pack_sizes, read_index, sizes_of
 from .layout import Layout
 from .manifest import Manifest
 from .pack import Location, PackReader
-from .parallel import Progress, Tally, run_all
 
 __all__ = [
     "Parts",
     "damage",
-    "fill",
-    "is_below",
+    "damages",
     "locate",
-    "make_files",
     "missing",
     "parse_contents",
     "raw_contents",
@@ -38,10 +32,10 @@ __all__ = [
     "read_whole",
 ]
 
+_FEW = 16
+"""Where no more than one chunk in so many of a snapshot is asked for, each is looked up by itself."""
 _MAX_WHOLE = 256 * 1024 * 1024
 """Bytes of a file that is read into memory as a whole."""
-_BATCH = 8 * 1024 * 1024
-"""Bytes of one file that one job writes, about."""
 
 
 def damage(manifest: Manifest, path: str, why: str) -> Damaged:
@@ -98,7 +92,7 @@ def locate(layout: Layout, manifest: Manifest, contents: Contents) -> Index:
     OSError : the store cannot be read.
     """
     with suppress(FileNotFoundError, DamagedPart):
-        index = read_part(layout, manifest.id)
+        index = _located_by(open_part(layout, manifest.id), manifest.id, contents)
         if not missing(contents, index, sizes_of(layout, {at.pack for at in index.values()})):
             return index
     sizes = pack_sizes(layout)
@@ -106,6 +100,16 @@ def locate(layout: Layout, manifest: Manifest, contents: Contents) -> Index:
     for path, chunk in missing(contents, index, sizes):
         raise damage(manifest, path, f"its chunk {chunk.hash.hex()[:16]} is missing from the packs")
     return index
+
+
+def _located_by(part: Part, snapshot_id: str, contents: Contents) -> Index:
+    keys = {chunk.hash for chunks in contents.files.values() for chunk in chunks}
+    try:
+        if len(keys) * _FEW > len(part):
+            return part.index()
+        return {key: at for key in keys if (at := part.get(key)) is not None}
+    except ValueError as e:
+        raise DamagedPart(snapshot_id) from e
 
 
 def missing(contents: Contents, index: Index, sizes: Mapping[str, int]) -> list[tuple[str, Chunk]]:
@@ -123,137 +127,6 @@ def missing(contents: Contents, index: Index, sizes: Mapping[str, int]) -> list[
 
 def _is_there(at: Location | None, chunk: Chunk, sizes: Mapping[str, int]) -> bool:
     return at is not None and at.size == chunk.size and at.offset + at.stored <= sizes.get(at.pack, 0)
-
-
-def is_below(path: str, folders: Collection[str]) -> bool:
-    """Tell whether a file of a snapshot lies in one of these folders of the snapshot."""
-    top, _, rest = path.partition("/")
-    return bool(rest) and top in folders
-
-
-def make_files(contents: Contents, folder: Path, elsewhere: Mapping[str, Path]) -> dict[str, Path]:
-    """Make the files of a snapshot in `folder`, which exists, for their owner alone, of zeros; return where each is.
-
-    What lies in a folder of the snapshot that `elsewhere` names goes into the folder there, which exists; so may files
-    of zeros in it, whose memory was made ready.
-
-    Raises
-    ------
-    OSError : the folder cannot be written.
-    """
-    made = {folder, *elsewhere.values()}
-    targets = {}
-    for path in contents.files:
-        is_elsewhere = is_below(path, elsewhere)
-        top, _, rest = path.partition("/")
-        target = targets[path] = elsewhere[top] / rest if is_elsewhere else folder / path
-        _make_folders(target.parent, made)
-        fd = os.open(target, os.O_WRONLY | os.O_CREAT | (0 if is_elsewhere else os.O_EXCL) | os.O_NOFOLLOW, FILE_MODE)
-        try:
-            os.ftruncate(fd, contents.size_of(path))
-        finally:
-            os.close(fd)
-    return targets
-
-
-def fill(
-    layout: Layout,
-    manifest: Manifest,
-    contents: Contents,
-    index: Index,
-    targets: Mapping[str, Path],
-    in_memory: Collection[str],
-    progress: Progress | None,
-) -> None:
-    """Write the bytes of a snapshot's files into those that `make_files` made; holes stay where zeros were.
-
-    `in_memory` are the folders of the snapshot whose files lie in memory.
-
-    Raises
-    ------
-    Damaged : a byte is not the one that was saved; nothing that was written may be used then.
-    OSError : they cannot be written.
-    """
-    reader = PackReader(layout.packs)
-    jobs = []
-    # The largest first, so that no thread is left alone with one at the end.
-    for path in sorted(contents.files, key=contents.size_of, reverse=True):
-        write = _write_in_place if is_below(path, in_memory) else _write
-        for offset, chunks in _batches(contents.files[path]):
-            jobs.append(partial(write, manifest, reader, index, path, targets[path], offset, chunks))
-    run_all(jobs, (lambda done: progress("verify", done, contents.size)) if progress else (lambda _: None))
-
-
-def _make_folders(folder: Path, made: set[Path]) -> None:
-    if folder not in made:
-        _make_folders(folder.parent, made)
-        make_folder(folder)
-        made.add(folder)
-
-
-def _batches(chunks: Sequence[Chunk]) -> Iterator[tuple[int, list[Chunk]]]:
-    """Yield the chunks of a file in batches, each with the offset at which it begins."""
-    begin = offset = 0
-    batch: list[Chunk] = []
-    for chunk in chunks:
-        batch.append(chunk)
-        offset += chunk.size
-        if offset - begin >= _BATCH:
-            yield begin, batch
-            begin, batch = offset, []
-    if batch:
-        yield begin, batch
-
-
-def _write(
-    manifest: Manifest,
-    reader: PackReader,
-    index: Index,
-    path: str,
-    target: Path,
-    offset: int,
-    chunks: Sequence[Chunk],
-    tally: Tally,
-) -> None:
-    fd = os.open(target, os.O_WRONLY | os.O_NOFOLLOW)
-    try:
-        for chunk in chunks:
-            if chunk.hash != HOLE:
-                write_at(fd, offset, read_chunk(manifest, reader, path, chunk, index[chunk.hash]))
-            offset += chunk.size
-            tally.add(chunk.size)
-    finally:
-        os.close(fd)
-
-
-def _write_in_place(
-    manifest: Manifest,
-    reader: PackReader,
-    index: Index,
-    path: str,
-    target: Path,
-    offset: int,
-    chunks: Sequence[Chunk],
-    tally: Tally,
-) -> None:
-    """Do as `_write` for a file that lies in memory: what is read is verified there, and copied no second time."""
-    begin = offset - offset % mmap.ALLOCATIONGRANULARITY
-    fd = os.open(target, os.O_RDWR | os.O_NOFOLLOW)
-    try:
-        size = offset - begin + sum(chunk.size for chunk in chunks)
-        with mmap.mmap(fd, size, offset=begin) as mapped, memoryview(mapped) as view, reader.opened() as packs:
-            for chunk in chunks:
-                if chunk.hash != HOLE:
-                    at, start = index[chunk.hash], offset - begin
-                    with view[start : start + chunk.size] as room, _damages(manifest, path, chunk, at):
-                        data = reader.read_into(room, chunk.hash, at, packs)
-                        is_there = data is room
-                    if not is_there:
-                        write_at(fd, offset, data)  # not into the mapping: a full disk would be a signal there
-                offset += chunk.size
-                tally.add(chunk.size)
-    finally:
-        os.close(fd)
 
 
 def read_whole(layout: Layout, manifest: Manifest, contents: Contents, index: Index) -> dict[str, bytes]:
@@ -307,12 +180,12 @@ class Parts:
 
 def read_chunk(manifest: Manifest, reader: PackReader, path: str, chunk: Chunk, at: Location) -> Bytes:
     """Return the verified bytes of a chunk of the file `path`. Raises `Damaged`."""
-    with _damages(manifest, path, chunk, at):
+    with damages(manifest, path, chunk, at):
         return reader.read(chunk.hash, at)
 
 
 @contextmanager
-def _damages(manifest: Manifest, path: str, chunk: Chunk, at: Location) -> Iterator[None]:
+def damages(manifest: Manifest, path: str, chunk: Chunk, at: Location) -> Iterator[None]:
     """Tell of a chunk that cannot be read as `Damaged`."""
     try:
         yield

@@ -17,6 +17,7 @@ from .committing import name_taken
 from .contents import Contents
 from .durable import make_folder, name_new, read_small, sync_folder, write_new
 from .failures import storing
+from .filling import Taker, fill, is_below, make_files
 from .incoming import Incoming
 from .labels import Labels, read_labels, write_labels
 from .layout import Layout
@@ -26,7 +27,7 @@ from .names import check_name
 from .outgoing import Outgoing
 from .parallel import Progress
 from .postponed import Postponed
-from .reading import Parts, fill, is_below, locate, make_files, read_contents, read_whole
+from .reading import Parts, locate, read_contents, read_whole
 from .sessions import Lock, Session
 from .signatures import split
 from .snapshot import Snapshot
@@ -222,11 +223,13 @@ class Store:
         progress: Progress | None = None,
         elsewhere: Mapping[str, Path] = MappingProxyType({}),
         wanted: Callable[[str], bool] = lambda _: True,
+        takers: Mapping[str, Taker] = MappingProxyType({}),
     ) -> Snapshot:
         """Write the files of the snapshot `name` into the new folder `into`, and return them, to be closed after use.
 
         Every byte is verified on its way. What is below a path of the snapshot that `elsewhere` names goes into the
         existing folder there, and is the caller's to delete. Files whose path is not `wanted` are left out, unread.
+        Of the files that `takers` names, which lie in such folders in memory, only what is not taken is written.
         `progress` is called with the stage ``verify``.
 
         Raises
@@ -239,14 +242,20 @@ class Store:
         with self._reading(name) as manifest:
             snapshot = Snapshot(manifest, into)
             try:
-                self._extract(manifest, into, elsewhere, wanted, progress)
+                self._extract(manifest, into, elsewhere, wanted, progress, takers)
             except BaseException:
                 snapshot.close()
                 raise
             return snapshot
 
-    def postpone(self, name: str, snapshot_id: str, elsewhere: Mapping[str, Path]) -> Postponed:
-        """Return those files of a snapshot that `elsewhere` says a place for, as in `open`, to be read later.
+    def postpone(
+        self,
+        name: str,
+        snapshot_id: str,
+        elsewhere: Mapping[str, Path],
+        wanted: Callable[[str], bool] = lambda _: True,
+    ) -> Postponed:
+        """Return those `wanted` files of a snapshot that `elsewhere` says a place for, as in `open`, to be read later.
 
         They are made now, of zeros; all that they are made of is seen to be there, and nothing of it is deleted until
         the result is closed.
@@ -261,7 +270,8 @@ class Store:
             if manifest.id != snapshot_id:
                 raise NoSuchSnapshot(f"The snapshot {name} was replaced by another.", "", "Use another.", name=name)
             everything = read_contents(self._layout, manifest)
-            contents = Contents({path: c for path, c in everything.files.items() if is_below(path, elsewhere)})
+            later = {path: c for path, c in everything.files.items() if is_below(path, elsewhere) and wanted(path)}
+            contents = Contents(later)
             with storing(f"The snapshot {name} cannot be read.", self.root):
                 index = locate(self._layout, manifest, contents)
             with _placing(manifest, self.root):
@@ -269,7 +279,7 @@ class Store:
 
             def read(progress: Progress | None) -> None:
                 with _placing(manifest, next(iter(elsewhere.values()))):
-                    fill(self._layout, manifest, contents, index, targets, elsewhere, progress)
+                    fill(self._layout, manifest, contents, index, targets, elsewhere, progress, {}, aside=True)
 
             return Postponed(read, stack.pop_all().close)
 
@@ -328,6 +338,7 @@ class Store:
         elsewhere: Mapping[str, Path],
         wanted: Callable[[str], bool],
         progress: Progress | None,
+        takers: Mapping[str, Taker],
     ) -> None:
         everything = read_contents(self._layout, manifest)
         contents = Contents({path: chunks for path, chunks in everything.files.items() if wanted(path)})
@@ -336,7 +347,7 @@ class Store:
         with _placing(manifest, into):
             make_folder(into)
             targets = make_files(contents, into, elsewhere)
-            fill(self._layout, manifest, contents, index, targets, elsewhere, progress)
+            fill(self._layout, manifest, contents, index, targets, elsewhere, progress, takers)
 
     def remove(self, name: str) -> int:
         """Remove the snapshot `name` and return the bytes freed.

@@ -71,9 +71,9 @@ def processes() -> Iterator[list[Process]]:
 
 
 def hold(process: Process, how: str, left_over: int) -> tuple[LineProgram, bytes]:
-    program = LineProgram("jupyter_gpuckpt.freeze.standstill", str(process.pid))
+    program = LineProgram("jupyter_gpuckpt.freeze.standstill")
     assert program.hear(30) == b"ready"
-    program.tell(f"{how} {left_over} 0.5".encode())
+    program.tell(f"{how} {process.pid} {left_over} 0.5".encode())
     return program, program.hear(30)
 
 

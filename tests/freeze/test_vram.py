@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from notebooks import wait_until
 
-from jupyter_gpuckpt.freeze import processes, ptrace, vram_tracer
+from jupyter_gpuckpt.freeze import processes, ptrace
+from jupyter_gpuckpt.freeze.populate import populate
 from jupyter_gpuckpt.freeze.vram import VramFiles
 
 pytestmark = pytest.mark.skipif(not ptrace.is_supported(), reason="needs x86-64: elsewhere VRAM goes through criu")
@@ -183,7 +184,7 @@ def test_a_process_that_someone_else_traces_is_not_diverted(process: Process, fi
 def test_prepared_memory_is_there(tmp_path: Path) -> None:
     file = Path("/dev/shm", f"gpuckpt-test-{os.getpid()}")
     try:
-        vram_tracer.prepare(file, 300 * MIB)
+        populate(file, 300 * MIB)
         assert file.stat().st_blocks * 512 == 300 * MIB
     finally:
         file.unlink()

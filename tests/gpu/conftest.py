@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cells import Cells
+from keeper_faults import Criu
 
 from jupyter_gpuckpt.freeze.cuda import CudaWorker
 
@@ -26,6 +27,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def worker() -> Iterator[CudaWorker]:
     with CudaWorker() as worker:
         yield worker
+
+
+@pytest.fixture
+def criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Criu:
+    """A criu that does as it is told, for kernels that are started after this."""
+    criu = Criu(tmp_path / "criu")
+    monkeypatch.setenv("GPUCKPT_CRIU", str(criu.program))
+    return criu
 
 
 @pytest.fixture

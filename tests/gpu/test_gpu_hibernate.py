@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 from keeper_faults import Asked, Criu, Requested, names
@@ -22,14 +21,6 @@ _TAKEN = 64 << 20
 """Bytes by which what the driver keeps for itself differs from one look to the next."""
 _KEEPER = 200 << 20
 """Bytes of host memory that a keeper has at most."""
-
-
-@pytest.fixture
-def criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Criu:
-    """A criu that does as it is told, for kernels that are started after this."""
-    criu = Criu(tmp_path / "criu")
-    monkeypatch.setenv("GPUCKPT_CRIU", str(criu.program))
-    return criu
 
 
 @pytest.mark.parametrize("parking", ["on", "off"])

@@ -12,6 +12,7 @@ from typing import Any
 from ...errors import DriverError, GpuckptError, KernelLost
 from ...freeze import cuda, processes
 from ...freeze import parking as parking_
+from ...freeze.bringing import Bringing
 from ...freeze.parking import FileState, Parked, Parking
 from ...freeze.vram import VramFiles
 from ..link import Link
@@ -27,6 +28,11 @@ _HELPER = 1 << 30
 _CHECKPOINT = 64 << 20
 """Bytes of GPU memory that the driver's checkpoint is left, to be sure: with 15 MiB it succeeds, with next to none it
 does not (driver 580.159)."""
+_CONTEXT = 2 << 30
+"""Bytes of GPU memory that the driver brings back itself, at most, beside what was parked."""
+_WORTH_BRINGING = 4 << 30
+"""Bytes of parked memory from which on it is quicker to read it straight to the GPU than into its file: that begins
+when the program that fills the GPU is ready, which takes it 0.3 to 0.4 s."""
 _WORTH_PARKING = 256 << 20
 """Bytes from which on parking is quicker than the driver's own copy."""
 
@@ -71,7 +77,7 @@ class GpuFreeze:
         names = {pid: (str(processes.inner_pid(pid)), size) for pid, size in sizes.items()}
         await asyncio.to_thread(self._vram.prepare, names)
         if self._parking is not None:
-            ready = await asyncio.to_thread(self._parking.get_ready, kernel)
+            ready = await asyncio.to_thread(self._parking.get_ready)
             if not ready or not await self._has_room(self._parking.parked.gpu):
                 await self.close()
 
@@ -218,6 +224,8 @@ class GpuReturn:
     parked : what is parked, if anything.
     gpu_map : from the UUIDs of the GPUs at the save to those of now, where they differ.
     vram : the files with what was in VRAM.
+    read_again : writes what was parked into its file, where it was read straight to the GPU and is lost there; may
+        raise `GpuckptError`.
     """
 
     def __init__(
@@ -227,9 +235,10 @@ class GpuReturn:
         parked: Parked | None,
         gpu_map: Mapping[str, str] | None,
         vram: VramFiles,
+        read_again: Callable[[], None] | None = None,
     ) -> None:
         self._worker, self._space, self._parked = worker, space, parked
-        self._gpu_map, self._vram = gpu_map, vram
+        self._gpu_map, self._vram, self._read_again = gpu_map, vram, read_again
         self._parking: Parking | None = None
         self._preloading: asyncio.Task[None] | None = None
 
@@ -245,11 +254,12 @@ class GpuReturn:
             await asyncio.sleep(0.05)
         return cls(worker, space, parked_in(note), None, vram)
 
-    async def prepare(self, *, early: bool = False) -> None:
+    async def prepare(self, *, early: bool = False, reading: bool = False) -> None:
         """Start the program that fills the GPU, so that it is ready when it is needed.
 
         `early` is before the file is written, which is then written into memory that is ready; and only if the GPU has
-        room for one more program now.
+        room for one more program now. Where the file is `reading` from the store next, and the GPU has room for all of
+        it now, it is read straight to the GPU (`taker`).
         """
         if self._parked is None or self._parking is not None:
             return
@@ -257,9 +267,35 @@ class GpuReturn:
         gpus = {gpu.uuid: gpu for gpu in await asyncio.to_thread(self._worker.gpus)}
         uuid = (self._gpu_map or {}).get(self._parked.gpu, self._parked.gpu)
         gpu = gpus[place_of(uuid, gpus)]
-        if not early or gpu.free > _HELPER:
-            state: FileState = "awaited" if early else "kept"
-            self._parking = await asyncio.to_thread(_parking, self._space, self._vram, self._parked, state, gpu.uuid)
+        if early and gpu.free <= _HELPER:
+            return
+        state: FileState = "awaited" if early else "kept"
+        size = self._parked.size
+        if reading and size >= _WORTH_BRINGING and gpu.free > size + _HELPER + _CONTEXT:
+            state = "brought"
+        self._parking = await asyncio.to_thread(
+            _parking, self._space, self._vram, self._parked, state, gpu.uuid, self._read_again
+        )
+        await asyncio.to_thread(self._parking.get_still)
+
+    @property
+    def taker(self) -> Bringing | None:
+        """What takes the bytes to the GPU as they are read; None where they are written to the file."""
+        return self._parking.bringing if self._parking is not None else None
+
+    async def have_read(self) -> None:
+        """Wait until all that was taken is on the GPU; where it is not, the file has it all afterwards.
+
+        Raises
+        ------
+        GpuckptError : neither can be.
+        """
+        parking = self._parking
+        if parking is None or parking.bringing is None or await asyncio.to_thread(parking.have_all):
+            return
+        await self.close()
+        if self._read_again is not None:
+            await asyncio.to_thread(self._read_again)
 
     async def preload(self) -> None:
         """Begin to bring what was parked to the GPU, where there is room for it twice; to be waited for by `thaw`."""
@@ -279,6 +315,10 @@ class GpuReturn:
         ------
         DriverError : it did not come back.
         """
+        parking, parked = self._parking, self._parked
+        if parking is not None and parked is not None and parking.holds:
+            # It is there already, and changes hands block by block.
+            needs = {**needs, parked.gpu: max(0, needs.get(parked.gpu, 0) - parked.size)}
         await self._around(lambda: cuda.thaw(self._worker, pids, self._gpu_map, needs))
         gate.open_(self._space.run_dir)
 
@@ -303,7 +343,7 @@ class GpuReturn:
             return
         if self._preloading is not None:
             await self._preloading
-        await asyncio.to_thread(parking.get_ready, pid)
+        await asyncio.to_thread(parking.get_ready)
 
         def both() -> None:
             with parking.giving_back(pid):
@@ -320,8 +360,15 @@ class GpuReturn:
             await asyncio.to_thread(parking.close)
 
 
-def _parking(space: Namespace, vram: VramFiles, parked: Parked, file: FileState, gpu: str = "") -> Parking:
-    return Parking(space.run_dir, vram.outside, vram.inside, parked, file, gpu)
+def _parking(
+    space: Namespace,
+    vram: VramFiles,
+    parked: Parked,
+    file: FileState,
+    gpu: str = "",
+    make_whole: Callable[[], None] | None = None,
+) -> Parking:
+    return Parking(space.run_dir, vram.outside, vram.inside, parked, file, gpu, make_whole)
 
 
 @contextlib.contextmanager

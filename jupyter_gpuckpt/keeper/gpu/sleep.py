@@ -247,7 +247,7 @@ class GpuSleep:
         if not with_holder:
             # It would take what the driver needs, and a driver that finds too little loses the process.
             parking.do_without_holder()
-        parking.get_still(pid)
+        parking.get_still()
         back = False
         self._sleeps_on = False
         try:

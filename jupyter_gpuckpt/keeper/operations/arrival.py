@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
@@ -21,7 +22,8 @@ from ...errors import (
 )
 from ...freeze import cuda, images, random_state
 from ...freeze.criu_program import CriuProgram
-from ...store import Manifest, Snapshot
+from ...freeze.parking import Parked
+from ...store import Manifest, Snapshot, Store
 from .. import deputy, fit
 from ..files import kept_files, needs, placed_files
 from ..files.needs import NeededFile
@@ -36,6 +38,7 @@ from ..namespace import Namespace
 from ..ports import Places
 from ..record import now
 from ..staging import fits_in_memory, vram_files
+from ..summary import current_name
 from . import criu_run
 from .parts import CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM, WORKING_COPY
 from .sleep import ASLEEP, fell_asleep
@@ -237,16 +240,20 @@ class Verified:
         """
         await stages.enter("verifying")
         new = await Arrival.prepare(keeper, request.images, request.missing)
-        gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), fits.gpu_map, vram_files(new.space))
+        parked = parked_in(manifest.cuda)
+        read_again = functools.partial(_read_parked, keeper.store, manifest, new, parked)
+        gpu = GpuReturn(keeper.worker, new.space, parked, fits.gpu_map, vram_files(new.space), read_again)
         snapshot, late, is_wanted = None, None, request.is_wanted
         try:
-            await gpu.prepare(early=True)
+            await gpu.prepare(early=True, reading=not lazily)
             if lazily:
                 late = LateVram(keeper.store, {"name": manifest.name, "id": manifest.id}, VRAM, new.vram)
                 await asyncio.to_thread(late.open)
                 is_wanted = request.is_wanted_at_once
-            open_ = keeper.store.open
-            snapshot = await asyncio.to_thread(open_, manifest.name, new.files, stages.amount, new.elsewhere, is_wanted)
+            takers = {f"{VRAM}/{parked.file}": gpu.taker} if parked is not None and gpu.taker is not None else {}
+            open_ = functools.partial(keeper.store.open, manifest.name, new.files, stages.amount)
+            snapshot = await asyncio.to_thread(open_, new.elsewhere, is_wanted, takers)
+            await gpu.have_read()
             if late is not None:
                 late.start()
             if snapshot.manifest.id != manifest.id:
@@ -280,6 +287,20 @@ class Verified:
         await self.new.discard()
 
 
+def _read_parked(store: Store, manifest: Manifest, new: Arrival, parked: Parked | None) -> None:
+    """Write what was parked into its file, of a snapshot that is being restored; it may have been renamed meanwhile.
+
+    Raises
+    ------
+    StoreError : it is not there any more.
+    """
+    assert parked is not None
+    path = f"{VRAM}/{parked.file}"
+    name = current_name(store, {"name": manifest.name, "id": manifest.id})
+    with contextlib.closing(store.postpone(name, manifest.id, {VRAM: new.vram}, path.__eq__)) as files:
+        files.read()
+
+
 async def put_in_place(
     keeper: Keeper,
     snapshot: Snapshot,
@@ -307,9 +328,12 @@ async def put_in_place(
         await _introduce(keeper, new.link, places, peers, how)
     keeper.state.output = (new.space.run_dir / KERNEL_LOG).stat().st_size
     try:
+        populating = None
         if late is None:
             await gpu.prepare()
             await gpu.preload()
+            # criu has one thread and leaves the other processors to this.
+            populating = asyncio.create_task(asyncio.to_thread(vram_files(new.space).populate))
         # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
         await new.space.set_last_pid(images.highest_id(work) + 1)
         inside = Path(new.files_inside, CRIU_IMAGES)
@@ -325,6 +349,8 @@ async def put_in_place(
             asleep = await GpuSleep.of_snapshot(keeper.worker, new.space, gpu, on_gpu[0], manifest.cuda, late)
             keeper.asleep = asleep
         elif on_gpu:
+            if populating is not None:
+                await populating
             await gpu.thaw(on_gpu, cuda.needs(manifest.cuda))
     finally:
         tidying = asyncio.create_task(gpu.close())

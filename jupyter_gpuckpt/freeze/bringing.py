@@ -1,0 +1,115 @@
+"""Bytes on their way to a GPU through a little memory: threads fill it, and who holds GPU memory empties it.
+
+The memory is a file that both have mapped, cut into rooms of equal size. The program (`vram_holder`) is told which room
+has which bytes of the parked memory, and answers with the room when it has copied them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from .line_program import LineProgram
+
+__all__ = ["Bringing"]
+
+_MORE = 8
+"""Rooms beside one for each processor: some are on their way while the others are filled."""
+_LIMIT = 60.0  # for how long the program may do nothing, in seconds
+
+
+class Bringing:
+    """The file with the rooms, and who waits for one; many threads may use it.
+
+    Parameters
+    ----------
+    file : where the file is made; it has no name any more once the program has it.
+    """
+
+    ROOM = 8 << 20
+    """Bytes of one room."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        size = ((os.cpu_count() or 1) + _MORE) * self.ROOM
+        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            os.ftruncate(fd, size)
+            self._mapped = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        self._rooms = range(0, size, self.ROOM)
+        self._free = deque(self._rooms)
+        self._told: set[int] = set()
+        """Those that the program has not emptied yet."""
+        self._program: LineProgram | None = None
+        self._ready = self._failed = False
+        self._telling, self._hearing = threading.Lock(), threading.Lock()
+
+    def start(self, program: LineProgram) -> None:
+        """Say which program empties the rooms; it has been started, and will say that it is ready."""
+        self._program = program
+
+    @property
+    def most(self) -> int:
+        """How many bytes a room has."""
+        return self.ROOM
+
+    @contextlib.contextmanager
+    def room(self, offset: int, size: int) -> Iterator[memoryview]:
+        """Give room for these bytes of the parked memory; after the block they go to the GPU, unless it raises."""
+        at = self._free_room()
+        try:
+            with memoryview(self._mapped) as rooms, rooms[at : at + size] as room:
+                yield room
+        except BaseException:
+            self._free.append(at)
+            raise
+        with self._telling:
+            if self._program is None or self._failed:
+                self._free.append(at)
+            else:
+                self._told.add(at)
+                self._program.tell(b"bring %d %d %d" % (at, size, offset))
+
+    def finish(self) -> bool:
+        """Wait until all is on the GPU, and tell whether it is."""
+        with self._hearing:
+            while not self._failed and not (self._ready and len(self._free) == len(self._rooms)):
+                self._hear()
+        return not self._failed
+
+    def close(self) -> None:
+        """Free the memory; nobody fills a room any more."""
+        self._file.unlink(missing_ok=True)
+        self._mapped.close()
+
+    def _free_room(self) -> int:
+        with self._hearing:
+            while not self._free:
+                self._hear()
+            return self._free.popleft()
+
+    def _hear(self) -> None:
+        try:
+            said = self._program.hear(_LIMIT) if self._program is not None else b""
+        except TimeoutError:
+            said = b""
+        if said == b"ready":
+            self._ready = True
+            self._file.unlink(missing_ok=True)
+        elif said.isdigit():
+            self._told.remove(int(said))
+            self._free.append(int(said))
+        else:
+            # What is filled from now on goes nowhere, and is asked for once more by another way. Those that are being
+            # filled are lent to nobody else all the same: their bytes would not be what was read.
+            with self._telling:
+                self._failed = True
+                self._free.extend(self._told)
+                self._told.clear()

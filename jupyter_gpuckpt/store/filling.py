@@ -1,0 +1,212 @@
+"""Put the bytes of a snapshot's files where they are wanted: into files, or into other hands."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from .chunks import HOLE, Chunk
+from .contents import Contents
+from .durable import FILE_MODE, make_folder, write_at
+from .index import Index
+from .layout import Layout
+from .manifest import Manifest
+from .pack import PackReader
+from .parallel import Job, Progress, Tally, run_all, workers
+from .reading import damages, read_chunk
+
+__all__ = ["Taker", "fill", "is_below", "make_files"]
+
+_BATCH = 8 * 1024 * 1024
+"""Bytes of one file that one job writes, at most."""
+_FOR_OTHERS = 3
+"""Processors that are left to whoever takes bytes, or does something else."""
+
+
+class Taker(Protocol):
+    """Takes the bytes of one file of a snapshot in place of the file; many threads may use it."""
+
+    @property
+    def most(self) -> int:
+        """How many bytes it takes at once: no fewer than a chunk has."""
+
+    def room(self, offset: int, size: int) -> AbstractContextManager[memoryview]:
+        """Give room for these bytes of the file, of which none are zeros alone; after the block they are taken."""
+
+
+def is_below(path: str, folders: Collection[str]) -> bool:
+    """Tell whether a file of a snapshot lies in one of these folders of the snapshot."""
+    top, _, rest = path.partition("/")
+    return bool(rest) and top in folders
+
+
+def make_files(contents: Contents, folder: Path, elsewhere: Mapping[str, Path]) -> dict[str, Path]:
+    """Make the files of a snapshot in `folder`, which exists, for their owner alone, of zeros; return where each is.
+
+    What lies in a folder of the snapshot that `elsewhere` names goes into the folder there, which exists; so may files
+    of zeros in it, whose memory was made ready.
+
+    Raises
+    ------
+    OSError : the folder cannot be written.
+    """
+    made = {folder, *elsewhere.values()}
+    targets = {}
+    for path in contents.files:
+        is_elsewhere = is_below(path, elsewhere)
+        top, _, rest = path.partition("/")
+        target = targets[path] = elsewhere[top] / rest if is_elsewhere else folder / path
+        _make_folders(target.parent, made)
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | (0 if is_elsewhere else os.O_EXCL) | os.O_NOFOLLOW, FILE_MODE)
+        try:
+            os.ftruncate(fd, contents.size_of(path))
+        finally:
+            os.close(fd)
+    return targets
+
+
+def fill(
+    layout: Layout,
+    manifest: Manifest,
+    contents: Contents,
+    index: Index,
+    targets: Mapping[str, Path],
+    in_memory: Collection[str],
+    progress: Progress | None,
+    takers: Mapping[str, Taker],
+    *,
+    aside: bool = False,
+) -> None:
+    """Write the bytes of a snapshot's files into those that `make_files` made; holes stay where zeros were.
+
+    `in_memory` are the folders of the snapshot whose files lie in memory; `takers` those who take files of them. With
+    `aside`, others have work to do meanwhile that is waited for.
+
+    Raises
+    ------
+    Damaged : a byte is not the one that was saved; nothing that was written or taken may be used then.
+    OSError : they cannot be written.
+    """
+    reader = PackReader(layout.packs)
+    jobs: list[Job] = []
+    last: list[Job] = []
+    # The largest first, so that no thread is left alone with one at the end.
+    for path in sorted(contents.files, key=contents.size_of, reverse=True):
+        chunks = contents.files[path]
+        if path in takers:
+            taker = takers[path]
+            for offset, batch in _batches(chunks, taker.most):
+                last.append(partial(_hand_over, manifest, reader, index, path, taker, offset, batch))
+            continue
+        write = _write_in_place if is_below(path, in_memory) else _write
+        for offset, batch in _batches(chunks, _BATCH):
+            jobs.append(partial(write, manifest, reader, index, path, targets[path], offset, batch))
+    report = (lambda done: progress("verify", done, contents.size)) if progress else (lambda _: None)
+    # Who takes needs a moment to begin.
+    run_all(jobs + last, report, workers(_FOR_OTHERS if takers or aside else 0))
+
+
+def _make_folders(folder: Path, made: set[Path]) -> None:
+    if folder not in made:
+        _make_folders(folder.parent, made)
+        make_folder(folder)
+        made.add(folder)
+
+
+def _batches(chunks: Sequence[Chunk], most: int) -> Iterator[tuple[int, list[Chunk]]]:
+    """Yield the chunks of a file in batches of so many bytes, each with the offset at which it begins."""
+    begin = size = 0
+    batch: list[Chunk] = []
+    for chunk in chunks:
+        if batch and size + chunk.size > most:
+            yield begin, batch
+            begin, size, batch = begin + size, 0, []
+        batch.append(chunk)
+        size += chunk.size
+    if batch:
+        yield begin, batch
+
+
+def _hand_over(
+    manifest: Manifest,
+    reader: PackReader,
+    index: Index,
+    path: str,
+    taker: Taker,
+    offset: int,
+    chunks: Sequence[Chunk],
+    tally: Tally,
+) -> None:
+    """Give verified bytes to somebody who takes them."""
+    size = sum(chunk.size for chunk in chunks)
+    if any(chunk.hash != HOLE for chunk in chunks):
+        with taker.room(offset, size) as room, reader.opened() as packs:
+            begin = 0
+            for chunk in chunks:
+                with room[begin : begin + chunk.size] as part:
+                    if chunk.hash == HOLE:
+                        part[:] = bytes(chunk.size)
+                    else:
+                        at = index[chunk.hash]
+                        with damages(manifest, path, chunk, at):
+                            data = reader.read_into(part, chunk.hash, at, packs)
+                        if data is not part:
+                            part[:] = data
+                begin += chunk.size
+    tally.add(size)
+
+
+def _write(
+    manifest: Manifest,
+    reader: PackReader,
+    index: Index,
+    path: str,
+    target: Path,
+    offset: int,
+    chunks: Sequence[Chunk],
+    tally: Tally,
+) -> None:
+    fd = os.open(target, os.O_WRONLY | os.O_NOFOLLOW)
+    try:
+        for chunk in chunks:
+            if chunk.hash != HOLE:
+                write_at(fd, offset, read_chunk(manifest, reader, path, chunk, index[chunk.hash]))
+            offset += chunk.size
+            tally.add(chunk.size)
+    finally:
+        os.close(fd)
+
+
+def _write_in_place(
+    manifest: Manifest,
+    reader: PackReader,
+    index: Index,
+    path: str,
+    target: Path,
+    offset: int,
+    chunks: Sequence[Chunk],
+    tally: Tally,
+) -> None:
+    """Do as `_write` for a file that lies in memory: what is read is verified there, and copied no second time."""
+    begin = offset - offset % mmap.ALLOCATIONGRANULARITY
+    fd = os.open(target, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        size = offset - begin + sum(chunk.size for chunk in chunks)
+        with mmap.mmap(fd, size, offset=begin) as mapped, memoryview(mapped) as view, reader.opened() as packs:
+            for chunk in chunks:
+                if chunk.hash != HOLE:
+                    at, start = index[chunk.hash], offset - begin
+                    with view[start : start + chunk.size] as room, damages(manifest, path, chunk, at):
+                        data = reader.read_into(room, chunk.hash, at, packs)
+                        is_there = data is room
+                    if not is_there:
+                        write_at(fd, offset, data)  # not into the mapping: a full disk would be a signal there
+                offset += chunk.size
+                tally.add(chunk.size)
+    finally:
+        os.close(fd)

@@ -1,0 +1,89 @@
+"""What a restore reads straight out of the store to the GPU is right, and is read again where it is lost on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from keeper_faults import Asked, Criu
+from notebooks import Notebook, StartKernel
+from test_gpu_lazy_restore import make_cold
+from test_gpu_sleep import BIG, ask
+from test_parking import GIB, leaving_free
+
+from jupyter_gpuckpt.freeze.parking import PARKED
+from jupyter_gpuckpt.freeze.processes import descendants
+from jupyter_gpuckpt.keeper.record import KernelFolder
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+SIZE = 6 * GIB
+MIXED = "\nz = torch.zeros(2**27, device='cuda'); o = torch.ones(2**27, device='cuda'); torch.cuda.synchronize()\n"
+SAME = "check() == c and not z.any().item() and bool((o == 1).all())"
+HOLDER = b"jupyter_gpuckpt.freeze.vram_holder"
+
+
+@pytest.fixture
+def saved(start: StartKernel, criu: Criu) -> Notebook:
+    """A kernel whose GPU memory was saved as ``here``, and is something else now; the store is in the page cache."""
+    notebook = start()
+    notebook.run(BIG.format(size=SIZE) + MIXED, timeout=120)
+    ask(notebook, "save", name="here")
+    notebook.run("x.zero_(); z.fill_(3); o.zero_(); torch.cuda.synchronize()")
+    return notebook
+
+
+def at_criu(notebook: Notebook, criu: Criu, do: Callable[[], None]) -> None:
+    """Restore, and do something when all is read and criu is about to begin."""
+    with criu.held_at("restore", "start") as until_there:
+        asked = Asked(notebook, "%gpuckpt restore here")
+        until_there()
+        do()
+    assert asked.answer(120)["status"] == "ok", log(notebook)
+    assert notebook.value(SAME) == "True", log(notebook)
+
+
+def log(notebook: Notebook) -> str:
+    return (notebook.folder / "keeper.log").read_text()[-6000:]
+
+
+def holder(notebook: Notebook) -> tuple[int, Path]:
+    """Return the program that holds GPU memory for a kernel, and the folder of the file that it would be in."""
+    (keeper, _) = KernelFolder(notebook.folder).state().keeper or (0, 0)
+    for pid in descendants(keeper):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if HOLDER in command:
+            return pid, Path(os.fsdecode(command[command.index(HOLDER) + 2])).parent
+    raise AssertionError(f"nothing holds GPU memory\n{log(notebook)}")
+
+
+def test_it_goes_to_the_gpu_without_taking_host_memory(saved: Notebook, criu: Criu) -> None:
+    in_file = []
+
+    def look() -> None:
+        file = next(holder(saved)[1].glob(f"*[0-9]{PARKED}"))
+        in_file.append(file.stat().st_blocks * 512)
+
+    for _ in range(2):
+        at_criu(saved, criu, look)
+        saved.run("x.zero_(); z.fill_(3); o.zero_(); torch.cuda.synchronize()")
+    assert in_file == [0, 0], log(saved)
+
+
+def test_where_the_program_that_holds_it_is_killed_it_is_read_again(saved: Notebook, criu: Criu) -> None:
+    at_criu(saved, criu, lambda: os.kill(holder(saved)[0], signal.SIGKILL))
+    assert "what was brought to the GPU is lost" in log(saved)
+    # And once more, from a store that has to be read from the disk.
+    saved.run("x.zero_(); z.fill_(3); o.zero_(); torch.cuda.synchronize()")
+    make_cold()
+    saved.run("%gpuckpt restore here", timeout=120)
+    assert saved.value(SAME) == "True", log(saved)
+
+
+def test_where_the_gpu_has_room_for_it_only_once_it_is_right_too(saved: Notebook) -> None:
+    with leaving_free(4 * GIB):
+        saved.run("%gpuckpt restore here", timeout=120)
+    assert saved.value(SAME) == "True", log(saved)
