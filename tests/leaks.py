@@ -33,7 +33,8 @@ def listening(pids: set[int]) -> int:
 
 def connected(notebook: Notebook) -> int:
     """Return how many connections of clients the kernel has."""
-    return connections(set(of_connection_file(notebook.manager.connection_file).values()))
+    connected = connections()
+    return sum(connected[port] for port in of_connection_file(notebook.manager.connection_file).values())
 
 
 def clients_of(notebook: Notebook) -> int:
