@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 
 from jupyter_client import KernelManager
 
 from jupyter_gpuckpt.freeze.nvml import Nvml
 
 from .cells import run
+from .start import NAMES, first_cell
 
 _TRAINING = """
 import torch, time
@@ -42,23 +42,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
-    names = ("python3", "python3-gpuckpt")
-    starts: dict[str, list[float]] = {name: [] for name in names}
+    starts: dict[str, list[float]] = {name: [] for name in NAMES}
     for _ in range(rounds):
-        for name in names:
-            began = time.perf_counter()
-            manager = KernelManager(kernel_name=name)
-            manager.start_kernel()
-            client = manager.client()
-            client.start_channels()
-            client.wait_for_ready(60)
-            run(client, "pass")
-            starts[name].append(time.perf_counter() - began)
-            client.stop_channels()
-            manager.shutdown_kernel(now=True)
+        for name in NAMES:
+            starts[name].append(first_cell(name))
     kernels = []
     memory: list[int] = []
-    trained = (*names, "python3")
+    trained = (*NAMES, "python3")
     try:
         for name in trained:
             manager = KernelManager(kernel_name=name)
@@ -78,7 +68,7 @@ def main() -> None:
         for manager, client in kernels:
             client.stop_channels()
             manager.shutdown_kernel(now=True)
-    for name in names:
+    for name in NAMES:
         print(f"{name}: start to first cell {statistics.median(starts[name]):.3f} s")
     for name, times, taken in zip(trained, step, memory, strict=True):
         first, median, third = statistics.quantiles(times, n=4)

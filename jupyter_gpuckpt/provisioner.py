@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning import LocalProvisioner
@@ -19,6 +20,7 @@ from traitlets import Unicode, default
 
 from . import settings
 from .errors import GpuckptError, KeeperGone, NoSuchKernel, OtherVersion, Refused, Unavailable
+from .freeze import processes
 from .keeper import client
 from .keeper.protocol import KeeperClient
 from .keeper.record import KernelFolder, Launch
@@ -28,6 +30,8 @@ _KERNEL_CLASS = "--IPKernelApp.kernel_class=jupyter_gpuckpt.kernel.ipython.Gpuck
 _LOST = -signal.SIGKILL
 ADOPT = "gpuckpt_adopt"
 """An argument of `KernelManager.start_kernel`: the kernel of that id runs already, and is only to be held."""
+_TO_LISTEN = 0.3  # how long a start waits for its kernel to listen, in seconds
+_LOOK = 0.01
 _ANSWER_TIMEOUT = 8.0  # for how long a keeper may be silent when it has been asked, in seconds
 _AGAIN_TIMEOUT = 1.0  # the same of one that was silent the last time: a shutdown interrupts first, and then kills
 
@@ -54,8 +58,6 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     _adopting = False
     _is_other_version = False
     _was_silent = False
-    _has_proved: ClassVar[bool] = False
-    """Whether the last kernel that this program started got its namespaces: the next start needs no trial of them."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -109,7 +111,8 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         environment = dict(kwargs.get("env") or os.environ)
         # A kernel that watches its parent would end itself when its keeper changes.
         environment.pop("JPY_PARENT_PID", None)
-        reason = await asyncio.to_thread(why_unavailable, with_trial=not GpuckptProvisioner._has_proved)
+        # Without a trial: the start itself is one, and where it fails a trial says more plainly why.
+        reason = await asyncio.to_thread(why_unavailable, with_trial=False)
         if reason is None:
             launch = self._launch(cmd, environment, kwargs)
             try:
@@ -117,16 +120,27 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
                 self._process, self._folder, self._exit_status = process, folder, None
                 self._keeper = await asyncio.to_thread(self._attach, folder)
                 self.pid = process.pid
-                GpuckptProvisioner._has_proved = True
+                await self._until_it_listens()
                 return self.connection_info
             except GpuckptError as e:
                 self._folder = None
-                GpuckptProvisioner._has_proved = False
-                # Perhaps the machine is not what it was at the start before, and the trial says so more plainly.
                 reason = await asyncio.to_thread(why_unavailable) or Unavailable(e.what, e.why, e.then)
         self.log.warning("The kernel starts as a plain one, without save and restore. %s", reason)
         kwargs["env"] = {**environment, settings.ENV_UNAVAILABLE: json.dumps(reason.as_dict())}
         return await super().launch_kernel(_with_agent(cmd)[0], **kwargs)
+
+    async def _until_it_listens(self) -> None:
+        """Wait for the kernel's ports, a moment at most: by now it is about to listen.
+
+        The kernel is not held up by that, and its first client gains by it: one that finds nobody at a port looks there
+        again after 0.1 to 0.2 s only (zmq_setsockopt(3), ZMQ_RECONNECT_IVL).
+        """
+        ports = {port for name, port in self.connection_info.items() if name.endswith("_port")}
+        deadline = time.monotonic() + _TO_LISTEN
+        while self.connection_info["transport"] == "tcp" and time.monotonic() < deadline:
+            if ports <= await asyncio.to_thread(_listened_at):
+                return
+            await asyncio.sleep(_LOOK)
 
     def _launch(self, cmd: list[str], env: dict[str, str], kwargs: dict[str, Any]) -> Launch:
         umask = os.umask(0o077)
@@ -299,6 +313,10 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         if path := provisioner_info.get("gpuckpt_folder"):
             self._folder = KernelFolder(Path(path))
             self._keeper = await asyncio.to_thread(self._attach, self._folder)
+
+
+def _listened_at() -> set[int]:
+    return {port for port, _ in processes.port_holders("tcp")}
 
 
 def _with_agent(cmd: list[str]) -> tuple[list[str], bool]:

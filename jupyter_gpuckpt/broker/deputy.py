@@ -30,8 +30,9 @@ from .. import settings
 from ..errors import GpuckptError, KernelLost, Refused, Unavailable
 from ..freeze import criu, processes, random_state, yama
 from ..freeze.criu_program import CriuProgram
-from ..keeper import sleeper as sleeper_program
+from ..keeper import spawning
 from ..keeper.deputy import MESSAGE_LIMIT, PROOF
+from ..keeper.namespace import SLEEPER
 from . import cgroups, images
 from .person import Person, has_only
 from .register import Register
@@ -468,7 +469,7 @@ def _make_namespaces(person: Person, run_dir: int, listener: int, report: int) -
     # No right of root's is wanted for the user's folders, nor had by a broker with few capabilities.
     act_as(person.uid, person.gid)
     os.fchdir(run_dir)
-    _check(_libc.unshare(sleeper_program.CLONE_NEWPID | sleeper_program.CLONE_NEWNS), "unshare")
+    _check(_libc.unshare(spawning.CLONE_NEWPID | spawning.CLONE_NEWNS), "unshare")
     pid = os.fork()
     if pid:
         _report(report, {"pid": pid})
@@ -477,7 +478,7 @@ def _make_namespaces(person: Person, run_dir: int, listener: int, report: int) -
 
 
 def _become_sleeper(person: Person, listener: int) -> None:
-    sleeper_program.furnish(".", person.uid, person.gid)
+    spawning.furnish(".", person.uid, person.gid)
     os.chdir("/")
     null = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -488,7 +489,7 @@ def _become_sleeper(person: Person, listener: int) -> None:
     listening = socket.socket(fileno=_LISTENER)
     listening.listen()
     listening.detach()
-    program = [sys.executable, "-I", "-S", sleeper_program.__file__, str(_LISTENER)]
+    program = [sys.executable, "-I", "-S", "-B", str(SLEEPER), str(_LISTENER)]
     os.execve(program[0], program, {})
 
 

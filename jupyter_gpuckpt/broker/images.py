@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import Refused
 from ..freeze import images
-from ..keeper.sleeper import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID
+from ..keeper.spawning import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID
 from .person import Person
 from .rights import act_as
 

@@ -1,4 +1,7 @@
-"""Run a keeper: ``python -m jupyter_gpuckpt.keeper FOLDER LOCK_FD READY_FD start|copy|take-over|job|restore``."""
+"""Run a keeper: ``python -m jupyter_gpuckpt.keeper FOLDER LOCK_FD READY_FD copy|take-over|job|restore``.
+
+Or, for a new kernel that was started before (`starter.py`), ``hold RUN SLEEPER KERNEL`` as the last words.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +34,11 @@ class _Log(RotatingFileHandler):
             os.dup2(self.stream.fileno(), 2)
 
 
-def main(folder: str, lock_fd: str, ready_fd: str, how: str) -> None:
+def main(folder: str, lock_fd: str, ready_fd: str, how: str, *started: str) -> None:
     """Keep one kernel; what there is to say at the start goes to READY_FD, and the log into the folder.
 
-    The keeper holds the folder's lock by having LOCK_FD open.
+    The keeper holds the folder's lock by having LOCK_FD open. `started` is the name of the run folder, the sleeper's
+    pid, and the kernel's in its namespace.
     """
     if how in ("take-over", "job", "restore") and os.fork():
         os._exit(0)  # it does not belong to whoever started the job, or happened to find the kernel without a keeper
@@ -49,7 +53,7 @@ def main(folder: str, lock_fd: str, ready_fd: str, how: str) -> None:
         with open(int(ready_fd), "w") as f:
             f.write(error or "ready")
 
-    asyncio.run(keep(KernelFolder(Path(folder)), how, ready))
+    asyncio.run(keep(KernelFolder(Path(folder)), how, ready, started))
 
 
 if __name__ == "__main__":

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import json
+import marshal
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import __version__, settings
 from ..errors import GpuckptError, KeeperGone, NoSuchKernel, OtherVersion
 from ..freeze.processes import descendants, start_time
+from . import deputy
+from .kernel_start import kernel_program, new_run_folder, start_by_deputy
 from .protocol import OLDEST_PROTOCOL, PROTOCOL, KeeperClient
 from .record import LOG, SOCKET, KernelFolder, Launch
 
 _READY_TIMEOUT = 60.0
 _DEATH_TIMEOUT = 30.0
 _CONNECT_POLL = 0.02
+_STARTER = Path(__file__).with_name("starter.py")  # a program: the package does not import it
 
 
 def start_keeper(launch: Launch, order: dict[str, Any] | None = None) -> tuple[subprocess.Popen[bytes], KernelFolder]:
@@ -38,7 +42,7 @@ def start_keeper(launch: Launch, order: dict[str, Any] | None = None) -> tuple[s
     folder, lock = KernelFolder.create(launch)
     try:
         if order is None:
-            return run_keeper(folder, lock, "start"), folder
+            return _start_kernel(folder, lock), folder
         folder.write_order(order)
         return run_keeper(folder, lock, "copy"), folder
     except BaseException:
@@ -153,10 +157,25 @@ def _no_such_kernel() -> NoSuchKernel:
     )
 
 
-def run_keeper(folder: KernelFolder, lock: int, how: str) -> subprocess.Popen[bytes]:
+def _start_kernel(folder: KernelFolder, lock: int) -> subprocess.Popen[bytes]:
+    """Start a kernel, and then its keeper, which the kernel does not wait for."""
+    program = kernel_program(folder.launch())
+    try:
+        run_dir = new_run_folder(folder.path)
+        started = start_by_deputy(folder.path, run_dir, program) if deputy.is_needed() else None
+    except OSError as e:
+        raise GpuckptError("The kernel could not be started.", str(e), "Run `jupyter gpuckpt doctor`.") from e
+    if started is not None:
+        return run_keeper(folder, lock, "hold", run_dir.name, *map(str, started))
+    starter = [sys.executable, "-I", "-S", "-B", str(_STARTER), str(folder.path), str(run_dir)]
+    told = marshal.dumps({"kernel": program, "keeper": dict(os.environ)})
+    return _run(folder, lock, starter, (), _READY_TIMEOUT, told)
+
+
+def run_keeper(folder: KernelFolder, lock: int, how: str, *started: str) -> subprocess.Popen[bytes]:
     """Start the keeper of this folder, hand the folder's lock to it, and wait until it holds the kernel.
 
-    `how` is as `keeper.process.keep` takes it.
+    `how` and `started` are as `keeper.process.keep` takes them.
 
     Raises
     ------
@@ -165,12 +184,30 @@ def run_keeper(folder: KernelFolder, lock: int, how: str) -> subprocess.Popen[by
     # Bringing GPU state up may take minutes, as in a restore.
     slow = how in ("copy", "restore")
     timeout = settings.criu_timeout() + settings.driver_timeout() if slow else _READY_TIMEOUT
+    program = [sys.executable, "-m", "jupyter_gpuckpt.keeper", str(folder.path)]
+    return _run(folder, lock, program, (how, *started), timeout)
+
+
+def _run(
+    folder: KernelFolder,
+    lock: int,
+    program: Sequence[str],
+    arguments: Sequence[str],
+    timeout: float,
+    told: bytes | None = None,
+) -> subprocess.Popen[bytes]:
+    """Run a program that is or becomes the keeper, and wait until it holds the kernel.
+
+    Between `program` and `arguments` it is given the descriptors of the folder's lock, and of what it says by that it
+    holds the kernel. Where it is `told` something by its standard input, it gets no environment.
+    """
     read, write = os.pipe()
     log = os.open(folder.path / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "jupyter_gpuckpt.keeper", str(folder.path), str(lock), str(write), how],
-            stdin=subprocess.DEVNULL,
+            [*program, str(lock), str(write), *arguments],
+            env=None if told is None else {},
+            stdin=subprocess.DEVNULL if told is None else subprocess.PIPE,
             stdout=log,
             stderr=log,
             pass_fds=[lock, write],
@@ -183,6 +220,10 @@ def run_keeper(folder: KernelFolder, lock: int, how: str) -> subprocess.Popen[by
     finally:
         os.close(write)
         os.close(log)
+    if told is not None:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # it ended: what it says of it comes below
+            process.stdin.write(told)
     with open(read, "rb") as pipe:
         ready, _, _ = select.select([pipe], [], [], timeout)
         said = pipe.read().decode() if ready else ""

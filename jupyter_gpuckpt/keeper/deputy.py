@@ -91,16 +91,20 @@ class Deputy:
         major, minor, patch = map(int, said["version"])
         return CriuProgram((), (major, minor, patch), str(said["path"]), "system")
 
-    def start(self, run_dir: Path, listener: socket.socket) -> int:
-        """Start a sleeper over a run folder, listening at a bound socket; return its pid on the machine.
+    def start(self, run_dir: Path, listening_at: Path) -> int:
+        """Start a sleeper over a run folder, which listens at this path; return its pid on the machine.
 
         Raises
         ------
-        GpuckptError : it could not be started.
+        GpuckptError, OSError : it could not be started.
         """
         folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            self._sleeper = int(self._ask("start", descriptors=(folder, listener.fileno())))
+            with socket.socket(socket.AF_UNIX) as listener:
+                with short_path(listening_at) as short:
+                    listener.bind(short)
+                listening_at.chmod(0o600)
+                self._sleeper = int(self._ask("start", descriptors=(folder, listener.fileno())))
         finally:
             os.close(folder)
         return self._sleeper

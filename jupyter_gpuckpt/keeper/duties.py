@@ -1,4 +1,4 @@
-"""What a keeper does beyond starting a kernel: it comes to hold one that there is, serves its clients, and watches."""
+"""What a keeper does beyond its own start: it comes to hold a kernel, serves its clients, and watches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Duties"]
 
 
 class Duties:
-    """One keeper's, for as long as it lives; apart from its process, which starts a new kernel before this is loaded.
+    """One keeper's, for as long as it lives; apart from its process, which starts a job before this is loaded.
 
     `how` is as `keeper.process.keep` takes it.
     """

@@ -6,28 +6,26 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import settings
 from ..errors import GpuckptError, KernelLost, Refused
 from ..freeze import processes
 from ..freeze.cuda_calls import CudaWorker
-from ..lock_files import KEEPER_LOCK
 from . import kernel_log
 from .holders import Holders
+from .kernel_start import kernel_program, new_run_folder
 from .link import Link, Request
-from .namespace import FIRST_PID, Namespace, run_path
+from .namespace import Namespace
 from .one_at_a_time import OneAtATime
 from .operations.stages import Tell, to_nobody
 from .record import KERNEL_LOG, OUTPUT, KernelFolder, now
 from .stand_in import StandIn
 
 if TYPE_CHECKING:
-    # Not at the start: a new kernel would wait for these to be imported, with all that they need.
+    # Not at the start: a new job would wait for these to be imported, with all that they need.
     from ..store import Store
     from .files.needs import Marks
     from .gpu.sleep import GpuSleep
@@ -109,48 +107,36 @@ class Keeper:
     # -- the sleeper that it lives in
 
     def new_link(self, run_dir: Path) -> Link:
-        """Make the FIFOs of a run folder and listen to them; the agent sees by the lock whether this keeper lives."""
-        with contextlib.suppress(FileExistsError):
-            (run_dir / KEEPER_LOCK).hardlink_to(self.folder.path / KEEPER_LOCK)
+        """Listen to the agent at the FIFOs of a run folder."""
         # Looked up when the agent asks: the first link is made before there is anything to ask.
         return Link(run_dir, lambda *request: self._on_agent_request(*request))
 
-    async def new_namespace(self, furnish: Callable[[Path], None] = lambda _: None) -> tuple[Namespace, Link]:
-        """Start a sleeper over a new run folder, which `furnish` may put more into.
+    async def new_namespace(self) -> tuple[Namespace, Link]:
+        """Start a sleeper over a new run folder.
 
         Raises
         ------
         GpuckptError, OSError : it could not be started; nothing is left behind.
         """
-        links: list[Link] = []
-
-        def prepare(run_dir: Path) -> None:
-            (run_dir / settings.RUN_ID).write_text(secrets.token_hex(16))
-            links.append(self.new_link(run_dir))
-            furnish(run_dir)
-
+        run_dir = new_run_folder(self.folder.path)
+        link = self.new_link(run_dir)
         try:
-            space = await Namespace.start(self.folder.path, prepare)
+            space = await Namespace.start(self.folder.path, run_dir)
         except BaseException:
-            for link in links:
-                link.close()
+            link.close()
             raise
         self._sleepers = [s for s in self._sleepers if not s.dead.is_set()] + [space]
         if self.ending:
-            links[0].close()
+            link.close()
             await space.kill()
             raise KernelLost("The kernel was ended.", "It was shut down meanwhile.", "Start it again.")
-        return space, links[0]
+        return space, link
 
-    async def attach(self, sleeper: int) -> None:
-        """Hold the kernel in the sleeper of this pid, which another keeper held."""
-        space = await Namespace.attach(self.folder.path, self.state.run, sleeper)
+    async def attach(self, run: str, sleeper: int, kernel: int) -> None:
+        """Hold a kernel that runs already: its run folder's name, its sleeper's pid, and its own in the namespace."""
+        space = await Namespace.attach(self.folder.path, run, sleeper)
         self._sleepers.append(space)
-        if space.outer(self.state.kernel_pid) is None:
-            log.warning("the kernel did not outlive its keeper")
-        link = self.new_link(space.run_dir)
-        self.hold(space, link, self.state.kernel_pid)
-        link.introduce(self.launch.agent)
+        self.hold(space, self.new_link(space.run_dir), kernel)
 
     def namespace(self) -> Namespace:
         """Return the namespace that the kernel lives in.
@@ -178,15 +164,7 @@ class Keeper:
         """Start the kernel afresh, in a new sleeper."""
         space, link = await self.new_namespace()
         try:
-            pid = await space.spawn(
-                self.launch.argv,
-                env={**self.launch.env, settings.ENV_RUN_DIR: settings.NAMESPACE_RUN_DIR},
-                cwd=self.launch.cwd,
-                umask=self.launch.umask,
-                stdout=run_path(KERNEL_LOG),
-                after_pid=FIRST_PID - 1,
-                subreaper=True,
-            )
+            pid = await space.spawn(**kernel_program(self.launch))
         except BaseException:
             link.close()
             await space.kill()

@@ -27,12 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GpuckptError
+from .kernel_start import FROM_KERNEL, TO_KERNEL
 from .protocol import LINE_LIMIT
 from .record import now
 
 log = logging.getLogger("gpuckpt.keeper")
-
-TO_KERNEL, FROM_KERNEL = "to-kernel", "from-kernel"
 
 MOST_REQUESTS = 100
 """So many requests of the agent's are worked on at once."""
@@ -56,9 +55,6 @@ class Link:
     """
 
     def __init__(self, run_dir: Path, on_request: Request) -> None:
-        for name in (TO_KERNEL, FROM_KERNEL):
-            with contextlib.suppress(FileExistsError):
-                os.mkfifo(run_dir / name, 0o600)
         # Read and write, so that neither end has to wait for the other to open, and none sees an end of file.
         flags = os.O_RDWR | os.O_NONBLOCK
         self._out = os.open(run_dir / TO_KERNEL, flags)

@@ -9,22 +9,20 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import settings
 from ..errors import GpuckptError, KernelLost
 from ..freeze import processes
 from . import deputy
-from . import sleeper as sleeper_program
 from .deputy import Deputy
-from .protocol import connect_unix, short_path
+from .kernel_start import socket_of
+from .protocol import connect_unix
 
-FIRST_PID = 10_000
-"""Kernels start at a high pid: criu itself takes low ones in the namespace that it restores into."""
+SLEEPER = Path(__file__).with_name("sleeper.py")
+"""A program: the package does not import it."""
 
 _START_TIMEOUT = 20.0
 _KILL_TIMEOUT = 120.0  # the driver can take a minute to take down a process that holds much VRAM
@@ -33,7 +31,7 @@ _KILL_TIMEOUT = 120.0  # the driver can take a minute to take down a process tha
 class Namespace:
     """A living sleeper, its run folder, and the programs that it started.
 
-    `pid` is process 1 as the machine knows it. Made by `start` or, for a sleeper that another keeper started, `attach`.
+    `pid` is process 1 as the machine knows it. Made by `start`, or by `attach` for one that is there.
     `deputy` does what needs root, where this process is not root.
     """
 
@@ -41,7 +39,7 @@ class Namespace:
         self.kernel_dir, self.run_dir, self.pid, self.deputy = kernel_dir, run_dir, pid, deputy
         self.start_time = processes.start_time(pid)
         self._pidfd = os.pidfd_open(pid)
-        self._socket = kernel_dir / sleeper_program.socket_name(str(run_dir))
+        self._socket = socket_of(kernel_dir, run_dir)
         self._tags = itertools.count()
         self._answers: dict[int, asyncio.Future[int]] = {}
         self._exits: dict[int, asyncio.Future[int]] = {}
@@ -51,23 +49,19 @@ class Namespace:
         asyncio.get_running_loop().add_reader(self._pidfd, self._died)
 
     @classmethod
-    async def start(cls, kernel_dir: Path, prepare: Callable[[Path], None]) -> Namespace:
-        """Start a sleeper over a new run folder, which `prepare` fills.
+    async def start(cls, kernel_dir: Path, run_dir: Path) -> Namespace:
+        """Start a sleeper over a new run folder.
 
         Raises
         ------
-        GpuckptError : the namespaces could not be made; nothing is left behind.
+        GpuckptError, OSError : the namespaces could not be made; nothing is left behind, and no run folder.
         """
-        run_dir = next(path for n in itertools.count(1) if not (path := kernel_dir / f"run-{n}").exists())
-        listening_at = kernel_dir / sleeper_program.socket_name(str(run_dir))
-        listening_at.unlink(missing_ok=True)
-        run_dir.mkdir(mode=0o700)
+        listening_at = socket_of(kernel_dir, run_dir)
         pid, helper = 0, None
         try:
-            prepare(run_dir)
             if deputy.is_needed():
                 helper = await asyncio.to_thread(Deputy)
-                pid = await asyncio.to_thread(_have_put_to_sleep, helper, run_dir, listening_at)
+                pid = await asyncio.to_thread(helper.start, run_dir, listening_at)
             else:
                 pid = await _put_to_sleep(kernel_dir, run_dir)
             space = cls(kernel_dir, run_dir, pid, helper)
@@ -85,7 +79,7 @@ class Namespace:
 
     @classmethod
     async def attach(cls, kernel_dir: Path, run: str, pid: int) -> Namespace:
-        """Take over the sleeper that another keeper started."""
+        """Hold a sleeper that another process started."""
         helper = None
         if deputy.is_needed():
             helper = await asyncio.to_thread(Deputy)
@@ -296,7 +290,8 @@ async def _put_to_sleep(kernel_dir: Path, run_dir: Path) -> int:
         sys.executable,
         "-I",
         "-S",
-        sleeper_program.__file__,
+        "-B",
+        str(SLEEPER),
         str(kernel_dir),
         str(run_dir),
         stdin=asyncio.subprocess.DEVNULL,
@@ -316,22 +311,3 @@ async def _put_to_sleep(kernel_dir: Path, run_dir: Path) -> int:
         )
     await program.wait()
     return int(said.split()[1])
-
-
-def _have_put_to_sleep(helper: Deputy, run_dir: Path, listening_at: Path) -> int:
-    """Have the broker start a sleeper that listens at this path, and return its pid on the machine.
-
-    Raises
-    ------
-    GpuckptError, OSError : it could not be started.
-    """
-    with socket.socket(socket.AF_UNIX) as listener:
-        with short_path(listening_at) as short:
-            listener.bind(short)
-        listening_at.chmod(0o600)
-        return helper.start(run_dir, listener)
-
-
-def run_path(name: str) -> str:
-    """Return the path of a file of the run folder, as the kernel sees it."""
-    return f"{settings.NAMESPACE_RUN_DIR}/{name}"

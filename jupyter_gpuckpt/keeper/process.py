@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .. import __version__
 from ..errors import GpuckptError
@@ -26,12 +26,13 @@ log = logging.getLogger("gpuckpt.keeper")
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> None:
+async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], started: Sequence[str] = ()) -> None:
     """Be the keeper of the kernel in this folder until it has ended; its lock is held by this process.
 
-    `how` is ``start`` (or ``job``, for a job), ``take-over``, ``copy`` for a kernel that comes up as a copy of another,
-    or ``restore`` for a job that comes up from a snapshot. `ready` is called once: with nothing when the kernel is
-    held, else with the error.
+    `how` is ``hold`` for a new kernel that was `started` already (as `Keeper.attach` takes it, in text), ``job`` for a
+    job that is to be started, ``take-over``, ``copy`` for a kernel that comes up as a copy of another, or ``restore``
+    for a job that comes up from a snapshot. `ready` is called once: with nothing when the kernel is held, else with the
+    error.
     """
     # The sleeper's parent ends at once: sleepers become this process's children, and are reaped by it.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -47,9 +48,12 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None]) -> 
     try:
         try:
             keeper.save_state()
-            if how in ("start", "job"):
+            if how == "hold":
+                run, sleeper, kernel = started
+                await keeper.attach(run, int(sleeper), int(kernel))
+            elif how == "job":
                 await keeper.start_kernel()
-            # Only now: to import what a keeper can do takes as long as a kernel's own Python takes to begin.
+            # Only now: to import what a keeper can do takes as long as Python itself, which a job waits for too.
             from .duties import Duties
 
             duties = Duties(keeper)

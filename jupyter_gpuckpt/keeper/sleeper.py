@@ -1,9 +1,10 @@
 """The sleeper: process 1 of a fresh PID and mount namespace, which sleeps, starts what it is told to, and reaps.
 
-Run as a program by the keeper, with the standard library alone (`python -I -S sleeper.py KERNEL_DIR RUN_DIR`), so that
-it starts in milliseconds and needs nothing of the environment. (For users without root the broker makes the namespaces,
-and runs it in them without any right, with a listening socket: `sleeper.py FD`.) Its death ends everything in its
-namespace. It outlives the keeper: a new keeper finds it by its socket.
+Run as a program by the keeper, with the standard library alone (`python -I -S -B sleeper.py KERNEL_DIR RUN_DIR`), so
+that it starts in milliseconds and needs nothing of the environment. A new kernel's is made by `starter.py`; and for
+users without root the broker makes the namespaces, and runs it in them without any right, with a listening socket
+(`sleeper.py FD`). Its death ends everything in its namespace. It outlives the keeper: a new keeper finds it by its
+socket.
 
 Inside the namespace /proc shows its processes alone, /dev/shm is its own, and the run folder stands at
 `NAMESPACE_RUN_DIR`; everything else is the machine's. Requests and answers are lines of JSON on a Unix stream socket:
@@ -17,81 +18,29 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import json
 import os
 import selectors
 import signal
 import socket
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
-MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
-MS_BIND, MS_REC, MS_SLAVE = 0x1000, 0x4000, 0x80000
-PR_SET_CHILD_SUBREAPER = 36
-# The same as in settings.py, which this program must not import:
-NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"
-NAMESPACE_VRAM_DIR = "/dev/shm/gpuckpt-vram"
-NAMESPACE_STAGING_DIR = "/dev/shm/gpuckpt-staging/images"
+sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out; nothing else is imported from there
+import spawning  # type: ignore[import-not-found]
 
 LINE_LIMIT = 16 << 20  # bytes: a program's arguments and environment travel in a line
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def socket_name(run_dir: str) -> str:
-    """Return the name, in the kernel's folder, of the socket of the sleeper over this run folder."""
-    return os.path.basename(run_dir) + ".sock"
-
-
-def _check(result: int, doing: str) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{doing}: {os.strerror(number)}")
-
-
-def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    _check(
-        _libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode()),
-        f"mount {source} on {target}",
-    )
-
-
-def furnish(run_dir: str, uid: int = 0, gid: int = 0) -> None:
-    """Give the namespace its own /proc, /dev/shm and run folder; what is made is this user's."""
-    owner = f"uid={uid},gid={gid}"
-    # Slave: what the machine mounts or unmounts later is seen, what happens here stays here.
-    _mount("none", "/", "none", MS_REC | MS_SLAVE)
-    _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    _mount("gpuckpt", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,{owner}")
-    os.mkdir(NAMESPACE_RUN_DIR, 0o700)
-    _mount(run_dir, NAMESPACE_RUN_DIR, "none", MS_BIND)
-    # In huge pages, files are written and read faster. Those of VRAM are whole numbers of them; among criu's images are
-    # many small ones, of which each would take one.
-    _mount_memory(NAMESPACE_VRAM_DIR, owner, "always")
-    _mount_memory(os.path.dirname(NAMESPACE_STAGING_DIR), owner, "within_size")
-
-
-def _mount_memory(folder: str, owner: str, huge: str) -> None:
-    os.mkdir(folder, 0o700)
-    # Whoever writes here has seen to it that there is memory: the usual half of it may be too little.
-    room = f"mode=0700,{owner},size=100%"
-    name = os.path.basename(folder)
-    try:
-        _mount(name, folder, "tmpfs", MS_NOSUID | MS_NODEV, f"{room},huge={huge}")
-    except OSError:  # a kernel without transparent huge pages
-        _mount(name, folder, "tmpfs", MS_NOSUID | MS_NODEV, room)
 
 
 class Sleeper:
     """The loop of process 1: one listening socket, the children, and who wants to hear of them."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, spawned: Iterable[int] = ()) -> None:
         self.listener = listener
         self.selector = selectors.DefaultSelector()
         self.clients: dict[socket.socket, bytes] = {}
-        self.spawned: set[int] = set()
+        self.spawned = set(spawned)
         self.exits: collections.deque[dict[str, int]] = collections.deque(maxlen=100)
         self.wake, wake_write = socket.socketpair()
         self.wake.setblocking(False)
@@ -177,93 +126,47 @@ class Sleeper:
                     self._send(client, exited)
 
     def _spawn(self, what: dict[str, Any]) -> int:
-        """Start a program: argv, env, cwd, umask, stdout (a path, appended to), after_pid, subreaper.
+        """Start a program (`spawning.spawn`), and count it among those whose end is told.
 
         A restored process is adopted by process 1 without having been spawned by it: `adopt` names its pid.
         """
-        if "adopt" in what:
-            self.spawned.add(int(what["adopt"]))
-            return int(what["adopt"])
-        if what.get("after_pid"):
-            with open("/proc/sys/kernel/ns_last_pid", "w") as f:
-                f.write(str(what["after_pid"]))
-        if "argv" not in what:
-            return 0
-        fault_read, fault_write = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                self._become(what)
-            except BaseException as e:  # noqa: BLE001 - the child has no one else to tell
-                os.write(fault_write, str(e).encode())
-            finally:
-                os._exit(127)
-        os.close(fault_write)
-        with open(fault_read, "rb") as f:
-            fault = f.read()
-        if fault:
-            os.waitpid(pid, 0)
-            raise OSError(fault.decode())
-        self.spawned.add(pid)
+        pid = int(what["adopt"]) if "adopt" in what else spawning.spawn(what)
+        if pid:
+            self.spawned.add(pid)
         return pid
 
-    def _become(self, what: dict[str, Any]) -> None:
-        """Turn this forked child into the program asked for."""
-        os.setsid()
-        signal.set_wakeup_fd(-1)
-        # What is ignored here would be in the kernel and in all that it starts: none of them could be terminated.
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        if what.get("subreaper"):
-            # Processes that a cell sends into the background stay in the kernel's tree, and are saved with it.
-            _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
-        os.umask(int(what.get("umask", 0o077)))
-        # Standard files are opened here, inside the namespace: criu cannot dump one that was opened outside of it.
-        null = os.open("/dev/null", os.O_RDONLY)
-        out = os.open(what["stdout"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.dup2(null, 0)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        os.chdir(what["cwd"])
-        # All other files are closed by the exec, as Python opens them; the parent hears by one of them if it fails.
-        os.execvpe(what["argv"][0], what["argv"], what["env"])
 
-
-def main(kernel_dir: str, run_dir: str) -> None:
-    """Make the namespaces, and sleep in them."""
+def listen(kernel_dir: str, run_dir: str) -> socket.socket:
+    """Return a socket where this sleeper is found, by keepers and by whoever ends it, over this run folder."""
     os.chdir(kernel_dir)
     listener = socket.socket(socket.AF_UNIX)
     # The name is relative because a socket's path may have 107 bytes at most.
-    name = socket_name(run_dir)
+    name = spawning.socket_name(run_dir)
     listener.bind(name)
     os.chmod(name, 0o600)
-    os.chdir("/")
-    _check(_libc.unshare(CLONE_NEWPID | CLONE_NEWNS), "unshare")
-    if os.fork():
-        # The keeper is a subreaper: process 1 becomes its child, or the machine's when the keeper is gone.
-        os._exit(0)
-    pid = os.readlink("/proc/self")  # still the machine's /proc, which knows process 1 by the machine's pid
-    furnish(run_dir)
     listener.listen()
-    print("asleep", pid, flush=True)
-    sleep(listener)
+    os.chdir("/")
+    return listener
 
 
-def sleep(listener: socket.socket) -> None:
-    """Sleep in the namespaces that there are, and do what is asked for at a listening socket; never returns."""
+def turn_away() -> None:
+    """Have nothing to do any more with the terminal, or the files, of whoever started this process."""
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    Sleeper(listener).run()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":
     os.umask(0o077)
     if len(sys.argv) == 2:  # a broker's deputy has made the namespaces, and given up all rights
         os.set_inheritable(int(sys.argv[1]), False)
-        sleep(socket.socket(fileno=int(sys.argv[1])))
-    main(*sys.argv[1:])
+        listening = socket.socket(fileno=int(sys.argv[1]))
+    else:
+        kernel_dir, run_dir = sys.argv[1:]
+        pid = spawning.make_namespaces(run_dir)
+        listening = listen(kernel_dir, run_dir)
+        print("asleep", pid, flush=True)
+    turn_away()
+    Sleeper(listening).run()

@@ -12,7 +12,8 @@ from typing import Any
 
 from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.freeze import images, processes, ptrace
-from jupyter_gpuckpt.keeper.namespace import FIRST_PID, Namespace
+from jupyter_gpuckpt.keeper.kernel_start import FIRST_PID
+from jupyter_gpuckpt.keeper.namespace import Namespace
 
 PROGRAM = "import time\nwhile True: time.sleep(0.1)"
 HOME = Path(os.environ.get("HOME", "/"))
@@ -22,7 +23,10 @@ async def sleeping(name: str) -> Namespace:
     """Start a sleeper, in a folder of that name."""
     folder = HOME / "trees" / name
     folder.mkdir(parents=True, exist_ok=True)
-    space = await Namespace.start(folder, lambda run: (run / "kernel.log").touch(0o600))
+    run_dir = folder / "run"
+    run_dir.mkdir(0o700)
+    (run_dir / "kernel.log").touch(0o600)
+    space = await Namespace.start(folder, run_dir)
     # The answer comes a moment before the program is what is asked for: what follows asks it again.
     await space.set_last_pid(100)
     return space

@@ -50,6 +50,48 @@ def test_a_kernel_is_forked_and_outlives_its_keeper(alice: Person) -> None:
     assert alice.runs("print(y)") == "7"
 
 
+KEEPERS_WAIT = """
+import os, sys, time
+while sys.orig_argv[1:3] == ["-m", "jupyter_gpuckpt.keeper"] and not os.path.exists("{let_go}"):
+    time.sleep(0.01)
+"""
+START = """
+import threading
+from pathlib import Path
+from notebooks import wait_until
+from jupyter_gpuckpt.keeper import client
+from jupyter_gpuckpt.keeper.record import Launch
+home, mark, started = str(Path.home()), Path.home() / "mark", []
+argv = ["/bin/sh", "-c", 'echo "$$" > "$MARK"; sleep 1000']
+launch = Launch("small", argv, {"MARK": str(mark), "PATH": "/bin:/usr/bin"}, home, 0o022, f"{home}/none.json", False)
+starting = threading.Thread(target=lambda: started.append(client.start_keeper(launch)))
+starting.start()
+wait_until(lambda: mark.exists() and mark.read_text().strip(), what="the kernel waits for its keeper")
+"""
+HOLD = """
+(Path.home() / "go").touch()
+starting.join()
+process, folder = started[0]
+with client.connect(folder) as keeper:
+    held = keeper.request("status")["keeper_pid"] == process.pid and folder.state().kernel_pid == int(mark.read_text())
+    keeper.request("close")
+process.wait()
+"""
+
+
+def test_a_kernel_runs_before_its_keeper_has_begun(person: Callable[..., Person], machine: Machine) -> None:
+    first, let_go = machine.folder / "first", machine.folder / "bob" / "go"
+    first.mkdir(mode=0o755)
+    (first / "sitecustomize.py").write_text(KEEPERS_WAIT.format(let_go=let_go))
+    bob = person("bob")
+    bob.does(f"import os; os.environ['PYTHONPATH'] = {str(first)!r} + ':' + os.environ.get('PYTHONPATH', '')")
+    bob.does(START)
+    assert bob.does("started") == [], "the start ends when the kernel is held"
+    bob.does(HOLD)
+    assert bob.does("held")
+    assert bob.does("list(Path(os.environ['JUPYTER_RUNTIME_DIR'], 'gpuckpt').iterdir())") == []
+
+
 SHELL = """
 import subprocess
 from command_line import COMMAND

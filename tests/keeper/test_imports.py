@@ -64,8 +64,8 @@ def _floor(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def test_a_keeper_starts_its_kernel_before_it_imports_what_it_can_do_with_it() -> None:
-    """The kernel's Python and the rest of the keeper begin side by side: what comes before that is a person's wait."""
+def test_a_keeper_starts_its_job_before_it_imports_what_it_can_do_with_it() -> None:
+    """The job and the rest of the keeper begin side by side. (A new kernel does not wait for its keeper at all.)"""
     program = "import json, sys, jupyter_gpuckpt.keeper.__main__; print(json.dumps(list(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     early = set(json.loads(done.stdout))

@@ -21,7 +21,8 @@ from blake3 import blake3
 from ... import settings
 from ...errors import Refused
 from ...store import Contents
-from ..namespace import Namespace, run_path
+from ..kernel_start import run_path
+from ..namespace import Namespace
 from . import placing
 from .kept_files import Kept, KeptFile
 

@@ -32,8 +32,9 @@ from ..gpu import gate
 from ..gpu.freeze import GpuReturn, parked_in
 from ..gpu.late_vram import LateVram
 from ..gpu.sleep import GpuSleep
+from ..kernel_start import run_path
 from ..link import AgentSilent, Link
-from ..namespace import Namespace, run_path
+from ..namespace import Namespace
 from ..ports import Places
 from ..record import now
 from ..staging import fits_in_memory, vram_files

@@ -20,7 +20,8 @@ from ...errors import (
 from ...freeze import criu, processes
 from ...freeze.criu_program import CriuProgram
 from .. import criu_logs
-from ..namespace import Namespace, run_path
+from ..kernel_start import run_path
+from ..namespace import Namespace
 from .parts import KERNEL_LOG
 
 log = logging.getLogger("gpuckpt.keeper")

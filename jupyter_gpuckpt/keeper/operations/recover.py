@@ -60,7 +60,12 @@ async def take_over(keeper: Keeper) -> None:
     for left_over in (WORKING_COPY, CAPTURE):
         shutil.rmtree(folder.path / left_over, ignore_errors=True)
     if kept is not None:
-        await keeper.attach(kept)
+        await keeper.attach(state.run, kept, state.kernel_pid)
+        assert keeper.space is not None
+        assert keeper.link is not None
+        if keeper.space.outer(state.kernel_pid) is None:
+            log.warning("the kernel did not outlive its keeper")
+        keeper.link.introduce(keeper.launch.agent)
     elif state.hibernated is not None:
         keeper.without_kernel()
     else:

@@ -1,0 +1,105 @@
+"""What a kernel starts with: a run folder, what its sleeper is told to spawn, and a sleeper where root is lacking."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+import socket
+from pathlib import Path
+from typing import Any
+
+from .. import settings
+from ..lock_files import KEEPER_LOCK
+from . import deputy, spawning
+from .protocol import short_path
+from .record import KERNEL_LOG, Launch
+
+__all__ = [
+    "FIRST_PID",
+    "FROM_KERNEL",
+    "TO_KERNEL",
+    "kernel_program",
+    "new_run_folder",
+    "run_path",
+    "socket_of",
+    "start_by_deputy",
+]
+
+FIRST_PID = 10_000
+"""Kernels start at a high pid: criu itself takes low ones in the namespace that it restores into."""
+
+_START_TIMEOUT = 20.0  # how long a new sleeper may be silent, in seconds
+
+TO_KERNEL, FROM_KERNEL = "to-kernel", "from-kernel"
+"""In the run folder: the two FIFOs that keeper and agent talk by (`link`)."""
+
+
+def new_run_folder(kernel_dir: Path) -> Path:
+    """Make the folder that a new sleeper shares with its keeper, with what the kernel looks for in it.
+
+    Raises
+    ------
+    OSError : it could not be made.
+    """
+    run_dir = next(path for n in itertools.count(1) if not (path := kernel_dir / f"run-{n}").exists())
+    socket_of(kernel_dir, run_dir).unlink(missing_ok=True)
+    run_dir.mkdir(mode=0o700)
+    (run_dir / settings.RUN_ID).write_text(secrets.token_hex(16))
+    # By it the agent sees whether the keeper lives.
+    (run_dir / KEEPER_LOCK).hardlink_to(kernel_dir / KEEPER_LOCK)
+    for name in (TO_KERNEL, FROM_KERNEL):
+        os.mkfifo(run_dir / name, 0o600)
+    return run_dir
+
+
+def kernel_program(launch: Launch) -> dict[str, Any]:
+    """Return how a sleeper is to spawn this kernel, as `Namespace.spawn` and the sleeper itself take it."""
+    return {
+        "argv": launch.argv,
+        "env": {**launch.env, settings.ENV_RUN_DIR: settings.NAMESPACE_RUN_DIR},
+        "cwd": launch.cwd,
+        "umask": launch.umask,
+        "stdout": run_path(KERNEL_LOG),
+        "after_pid": FIRST_PID - 1,
+        "subreaper": True,
+    }
+
+
+def start_by_deputy(kernel_dir: Path, run_dir: Path, program: dict[str, Any]) -> tuple[int, int]:
+    """Have the broker make a sleeper over this run folder, and start a kernel's program in it.
+
+    Returns the sleeper's pid, and the kernel's in its namespace. The keeper holds both later, with a deputy of its own.
+
+    Raises
+    ------
+    GpuckptError, OSError : the program could not be started. A sleeper may be left: it is found by its socket.
+    """
+    listening_at = socket_of(kernel_dir, run_dir)
+    helper = deputy.Deputy()
+    try:
+        sleeper = helper.start(run_dir, listening_at)
+        helper.next_pid(program["after_pid"])
+    finally:
+        helper.close()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_START_TIMEOUT)
+        with short_path(listening_at) as short:
+            connection.connect(short)
+        connection.sendall(json.dumps({"spawn": {**program, "after_pid": 0}, "tag": 0}).encode() + b"\n")
+        with connection.makefile("rb") as told:
+            answer = json.loads(told.readline() or '{"failed": "its process 1 ended"}')
+    if "spawned" not in answer:
+        raise OSError(str(answer.get("failed")))
+    return sleeper, int(answer["spawned"])
+
+
+def socket_of(kernel_dir: Path, run_dir: Path) -> Path:
+    """Return where the sleeper over a run folder listens."""
+    return kernel_dir / spawning.socket_name(str(run_dir))
+
+
+def run_path(name: str) -> str:
+    """Return the path of a file of the run folder, as the kernel sees it."""
+    return f"{settings.NAMESPACE_RUN_DIR}/{name}"

@@ -1,0 +1,161 @@
+"""How process 1 comes to be, and how it spawns programs: what a new kernel waits for.
+
+For programs that begin with `python -I -S -B` (`starter.py`, `sleeper.py`), and for the broker. So it imports next to
+nothing: every module of the standard library that is imported before the kernel is spawned is a person's wait.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+TYPE_CHECKING = False  # as `typing` has it
+if TYPE_CHECKING:
+    from typing import Any
+
+CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
+MS_BIND, MS_REC, MS_SLAVE = 0x1000, 0x4000, 0x80000
+PR_SET_CHILD_SUBREAPER = 36
+# The same as in settings.py, which this program must not import:
+NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"
+NAMESPACE_VRAM_DIR = "/dev/shm/gpuckpt-vram"
+NAMESPACE_STAGING_DIR = "/dev/shm/gpuckpt-staging/images"
+_FILES = 256  # places in the table of a spawned process's files
+_SIGNALS, _SIGSET_BYTES, _SIG_SETMASK = 64, 128, 2  # as the C library has them
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def socket_name(run_dir: str) -> str:
+    """Return the name, in the kernel's folder, of the socket of the sleeper over this run folder."""
+    return os.path.basename(run_dir) + ".sock"
+
+
+def check(result: int, doing: str) -> None:
+    """Raise OSError unless a C function returned 0."""
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{doing}: {os.strerror(number)}")
+
+
+def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    check(
+        _libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode()),
+        f"mount {source} on {target}",
+    )
+
+
+def furnish(run_dir: str, uid: int = 0, gid: int = 0) -> None:
+    """Give the namespace its own /proc, /dev/shm and run folder; what is made is this user's."""
+    owner = f"uid={uid},gid={gid}"
+    # Slave: what the machine mounts or unmounts later is seen, what happens here stays here.
+    _mount("none", "/", "none", MS_REC | MS_SLAVE)
+    _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    _mount("gpuckpt", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,{owner}")
+    os.mkdir(NAMESPACE_RUN_DIR, 0o700)
+    _mount(run_dir, NAMESPACE_RUN_DIR, "none", MS_BIND)
+    # In huge pages, files are written and read faster. Those of VRAM are whole numbers of them; among criu's images are
+    # many small ones, of which each would take one.
+    _mount_memory(NAMESPACE_VRAM_DIR, owner, "always")
+    _mount_memory(os.path.dirname(NAMESPACE_STAGING_DIR), owner, "within_size")
+
+
+def _mount_memory(folder: str, owner: str, huge: str) -> None:
+    os.mkdir(folder, 0o700)
+    # Whoever writes here has seen to it that there is memory: the usual half of it may be too little.
+    room = f"mode=0700,{owner},size=100%"
+    name = os.path.basename(folder)
+    try:
+        _mount(name, folder, "tmpfs", MS_NOSUID | MS_NODEV, f"{room},huge={huge}")
+    except OSError:  # a kernel without transparent huge pages
+        _mount(name, folder, "tmpfs", MS_NOSUID | MS_NODEV, room)
+
+
+def become_subreaper() -> None:
+    """Have what processes below this one leave behind become children of this one; over an exec, too."""
+    check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+
+
+def make_namespaces(run_dir: str) -> str:
+    """Become process 1 of fresh namespaces over this run folder, and return its pid on the machine.
+
+    Whoever called this has ended: what returns is a child of it.
+    """
+    check(_libc.unshare(CLONE_NEWPID | CLONE_NEWNS), "unshare")
+    if os.fork():
+        # The keeper is a subreaper: process 1 becomes its child, or the machine's when the keeper is gone.
+        os._exit(0)
+    pid = os.readlink("/proc/self")  # still the machine's /proc, which knows process 1 by the machine's pid
+    furnish(run_dir)
+    return pid
+
+
+def spawn(what: dict[str, Any]) -> int:
+    """Start a program, and return its pid.
+
+    `what` has argv, env, cwd, umask, stdout (a path, appended to), after_pid, subreaper; without argv nothing is
+    started.
+
+    Raises
+    ------
+    OSError : it could not be started.
+    """
+    if what.get("after_pid"):
+        with open("/proc/sys/kernel/ns_last_pid", "w") as f:
+            f.write(str(what["after_pid"]))
+    if "argv" not in what:
+        return 0
+    fault_read, fault_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _become(what)
+        except BaseException as e:  # noqa: BLE001 - the child has no one else to tell
+            os.write(fault_write, str(e).encode())
+        finally:
+            os._exit(127)
+    os.close(fault_write)
+    with open(fault_read, "rb") as f:
+        fault = f.read()
+    if fault:
+        os.waitpid(pid, 0)
+        raise OSError(fault.decode())
+    return pid
+
+
+def _become(what: dict[str, Any]) -> None:
+    """Turn this forked child into the program asked for."""
+    os.setsid()
+    # What is ignored here would be in the kernel and in all that it starts: none of them could be terminated. (By the C
+    # library, since Python's `signal` takes a third as long to import as Python itself takes to begin.)
+    for number in range(1, _SIGNALS + 1):
+        _libc.signal(number, None)  # SIG_DFL
+    _libc.sigprocmask(_SIG_SETMASK, bytes(_SIGSET_BYTES), None)
+    if what.get("subreaper"):
+        # Processes that a cell sends into the background stay in the kernel's tree, and are saved with it.
+        become_subreaper()
+    os.umask(int(what.get("umask", 0o077)))
+    # Standard files are opened here, inside the namespace: criu cannot dump one that was opened outside of it.
+    null = os.open("/dev/null", os.O_RDONLY)
+    out = os.open(what["stdout"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(null, 0)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    _make_room_for_files(null)
+    os.chdir(what["cwd"])
+    # All other files are closed by the exec, as Python opens them; the parent hears by one of them if it fails.
+    os.execvpe(what["argv"][0], what["argv"], what["env"])
+
+
+def _make_room_for_files(descriptor: int) -> None:
+    """Have the system's table of this process's files, which an exec leaves as it is, grow now.
+
+    A kernel of ours has some more than 64 files at its start. A process with threads stands still for 10 to 30 ms when
+    its table grows beyond its first 64 places (Linux, `expand_fdtable`: it waits until no processor reads the old one).
+    """
+    try:
+        os.dup2(descriptor, _FILES - 1, inheritable=False)
+        os.close(_FILES - 1)
+    except OSError:  # it may not have that many (getrlimit(2), RLIMIT_NOFILE)
+        pass

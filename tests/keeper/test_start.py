@@ -1,0 +1,216 @@
+"""A kernel's start: it waits for nothing but itself, and one that fails says why and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from jupyter_client import KernelManager
+from keeper_faults import assert_nothing_left, processes_of
+from notebooks import PATIENCE, SPEC, Notebook, wait_until
+
+import jupyter_gpuckpt.keeper
+from jupyter_gpuckpt import provisioner
+from jupyter_gpuckpt.errors import GpuckptError
+from jupyter_gpuckpt.freeze.processes import open_files
+from jupyter_gpuckpt.keeper import client
+from jupyter_gpuckpt.keeper.kernel_start import kernel_program
+from jupyter_gpuckpt.keeper.record import KernelFolder, Launch
+
+pytestmark = pytest.mark.criu
+
+_WRITES_AND_STAYS = ["/bin/sh", "-c", 'echo "$$" > "$MARK"; sleep 1000']
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    """The file that the program of `launch` writes when it runs."""
+    return tmp_path / "mark"
+
+
+@pytest.fixture
+def launch(tmp_path: Path, mark: Path) -> Launch:
+    """A kernel that is a small program."""
+    environment = {"PATH": os.environ["PATH"], "MARK": str(mark)}
+    return Launch("small", _WRITES_AND_STAYS, environment, str(tmp_path), 0o022, str(tmp_path / "none.json"), False)
+
+
+@pytest.fixture
+def keepers_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have every keeper that starts run some Python first, before anything of the package is imported."""
+
+    def keepers_first(code: str) -> None:
+        folder = tmp_path / "first"
+        folder.mkdir()
+        condition = 'if sys.orig_argv[1:3] == ["-m", "jupyter_gpuckpt.keeper"]:'
+        (folder / "sitecustomize.py").write_text(f"import os, sys, time\n{condition}\n    {code}\n")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
+
+    return keepers_first
+
+
+def test_a_kernel_runs_before_its_keeper_has_begun(
+    launch: Launch, mark: Path, tmp_path: Path, keepers_first: Callable[[str], None]
+) -> None:
+    let_go = tmp_path / "go"
+    keepers_first(f"while not os.path.exists({str(let_go)!r}): time.sleep(0.01)")
+    started: list[tuple[subprocess.Popen[bytes], KernelFolder]] = []
+    starting = threading.Thread(target=lambda: started.append(client.start_keeper(launch)))
+    starting.start()
+    try:
+        wait_until(lambda: mark.exists() and mark.read_text().strip(), what="the kernel waits for its keeper")
+        assert not started, "the start ends when the kernel is held"
+    finally:
+        let_go.touch()
+        starting.join()
+    process, folder = started[0]
+    with client.connect(folder) as keeper:
+        told = keeper.request("status")
+        assert told["keeper_pid"] == process.pid
+        assert int(mark.read_text()) == folder.state().kernel_pid
+        keeper.request("close")
+    process.wait()
+    assert_nothing_left(tmp_path)
+
+
+def test_what_comes_before_the_kernel_imports_next_to_nothing() -> None:
+    """Python's own beginning, and the little that making namespaces takes: each import more is a person's wait."""
+    folder = str(Path(jupyter_gpuckpt.keeper.__file__).parent)
+    program = f"import sys; sys.path.append({folder!r}); import starter; print(*sys.modules)"
+    bare = ("-I", "-S", "-B", "-c")
+    done = subprocess.run([sys.executable, *bare, program], capture_output=True, check=True, text=True)
+    early = set(done.stdout.split())
+    assert "spawning" in early
+    assert early.isdisjoint(
+        {"collections", "enum", "json", "logging", "re", "signal", "socket", "subprocess", "typing"}
+    )
+
+
+def test_the_first_client_finds_a_kernel_that_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would look again after 0.1 to 0.2 s only."""
+    monkeypatch.setattr(provisioner, "_TO_LISTEN", PATIENCE)  # however slow the machine is
+    manager = KernelManager(kernel_name=SPEC)
+    manager.start_kernel()
+    try:
+        for port in manager.ports:
+            socket.create_connection((manager.ip, port)).close()
+    finally:
+        manager.shutdown_kernel(now=True)
+
+
+def test_nothing_of_the_server_s_is_in_the_sleeper(notebook: Notebook) -> None:
+    (sleeper,) = KernelFolder(notebook.folder).sleepers()
+    assert Path(f"/proc/{sleeper}/environ").read_bytes() == b""
+    assert {path for path in open_files(sleeper) if path.startswith("/")} == {"/dev/null"}, "neither a log nor a lock"
+
+
+def test_a_kernel_s_table_of_files_has_grown_before_it_has_threads(launch: Launch, mark: Path) -> None:
+    """Later it would stand still for that, for some tens of milliseconds (`spawning._make_room_for_files`)."""
+    process, folder = client.start_keeper(launch)
+    wait_until(lambda: mark.exists())
+    (sleeper,) = folder.sleepers()
+    (kernel,) = Path(f"/proc/{sleeper}/task/{sleeper}/children").read_text().split()
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{kernel}/status").read_text().splitlines())
+    assert int(status["FDSize"]) >= 256
+    with client.connect(folder) as keeper:
+        keeper.request("close")
+    process.wait()
+
+
+def test_a_kernel_that_ends_before_it_is_held_has_ended_with_its_status(
+    launch: Launch, mark: Path, keepers_first: Callable[[str], None]
+) -> None:
+    launch.argv = ["/bin/sh", "-c", 'touch "$MARK"; exit 7']
+    keepers_first(f"while not os.path.exists({str(mark)!r}): time.sleep(0.01)")
+    process, folder = client.start_keeper(launch)
+    with client.connect(folder) as keeper:
+        keeper.request("attach")
+
+        def exited() -> bool:
+            keeper.listen()
+            return keeper.exit_status is not None
+
+        wait_until(exited)
+        assert keeper.exit_status == 7
+        keeper.request("close")
+    process.wait()
+
+
+def test_a_keeper_that_dies_at_its_start_leaves_nothing_and_is_quoted(
+    launch: Launch, tmp_path: Path, keepers_first: Callable[[str], None]
+) -> None:
+    keepers_first('sys.exit("the keeper was struck by lightning")')
+    with pytest.raises(GpuckptError) as caught:
+        client.start_keeper(launch)
+    assert "struck by lightning" in caught.value.why
+    assert_nothing_left(tmp_path)
+
+
+def test_a_program_that_cannot_be_started_is_named_and_nothing_is_left(launch: Launch, tmp_path: Path) -> None:
+    launch.argv = ["/no/such/program"]
+    with pytest.raises(GpuckptError) as caught:
+        client.start_keeper(launch)
+    assert "No such file or directory" in caught.value.why
+    assert_nothing_left(tmp_path)
+
+
+def test_a_starter_that_is_killed_leaves_nothing(
+    launch: Launch, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifo = tmp_path / "output"
+    os.mkfifo(fifo)
+    # The kernel's program begins when somebody reads what it writes.
+    monkeypatch.setattr(client, "kernel_program", lambda launch: {**kernel_program(launch), "stdout": str(fifo)})
+    failed: list[str] = []
+
+    def start() -> None:
+        try:
+            client.start_keeper(launch)
+        except GpuckptError as e:
+            failed.append(e.what)
+
+    starting = threading.Thread(target=start)
+    starting.start()
+    # It, process 1 and what is about to be the kernel.
+    wait_until(lambda: len(processes_of(tmp_path)) == 3)
+    (starter,) = (one for one in psutil.Process().children() if one.pid in processes_of(tmp_path))
+    starter.kill()
+    starting.join()
+    assert failed == ["The kernel's keeper did not start."]
+    os.close(os.open(fifo, os.O_RDONLY))
+    assert_nothing_left(tmp_path)
+
+
+_START = """
+import json, sys
+from jupyter_client import KernelManager
+manager = KernelManager(kernel_name="python3-gpuckpt")
+manager.start_kernel()
+client = manager.client()
+client.start_channels()
+client.wait_for_ready(60)
+shown = []
+client.execute_interactive("%gpuckpt status", output_hook=lambda m: shown.append(m["content"]), allow_stdin=False)
+client.stop_channels()
+manager.shutdown_kernel(now=True)
+print(json.dumps(shown))
+"""
+
+
+def test_where_namespaces_cannot_be_made_the_kernel_is_a_plain_one_that_says_so(tmp_path: Path) -> None:
+    # The limit is this user namespace's own; the machine's stays.
+    forbidden = ("unshare", "--user", "--map-root-user", "sh", "-c", 'echo 0 > /proc/sys/user/max_pid_namespaces; "$@"')
+    done = subprocess.run(
+        [*forbidden, "sh", sys.executable, "-c", _START], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "make namespaces" in json.dumps(json.loads(done.stdout.splitlines()[-1]))
+    assert_nothing_left(tmp_path)
