@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from . import disk
+from .gpu_memory import free_bytes
 from .ours import OurKernel
 from .plain import PlainKernel
 
@@ -62,16 +63,18 @@ class Row:
     read: float
     """What the disk takes to read all of the store's files."""
     on_disk: dict[str, int]
+    on_gpu: int
+    """What our kernel has on the GPU, its context included."""
     host_memory: int
     """How much less memory the machine had for others at the worst moment of one of our saves."""
 
     def __str__(self) -> str:
         figures = [f"{each[way]:.3f} s" for each in (self.frozen, self.first_cell) for way in ("plain", "ours")]
         megabytes = [f"{self.on_disk[way] / 1e6:,.0f} MB" for way in ("plain", "ours")]
-        memory = f"{self.host_memory / 1e6:,.0f} MB"
+        memory = [f"{each / 1e6:,.0f} MB" for each in (self.on_gpu, self.host_memory)]
         figures += [f"{self.lazy[which]:.3f} s" for which in ("cell", "gpu")]
         disk = [f"{each:.3f} s" for each in (self.durable, self.durable_known, self.written, self.cold, self.read)]
-        return f"| {' | '.join([self.label, *figures, *disk, *megabytes, memory])} |"
+        return f"| {' | '.join([self.label, *figures, *disk, *megabytes, *memory])} |"
 
 
 HEAD = (
@@ -89,6 +92,7 @@ HEAD = (
     "reading them",
     "on disk: plain",
     "ours",
+    "on the GPU: ours",
     "host memory: ours",
 )
 
@@ -108,7 +112,9 @@ def measure(label: str, size: int, state: str, rounds: int) -> Row:
         try:
             expected = {}
             for name, kernel in (("plain", plain), ("ours", ours)):
+                free = free_bytes()
                 kernel.run(state)
+                on_gpu = free - free_bytes()  # the last one's, which is ours
                 expected[name] = kernel.run("print(digest())")
             for _ in range(rounds):
                 seconds, sizes["plain"] = plain.save()
@@ -137,7 +143,7 @@ def measure(label: str, size: int, state: str, rounds: int) -> Row:
             ours.close()
     medians = [{way: statistics.median(values) for way, values in each.items()} for each in (frozen, back, lazy)]
     on_disk = (statistics.median(durable), known, written, cold, read)
-    return Row(label, size, *medians, *on_disk, sizes, max(host_memory))
+    return Row(label, size, *medians, *on_disk, sizes, on_gpu, max(host_memory))
 
 
 def _compare(name: str, kernel: PlainKernel | OurKernel, expected: str) -> None:

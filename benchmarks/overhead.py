@@ -13,9 +13,8 @@ import statistics
 
 from jupyter_client import KernelManager
 
-from jupyter_gpuckpt.freeze.nvml import Nvml
-
 from .cells import run
+from .gpu_memory import free_bytes
 from .start import NAMES, first_cell
 
 _TRAINING = """
@@ -57,9 +56,9 @@ def main() -> None:
             kernels.append((manager, client))
             client.start_channels()
             client.wait_for_ready(60)
-            free = _free()
+            free = free_bytes()
             run(client, _TRAINING)
-            memory.append(free - _free())
+            memory.append(free - free_bytes())
         step: list[list[float]] = [[] for _ in trained]
         for _ in range(rounds * _TURNS):
             for (_, client), times in zip(kernels, step, strict=True):
@@ -74,10 +73,6 @@ def main() -> None:
         first, median, third = statistics.quantiles(times, n=4)
         quarters = f"{median:.3f} ms (half of them {first:.3f} to {third:.3f})"
         print(f"{name}: a step {quarters}, {taken / 2**20:.0f} MiB of GPU memory")
-
-
-def _free() -> int:
-    return sum(int(gpu["free"]) for gpu in Nvml().gpus())
 
 
 if __name__ == "__main__":
