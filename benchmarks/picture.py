@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _BUS = 51.0  # GiB/s, as `benchmarks.gpu_limits` measures it
-_WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 330, 220, 50, 40, 80
+_WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 330, 220, 50, 40, 120
 _COLORS = {"plain": "#c0504d", "ours": "#1f77b4", "ours, lazy": "#6baed6", "the bus": "#888888"}
 
 Line = Sequence[tuple[float, float]]
@@ -64,11 +64,13 @@ def _graph(rows: Sequence[dict[str, Any]], key: str, title: str, copies: int, x0
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         dashes = ' stroke-dasharray="4 3"' if name == "the bus" else ""
         parts.append(f'<polyline points="{path}" fill="none" stroke="{_COLORS[name]}" stroke-width="2"{dashes}/>')
-        x, y = points[-1]
-        above = -14 if name == "ours" else -4
-        parts.append(
-            f'<text x="{x + 4:.1f}" y="{y + above:.1f}" fill="{_COLORS[name]}">{name} {line[-1][1]:.1f} s</text>'
-        )
+    # From below, so that none covers the one before.
+    lowest = float(bottom + 4)
+    for name, line in sorted(lines.items(), key=lambda item: item[1][-1][1]):
+        x, y = at(*line[-1])
+        y = min(y + 4, lowest)
+        parts.append(f'<text x="{x + 4:.1f}" y="{y:.1f}" fill="{_COLORS[name]}">{name} {line[-1][1]:.1f} s</text>')
+        lowest = y - 13
     return "".join(parts)
 
 
