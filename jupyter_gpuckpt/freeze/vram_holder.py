@@ -35,6 +35,7 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +101,17 @@ class _Piece:
 
 class _Holder:
     def __init__(self, uuid: str, file: Path, size: int, state: str) -> None:
-        self._device = _use(uuid)
         self._resting = False
         self._size = size
         self._whole, self._part = file, file.with_name(file.name + ".part")
         self._is_brought = state == "brought"
         used = self._part if state == "new" else self._whole
-        if state in ("new", "awaited"):
-            populate(used, size)
+        with ThreadPoolExecutor(1) as beside:
+            # Both take a third of a second and more.
+            populating = beside.submit(populate, used, size) if state in ("new", "awaited") else None
+            self._device = _use(uuid)
+            if populating is not None:
+                populating.result()
         with used.open("r+b") as opened:
             self._file = mmap.mmap(opened.fileno(), 0)
         first: Any = ctypes.c_char.from_buffer(self._file)
