@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import logging
 import os
@@ -18,12 +17,11 @@ from .c_memory import have_few_arenas
 from .kernel_life import Keeper
 from .protocol import PROTOCOL
 from .record import KernelFolder
+from .spawning import become_subreaper, mind_children
 
 __all__ = ["keep"]
 
 log = logging.getLogger("gpuckpt.keeper")
-
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], started: Sequence[str] = ()) -> None:
@@ -35,7 +33,8 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
     error.
     """
     # The sleeper's parent ends at once: sleepers become this process's children, and are reaped by it.
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    become_subreaper()
+    mind_children()
     have_few_arenas()
     keeper = Keeper(folder)
     pid = os.getpid()

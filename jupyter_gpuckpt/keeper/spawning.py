@@ -22,7 +22,7 @@ NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"
 NAMESPACE_VRAM_DIR = "/dev/shm/gpuckpt-vram"
 NAMESPACE_STAGING_DIR = "/dev/shm/gpuckpt-staging/images"
 _FILES = 256  # places in the table of a spawned process's files
-_SIGNALS, _SIGSET_BYTES, _SIG_SETMASK = 64, 128, 2  # as the C library has them
+_SIGCHLD, _SIGNALS, _SIGSET_BYTES, _SIG_SETMASK = 17, 64, 128, 2  # as the C library has them
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -70,6 +70,11 @@ def _mount_memory(folder: str, owner: str, huge: str) -> None:
         _mount(name, folder, "tmpfs", MS_NOSUID | MS_NODEV, f"{room},huge={huge}")
     except OSError:  # a kernel without transparent huge pages
         _mount(name, folder, "tmpfs", MS_NOSUID | MS_NODEV, room)
+
+
+def mind_children() -> None:
+    """Let this process wait for its children, also where whoever started it ignores the ends of its own (SIGCHLD)."""
+    _libc.signal(_SIGCHLD, None)  # SIG_DFL
 
 
 def become_subreaper() -> None:

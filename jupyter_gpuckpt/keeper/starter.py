@@ -25,6 +25,7 @@ def main(folder: str, run_dir: str, lock_fd: str, ready_fd: str) -> None:
     wanted = marshal.load(sys.stdin.buffer)  # noqa: S302 - of whoever runs this program
     report, tell = os.pipe()
     spawning.become_subreaper()
+    spawning.mind_children()
     child = os.fork()
     if child == 0:
         for fd in (report, int(lock_fd), int(ready_fd)):

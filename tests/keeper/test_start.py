@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import psutil
 import pytest
 from jupyter_client import KernelManager
 from keeper_faults import assert_nothing_left, processes_of
-from notebooks import PATIENCE, SPEC, Notebook, wait_until
+from notebooks import PATIENCE, SPEC, Notebook, StartKernel, wait_until
 
 import jupyter_gpuckpt.keeper
 from jupyter_gpuckpt import provisioner
@@ -214,3 +215,17 @@ def test_where_namespaces_cannot_be_made_the_kernel_is_a_plain_one_that_says_so(
     assert done.returncode == 0, done.stderr
     assert "make namespaces" in json.dumps(json.loads(done.stdout.splitlines()[-1]))
     assert_nothing_left(tmp_path)
+
+
+def test_a_kernel_of_a_program_that_ignores_the_ends_of_its_children_is_saved_and_restored(start: StartKernel) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        notebook = start()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("x") == "1"
+    assert notebook.value("__import__('subprocess').run(['false']).returncode") == "1"
