@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
+from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from tornado import web
@@ -185,8 +187,20 @@ class KernelsHandler(_Handler):
     @_costly
     async def get(self) -> None:
         """List the kernels."""
-        running: list[dict[str, Any]] = self.kernel_manager.list_kernels()  # type: ignore[no-untyped-call]
-        self.finish(await self.service.kernels(running))
+        self.finish(await self.service.kernels(kernel_names(self.kernel_manager)))
+
+
+def kernel_names(manager: MultiKernelManager) -> dict[str, str]:
+    """Return the names of a server's kernels by their ids.
+
+    Jupyter's own list fails while a kernel starts that has not got all its traits yet (jupyter_server 2.21,
+    ``last_activity``).
+    """
+    names = {}
+    for kernel_id in manager.list_kernel_ids():
+        with suppress(KeyError, web.HTTPError):  # it has just ended
+            names[kernel_id] = str(manager.get_kernel(kernel_id).kernel_name)
+    return names
 
 
 class SaveHandler(_Handler):

@@ -8,7 +8,7 @@ import dataclasses
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,8 @@ class Service:
 
     # -- kernels
 
-    async def kernels(self, of_server: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return every kernel that can be saved, and those of `of_server` (Jupyter's models) that cannot be.
+    async def kernels(self, of_server: Mapping[str, str]) -> dict[str, Any]:
+        """Return every kernel that can be saved, and those of `of_server` (names by id) that cannot be.
 
         ``unavailable`` says why none can be saved on this machine; it is null where nothing speaks against it.
         ``features`` is what this version can do with them that an earlier one could not.
@@ -92,9 +92,9 @@ class Service:
         held = {kernel["kernel_id"] for kernel in found}
         reason = await self._reason()
         plain = [
-            {"kernel_id": kernel["id"], "name": kernel["name"], "why": (reason or _plain()).as_dict()}
-            for kernel in of_server
-            if kernel["id"] not in held
+            {"kernel_id": kernel_id, "name": name, "why": (reason or _plain()).as_dict()}
+            for kernel_id, name in of_server.items()
+            if kernel_id not in held
         ]
         return {
             "kernels": found,
