@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
@@ -21,4 +22,5 @@ def test_a_kernel_that_the_server_does_not_know_all_of_yet_is_told_too() -> None
             await superclass._async_shutdown_kernel(manager, kernel_id, now=True)
         assert kernel_names(manager) == {}
 
-    asyncio.run(started_by_half())
+    with ThreadPoolExecutor(1) as elsewhere:  # a browser that is held by this thread has a loop running in it
+        elsewhere.submit(asyncio.run, started_by_half()).result()
