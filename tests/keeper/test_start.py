@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,17 +10,17 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from jupyter_client import KernelManager
+from jupyter_client import AsyncKernelManager
 from keeper_faults import assert_nothing_left, processes_of
-from notebooks import PATIENCE, SPEC, Notebook, StartKernel, wait_until
+from notebooks import PATIENCE, Notebook, StartKernel, wait_until
 
 import jupyter_gpuckpt.keeper
-from jupyter_gpuckpt import provisioner
+from jupyter_gpuckpt import provisioner, settings
 from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.freeze.processes import open_files
 from jupyter_gpuckpt.keeper import client
@@ -95,16 +96,63 @@ def test_what_comes_before_the_kernel_imports_next_to_nothing() -> None:
     )
 
 
-def test_the_first_client_finds_a_kernel_that_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+_LISTENS_WHEN_TOLD = """
+import json, os, socket, sys, time
+while not os.path.exists(sys.argv[2]): time.sleep(0.01)
+told = json.load(open(sys.argv[1]))
+listeners = [socket.create_server((told["ip"], port)) for name, port in told.items() if name.endswith("_port")]
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def late(tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncKernelManager]:
+    """The manager of a kernel that does not listen before there is `mark`."""
+    spec = tmp_path / "share" / "kernels" / "late"
+    spec.mkdir(parents=True)
+    argv = [sys.executable, "-c", _LISTENS_WHEN_TOLD, "{connection_file}", str(mark)]
+    metadata = {"kernel_provisioner": {"provisioner_name": "gpuckpt-provisioner"}}
+    kernel = {"argv": argv, "display_name": "Late", "language": "none", "metadata": metadata}
+    (spec / "kernel.json").write_text(json.dumps(kernel))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "share"))
+    manager = AsyncKernelManager(kernel_name="late")
+    yield manager
+    asyncio.run(manager.shutdown_kernel(now=True))
+
+
+def test_the_first_client_finds_a_kernel_that_listens(
+    late: AsyncKernelManager, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would look again after 0.1 to 0.2 s only."""
-    monkeypatch.setattr(provisioner, "_TO_LISTEN", PATIENCE)  # however slow the machine is
-    manager = KernelManager(kernel_name=SPEC)
-    manager.start_kernel()
+    monkeypatch.setattr(provisioner, "_TO_LISTEN", PATIENCE)  # the product gives it up after a moment: see below
+    starting = threading.Thread(target=lambda: asyncio.run(late.start_kernel()))
+    starting.start()
     try:
-        for port in manager.ports:
-            socket.create_connection((manager.ip, port)).close()
+        wait_until(lambda: any(map(is_attended, settings.kernels_dir().glob("*"))), what="no manager holds it")
+        starting.join(0.5)
+        assert starting.is_alive(), "the start ends before the kernel listens"
     finally:
-        manager.shutdown_kernel(now=True)
+        mark.touch()
+        starting.join()
+    for port in late.ports:
+        socket.create_connection((late.ip, port)).close()
+
+
+def is_attended(kernel: Path) -> bool:
+    """Tell whether somebody holds the kernel in this folder, which may have only begun to be there."""
+    try:
+        with client.connect(KernelFolder(kernel)) as keeper:
+            return bool(keeper.request("status")["attended"])
+    except (GpuckptError, OSError):
+        return False
+
+
+def test_a_kernel_that_does_not_listen_is_not_waited_for_long(late: AsyncKernelManager) -> None:
+    asyncio.run(late.start_kernel())
+    assert asyncio.run(late.is_alive())
+    for port in late.ports:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((late.ip, port))
 
 
 def test_nothing_of_the_server_s_is_in_the_sleeper(notebook: Notebook) -> None:
