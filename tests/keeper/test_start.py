@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -236,6 +237,33 @@ def test_a_starter_that_is_killed_leaves_nothing(
     assert failed == ["The kernel's keeper did not start."]
     os.close(os.open(fifo, os.O_RDONLY))
     assert_nothing_left(tmp_path)
+
+
+_STARTS = """
+import json, sys
+from jupyter_gpuckpt.keeper import client, kernel_start, record
+output, launch = json.loads(sys.stdin.read())
+client.kernel_program = lambda launch: {**kernel_start.kernel_program(launch), "stdout": output}
+client.start_keeper(record.Launch(**launch))
+"""
+
+
+def test_where_a_starter_is_killed_with_who_started_it_no_process_is_left(launch: Launch, tmp_path: Path) -> None:
+    fifo = tmp_path / "output"
+    os.mkfifo(fifo)
+    with subprocess.Popen([sys.executable, "-c", _STARTS], stdin=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        server.stdin.write(json.dumps([str(fifo), dataclasses.asdict(launch)]))
+        server.stdin.close()
+        family = psutil.Process(server.pid)
+        # It, process 1 and what is about to be the kernel; the one between them has ended.
+        wait_until(lambda: sum(one.status() != "zombie" for one in family.children(recursive=True)) == 3)
+        (starter,) = family.children()
+        server.kill()
+        starter.kill()
+    wait_until(lambda: len(processes_of(tmp_path)) == 2, what="process 1 and what is about to be the kernel")
+    os.close(os.open(fifo, os.O_RDONLY))
+    wait_until(lambda: not processes_of(tmp_path), what="nobody holds this kernel")
 
 
 _START = """
