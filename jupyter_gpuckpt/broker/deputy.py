@@ -136,8 +136,8 @@ class Deputy:
             return self._dump(person, pid, _left(arguments["left"]), seconds, *descriptors)
         if given == ("check", [], 1):
             return self._check_images(person, *descriptors)
-        if given == ("restore", ["seconds"], 1):
-            return self._restore(person, _seconds(arguments["seconds"]), *descriptors)
+        if given == ("restore", ["left", "seconds"], 1):
+            return self._restore(person, _left(arguments["left"]), _seconds(arguments["seconds"]), *descriptors)
         raise _nonsense()
 
     # -- the sleeper
@@ -268,11 +268,11 @@ class Deputy:
 
         return self._inside(person, work, seconds)
 
-    def _restore(self, person: Person, seconds: float, folder: int) -> int | None:
+    def _restore(self, person: Person, left: criu.Left, seconds: float, folder: int) -> int | None:
         _refuse_strange_folder(person, folder)
         at = self._register.images_at
         user = Path(at, images.USER_FOLDER)
-        arguments = [*criu.restore_arguments(Path(at), user / criu.RESTORE_LOG), "--work-dir", str(user)]
+        arguments = [*criu.restore_arguments(Path(at), user / criu.RESTORE_LOG, left), "--work-dir", str(user)]
 
         random_state.spoil()
 

@@ -262,6 +262,11 @@ def _parser() -> tuple[Parser, Commands]:
         help="have the kernel answer before all of its GPU memory is back; what needs it waits",
     )
     restoring.add_argument(
+        "--in-place",
+        action="store_true",
+        help="give the running kernel up before the snapshot has come up: they need not have room beside each other",
+    )
+    restoring.add_argument(
         "--as", metavar="NEW", dest="new_job", default="", help="of a job: bring it up as a new job of that name"
     )
     restoring.add_argument(

@@ -132,7 +132,13 @@ def restore(args: argparse.Namespace) -> int:
         with output.Progress(verb):
             found = restore_ended(args, job)
     else:
-        request = {"name": args.name, "gpus": args.gpu, "other_ports": args.other_ports, "lazy": args.lazy}
+        request = {
+            "name": args.name,
+            "gpus": args.gpu,
+            "other_ports": args.other_ports,
+            "lazy": args.lazy,
+            "in_place": args.in_place,
+        }
         found = operate(args.kernel, "restore", request, verb)
     output.result(args.json, found, show.Restored(found, time.time() - found["seconds"], []).text())
     return output.DONE

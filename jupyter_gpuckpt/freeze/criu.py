@@ -12,7 +12,7 @@ from . import criu_program
 DUMP_LOG, RESTORE_LOG = "dump.log", "restore.log"
 
 Left = Literal["running", "stopped"]
-"""How a tree is left after its dump: it runs on, or stands still until it is continued (SIGCONT) or killed."""
+"""How a tree is left after its dump or restore: it runs, or stands still until it is continued (SIGCONT) or killed."""
 
 _COMMON = (
     "--tcp-close",  # a live kernel's connections stay up; the restored one's are closed, and clients connect again
@@ -51,9 +51,10 @@ def dump_arguments(pid: int, images: str, action_script: Path, timeout: float, l
     )
 
 
-def restore_arguments(images: Path, log: Path) -> Sequence[str]:
-    """Return criu's arguments to restore a tree and leave it to process 1."""
-    return ("restore", "-D", str(images), "-o", str(log), "-d", *_COMMON)
+def restore_arguments(images: Path, log: Path, left: Left) -> Sequence[str]:
+    """Return criu's arguments to restore a tree and leave it, as asked, to process 1."""
+    stopped = ("--leave-stopped",) if left == "stopped" else ()
+    return ("restore", "-D", str(images), "-o", str(log), "-d", *stopped, *_COMMON)
 
 
 UNPRIVILEGED = "--unprivileged"

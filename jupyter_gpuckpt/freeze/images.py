@@ -6,6 +6,7 @@ An image is two 32-bit magic numbers, then entries, each a 32-bit length and a p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from google.protobuf.message import DecodeError
 
 TCP_LISTEN = 10  # include/net/tcp_states.h
 SOCK_STREAM = 1
+_TASK_STOPPED = 3  # criu/include/pid.h
+_EMPTY = 8  # bytes of an image without entries
 
 _U32 = descriptor_pb2.FieldDescriptorProto.TYPE_UINT32
 _U64 = descriptor_pb2.FieldDescriptorProto.TYPE_UINT64
@@ -69,7 +72,8 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("cap_amb", 19, _U32, ""),
     ],
     "thread": [("creds", 10, _MESSAGE, "creds")],
-    "core": [("thread_core", 5, _MESSAGE, "thread")],
+    "task": [("task_state", 1, _U32, "")],
+    "core": [("tc", 3, _MESSAGE, "task"), ("thread_core", 5, _MESSAGE, "thread")],
     "remap": [("orig_id", 1, _U32, ""), ("remap_id", 2, _U32, "")],
     "dump_stats": [("freezing_time", 1, _U32, ""), ("frozen_time", 2, _U32, "")],
     "stats": [("dump", 1, _MESSAGE, "dump_stats")],
@@ -262,6 +266,35 @@ def has_half_connection(images: Path) -> bool:
     sockets = [e.usk for e in _entries((images / "files.img").read_bytes(), "file") if e.HasField("usk")]
     here = {s.ino for s in sockets}
     return any(s.type == SOCK_STREAM and s.peer and s.peer not in here for s in sockets)
+
+
+def abstract_names(images: Path) -> set[bytes]:
+    """Return the abstract names, without their leading NUL, that Unix sockets of the tree are bound to."""
+    sockets = (e.usk for e in _entries((images / "files.img").read_bytes(), "file") if e.HasField("usk"))
+    return {s.name[1:] for s in sockets if s.name[:1] == b"\0"}
+
+
+def locks_or_terminals(images: Path) -> str:
+    """Return what of a tree only one tree at a time can have, in words: locks of files, terminals; nothing for neither.
+
+    Terminals are those that programs made (pty(7)): a restored one has the number that it had.
+    """
+    for name, words in (("filelocks.img", "locks of files"), ("tty-info.img", "terminals")):
+        with contextlib.suppress(FileNotFoundError):
+            if (images / name).stat().st_size > _EMPTY:
+                return words
+    return ""
+
+
+def stopped(images: Path) -> set[int]:
+    """Return the pids of the saved processes that stood still by themselves (SIGSTOP and its kin)."""
+    found = set()
+    for pid in _tree((images / "pstree.img").read_bytes()):
+        with contextlib.suppress(FileNotFoundError):
+            for core in _entries((images / f"core-{pid}.img").read_bytes(), "core"):
+                if core.tc.task_state == _TASK_STOPPED:
+                    found.add(pid)
+    return found
 
 
 def socket_paths(images: Path) -> set[Path]:

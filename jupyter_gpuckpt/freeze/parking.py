@@ -267,11 +267,14 @@ class Parking:
         self._holder.kill()
 
     @contextlib.contextmanager
-    def giving_back(self, pid: int, otherwise: Callable[[], None] | None = None) -> Iterator[None]:
+    def giving_back(
+        self, pid: int, otherwise: Callable[[], None] | None = None, *, stay: bool = False
+    ) -> Iterator[None]:
         """Give the process its memory back after the block, which brings back the rest of its GPU state.
 
-        Its threads stand still from before the block until then. Where the memory cannot be given back, what of it was
-        is taken again, and `otherwise` is called before they go on.
+        Its threads stand still from before the block until then. With `stay` all of it stands still before (SIGSTOP),
+        and its threads until `let_go`; not to be able to hold them is a failure. Where the memory cannot be given back,
+        what of it was is taken again, and `otherwise` is called before they go on.
 
         Raises
         ------
@@ -280,7 +283,9 @@ class Parking:
         if not self._is_parked:
             yield
             return
-        if not self._hold_still(pid, self.parked.thread, "hold-all"):
+        if not self._hold_still(pid, self.parked.thread, "hold-stopped" if stay else "hold-all"):
+            if stay:
+                raise self._error("given back", f"the threads of process {pid} could not be held still")
             log.warning("the threads of process %d could not be held still", pid)
         try:
             yield
@@ -292,7 +297,8 @@ class Parking:
                     otherwise()
                 raise
         finally:
-            self.let_go()
+            if not stay:
+                self.let_go()
 
     def _drop(self) -> None:
         self._say("drop")

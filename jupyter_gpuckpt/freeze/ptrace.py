@@ -173,6 +173,8 @@ class Halt:
             try:
                 if tid not in self._held:
                     _ptrace(_SEIZE, tid)
+                elif self._has_stopped(tid):
+                    continue  # by itself, as when its process was continued; the next stop would be one too many
                 _ptrace(_INTERRUPT, tid)
                 waiting.add(tid)
             except ProcessLookupError:

@@ -5,12 +5,14 @@ driver's own threads go on too, since they do what the driver is told from outsi
 
 Lines: ``ready`` out; ``hold PID TID SECONDS`` in, and out ``still`` when every other thread is, each asleep in a system
 call where it holds no lock that the one left over might need. Where one works on for that long, ``restless``, and all
-go on; with ``hold-all PID TID SECONDS`` they are held all the same. When this program ends, however it ends, all go on.
+go on; with ``hold-all PID TID SECONDS`` they are held all the same. ``hold-stopped`` does the same to a process that
+stands still (SIGSTOP), which goes on then, but for what is held. When this program ends, however it ends, all go on.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -31,8 +33,8 @@ def main() -> None:
     if not rest:
         return
     pid, tid, seconds = rest.split()
-    still = _hold(int(pid), int(tid), time.monotonic() + float(seconds))
-    if not still and command != "hold-all":
+    still = _hold(int(pid), int(tid), time.monotonic() + float(seconds), stands_still=command == "hold-stopped")
+    if not still and command == "hold":
         print("restless", flush=True)
         return
     print("still", flush=True)
@@ -40,7 +42,7 @@ def main() -> None:
     os._exit(0)  # at once: it is this program's end that lets them go on
 
 
-def _hold(pid: int, left_over: int, deadline: float) -> bool:
+def _hold(pid: int, left_over: int, deadline: float, *, stands_still: bool) -> bool:
     """Hold the threads still; tell whether each of them sleeps."""
     halt = Halt()
     held: set[int] = set()
@@ -51,6 +53,9 @@ def _hold(pid: int, left_over: int, deadline: float) -> bool:
         if not halt.hold(new, deadline):
             return False
         held = threads
+        if stands_still:
+            os.kill(pid, signal.SIGCONT)
+            stands_still = False
         awake = halt.awake()
         if not (new or awake):
             return True

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import logging
-import os
 import socket
 import struct
 import termios
@@ -21,12 +19,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ..freeze import processes
+from .foreign_sockets import sockets_of
 
 __all__ = ["Connections", "own_connections", "unread_bytes"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
-_PIDFD_GETFD = 438  # the same on every architecture (asm-generic/unistd.h)
 _ESTABLISHED = "01"
 _TCP_CLOSE = 7  # linux/tcp_states.h; a socket whose two halves are closed
 _POLL = 0.005  # seconds
@@ -80,15 +78,7 @@ class Connections:
 
     def __init__(self, pid: int, ports: Collection[int]) -> None:
         inodes = _clients(pid, ports)[0]
-        self._sockets: list[socket.socket] = []
-        pidfd = os.pidfd_open(pid)
-        try:
-            for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 - file descriptors are not paths
-                with contextlib.suppress(OSError):
-                    if os.readlink(f"/proc/{pid}/fd/{name}") in inodes:  # noqa: PTH115
-                        self._sockets.append(socket.socket(fileno=_same_file(pidfd, int(name))))
-        finally:
-            os.close(pidfd)
+        self._sockets = sockets_of(pid, inodes)
         if len(self._sockets) < len(inodes):
             log.warning("%d connections of clients cannot be ended in order", len(inodes) - len(self._sockets))
 
@@ -125,15 +115,6 @@ class Connections:
                 return False
             await asyncio.sleep(_POLL)
         return True
-
-
-def _same_file(pidfd: int, fd: int) -> int:
-    """Return a descriptor here of a file that another process has open (pidfd_getfd(2)). Raises `OSError`."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    own = int(libc.syscall(_PIDFD_GETFD, pidfd, fd, 0))
-    if own < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return own
 
 
 def _is_over(connection: socket.socket) -> bool:

@@ -15,7 +15,7 @@ hold        pid                                              true: an earlier de
 next_pid    after                                            true
 dump        pid, left, seconds  images, snapshot folders     criu's exit status
 check                           images folder                true: a restore of these would not be refused
-restore     seconds             images folder                criu's exit status
+restore     left, seconds       images folder                criu's exit status
 ==========  ==================  ===========================  ============================================
 """
 
@@ -162,9 +162,9 @@ class Deputy:
         finally:
             os.close(folder)
 
-    def restore(self, images: Path, seconds: float) -> int:
-        """Have criu restore a tree into the sleeper; return its exit status. Raises as `dump` does."""
-        return self._run_criu("restore", {"seconds": seconds}, (images,))
+    def restore(self, images: Path, seconds: float, left: Left = "running") -> int:
+        """Have criu restore a tree into the sleeper and leave it `left`; return its exit status. Raises as `dump`."""
+        return self._run_criu("restore", {"left": left, "seconds": seconds}, (images,))
 
     def _run_criu(
         self,

@@ -253,16 +253,27 @@ class Keeper:
         loop = asyncio.get_running_loop()
         loop.call_later(_FAREWELL if self.holders else 0, self.closing.set)
 
-    async def give_up(self) -> None:
-        """End the kernel, on the way to another one."""
+    async def give_up(self, *, wait: bool = True) -> None:
+        """End the kernel, on the way to another one; without `wait`, the next operation waits until it has ended."""
         self.let_go()
         link, self.link = self.link, None
         if link is not None:
             link.close()
-        if self.space is not None:
+        space = self.space
+        if space is not None:
             self.keep_output()
-            await self.space.kill()
+            space.kill_now()
+            if wait:
+                await space.kill()
+            else:
+                self.tidy(self._end(space))
         await self.forget_sleep()
+
+    async def _end(self, space: Namespace) -> None:
+        try:
+            await space.kill()
+        except GpuckptError as e:
+            log.error("the kernel before this one: %s", e)
 
     async def end_sleepers(self) -> None:
         """End the kernel, what it has left behind, and one that is on its way back from a snapshot."""

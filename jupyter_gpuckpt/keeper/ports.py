@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,12 @@ from ..errors import Refused
 from ..freeze import processes
 from ..freeze.images import BoundSocket
 
+DRIVERS = b"cuda-uvmfd-"
+"""How the abstract socket is called that the GPU driver makes in each process (driver 580.159). Any other name that
+begins so will do."""
 CHANNELS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
+
+_LOOK = 0.02  # seconds between two looks at the connections
 
 
 def of_connection_file(path: str) -> dict[str, int]:
@@ -34,10 +41,24 @@ def peers(connection_file: str) -> dict[str, int]:
     return {channel: connected[ports[channel]] for channel in asking if channel in ports}
 
 
-class Choice:
-    """Gives every saved port the one it gets here: a channel's own, the same, or a free one if that is taken."""
+async def until_there(connection_file: str, wanted: Mapping[str, int], seconds: float) -> None:
+    """Wait until so many clients are connected to the channels again, as `peers` counted them, or for so long."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        now = peers(connection_file)
+        if all(now[channel] >= count for channel, count in wanted.items()):
+            return
+        await asyncio.sleep(_LOOK)
 
-    def __init__(self, saved: Mapping[str, int], connection_file: str) -> None:
+
+class Choice:
+    """Gives every saved port the one it gets here: a channel's own, the same, or a free one if that is taken.
+
+    Those that are `shared` are free, too.
+    """
+
+    def __init__(self, saved: Mapping[str, int], connection_file: str, shared: Collection[int]) -> None:
+        self._shared = shared
         here = of_connection_file(connection_file)
         self.table = {saved[channel]: here[channel] for channel in CHANNELS}
         """The new port by the saved one, for those that were asked for so far."""
@@ -45,7 +66,8 @@ class Choice:
 
     def __call__(self, port: int) -> int:
         if port not in self.table:
-            chosen = port if port not in self._taken and _is_free(port) else self._free()
+            same = port not in self._taken and (port in self._shared or _is_free(port))
+            chosen = port if same else self._free()
             self._taken.add(chosen)
             self.table[port] = chosen
         return self.table[port]
@@ -136,9 +158,9 @@ class Places:
     socket_path: Callable[[Path], Path]
 
     @classmethod
-    def of_restore(cls, saved: Mapping[str, int], connection_file: str) -> Places:
-        """The channels' ports are the connection file's, and whatever else is free stays as it was."""
-        choice = Choice(saved, connection_file)
+    def of_restore(cls, saved: Mapping[str, int], connection_file: str, shared: Collection[int] = ()) -> Places:
+        """The channels' ports are the connection file's, and whatever else is free, or `shared`, stays as it was."""
+        choice = Choice(saved, connection_file, shared)
         return cls(choice, choice.table, free_abstract_name, lambda path: path)
 
     @classmethod
@@ -153,7 +175,7 @@ class Places:
         return cls(
             table.__getitem__,
             table,
-            lambda name: names.setdefault(name, _fresh_abstract_name()),
+            lambda name: names.setdefault(name, _fresh_abstract_name(name)),
             lambda path: Path(paths.get(str(path), path)),
         )
 
@@ -209,19 +231,24 @@ def _holder(inode: int) -> str:
     return f"process {pid} ({processes.name(pid)})" if pid else "a process that cannot be seen from here"
 
 
+def taken_names(names: Collection[bytes]) -> set[bytes]:
+    """Return those of the abstract names (without their leading NUL) that somebody's Unix socket has."""
+    return {name for name in names if free_abstract_name(name) != name}
+
+
 def taken_paths(paths: Collection[Path]) -> set[Path]:
     """Return those of the paths that somebody's Unix socket is bound to."""
     wanted = {str(path) for path in paths}
     return {Path(name) for _, name in processes.unix_sockets() if name in wanted}
 
 
-def _fresh_abstract_name() -> bytes:
-    return b"gpuckpt-" + secrets.token_hex(8).encode()
+def _fresh_abstract_name(name: bytes) -> bytes:
+    return (DRIVERS if name.startswith(DRIVERS) else b"gpuckpt-") + secrets.token_hex(8).encode()
 
 
 def free_abstract_name(name: bytes) -> bytes:
     """Return the abstract socket name itself, or a fresh one if somebody has it (proc(5), net/unix)."""
     shown = "@" + os.fsdecode(name.rstrip(b"\0").replace(b"\0", b"@"))
     if any(other.rstrip("@") == shown.rstrip("@") for _, other in processes.unix_sockets()):
-        return _fresh_abstract_name()
+        return _fresh_abstract_name(name)
     return name

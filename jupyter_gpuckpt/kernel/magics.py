@@ -26,6 +26,7 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
     --wait                                    and wait until it is on the disk
 %gpuckpt restore [NAME] [--gpu N[,N ...]]     put this kernel back (without a name: to the latest)
     --lazy                                    and answer before all of its GPU memory is back
+    --in-place                                and give this kernel up before the other one has come up
 %gpuckpt fork [NAME] [-n COUNT] [--reseed]    a copy of this kernel beside it (with a name: of that snapshot);
               [--save NAME] [--gpu N[,N ...]]   --reseed: with other random numbers; --save: and save it
 %gpuckpt sleep · wake                         give what it has on the GPU up for host memory, and take it back;
@@ -97,6 +98,7 @@ def _parser() -> tuple[Parser, Commands]:
     restore.add_argument("name", nargs="?", default="")
     restore.add_argument("--gpu", type=gpus, default=[])
     restore.add_argument("--lazy", action="store_true")
+    restore.add_argument("--in-place", action="store_true")
     fork = commands.add_parser("fork")
     fork.add_argument("name", nargs="?", default="")
     fork.add_argument("-n", "--count", type=number, default=1)
@@ -207,7 +209,8 @@ class Gpuckpt:
         with self._progress(agent, f"Restoring {args.name or 'the latest snapshot'}") as progress:
             # The restored kernel goes on from here: it completes the display, and the cell.
             asked = agent.cells.describe(progress.display_id())
-            agent.request("restore", {"name": args.name, "gpus": args.gpu, "lazy": args.lazy, **asked}, progress.take)
+            wanted = {"name": args.name, "gpus": args.gpu, "lazy": args.lazy, "in_place": args.in_place}
+            agent.request("restore", {**wanted, **asked}, progress.take)
         raise GpuckptError("The restore gave no answer.", "", "Look at `%gpuckpt status`.")
 
     def _fork(self, args: argparse.Namespace) -> show.Forked:

@@ -254,6 +254,7 @@ class Store:
         snapshot_id: str,
         elsewhere: Mapping[str, Path],
         wanted: Callable[[str], bool] = lambda _: True,
+        takers: Mapping[str, Taker] = MappingProxyType({}),
     ) -> Postponed:
         """Return those `wanted` files of a snapshot that `elsewhere` says a place for, as in `open`, to be read later.
 
@@ -279,7 +280,7 @@ class Store:
 
             def read(progress: Progress | None) -> None:
                 with _placing(manifest, next(iter(elsewhere.values()))):
-                    fill(self._layout, manifest, contents, index, targets, elsewhere, progress, {}, aside=True)
+                    fill(self._layout, manifest, contents, index, targets, elsewhere, progress, takers, aside=True)
 
             return Postponed(read, stack.pop_all().close)
 

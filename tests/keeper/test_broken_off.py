@@ -87,12 +87,29 @@ def test_an_interrupt_while_a_snapshot_is_verified_leaves_the_kernel_alone(noteb
 
 
 @pytest.mark.parametrize("stage", ["start", "pre-restore", "post-resume"])
-def test_an_interrupt_while_criu_restores_comes_too_late(criu: Criu, notebook: Notebook, stage: str) -> None:
+def test_a_restore_is_cancelled_while_criu_restores(criu: Criu, notebook: Notebook, stage: str) -> None:
     notebook.run("x = 1")
     notebook.run("%gpuckpt save here")
     notebook.run("x = 2")
     with criu.held_at("restore", stage) as reached:
         cell = Asked(notebook, "%gpuckpt restore here")
+        reached()
+        with notebook.keeper as keeper:
+            assert keeper.request("cancel", {"kind": "restore"})
+    assert cell.answer()["ename"] == "Cancelled"
+    assert notebook.value("x") == "2"
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("x") == "1"
+    assert_works(notebook)
+
+
+@pytest.mark.parametrize("stage", ["start", "pre-restore", "post-resume"])
+def test_an_interrupt_while_criu_restores_in_place_comes_too_late(criu: Criu, notebook: Notebook, stage: str) -> None:
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    with criu.held_at("restore", stage) as reached:
+        cell = Asked(notebook, "%gpuckpt restore here --in-place")
         reached()
         notebook.manager.interrupt_kernel()
     assert cell.answer()["status"] in ("ok", "error")

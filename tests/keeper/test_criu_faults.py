@@ -107,11 +107,30 @@ def test_row_16_detours_of_criu_change_nothing(criu: Criu, notebook: Notebook) -
 
 
 @pytest.mark.parametrize("fault", [RESTORE_ROOT_ONLY, POST_RESTORE])
-def test_row_16_a_restore_that_fails_is_answered_by_a_fresh_kernel(criu: Criu, notebook: Notebook, fault: int) -> None:
+def test_row_16_a_restore_that_fails_leaves_the_kernel_as_it_was(criu: Criu, notebook: Notebook, fault: int) -> None:
+    notebook.run("%gpuckpt save here")
+    notebook.run(_STATE)
+    criu.fault("restore", fault)
+    for line in ("restore here", "restore here --lazy"):
+        answer = notebook.fails(f"%gpuckpt {line}")
+        assert answer.ename == "RestoreFailed"
+        assert "The snapshot and the kernel are as they were" in answer.text
+        assert "--in-place" in answer.text
+        assert_runs_on(notebook)
+    criu.honest()
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("'x' in globals()") == "False"
+    assert_works(notebook)
+
+
+@pytest.mark.parametrize("fault", [RESTORE_ROOT_ONLY, POST_RESTORE])
+def test_row_16_a_restore_in_place_that_fails_is_answered_by_a_fresh_kernel(
+    criu: Criu, notebook: Notebook, fault: int
+) -> None:
     notebook.run(_STATE)
     notebook.run("%gpuckpt save here")
     criu.fault("restore", fault)
-    answer = notebook.fails("%gpuckpt restore here")
+    answer = notebook.fails("%gpuckpt restore here --in-place")
     assert answer.ename == "RestoreFailed"
     assert "a fresh, empty one runs in its place" in answer.text
     assert notebook.value("'x' in globals()") == "False"
@@ -152,15 +171,19 @@ def test_row_17_criu_is_killed_in_mid_dump(criu: Criu, notebook: Notebook, tmp_p
 
 
 @pytest.mark.parametrize("stage", ["pre-restore", "post-restore", "pre-resume"])
-def test_row_17_criu_is_killed_at_a_stage_of_a_restore(criu: Criu, notebook: Notebook, stage: str) -> None:
+@pytest.mark.parametrize("how", ["", " --in-place"])
+def test_row_17_criu_is_killed_at_a_stage_of_a_restore(criu: Criu, notebook: Notebook, stage: str, how: str) -> None:
     notebook.run(_STATE)
     notebook.run("%gpuckpt save here")
     criu.kill_at("restore", stage)
-    answer = notebook.fails("%gpuckpt restore here")
+    answer = notebook.fails(f"%gpuckpt restore here{how}")
     assert answer.ename == "RestoreFailed"
     assert "was killed by signal 9" in answer.text
-    assert notebook.value("'x' in globals()") == "False"
     criu.honest()
+    if how:
+        assert notebook.value("'x' in globals()") == "False"
+    else:
+        assert_runs_on(notebook)
     notebook.run("%gpuckpt restore here")
     assert_runs_on(notebook)
     assert_works(notebook)
@@ -190,7 +213,7 @@ def test_a_failed_restore_tells_the_cells_behind_it_that_they_do_not_run(criu: C
     notebook.run("x = 1")
     notebook.run("%gpuckpt save here")
     criu.first("restore", "exit 7")
-    cells = [Asked(notebook, code) for code in ("%gpuckpt restore here", "x = 'ran'", "x = 'ran too'")]
+    cells = [Asked(notebook, code) for code in ("%gpuckpt restore here --in-place", "x = 'ran'", "x = 'ran too'")]
     answers = [cell.answer() for cell in cells]
     assert answers[0]["ename"] == "RestoreFailed"
     assert "The snapshot is as it was" in answers[0]["evalue"]
@@ -226,7 +249,7 @@ def test_the_fresh_kernel_fails_too(criu: Criu, notebook: Notebook, tmp_path: Pa
     launch.write_text(json.dumps(content))
     kill_keeper(notebook)
     criu.first("restore", "exit 7")
-    lost = Requested(notebook, "restore", {"name": "here"}).outcome()
+    lost = Requested(notebook, "restore", {"name": "here", "in_place": True}).outcome()
     assert type(lost).__name__ == "KernelLost"
     assert "The snapshot is as it was" in str(lost)
     wait_until(lambda: not notebook.manager.is_alive())

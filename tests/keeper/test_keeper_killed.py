@@ -164,11 +164,31 @@ def test_before_a_restore_has_touched_the_kernel(notebook: Notebook, stage: str)
 
 @pytest.mark.parametrize("stage", ["start", "pre-restore", "post-resume"])
 def test_while_criu_restores(criu: Criu, notebook: Notebook, stage: str) -> None:
+    """The kernel before it runs still, and goes on; nothing of the other one is left."""
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    with criu.held_at("restore", stage) as reached:
+        cell = Asked(notebook, "%gpuckpt restore here")
+        reached()
+        kill_keeper(notebook)
+        assert notebook.manager.is_alive()
+        answer = cell.answer()
+    assert answer["ename"] == "KeeperGone"
+    assert "the kernel goes on as before" in answer["evalue"]
+    assert notebook.value("x") == "2"
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("x") == "1"
+    assert_works(notebook)
+
+
+@pytest.mark.parametrize("stage", ["start", "pre-restore", "post-resume"])
+def test_while_criu_restores_in_place(criu: Criu, notebook: Notebook, stage: str) -> None:
     """The kernel before it is gone: a fresh one answers the cell, and those behind it are not executed."""
     notebook.run("x = 1")
     notebook.run("%gpuckpt save here")
     with criu.held_at("restore", stage) as reached:
-        cell, behind = Asked(notebook, "%gpuckpt restore here"), Asked(notebook, "print('must not run')")
+        cell, behind = Asked(notebook, "%gpuckpt restore here --in-place"), Asked(notebook, "print('must not run')")
         reached()
         kill_keeper(notebook)
         assert notebook.manager.is_alive()

@@ -7,14 +7,16 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from ...errors import DriverError, GpuckptError, KernelLost
+from ...errors import Cancelled, DriverError, GpuckptError, KernelLost
 from ...freeze import cuda, processes
 from ...freeze import parking as parking_
 from ...freeze.bringing import Bringing
 from ...freeze.parking import FileState, Parked, Parking
 from ...freeze.vram import VramFiles
+from ...store import Postponed, Progress
 from ..link import Link
 from ..namespace import Namespace
 from . import gate
@@ -241,6 +243,8 @@ class GpuReturn:
         self._gpu_map, self._vram, self._read_again = gpu_map, vram, read_again
         self._parking: Parking | None = None
         self._preloading: asyncio.Task[None] | None = None
+        self._reading: Future[None] | None = None
+        self._stopped = False
 
     @classmethod
     async def after(
@@ -283,6 +287,21 @@ class GpuReturn:
         """What takes the bytes to the GPU as they are read; None where they are written to the file."""
         return self._parking.bringing if self._parking is not None else None
 
+    def read_behind(self, files: Postponed, progress: Progress) -> None:
+        """Begin to read what is taken, which `files` are; `thaw` waits for it, or `have_read`."""
+        self._reading = asyncio.run_coroutine_threadsafe(
+            asyncio.to_thread(self._read, files, progress), asyncio.get_running_loop()
+        )
+
+    def _read(self, files: Postponed, progress: Progress) -> None:
+        def go_on(stage: str, done: int, total: int) -> None:
+            if self._stopped:
+                raise Cancelled("The restore was broken off.", "", "")
+            progress(stage, done, total)
+
+        with contextlib.closing(files):
+            files.read(go_on)
+
     async def have_read(self) -> None:
         """Wait until all that was taken is on the GPU; where it is not, the file has it all afterwards.
 
@@ -290,6 +309,8 @@ class GpuReturn:
         ------
         GpuckptError : neither can be.
         """
+        if self._reading is not None:
+            await asyncio.wrap_future(self._reading)
         parking = self._parking
         if parking is None or parking.bringing is None or await asyncio.to_thread(parking.have_all):
             return
@@ -308,18 +329,53 @@ class GpuReturn:
         parking, self._parking = self._parking, None
         return parking
 
-    async def thaw(self, pids: Sequence[int], needs: Mapping[str, int]) -> None:
+    def can_stay(self, pids: Sequence[int]) -> bool:
+        """Tell whether these processes' threads can be held while their GPU state is brought back."""
+        parked = self._parked
+        return self._parking is not None and parked is not None and list(pids) == [self._space.outer(parked.pid)]
+
+    async def thaw(
+        self,
+        pids: Sequence[int],
+        needs: Mapping[str, int],
+        populating: asyncio.Task[None] | None = None,
+        *,
+        stay: bool = False,
+    ) -> None:
         """Bring back the GPU state of restored processes, which needs so many bytes of each GPU.
+
+        What is still `populating` its files is waited for first.
+
+        With `stay` they stand still (SIGSTOP), and their threads are held from now on, until `go`.
 
         Raises
         ------
         DriverError : it did not come back.
+        StoreError, Cancelled : what is read behind could not be read.
         """
         parking, parked = self._parking, self._parked
-        if parking is not None and parked is not None and parking.holds:
-            # It is there already, and changes hands block by block.
+        if parking is not None and parked is not None and (parking.holds or parking.bringing is not None):
+            # It is there already, or comes; and changes hands block by block.
             needs = {**needs, parked.gpu: max(0, needs.get(parked.gpu, 0) - parked.size)}
-        await self._around(lambda: cuda.thaw(self._worker, pids, self._gpu_map, needs))
+
+        files_ready = asyncio.run_coroutine_threadsafe(_done(populating), asyncio.get_running_loop())
+
+        def bring_back() -> None:
+            files_ready.result()
+            cuda.thaw(self._worker, pids, self._gpu_map, needs)
+            if self._reading is not None:
+                self._reading.result()
+                assert parking is not None
+                parking.have_all()
+
+        await self._around(bring_back, stay=stay)
+        if not stay:
+            gate.open_(self._space.run_dir)
+
+    async def go(self) -> None:
+        """Let the threads go on that `thaw` has left held."""
+        if self._parking is not None:
+            await asyncio.to_thread(self._parking.let_go)
         gate.open_(self._space.run_dir)
 
     async def mend(self, pids: Sequence[int], held: Sequence[Mapping[str, Any]], patience: float | None = None) -> None:
@@ -335,7 +391,7 @@ class GpuReturn:
             await self._around(lambda: cuda.mend(self._worker, pids, held, patience))
         gate.open_(self._space.run_dir)
 
-    async def _around(self, bring_back: Callable[[], object]) -> None:
+    async def _around(self, bring_back: Callable[[], object], *, stay: bool = False) -> None:
         parking, parked = self._parking, self._parked
         pid = self._space.outer(parked.pid) if parked is not None else None
         if parking is None or pid is None:
@@ -343,21 +399,31 @@ class GpuReturn:
             return
         if self._preloading is not None:
             await self._preloading
-        await asyncio.to_thread(parking.get_ready)
+        if self._reading is None:
+            await asyncio.to_thread(parking.get_ready)
 
         def both() -> None:
-            with parking.giving_back(pid):
+            with parking.giving_back(pid, stay=stay):
                 bring_back()
 
         await asyncio.to_thread(both)
 
     async def close(self) -> None:
         """End the program that helped."""
+        self._stopped = True
+        if self._reading is not None:
+            with contextlib.suppress(GpuckptError, OSError):
+                await asyncio.wrap_future(self._reading)
         if self._preloading is not None:
             await self._preloading
         parking, self._parking = self._parking, None
         if parking is not None:
             await asyncio.to_thread(parking.close)
+
+
+async def _done(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        await task
 
 
 def _parking(

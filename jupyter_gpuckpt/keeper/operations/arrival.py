@@ -7,12 +7,14 @@ import contextlib
 import functools
 import json
 import logging
+import os
 import shutil
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ... import settings
 from ...errors import (
@@ -20,7 +22,7 @@ from ...errors import (
     Refused,
     RestoreFailed,
 )
-from ...freeze import cuda, images, random_state
+from ...freeze import cuda, images, processes, random_state
 from ...freeze.criu_program import CriuProgram
 from ...freeze.parking import Parked
 from ...store import Manifest, Snapshot, Store
@@ -207,7 +209,10 @@ class Arrival:
 
 @dataclass
 class Verified:
-    """A snapshot of which every byte is right, in a fresh sleeper that it fits; no kernel has been touched for it."""
+    """A snapshot of which every byte is right, in a fresh sleeper that it fits; no kernel has been touched for it.
+
+    What is read behind the rest is not verified yet; `gpu` and `late` know of it.
+    """
 
     snapshot: Snapshot
     new: Arrival
@@ -229,10 +234,12 @@ class Verified:
         stages: Stages,
         *,
         lazily: bool = False,
+        beside: bool = False,
     ) -> Verified:
         """Read it into a fresh sleeper; `leaving` are the processes that will have ended when it comes up.
 
-        With `lazily`, what was in GPU memory is seen to be there, and is read behind the rest.
+        With `lazily`, what was in GPU memory is seen to be there, and is read behind the rest. So is, `beside` a kernel
+        that still runs, what goes straight to the GPU.
 
         Raises
         ------
@@ -243,7 +250,8 @@ class Verified:
         parked = parked_in(manifest.cuda)
         read_again = functools.partial(_read_parked, keeper.store, manifest, new, parked)
         gpu = GpuReturn(keeper.worker, new.space, parked, fits.gpu_map, vram_files(new.space), read_again)
-        snapshot, late, is_wanted = None, None, request.is_wanted
+        snapshot, late = None, None
+        is_wanted: Callable[[str], bool] = request.is_wanted
         try:
             await gpu.prepare(early=True, reading=not lazily)
             if lazily:
@@ -251,9 +259,15 @@ class Verified:
                 await asyncio.to_thread(late.open)
                 is_wanted = request.is_wanted_at_once
             takers = {f"{VRAM}/{parked.file}": gpu.taker} if parked is not None and gpu.taker is not None else {}
+            if beside and takers:
+                is_wanted = _but_for(takers, request.is_wanted)
             open_ = functools.partial(keeper.store.open, manifest.name, new.files, stages.amount)
             snapshot = await asyncio.to_thread(open_, new.elsewhere, is_wanted, takers)
-            await gpu.have_read()
+            if beside and takers:
+                postpone = functools.partial(keeper.store.postpone, manifest.name, manifest.id, {VRAM: new.vram})
+                gpu.read_behind(await asyncio.to_thread(postpone, takers.__contains__, takers), stages.amount)
+            else:
+                await gpu.have_read()
             if late is not None:
                 late.start()
             if snapshot.manifest.id != manifest.id:
@@ -287,6 +301,10 @@ class Verified:
         await self.new.discard()
 
 
+def _but_for(paths: Container[str], is_wanted: Callable[[str], bool]) -> Callable[[str], bool]:
+    return lambda path: path not in paths and is_wanted(path)
+
+
 def _read_parked(store: Store, manifest: Manifest, new: Arrival, parked: Parked | None) -> None:
     """Write what was parked into its file, of a snapshot that is being restored; it may have been renamed meanwhile.
 
@@ -301,6 +319,16 @@ def _read_parked(store: Store, manifest: Manifest, new: Arrival, parked: Parked 
         files.read()
 
 
+class Predecessor(Protocol):
+    """The kernel that runs beside the one that comes in its place."""
+
+    async def leave(self, late: LateVram | None) -> None:
+        """Give it up, unless this raises. What is read of GPU memory behind the rest must be right so far."""
+
+    async def turn(self) -> None:
+        """Have its clients connect to the other one already, which is about to run."""
+
+
 async def put_in_place(
     keeper: Keeper,
     snapshot: Snapshot,
@@ -312,11 +340,13 @@ async def put_in_place(
     *,
     hold: bool = False,
     late: LateVram | None = None,
+    predecessor: Predecessor | None = None,
 ) -> asyncio.Task[None]:
     """Have criu restore the tree into the new sleeper, and the driver its GPU state; return what is tidied up yet.
 
     With `hold` the kernel executes nothing that comes until it is told that it is woken. With `late`, which reads what
-    was in GPU memory, the kernel sleeps then, and executes what does not touch a GPU.
+    was in GPU memory, the kernel sleeps then, and executes what does not touch a GPU. A `predecessor` is given up as
+    late as can be, and before anything of this one runs; whatever is raised before that has changed nothing for it.
     """
     manifest = snapshot.manifest
     work = snapshot.directory / CRIU_IMAGES
@@ -326,7 +356,8 @@ async def put_in_place(
     if manifest.kernel["agent"]:
         how = {**({"hold": True} if hold else {}), **({"asleep": True} if late is not None else {})}
         await _introduce(keeper, new.link, places, peers, how)
-    keeper.state.output = (new.space.run_dir / KERNEL_LOG).stat().st_size
+    output = (new.space.run_dir / KERNEL_LOG).stat().st_size
+    has_left = predecessor is None
     try:
         populating = None
         if late is None:
@@ -339,19 +370,36 @@ async def put_in_place(
         inside = Path(new.files_inside, CRIU_IMAGES)
         if manifest.process["cuda"]:
             gate.close(new.space.run_dir)
-        await criu_run.restore(new.space, program, work, inside, RestoreFailed("The snapshot could not be restored."))
+        failure = RestoreFailed("The snapshot could not be restored.")
+        await criu_run.restore(new.space, program, work, inside, failure, "stopped" if predecessor else "running")
         pid = int(manifest.process["pid"])
         on_gpu = [outer for p in manifest.process["cuda"] if (outer := new.space.outer(int(p)))]
         if len(on_gpu) != len(manifest.process["cuda"]) or new.space.outer(pid) is None:
             raise RestoreFailed("The snapshot could not be restored.", "A process of it did not come back.")
+        stay = predecessor is not None and late is None and gpu.can_stay(on_gpu)
+        if predecessor is not None and not stay:
+            await gpu.have_read()
+            await predecessor.leave(late)
+            has_left = True
+            _go_on(new.space, work)
         asleep = None
         if late is not None:
             asleep = await GpuSleep.of_snapshot(keeper.worker, new.space, gpu, on_gpu[0], manifest.cuda, late)
             keeper.asleep = asleep
         elif on_gpu:
-            if populating is not None:
-                await populating
-            await gpu.thaw(on_gpu, cuda.needs(manifest.cuda))
+            turning = asyncio.create_task(predecessor.turn()) if predecessor is not None and stay else None
+            await gpu.thaw(on_gpu, cuda.needs(manifest.cuda), populating, stay=stay)
+            if turning is not None:
+                await turning
+        if predecessor is not None and stay:
+            await predecessor.leave(late)
+            has_left = True
+            await gpu.go()
+            _go_on(new.space, work)
+    except BaseException:
+        if not has_left:
+            new.space.kill_now()  # nothing of it has run, and nothing of it shall
+        raise
     finally:
         tidying = asyncio.create_task(gpu.close())
     if asleep is None:
@@ -360,6 +408,7 @@ async def put_in_place(
     if new.placement is not None:
         await new.placement.seal()
     keeper.state.own_files, keeper.state.sleep, keeper.state.worked = new.placement is not None, None, 0.0
+    keeper.state.output = output
     if asleep is not None:
         keeper.state.sleep = {"stage": ASLEEP, "since": now(), **asleep.note()}
     keeper.hold(new.space, new.link, pid)
@@ -367,6 +416,15 @@ async def put_in_place(
         fell_asleep(keeper, asleep)
     new.link.hello.set_result({})
     return tidying
+
+
+def _go_on(space: Namespace, work: Path) -> None:
+    """Have processes go on that were stopped as criu left them, but for those that stood still when they were saved."""
+    still = images.stopped(work)
+    for pid in processes.descendants(space.pid):
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            if processes.inner_pid(pid) not in still:
+                os.kill(pid, signal.SIGCONT)
 
 
 async def _introduce(

@@ -63,16 +63,18 @@ async def dump(
     await _outcome(run, outside / criu.DUMP_LOG, failure)
 
 
-async def restore(space: Namespace, program: CriuProgram, images: Path, inside: Path, failure: GpuckptError) -> None:
-    """Have criu restore the tree in `images` (`inside` to the namespace), and leave it to process 1.
+async def restore(
+    space: Namespace, program: CriuProgram, images: Path, inside: Path, failure: GpuckptError, left: criu.Left
+) -> None:
+    """Have criu restore the tree in `images` (`inside` to the namespace), and leave it, as asked, to process 1.
 
     When criu fails, `failure` is raised with its words.
     """
     if space.deputy is None:
-        run = _run(space, program, criu.restore_arguments(inside, inside / criu.RESTORE_LOG), {})
+        run = _run(space, program, criu.restore_arguments(inside, inside / criu.RESTORE_LOG, left), {})
     else:
         # As the sleeper sees it: the system lets a folder be mounted only where it is mounted already.
-        run = asyncio.to_thread(space.deputy.restore, space.path(str(inside)), settings.criu_timeout())
+        run = asyncio.to_thread(space.deputy.restore, space.path(str(inside)), settings.criu_timeout(), left)
     await _outcome(run, images / criu.RESTORE_LOG, failure)
 
 

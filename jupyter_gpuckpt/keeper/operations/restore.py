@@ -1,6 +1,8 @@
 """Restore, step by step.
 
-The running kernel is touched only after everything that can be known beforehand is known to fit.
+The running kernel is given up when the other one has come up beside it, and is as it was where that fails. Where the
+two cannot be there at once (`beside`), it is given up before, after everything that can be known beforehand is known
+to fit.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...errors import (
+    DriverError,
     GpuckptError,
     KernelLost,
     NoSuchSnapshot,
@@ -31,6 +34,7 @@ from ..ports import Places
 from ..record import Operation
 from ..summary import is_of, summary
 from .arrival import Verified, put_in_place, request_of, resume
+from .beside import Predecessor, has_room
 from .parts import CRIU_IMAGES
 from .stages import Stages, Tell, to_nobody
 from .wake import awaken, until_whole
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gpuckpt.keeper")
 
 _ANSWERS = 1.0  # how long a restored kernel has to answer before it is woken all the same, in seconds
+_IN_PLACE = "If it is about what the two cannot both have, restore it with --in-place: that gives up this kernel first."
 _LINGERING = 70.0  # how long to wait for a port that nobody has and nobody can have, in seconds; Linux keeps it for 60
 
 
@@ -54,7 +59,8 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     ------
     Refused, NoSuchSnapshot, Untrusted, Damaged, Cancelled : the running kernel was not touched. Refused and Cancelled
         also where a kernel that was restored lazily could not have its GPU state back yet: it sleeps.
-    RestoreFailed : the restore failed, and a fresh kernel was started in its place.
+    RestoreFailed : the restore failed. The running kernel is as it was; or it had to be given up before, and a fresh
+        one was started in its place: which, is said.
     KernelLost : nor could a fresh kernel be started; or the GPU state could not be brought back.
     """
     stages = Stages(operation, tell)
@@ -71,38 +77,38 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     lazily = fits is not None
     if fits is None:
         fits = await sharing.fitting(keeper, stages, check)
-    verified = await Verified.of(keeper, manifest, request, program, fits, leaving, stages, lazily=lazily)
+    wants_beside = bool(leaving) and not args.get("in_place") and not keeper.launch.job
+    wants_beside = wants_beside and await _has_room(keeper, manifest, fits, lazily)
+    predecessor = Predecessor(keeper, stages, name, args)
+    if wants_beside:
+        predecessor.get_ready(leaving)
+    of = functools.partial(Verified.of, keeper, manifest, request, program, fits, leaving, stages)
+    try:
+        verified = await of(lazily=lazily, beside=wants_beside)
+    except BaseException:
+        await predecessor.stay()
+        raise
     snapshot, new, gpu, warnings = verified.snapshot, verified.new, verified.gpu, verified.warnings
     if why_at_once:
         warnings.append(f"All of it was waited for: {why_at_once}.")
+    waking: asyncio.Task[dict[str, Any]] | None = None
+    answered = asyncio.Event()
     try:
         places: Places | None = None
         if keeper.launch.job:
             places = await asyncio.to_thread(_places_of_job, snapshot, leaving, args)
             warnings += [f"Port {port} is port {new} now." for port, new in places.table.items()]
-        await stages.enter("restoring", cancellable=False)
-        peers = ports.peers(keeper.launch.connection_file)
-        if before is not None:
-            keeper.namespace()  # it may have ended meanwhile
-        if verified.late is not None:
-            verified.late.check()
-        asked = await _interrupted(keeper, args)
-        keeper.state.operation = {"kind": "restore", "name": name, "asked": asked, "peers": peers}
-        keeper.save_state()
-    except BaseException:
-        await verified.discard()
-        raise
-    waking: asyncio.Task[dict[str, Any]] | None = None
-    answered = asyncio.Event()
-    try:
-        # From here on there is no way back to the kernel as it was: its ports and its GPU memory are needed.
-        await keeper.give_up()
-        if keeper.launch.job:
-            assert places is not None
+        shared = await predecessor.ports_with(snapshot)
+        if shared is None:
+            await gpu.have_read()
+            await predecessor.leave(verified.late)
+        if places is not None:
             await _until_ports_are_free(snapshot, places, stages)
         else:
-            places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file)
-        tidying_gpu = await put_in_place(keeper, snapshot, new, program, gpu, places, peers, late=verified.late)
+            connection = manifest.kernel["connection"]
+            places = Places.of_restore(connection, keeper.launch.connection_file, shared or ())
+        put = functools.partial(put_in_place, keeper, snapshot, new, program, gpu, places, predecessor.peers)
+        tidying_gpu = await put(late=verified.late, predecessor=None if shared is None else predecessor)
         # criu is done with them, and the memory that they lie in may be much.
         tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
         result = {**summary(snapshot.manifest), "restored": True, "lazy": lazily, "warnings": warnings}
@@ -111,13 +117,17 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
             # At the same time: what the kernel does on its way, such as its hooks, may need the GPU already.
             operation.kind, operation.cancellable = "wake", True
             waking = asyncio.create_task(_waken_soon(keeper, answered, stages))
-        await resume(new.link, snapshot, asked, result, stages)
+        await resume(new.link, snapshot, predecessor.asked, result, stages)
         answered.set()
         if lazily:
             result["answered"] = stages.seconds()
         await asyncio.gather(tidying, tidying_gpu)
     except (GpuckptError, OSError) as e:
         log.exception("the restore of %r failed", name)
+        if not predecessor.has_left:
+            await verified.discard()
+            await predecessor.stay()
+            raise _not_restored(name, e) from e
         await new.discard()
         if waking is not None:
             operation.cancelling.set()
@@ -129,7 +139,12 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         if keeper.launch.job:
             await keeper.ended(-signal.SIGKILL)
             raise failed_restore(snapshot.manifest.name, e, keeper.launch.job) from e
-        raise await _start_afresh(keeper, snapshot.manifest.name, asked, peers, e) from e
+        raise await _start_afresh(keeper, snapshot.manifest.name, predecessor.asked, predecessor.peers, e) from e
+    except BaseException:
+        if not predecessor.has_left:
+            await verified.discard()
+            await predecessor.stay()
+        raise
     finally:
         await asyncio.to_thread(snapshot.close)
     keeper.state.parent = {"name": snapshot.manifest.name, "id": snapshot.manifest.id}
@@ -138,6 +153,22 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         keeper.note_state()
         await _until_awake(keeper, waking)
     return {**result, "seconds": stages.seconds()}
+
+
+def _not_restored(name: str, cause: Exception) -> Exception:
+    """Return the error of a restore that failed while the kernel before it still ran."""
+    if isinstance(cause, GpuckptError) and not isinstance(cause, (RestoreFailed, DriverError)):
+        return cause
+    what = f"The restore of {name!r} failed. The snapshot and the kernel are as they were."
+    error = RestoreFailed(what, str(cause))
+    if isinstance(cause, GpuckptError):
+        error.why, error.then, error.data = cause.why, cause.then, cause.data
+    error.then += (" " if error.then else "") + _IN_PLACE
+    return error
+
+
+async def _has_room(keeper: Keeper, manifest: Manifest, fits: fit.Fit, lazily: bool) -> bool:
+    return await asyncio.to_thread(has_room, keeper, manifest, fits.gpu_map, gpu_later=lazily)
 
 
 async def _lazy_fit(manifest: Manifest, check: Callable[..., fit.Fit]) -> tuple[fit.Fit | None, str]:
@@ -248,21 +279,6 @@ async def bring_up(keeper: Keeper, order: Mapping[str, Any]) -> None:
             keeper.state.operation = None
     keeper.notes = result["warnings"]
     keeper.note_state()
-
-
-async def _interrupted(keeper: Keeper, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask the kernel which cells it leaves unanswered: the one that asked, or else runs, and those behind it.
-
-    As late as can be: cells that come to the kernel afterwards are lost with it.
-    """
-    asked = {"cell": args["cell"]} if "cell" in args else {}
-    if not keeper.launch.agent or keeper.link is None:
-        return asked
-    try:
-        found: dict[str, Any] = await keeper.link.call("interrupted", {}, 2.0)
-    except AgentSilent:
-        return asked
-    return {**found, **asked, "from_outside": not asked}
 
 
 def failed_restore(name: str, cause: Exception, job: str = "") -> RestoreFailed:

@@ -1,0 +1,109 @@
+"""Sockets that other processes have open, held here as well."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+from collections.abc import Collection
+
+from ..freeze import processes
+
+__all__ = ["SharedPorts", "sockets_of"]
+
+_PIDFD_GETFD = 438  # the same on every architecture (asm-generic/unistd.h)
+
+_ATTACH_REUSEPORT_CBPF, _DETACH_REUSEPORT_BPF = 51, 68  # asm-generic/socket.h
+_RETURN_1 = 0x06 | 1 << 32
+"""The filter of one instruction (linux/filter.h: BPF_RET | BPF_K, with the value behind it) that chooses the second of
+the sockets at a port; where there is only one, the system chooses that."""
+
+
+class _FilterProgram(ctypes.Structure):
+    """``struct sock_fprog`` of <linux/filter.h>."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+def sockets_of(pid: int, names: Collection[str]) -> list[socket.socket]:
+    """Return those sockets of a process that /proc has under these names (``socket:[INODE]``), once each.
+
+    Those that must not be reached are left out.
+
+    Raises
+    ------
+    OSError : the process is gone, or its files must not be reached.
+    """
+    found: dict[str, socket.socket] = {}
+    pidfd = os.pidfd_open(pid)
+    try:
+        for fd in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 - file descriptors are not paths
+            with contextlib.suppress(OSError):
+                name = os.readlink(f"/proc/{pid}/fd/{fd}")  # noqa: PTH115
+                if name in names and name not in found:
+                    found[name] = socket.socket(fileno=_same_file(pidfd, int(fd)))
+    finally:
+        os.close(pidfd)
+    return list(found.values())
+
+
+def _same_file(pidfd: int, fd: int) -> int:
+    """Return a descriptor here of a file that another process has open (pidfd_getfd(2)). Raises `OSError`."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    own = int(libc.syscall(_PIDFD_GETFD, pidfd, fd, 0))
+    if own < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return own
+
+
+class SharedPorts:
+    """The TCP ports at which some processes listen, where another one of the same user can listen too until `close`.
+
+    That one binds with SO_REUSEPORT, as criu does, and so does whoever was there first, as the system sees it from now
+    on (socket(7)). Whoever connects comes to one of the two, until `turn`.
+
+    Raises
+    ------
+    OSError : a socket of theirs cannot be reached.
+    """
+
+    def __init__(self, pids: Collection[int]) -> None:
+        self.ports: set[int] = set()
+        self._sockets: list[tuple[socket.socket, int]] = []
+        listening = {inode: port for port, inode in processes.port_holders("tcp")}
+        try:
+            for pid in pids:
+                wanted = {inode for inode in processes.sockets([pid]) if inode in listening}
+                found = sockets_of(pid, {f"socket:[{inode}]" for inode in wanted})
+                for one in found:
+                    self._sockets.append((one, one.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT)))
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                if len(found) < len(wanted):
+                    raise OSError(0, f"a port of process {pid} cannot be shared")
+                self.ports |= {listening[inode] for inode in wanted}
+        except BaseException:
+            self.close()
+            raise
+
+    def turn(self) -> None:
+        """Have whoever connects from now on come to the one that listens second."""
+        second = (ctypes.c_uint64 * 1)(_RETURN_1)
+        program = _FilterProgram(1, ctypes.addressof(second))
+        for one, _ in self._sockets:
+            with contextlib.suppress(OSError):  # nobody listens there beside it
+                one.setsockopt(socket.SOL_SOCKET, _ATTACH_REUSEPORT_CBPF, bytes(program))
+
+    def turn_back(self) -> None:
+        """Have whoever connects from now on come to any of the two, as before `turn`."""
+        for one, _ in self._sockets:
+            with contextlib.suppress(OSError):
+                one.setsockopt(socket.SOL_SOCKET, _DETACH_REUSEPORT_BPF, 0)
+
+    def close(self) -> None:
+        """Let nobody else listen there from now on; who does already goes on."""
+        while self._sockets:
+            one, before = self._sockets.pop()
+            with contextlib.suppress(OSError):
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, before)
+            one.close()

@@ -1,0 +1,175 @@
+"""The kernel that a restored one takes the place of: it runs until the other one has come up beside it, where it can.
+
+What the two cannot both have stands in the way of that: memory and GPU memory for both, locks of files, terminals, UDP
+ports, names of Unix sockets. TCP ports they share for that while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...freeze import cuda, images, memory
+from ...store import Manifest, Snapshot
+from .. import fit, ports
+from ..clients import Connections
+from ..foreign_sockets import SharedPorts
+from ..gpu.freeze import place_of
+from ..link import AgentSilent
+from .parts import CRIU_IMAGES
+from .stages import Stages
+
+if TYPE_CHECKING:
+    from ..gpu.late_vram import LateVram
+    from ..kernel_life import Keeper
+
+__all__ = ["Predecessor", "has_room"]
+
+log = logging.getLogger("gpuckpt.keeper")
+
+_HELPERS = 2 << 30
+"""Bytes of GPU memory that the programs around a restore take at most, beside what the kernel gets back."""
+_CLIENTS = 2.0  # how long a kernel's clients may take to connect again, in seconds
+
+
+def has_room(keeper: Keeper, manifest: Manifest, gpu_map: Mapping[str, str] | None, *, gpu_later: bool) -> bool:
+    """Tell whether memory and GPUs have room for a snapshot beside what runs; with `gpu_later` GPUs need not have."""
+    needs = cuda.needs(manifest.cuda)
+    needed = sum(needs.values()) + int(manifest.process["private_bytes"])
+    if needed > memory.room(os.getpid()).bytes:
+        return False
+    if needs and not gpu_later:
+        free = {gpu.uuid: gpu.free for gpu in keeper.worker.gpus()}
+        for saved, size in needs.items():
+            place = place_of((gpu_map or {}).get(saved, saved), free)
+            free[place] -= size + _HELPERS
+        return all(left >= 0 for left in free.values())
+    return True
+
+
+class Predecessor:
+    """The running kernel, which is given up for another one.
+
+    Parameters
+    ----------
+    name : of the snapshot that the other one is restored from.
+    args : of the request.
+
+    Attributes
+    ----------
+    asked : which cells it has left unanswered.
+    peers : how many clients it had at each channel when the other one was about to come up.
+    has_left : it was given up.
+    """
+
+    def __init__(self, keeper: Keeper, stages: Stages, name: str, args: Mapping[str, Any]) -> None:
+        self._keeper, self._stages, self._name, self._args = keeper, stages, name, args
+        self.asked: dict[str, Any] = {}
+        self.peers: dict[str, int] = {}
+        self.has_left = self._has_turned = False
+        self._sharing: asyncio.Task[SharedPorts] | None = None
+        self._shared: SharedPorts | None = None
+        self._connections: asyncio.Task[Connections] | None = None
+
+    def get_ready(self, running: Sequence[int]) -> None:
+        """Begin with what takes a moment, to have another one beside these processes of its."""
+        self._sharing = asyncio.create_task(asyncio.to_thread(SharedPorts, running))
+
+    async def ports_with(self, snapshot: Snapshot) -> set[int] | None:
+        """Share its ports with the other one, and return which; None where both cannot be at once."""
+        self.peers = ports.peers(self._keeper.launch.connection_file)
+        if self._sharing is None:
+            return None
+        try:
+            shared = await self._sharing
+        except OSError as e:
+            alone = str(e)
+        else:
+            alone = await asyncio.to_thread(_alone, snapshot)
+            if not alone:
+                self._shared = shared
+                kernel = self._keeper.namespace().outer(self._keeper.state.kernel_pid)
+                if kernel is not None:
+                    # To look for them takes a moment, too.
+                    self._connections = asyncio.create_task(asyncio.to_thread(Connections, kernel, shared.ports))
+                return shared.ports
+        log.info("the kernel is given up before the snapshot comes up: %s", alone)
+        await self._unshare()
+        return None
+
+    async def turn(self) -> None:
+        """Have its clients connect to the other one, which has to be about to run: that takes them 0.1 to 0.2 s."""
+        if self._shared is None or self._connections is None:
+            return
+        self._has_turned = True
+        self._shared.turn()
+        await (await self._connections).end(_CLIENTS)
+
+    async def leave(self, late: LateVram | None) -> None:
+        """Give it up: there is no way back to it from here on. What was read so far of `late` must be right.
+
+        Raises
+        ------
+        GpuckptError, OSError : it cannot be now; it was not.
+        """
+        keeper, beside = self._keeper, self._shared is not None
+        await self._stages.enter("restoring", cancellable=False)
+        if keeper.space is not None:
+            keeper.namespace()  # it may have ended meanwhile
+        if late is not None:
+            late.check()
+        self.asked = await self._interrupted()
+        keeper.state.operation = {"kind": "restore", "name": self._name, "asked": self.asked, "peers": self.peers}
+        keeper.save_state()
+        await self._unshare()
+        self.has_left = True
+        await keeper.give_up(wait=not beside)
+
+    async def stay(self) -> None:
+        """Leave it as it is: nothing comes in its place."""
+        if self._shared is not None:
+            self._shared.turn_back()
+        await self._unshare()
+        self._keeper.state.operation = None
+        if self._has_turned:
+            # What is answered before they are there again is lost to them.
+            await ports.until_there(self._keeper.launch.connection_file, self.peers, _CLIENTS)
+
+    async def _unshare(self) -> None:
+        for task in (self._connections, self._sharing):
+            if task is not None:
+                await asyncio.wait([task])
+                if task.exception() is None:
+                    task.result().close()
+        self._connections = self._sharing = self._shared = None
+
+    async def _interrupted(self) -> dict[str, Any]:
+        """Ask the kernel which cells it leaves unanswered: the one that asked, or else runs, and those behind it.
+
+        As late as can be: cells that come to the kernel afterwards are lost with it.
+        """
+        keeper, args = self._keeper, self._args
+        asked = {"cell": args["cell"]} if "cell" in args else {}
+        if not keeper.launch.agent or keeper.link is None:
+            return asked
+        try:
+            found: dict[str, Any] = await keeper.link.call("interrupted", {}, 2.0)
+        except AgentSilent:
+            return asked
+        return {**found, **asked, "from_outside": not asked}
+
+
+def _alone(snapshot: Snapshot) -> str:
+    """Return what of a saved tree nobody else can have at the same time, in words; nothing where there is no such."""
+    directory = snapshot.directory / CRIU_IMAGES
+    if alone := images.locks_or_terminals(directory):
+        return f"it has {alone}"
+    if any(bound.kind != "tcp" for bound in images.bound_sockets(directory)):
+        return "it has UDP ports"
+    own_names = {name for name in images.abstract_names(directory) if not name.startswith(ports.DRIVERS)}
+    if ports.taken_paths(fit.shared_socket_paths(directory)) or ports.taken_names(own_names):
+        return "a Unix socket's name is taken"
+    return ""
