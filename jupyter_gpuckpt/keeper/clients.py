@@ -15,6 +15,7 @@ import socket
 import struct
 import termios
 import time
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
@@ -86,6 +87,10 @@ class Connections:
         """Let go of them."""
         for one in self._sockets:
             one.close()
+
+    def by_port(self) -> Counter[int]:
+        """Return how many there are at each port."""
+        return Counter(int(one.getsockname()[1]) for one in self._sockets)
 
     def unread(self) -> int:
         """Return how many bytes have come and were not read by anybody."""

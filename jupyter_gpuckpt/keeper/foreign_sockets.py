@@ -57,6 +57,17 @@ def _same_file(pidfd: int, fd: int) -> int:
     return own
 
 
+def _try_to_bind(like: socket.socket) -> None:
+    """Bind another socket to where this one is bound, as criu will. Raises `OSError`."""
+    with socket.socket(like.family) as one:
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            one.setsockopt(socket.SOL_SOCKET, option, 1)
+        if like.family == socket.AF_INET6:
+            only = like.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
+        one.bind(like.getsockname())
+
+
 class SharedPorts:
     """The TCP ports at which some processes listen, where another one of the same user can listen too until `close`.
 
@@ -65,7 +76,7 @@ class SharedPorts:
 
     Raises
     ------
-    OSError : a socket of theirs cannot be reached.
+    OSError : a socket of theirs cannot be reached, or its port still belongs to connections that share it with nobody.
     """
 
     def __init__(self, pids: Collection[int]) -> None:
@@ -79,6 +90,7 @@ class SharedPorts:
                 for one in found:
                     self._sockets.append((one, one.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT)))
                     one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                    _try_to_bind(one)
                 if len(found) < len(wanted):
                     raise OSError(0, f"a port of process {pid} cannot be shared")
                 self.ports |= {listening[inode] for inode in wanted}

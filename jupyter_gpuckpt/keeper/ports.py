@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,12 @@ def peers(connection_file: str) -> dict[str, int]:
     ports, connected = of_connection_file(connection_file), processes.connections()
     asking = ("shell_port", "iopub_port", "stdin_port")
     return {channel: connected[ports[channel]] for channel in asking if channel in ports}
+
+
+def have_two_listeners(connection_file: str) -> bool:
+    """Tell whether two listen at the ports of all channels."""
+    listening = Counter(port for port, _ in processes.port_holders("tcp"))
+    return all(listening[port] > 1 for port in of_connection_file(connection_file).values())
 
 
 async def until_there(connection_file: str, wanted: Mapping[str, int], seconds: float) -> None:

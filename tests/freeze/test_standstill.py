@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,15 +20,20 @@ pytestmark = pytest.mark.skipif(not ptrace.is_supported(), reason="needs x86-64:
 
 # The main thread waits for input. `PR_SET_NAME` is 15.
 PROGRAM = """
-import ctypes, hashlib, sys, threading
+import ctypes, hashlib, mmap, sys, threading
 def sleep(name):
     ctypes.CDLL(None).prctl(15, name.encode()); ready.wait(); threading.Event().wait()
 def work():
     ready.wait()
     while True: hashlib.blake2b(bytes(1 << 24)).digest()
+def work_until(path):
+    with open(path, "r+b") as file: told = mmap.mmap(file.fileno(), 1)
+    ready.wait()
+    while not told[0]: pass
+    threading.Event().wait()
 ready = threading.Barrier(1 + len(sys.argv[1:]))
 for name in sys.argv[1:]:
-    target, args = (work, ()) if name == "works" else (sleep, (name,))
+    target, args = (work, ()) if name == "works" else (work_until if "/" in name else sleep, (name,))
     threading.Thread(target=target, args=args, daemon=True).start()
 ready.wait()
 print("up", flush=True)
@@ -36,7 +42,10 @@ sys.stdin.read()
 
 
 class Process:
-    """A process with one thread for every name: it sleeps, or works where it is called ``works``."""
+    """A process with one thread for every name: it sleeps, or works where it is called ``works``.
+
+    One that is called as a file is works until the first byte of that is not 0.
+    """
 
     def __init__(self, *names: str) -> None:
         self._process = subprocess.Popen(
@@ -70,10 +79,10 @@ def processes() -> Iterator[list[Process]]:
         process.close()
 
 
-def hold(process: Process, how: str, left_over: int) -> tuple[LineProgram, bytes]:
+def hold(process: Process, how: str, left_over: int, seconds: float = 0.5) -> tuple[LineProgram, bytes]:
     program = LineProgram("jupyter_gpuckpt.freeze.standstill")
     assert program.hear(30) == b"ready"
-    program.tell(f"{how} {process.pid} {left_over} 0.5".encode())
+    program.tell(f"{how} {process.pid} {left_over} {seconds}".encode())
     return program, program.hear(30)
 
 
@@ -120,3 +129,40 @@ def test_a_thread_that_works_on_is_waited_for_and_held_only_where_all_must_be(pr
     program.close()
     program.wait(30)
     wait_until(lambda: process.held() == set())
+
+
+def stop(process: Process) -> None:
+    os.kill(process.pid, signal.SIGSTOP)
+    wait_until(lambda: all(_state(process.pid, tid) == "T" for tid in process.threads()))
+
+
+def test_of_a_stopped_process_all_but_what_is_held_goes_on(processes: list[Process]) -> None:
+    process = Process("first", "second", "cuda-EvtHandlr", "left over")
+    processes.append(process)
+    (left_over,), (driver,) = process.threads("left over"), process.threads("cuda-EvtHandlr")
+    stop(process)
+    program, said = hold(process, "hold-stopped", left_over)
+    assert said == b"still"
+    assert process.held() == set(process.threads()) - {left_over, driver}
+    wait_until(lambda: _state(process.pid, left_over) == _state(process.pid, driver) == "S")
+    program.tell(b"end")
+    program.wait(30)
+    program.close()
+    wait_until(lambda: {_state(process.pid, tid) for tid in process.threads()} == {"S"})
+
+
+def test_a_thread_that_was_stopped_at_work_is_let_come_to_rest(processes: list[Process], tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    told.write_bytes(b"\0")
+    process = Process(str(told), "left over")
+    processes.append(process)
+    stop(process)
+    told.write_bytes(b"\1")
+    (left_over,) = process.threads("left over")
+    # One that did not come to rest would be held all the same, but only when the time is up.
+    began = time.monotonic()
+    program, said = hold(process, "hold-stopped", left_over, seconds=20.0)
+    assert said == b"still"
+    assert time.monotonic() - began < 15
+    program.close()
+    program.wait(30)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -35,6 +36,7 @@ _CONTEXT = 2 << 30
 _WORTH_BRINGING = 4 << 30
 """Bytes of parked memory from which on it is quicker to read it straight to the GPU than into its file: that begins
 when the program that fills the GPU is ready, which takes it 0.3 to 0.4 s."""
+_NEARLY = 0.3  # seconds: what a client of a kernel takes to connect again, and a little more
 _WORTH_PARKING = 256 << 20
 """Bytes from which on parking is quicker than the driver's own copy."""
 
@@ -244,6 +246,7 @@ class GpuReturn:
         self._parking: Parking | None = None
         self._preloading: asyncio.Task[None] | None = None
         self._reading: Future[None] | None = None
+        self._nearly_read = asyncio.Event()
         self._stopped = False
 
     @classmethod
@@ -289,18 +292,28 @@ class GpuReturn:
 
     def read_behind(self, files: Postponed, progress: Progress) -> None:
         """Begin to read what is taken, which `files` are; `thaw` waits for it, or `have_read`."""
-        self._reading = asyncio.run_coroutine_threadsafe(
-            asyncio.to_thread(self._read, files, progress), asyncio.get_running_loop()
-        )
+        loop = asyncio.get_running_loop()
+        self._reading = asyncio.run_coroutine_threadsafe(asyncio.to_thread(self._read, files, progress, loop), loop)
 
-    def _read(self, files: Postponed, progress: Progress) -> None:
+        self._reading.add_done_callback(lambda _: self._nearly_read.set())
+
+    def _read(self, files: Postponed, progress: Progress, loop: asyncio.AbstractEventLoop) -> None:
+        began = time.monotonic()
+
         def go_on(stage: str, done: int, total: int) -> None:
             if self._stopped:
                 raise Cancelled("The restore was broken off.", "", "")
+            if (total - done) * (time.monotonic() - began) < done * _NEARLY:
+                loop.call_soon_threadsafe(self._nearly_read.set)
             progress(stage, done, total)
 
         with contextlib.closing(files):
             files.read(go_on)
+
+    async def nearly_read(self) -> None:
+        """Wait until what is read behind will be read in a moment, at the speed that it was read with so far."""
+        if self._reading is not None:
+            await self._nearly_read.wait()
 
     async def have_read(self) -> None:
         """Wait until all that was taken is on the GPU; where it is not, the file has it all afterwards.

@@ -322,11 +322,15 @@ def _read_parked(store: Store, manifest: Manifest, new: Arrival, parked: Parked 
 class Predecessor(Protocol):
     """The kernel that runs beside the one that comes in its place."""
 
+    @property
+    def peers(self) -> Mapping[str, int]:
+        """How many clients it had at each channel."""
+
     async def leave(self, late: LateVram | None) -> None:
         """Give it up, unless this raises. What is read of GPU memory behind the rest must be right so far."""
 
     async def turn(self) -> None:
-        """Have its clients connect to the other one already, which is about to run."""
+        """Have its clients connect to the other one as soon as that listens; it is about to run."""
 
 
 async def put_in_place(
@@ -353,11 +357,22 @@ async def put_in_place(
     _make_ready(work, places, new.space)
     if new.space.deputy is None:  # which does it itself, at the restore
         random_state.spoil()
-    if manifest.kernel["agent"]:
-        how = {**({"hold": True} if hold else {}), **({"asleep": True} if late is not None else {})}
-        await _introduce(keeper, new.link, places, peers, how)
+    how = {**({"hold": True} if hold else {}), **({"asleep": True} if late is not None else {})}
+    introduce = functools.partial(_introduce, keeper, snapshot, new.link, places, how)
+    if predecessor is None:
+        await introduce(peers)
     output = (new.space.run_dir / KERNEL_LOG).stat().st_size
     has_left = predecessor is None
+    turning: asyncio.Task[None] | None = None
+
+    async def take_its_place(of: Predecessor) -> None:
+        nonlocal has_left
+        if turning is not None:
+            await turning
+        await of.leave(late)
+        has_left = True
+        await introduce(of.peers)
+
     try:
         populating = None
         if late is None:
@@ -370,6 +385,8 @@ async def put_in_place(
         inside = Path(new.files_inside, CRIU_IMAGES)
         if manifest.process["cuda"]:
             gate.close(new.space.run_dir)
+        if predecessor is not None and not manifest.process["cuda"]:
+            turning = asyncio.create_task(predecessor.turn())
         failure = RestoreFailed("The snapshot could not be restored.")
         await criu_run.restore(new.space, program, work, inside, failure, "stopped" if predecessor else "running")
         pid = int(manifest.process["pid"])
@@ -379,26 +396,26 @@ async def put_in_place(
         stay = predecessor is not None and late is None and gpu.can_stay(on_gpu)
         if predecessor is not None and not stay:
             await gpu.have_read()
-            await predecessor.leave(late)
-            has_left = True
+            await take_its_place(predecessor)
             _go_on(new.space, work)
         asleep = None
         if late is not None:
             asleep = await GpuSleep.of_snapshot(keeper.worker, new.space, gpu, on_gpu[0], manifest.cuda, late)
             keeper.asleep = asleep
         elif on_gpu:
-            turning = asyncio.create_task(predecessor.turn()) if predecessor is not None and stay else None
+            if predecessor is not None and stay:
+                turning = asyncio.create_task(_turn_soon(predecessor, gpu))
             await gpu.thaw(on_gpu, cuda.needs(manifest.cuda), populating, stay=stay)
-            if turning is not None:
-                await turning
         if predecessor is not None and stay:
-            await predecessor.leave(late)
-            has_left = True
+            await take_its_place(predecessor)
             await gpu.go()
             _go_on(new.space, work)
     except BaseException:
         if not has_left:
             new.space.kill_now()  # nothing of it has run, and nothing of it shall
+        if turning is not None:
+            turning.cancel()
+            await asyncio.wait([turning])
         raise
     finally:
         tidying = asyncio.create_task(gpu.close())
@@ -418,6 +435,11 @@ async def put_in_place(
     return tidying
 
 
+async def _turn_soon(predecessor: Predecessor, gpu: GpuReturn) -> None:
+    await gpu.nearly_read()
+    await predecessor.turn()
+
+
 def _go_on(space: Namespace, work: Path) -> None:
     """Have processes go on that were stopped as criu left them, but for those that stood still when they were saved."""
     still = images.stopped(work)
@@ -428,9 +450,16 @@ def _go_on(space: Namespace, work: Path) -> None:
 
 
 async def _introduce(
-    keeper: Keeper, link: Link, places: Places, peers: Mapping[str, int], how: Mapping[str, bool]
+    keeper: Keeper,
+    snapshot: Snapshot,
+    link: Link,
+    places: Places,
+    how: Mapping[str, bool],
+    peers: Mapping[str, int],
 ) -> None:
     """Tell the kernel who it is now; this waits in the FIFO when it wakes, before the first message can come."""
+    if not snapshot.manifest.kernel["agent"]:
+        return
     connection = json.loads(Path(keeper.launch.connection_file).read_text())
     await link.send(
         {

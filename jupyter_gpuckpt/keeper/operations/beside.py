@@ -7,8 +7,12 @@ ports, names of Unix sockets. TCP ports they share for that while.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import os
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +36,8 @@ log = logging.getLogger("gpuckpt.keeper")
 
 _HELPERS = 2 << 30
 """Bytes of GPU memory that the programs around a restore take at most, beside what the kernel gets back."""
+_LOOK = 0.005  # seconds between two looks at who listens
+_AWAY = 0.1  # for how long a client is away at least, in seconds: ZMQ_RECONNECT_IVL, zmq_setsockopt(3)
 _CLIENTS = 2.0  # how long a kernel's clients may take to connect again, in seconds
 
 
@@ -61,7 +67,7 @@ class Predecessor:
     Attributes
     ----------
     asked : which cells it has left unanswered.
-    peers : how many clients it had at each channel when the other one was about to come up.
+    peers : how many clients it had at each channel since the other one began to come up.
     has_left : it was given up.
     """
 
@@ -69,7 +75,11 @@ class Predecessor:
         self._keeper, self._stages, self._name, self._args = keeper, stages, name, args
         self.asked: dict[str, Any] = {}
         self.peers: dict[str, int] = {}
-        self.has_left = self._has_turned = False
+        self.has_left = False
+        self._sent_away = -math.inf
+        """When its clients were made to connect anew (`time.monotonic`)."""
+        self._away: Counter[int] = Counter()
+        """How many of them, by port."""
         self._sharing: asyncio.Task[SharedPorts] | None = None
         self._shared: SharedPorts | None = None
         self._connections: asyncio.Task[Connections] | None = None
@@ -80,7 +90,7 @@ class Predecessor:
 
     async def ports_with(self, snapshot: Snapshot) -> set[int] | None:
         """Share its ports with the other one, and return which; None where both cannot be at once."""
-        self.peers = ports.peers(self._keeper.launch.connection_file)
+        self._count_clients()
         if self._sharing is None:
             return None
         try:
@@ -101,12 +111,23 @@ class Predecessor:
         return None
 
     async def turn(self) -> None:
-        """Have its clients connect to the other one, which has to be about to run: that takes them 0.1 to 0.2 s."""
+        """Have its clients connect to the other one as soon as that listens: it takes them 0.1 to 0.2 s.
+
+        That one has to be about to run. Nothing that this one says comes to its clients afterwards.
+        """
         if self._shared is None or self._connections is None:
             return
-        self._has_turned = True
+        while not await asyncio.to_thread(ports.have_two_listeners, self._keeper.launch.connection_file):
+            await asyncio.sleep(_LOOK)
+        try:
+            connections = await asyncio.shield(self._connections)
+        except OSError as e:
+            log.warning("the kernel's clients stay with it until it ends: %s", e)
+            return
+        self._count_clients()
+        self._sent_away, self._away = time.monotonic(), connections.by_port()
         self._shared.turn()
-        await (await self._connections).end(_CLIENTS)
+        await connections.end(_CLIENTS)
 
     async def leave(self, late: LateVram | None) -> None:
         """Give it up: there is no way back to it from here on. What was read so far of `late` must be right.
@@ -121,6 +142,7 @@ class Predecessor:
             keeper.namespace()  # it may have ended meanwhile
         if late is not None:
             late.check()
+        self._count_clients()
         self.asked = await self._interrupted()
         keeper.state.operation = {"kind": "restore", "name": self._name, "asked": self.asked, "peers": self.peers}
         keeper.save_state()
@@ -134,16 +156,23 @@ class Predecessor:
             self._shared.turn_back()
         await self._unshare()
         self._keeper.state.operation = None
-        if self._has_turned:
+        if self._sent_away > -math.inf:
             # What is answered before they are there again is lost to them.
             await ports.until_there(self._keeper.launch.connection_file, self.peers, _CLIENTS)
+
+    def _count_clients(self) -> None:
+        """Count the clients that the other one is to wait for: those that were sent away come to it, as do new ones."""
+        file = self._keeper.launch.connection_file
+        channels = ports.of_connection_file(file)
+        away = self._away if time.monotonic() < self._sent_away + _AWAY else Counter()
+        for channel, now in ports.peers(file).items():
+            self.peers[channel] = max(self.peers.get(channel, 0), now + away[channels[channel]])
 
     async def _unshare(self) -> None:
         for task in (self._connections, self._sharing):
             if task is not None:
-                await asyncio.wait([task])
-                if task.exception() is None:
-                    task.result().close()
+                with contextlib.suppress(OSError):
+                    (await task).close()
         self._connections = self._sharing = self._shared = None
 
     async def _interrupted(self) -> dict[str, Any]:

@@ -1,0 +1,164 @@
+"""A snapshot comes up beside the running kernel; in its place only where the two cannot be there at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from jupyter_client import BlockingKernelClient
+from keeper_faults import Asked, Criu, status
+from notebooks import Notebook, StartKernel, wait_until
+
+from jupyter_gpuckpt.freeze import processes
+from jupyter_gpuckpt.keeper import ports
+
+pytestmark = pytest.mark.criu
+
+# A thread writes all the time which kernel it is of, in lines of its own.
+_WRITING = """
+import threading, time
+which = "saved"
+def write():
+    while True:
+        with open({path!r}, "a") as file: file.write(which + chr(10))
+        time.sleep(0.001)
+threading.Thread(target=write, daemon=True).start()
+"""
+
+
+def log(notebook: Notebook) -> str:
+    return (notebook.folder / "keeper.log").read_text()
+
+
+def test_it_runs_until_the_other_one_is_there_and_never_do_both(criu: Criu, notebook: Notebook, tmp_path: Path) -> None:
+    path = tmp_path / "written"
+    notebook.run(_WRITING.format(path=str(path)))
+    notebook.run("%gpuckpt save here")
+    notebook.run("which = 'running'")
+    with criu.held_at("restore", "post-resume") as until_there:
+        asked = Asked(notebook, "%gpuckpt restore here")
+        until_there()
+        before = path.read_text().count("running")
+        wait_until(lambda: path.read_text().count("running") > before)
+    assert asked.answer()["status"] == "ok"
+    count = path.read_text().count("saved")
+    wait_until(lambda: path.read_text().count("saved") > count)
+    lines = path.read_text().split()
+    last = len(lines) - lines[::-1].index("running")
+    assert set(lines[lines.index("running") : last]) == {"running"}
+    assert set(lines[last:]) == {"saved"}
+    assert "is given up before" not in log(notebook)
+
+
+def test_children_go_on_but_for_those_that_stood_still(notebook: Notebook) -> None:
+    notebook.run(
+        """
+import os, signal, subprocess
+runs, stands = (subprocess.Popen(["sleep", "1000"]) for _ in range(2))
+os.kill(stands.pid, signal.SIGSTOP)
+def state(process):
+    with open(f"/proc/{process.pid}/stat") as file: return file.read().rpartition(")")[2].split()[0]
+"""
+    )
+    notebook.run("%gpuckpt save here")
+    for _ in range(2):
+        notebook.run("%gpuckpt restore here")
+        assert notebook.value("state(runs), state(stands)") == "S T"
+    notebook.run("[(one.kill(), one.wait()) for one in (runs, stands)]")
+
+
+_NAMED = "import socket; one = socket.socket({kind}); one.bind({name}); name = one.getsockname()"
+_UNSHARED = [
+    (
+        "locks of files",
+        "import fcntl; one = open({path!r}, 'w'); fcntl.flock(one, fcntl.LOCK_EX)",
+        "fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB) is None",
+    ),
+    ("terminals", "import os; one, other = os.openpty()", "os.write(one, b'x\\n') == len(os.read(other, 9))"),
+    (
+        "UDP ports",
+        _NAMED.format(kind="type=socket.SOCK_DGRAM", name="('127.0.0.1', 0)"),
+        "one.getsockname() == name",
+    ),
+    (
+        "a Unix socket's name",
+        _NAMED.format(kind="socket.AF_UNIX", name="{path!r}"),
+        "one.getsockname() == name",
+    ),
+    (
+        "a Unix socket's name",
+        _NAMED.format(kind="socket.AF_UNIX", name="chr(0) + {path!r}"),
+        "one.getsockname() == name",
+    ),
+]
+
+
+@pytest.mark.parametrize(("what", "have", "has"), _UNSHARED)
+def test_what_two_cannot_both_have_is_given_up_first(
+    notebook: Notebook, tmp_path: Path, what: str, have: str, has: str
+) -> None:
+    notebook.run(have.format(path=str(tmp_path / "one")))
+    notebook.run("%gpuckpt save here")
+    for _ in range(2):
+        notebook.run("marker = 1")
+        notebook.run("%gpuckpt restore here")
+        assert notebook.value("'marker' in globals()") == "False"
+        assert notebook.value(has) == "True"
+    assert log(notebook).count("is given up before the snapshot comes up: ") == 2
+    assert what in log(notebook)
+
+
+def test_one_that_ends_meanwhile_is_not_brought_back(criu: Criu, start: StartKernel) -> None:
+    """Its end is what its person sees, as at any other time."""
+    notebook = start()
+    notebook.run("%gpuckpt save here")
+    pid = status(notebook)["pid"]
+    with criu.held_at("restore", "post-resume") as until_there:
+        Asked(notebook, "%gpuckpt restore here")
+        until_there()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not notebook.manager.is_alive())
+
+
+def test_clients_that_come_while_both_listen_are_served(criu: Criu, notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    clients = []
+    port = ports.of_connection_file(notebook.manager.connection_file)["shell_port"]
+    with criu.held_at("restore", "post-resume") as until_there:
+        asked = Asked(notebook, "%gpuckpt restore here")
+        until_there()
+        wait_until(lambda: processes.connections()[port] > 0)  # whoever asked is there again
+        for _ in range(4):
+            # Each with a session of its own, as other programs have.
+            client = BlockingKernelClient(connection_file=notebook.manager.connection_file)
+            client.load_connection_file()
+            client.start_channels()
+            clients.append(client)
+    assert asked.answer()["status"] == "ok"
+    for client in clients:
+        client.wait_for_ready(60)
+        client.stop_channels()
+    assert notebook.value("x") == "1"
+
+
+def test_its_ports_are_its_own_again_when_a_restore_has_failed(criu: Criu, notebook: Notebook) -> None:
+    notebook.run("import socket; listener = socket.socket(); listener.bind(('127.0.0.1', 0)); listener.listen()")
+    port = int(notebook.value("listener.getsockname()[1]"))
+    notebook.run("%gpuckpt save here")
+    criu.first("restore", "exit 7")
+    assert notebook.fails("%gpuckpt restore here").ename == "RestoreFailed"
+    assert notebook.value("listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT)") == "0"
+    with socket.create_connection(("127.0.0.1", port)) as one:
+        one.sendall(b"hello")
+        assert notebook.value("listener.accept()[0].recv(5)") == "b'hello'"
+    criu.honest()
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT)") == "0"
+    with socket.create_connection(("127.0.0.1", port)) as one:
+        one.sendall(b"again")
+        assert notebook.value("listener.accept()[0].recv(5)") == "b'again'"
