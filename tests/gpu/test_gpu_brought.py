@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from keeper_faults import Asked, Criu
 from notebooks import Notebook, StartKernel
-from test_gpu_lazy_restore import make_cold
+from test_gpu_lazy_restore import flip, last_chunk_on_gpu, make_cold
 from test_gpu_sleep import BIG, ask
 from test_parking import GIB, leaving_free
 
@@ -86,4 +86,22 @@ def test_where_the_program_that_holds_it_is_killed_it_is_read_again(saved: Noteb
 def test_where_the_gpu_has_room_for_it_only_once_it_is_right_too(saved: Notebook) -> None:
     with leaving_free(4 * GIB):
         saved.run("%gpuckpt restore here", timeout=120)
+    assert saved.value(SAME) == "True", log(saved)
+
+
+def test_a_restore_that_fails_leaves_what_is_on_the_gpu(saved: Notebook, criu: Criu) -> None:
+    saved.run("x.random_(); n = check(); z.fill_(3); torch.cuda.synchronize()")
+    unchanged = "check() == n and bool((z == 3).all())"
+    criu.first("restore", "exit 7")
+    assert saved.fails("%gpuckpt restore here", timeout=120).ename == "RestoreFailed"
+    assert saved.value(unchanged) == "True", log(saved)
+    criu.honest()
+    # Damage that is found when criu has brought up the kernel's processes already.
+    pack, offset = last_chunk_on_gpu("here")
+    flip(pack, offset)
+    failed = saved.fails("%gpuckpt restore here", timeout=120)
+    assert "Restore another snapshot" in failed.text, failed.text
+    assert saved.value(unchanged) == "True", log(saved)
+    flip(pack, offset)
+    saved.run("%gpuckpt restore here", timeout=120)
     assert saved.value(SAME) == "True", log(saved)

@@ -109,6 +109,24 @@ def test_row_3_a_save_without_room_is_refused_and_snapshots_can_be_removed(disk:
     assert_works(notebook)
 
 
+def test_row_3_what_the_store_has_already_needs_no_room(disk: Path, notebook: Notebook) -> None:
+    notebook.run("import os; state = os.urandom(50_000_000)")
+    assert shutil.disk_usage(disk).free > 90_000_000
+    notebook.run("%gpuckpt save first --wait")
+    assert shutil.disk_usage(disk).free < 50_000_000  # less than it holds
+    notebook.run("%gpuckpt save second --wait")
+    notebook.run("state = os.urandom(50_000_000); digest = hash(state)")
+    saved = notebook.run(
+        "try: get_ipython().run_line_magic('gpuckpt', 'save third --wait')\nexcept Exception as e: print(e)"
+    )
+    assert "No space left" in saved.text
+    assert names() == {"first", "second"}
+    assert_no_litter()
+    assert notebook.value("hash(state) == digest") == "True"
+    notebook.run("%gpuckpt restore second")
+    assert notebook.value("len(state)") == "50000000"
+
+
 def test_row_3_a_disk_that_fills_in_mid_save(disk: Path, criu: Criu, start: StartKernel) -> None:
     notebook = start()
     notebook.run("x = 1")

@@ -302,14 +302,18 @@ def _not_saved(error: OSError) -> SaveFailed:
 
 @dataclass
 class RoomInStore:
-    """Refuses a save that the store's disk has no room for."""
+    """Refuses a save that the store's disk has no room for.
+
+    Of what the kernel held when it was saved or restored last, all may be in the store still: a save may have room that
+    would not have it otherwise. Where it turns out to have none, it fails then, and the kernel goes on.
+    """
 
     keeper: Keeper
 
     def __call__(self, private: int, described: Mapping[str, Any]) -> None:
         needed = private + sum(cuda.needs(described).values())
         free = shutil.disk_usage(self.keeper.store.root).free
-        if needed > free:
+        if needed > free and needed - self._known() > free:
             raise Refused(
                 "The save was refused: the store's disk has no room for it.",
                 f"The kernel holds {needed / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free in {self.keeper.store.root}",
@@ -318,6 +322,11 @@ class RoomInStore:
                 needed=needed,
                 free=free,
             )
+
+    def _known(self) -> int:
+        """Return the bytes of the snapshot that the kernel went to or came from last, if the store has it."""
+        parent = self.keeper.state.parent or {}
+        return next((m.size for m in self.keeper.store.list() if m.id == parent.get("id")), 0)
 
 
 async def before_save(link: Link, has_agent: bool) -> dict[str, Any]:
