@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import secrets
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -23,8 +21,6 @@ DRIVERS = b"cuda-uvmfd-"
 """How the abstract socket is called that the GPU driver makes in each process (driver 580.159). Any other name that
 begins so will do."""
 CHANNELS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
-
-_LOOK = 0.02  # seconds between two looks at the connections
 
 
 def of_connection_file(path: str) -> dict[str, int]:
@@ -46,16 +42,6 @@ def have_two_listeners(connection_file: str) -> bool:
     """Tell whether two listen at the ports of all channels."""
     listening = Counter(port for port, _ in processes.port_holders("tcp"))
     return all(listening[port] > 1 for port in of_connection_file(connection_file).values())
-
-
-async def until_there(connection_file: str, wanted: Mapping[str, int], seconds: float) -> None:
-    """Wait until so many clients are connected to the channels again, as `peers` counted them, or for so long."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        now = peers(connection_file)
-        if all(now[channel] >= count for channel, count in wanted.items()):
-            return
-        await asyncio.sleep(_LOOK)
 
 
 class Choice:

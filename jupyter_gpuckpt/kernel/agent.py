@@ -27,7 +27,7 @@ from ..errors import GpuckptError, KeeperGone, RestoreFailed
 from ..lock_files import KEEPER_LOCK, is_locked
 from . import debugger, devices, environment, hooks, parking, renewal, show, variables
 from .builtin_hooks import Housekeeping
-from .cells import Asked, Cells, wait_for_peers
+from .cells import Asked, Cells, introduced, wait_for_peers
 from .child_output import ChildOutput
 from .executed import Executed
 from .sleeping import Sleeping
@@ -166,15 +166,26 @@ class Agent:
             )
         number = next(self._ids)
         waiting = _Waiting(op, afterwards)
+        clients = self._clients_now() if op == "restore" else {}
         try:
             with _interrupts_into(waiting.messages):
                 with self._sending:
                     self._waiting[number] = waiting
                     self._send({"request": number, "op": op, "args": args or {}})
                 return self._wait(waiting, progress)
+        except GpuckptError:
+            # A restore that failed late has sent them away to the other kernel; they come back.
+            wait_for_peers(clients)
+            raise
         finally:
             if not waiting.is_left:
                 self._waiting.pop(number, None)
+
+    def _clients_now(self) -> dict[int, int]:
+        """Return how many clients there are at the ports where a cell is answered, and asks."""
+        app = self._kernel.parent
+        there = introduced()
+        return {port: there.get(port, 0) for port in (app.shell_port, app.iopub_port, app.stdin_port)}
 
     def _wait(self, waiting: _Waiting, progress: Progress | None) -> Any:
         interrupted = False

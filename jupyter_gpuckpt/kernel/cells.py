@@ -207,7 +207,7 @@ def wait_for_peers(expected: dict[int, int]) -> bool:
     """
     deadline = time.monotonic() + _PEERS_TIMEOUT
     while time.monotonic() < deadline:
-        present = _introduced()
+        present = introduced()
         if all(present.get(port, 0) >= count for port, count in expected.items()):
             # What a client has said lies with zmq's own thread by now, which needs a moment to act on it.
             time.sleep(0.02)
@@ -216,7 +216,7 @@ def wait_for_peers(expected: dict[int, int]) -> bool:
     return False
 
 
-def _introduced() -> dict[int, int]:
+def introduced() -> dict[int, int]:
     """Return how many connections have said who they are and what they want, by local port."""
     found: dict[int, int] = {}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - file descriptors are not paths

@@ -156,9 +156,6 @@ class Predecessor:
             self._shared.turn_back()
         await self._unshare()
         self._keeper.state.operation = None
-        if self._sent_away > -math.inf:
-            # What is answered before they are there again is lost to them.
-            await ports.until_there(self._keeper.launch.connection_file, self.peers, _CLIENTS)
 
     def _count_clients(self) -> None:
         """Count the clients that the other one is to wait for: those that were sent away come to it, as do new ones."""
