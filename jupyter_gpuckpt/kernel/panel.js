@@ -39,6 +39,8 @@ function render({ model, el }) {
   let number = 0;
   let timer = 0;
   let drawn = '';
+  /** What the lists were last drawn from: what has not changed stays, since somebody may be pressing a button of it. */
+  let listed = '';
 
   const state = () => model.get('state');
   /** Send a message; a front end that knows that the kernel is gone does not take it. */
@@ -132,7 +134,14 @@ function render({ model, el }) {
     save.disabled = operation !== null;
     drawStatus(operation, told);
     drawError(failed ?? null);
-    const sections = [section('This notebook', own, kernel, operation)];
+    const here = kernel?.parent?.id;
+    const busy = operation !== null;
+    const looksOfLists = JSON.stringify([own, others, older, here, busy, asking]);
+    if (looksOfLists === listed) {
+      return;
+    }
+    listed = looksOfLists;
+    const sections = [section('This notebook', own, here, busy)];
     if (others.length) {
       const details = element('details', {
         open: lists.querySelector('details')?.open ?? own.length === 0
@@ -141,7 +150,7 @@ function render({ model, el }) {
         element('summary', {
           textContent: `Other notebooks (${others.length})`
         }),
-        section('Other notebooks', others, kernel, operation)
+        section('Other notebooks', others, here, busy)
       );
       sections.push(details);
     }
@@ -168,13 +177,18 @@ function render({ model, el }) {
       };
       const bar = element('progress', operation.percent === null ? {} : { max: 100, value: operation.percent });
       bar.setAttribute('aria-label', 'Progress');
-      status.replaceChildren(
-        element('span', {
-          textContent: `${verbs[operation.kind]} ${operation.name}: ${far}`
-        }),
-        bar,
-        button('Cancel', 'Cancel', () => say('cancel'))
-      );
+      const words = element('span', { textContent: `${verbs[operation.kind]} ${operation.name}: ${far}` });
+      const shown = status.querySelector('progress');
+      if (shown) {
+        shown.previousSibling.replaceWith(words);
+        shown.replaceWith(bar);
+      } else {
+        status.replaceChildren(
+          words,
+          bar,
+          button('Cancel', 'Cancel', () => say('cancel'))
+        );
+      }
     } else {
       status.replaceChildren(element('span', { textContent: told }));
     }
@@ -188,13 +202,13 @@ function render({ model, el }) {
     }
   }
 
-  function section(title, snapshots, kernel, operation) {
+  function section(title, snapshots, here, busy) {
     if (snapshots.length === 0) {
       return element('p', {}, 'No snapshots of this notebook yet: give it a name above, and save.');
     }
     const body = element('tbody');
     for (const snapshot of snapshots) {
-      body.append(row(snapshot, kernel, operation));
+      body.append(row(snapshot, here, busy));
       if (asking?.id === snapshot.id) {
         body.append(element('tr', {}, element('td', { colSpan: 5 }, ask(snapshot))));
       }
@@ -209,10 +223,10 @@ function render({ model, el }) {
     return table;
   }
 
-  function row(snapshot, kernel, operation) {
+  function row(snapshot, here, busy) {
     const { id, name: called, message, created, pinned, tags } = snapshot;
-    const marks = [kernel?.parent?.id === id ? 'here' : '', pinned ? 'pinned' : '', ...tags].filter(Boolean);
-    const disabled = operation !== null;
+    const marks = [here === id ? 'here' : '', pinned ? 'pinned' : '', ...tags].filter(Boolean);
+    const disabled = busy;
     const wonder = what => () => {
       asking = { what, id };
       draw();

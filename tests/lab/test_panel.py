@@ -124,3 +124,16 @@ def test_in_notebook(lab: Server, open_window: OpenWindow) -> None:
     _save(panel, "classic")
     _press(panel, "Restore classic", "Restore")
     _done(panel, "Restored classic")
+
+
+def test_a_button_is_not_drawn_anew_while_somebody_may_press_it(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "pressed.ipynb")
+    panel = _panel(window)
+    _save(panel, "kept")
+    button = panel.get_by_role("button", name="Restore kept", exact=True).element_handle()
+    about = panel.locator(".gpuckpt-about")
+    before = about.text_content()
+    assert before
+    window.run("ballast = bytearray(300_000_000)")
+    expect(about).not_to_have_text(before)
+    assert button.evaluate("node => node.isConnected")
