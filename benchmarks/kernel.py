@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import threading
 from dataclasses import asdict, dataclass
@@ -120,6 +121,7 @@ def measure(label: str, size: int, state: str, rounds: int) -> Row:
                 seconds, sizes["plain"] = plain.save()
                 frozen["plain"].append(seconds)
                 back["plain"].append(plain.restore())
+                _tell(label, frozen=frozen["plain"], first_cell=back["plain"])
                 plain.forget()
                 with LowestMemory() as memory:
                     stood_still, seconds, sizes["ours"] = ours.save()
@@ -130,6 +132,7 @@ def measure(label: str, size: int, state: str, rounds: int) -> Row:
                 _compare("ours", ours, expected["ours"])
                 for which, seconds in zip(lazy, ours.restore_lazily("touch()"), strict=True):
                     lazy[which].append(seconds)
+                _tell(label, frozen=frozen["ours"], first_cell=back["ours"], durable=durable, **lazy)
                 for name, kernel in (("plain", plain), ("ours", ours)):
                     _compare(name, kernel, expected[name])
             _, known, _ = ours.save("known")
@@ -137,6 +140,7 @@ def measure(label: str, size: int, state: str, rounds: int) -> Row:
             written, read = disk.write_seconds(Path(folder), sizes["ours"]), disk.read_seconds(store)
             disk.forget(store)
             cold = ours.restore()
+            _tell(label, known=[known], written=[written], read=[read], cold=[cold])
             _compare("ours", ours, expected["ours"])
         finally:
             plain.close()
@@ -144,6 +148,12 @@ def measure(label: str, size: int, state: str, rounds: int) -> Row:
     medians = [{way: statistics.median(values) for way, values in each.items()} for each in (frozen, back, lazy)]
     on_disk = (statistics.median(durable), known, written, cold, read)
     return Row(label, size, *medians, *on_disk, sizes, on_gpu, max(host_memory))
+
+
+def _tell(label: str, **figures: list[float]) -> None:
+    """Tell on standard error what was measured last: a run of many minutes may be cut off."""
+    last = ", ".join(f"{name} {each[-1]:.3f} s" for name, each in figures.items())
+    print(f"  {label}: {last}", file=sys.stderr, flush=True)
 
 
 def _compare(name: str, kernel: PlainKernel | OurKernel, expected: str) -> None:

@@ -225,8 +225,8 @@ class RestoreHandler(_Handler):
     @_costly
     async def post(self, kernel_id: str) -> None:
         """Begin to restore a kernel."""
-        asked = self.arguments_in_body(name=str, lazy=bool)
-        operation = await self.service.restore(kernel_id, asked["name"], asked["lazy"])
+        asked = self.arguments_in_body(name=str, lazy=bool, in_place=bool)
+        operation = await self.service.restore(kernel_id, asked)
         self.set_status(202)
         self.finish(operation.as_dict())
 

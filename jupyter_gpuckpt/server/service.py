@@ -123,20 +123,22 @@ class Service:
         folder = await self._folder(kernel_id)
         return self.operations.start(Operation("save", kernel_id, name), folder, dict(request))
 
-    async def restore(self, kernel_id: str, name: str, lazy: bool) -> Operation:
-        """Begin to put a kernel back to a snapshot; without a name, to the latest of its notebook.
+    async def restore(self, kernel_id: str, request: Mapping[str, Any]) -> Operation:
+        """Begin to put a kernel back to a snapshot, as ``POST kernels/ID/restore`` has it.
 
-        With `lazy` it answers before all of its GPU memory is back; the operation ends when it is.
+        Without a ``name``, to the latest of its notebook. With ``lazy`` it answers before all of its GPU memory is
+        back; the operation ends when it is. With ``in_place`` it is given up before the other one has come up.
 
         Raises
         ------
         BadName : no snapshot can be called that.
         NoSuchKernel, Unavailable : there is no such kernel, or it cannot be restored.
         """
+        name = request["name"]
         if name:
             check_name(name)
         folder = await self._folder(kernel_id)
-        return self.operations.start(Operation("restore", kernel_id, name), folder, {"name": name, "lazy": lazy})
+        return self.operations.start(Operation("restore", kernel_id, name), folder, dict(request))
 
     async def fork(self, kernel_id: str, request: dict[str, Any]) -> Operation:
         """Begin to make copies of a kernel, which the server then holds.
