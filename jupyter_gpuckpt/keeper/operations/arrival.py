@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gpuckpt.keeper")
 
+_TURN = 2.0  # how long a kernel's clients may take to leave it when the other one is complete, in seconds
 _CRIU_STARTS = 10.0  # how long criu may take to say its version, in seconds
 
 
@@ -368,7 +369,9 @@ async def put_in_place(
     async def take_its_place(of: Predecessor) -> None:
         nonlocal has_left
         if turning is not None:
-            await turning
+            # Who does not come over comes when the other one has ended.
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(turning, _TURN)
         await of.leave(late)
         has_left = True
         await introduce(of.peers)
@@ -385,7 +388,7 @@ async def put_in_place(
         inside = Path(new.files_inside, CRIU_IMAGES)
         if manifest.process["cuda"]:
             gate.close(new.space.run_dir)
-        if predecessor is not None and not manifest.process["cuda"]:
+        if predecessor is not None and (late is not None or not manifest.process["cuda"]):
             turning = asyncio.create_task(predecessor.turn())
         failure = RestoreFailed("The snapshot could not be restored.")
         await criu_run.restore(new.space, program, work, inside, failure, "stopped" if predecessor else "running")

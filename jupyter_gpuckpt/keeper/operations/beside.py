@@ -38,7 +38,7 @@ _HELPERS = 2 << 30
 """Bytes of GPU memory that the programs around a restore take at most, beside what the kernel gets back."""
 _LOOK = 0.005  # seconds between two looks at who listens
 _AWAY = 0.1  # for how long a client is away at least, in seconds: ZMQ_RECONNECT_IVL, zmq_setsockopt(3)
-_CLIENTS = 2.0  # how long a kernel's clients may take to connect again, in seconds
+_CLIENTS = 0.5  # how long a kernel's clients may take to close their connections, in seconds
 
 
 def has_room(keeper: Keeper, manifest: Manifest, gpu_map: Mapping[str, str] | None, *, gpu_later: bool) -> bool:
@@ -115,9 +115,10 @@ class Predecessor:
 
         That one has to be about to run. Nothing that this one says comes to its clients afterwards.
         """
-        if self._shared is None or self._connections is None:
+        file = self._keeper.launch.connection_file
+        if self._shared is None or self._connections is None or not self._shares(ports.of_connection_file(file)):
             return
-        while not await asyncio.to_thread(ports.have_two_listeners, self._keeper.launch.connection_file):
+        while not await asyncio.to_thread(ports.have_two_listeners, file):
             await asyncio.sleep(_LOOK)
         try:
             connections = await asyncio.shield(self._connections)
@@ -127,7 +128,11 @@ class Predecessor:
         self._count_clients()
         self._sent_away, self._away = time.monotonic(), connections.by_port()
         self._shared.turn()
-        await connections.end(_CLIENTS)
+        with contextlib.suppress(OSError):
+            await connections.end(_CLIENTS)
+
+    def _shares(self, channels: Mapping[str, int]) -> bool:
+        return self._shared is not None and self._shared.ports.issuperset(channels.values())
 
     async def leave(self, late: LateVram | None) -> None:
         """Give it up: there is no way back to it from here on. What was read so far of `late` must be right.
