@@ -294,7 +294,6 @@ class GpuReturn:
         """Begin to read what is taken, which `files` are; `thaw` waits for it, or `have_read`."""
         loop = asyncio.get_running_loop()
         self._reading = asyncio.run_coroutine_threadsafe(asyncio.to_thread(self._read, files, progress, loop), loop)
-
         self._reading.add_done_callback(lambda _: self._nearly_read.set())
 
     def _read(self, files: Postponed, progress: Progress, loop: asyncio.AbstractEventLoop) -> None:
@@ -357,9 +356,8 @@ class GpuReturn:
     ) -> None:
         """Bring back the GPU state of restored processes, which needs so many bytes of each GPU.
 
-        What is still `populating` its files is waited for first.
-
-        With `stay` they stand still (SIGSTOP), and their threads are held from now on, until `go`.
+        What is still `populating` its files is waited for first. With `stay` they stand still (SIGSTOP), and their
+        threads are held from now on, until `go`.
 
         Raises
         ------
@@ -370,7 +368,6 @@ class GpuReturn:
         if parking is not None and parked is not None and (parking.holds or parking.bringing is not None):
             # It is there already, or comes; and changes hands block by block.
             needs = {**needs, parked.gpu: max(0, needs.get(parked.gpu, 0) - parked.size)}
-
         files_ready = asyncio.run_coroutine_threadsafe(_done(populating), asyncio.get_running_loop())
 
         def bring_back() -> None:

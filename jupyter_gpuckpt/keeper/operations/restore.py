@@ -127,7 +127,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         if not predecessor.has_left:
             await verified.discard()
             await predecessor.stay()
-            raise _not_restored(name, e) from e
+            raise _not_restored(name, e, has_ended=keeper.exit_status is not None) from e
         await new.discard()
         if waking is not None:
             operation.cancelling.set()
@@ -155,9 +155,10 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     return {**result, "seconds": stages.seconds()}
 
 
-def _not_restored(name: str, cause: Exception) -> Exception:
-    """Return the error of a restore that failed while the kernel before it still ran."""
-    if isinstance(cause, GpuckptError) and not isinstance(cause, (RestoreFailed, DriverError)):
+def _not_restored(name: str, cause: Exception, *, has_ended: bool) -> Exception:
+    """Return the error of a restore that failed before the running kernel was given up; that may have ended itself."""
+    of_the_other = (RestoreFailed, DriverError) if has_ended else (RestoreFailed, DriverError, KernelLost)
+    if isinstance(cause, GpuckptError) and not isinstance(cause, of_the_other):
         return cause
     what = f"The restore of {name!r} failed. The snapshot and the kernel are as they were."
     error = RestoreFailed(what, str(cause))
