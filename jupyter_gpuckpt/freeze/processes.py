@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+_PF_EXITING = 0x4
+_LOOK = 0.001  # seconds
 
 
 def start_time(pid: int) -> int | None:
@@ -50,6 +54,34 @@ def end_session(top: int, leader: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             if os.getsid(pid) == leader:
                 os.kill(pid, signal.SIGKILL)
+
+
+def kill(pids: Iterable[int], seconds: float) -> bool:
+    """Kill processes; tell whether none executes anything of its own any more, which is waited for so many seconds.
+
+    To be gone may take them much longer, where a driver takes down what they had.
+    """
+    left = set(pids)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + seconds
+    while left := {pid for pid in left if _executes(pid)}:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK)
+    return True
+
+
+def _executes(pid: int) -> bool:
+    """Tell whether a thread of a process is not on its way out yet (proc_pid_stat(5), field 9; linux/sched.h)."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
+                if not int(stat[stat.rindex(")") + 2 :].split()[6]) & _PF_EXITING:
+                    return True
+    return False
 
 
 def inner_pid(pid: int) -> int:

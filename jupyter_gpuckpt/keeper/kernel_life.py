@@ -35,6 +35,7 @@ __all__ = ["Keeper"]
 log = logging.getLogger("gpuckpt.keeper")
 
 _FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to take note, in seconds
+_STILL = 1.0  # how long a killed kernel may take to execute nothing any more, in seconds
 _GOODBYE = 1.0  # how long a kernel that ends in its sleep has for what it does at its end, in seconds
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -254,7 +255,10 @@ class Keeper:
         loop.call_later(_FAREWELL if self.holders else 0, self.closing.set)
 
     async def give_up(self, *, wait: bool = True) -> None:
-        """End the kernel, on the way to another one; without `wait`, the next operation waits until it has ended."""
+        """End the kernel, on the way to another one.
+
+        Without `wait`, nothing of it is executed any more, but only the next operation waits until it is gone.
+        """
         self.let_go()
         link, self.link = self.link, None
         if link is not None:
@@ -262,11 +266,12 @@ class Keeper:
         space = self.space
         if space is not None:
             self.keep_output()
+            tree = processes.descendants(space.pid)
             space.kill_now()
-            if wait:
-                await space.kill()
-            else:
+            if not wait and await asyncio.to_thread(processes.kill, tree, _STILL):
                 self.tidy(self._end(space))
+            else:
+                await space.kill()
         await self.forget_sleep()
 
     async def _end(self, space: Namespace) -> None:

@@ -1,0 +1,41 @@
+"""What is known, and done, of processes from outside."""
+
+from __future__ import annotations
+
+import mmap
+import subprocess
+import sys
+from pathlib import Path
+
+from notebooks import wait_until
+
+from jupyter_gpuckpt.freeze import processes
+
+_MANY = 8
+_COUNTING = """
+import mmap, struct, sys, threading
+with open(sys.argv[1], "r+b") as file: counted = mmap.mmap(file.fileno(), 0)
+def count(at):
+    while True: struct.pack_into("Q", counted, at, struct.unpack_from("Q", counted, at)[0] + 1)
+threading.Thread(target=count, args=(int(sys.argv[2]) * 16,), daemon=True).start()
+count(int(sys.argv[2]) * 16 + 8)
+"""
+
+
+def test_what_was_killed_executes_nothing_any_more(tmp_path: Path) -> None:
+    file = tmp_path / "counted"
+    file.write_bytes(bytes(16 * _MANY))
+    program = [sys.executable, "-c", _COUNTING, str(file)]
+    started = [subprocess.Popen([*program, str(number)]) for number in range(_MANY)]
+    try:
+        with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as counted:
+            wait_until(lambda: all(counted[at : at + 8] != bytes(8) for at in range(0, 16 * _MANY, 8)))
+            assert processes.kill([one.pid for one in started], 30)
+            then = counted[:]
+            for one in started:
+                one.wait()
+            assert counted[:] == then
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
