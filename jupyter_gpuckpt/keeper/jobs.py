@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ __all__ = [
 KEPT = 100
 """So many jobs that have ended are kept, the newest."""
 
+_LAST_WORDS, _LOOK = 10.0, 0.01  # how long a keeper may take to end, and between two looks at that, in seconds
 _PREFIX = "job-"
 
 
@@ -174,10 +176,22 @@ def _run(folder: KernelFolder, lock: int, how: str) -> None:
         client.run_keeper(folder, lock, how).wait()
     except BaseException:
         client.end(folder)
-        folder.remove()
-        raise
-    finally:
         os.close(lock)
+        _remove_when_left(folder)
+        raise
+    os.close(lock)
+
+
+def _remove_when_left(folder: KernelFolder) -> None:
+    """Remove a folder when its keeper has ended, which may be writing its last into it."""
+    held = None
+    deadline = time.monotonic() + _LAST_WORDS
+    with contextlib.suppress(FileNotFoundError):
+        while (held := folder.lock()) is None and time.monotonic() < deadline:
+            time.sleep(_LOOK)
+    folder.remove()
+    if held is not None:
+        os.close(held)
 
 
 def bring_back(folder: KernelFolder, order: dict[str, Any]) -> None:
