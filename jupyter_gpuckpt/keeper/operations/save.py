@@ -300,6 +300,10 @@ def _not_saved(error: OSError) -> SaveFailed:
     return SaveFailed("The kernel could not be saved; it goes on as before.", str(error), criu.advice(str(error)))
 
 
+_NEW = 16
+"""One part in so many of what a kernel holds is taken to be new in any case."""
+
+
 @dataclass
 class RoomInStore:
     """Refuses a save that the store's disk has no room for.
@@ -313,7 +317,7 @@ class RoomInStore:
     def __call__(self, private: int, described: Mapping[str, Any]) -> None:
         needed = private + sum(cuda.needs(described).values())
         free = shutil.disk_usage(self.keeper.store.root).free
-        if needed > free and needed - self._known() > free:
+        if needed > free and (free * _NEW < needed or needed - self._known() > free):
             raise Refused(
                 "The save was refused: the store's disk has no room for it.",
                 f"The kernel holds {needed / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free in {self.keeper.store.root}",
