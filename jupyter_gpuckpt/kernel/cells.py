@@ -37,6 +37,8 @@ class Cells:
         self._kernel = kernel
         self._running: list[tuple[list[bytes], dict[str, Any]]] = []
         self._received: dict[str, list[bytes]] = {}
+        self.begun = 0
+        """How many requests have begun to be executed."""
 
     @contextlib.contextmanager
     def run(self, idents: list[bytes], message: dict[str, Any]) -> Iterator[None]:
@@ -44,6 +46,7 @@ class Cells:
         self._received.pop(message["header"]["msg_id"], None)
         entry = (idents, message)
         self._running.append(entry)
+        self.begun += 1
         try:
             yield
         finally:

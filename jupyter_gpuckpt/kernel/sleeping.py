@@ -149,13 +149,16 @@ class Sleeping:
 
     def _rest(self, asked: Asked, op: str) -> None:
         shown = {"sleep": show.Asleep, "hibernate": show.Hibernated}[op]
+        cells = self._agent.cells
+        before = cells.begun
         try:
             # A kernel that was hibernated has its answer when it is awake again.
             text = shown(self._agent.request(op)).text()
         except GpuckptError as e:
             text = str(e)
-            # A cell that has come waits until the kernel is awake again, and so runs.
-            if isinstance(e, Busy) or (isinstance(e, Cancelled) and self._agent.cells.are_running()):
+            # A cell that has come waits until the kernel is awake again, and so runs, or has run by now.
+            has_come = cells.are_running() or cells.begun > before
+            if isinstance(e, Busy) or (isinstance(e, Cancelled) and has_come):
                 text = f"Not {'asleep' if op == 'sleep' else 'hibernated'}: another cell came."
         if asked:
             self._agent.cells.show(asked, {"text/plain": text})
