@@ -88,6 +88,8 @@ def test_worker_that_dies_in_a_call(worker: CudaWorker) -> None:
     first = worker.pid
     assert first is not None
     os.kill(first, signal.SIGSTOP)  # so that it is in the call when it dies
+    stat = Path(f"/proc/{first}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")  # it is told while it still runs
 
     def kill() -> None:
         wait_until(lambda: unread(first))
