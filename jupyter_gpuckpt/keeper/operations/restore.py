@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("gpuckpt.keeper")
 
 _ANSWERS = 1.0  # how long a restored kernel has to answer before it is woken all the same, in seconds
-_IN_PLACE = "If it is about what the two cannot both have, restore it with --in-place: that gives up this kernel first."
 _LINGERING = 70.0  # how long to wait for a port that nobody has and nobody can have, in seconds; Linux keeps it for 60
 
 
@@ -164,7 +163,8 @@ def _not_restored(name: str, cause: Exception, *, has_ended: bool) -> Exception:
     error = RestoreFailed(what, str(cause))
     if isinstance(cause, GpuckptError):
         error.why, error.then, error.data = cause.why, cause.then, cause.data
-    error.then += (" " if error.then else "") + _IN_PLACE
+    in_place = f"If the two cannot be there at once, `%gpuckpt restore {name} --in-place` gives this kernel up first."
+    error.then = f"{error.then} {in_place}".strip()
     return error
 
 
