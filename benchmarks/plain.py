@@ -43,7 +43,18 @@ class PlainKernel:
         self.client = BlockingKernelClient(connection_file=str(self._file))
         self.client.load_connection_file()
         self.client.start_channels()
-        self.client.wait_for_ready(60)
+        try:
+            self._wait_for_ready()
+        except BaseException:
+            print(self._log.read_text(), file=sys.stderr)
+            self.close()
+            raise
+
+    def _wait_for_ready(self) -> None:
+        try:
+            self.client.wait_for_ready(60)
+        except RuntimeError:  # a kernel counts as dead when one heartbeat comes late, as it can while it starts
+            self.client.wait_for_ready(60)
 
     def _fresh_namespace(self) -> subprocess.Popen[str]:
         inner = f'mount -t proc proc /proc && exec {sys.executable} -c "$0"'
