@@ -161,7 +161,7 @@ class Parking:
         return self._holds
 
     def preload(self) -> None:
-        """Have the bytes brought to the GPU as soon as they are all there, where it has room for them twice."""
+        """Have the bytes brought to the GPU as soon as they are all there, where it has room for them."""
         if self._is_whole and not self._holds and self._holder_is_ready():
             self._holder.tell(b"load")
             self._holder_says(b"loaded", _PREPARE_TIMEOUT)

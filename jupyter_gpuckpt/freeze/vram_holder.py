@@ -12,11 +12,11 @@ has another's memory open at its checkpoint, and memory that came from another c
 
 Lines: ``ready`` out, and then one answer to each of
 
-- ``take PID FD``: open every block that comes through that process's socket, and begin to copy them: ``held``
+- ``take PID FD``: open every part of a block that comes through that process's socket, and begin to copy: ``held``
 - ``copied``: wait for the copies: ``copied``
-- ``load``: begin to bring the file to the GPU, if there is room for it twice: ``loaded``
+- ``load``: begin to bring the file to the GPU, if there is room for it: ``loaded``
 - ``bring AT SIZE TO``: copy bytes of the file at an offset to where they belong in the parked memory: that offset
-- ``fill PID FD``: fill every block that comes through that socket: ``filled``
+- ``fill PID FD``: fill every part of a block that comes through that socket: ``filled``
 - ``rest``: when the copies are done, give up all that this program has on the GPU, its context too: ``resting``
 - ``rise``: be ready to fill again: ``ready``
 
@@ -46,18 +46,18 @@ from .populate import populate
 __all__ = ["main"]
 
 _ITEM = struct.Struct("<QQ")
-"""What comes beside a block's descriptor: its offset in the file, and its size; size 0 ends the list (parking.c)."""
+"""What comes beside a part's descriptor: its offset in the file, and its size; size 0 ends the list (parking.c)."""
 _FD = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 _ON_DEVICE = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
 _READ_WRITE = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 _PIDFD_GETFD = 438
 _SLACK = 64 << 20
-"""Bytes of GPU memory to leave free when a block is there twice for a moment."""
+"""Bytes of GPU memory to leave free when a part of a block is there twice for a moment."""
 _REST = 2 << 30
 """Bytes of GPU memory to leave for what the driver brings back itself."""
 _PIECE = 1 << 30
-"""Bytes that are brought to the GPU at once."""
-_LIMIT = 60.0  # for how long the process may take over one block, in seconds
+"""Bytes that are brought to the GPU at once: no fewer than a part of a block has (parking.c)."""
+_LIMIT = 60.0  # for how long the process may take over one part, in seconds
 
 
 def _run(call: str, *arguments: Any) -> Any:
@@ -67,8 +67,8 @@ def _run(call: str, *arguments: Any) -> Any:
     return values[0] if values else None
 
 
-class _Block:
-    """Another process's block of GPU memory, mapped here; `offset` is where its bytes are in the file."""
+class _Part:
+    """A part of another process's block of GPU memory, mapped here; `offset` is where its bytes are in the file."""
 
     def __init__(self, fd: int, offset: int, size: int, device: int) -> None:
         self.offset, self.size = offset, size
@@ -117,7 +117,7 @@ class _Holder:
         first: Any = ctypes.c_char.from_buffer(self._file)
         self._staging = ctypes.addressof(first)
         _run("cuMemHostRegister", self._staging, len(self._file), 0)
-        self._held: deque[_Block | _Piece] = deque()
+        self._held: deque[_Part | _Piece] = deque()
         """What of the bytes is on the GPU: from some offset on without a gap, or nothing."""
         if self._is_brought:
             for offset in range(0, size, _PIECE):
@@ -130,9 +130,9 @@ class _Holder:
             for offset, size, descriptor in _items(there):
                 if offset + size > len(self._file):
                     raise RuntimeError("the process has more memory by now than there is room for")
-                block = _Block(descriptor, offset, size, self._device)
-                self._held.append(block)
-                _run("cuMemcpyDtoHAsync", self._staging + offset, block.address, size, 0)
+                part = _Part(descriptor, offset, size, self._device)
+                self._held.append(part)
+                _run("cuMemcpyDtoHAsync", self._staging + offset, part.address, size, 0)
             there.send(b"h")
         return "held"
 
@@ -147,7 +147,8 @@ class _Holder:
 
     def load(self) -> str:
         size = len(self._file)
-        if _free_bytes() > 2 * size + _REST:
+        # While blocks are filled, a part of one is there twice, and of a piece the rest of which belongs to the next.
+        if _free_bytes() > size + 2 * _PIECE + _REST:
             for offset in range(0, size, _PIECE):
                 piece = _Piece(offset, min(_PIECE, size - offset))
                 self._held.append(piece)
@@ -188,13 +189,13 @@ class _Holder:
             sizes = deque(held.size for held in self._held)
             self._ask(there, sizes)
             for offset, size, descriptor in _items(there):
-                new = _Block(descriptor, offset, size, self._device)
+                new = _Part(descriptor, offset, size, self._device)
                 self._copy_to(new)
                 new.close()
                 self._ask(there, sizes)
         return "filled"
 
-    def _copy_to(self, new: _Block) -> None:
+    def _copy_to(self, new: _Part) -> None:
         done, spent = 0, []
         while done < new.size:
             at, left = new.offset + done, new.size - done
@@ -213,7 +214,7 @@ class _Holder:
             held.close()
 
     def _ask(self, there: socket.socket, sizes: deque[int]) -> None:
-        """Ask for the next block, once there is room for it beside the one that is held; the last time it is thanks."""
+        """Ask for the next part, once there is room for it beside the one that is held; the last time it is thanks."""
         size = sizes.popleft() if sizes else 0
         if size and not self._is_brought and _free_bytes() < size + _SLACK:
             # What is held is in the file too; from there it takes no memory of the GPU.

@@ -37,6 +37,7 @@ enum { OUT_OF_MEMORY = 2, NOT_SUPPORTED = 801 }; /* the same numbers in CUresult
 enum { ON_DEVICE = 1, PINNED = 1, POSIX_FD = 1, READ_WRITE = 3 };
 enum { RDMA_WITH_VMM = 110 }; /* CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED */
 enum { SMALLEST = 16 << 20 }; /* what torch has in smaller blocks is little, and the driver's to copy */
+enum { PART = 1 << 30 };      /* a block comes back in parts: the GPU need not have room for all of it twice */
 enum { ACK_SECONDS = 60 };    /* for how long the holder may take over one block, or all of them */
 enum { FIRST_SECONDS = 10 };  /* for how long the keeper may take to say whether to park at all */
 
@@ -56,9 +57,9 @@ static struct {
   fn CtxGetCurrent, CtxGetDevice, CtxSynchronize, CtxPush, CtxPop, Retain, DeviceCount, DeviceAttribute, HtoD;
 } cu;
 
-/* A block of GPU memory: `handle` is 0 while its physical memory is not this process's. */
-typedef struct { uint64_t address, size, handle, offset; } block;
-/* What is sent beside a block's file descriptor; `size` 0 ends a list. */
+/* A block of GPU memory, and the physical memory of its first `had` parts: of all but while it is parked. */
+typedef struct { uint64_t address, size, offset, *handles; size_t had; } block;
+/* What is sent beside a part's file descriptor; `size` 0 ends a list. */
 typedef struct { uint64_t offset, size; } item;
 
 static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
@@ -121,28 +122,45 @@ static int has_context(void) {
   return state == 1 && !cu.CtxGetCurrent(&context) && context;
 }
 
-static int give_memory(block *b) {
+static size_t parts_of(const block *b) { return (b->size + PART - 1) / PART; }
+
+static uint64_t part_size(const block *b, size_t part) {
+  uint64_t left = b->size - part * PART;
+  return left < PART ? left : PART;
+}
+
+/* Give a block the physical memory of its next part. */
+static int give_part(block *b) {
   access_desc access = {prop.place, READ_WRITE};
-  uint64_t handle;
-  int result = cu.Create(&handle, b->size, &prop, (uint64_t)0);
+  uint64_t address = b->address + b->had * PART, size = part_size(b, b->had), handle;
+  int result = cu.Create(&handle, size, &prop, (uint64_t)0);
   if (result) return result;
-  if ((result = cu.Map(b->address, b->size, (size_t)0, handle, (uint64_t)0))) {
+  if ((result = cu.Map(address, size, (size_t)0, handle, (uint64_t)0))) {
     cu.Release(handle);
     return result;
   }
-  if ((result = cu.SetAccess(b->address, b->size, &access, (size_t)1))) {
-    cu.Unmap(b->address, b->size);
+  if ((result = cu.SetAccess(address, size, &access, (size_t)1))) {
+    cu.Unmap(address, size);
     cu.Release(handle);
     return result;
   }
-  b->handle = handle;
+  b->handles[b->had++] = handle;
   return 0;
 }
 
+/* Give a block all that it lacks; where that fails, it keeps what it has. */
+static int give_memory(block *b) {
+  int result = 0;
+  while (!result && b->had < parts_of(b)) result = give_part(b);
+  return result;
+}
+
 static void take_memory(block *b) {
-  cu.Unmap(b->address, b->size);
-  cu.Release(b->handle);
-  b->handle = 0;
+  while (b->had) {
+    b->had--;
+    cu.Unmap(b->address + b->had * PART, part_size(b, b->had));
+    cu.Release(b->handles[b->had]);
+  }
 }
 
 static int new_block(void **result, size_t size) {
@@ -155,9 +173,12 @@ static int new_block(void **result, size_t size) {
   }
   int failed = cu.AddressReserve(&b.address, b.size, (size_t)0, (uint64_t)0, (uint64_t)0);
   if (failed) return failed;
-  if ((failed = give_memory(&b))) {
+  b.handles = malloc(parts_of(&b) * sizeof *b.handles);
+  if (!b.handles || (failed = give_memory(&b))) {
+    take_memory(&b);
+    free(b.handles);
     cu.AddressFree(b.address, b.size);
-    return failed;
+    return failed ? failed : OUT_OF_MEMORY;
   }
   blocks[count++] = b;
   *result = (void *)b.address;
@@ -198,6 +219,7 @@ PUBLIC int cudaFree(void *address) {
   int result = cu.CtxSynchronize(); /* cudaFree waits for the GPU's work, which may use the block */
   if (!result) {
     take_memory(b);
+    free(b->handles);
     cu.AddressFree(b->address, b->size);
     *b = blocks[--count];
   }
@@ -338,11 +360,11 @@ static void close_pair(int pair[2]) {
   close(pair[1]);
 }
 
-static int export_block(int to, block *b) {
+static int export_part(int to, const block *b, size_t part) {
   int fd = -1;
-  int result = cu.ExportToShareableHandle(&fd, b->handle, POSIX_FD, (uint64_t)0);
+  int result = cu.ExportToShareableHandle(&fd, b->handles[part], POSIX_FD, (uint64_t)0);
   if (result) return result;
-  item i = {b->offset, b->size};
+  item i = {b->offset + part * PART, part_size(b, part)};
   result = send_item(to, i, fd);
   close(fd);
   return result;
@@ -355,7 +377,8 @@ static int hand_over(int holder) {
   for (size_t i = 0; !result && i < count; i++) {
     blocks[i].offset = offset;
     offset += blocks[i].size;
-    result = export_block(holder, &blocks[i]);
+    for (size_t part = 0; !result && part < parts_of(&blocks[i]); part++)
+      result = export_part(holder, &blocks[i], part);
   }
   item end = {offset, 0};
   if (!result && (send_item(holder, end, -1) || !heard_from(holder))) result = -1;
@@ -363,15 +386,18 @@ static int hand_over(int holder) {
   return result;
 }
 
-/* Get new memory for every block, one at a time as the holder asks for it, and have the holder fill it. It asks for the
+/* Get new memory for every block, part by part as the holder asks for it, and have the holder fill it. It asks for the
  * next when it has filled the one before. */
 static int have_filled(void) {
   int pair[2], result = 0;
   if (open_pair(pair)) return -1;
   say("socket %ld\n", pair[1], 0);
   for (size_t i = 0; !result && i < count; i++) {
-    if (!heard_from(pair[0])) result = -1;
-    else if (blocks[i].handle || !(result = give_memory(&blocks[i]))) result = export_block(pair[0], &blocks[i]);
+    block *b = &blocks[i];
+    for (size_t part = 0; !result && part < parts_of(b); part++) {
+      if (!heard_from(pair[0])) result = -1;
+      else if (b->had > part || !(result = give_part(b))) result = export_part(pair[0], b, part);
+    }
   }
   item end = {0, 0};
   if (!result && (send_item(pair[0], end, -1) || !heard_from(pair[0]))) result = -1;
@@ -379,7 +405,7 @@ static int have_filled(void) {
   return result;
 }
 
-/* Get new memory for every block that has none, and fill it from a file: slower, and without anybody's help. */
+/* Get new memory for every block that lacks some, and fill it from a file: slower, and without anybody's help. */
 static int load(const char *path) {
   struct stat status;
   int result = 0, fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -391,7 +417,7 @@ static int load(const char *path) {
   for (size_t i = 0; !result && i < count; i++) {
     block *b = &blocks[i];
     if (b->offset + b->size > (uint64_t)status.st_size) result = -1;
-    else if (b->handle || !(result = give_memory(b))) result = cu.HtoD(b->address, bytes + b->offset, b->size);
+    else if (!(result = give_memory(b))) result = cu.HtoD(b->address, bytes + b->offset, b->size);
   }
   munmap(bytes, (size_t)status.st_size);
   return result;
@@ -400,8 +426,7 @@ static int load(const char *path) {
 /* Give up what was got back so far: where there was no room for all of it. */
 static void drop(void) {
   cu.CtxSynchronize();
-  for (size_t i = 0; i < count; i++)
-    if (blocks[i].handle) take_memory(&blocks[i]);
+  for (size_t i = 0; i < count; i++) take_memory(&blocks[i]);
   say("dropped\n", 0, 0);
 }
 

@@ -60,17 +60,26 @@ def holder(notebook: Notebook) -> tuple[int, Path]:
     raise AssertionError(f"nothing holds GPU memory\n{log(notebook)}")
 
 
+def in_host_memory(notebook: Notebook) -> int:
+    """Return how many bytes the file has from which the process could have its GPU memory."""
+    file = next(holder(notebook)[1].glob(f"*[0-9]{PARKED}"))
+    return file.stat().st_blocks * 512
+
+
 def test_it_goes_to_the_gpu_without_taking_host_memory(saved: Notebook, criu: Criu) -> None:
-    in_file = []
-
-    def look() -> None:
-        file = next(holder(saved)[1].glob(f"*[0-9]{PARKED}"))
-        in_file.append(file.stat().st_blocks * 512)
-
+    in_file: list[int] = []
     for _ in range(2):
-        at_criu(saved, criu, look)
+        at_criu(saved, criu, lambda: in_file.append(in_host_memory(saved)))
         saved.run("x.zero_(); z.fill_(3); o.zero_(); torch.cuda.synchronize()")
     assert in_file == [0, 0], log(saved)
+
+
+def test_it_does_so_where_the_gpu_has_no_room_for_a_block_twice(saved: Notebook, criu: Criu) -> None:
+    in_file: list[int] = []
+    with leaving_free(2 * SIZE + GIB):
+        at_criu(saved, criu, lambda: in_file.append(in_host_memory(saved)))
+    assert in_file == [0], log(saved)
+    assert "WARNING" not in log(saved)
 
 
 def test_where_the_program_that_holds_it_is_killed_it_is_read_again(saved: Notebook, criu: Criu) -> None:

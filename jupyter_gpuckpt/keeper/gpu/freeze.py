@@ -33,6 +33,9 @@ _CHECKPOINT = 64 << 20
 does not (driver 580.159)."""
 _CONTEXT = 2 << 30
 """Bytes of GPU memory that the driver brings back itself, at most, beside what was parked."""
+_TWICE = 2 << 30
+"""Bytes of what is parked that are on the GPU twice while it changes hands, at most: a part of a block, and a piece of
+what is held (`vram_holder`)."""
 _WORTH_BRINGING = 4 << 30
 """Bytes of parked memory from which on it is quicker to read it straight to the GPU than into its file: that begins
 when the program that fills the GPU is ready, which takes it 0.3 to 0.4 s."""
@@ -278,7 +281,7 @@ class GpuReturn:
             return
         state: FileState = "awaited" if early else "kept"
         size = self._parked.size
-        if reading and size >= _WORTH_BRINGING and gpu.free > size + _HELPER + _CONTEXT:
+        if reading and size >= _WORTH_BRINGING and gpu.free > size + _TWICE + _HELPER + _CONTEXT:
             state = "brought"
         self._parking = await asyncio.to_thread(
             _parking, self._space, self._vram, self._parked, state, gpu.uuid, self._read_again
@@ -331,7 +334,7 @@ class GpuReturn:
             await asyncio.to_thread(self._read_again)
 
     async def preload(self) -> None:
-        """Begin to bring what was parked to the GPU, where there is room for it twice; to be waited for by `thaw`."""
+        """Begin to bring what was parked to the GPU, where there is room for it; to be waited for by `thaw`."""
         parking, parked = self._parking, self._parked
         if parking is not None and parked is not None:
             self._preloading = asyncio.create_task(asyncio.to_thread(parking.preload))
