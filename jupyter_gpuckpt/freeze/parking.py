@@ -164,7 +164,7 @@ class Parking:
         """Have the bytes brought to the GPU as soon as they are all there, where it has room for them."""
         if self._is_whole and not self._holds and self._holder_is_ready():
             self._holder.tell(b"load")
-            self._holder_says(b"loaded", _PREPARE_TIMEOUT)
+            self._holds = self._holder_says(b"loaded", _PREPARE_TIMEOUT)
 
     def _holder_is_ready(self) -> bool:
         if self._holder.pid is None:

@@ -14,7 +14,7 @@ Lines: ``ready`` out, and then one answer to each of
 
 - ``take PID FD``: open every part of a block that comes through that process's socket, and begin to copy: ``held``
 - ``copied``: wait for the copies: ``copied``
-- ``load``: begin to bring the file to the GPU, if there is room for it: ``loaded``
+- ``load``: begin to bring the file to the GPU: ``loaded``; or ``no room``
 - ``bring AT SIZE TO``: copy bytes of the file at an offset to where they belong in the parked memory: that offset
 - ``fill PID FD``: fill every part of a block that comes through that socket: ``filled``
 - ``rest``: when the copies are done, give up all that this program has on the GPU, its context too: ``resting``
@@ -148,11 +148,12 @@ class _Holder:
     def load(self) -> str:
         size = len(self._file)
         # While blocks are filled, a part of one is there twice, and of a piece the rest of which belongs to the next.
-        if _free_bytes() > size + 2 * _PIECE + _REST:
-            for offset in range(0, size, _PIECE):
-                piece = _Piece(offset, min(_PIECE, size - offset))
-                self._held.append(piece)
-                _run("cuMemcpyHtoDAsync", piece.address, self._staging + offset, piece.size, 0)
+        if _free_bytes() <= size + 2 * _PIECE + _REST:
+            return "no room"
+        for offset in range(0, size, _PIECE):
+            piece = _Piece(offset, min(_PIECE, size - offset))
+            self._held.append(piece)
+            _run("cuMemcpyHtoDAsync", piece.address, self._staging + offset, piece.size, 0)
         return "loaded"
 
     def bring(self, at: int, size: int, to: int) -> str:

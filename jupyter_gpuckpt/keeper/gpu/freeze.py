@@ -367,23 +367,26 @@ class GpuReturn:
         DriverError : it did not come back.
         StoreError, Cancelled : what is read behind could not be read.
         """
-        parking, parked = self._parking, self._parked
-        if parking is not None and parked is not None and (parking.holds or parking.bringing is not None):
-            # It is there already, or comes; and changes hands block by block.
-            needs = {**needs, parked.gpu: max(0, needs.get(parked.gpu, 0) - parked.size)}
         files_ready = asyncio.run_coroutine_threadsafe(_done(populating), asyncio.get_running_loop())
 
         def bring_back() -> None:
             files_ready.result()
-            cuda.thaw(self._worker, pids, self._gpu_map, needs)
+            cuda.thaw(self._worker, pids, self._gpu_map, self._still_needed(needs))
             if self._reading is not None:
                 self._reading.result()
-                assert parking is not None
-                parking.have_all()
+                assert self._parking is not None
+                self._parking.have_all()
 
         await self._around(bring_back, stay=stay)
         if not stay:
             gate.open_(self._space.run_dir)
+
+    def _still_needed(self, needs: Mapping[str, int]) -> Mapping[str, int]:
+        """Return what the driver has to find room for: parked memory that is there, or comes, changes hands only."""
+        parking, parked = self._parking, self._parked
+        if parking is None or parked is None or not (parking.holds or parking.bringing is not None):
+            return needs
+        return {**needs, parked.gpu: max(0, needs.get(parked.gpu, 0) - parked.size)}
 
     async def go(self) -> None:
         """Let the threads go on that `thaw` has left held."""
