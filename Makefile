@@ -28,18 +28,22 @@ demo: setup
 test:
 	@$(MAKE) --no-print-directory --jobs=2 lint setup labextension $(BIN)/chromium
 	@test -e /dev/nvidiactl || echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
-	@echo 'The tests run in two halves at once, and their lines alternate (a quarter of an hour on two processors) ...'
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-half test-others
+	@echo 'The tests run in three parts at once, and their lines alternate (about twenty minutes on two processors) ...'
+	@$(MAKE) --no-print-directory --jobs=3 --keep-going test-keeper test-pages test-others
 
 # Most of a test is waiting: for a kernel, for criu, for a page.
-HALF := tests/keeper tests/kernel
+KEEPER := tests/keeper
+PAGES := tests/lab tests/kernel tests/jobs
 
-.PHONY: test-half test-others
-test-half:
-	@$(BIN)/python -m pytest $(HALF)
+.PHONY: test-keeper test-pages test-others
+test-keeper:
+	@$(BIN)/python -m pytest $(KEEPER)
+
+test-pages:
+	@$(BIN)/python -m pytest $(PAGES)
 
 test-others:
-	@$(BIN)/python -m pytest $(HALF:%=--ignore=%)
+	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(KEEPER) $(PAGES))
 
 lint: $(READY) labextension/node_modules/.package-lock.json
 	@$(BIN)/python -m ruff check .
