@@ -92,8 +92,9 @@ def test_where_the_program_that_holds_it_is_killed_it_is_read_again(saved: Noteb
     assert saved.value(SAME) == "True", log(saved)
 
 
-def test_where_the_gpu_has_room_for_it_only_once_it_is_right_too(saved: Notebook) -> None:
-    with leaving_free(4 * GIB):
+@pytest.mark.parametrize("free", [4 * GIB, GIB // 4], ids=["and for a helper", "and for no helper"])
+def test_where_the_gpu_has_room_for_it_only_once_it_is_right_too(saved: Notebook, free: int) -> None:
+    with leaving_free(free):
         saved.run("%gpuckpt restore here", timeout=120)
     assert saved.value(SAME) == "True", log(saved)
 

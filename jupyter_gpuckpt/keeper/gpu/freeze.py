@@ -371,6 +371,7 @@ class GpuReturn:
 
         def bring_back() -> None:
             files_ready.result()
+            self._leave_room(needs)
             cuda.thaw(self._worker, pids, self._gpu_map, self._still_needed(needs))
             if self._reading is not None:
                 self._reading.result()
@@ -383,10 +384,25 @@ class GpuReturn:
 
     def _still_needed(self, needs: Mapping[str, int]) -> Mapping[str, int]:
         """Return what the driver has to find room for: parked memory that is there, or comes, changes hands only."""
-        parking, parked = self._parking, self._parked
-        if parking is None or parked is None or not (parking.holds or parking.bringing is not None):
+        parked = self._parked
+        if parked is None or not self._is_on_gpu:
             return needs
         return {**needs, parked.gpu: max(0, needs.get(parked.gpu, 0) - parked.size)}
+
+    def _leave_room(self, needs: Mapping[str, int]) -> None:
+        """End the program that fills, where it takes what the rest needs: the process then reads the file itself."""
+        parking, parked = self._parking, self._parked
+        if parking is None or parked is None or self._is_on_gpu:
+            return
+        free = {gpu.uuid: gpu.free for gpu in self._worker.gpus()}
+        place = place_of((self._gpu_map or {}).get(parked.gpu, parked.gpu), free)
+        if free[place] < needs.get(parked.gpu, 0):
+            parking.do_without_holder()
+
+    @property
+    def _is_on_gpu(self) -> bool:
+        """Whether what was parked is on the GPU already, or is being read to there."""
+        return self._parking is not None and (self._parking.holds or self._parking.bringing is not None)
 
     async def go(self) -> None:
         """Let the threads go on that `thaw` has left held."""
