@@ -160,6 +160,11 @@ class Window:
         told.wait_for()
         return told
 
+    def is_told_nothing_more(self) -> None:
+        """Wait until the notifications have gone by themselves; those under the mouse stay."""
+        self.page.mouse.move(0, 0)
+        expect(self.page.locator(".Toastify__toast")).to_have_text([])
+
     def save(self, name: str, note: str = "") -> None:
         """Save the kernel by way of the toolbar, and wait for it."""
         self.kernel_is_ready()

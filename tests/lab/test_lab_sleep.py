@@ -35,7 +35,7 @@ def test_a_kernel_is_put_to_sleep_and_a_cell_wakes_it(lab: Server, open_window: 
     window.is_told("Asleep")
     expect(box).to_contain_text("Kernel: asleep")
     expect(box).to_contain_text("the next cell wakes it")
-    expect(window.page.locator(".Toastify__toast")).to_have_count(0)
+    window.is_told_nothing_more()
     for theme in ("light", "dark"):
         if theme == "dark":
             window.dark()

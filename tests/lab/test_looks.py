@@ -59,7 +59,7 @@ def test_light_and_dark(lab: Server, open_window: OpenWindow, tmp_path: Path) ->
     window.restore("epoch-1")
     window.run("weights")
     window.save("other-rate")
-    expect(window.page.locator(".Toastify__toast")).to_have_count(0)
+    window.is_told_nothing_more()
     for theme in ("light", "dark"):
         if theme == "dark":
             window.dark()
