@@ -38,7 +38,7 @@ enum { ON_DEVICE = 1, PINNED = 1, POSIX_FD = 1, READ_WRITE = 3 };
 enum { RDMA_WITH_VMM = 110 }; /* CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED */
 enum { SMALLEST = 16 << 20 }; /* what torch has in smaller blocks is little, and the driver's to copy */
 enum { PART = 1 << 30 };      /* a block comes back in parts: the GPU need not have room for all of it twice */
-enum { ACK_SECONDS = 60 };    /* for how long the holder may take over one block, or all of them */
+enum { ACK_SECONDS = 60 };    /* for how long the holder may take over one part, or all of them */
 enum { FIRST_SECONDS = 10 };  /* for how long the keeper may take to say whether to park at all */
 
 typedef int (*fn)();
