@@ -19,12 +19,23 @@ class Holders:
 
     def __init__(self) -> None:
         self._writers: set[asyncio.StreamWriter] = set()
+        self._first_is_to_come = False
 
     def __bool__(self) -> bool:
         return bool(self._writers)
 
+    def expect_first(self) -> None:
+        """Take note that the program which had the kernel started is on its way."""
+        self._first_is_to_come = True
+
+    @property
+    def want_to_know(self) -> bool:
+        """Whether anybody is to be told of the kernel's end."""
+        return self._first_is_to_come or bool(self._writers)
+
     def add(self, writer: asyncio.StreamWriter) -> None:
         """Take note that this client holds the kernel."""
+        self._first_is_to_come = False
         self._writers.add(writer)
 
     def discard(self, writer: asyncio.StreamWriter) -> None:

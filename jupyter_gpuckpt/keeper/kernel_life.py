@@ -252,7 +252,7 @@ class Keeper:
             with contextlib.suppress(GpuckptError):
                 await self.space.kill()
         loop = asyncio.get_running_loop()
-        loop.call_later(_FAREWELL if self.holders else 0, self.closing.set)
+        loop.call_later(_FAREWELL if self.holders.want_to_know else 0, self.closing.set)
 
     async def give_up(self, *, wait: bool = True) -> None:
         """End the kernel, on the way to another one.

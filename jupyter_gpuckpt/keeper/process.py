@@ -48,6 +48,7 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
         try:
             keeper.save_state()
             if how == "hold":
+                keeper.holders.expect_first()
                 run, sleeper, kernel = started
                 await keeper.attach(run, int(sleeper), int(kernel))
             elif how == "job":

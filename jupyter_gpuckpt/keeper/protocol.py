@@ -134,7 +134,8 @@ class KeeperClient:
 
     def listen(self) -> None:
         """Take in what the keeper has told since, without waiting."""
-        while self._line(0) is not None:
+        # Where the kernel has ended, its keeper goes too: that it hung up is no news then.
+        while self.exit_status is None and self._line(0) is not None:
             pass
 
     def request(

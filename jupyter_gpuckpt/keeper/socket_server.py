@@ -74,7 +74,7 @@ class SocketServer:
             self._connections -= 1
             self._keeper.holders.discard(writer)
             writer.close()
-            if self._keeper.exit_status is not None and not self._keeper.holders:
+            if self._keeper.exit_status is not None and not self._keeper.holders.want_to_know:
                 self._keeper.closing.set()
 
     async def _answer(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:

@@ -11,8 +11,6 @@ import type { IError, IOperation, IProgress } from './types';
 const SUCCESS_STAYS = 5000;
 /** How long an operation takes before it gets a notification of its progress, in milliseconds. */
 const PROGRESS_AFTER = 500;
-/** How long a notification is left alone: JupyterLab loses changes of one that it is still drawing. In milliseconds. */
-const DRAWN_AFTER = 1000;
 
 /** Shows an error with its cause and what to do next; the id is that of the operation that failed. */
 export type Explain = (error: IError, operation?: string) => void;
@@ -24,8 +22,8 @@ export type Undo = () => void;
 interface IFollowed {
   progress: IProgress;
   timer: number;
-  /** The notification's id and when it was made; null before. */
-  made: { id: string; at: number } | null;
+  /** The id of the notification of its progress; null before there is one. */
+  notification: string | null;
   undo: Undo | undefined;
 }
 
@@ -136,17 +134,16 @@ export class Follower {
   }
 
   private _show(operation: IProgress, undo?: Undo): void {
-    const followed: IFollowed = { progress: operation, made: null, timer: 0, undo };
+    const followed: IFollowed = { progress: operation, notification: null, timer: 0, undo };
     followed.timer = window.setTimeout(() => {
       const cancel = (event: MouseEvent): void => {
         event.preventDefault(); // it stays open
         void this.cancel(operation.id);
       };
-      const id = Notification.emit(this.progressText(followed.progress), 'in-progress', {
+      followed.notification = Notification.emit(this.progressText(followed.progress), 'in-progress', {
         autoClose: false,
         actions: [{ label: this.trans.__('Cancel'), callback: cancel }]
       });
-      followed.made = { id, at: Date.now() };
     }, PROGRESS_AFTER);
     this._followed.set(operation.id, followed);
   }
@@ -158,8 +155,8 @@ export class Follower {
     }
     followed.progress = progress;
     if (progress.state === 'running') {
-      if (followed.made !== null) {
-        Notification.update({ id: followed.made.id, message: this.progressText(progress) });
+      if (followed.notification !== null) {
+        Notification.update({ id: followed.notification, message: this.progressText(progress) });
       }
       return;
     }
@@ -175,13 +172,14 @@ export class Follower {
     this._waiting.delete(progress.id);
   }
 
-  private _conclude({ made, undo }: IFollowed, operation: IOperation): void {
+  private _conclude({ notification, undo }: IFollowed, operation: IOperation): void {
     const { message, type, options } = this._outcome(operation, undo);
-    if (made === null) {
-      Notification.emit(message, type, options);
-    } else {
-      const left = Math.max(0, made.at + DRAWN_AFTER - Date.now());
-      window.setTimeout(() => Notification.update({ id: made.id, message, type, ...options }), left);
+    Notification.emit(message, type, options);
+    // Another one, not the same with another type: where JupyterLab is still drawing a notification, which takes as
+    // long as the machine lets it, it loses the change, or never closes what it changed.
+    if (notification !== null) {
+      // A moment later: a change of its text that is still under way would bring it back.
+      window.setTimeout(() => Notification.dismiss(notification), 0);
     }
   }
 

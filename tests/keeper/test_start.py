@@ -26,7 +26,7 @@ from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.freeze.processes import open_files
 from jupyter_gpuckpt.keeper import client
 from jupyter_gpuckpt.keeper.kernel_start import kernel_program
-from jupyter_gpuckpt.keeper.record import KernelFolder, Launch
+from jupyter_gpuckpt.keeper.record import LOG, KernelFolder, Launch
 
 pytestmark = pytest.mark.criu
 
@@ -181,17 +181,16 @@ def test_a_kernel_that_ends_before_it_is_held_has_ended_with_its_status(
     launch.argv = ["/bin/sh", "-c", 'touch "$MARK"; exit 7']
     keepers_first(f"while not os.path.exists({str(mark)!r}): time.sleep(0.01)")
     process, folder = client.start_keeper(launch)
+    wait_until(lambda: "the kernel ended" in (folder.path / LOG).read_text(), what="its end was not noticed")
+    with client.connect(folder) as passer_by:
+        passer_by.request("status")
     with client.connect(folder) as keeper:
         keeper.request("attach")
-
-        def exited() -> bool:
-            keeper.listen()
-            return keeper.exit_status is not None
-
-        wait_until(exited)
+        with client.connect(folder) as other:
+            other.request("close")
+        process.wait()
+        keeper.listen()  # that the keeper is gone as well is no news
         assert keeper.exit_status == 7
-        keeper.request("close")
-    process.wait()
 
 
 def test_a_keeper_that_dies_at_its_start_leaves_nothing_and_is_quoted(

@@ -187,6 +187,10 @@ class Window:
         self.line(name).get_by_role("button", name=f"More about {name}").click()
         self.page.get_by_role("menuitem", name=command).click()
 
+    def slow_down(self, times: int) -> None:
+        """Have the page take so many times as long for all it does; 1 is as quick as it can."""
+        self._context.new_cdp_session(self.page).send("Emulation.setCPUThrottlingRate", {"rate": times})
+
     def dark(self) -> None:
         """Change to the dark theme, and wait until it is there."""
         self.command("apputils:change-theme", theme="JupyterLab Dark")

@@ -275,6 +275,16 @@ def test_a_save_with_files_is_asked_for_and_is_cancelled(lab: Server, open_windo
     assert lab.ask("GET", "snapshots")["snapshots"] == []
 
 
+def test_what_is_told_goes_by_itself_where_the_page_is_slow(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "slow.ipynb")
+    # It ends while the page is still drawing how far it is.
+    window.run("import jupyter_gpuckpt, time; jupyter_gpuckpt.before_save(lambda: time.sleep(0.5))")
+    window.kernel_is_ready()
+    window.slow_down(40)
+    window.save("meanwhile")
+    window.is_told_nothing_more()
+
+
 def test_a_name_that_cannot_be_is_refused_as_it_is_typed(lab: Server, open_window: OpenWindow) -> None:
     window = open_window(lab, "name.ipynb")
     window.kernel_is_ready()
