@@ -46,7 +46,8 @@ def new_run_folder(kernel_dir: Path) -> Path:
     run_dir = next(path for n in itertools.count(1) if not (path := kernel_dir / f"run-{n}").exists())
     socket_of(kernel_dir, run_dir).unlink(missing_ok=True)
     run_dir.mkdir(mode=0o700)
-    (run_dir / settings.RUN_ID).write_text(secrets.token_hex(16))
+    with open(os.open(run_dir / settings.RUN_ID, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as f:
+        f.write(secrets.token_hex(16))
     # By it the agent sees whether the keeper lives.
     (run_dir / KEEPER_LOCK).hardlink_to(kernel_dir / KEEPER_LOCK)
     for name in (TO_KERNEL, FROM_KERNEL):

@@ -117,13 +117,13 @@ def test_row_32_another_user_never_reads_a_byte_even_with_umask_000(
 
 
 def test_row_32_all_that_is_kept_is_for_its_owner_alone(open_folder: Path, notebook: Notebook) -> None:
-    notebook.run("%gpuckpt save here")
-    notebook.run("%gpuckpt restore here")
-    wait_until(lambda: not (notebook.folder / "restore").exists())
-    for top in (store(), notebook.folder):
-        for path in (top, *top.rglob("*")):
-            with contextlib.suppress(FileNotFoundError):  # the keeper replaces its own, and sweeps
-                assert path.lstat().st_mode & 0o077 == 0, path
+    for doing in ("save", "restore"):
+        notebook.run(f"%gpuckpt {doing} here")
+        wait_until(lambda: not (notebook.folder / "restore").exists())
+        for top in (store(), notebook.folder):
+            for path in (top, *top.rglob("*")):
+                with contextlib.suppress(FileNotFoundError):  # the keeper replaces its own, and sweeps
+                    assert path.lstat().st_mode & 0o077 == 0, path
 
 
 def test_row_34_a_hostile_name_is_refused_in_words_from_outside(notebook: Notebook) -> None:
