@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -169,6 +170,31 @@ def test_a_fork_that_fails_leaves_no_copy_and_the_kernel_unharmed(
     criu.honest()
     (copy,) = fork(notebook)
     assert copy.value("x") == "1"
+
+
+def test_a_copy_whose_port_another_program_takes_first_gets_other_ports(criu: Criu, notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    alone = set(connection_files())
+    with socket.socket() as other:
+        with criu.held_at("restore", "start") as reached:
+            asked = Requested(notebook, "fork", {})
+            reached()
+            (first,) = set(connection_files()) - alone
+            # As a kernel does that was told of this port before we were.
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", json.loads(first.read_text())["iopub_port"]))
+            other.listen()
+        (told,) = asked.outcome()["kernels"]
+        copy = Copy(told)
+        try:
+            assert copy.value("x") == "1"
+            assert set(connection_files()) - alone == {Path(told["connection_file"])}
+        finally:
+            copy.close()
+
+
+def connection_files() -> list[Path]:
+    return list(Path(os.environ["JUPYTER_RUNTIME_DIR"]).glob("kernel-*.json"))
 
 
 def runtime_files() -> list[str]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...errors import ForkFailed, GpuckptError, NoSuchKernel, Refused
-from ...freeze import cuda, images, processes
+from ...freeze import criu, cuda, images, processes
 from ...freeze.criu_program import CriuProgram
 from ...store import Manifest, Snapshot
 from .. import adoption, client, fit, ports
@@ -45,6 +45,8 @@ log = logging.getLogger("gpuckpt.keeper")
 
 MOST = 64
 """How many copies one fork makes at most."""
+_TRIES = 3
+"""How often a copy is given other ports, where another program has taken one of them meanwhile."""
 
 _NOT_FORKED = "The kernel was not forked; it goes on as before."
 
@@ -353,10 +355,22 @@ async def _bring_up(
     slots = asyncio.Semaphore(os.cpu_count() or 1)
     up = 0
 
-    async def start(copy: _Copy) -> dict[str, Any]:
+    async def start(index: int) -> dict[str, Any]:
         nonlocal up
         async with slots:
-            process, folder = await asyncio.to_thread(client.start_keeper, copy.launch, copy.order)
+            for left in reversed(range(_TRIES)):
+                copy = plan.copy(index)
+                copies.append(copy)
+                try:
+                    process, folder = await asyncio.to_thread(client.start_keeper, copy.launch, copy.order)
+                    break
+                except GpuckptError as e:
+                    # Whoever was told before us that a port is free (Jupyter, of a kernel's) binds it after us.
+                    if criu.PORT_TAKEN not in e.why or not left:
+                        raise
+                    log.warning("a copy is tried again with other ports: %s", e.why)
+                    copies.remove(copy)
+                    await asyncio.to_thread(_end_all, [copy])
             _reap(process)
             status = await asyncio.to_thread(_status, folder)
         up += 1
@@ -374,9 +388,7 @@ async def _bring_up(
         }
 
     try:
-        for index in range(wanted.count):
-            copies.append(plan.copy(index))
-        started = await asyncio.gather(*map(start, copies), return_exceptions=True)
+        started = await asyncio.gather(*map(start, range(wanted.count)), return_exceptions=True)
         for outcome in started:
             if isinstance(outcome, BaseException):
                 raise outcome
