@@ -24,6 +24,7 @@ from .freeze import processes
 from .keeper import client
 from .keeper.protocol import KeeperClient
 from .keeper.record import KernelFolder, Launch
+from .keeper.reserved_ports import Reserved
 from .machine.capability import why_unavailable
 
 _KERNEL_CLASS = "--IPKernelApp.kernel_class=jupyter_gpuckpt.kernel.ipython.GpuckptKernel"
@@ -63,6 +64,8 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         super().__init__(**kwargs)
         self._one_at_a_time = threading.Lock()
         """Held while the keeper is talked to: the manager polls while it does other things."""
+        self._reserved: Reserved | None = None
+        """The ports of a kernel that has not been seen to listen yet."""
 
     @property
     def has_process(self) -> bool:
@@ -79,7 +82,22 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             self.parent.load_connection_file()
             self.ports_cached = True  # its ports are settled: the manager is not to choose others
         found: dict[str, Any] = await super().pre_launch(**kwargs)
+        if not self._adopting and self.connection_info["transport"] == "tcp" and _with_agent(found["cmd"])[1]:
+            # The manager was told by the system that they are free; so may another be, for all that a kernel needs to
+            # begin. Not for any kernel: one that does not bind with SO_REUSEADDR would find them taken.
+            self._let_ports_go()
+            self._reserved = Reserved()
+            for port in self._ports():
+                self._reserved.hold(port)
         return found
+
+    def _ports(self) -> set[int]:
+        return {port for name, port in self.connection_info.items() if name.endswith("_port")}
+
+    def _let_ports_go(self) -> None:
+        reserved, self._reserved = self._reserved, None
+        if reserved is not None:
+            reserved.close()
 
     def _running_launch(self) -> Launch:
         """Return how the running kernel of this id was started.
@@ -135,10 +153,10 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         The kernel is not held up by that, and its first client gains by it: one that finds nobody at a port looks there
         again after 0.1 to 0.2 s only (zmq_setsockopt(3), ZMQ_RECONNECT_IVL).
         """
-        ports = {port for name, port in self.connection_info.items() if name.endswith("_port")}
         deadline = time.monotonic() + _TO_LISTEN
         while self.connection_info["transport"] == "tcp" and time.monotonic() < deadline:
-            if ports <= await asyncio.to_thread(_listened_at):
+            if self._ports() <= await asyncio.to_thread(_listened_at):
+                self._let_ports_go()
                 return
             await asyncio.sleep(_LOOK)
 
@@ -178,6 +196,8 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
 
     async def poll(self) -> int | None:
         """Return None while the kernel lives, else its exit code (called by the manager every few seconds)."""
+        if self._reserved is not None and self._ports() <= await asyncio.to_thread(_listened_at):
+            self._let_ports_go()
         if self._folder is None:
             status: int | None = await super().poll()
             return status
@@ -271,6 +291,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
 
     async def cleanup(self, restart: bool = False) -> None:
         """Leave nothing behind (called by the manager after the kernel has ended, or is given up)."""
+        self._let_ports_go()
         await asyncio.to_thread(self._close)
         await super().cleanup(restart)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -16,6 +15,7 @@ from typing import Any
 from ..errors import Refused
 from ..freeze import processes
 from ..freeze.images import BoundSocket
+from .reserved_ports import Reserved, bound
 
 DRIVERS = b"cuda-uvmfd-"
 """How the abstract socket is called that the GPU driver makes in each process (driver 580.159). Any other name that
@@ -76,68 +76,10 @@ class Choice:
 
 def _is_free(port: int) -> bool:
     try:
-        _bound(port).close()
+        bound(port).close()
     except OSError:
         return False
     return True
-
-
-def _bound(port: int) -> socket.socket:
-    """Return a TCP socket that is bound to a port (0: to any), which nobody has otherwise: neither in IPv6 nor by UDP.
-
-    Raises
-    ------
-    OSError : somebody has it.
-    """
-    s = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
-    try:
-        if s.family == socket.AF_INET6:
-            s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        if port:  # what has just been closed is free; the system itself only gives out what nobody has in any way
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        s.bind(("", port))
-        with socket.socket(s.family, socket.SOCK_DGRAM) as datagrams:
-            datagrams.bind(("", s.getsockname()[1]))
-    except BaseException:
-        s.close()
-        raise
-    return s
-
-
-class Reserved:
-    """Ports for several kernels that are about to come up beside each other: each is given out once, until `close`.
-
-    A reserved port is bound by a socket of ours that does not listen. Nobody else is given it by the system, and
-    criu, which binds with SO_REUSEADDR as we do, gets it all the same (socket(7)).
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[int, socket.socket] = {}
-
-    def free(self) -> int:
-        """Return a free port."""
-        while True:
-            with contextlib.suppress(OSError):  # it is only free in TCP
-                return self._hold(_bound(0))
-
-    def same_or_free(self, port: int) -> int:
-        """Return this port, where it is free, and else one that is."""
-        if port not in self._held:
-            with contextlib.suppress(OSError):
-                return self._hold(_bound(port))
-        return self.free()
-
-    def _hold(self, s: socket.socket) -> int:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        port = int(s.getsockname()[1])
-        self._held[port] = s
-        return port
-
-    def close(self) -> None:
-        """Let go of the ports that no kernel has taken."""
-        for s in self._held.values():
-            s.close()
-        self._held.clear()
 
 
 @dataclass

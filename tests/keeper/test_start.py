@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,9 +17,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from jupyter_client import AsyncKernelManager
+from jupyter_client import AsyncKernelManager, KernelManager
 from keeper_faults import assert_nothing_left, processes_of
-from notebooks import PATIENCE, Notebook, StartKernel, wait_until
+from notebooks import PATIENCE, SPEC, Notebook, StartKernel, wait_for_ready, wait_until
 
 import jupyter_gpuckpt.keeper
 from jupyter_gpuckpt import provisioner, settings
@@ -146,6 +147,39 @@ def is_attended(kernel: Path) -> bool:
             return bool(keeper.request("status")["attended"])
     except (GpuckptError, OSError):
         return False
+
+
+def test_nobody_is_given_the_ports_of_a_kernel_that_is_about_to_listen(tmp_path: Path, mark: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, sys, time\nif 'ipykernel_launcher' in sys.orig_argv:\n"
+        f"    while not os.path.exists({str(mark)!r}): time.sleep(0.01)\n"
+    )
+    manager = KernelManager(kernel_name=SPEC)
+    manager.start_kernel(env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    try:
+        for port in manager.ports:
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind((manager.ip, port))  # without SO_REUSEADDR: what is free for that is what the system gives
+        mark.touch()
+        connected = manager.client()
+        connected.start_channels()
+        wait_for_ready(connected)
+        connected.stop_channels()
+        assert ports_bound_here() >= set(manager.ports)
+        assert manager.is_alive()
+        assert not ports_bound_here() & set(manager.ports), "they are held for longer than needed"
+    finally:
+        manager.shutdown_kernel(now=True)
+
+
+def ports_bound_here() -> set[int]:
+    """Return the local ports of this process's sockets; one that does not listen is in none of the system's tables."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208 - file descriptors are not paths
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(fd))) as one:
+            if one.family in (socket.AF_INET, socket.AF_INET6):
+                found.add(int(one.getsockname()[1]))
+    return found
 
 
 def test_a_kernel_that_does_not_listen_is_not_waited_for_long(late: AsyncKernelManager) -> None:

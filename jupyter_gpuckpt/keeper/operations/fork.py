@@ -31,6 +31,7 @@ from ..deputy import usable_criu
 from ..gpu import sharing
 from ..gpu.freeze import GpuReturn, parked_in
 from ..record import KernelFolder, Launch, Operation, now
+from ..reserved_ports import Reserved
 from ..staging import fits_in_memory, vram_files
 from ..summary import summary
 from .arrival import Arrival, put_in_place, request_of, resume
@@ -272,7 +273,7 @@ class _Plan:
 
     def __init__(self, keeper: Keeper, capture: _Capture, wanted: Wanted) -> None:
         self._keeper, self._capture, self._wanted = keeper, capture, wanted
-        self._reserved = ports.Reserved()
+        self._reserved = Reserved()
         self._bound = images.bound_ports(capture.criu)
         kernel = capture.manifest.kernel
         ours = {*kernel["connection"].values(), *kernel.get("own_ports", [])}

@@ -1,0 +1,71 @@
+"""Ports that nobody else is given before whoever is to have them listens there."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+__all__ = ["Reserved", "bound"]
+
+
+def bound(port: int) -> socket.socket:
+    """Return a TCP socket that is bound to a port (0: to any), which nobody has otherwise: neither in IPv6 nor by UDP.
+
+    Raises
+    ------
+    OSError : somebody has it.
+    """
+    s = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
+    try:
+        if s.family == socket.AF_INET6:
+            s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        if port:  # what has just been closed is free; the system itself only gives out what nobody has in any way
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        s.bind(("", port))
+        with socket.socket(s.family, socket.SOCK_DGRAM) as datagrams:
+            datagrams.bind(("", s.getsockname()[1]))
+    except BaseException:
+        s.close()
+        raise
+    return s
+
+
+class Reserved:
+    """Ports for kernels that are about to come up: each is given out once, until `close`.
+
+    A reserved port is bound by a socket of ours that does not listen. Nobody else is given it by the system, and
+    criu and zmq, which bind with SO_REUSEADDR as we do, get it all the same (socket(7)).
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, socket.socket] = {}
+
+    def hold(self, port: int) -> None:
+        """Reserve this port, if it is free."""
+        with contextlib.suppress(OSError):
+            self._hold(bound(port))
+
+    def free(self) -> int:
+        """Return a free port."""
+        while True:
+            with contextlib.suppress(OSError):  # it is only free in TCP
+                return self._hold(bound(0))
+
+    def same_or_free(self, port: int) -> int:
+        """Return this port, where it is free, and else one that is."""
+        if port not in self._held:
+            with contextlib.suppress(OSError):
+                return self._hold(bound(port))
+        return self.free()
+
+    def _hold(self, s: socket.socket) -> int:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        port = int(s.getsockname()[1])
+        self._held[port] = s
+        return port
+
+    def close(self) -> None:
+        """Let go of the ports that no kernel has taken."""
+        for s in self._held.values():
+            s.close()
+        self._held.clear()
