@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jupyter_client.connect import KernelConnectionInfo
+from jupyter_client.connect import KernelConnectionInfo, LocalPortCache, port_names
 from jupyter_client.provisioning import LocalProvisioner
 from traitlets import Unicode, default
 
@@ -65,7 +65,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         self._one_at_a_time = threading.Lock()
         """Held while the keeper is talked to: the manager polls while it does other things."""
         self._reserved: Reserved | None = None
-        """The ports of a kernel that has not been seen to listen yet."""
+        """The kernel's ports, from its start to its end: they are its own also while it comes back from a snapshot."""
 
     @property
     def has_process(self) -> bool:
@@ -81,18 +81,29 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             self.parent.connection_file = launch.connection_file
             self.parent.load_connection_file()
             self.ports_cached = True  # its ports are settled: the manager is not to choose others
+        elif self.parent.transport == "tcp" and self.parent.cache_ports:
+            self._reserve_ports()
         found: dict[str, Any] = await super().pre_launch(**kwargs)
-        if not self._adopting and self.connection_info["transport"] == "tcp" and _with_agent(found["cmd"])[1]:
-            # The manager was told by the system that they are free; so may another be, for all that a kernel needs to
-            # begin. Not for any kernel: one that does not bind with SO_REUSEADDR would find them taken.
-            self._let_ports_go()
-            self._reserved = Reserved()
-            for port in self._ports():
-                self._reserved.hold(port)
+        if not _with_agent(found["cmd"])[1]:
+            self._let_ports_go()  # what does not bind with SO_REUSEADDR would find them taken
         return found
 
-    def _ports(self) -> set[int]:
-        return {port for name, port in self.connection_info.items() if name.endswith("_port")}
+    def _reserve_ports(self) -> None:
+        """Choose the kernel's ports, unless it has some, and see to it that nobody else is given them.
+
+        `LocalProvisioner` would choose them here, too; but what is free then may be another's when the kernel begins.
+        """
+        if self._reserved is not None:
+            return  # since its start before this one
+        self._reserved = Reserved()
+        for name in port_names:
+            if self.ports_cached:
+                self._reserved.hold(getattr(self.parent, name))
+            else:
+                port = self._reserved.free()
+                LocalPortCache.instance().currently_used_ports.add(port)
+                setattr(self.parent, name, port)
+        self.ports_cached = True
 
     def _let_ports_go(self) -> None:
         reserved, self._reserved = self._reserved, None
@@ -153,10 +164,10 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         The kernel is not held up by that, and its first client gains by it: one that finds nobody at a port looks there
         again after 0.1 to 0.2 s only (zmq_setsockopt(3), ZMQ_RECONNECT_IVL).
         """
+        ports = {port for name, port in self.connection_info.items() if name.endswith("_port")}
         deadline = time.monotonic() + _TO_LISTEN
         while self.connection_info["transport"] == "tcp" and time.monotonic() < deadline:
-            if self._ports() <= await asyncio.to_thread(_listened_at):
-                self._let_ports_go()
+            if ports <= await asyncio.to_thread(_listened_at):
                 return
             await asyncio.sleep(_LOOK)
 
@@ -196,8 +207,6 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
 
     async def poll(self) -> int | None:
         """Return None while the kernel lives, else its exit code (called by the manager every few seconds)."""
-        if self._reserved is not None and self._ports() <= await asyncio.to_thread(_listened_at):
-            self._let_ports_go()
         if self._folder is None:
             status: int | None = await super().poll()
             return status
@@ -291,9 +300,10 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
 
     async def cleanup(self, restart: bool = False) -> None:
         """Leave nothing behind (called by the manager after the kernel has ended, or is given up)."""
-        self._let_ports_go()
         await asyncio.to_thread(self._close)
         await super().cleanup(restart)
+        if not restart:
+            self._let_ports_go()
 
     def _close(self) -> None:
         """End the keeper, and with it whatever is left of the kernel."""

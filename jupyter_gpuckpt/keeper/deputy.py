@@ -26,6 +26,7 @@ import os
 import select
 import socket
 import struct
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ MESSAGE_LIMIT = 64 << 10
 """The longest message, in bytes."""
 PROOF = "GPUCKPT_PROOF"
 _ANSWER, _CHECK = 30.0, 120.0  # how long a deputy may be silent, in seconds
+_BEGINNING = 10.0  # how long a process may take to become another program, in seconds
 _TIME_TO_END = 30.0  # how much longer than criu itself its deputy may take, in seconds
 
 
@@ -236,10 +238,14 @@ class Deputy:
 
 def _proof(pid: int) -> str:
     """Return what stands in the environment of another process; nothing where this one may not look into it."""
+    deadline = time.monotonic() + _BEGINNING
     try:
-        variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        # It is empty for a moment of the process's beginning (fs/proc/base.c: environ_read).
+        while not (content := Path(f"/proc/{pid}/environ").read_text()) and time.monotonic() < deadline:
+            time.sleep(0.001)
     except OSError:
         return ""
+    variables = content.split("\0")
     return next((value for name, _, value in (one.partition("=") for one in variables) if name == PROOF), "")
 
 

@@ -12,6 +12,8 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from people import GID, UIDS, Machine, Person
 from jupyter_gpuckpt.broker import service
 from jupyter_gpuckpt.broker.register import Register
 from jupyter_gpuckpt.freeze.criu_program import CriuProgram
+from jupyter_gpuckpt.keeper.deputy import PROOF, _proof
 
 pytestmark = pytest.mark.criu
 
@@ -214,6 +217,24 @@ def test_25_a_process_under_landlock_cannot_leave_it_by_the_broker(alice: Person
         assert "Landlock" in said.get("error", {}).get("why", ""), said
     assert alice.does("landlocked({'do': 'criu'}, ())")["done"]  # that starts nothing
     assert asks(alice, hold) == {"done": True}
+
+
+def test_25_who_is_not_confined_is_not_taken_for_that_by_a_process_that_is_just_beginning() -> None:
+    words = ["env", "-i", "/bin/sh", "-c", f"echo; read go; exec /usr/bin/env {PROOF}=secret cat"]
+    with (
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()  # it has no environment by now
+        proof = threads.submit(_proof, process.pid)
+        with pytest.raises(NotYet):
+            proof.result(0.2)
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        assert proof.result(60) == "secret"
+        process.stdin.close()
 
 
 WITH_A_KEY = """

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Error, Locator, expect
 CONFIG = "c.LabApp.expose_app_in_browser = True\n"
 """For the server: tests reach the application by ``window.jupyterapp``."""
 PATIENCE = 180_000  # milliseconds: a page has much to load
-_IS_IDLE = "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+_KERNEL = "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel"
 _IN_FRONT = ".jp-NotebookPanel:not(.lm-mod-hidden)"
 _AXE = Path(__file__).parents[2] / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
 expect.set_options(timeout=PATIENCE)
@@ -84,7 +84,7 @@ class Window:
         if notebook is not None:
             self.page.locator(".jp-Notebook .jp-Cell").first.wait_for()
             if spec:
-                self.page.wait_for_function(_IS_IDLE)
+                self.kernel_is_idle()
 
     def loaded(self) -> None:
         """Wait until JupyterLab is there."""
@@ -97,9 +97,18 @@ class Window:
 
     # -- the notebook
 
+    def kernel_is_idle(self) -> None:
+        """Wait until the notebook's kernel has answered all that the page asked of it."""
+        try:
+            self.page.wait_for_function(f"{_KERNEL}?.status === 'idle'")
+        except Error as e:
+            status = self.page.evaluate(f"[{_KERNEL}?.status, {_KERNEL}?.connectionStatus].join(', ')")
+            log = self.server.log.read_text()[-5000:]
+            raise AssertionError(f"the kernel is {status}, and the server says:\n{log}") from e
+
     def kernel_is_ready(self) -> None:
         """Wait until the toolbar lets the kernel be saved."""
-        self.page.wait_for_function(_IS_IDLE)
+        self.kernel_is_idle()
         self.toolbar("gpuckpt-save").locator('jp-button[aria-disabled="false"]').wait_for()
 
     def toolbar(self, item: str) -> Locator:
@@ -110,7 +119,7 @@ class Window:
         # Not waited for: the command ends when its question is answered.
         self.page.evaluate("() => void window.jupyterapp.commands.execute('kernelmenu:restart')")
         self.accept("Confirm Kernel Restart")
-        self.page.wait_for_function(_IS_IDLE)
+        self.kernel_is_idle()
 
     def run(self, code: str) -> Locator:
         """Type code into the last cell, run it, wait until it is done, and return the cell."""
