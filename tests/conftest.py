@@ -84,7 +84,11 @@ def start(folders: None) -> Iterator[StartKernel]:
         connected.start_channels()
         notebook = Notebook(manager, connected)
         started.append(notebook)
-        wait_for_ready(connected)
+        try:
+            wait_for_ready(connected)
+        except AssertionError as e:
+            logs = "\n".join(path.read_text() for path in sorted(notebook.folder.rglob("*.log")))
+            raise AssertionError(f"{e}; its logs say:\n{logs}") from e
         return notebook
 
     yield start
