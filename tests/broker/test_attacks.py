@@ -220,9 +220,10 @@ def test_25_a_process_under_landlock_cannot_leave_it_by_the_broker(alice: Person
 
 
 def test_25_who_is_not_confined_is_not_taken_for_that_by_a_process_that_is_just_beginning() -> None:
-    words = ["env", "-i", "/bin/sh", "-c", f"echo; read go; exec /usr/bin/env {PROOF}=secret cat"]
+    become = f"import os; print(flush=True); input(); os.execve('/bin/cat', ['cat'], {{{PROOF!r}: 'secret'}})"
+    words = [sys.executable, "-I", "-S", "-c", become]
     with (
-        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={}) as process,
         ThreadPoolExecutor(1) as threads,
     ):
         assert process.stdin is not None
