@@ -92,18 +92,26 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         """Choose the kernel's ports, unless it has some, and see to it that nobody else is given them.
 
         `LocalProvisioner` would choose them here, too; but what is free then may be another's when the kernel begins.
+
+        Raises
+        ------
+        OSError : no port is free, or this process has too many files open.
         """
         if self._reserved is not None:
             return  # since its start before this one
-        self._reserved = Reserved()
-        for name in port_names:
-            if self.ports_cached:
-                self._reserved.hold(getattr(self.parent, name))
-            else:
-                port = self._reserved.free()
-                LocalPortCache.instance().currently_used_ports.add(port)
-                setattr(self.parent, name, port)
-        self.ports_cached = True
+        reserved = Reserved()
+        try:
+            for name in port_names:
+                if self.ports_cached:
+                    reserved.hold(getattr(self.parent, name))
+                else:
+                    port = reserved.free()
+                    LocalPortCache.instance().currently_used_ports.add(port)
+                    setattr(self.parent, name, port)
+        except OSError:
+            reserved.close()
+            raise
+        self._reserved, self.ports_cached = reserved, True
 
     def _let_ports_go(self) -> None:
         reserved, self._reserved = self._reserved, None

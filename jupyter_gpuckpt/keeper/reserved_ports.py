@@ -1,11 +1,14 @@
-"""Ports that nobody else is given before whoever is to have them listens there."""
+"""Ports that nobody else is given, whether anybody listens there yet or not."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 
 __all__ = ["Reserved", "bound"]
+
+_TRIES = 100  # for a port that is free in UDP as well
 
 
 def bound(port: int) -> socket.socket:
@@ -46,13 +49,23 @@ class Reserved:
             self._hold(bound(port))
 
     def free(self) -> int:
-        """Return a free port."""
+        """Return a free port.
+
+        Raises
+        ------
+        OSError : there is none, or this process has too many files open.
+        """
+        tried = 0
         while True:
-            with contextlib.suppress(OSError):  # it is only free in TCP
+            try:
                 return self._hold(bound(0))
+            except OSError as e:
+                tried += 1
+                if e.errno != errno.EADDRINUSE or tried == _TRIES:
+                    raise
 
     def same_or_free(self, port: int) -> int:
-        """Return this port, where it is free, and else one that is."""
+        """Return this port, where it is free, and else one that is. Raises as `free`."""
         if port not in self._held:
             with contextlib.suppress(OSError):
                 return self._hold(bound(port))
@@ -65,7 +78,7 @@ class Reserved:
         return port
 
     def close(self) -> None:
-        """Let go of the ports that no kernel has taken."""
+        """Let go of the ports; whoever listens at one keeps it."""
         for s in self._held.values():
             s.close()
         self._held.clear()

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ from jupyter_gpuckpt.freeze.processes import open_files
 from jupyter_gpuckpt.keeper import client
 from jupyter_gpuckpt.keeper.kernel_start import kernel_program
 from jupyter_gpuckpt.keeper.record import LOG, KernelFolder, Launch
+from jupyter_gpuckpt.keeper.reserved_ports import Reserved
 
 pytestmark = pytest.mark.criu
 
@@ -172,6 +174,16 @@ def test_nobody_is_given_the_ports_of_a_kernel_from_its_start_to_its_end(tmp_pat
     finally:
         manager.shutdown_kernel(now=True)
     assert not ports_bound_here() & set(ports)
+
+
+def test_where_no_port_can_be_had_that_is_said_and_nothing_hangs() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            Reserved().free()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def ports_bound_here() -> set[int]:
