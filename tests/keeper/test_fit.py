@@ -6,6 +6,7 @@ import dataclasses
 import json
 import platform
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,29 @@ def test_another_build_of_a_library_is_refused_and_other_data_is_told(notebook: 
     answer = notebook.run("%gpuckpt restore here")
     assert f"have other contents now, of the same size: {data}" in answer.text
     assert f"Linux: saved with 6.0.0-elsewhere, here {platform.release()}" in answer.text
+
+
+def test_a_program_is_the_same_build_whatever_its_build_id_looks_like(notebook: Notebook, tmp_path: Path) -> None:
+    source = next(path for path in Path(numpy.__file__).parent.rglob("*.so") if build_id(path))
+    known = bytes.fromhex(build_id(source))
+    odd = {"zeros": source.read_bytes().replace(known, known[:-2] + bytes(2)), "32_bit": small_program_of_32_bits()}
+    notebook.run("x = 1; files = []")
+    for name, content in odd.items():
+        (tmp_path / name).write_bytes(content)
+        notebook.run(f"files.append(open({str(tmp_path / name)!r}, 'rb'))")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("x") == "1"
+    (tmp_path / "32_bit").write_bytes(odd["32_bit"].replace(b"an id", b"no id"))
+    assert "32_bit: another build" in notebook.fails("%gpuckpt restore here").text
+
+
+def small_program_of_32_bits() -> bytes:
+    """Return an ELF file with nothing but a build id, of five bytes (elf(5))."""
+    note = struct.pack("<3I4s8s", 4, 5, 3, b"GNU", b"an id")
+    header = struct.pack("<16s2H5I6H", b"\x7fELF\1\1\1", 3, 3, 1, 0, 52, 0, 0, 52, 32, 1, 40, 0, 0)
+    return header + struct.pack("<8I", 4, 84, 84, 84, len(note), len(note), 4, 4) + note
 
 
 def test_a_snapshot_from_before_files_were_written_down_is_restored(notebook: Notebook, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from blake3 import blake3
 
 from ...freeze import images
-from ...freeze.elf import build_id
+from ...freeze.elf import build_id, is_same_build
 
 __all__ = [
     "ELSEWHERE",
@@ -92,7 +92,7 @@ def of_images(folder: Path) -> list[NeededFile]:
             file.mode,
             file.size,
             file.flags & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR),
-            file.build_id.rstrip(b"\0").hex(),
+            file.build_id.hex(),
         )
         for file in images.named_files(folder)
         if not file.path.startswith(ELSEWHERE)
@@ -167,7 +167,7 @@ def difference(file: NeededFile, root: Path) -> str:
         return ""
     if now.st_size != file.size and not (file.writable and now.st_size > file.size):
         return f"{file.path}: had {was}, here {now.st_size}"
-    if file.build_id and (here := build_id(at)) != file.build_id:
+    if file.build_id and not is_same_build(here := build_id(at), file.build_id):
         return f"{file.path}: another build, of the same size: was {file.build_id}, here {here or 'none'}"
     return ""
 
