@@ -136,6 +136,11 @@ class NamedFile:
     build_id: bytes
 
 
+def is_written(flags: int) -> bool:
+    """Tell whether a file with these flags (open(2)) is open for writing."""
+    return flags & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR)
+
+
 def named_files(images: Path) -> list[NamedFile]:
     """Return what the tree uses of the file system by name.
 
@@ -328,12 +333,14 @@ def rewrite_files(
     port : gives the new port for a bound one (listening TCP, or UDP).
     abstract_name : gives the new name for an abstract Unix socket's (without its leading NUL).
     socket_path : gives the new path for one that a Unix socket is bound to.
-    found : gives what a path is now: criu shall expect that size and mode; None leaves it to expect the saved ones.
+    found : gives what a path is now: criu shall expect that mode, and look at the size of what is as it was and that
+        nobody here writes; others may grow before it looks. None leaves it to expect the saved ones.
     """
     nameless = _nameless(source.parent)
     raw = source.read_bytes()
     out = bytearray(raw[:8])
     listening = _listening(raw)
+    written = {_path(e.reg) for e in _entries(raw, "file") if e.HasField("reg") and is_written(e.reg.flags)}
     for e in _entries(raw, "file"):
         if e.HasField("isk") and e.isk.src_port:
             # A connection comes back closed: it needs no port, and the saved one may be somebody's by now.
@@ -345,8 +352,8 @@ def rewrite_files(
             e.usk.name = os.fsencode(socket_path(path)) + end
         if e.HasField("reg") and e.id not in nameless and (now := found(_path(e.reg))) is not None:
             e.reg.mode = now.st_mode
-            if e.reg.HasField("size"):
-                e.reg.size = now.st_size
+            if _path(e.reg) in written or e.reg.size != now.st_size:
+                e.reg.ClearField("size")
         out += _packed(e)
     target.write_bytes(bytes(out))
 

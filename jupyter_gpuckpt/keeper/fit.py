@@ -214,13 +214,9 @@ def files_written(images_folder: Path) -> list[str]:
         {
             file.path
             for file in files
-            if file.size is not None and _is_written(file) and not file.path.startswith(ELSEWHERE)
+            if file.size is not None and images.is_written(file.flags) and not file.path.startswith(ELSEWHERE)
         }
     )
-
-
-def _is_written(file: images.NamedFile) -> bool:
-    return file.flags & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR)
 
 
 def warnings(snapshot: Snapshot, leaving: Sequence[int]) -> list[str]:
@@ -343,7 +339,7 @@ def found(path: str, root: Path) -> os.stat_result | None:
 
 
 def check_files(snapshot: Snapshot, root: Path) -> None:
-    """Hold everything that the tree uses of the file system by name, as criu's images tell, against what is there.
+    """Hold everything that the tree uses of the file system by name against what is there.
 
     `root` is the folder that is ``/`` to the processes when they are restored.
 
@@ -351,7 +347,7 @@ def check_files(snapshot: Snapshot, root: Path) -> None:
     ------
     Refused : naming what differs.
     """
-    _same_files(needs.of_images(snapshot.directory / "criu"), root)
+    _same_files(needs.of_snapshot(snapshot.directory), root)
 
 
 def _same_files(files: Sequence[NeededFile], root: Path) -> None:

@@ -258,7 +258,7 @@ def shrunk(path: Path) -> None:
 
 
 def grown(path: Path) -> None:
-    path.write_text("0123456789 and more")
+    path.write_text("another beginning, and more")
 
 
 def replaced(path: Path) -> None:
@@ -271,7 +271,7 @@ def replaced(path: Path) -> None:
     [
         (deleted, "had 10 bytes, is gone"),
         (shrunk, "had 10 bytes, here 3"),
-        (grown, "had 10 bytes, here 19"),
+        (grown, "had 10 bytes, here 27"),
         (replaced, "was a file, here a folder"),
     ],
 )
@@ -303,6 +303,13 @@ def test_a_file_that_was_replaced_by_one_of_the_same_size_is_the_new_one(
     fresh.rename(saved_with_a_file)
     notebook.run("%gpuckpt restore here")
     assert notebook.value("f.read()") == "b'defghij'"
+
+
+def test_a_file_that_others_append_to_is_no_obstacle(notebook: Notebook, saved_with_a_file: Path) -> None:
+    with saved_with_a_file.open("a") as f:
+        f.write(" and more")
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("f.read()") == "b'3456789 and more'"
 
 
 def test_a_file_whose_mode_changed_is_no_obstacle(notebook: Notebook, saved_with_a_file: Path) -> None:

@@ -265,6 +265,27 @@ def test_a_log_that_grew_after_the_save_is_appended_to(notebook: Notebook, tmp_p
     assert log.read_text().splitlines() == ["before", "after the save", "after the restore"]
 
 
+def test_a_log_that_grows_at_every_moment_is_no_obstacle(notebook: Notebook, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    writer = "import itertools, time\nfor n in itertools.count(): print(n, flush=True); time.sleep(1e-4)"
+    notebook.run(f"""
+        import subprocess, sys
+        log = {str(log)!r}
+        child = subprocess.Popen([sys.executable, "-c", {writer!r}], stdout=open(log, "w"))
+        while not open(log).read(1): pass
+        reader = open(log)
+    """)
+    save(notebook)
+    for how in ("", " --in-place"):
+        before = log.stat().st_size
+        wait_until(lambda before=before: log.stat().st_size > before)
+        notebook.run("lost = 1")
+        notebook.run(f"%gpuckpt restore here{how}")
+        assert value(notebook, "'lost' in globals(), child.poll()") == "(False, None)"
+        assert value(notebook, "reader.read(2)") == "0"
+        assert grows(notebook, "int(open(f'/proc/{child.pid}/fdinfo/1').read().split()[1])")
+
+
 def test_a_file_that_was_deleted_but_is_open(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run(f"""
         import os, tempfile

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ __all__ = [
     "from_json",
     "marked",
     "of_images",
+    "of_snapshot",
     "to_json",
 ]
 
@@ -51,7 +52,7 @@ class NeededFile:
     path : absolute.
     mode : as stat(2) has it.
     size : in bytes; None but for regular files.
-    writable : whether it is open for writing: it may have grown by the time of the restore.
+    writable : whether a saved process has it open for writing: it may have grown by the time of the restore.
     build_id : of a program or library, in hexadecimal; else empty.
     hash : the BLAKE3 of its bytes, in hexadecimal, where it has no build id and is small; else empty.
     """
@@ -86,18 +87,30 @@ class Marks:
 
 def of_images(folder: Path) -> list[NeededFile]:
     """Return the files that a dump names, as criu's images in `folder` describe them: without hashes."""
-    found = {
-        NeededFile(
-            file.path,
-            file.mode,
-            file.size,
-            file.flags & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR),
-            file.build_id.hex(),
-        )
-        for file in images.named_files(folder)
-        if not file.path.startswith(ELSEWHERE)
-    }
-    return sorted(found, key=lambda file: (file.path, file.writable))
+    named = [file for file in images.named_files(folder) if not file.path.startswith(ELSEWHERE)]
+    return _in_order(
+        NeededFile(file.path, file.mode, file.size, images.is_written(file.flags), file.build_id.hex())
+        for file in named
+    )
+
+
+def of_snapshot(folder: Path) -> list[NeededFile]:
+    """Return the files that a snapshot needs whose parts lie in `folder`, as it says or else criu's images in it do.
+
+    Raises
+    ------
+    ValueError : what it says is not valid.
+    """
+    said = folder / NEEDS
+    return from_json(said.read_bytes()) if said.exists() else of_images(folder / "criu")
+
+
+def _in_order(files: Iterable[NeededFile]) -> list[NeededFile]:
+    """Return each file once; what one process writes is written for those that only read it, too."""
+    found = set(files)
+    written = {file.path for file in found if file.writable}
+    merged = {replace(file, writable=True) if file.path in written else file for file in found}
+    return sorted(merged, key=lambda file: file.path)
 
 
 def marked(files: Iterable[NeededFile], root: Path, marks: Marks) -> list[NeededFile]:
@@ -135,7 +148,7 @@ def from_json(raw: bytes) -> list[NeededFile]:
     ValueError : it did not.
     """
     try:
-        return [_file(found) for found in json.loads(raw)["files"]]
+        return _in_order(_file(found) for found in json.loads(raw)["files"])
     except (KeyError, TypeError, RecursionError) as e:
         raise ValueError(f"the list of needed files is not valid: {e}") from e
 
@@ -151,7 +164,8 @@ def _file(found: dict[str, Any]) -> NeededFile:
 def difference(file: NeededFile, root: Path) -> str:
     """Return what keeps a file from being opened again, with its path and both values; empty where nothing does.
 
-    A file that is open for writing may have grown: a log goes on, and the kernel with it from its saved offset.
+    A file that is open for writing may have grown: a log goes on, and the kernel with it from its saved offset. So may
+    one that somebody else writes, where what the kernel knows of it is still its beginning.
     """
     was = _kind(file.mode) if file.size is None else "1 byte" if file.size == 1 else f"{file.size} bytes"
     at = root / file.path[1:]
@@ -165,11 +179,19 @@ def difference(file: NeededFile, root: Path) -> str:
         return f"{file.path}: was {_kind(file.mode)}, here {_kind(now.st_mode)}"
     if file.size is None:
         return ""
-    if now.st_size != file.size and not (file.writable and now.st_size > file.size):
+    if now.st_size != file.size and not (now.st_size > file.size and (file.writable or _begins_as(file, at))):
         return f"{file.path}: had {was}, here {now.st_size}"
     if file.build_id and not is_same_build(here := build_id(at), file.build_id):
         return f"{file.path}: another build, of the same size: was {file.build_id}, here {here or 'none'}"
     return ""
+
+
+def _begins_as(file: NeededFile, at: Path) -> bool:
+    """Tell whether a file that has grown begins with all that it was."""
+    if not file.hash:
+        return False
+    with at.open("rb") as f:
+        return blake3(f.read(file.size)).hexdigest() == file.hash
 
 
 def changed(files: Collection[NeededFile], root: Path, marks: Marks) -> Sequence[str]:
