@@ -260,6 +260,7 @@ class Keeper:
         Without `wait`, nothing of it is executed any more, but only the next operation waits until it is gone.
         """
         self.let_go()
+        self.state.untold = None
         link, self.link = self.link, None
         if link is not None:
             link.close()

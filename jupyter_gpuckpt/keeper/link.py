@@ -68,6 +68,7 @@ class Link:
         self._introduction: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = asyncio.Lock()
+        self._writing: asyncio.Task[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._closed = False
         self.busy = False
@@ -182,15 +183,26 @@ class Link:
                 await self.send(message)
 
     async def _send(self, line: bytes) -> None:
+        await self._sending.acquire()  # whoever stops waiting here has sent nothing
+        # Whoever stops waiting later has: half a line would take the next one with it.
+        self._writing = asyncio.create_task(self._write(line))
+        self._writing.add_done_callback(self._written)
+        await asyncio.shield(self._writing)
+
+    def _written(self, writing: asyncio.Task[None]) -> None:
+        self._sending.release()
+        if not writing.cancelled():
+            writing.exception()  # seen: nobody may be waiting for it
+
+    async def _write(self, line: bytes) -> None:
         data = memoryview(line)
-        async with self._sending:
-            while data:
-                if self._closed:
-                    raise AgentSilent("the link was closed")
-                try:
-                    data = data[os.write(self._out, data) :]
-                except BlockingIOError:
-                    await self._until_writable()
+        while data:
+            if self._closed:
+                raise AgentSilent("the link was closed")
+            try:
+                data = data[os.write(self._out, data) :]
+            except BlockingIOError:
+                await self._until_writable()
 
     async def _until_writable(self) -> None:
         loop = asyncio.get_running_loop()
@@ -208,12 +220,12 @@ class Link:
             if not self._closed:
                 loop.remove_writer(self._out)
 
-    async def call(self, name: str, args: dict[str, Any], timeout: float) -> Any:
+    async def call(self, name: str, args: dict[str, Any], timeout: float | None) -> Any:
         """Have the agent do something and return its answer.
 
         Raises
         ------
-        AgentSilent : it did not answer within `timeout` seconds.
+        AgentSilent : it did not answer within `timeout` seconds, if that is not None; or the link was closed.
         GpuckptError : it answered with that error.
         """
         number = next(self._ids)

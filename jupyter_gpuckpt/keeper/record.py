@@ -90,6 +90,9 @@ class State:
     kernel said before it went), ``requests`` (what clients have sent, to be executed when it wakes),
     ``clients`` (how many there were, as `ports.peers` counts them) and ``own_connections`` (how many the kernel had to
     its own shell port)."""
+    untold: dict[str, Any] | None = None
+    """Where the kernel was woken and has not answered yet: the ``snapshot`` that it came from, a ``token`` by which it
+    knows whether it was told before, and the ``requests`` that it is to execute."""
     boot: str = ""
     """Which boot of the machine this is of (proc(5), random/boot_id): pids mean nothing in the next."""
     version: str = ""

@@ -95,6 +95,8 @@ class Agent:
         self._mended.set()
         self._ids = itertools.count(1)
         self._sending = threading.RLock()
+        self._is_cut = False
+        """Whether the last line was left off in its middle: the next one ends it."""
         self._in = os.open(run_dir / "to-kernel", os.O_RDWR)
         self._out = os.open(run_dir / "from-kernel", os.O_RDWR | os.O_NONBLOCK)
 
@@ -132,10 +134,11 @@ class Agent:
             self._send({"request": next(self._ids), "op": "ending", "args": {}})
 
     def _tell_busy(self, busy: bool, used: bool) -> None:
-        line = json.dumps({"busy": busy, "used": used}).encode() + b"\n"
         # Where nobody reads, the cell does not wait.
         with self._sending, contextlib.suppress(BlockingIOError):
-            os.write(self._out, line)  # whole or not at all: it is shorter than PIPE_BUF
+            # Whole or not at all: it is shorter than PIPE_BUF.
+            os.write(self._out, self._line({"busy": busy, "used": used}))
+            self._is_cut = False
 
     def request(
         self,
@@ -221,11 +224,12 @@ class Agent:
                 return message.get("result")
 
     def _send(self, message: dict[str, Any]) -> None:
-        data = memoryview(json.dumps(message, default=str).encode() + b"\n")
         with self._sending:
+            data = memoryview(self._line(message))
             while data:
                 try:
                     data = data[os.write(self._out, data) :]
+                    self._is_cut = bool(data)
                 except BlockingIOError:
                     if not select.select([], [self._out], [], 5.0)[1]:
                         raise KeeperGone(
@@ -234,14 +238,18 @@ class Agent:
                             "Ask again in a few seconds.",
                         ) from None
 
+    def _line(self, message: dict[str, Any]) -> bytes:
+        return b"\n" * self._is_cut + json.dumps(message, default=str).encode() + b"\n"
+
     # -- what the keeper asks of the kernel
 
     def _listen(self) -> None:
-        buffer = b""
+        begun = bytearray()
         while True:
-            data = os.read(self._in, 1 << 20)
-            *lines, buffer = (buffer + data).split(b"\n")
-            for line in lines:
+            *ends, rest = os.read(self._in, 1 << 20).split(b"\n")
+            for end in ends:
+                line = begun + end
+                begun.clear()
                 try:
                     message = json.loads(line)
                 except ValueError:
@@ -250,6 +258,7 @@ class Agent:
                     self._take(message)
                 except Exception:
                     log.exception("a message of the keeper's could not be handled")
+            begun += rest
 
     def _take(self, message: dict[str, Any]) -> None:
         if "for" in message:

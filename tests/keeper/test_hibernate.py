@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -375,3 +376,50 @@ def test_a_signal_ends_it(notebook: Notebook, tmp_path: Path) -> None:
     assert notebook.manager.is_alive()
     notebook.manager.signal_kernel(signal.SIGTERM)
     wait_until(lambda: not notebook.manager.is_alive())
+
+
+# -- a cell of many megabytes wakes it
+
+
+def large(code: str) -> str:
+    """Return a cell that does this, and takes a while on its way: a FIFO holds 64 kB."""
+    return f"y = {'a' * (15 << 20)!r}\n{code}"
+
+
+@contextlib.contextmanager
+def standing_still(notebook: Notebook) -> Iterator[None]:
+    """Have the kernel, which is about to be woken, stand still."""
+    named = os.fsencode(notebook.manager.connection_file)
+    (kernel,) = (
+        pid for pid in processes.descendants(keeper_pid(notebook)) if named in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    os.kill(kernel, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(kernel, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("keeper_dies", [False, True])
+def test_a_large_cell_is_executed_once_however_long_it_is_on_its_way(
+    criu: Criu, start: StartKernel, monkeypatch: pytest.MonkeyPatch, keeper_dies: bool
+) -> None:
+    monkeypatch.setenv("GPUCKPT_HOOK_TIMEOUT", "1")
+    notebook = start()
+    notebook.run("x = 1")
+    name = hibernate(notebook)
+    with contextlib.ExitStack() as still:
+        with criu.held_at("restore", "post-resume") as reached:
+            cell = Asked(notebook, large("x += 1"))
+            reached()
+            still.enter_context(standing_still(notebook))
+        # It is not waited for any longer, but it is not given up.
+        wait_until(lambda: status(notebook)["state"] == "running")
+        assert names() == {name}
+        if keeper_dies:
+            kill_keeper(notebook)
+            assert notebook.manager.is_alive()
+    assert cell.answer()["status"] == "ok"
+    assert notebook.value("x, len(y)") == f"2 {15 << 20}"
+    assert_awake(notebook)
+    assert state(notebook)["untold"] is None

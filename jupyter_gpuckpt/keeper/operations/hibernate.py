@@ -34,7 +34,7 @@ from .. import fit, ports
 from ..clients import Connections, own_connections, unread_bytes
 from ..deputy import usable_criu
 from ..gpu import sharing
-from ..link import AgentSilent
+from ..link import AgentSilent, Link
 from ..ports import Places
 from ..record import now
 from ..summary import HIBERNATED, current_name, summary
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ..kernel_life import Keeper
     from ..record import Operation
 
-__all__ = ["come_back", "finish_wake", "forget", "hibernate", "remove_broken_off"]
+__all__ = ["come_back", "finish_wake", "forget", "hibernate", "remove_broken_off", "tell_again"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -336,7 +336,8 @@ async def _clients(keeper: Keeper) -> dict[str, int]:
 async def finish_wake(keeper: Keeper) -> list[str]:
     """Have the restored kernel execute what came while it was hibernated; return what went wrong in its hooks.
 
-    It hears of each wake once, also where a keeper dies in the middle and another tells it again.
+    It is told until it has answered, and noted until then, but not waited for longer than for its hooks. It hears of
+    each wake once, also where a keeper dies in the middle and another tells it again.
 
     Raises
     ------
@@ -346,35 +347,69 @@ async def finish_wake(keeper: Keeper) -> list[str]:
     assert hibernated is not None
     assert link is not None
     assert space is not None
-    arguments = {"token": hibernated["snapshot"]["id"] + hibernated["since"], "requests": hibernated["requests"]}
-    call = asyncio.create_task(link.call("woken", arguments, settings.hook_timeout()))
+    untold = {
+        "snapshot": hibernated["snapshot"],
+        "token": hibernated["snapshot"]["id"] + hibernated["since"],
+        "requests": hibernated["requests"],
+    }
+    telling = _telling(link, untold)
     died = asyncio.create_task(space.wait(keeper.state.kernel_pid))
-    await asyncio.wait({call, died}, return_when=asyncio.FIRST_COMPLETED)
     faults: list[str] = []
-    answered = False
     try:
-        if not call.done():
+        await asyncio.wait({telling, died}, timeout=settings.hook_timeout(), return_when=asyncio.FIRST_COMPLETED)
+        if telling.done():
+            faults = list((await telling)["faults"])
+        elif died.done():
             raise RestoreFailed("The restored kernel ended at once.", "", "")
-        faults = list((await call)["faults"])
-        answered = True
-    except AgentSilent:
-        # It runs, and does what waits when it comes to it: a long call that keeps Python's lock was saved in it.
-        log.warning("the woken kernel has not answered yet")
-    except GpuckptError:
+    except (GpuckptError, AgentSilent) as e:
+        telling.cancel()
         await keeper.give_up()
         keeper.without_kernel()
+        if isinstance(e, AgentSilent):
+            raise RestoreFailed("The restored kernel was ended at once.", "", "") from e
         raise
     finally:
-        for task in (call, died):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, GpuckptError, AgentSilent):
-                await task
+        died.cancel()
+        with contextlib.suppress(asyncio.CancelledError, GpuckptError):
+            await died
     keeper.state.hibernated = keeper.state.operation = None
+    keeper.state.untold = untold
+    if telling.done():
+        _was_told(keeper)
+    else:
+        # It runs, and does what waits when it comes to it: a long call that keeps Python's lock was saved in it.
+        log.warning("the woken kernel has not answered yet")
+        keeper.in_background(_until_told(keeper, telling))
     keeper.note_state()
     keeper.watch()
-    if answered:
-        keeper.in_background(asyncio.to_thread(forget, keeper.store, hibernated["snapshot"]))
     return faults
+
+
+def tell_again(keeper: Keeper) -> None:
+    """Tell a woken kernel what waits for it, which the keeper before this one may not have come to."""
+    if keeper.state.untold is not None and keeper.link is not None:
+        keeper.in_background(_until_told(keeper, _telling(keeper.link, keeper.state.untold)))
+
+
+def _telling(link: Link, untold: Mapping[str, Any]) -> asyncio.Task[Any]:
+    return asyncio.create_task(link.call("woken", {key: untold[key] for key in ("token", "requests")}, None))
+
+
+async def _until_told(keeper: Keeper, telling: asyncio.Task[Any]) -> None:
+    try:
+        await telling
+    except AgentSilent:
+        return  # it has ended
+    except GpuckptError as e:
+        log.error("what came for the hibernated kernel could not be executed: %s", e)
+    _was_told(keeper)
+    keeper.note_state()
+
+
+def _was_told(keeper: Keeper) -> None:
+    untold, keeper.state.untold = keeper.state.untold, None
+    if untold is not None:
+        keeper.in_background(asyncio.to_thread(forget, keeper.store, untold["snapshot"]))
 
 
 def forget(store: Store, snapshot: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from ..gpu.late_vram import LateVram
 from ..gpu.sleep import GpuSleep
 from ..staging import discard_left, vram_files
 from .criu_run import end_criu
-from .hibernate import finish_wake, remove_broken_off
+from .hibernate import finish_wake, remove_broken_off, tell_again
 from .parts import CAPTURE, VRAM, WORKING_COPY
 from .restore import answer_from_fresh, failed_restore
 from .save import resume_processes
@@ -125,6 +125,8 @@ async def _mend(keeper: Keeper) -> None:
         await answer_from_fresh(keeper, left["asked"], left["peers"], failed_restore(left["name"], cause))
     if keeper.state.hibernated is not None and keeper.space is not None:
         await finish_wake(keeper)
+    else:
+        tell_again(keeper)
     if keeper.space is not None:
         await asyncio.to_thread(discard_left, keeper.space)
         if keeper.state.sleep is None:
