@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -25,9 +23,9 @@ from .keeper import client
 from .keeper.protocol import KeeperClient
 from .keeper.record import KernelFolder, Launch
 from .keeper.reserved_ports import Reserved
+from .launch_command import with_agent
 from .machine.capability import why_unavailable
 
-_KERNEL_CLASS = "--IPKernelApp.kernel_class=jupyter_gpuckpt.kernel.ipython.GpuckptKernel"
 _LOST = -signal.SIGKILL
 ADOPT = "gpuckpt_adopt"
 """An argument of `KernelManager.start_kernel`: the kernel of that id runs already, and is only to be held."""
@@ -57,6 +55,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     _process: subprocess.Popen[bytes] | None = None
     _exit_status: int | None = None
     _adopting = False
+    _has_agent = False
     _is_other_version = False
     _was_silent = False
 
@@ -76,15 +75,19 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         """Settle command and connection (called by the manager at a start and at a restart)."""
         # A kernel is only adopted once: the manager says so again at every restart.
         self._adopting = bool(kwargs.pop(ADOPT, False)) and self._folder is None and self._exit_status is None
-        if self._adopting:
-            launch = await asyncio.to_thread(self._running_launch)
+        launch = await asyncio.to_thread(self._running_launch) if self._adopting else None
+        if launch is not None:
             self.parent.connection_file = launch.connection_file
             self.parent.load_connection_file()
             self.ports_cached = True  # its ports are settled: the manager is not to choose others
         elif self.parent.transport == "tcp" and self.parent.cache_ports:
             self._reserve_ports()
         found: dict[str, Any] = await super().pre_launch(**kwargs)
-        if not _with_agent(found["cmd"])[1]:
+        for name in (settings.ENV_RUN_DIR, settings.ENV_UNAVAILABLE):  # of a kernel that this one is started in
+            found["env"].pop(name, None)
+        self.cwd = launch.cwd if launch is not None else str(found.get("cwd") or Path.cwd())
+        found["cmd"], self._has_agent = await asyncio.to_thread(with_agent, found["cmd"], found["env"], self.cwd)
+        if not self._has_agent:
             self._let_ports_go()  # what does not bind with SO_REUSEADDR would find them taken
         return found
 
@@ -164,7 +167,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
                 reason = await asyncio.to_thread(why_unavailable) or Unavailable(e.what, e.why, e.then)
         self.log.warning("The kernel starts as a plain one, without save and restore. %s", reason)
         kwargs["env"] = {**environment, settings.ENV_UNAVAILABLE: json.dumps(reason.as_dict())}
-        return await super().launch_kernel(_with_agent(cmd)[0], **kwargs)
+        return await super().launch_kernel(cmd, **kwargs)
 
     async def _until_it_listens(self) -> None:
         """Wait for the kernel's ports, a moment at most: by now it is about to listen.
@@ -182,17 +185,16 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     def _launch(self, cmd: list[str], env: dict[str, str], kwargs: dict[str, Any]) -> Launch:
         umask = os.umask(0o077)
         os.umask(umask)
-        argv, has_agent = _with_agent(cmd)
         return Launch(
             kernel_id=self.kernel_id,
-            argv=argv,
+            argv=cmd,
             env=env,
-            cwd=str(kwargs.get("cwd") or Path.cwd()),
+            cwd=str(self.cwd),
             umask=umask,
             connection_file=str(Path(self.parent.connection_file).absolute()),
-            agent=has_agent,
+            agent=self._has_agent,
             name=self.parent.kernel_name,
-            notebook=env.get("JPY_SESSION_NAME", ""),
+            notebook=_own_notebook(env),
             sleep_after=self._parsed_sleep_after(),
         )
 
@@ -352,17 +354,14 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         if path := provisioner_info.get("gpuckpt_folder"):
             self._folder = KernelFolder(Path(path))
             self._keeper = await asyncio.to_thread(self._attach, self._folder)
+            self.cwd = self._folder.launch().cwd
 
 
 def _listened_at() -> set[int]:
     return {port for port, _ in processes.port_holders("tcp")}
 
 
-def _with_agent(cmd: list[str]) -> tuple[list[str], bool]:
-    """Return the command, with our kernel class where it starts ipykernel under this Python, and whether it does."""
-    python = shutil.which(cmd[0])
-    module = cmd[2] if cmd[1:2] == ["-m"] else ""
-    ours = python is not None and Path(python).samefile(sys.executable)
-    if ours and module in ("ipykernel_launcher", "ipykernel"):
-        return [*cmd, _KERNEL_CLASS], True
-    return cmd, False
+def _own_notebook(env: dict[str, str]) -> str:
+    """Return what the server calls the notebook; nothing where a kernel that a notebook starts has inherited that."""
+    name = env.get("JPY_SESSION_NAME", "")
+    return "" if name == os.environ.get("JPY_SESSION_NAME") else name

@@ -598,9 +598,12 @@ def _overtaken(op: str) -> GpuckptError:
 
 
 def is_held() -> bool:
-    """Tell whether this process is a kernel that a keeper holds."""
+    """Tell whether this process is a kernel that a keeper holds: process 1 has started it.
+
+    What a kernel starts inherits its environment, another kernel as well; who talks to the keeper is only the first.
+    """
     run_dir = os.environ.get(settings.ENV_RUN_DIR)
-    return bool(run_dir) and Path(str(run_dir), "to-kernel").exists()
+    return bool(run_dir) and os.getppid() == 1 and Path(str(run_dir), "to-kernel").exists()
 
 
 def _own_folder_of_multiprocessing() -> None:

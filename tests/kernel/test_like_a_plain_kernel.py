@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
-from notebooks import Notebook, StartKernel
+import pytest
+from notebooks import PATIENCE, SPEC, Notebook, StartKernel
 
 # 32 and 33 are the C library's own.
 _SIGNALS = (
@@ -44,3 +46,48 @@ def test_the_same_limits_and_groups(start: StartKernel, notebook: Notebook) -> N
         kernel.run("import os")
     assert notebook.value(same) == plain.value(same)
     assert os.getuid() == int(notebook.value("os.getuid()"))
+
+
+_NESTED = f"""
+import os
+from jupyter_client import KernelManager
+os.environ["GPUCKPT_CRIU"] = "/nowhere"
+manager = KernelManager(kernel_name={SPEC!r})
+manager.start_kernel(env={{**os.environ, "IPYTHONDIR": os.environ["IPYTHONDIR"] + "-nested"}})
+del os.environ["GPUCKPT_CRIU"]
+client = manager.client()
+client.start_channels()
+client.wait_for_ready({PATIENCE})
+client.execute_interactive("%gpuckpt save inner", allow_stdin=False)
+client.stop_channels()
+"""
+
+
+def test_a_plain_kernel_that_a_cell_starts_does_not_hear_what_is_meant_for_this_one(notebook: Notebook) -> None:
+    nested = notebook.run(_NESTED, timeout=2 * PATIENCE).text
+    assert "No CRIU of version" in nested
+    assert "Saved outer" in notebook.run("%gpuckpt save outer").text
+    notebook.run("manager.shutdown_kernel(now=True)")
+
+
+def test_a_child_is_no_kernel_of_the_keepers(notebook: Notebook) -> None:
+    ask = "from jupyter_gpuckpt.kernel.agent import is_held; print(is_held())"
+    child = f"__import__('subprocess').run([__import__('sys').executable, '-c', {ask!r}], capture_output=True)"
+    assert notebook.value(f"{child}.stdout.decode().strip()") == "False"
+
+
+def test_a_file_beside_the_notebook_is_found(start: StartKernel, tmp_path: Path) -> None:
+    """Jupyter Server asks so for a path that an output names."""
+    (tmp_path / "hello.py").touch()
+    ours, plain = (start(spec, cwd=str(tmp_path)).manager for spec in (SPEC, "python3"))
+    assert ours.resolve_path("hello.py") == plain.resolve_path("hello.py") == str(tmp_path / "hello.py")
+    assert ours.resolve_path("bye.py") is None
+
+
+def test_a_kernel_that_a_notebook_starts_is_not_of_that_notebook(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JPY_SESSION_NAME", "outer.ipynb")  # as in a kernel of a notebook
+    for env, named in (({}, ""), ({"JPY_SESSION_NAME": "inner.ipynb"}, "inner.ipynb")):
+        with start(env={**os.environ, **env}).keeper as keeper:
+            assert keeper.request("status")["notebook"] == named
