@@ -17,7 +17,7 @@ from jupyter_client.provisioning import LocalProvisioner
 from traitlets import Unicode, default
 
 from . import settings
-from .errors import GpuckptError, KeeperGone, NoSuchKernel, OtherVersion, Refused, Unavailable
+from .errors import GpuckptError, KeeperGone, KernelLost, NoSuchKernel, Refused, Unavailable
 from .freeze import processes
 from .keeper import client
 from .keeper.protocol import KeeperClient
@@ -56,7 +56,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     _exit_status: int | None = None
     _adopting = False
     _has_agent = False
-    _is_other_version = False
+    _out_of_reach = ""
     _was_silent = False
 
     def __init__(self, **kwargs: Any) -> None:
@@ -242,16 +242,17 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
                 self._keeper = self._attach(folder)
             except NoSuchKernel:
                 self._exit_status = _LOST
-            except OtherVersion as e:
-                # The package was upgraded beneath this server: the kernel runs on, and is not this server's to end.
-                if not self._is_other_version:
-                    self.log.error("The kernel %s is out of reach. %s", self.kernel_id, e)
-                self._is_other_version = True
-            except KeeperGone as e:
-                self.log.warning("The keeper of kernel %s is not there yet: %s", self.kernel_id, e)
-            except GpuckptError as e:
+            except KernelLost as e:
                 self.log.error("The kernel %s is lost. %s", self.kernel_id, e)
                 self._exit_status = _LOST
+            except (GpuckptError, OSError) as e:
+                # Such as that the disk is full, or that the package was upgraded beneath this server. The kernel runs
+                # on; it is looked for again whenever the manager looks, and that is told once.
+                if str(e) != self._out_of_reach:
+                    self.log.error("The kernel %s is out of reach. %s", self.kernel_id, e)
+                self._out_of_reach = str(e)
+            else:
+                self._out_of_reach = ""
 
     def _hang_up(self) -> None:
         if self._keeper is not None:
@@ -283,11 +284,12 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
 
     def _send(self, signum: int) -> None:
         with self._one_at_a_time:
-            if self._keeper is not None:
-                timeout = _AGAIN_TIMEOUT if self._was_silent else _ANSWER_TIMEOUT
-                self._was_silent = True
-                self._keeper.request("signal", {"signum": int(signum)}, timeout=timeout)
-                self._was_silent = False
+            if self._keeper is None:
+                raise KeeperGone("The kernel was not reached.", "It has no keeper at this moment.", "Ask again.")
+            timeout = _AGAIN_TIMEOUT if self._was_silent else _ANSWER_TIMEOUT
+            self._was_silent = True
+            self._keeper.request("signal", {"signum": int(signum)}, timeout=timeout)
+            self._was_silent = False
 
     async def kill(self, restart: bool = False) -> None:
         """End the kernel and every process that it started, at once."""

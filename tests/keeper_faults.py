@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import json
 import os
-import select
 import signal
 import subprocess
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 from notebooks import PATIENCE, Notebook, wait_until
 
 from jupyter_gpuckpt.freeze.criu_program import find_criu
+from jupyter_gpuckpt.readiness import readable
 from jupyter_gpuckpt.store import Store
 
 
@@ -178,7 +178,7 @@ def kill_keeper(notebook: Notebook) -> None:
     """Kill the keeper and wait for its end."""
     fd = os.pidfd_open(keeper_pid(notebook))
     signal.pidfd_send_signal(fd, signal.SIGKILL)
-    assert select.select([fd], [], [], PATIENCE)[0]
+    assert readable(fd, seconds=PATIENCE)
     os.close(fd)
 
 

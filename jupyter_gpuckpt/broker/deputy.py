@@ -16,7 +16,6 @@ import json
 import logging
 import math
 import os
-import select
 import signal
 import socket
 import stat
@@ -33,6 +32,7 @@ from ..freeze.criu_program import CriuProgram
 from ..keeper import spawning
 from ..keeper.deputy import MESSAGE_LIMIT, PROOF
 from ..keeper.namespace import SLEEPER
+from ..readiness import readable
 from . import cgroups, images
 from .person import Person, has_only
 from .register import Register
@@ -162,12 +162,12 @@ class Deputy:
         os.close(write)
         try:
             with os.fdopen(read, "rb", buffering=0) as report:  # closed when it has become the other program
-                if not select.select([report], [], [], _START_TIMEOUT)[0]:
+                if not readable(report.fileno(), seconds=_START_TIMEOUT):
                     raise TimeoutError(0, "it hangs inside the system")
                 if failure := report.read():
                     raise OSError(0, failure.decode())
             self._say({"prove": child})
-            in_time = select.select([self._connection], [], [], _START_TIMEOUT)[0]
+            in_time = readable(self._connection, seconds=_START_TIMEOUT)
             said = self._connection.recv(MESSAGE_LIMIT) if in_time else b""
         finally:
             os.close(leave)  # it ends, as long as its user lets it
@@ -342,7 +342,7 @@ class Deputy:
                     self._say({"started": line["inner"]})
         if "error" in said:
             raise GpuckptError.from_dict(said["error"])
-        if select.select([self._pidfd], [], [], 0)[0]:
+        if readable(self._pidfd, seconds=0):
             raise KernelLost("The kernel's namespace is gone.", "Its process 1 ended.")
         if "failed" in said or "status" not in said:
             raise OSError(0, str(said.get("failed", "it was killed")))
@@ -438,7 +438,7 @@ def _lines(child: int, read: int, seconds: float) -> Iterator[dict[str, Any]]:
     deadline, text = time.monotonic() + seconds, b""
     with os.fdopen(read, "rb", buffering=0) as pipe:
         while True:
-            if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not readable(pipe.fileno(), seconds=deadline - time.monotonic()):
                 # Its user can have frozen it, with its control group. It is not left behind, to be one of many.
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
@@ -511,7 +511,7 @@ def _run_inside(
         _in_child(lambda: _work_inside(work, report), report)
     _report(report, {"leader": child})
     held = os.pidfd_open(child)
-    in_time = bool(select.select([held], [], [], seconds)[0])
+    in_time = bool(readable(held, seconds=seconds))
     if not in_time:
         signal.pidfd_send_signal(held, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -10,13 +10,13 @@ import contextlib
 import os
 import re
 import resource
-import select
 import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import Refused
+from ..readiness import readable
 from . import cgroups
 
 __all__ = ["Person", "has_only"]
@@ -75,7 +75,7 @@ class Person:
                 raise _refused(f"Process {pid} runs with other rights than those of user {uid}.")
             _refuse_confined(pid)
             found = cls(uid, gid, groups, _limits(pid), cgroups.of(pid))
-            if select.select([pidfd], [], [], 0)[0]:
+            if readable(pidfd, seconds=0):
                 raise _refused("The process that asked has ended.")
             return found
         except OSError as e:

@@ -8,7 +8,6 @@ import ctypes
 import grp
 import logging
 import os
-import select
 import signal
 import socket
 import struct
@@ -21,6 +20,7 @@ from .. import settings
 from ..errors import Refused, Unavailable
 from ..freeze import criu
 from ..freeze.criu_program import CriuProgram, find_criu, version_text
+from ..readiness import readable
 from .deputy import Deputy
 from .register import Register
 from .rights import act_as
@@ -141,7 +141,7 @@ class _Broker:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._listener.setblocking(False)
         while not stopping:
-            ready, _, _ = select.select([self._listener, ended], [], [], _REAPING)
+            ready = readable(self._listener, ended, seconds=_REAPING)
             if ended in ready:
                 with contextlib.suppress(BlockingIOError):
                     ended.recv(4096)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
+
+from ..readiness import readable
 
 __all__ = ["LineProgram"]
 
@@ -60,7 +61,7 @@ class LineProgram:
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._heard:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+            if left <= 0 or not readable(pipe, seconds=left):
                 raise TimeoutError
             read = os.read(pipe, 65536)
             if not read:

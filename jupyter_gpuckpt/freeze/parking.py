@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import DriverError
+from ..readiness import readable
 from ..settings import PARKING_FIFOS
 from . import ptrace
 from .bringing import Bringing
@@ -391,7 +391,7 @@ class Parking:
         deadline = time.monotonic() + limit
         while b"\n" not in self._heard:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._from], [], [], left)[0]:
+            if left <= 0 or not readable(self._from, seconds=left):
                 return b""
             self._heard += os.read(self._from, 65536)
         line, _, self._heard = self._heard.partition(b"\n")

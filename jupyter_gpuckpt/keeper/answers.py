@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from ..errors import GpuckptError
+from ..errors import GpuckptError, KeeperGone
 from .operations.stages import Tell
 
 log = logging.getLogger("gpuckpt.keeper")
@@ -41,6 +41,15 @@ async def answer_to(
         return {"error": unforeseen(op, e, folder).as_dict()}
     finally:
         beating.cancel()
+
+
+def without_keeper(why: str) -> KeeperGone:
+    """Return what to say where a kernel whose keeper died did not get a new one."""
+    return KeeperGone(
+        "The kernel got no new keeper; it runs on without one.",
+        why,
+        "Correct that and ask again, by `jupyter gpuckpt kernels` for instance: each time it is tried anew.",
+    )
 
 
 def unforeseen(op: str, error: Exception, folder: Path) -> GpuckptError:

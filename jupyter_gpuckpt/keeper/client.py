@@ -6,7 +6,6 @@ import contextlib
 import json
 import marshal
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -18,7 +17,9 @@ from typing import Any
 from .. import __version__, settings
 from ..errors import GpuckptError, KeeperGone, NoSuchKernel, OtherVersion
 from ..freeze.processes import descendants, start_time
+from ..readiness import readable
 from . import deputy
+from .answers import without_keeper
 from .kernel_start import kernel_program, new_run_folder, start_by_deputy
 from .protocol import OLDEST_PROTOCOL, PROTOCOL, KeeperClient
 from .record import LOG, SOCKET, KernelFolder, Launch
@@ -86,12 +87,14 @@ def take_over(folder: KernelFolder) -> None:
     ------
     NoSuchKernel : the kernel is gone; so is its folder.
     OtherVersion : the keeper was of a newer version.
-    GpuckptError : the kernel cannot be held any more; nothing of it is left.
+    KeeperGone : it got none, and is as it was: that can be tried again.
     """
     try:
         lock = folder.lock()
     except FileNotFoundError:
         raise _no_such_kernel() from None
+    except OSError as e:
+        raise without_keeper(str(e)) from e
     if lock is None:
         return
     try:
@@ -105,6 +108,8 @@ def take_over(folder: KernelFolder) -> None:
         run_keeper(folder, lock, "take-over").wait()
     except FileNotFoundError:
         raise _no_such_kernel() from None
+    except OSError as e:
+        raise without_keeper(str(e)) from e
     finally:
         os.close(lock)
 
@@ -119,7 +124,11 @@ def end(folder: KernelFolder) -> None:
         if keeper is not None and start_time(keeper[0]) == keeper[1]:
             _kill(keeper[0])
     sleepers = folder.sleepers()
-    for sleeper in sleepers:
+    with contextlib.suppress(OSError, ValueError):
+        noted = folder.state().sleeper
+        if noted is not None and folder.has_sleeper():
+            sleepers = [*sleepers, noted[0]]  # its socket may be gone
+    for sleeper in set(sleepers):
         _kill(sleeper)
     folder.leave(-signal.SIGKILL if sleepers else None)
 
@@ -142,7 +151,7 @@ def _kill(pid: int) -> None:
         return
     try:
         signal.pidfd_send_signal(fd, signal.SIGKILL)
-        select.select([fd], [], [], _DEATH_TIMEOUT)
+        readable(fd, seconds=_DEATH_TIMEOUT)
     except ProcessLookupError:
         pass
     finally:
@@ -225,8 +234,7 @@ def _run(
         with contextlib.suppress(BrokenPipeError), process.stdin:  # it ended: what it says of it comes below
             process.stdin.write(told)
     with open(read, "rb") as pipe:
-        ready, _, _ = select.select([pipe], [], [], timeout)
-        said = pipe.read().decode() if ready else ""
+        said = pipe.read().decode() if readable(pipe.fileno(), seconds=timeout) else ""
     if said == "ready":
         return process
     process.kill()

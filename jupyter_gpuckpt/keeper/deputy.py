@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import struct
 import time
@@ -35,6 +34,7 @@ from .. import settings
 from ..errors import GpuckptError, Unavailable
 from ..freeze.criu import Left
 from ..freeze.criu_program import CriuProgram, find_criu
+from ..readiness import readable
 from .protocol import peer_uid, short_path
 
 __all__ = ["MESSAGE_LIMIT", "PROOF", "Deputy", "is_needed", "usable_criu"]
@@ -202,9 +202,7 @@ class Deputy:
 
     def _is_over(self) -> bool:
         """Tell whether there is something to read, unasked: the end, or an answer that came too late."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(readable(self._socket, seconds=0))
 
     def _exchange(
         self,

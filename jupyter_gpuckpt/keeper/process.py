@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from .. import __version__
 from ..errors import GpuckptError
 from ..freeze import processes
-from .answers import unforeseen
+from .answers import unforeseen, without_keeper
 from .c_memory import have_few_arenas
 from .kernel_life import Keeper
 from .protocol import PROTOCOL
@@ -30,7 +32,10 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
     `how` is ``hold`` for a new kernel that was `started` already (as `Keeper.attach` takes it, in text), ``job`` for a
     job that is to be started, ``take-over``, ``copy`` for a kernel that comes up as a copy of another, or ``restore``
     for a job that comes up from a snapshot. `ready` is called once: with nothing when the kernel is held, else with the
-    error.
+    error; OSError from it says that nobody is there to be told any more.
+
+    A kernel that is new ends with a start that fails, or that nobody waits for any more. One that is taken over ran
+    before, and runs on: it is left for the next keeper.
     """
     # The sleeper's parent ends at once: sleepers become this process's children, and are reaped by it.
     become_subreaper()
@@ -61,13 +66,34 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
         except Exception as e:
             log.exception("the kernel could not be held")
             error = e if isinstance(e, GpuckptError) else unforeseen("start", e, folder.path)
-            ready(json.dumps(error.as_dict()))
+            is_left = how == "take-over" and folder.has_kernel()
+            with contextlib.suppress(OSError):
+                ready(json.dumps((without_keeper(error.why or error.what) if is_left else error).as_dict()))
+            if is_left:
+                _leave()
             return
-        ready("")
-        await duties.do(how)
+        try:
+            ready("")
+        except OSError:
+            if how != "take-over":
+                raise
+            log.info("whoever wanted the kernel to be held has gone")
+        try:
+            await duties.do(how)
+        except Exception:
+            log.exception("what the keeper before this one had begun could not be brought to an end")
+            if how == "take-over" and folder.has_kernel():
+                _leave()
+            raise
     finally:
         from .operations.shut_down import shut_down  # likewise
 
         await shut_down(keeper)
         await keeper.operations.idle.wait()
         await asyncio.sleep(0)  # the last answers go out
+
+
+def _leave() -> NoReturn:
+    """End as a keeper does that is killed: the kernel runs on, and the next keeper knows how to begin with that."""
+    logging.shutdown()
+    os._exit(1)

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import os
-import select
 import socket
 import struct
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GpuckptError, KeeperGone
+from ..readiness import readable
 
 PROTOCOL = 1
 """The number of how one talks to this version's keepers: raised when an older client would be misunderstood."""
@@ -116,8 +116,7 @@ class KeeperClient:
         deadline = None if timeout is None else time.monotonic() + timeout
         while b"\n" not in self._buffer:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready, _, _ = select.select([self._socket], [], [], left)
-            if not ready:
+            if not readable(self._socket, seconds=left):
                 return None
             try:
                 data = self._socket.recv(1 << 20)

@@ -210,11 +210,16 @@ class KernelFolder:
         sleeper = self.state().sleeper
         return sleeper is not None and start_time(sleeper[0]) == sleeper[1]
 
+    def has_kernel(self) -> bool:
+        """Tell whether there is a kernel: one that may run, or one that is hibernated."""
+        state = self.state()
+        return (state.hibernated is not None and state.boot == _boot()) or self.has_sleeper()
+
     def can_be_kept(self) -> bool:
         """Tell whether a new keeper has anything to do here: a kernel that lives or is hibernated, or a restore."""
         state = self.state()
-        in_restore = (state.operation or {}).get("kind") == "restore" or state.hibernated is not None
-        return (in_restore and state.boot == _boot()) or self.has_sleeper()
+        in_restore = (state.operation or {}).get("kind") == "restore" and state.boot == _boot()
+        return in_restore or self.has_kernel()
 
     def has_ended(self) -> bool:
         """Tell whether it is that of a job that has ended."""

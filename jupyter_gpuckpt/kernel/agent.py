@@ -13,7 +13,6 @@ import logging
 import os
 import platform
 import queue
-import select
 import signal
 import sys
 import threading
@@ -25,6 +24,7 @@ from typing import Any
 from .. import settings
 from ..errors import GpuckptError, KeeperGone, RestoreFailed
 from ..lock_files import KEEPER_LOCK, is_locked
+from ..readiness import has_room
 from . import debugger, devices, environment, hooks, parking, renewal, show, variables
 from .builtin_hooks import Housekeeping
 from .cells import Asked, Cells, introduced, wait_for_peers
@@ -231,7 +231,7 @@ class Agent:
                     data = data[os.write(self._out, data) :]
                     self._is_cut = bool(data)
                 except BlockingIOError:
-                    if not select.select([], [self._out], [], 5.0)[1]:
+                    if not has_room(self._out, 5.0):
                         raise KeeperGone(
                             "The kernel's keeper does not listen.",
                             "It has not read what the kernel told it for 5 s.",

@@ -49,20 +49,6 @@ def launch(tmp_path: Path, mark: Path) -> Launch:
     return Launch("small", _WRITES_AND_STAYS, environment, str(tmp_path), 0o022, str(tmp_path / "none.json"), False)
 
 
-@pytest.fixture
-def keepers_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Have every keeper that starts run some Python first, before anything of the package is imported."""
-
-    def keepers_first(code: str) -> None:
-        folder = tmp_path / "first"
-        folder.mkdir()
-        condition = 'if sys.orig_argv[1:3] == ["-m", "jupyter_gpuckpt.keeper"]:'
-        (folder / "sitecustomize.py").write_text(f"import os, sys, time\n{condition}\n    {code}\n")
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
-
-    return keepers_first
-
-
 def test_a_kernel_runs_before_its_keeper_has_begun(
     launch: Launch, mark: Path, tmp_path: Path, keepers_first: Callable[[str], None]
 ) -> None:
