@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from .. import proc
 from ..errors import Refused
 
 __all__ = ["Places", "join", "mounted_at", "of"]
@@ -23,7 +24,7 @@ def of(pid: int | str) -> Places:
     ------
     OSError : it has ended.
     """
-    lines = Path(f"/proc/{pid}/cgroup").read_text("utf-8", "surrogateescape").splitlines()
+    lines = proc.lines(f"/proc/{pid}/cgroup")
     return {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
 
 
@@ -55,7 +56,7 @@ def mounted_at(controllers: str) -> Path:
     ------
     FileNotFoundError : it is not.
     """
-    for line in Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines():
+    for line in proc.lines("/proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         if kind == "cgroup2" if not controllers else kind == "cgroup" and _has(options, controllers):

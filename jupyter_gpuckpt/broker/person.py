@@ -15,6 +15,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import proc
 from ..errors import Refused
 from ..readiness import readable
 from . import cgroups
@@ -113,7 +114,7 @@ def has_only(pid: int, uid: int, gid: int) -> bool:
 
 
 def _status(pid: int | str) -> dict[str, str]:
-    lines = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines()
+    lines = proc.lines(f"/proc/{pid}/status")
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
@@ -140,7 +141,7 @@ def _label(pid: int | str) -> bytes:
 
 def _limits(pid: int) -> dict[int, tuple[int, int]]:
     found = {}
-    for line in Path(f"/proc/{pid}/limits").read_text().splitlines()[1:]:
+    for line in proc.lines(f"/proc/{pid}/limits")[1:]:
         match = _LIMIT.match(line)
         if match and match[1] in _LIMITS:
             soft, hard = (resource.RLIM_INFINITY if text == "unlimited" else int(text) for text in match.groups()[1:])

@@ -16,6 +16,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from .. import proc
+
 __all__ = ["CudaWaits", "Place"]
 
 _DRIVER = re.compile(r"/(libcuda\.so[.\d]*|libgpuckpt-parking\.so)( \(deleted\))?$")
@@ -61,7 +63,7 @@ def _driver_code(pid: int) -> list[tuple[int, int]]:
     """Return from where to where the driver's code is mapped."""
     found = []
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape").splitlines():
+        for line in proc.lines(f"/proc/{pid}/maps"):
             columns = line.split(maxsplit=5)
             if len(columns) == 6 and "x" in columns[1] and _DRIVER.search(columns[5]):
                 first, last = columns[0].split("-")
@@ -82,13 +84,13 @@ def _waiting(pid: int, code: Sequence[tuple[int, int]], others: set[int]) -> lis
             if int(task.name) in others:
                 continue
             with contextlib.suppress(OSError, ValueError, IndexError):
-                words = (task / "syscall").read_text().split()
+                words = proc.read(task / "syscall").split()
                 stack, at = int(words[-2], 16), int(words[-1], 16)  # ValueError or IndexError where it runs
                 near = os.pread(memory, _NEAR, stack)
                 values = [at, *struct.unpack(f"={len(near) // 8}Q", near[: len(near) // 8 * 8])]
                 if not any(first <= value < last for value in values for first, last in code):
                     continue
-                if not (task / "comm").read_text().startswith(_OWN_THREADS):
+                if not proc.read(task / "comm").startswith(_OWN_THREADS):
                     found.append((pid, int(task.name), stack, at))
     except OSError:  # it has ended
         pass

@@ -6,8 +6,8 @@ import os
 import re
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
+from .. import proc
 from .processes import mapped_files, open_files, parent, tracer
 
 __all__ = ["cuda_pids", "ended", "has_context", "has_device", "open_gpus", "stopped"]
@@ -64,7 +64,7 @@ def ended(pid: int) -> bool:
 def _state(pid: int) -> str:
     """Return the letter of a process's state (`proc_pid_stat(5)`); nothing for no process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = proc.read(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return ""
     return stat.rpartition(")")[2].split()[0]

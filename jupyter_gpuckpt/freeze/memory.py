@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import proc
+
 __all__ = ["Room", "available", "room"]
 
 _PROC = Path("/proc")
@@ -58,7 +60,7 @@ def _groups(pid: int) -> Iterator[tuple[int, Path, str]]:
     """Yield version, folder and name of a process's memory cgroups, and of all above them."""
     mounts = _mounts()
     try:
-        lines = (_PROC / str(pid) / "cgroup").read_text().splitlines()
+        lines = proc.lines(_PROC / str(pid) / "cgroup")
     except OSError:
         return
     for line in lines:
@@ -79,7 +81,7 @@ def _groups(pid: int) -> Iterator[tuple[int, Path, str]]:
 def _mounts() -> dict[int, tuple[str, Path]]:
     """Return root and folder of the mounted trees of memory cgroups by version (proc_pid_mountinfo(5))."""
     found: dict[int, tuple[str, Path]] = {}
-    for line in (_PROC / "self/mountinfo").read_text().splitlines():
+    for line in proc.lines(_PROC / "self/mountinfo"):
         before, _, after = line.partition(" - ")
         fields, (kind, _, options) = before.split(), after.split(maxsplit=2)
         if kind == "cgroup2":

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from .. import proc
+
 _PF_EXITING = 0x4
 _LOOK = 0.001  # seconds
 
@@ -20,7 +22,7 @@ def start_time(pid: int) -> int | None:
     Together with the pid it names one process for good: pids are used again (proc_pid_stat(5), field 22).
     """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = proc.read(f"/proc/{pid}/stat")
     except OSError:
         return None
     fields = stat[stat.rindex(")") + 2 :].split()
@@ -39,7 +41,7 @@ def descendants(pid: int) -> list[int]:
             continue
         for thread in threads:
             try:
-                text = Path(f"/proc/{parent}/task/{thread}/children").read_text()
+                text = proc.read(f"/proc/{parent}/task/{thread}/children")
             except OSError:
                 continue
             children = [int(child) for child in text.split()]
@@ -78,7 +80,7 @@ def _executes(pid: int) -> bool:
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
             with contextlib.suppress(OSError):
-                stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
+                stat = proc.read(f"/proc/{pid}/task/{thread}/stat")
                 if not int(stat[stat.rindex(")") + 2 :].split()[6]) & _PF_EXITING:
                     return True
     return False
@@ -86,7 +88,7 @@ def _executes(pid: int) -> bool:
 
 def inner_pid(pid: int) -> int:
     """Return a process's pid in its own, innermost namespace (proc_pid_status(5), NSpid)."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+    for line in proc.lines(f"/proc/{pid}/status"):
         if line.startswith("NSpid:"):
             return int(line.split()[-1])
     return pid
@@ -124,9 +126,9 @@ def parent(pid: int) -> int:
 
 
 def name(pid: int) -> str:
-    """Return the name of a process's program; empty when it is gone."""
+    """Return the name of a process's program, to be shown; empty when it is gone."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return proc.shown(proc.read(f"/proc/{pid}/comm").removesuffix("\n"))
     except OSError:
         return ""
 
@@ -148,7 +150,7 @@ def anonymous_bytes(pid: int) -> int:
 
 def _status_number(pid: int, key: str) -> int:
     try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in proc.lines(f"/proc/{pid}/status"):
             if line.startswith(key):
                 return int(line.split()[1])
     except OSError:
@@ -159,11 +161,10 @@ def _status_number(pid: int, key: str) -> int:
 def mapped_files(pid: int) -> Iterator[str]:
     """Yield the path of every file that a process maps, once a mapping; none when it is gone."""
     try:
-        with Path(f"/proc/{pid}/maps").open(encoding="utf-8", errors="surrogateescape") as maps:
-            for line in maps:
-                columns = line.rstrip("\n").split(maxsplit=5)
-                if len(columns) == 6:
-                    yield columns[5]
+        for line in proc.lines(f"/proc/{pid}/maps"):
+            columns = line.split(maxsplit=5)
+            if len(columns) == 6:
+                yield columns[5]
     except (FileNotFoundError, ProcessLookupError):
         return
 
@@ -181,7 +182,7 @@ def resident_bytes(pids: Iterable[int]) -> int:
     pages = 0
     for pid in pids:
         try:
-            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            pages += int(proc.read(f"/proc/{pid}/statm").split()[1])
         except OSError:
             continue
     return pages * os.sysconf("SC_PAGE_SIZE")
@@ -194,9 +195,9 @@ def work_done(pid: int) -> tuple[int, int]:
     """
     io = ""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = proc.read(f"/proc/{pid}/stat")
         with contextlib.suppress(PermissionError):
-            io = Path(f"/proc/{pid}/io").read_text()
+            io = proc.read(f"/proc/{pid}/io")
     except OSError:
         return 0, 0
     fields = stat[stat.rindex(")") + 2 :].split()
@@ -206,7 +207,7 @@ def work_done(pid: int) -> tuple[int, int]:
 
 def unix_sockets() -> Iterator[tuple[int, str]]:
     """Yield inode and name of every Unix socket that has one (proc(5), net/unix); the NUL of abstract ones is an @."""
-    for line in Path("/proc/net/unix").read_text("utf-8", "surrogateescape").splitlines()[1:]:
+    for line in proc.lines("/proc/net/unix")[1:]:
         fields = line.split(maxsplit=7)
         if len(fields) == 8:
             yield int(fields[6]), fields[7]
@@ -248,7 +249,7 @@ def _network(kind: str) -> Iterator[tuple[int, str, int]]:
     """Yield local port, state and inode of every socket of IPv4 and IPv6 (proc(5), net/tcp); `kind`: tcp or udp."""
     for table in (kind, f"{kind}6"):
         try:
-            lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+            lines = proc.lines(f"/proc/net/{table}")[1:]
         except OSError:
             continue
         for line in lines:

@@ -15,7 +15,8 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from .. import proc
 
 __all__ = ["Call", "Halt", "Tracer", "is_supported"]
 
@@ -291,8 +292,4 @@ def _is_ours(tid: int) -> bool:
 
 
 def _number(tid: int, key: str) -> int:
-    return int(_status(tid).partition(key)[2].split()[0])
-
-
-def _status(tid: int) -> str:
-    return Path(f"/proc/{tid}/status").read_text()
+    return next(int(line.split()[1]) for line in proc.lines(f"/proc/{tid}/status") if line.startswith(key))

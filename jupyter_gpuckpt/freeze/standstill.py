@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+from .. import proc
 from .ptrace import Halt
 
 __all__ = ["main"]
@@ -73,7 +74,7 @@ def _threads(pid: int) -> set[int]:
     found = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
-            if not (task / "comm").read_text().startswith(_DRIVER):
+            if not proc.read(task / "comm").startswith(_DRIVER):
                 found.add(int(task.name))
         except (FileNotFoundError, ProcessLookupError):
             continue

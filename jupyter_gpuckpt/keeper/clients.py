@@ -17,8 +17,8 @@ import termios
 import time
 from collections import Counter
 from collections.abc import Collection
-from pathlib import Path
 
+from .. import proc
 from ..freeze import processes
 from .foreign_sockets import sockets_of
 
@@ -41,7 +41,7 @@ def _rows(ports: Collection[int] | None) -> list[list[str]]:
     rows = []
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            lines = [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+            lines = [line.split() for line in proc.lines(f"/proc/net/{table}")[1:]]
             rows += [row for row in lines if ports is None or _port(row[1]) in ports]
     return rows
 

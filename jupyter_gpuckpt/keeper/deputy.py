@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import settings
+from .. import proc, settings
 from ..errors import GpuckptError, Unavailable
 from ..freeze.criu import Left
 from ..freeze.criu_program import CriuProgram, find_criu
@@ -239,7 +239,7 @@ def _proof(pid: int) -> str:
     deadline = time.monotonic() + _BEGINNING
     try:
         # It is empty for a moment of the process's beginning (fs/proc/base.c: environ_read).
-        while not (content := Path(f"/proc/{pid}/environ").read_text()) and time.monotonic() < deadline:
+        while not (content := proc.read(f"/proc/{pid}/environ")) and time.monotonic() < deadline:
             time.sleep(0.001)
     except OSError:
         return ""

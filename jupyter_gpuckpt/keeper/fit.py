@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from .. import __version__, settings
+from .. import __version__, proc, settings
 from ..errors import Refused
 from ..freeze import cuda, images, memory, processes
 from ..freeze.criu_program import CriuProgram, version_text
@@ -319,7 +319,7 @@ def _differs(what: str, saved: object, here: object) -> Refused:
 
 def cpu_flags() -> list[str]:
     """Return the features of this processor (proc(5), cpuinfo), in order."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    for line in proc.lines("/proc/cpuinfo"):
         if line.startswith(("flags", "Features")):
             return sorted(line.partition(":")[2].split())
     return []

@@ -254,6 +254,12 @@ class Keeper:
         loop = asyncio.get_running_loop()
         loop.call_later(_FAREWELL if self.holders.want_to_know else 0, self.closing.set)
 
+    async def end_unless_watched(self) -> None:
+        """Note the end of a kernel that was given up for another, which did not come: nobody waits for it in vain."""
+        if self._watch is None and self.exit_status is None and self.state.hibernated is None and not self.ending:
+            log.error("the kernel was given up, and no other came in its place")
+            await self.ended(-signal.SIGKILL)
+
     async def give_up(self, *, wait: bool = True) -> None:
         """End the kernel, on the way to another one.
 

@@ -152,6 +152,7 @@ class Requests:
             if keeper.state.operation is not None:
                 keeper.state.operation = None
                 keeper.note_state()
+            await keeper.end_unless_watched()
 
     async def _can_be_taken_asleep(self) -> bool:
         """Tell whether a kernel that sleeps can be saved in its sleep: nothing of it may use a GPU before or after."""

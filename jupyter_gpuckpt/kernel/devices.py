@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
+from .. import proc
 from ..errors import DriverError
 
 __all__ = ["allocations", "disable_peer_access", "drop_in_children", "enable_peer_access"]
@@ -84,8 +84,7 @@ def _device_files() -> list[int]:
 
 
 def _device_mappings() -> Iterator[tuple[int, int]]:
-    text = Path("/proc/self/maps").read_text("utf-8", "surrogateescape")
-    for line in text.splitlines():
+    for line in proc.lines("/proc/self/maps"):
         columns = line.split(maxsplit=5)
         if len(columns) == 6 and columns[5].startswith("/dev/nvidia"):
             start, _, end = columns[0].partition("-")
@@ -182,8 +181,7 @@ def _find_allocations(cuda: Any, found: dict[int, int]) -> int:
 
 
 def _reserved() -> Iterator[tuple[int, int]]:
-    text = Path("/proc/self/maps").read_text("utf-8", "surrogateescape")
-    for line in text.splitlines():
+    for line in proc.lines("/proc/self/maps"):
         columns = line.split(maxsplit=5)
         if columns[1] == "---p" and columns[4] == "0":
             start, _, end = columns[0].partition("-")

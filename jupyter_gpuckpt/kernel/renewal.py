@@ -11,8 +11,9 @@ import tempfile
 import uuid
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+from .. import proc
 
 _OPENSSL = "libcrypto"
 _SEED = 48  # bytes: what OpenSSL itself seeds its generator with
@@ -34,7 +35,7 @@ def _reseed_openssl() -> None:
     A package may have brought one of its own. OpenSSL itself would only note a fork, by the pid.
     """
     with contextlib.suppress(OSError):
-        lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
+        lines = proc.lines("/proc/self/maps")
         paths = {line.split(maxsplit=5)[-1] for line in lines if _OPENSSL in line}
         for path in paths:
             with contextlib.suppress(OSError, AttributeError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 
+from jupyter_gpuckpt import proc
 from jupyter_gpuckpt.errors import GpuckptError, Unavailable
 from jupyter_gpuckpt.freeze import yama
 from jupyter_gpuckpt.freeze.criu_program import find_criu
@@ -70,6 +70,6 @@ def why_unavailable(*, with_trial: bool = True) -> Unavailable | None:
 
 def missing_capabilities() -> list[str]:
     """Return the names of the needed capabilities that this process does not have in effect."""
-    status = Path("/proc/self/status").read_text("utf-8")
-    effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
+    status = proc.lines("/proc/self/status")
+    effective = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
     return [name for name, bit in NEEDED_CAPABILITIES.items() if not effective >> bit & 1]

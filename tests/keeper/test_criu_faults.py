@@ -95,6 +95,35 @@ def test_row_16_a_dump_that_aborts_leaves_the_kernel_as_it_was(criu: Criu, noteb
     assert_works(notebook)
 
 
+def test_a_save_that_ends_as_nobody_thought_of_runs_the_hooks_after_it(criu: Criu, notebook: Notebook) -> None:
+    notebook.run("import jupyter_gpuckpt; hooks = []")
+    notebook.run("jupyter_gpuckpt.before_save(lambda: hooks.append('before'))")
+    notebook.run("jupyter_gpuckpt.after_restore(lambda how: hooks.append(str(how.error)[:8]))")
+    criu.at("dump", "post-dump", 'printf "no image of any kind" > "$CRTOOLS_IMAGE_DIR/files.img"')
+    answer = notebook.fails("%gpuckpt save never")
+    assert "not foreseen" in answer.text
+    assert not names()
+    criu.honest()
+    assert notebook.value("hooks") == "['before', 'The kern']"
+    assert_works(notebook)
+
+
+def test_a_restore_that_ends_as_nobody_thought_of_leaves_a_fresh_kernel(criu: Criu, notebook: Notebook) -> None:
+    """It fails when the kernel before it has just been given up."""
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    spoil = 'for image in "$CRTOOLS_IMAGE_DIR"/core-*; do rm "$image"; printf "no image of any kind" > "$image"; done'
+    criu.at("restore", "pre-resume", spoil)
+    answer = notebook.fails("%gpuckpt restore here")
+    assert answer.ename == "RestoreFailed"
+    assert "a fresh, empty one runs in its place" in answer.text
+    criu.honest()
+    assert notebook.value("'x' in globals()") == "False"
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("x") == "1"
+    assert_works(notebook)
+
+
 def test_row_16_detours_of_criu_change_nothing(criu: Criu, notebook: Notebook) -> None:
     notebook.run(_STATE)
     for fault, name in NOT_FATAL.items():

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ... import settings
+from ... import proc, settings
 from ...errors import GpuckptError
 from ...freeze import processes
 from ..operations.sleep import ASLEEP, host_memory
@@ -94,7 +94,7 @@ def _memory(sleeper: int, noted: Mapping[str, Any]) -> int:
     """Return how many bytes of host memory a sleeping kernel has."""
     pages = 0
     for pid in processes.descendants(sleeper):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as statm:
-            resident, shared = statm.read().split()[1:3]
+        with contextlib.suppress(OSError):
+            resident, shared = proc.read(f"/proc/{pid}/statm").split()[1:3]
             pages += int(resident) - int(shared)  # what was on a GPU is shared memory
     return pages * os.sysconf("SC_PAGE_SIZE") + host_memory(noted)["beside"]

@@ -92,10 +92,12 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
             await describe(keeper, writer, taken, {})
             writing = commit(keeper, writer, taken, program, stages, {"message": "Hibernated."})
             manifest = await (writing if ends or at_once else _unless_a_cell_comes(keeper, operation, writing))
-            await _leave(keeper, manifest, said, "end" if ends else "at once" if at_once else "")
+            await _make_sure(keeper, manifest, said, "end" if ends else "at once" if at_once else "")
         except BaseException as e:
             await _run_on(keeper, operation, taken, e)
             raise
+        else:
+            await _leave(keeper, ends=ends)
         finally:
             await taken.frozen.tidied()
             await asyncio.to_thread(taken.staging.discard)
@@ -170,8 +172,8 @@ def _busy() -> Busy:
     return Busy(_NOT_HIBERNATED, "A client asked something of it meanwhile.", "Ask again when it is idle.")
 
 
-async def _leave(keeper: Keeper, manifest: Manifest, said: Mapping[str, Any], how: str) -> None:
-    """Make sure of the snapshot, and end the kernel."""
+async def _make_sure(keeper: Keeper, manifest: Manifest, said: Mapping[str, Any], how: str) -> None:
+    """Make sure of the snapshot, and write down that it is the kernel now: there is no way back from then on."""
     store = keeper.store
     await asyncio.to_thread(_look_at, store, manifest)
     await asyncio.to_thread(_label, store, manifest)
@@ -207,10 +209,15 @@ async def _leave(keeper: Keeper, manifest: Manifest, said: Mapping[str, Any], ho
     except OSError as e:
         keeper.state.hibernated, keeper.state.operation = None, operation
         raise SaveFailed(_NOT_HIBERNATED, f"The keeper's record could not be written: {e}", "Free disk space.") from e
-    # Now it is hibernated, whatever happens.
-    with contextlib.suppress(GpuckptError):  # processes that hang in the driver end with it
+
+
+async def _leave(keeper: Keeper, *, ends: bool) -> None:
+    """End the kernel: it is its snapshot, whatever happens here."""
+    try:
         await keeper.give_up()
-    if how != "end":
+    except Exception:
+        log.exception("what is left of the hibernated kernel")  # it may hang in the driver, and ends with that
+    if not ends:
         keeper.without_kernel()
 
 
@@ -265,9 +272,9 @@ async def come_back(keeper: Keeper, operation: Operation, args: Mapping[str, Any
         warnings = await _bring_up(keeper, operation, args, stages)
         operation.answering = True
         faults = await finish_wake(keeper)
-    except (GpuckptError, OSError) as e:
+    except Exception as e:
         error = _failed(keeper, e)
-        log.warning("the kernel could not be woken: %s", error)
+        log.exception("the kernel could not be woken: %s", error)
         await keeper.refuse_requests(error)
         raise error from e
     keeper.woken = {"at": now(), "seconds": stages.seconds()}
@@ -281,7 +288,8 @@ def _failed(keeper: Keeper, cause: Exception) -> GpuckptError:
         kind = type(cause)
         why = f"{cause.what} {cause.why}".strip()
         return kind(f"The hibernated kernel could not be woken ({name}).", why, f"{cause.then} {then}", **cause.data)
-    return RestoreFailed(f"The hibernated kernel could not be woken ({name}).", str(cause), then)
+    why = str(cause) if isinstance(cause, OSError) else f"{type(cause).__name__}: {cause}"
+    return RestoreFailed(f"The hibernated kernel could not be woken ({name}).", why, then)
 
 
 def _snapshot(keeper: Keeper) -> Mapping[str, Any]:
@@ -361,10 +369,9 @@ async def finish_wake(keeper: Keeper) -> list[str]:
             faults = list((await telling)["faults"])
         elif died.done():
             raise RestoreFailed("The restored kernel ended at once.", "", "")
-    except (GpuckptError, AgentSilent) as e:
+    except Exception as e:
         telling.cancel()
-        await keeper.give_up()
-        keeper.without_kernel()
+        await _leave(keeper, ends=False)
         if isinstance(e, AgentSilent):
             raise RestoreFailed("The restored kernel was ended at once.", "", "") from e
         raise

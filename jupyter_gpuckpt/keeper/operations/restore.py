@@ -27,6 +27,7 @@ from ...errors import (
 from ...freeze import images, processes
 from ...store import Manifest, Snapshot
 from .. import fit, ports
+from ..answers import unforeseen
 from ..deputy import usable_criu
 from ..gpu import sharing
 from ..link import AgentSilent
@@ -121,24 +122,21 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         if lazily:
             result["answered"] = stages.seconds()
         await asyncio.gather(tidying, tidying_gpu)
-    except (GpuckptError, OSError) as e:
+    except Exception as e:
         log.exception("the restore of %r failed", name)
+        cause = e if isinstance(e, GpuckptError | OSError) else unforeseen("restore", e, keeper.folder.path)
         if not predecessor.has_left:
             await verified.discard()
             await predecessor.stay()
-            raise _not_restored(name, e, has_ended=keeper.exit_status is not None) from e
-        await new.discard()
+            raise _not_restored(name, cause, has_ended=keeper.exit_status is not None) from e
         if waking is not None:
             operation.cancelling.set()
-            await asyncio.wait([waking])
-        await keeper.forget_sleep()
-        if verified.late is not None:
-            await verified.late.close()
+        await _clear_away(keeper, verified, waking)
         operation.answering = True
         if keeper.launch.job:
             await keeper.ended(-signal.SIGKILL)
-            raise failed_restore(snapshot.manifest.name, e, keeper.launch.job) from e
-        raise await _start_afresh(keeper, snapshot.manifest.name, predecessor.asked, predecessor.peers, e) from e
+            raise failed_restore(snapshot.manifest.name, cause, keeper.launch.job) from e
+        raise await _start_afresh(keeper, snapshot.manifest.name, predecessor.asked, predecessor.peers, cause) from e
     except BaseException:
         if not predecessor.has_left:
             await verified.discard()
@@ -152,6 +150,19 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         keeper.note_state()
         await _until_awake(keeper, waking)
     return {**result, "seconds": stages.seconds()}
+
+
+async def _clear_away(keeper: Keeper, verified: Verified, waking: asyncio.Task[dict[str, Any]] | None) -> None:
+    """End what came up instead of a kernel that was given up; what cannot be ended keeps nothing else from coming."""
+    try:
+        await verified.new.discard()
+        if waking is not None:
+            await asyncio.wait([waking])
+        await keeper.forget_sleep()
+        if verified.late is not None:
+            await verified.late.close()
+    except Exception:
+        log.exception("what was left of the restore could not be ended")
 
 
 def _not_restored(name: str, cause: Exception, *, has_ended: bool) -> Exception:
@@ -305,7 +316,8 @@ async def _start_afresh(
     error = failed_restore(name, cause)
     try:
         await keeper.start_kernel()
-    except (GpuckptError, OSError) as e:
+    except Exception as e:
+        log.exception("nor could a fresh kernel be started")
         lost = KernelLost(
             f"The restore of {name!r} failed, and so did a fresh start. The snapshot is as it was.",
             f"{error.why} Then: {e}",

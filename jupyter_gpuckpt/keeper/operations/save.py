@@ -252,10 +252,12 @@ async def take(
         agent = await stages.or_cancelled(before_save(link, keeper.launch.agent))
         patience = _AFTER_FAILURE
         staging, frozen = await _freeze(keeper, operation, directory, program, agent, stages, check, left)
-    except (GpuckptError, OSError) as e:
+    except BaseException as e:
         failure = e if isinstance(e, GpuckptError) else _not_saved(e)
         await after_save(link, keeper.launch.agent, failure, patience)
-        raise failure from e
+        if isinstance(e, OSError):
+            raise failure from e
+        raise
     if left == "running":
         await after_save(link, keeper.launch.agent, None, settings.hook_timeout())
     return Taken(staging, frozen, agent)
@@ -296,7 +298,7 @@ def _remove_old(keeper: Keeper, newest: str) -> None:
         log.exception("old snapshots could not be removed")
 
 
-def _not_saved(error: OSError) -> SaveFailed:
+def _not_saved(error: BaseException) -> SaveFailed:
     return SaveFailed("The kernel could not be saved; it goes on as before.", str(error), criu.advice(str(error)))
 
 

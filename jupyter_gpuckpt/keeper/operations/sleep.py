@@ -61,11 +61,13 @@ async def sleep(keeper: Keeper, operation: Operation, args: dict[str, Any], tell
     try:
         agent = await stages.or_cancelled(_prepared(link))
         gpu = await _fall_asleep(keeper, link, agent, stages)
-    except (GpuckptError, OSError) as e:
+    except BaseException as e:
         if isinstance(e, KernelLost):
             raise
         await tell_awake(link, keeper)
-        raise _not_asleep(e) from e
+        if isinstance(e, GpuckptError | OSError):
+            raise _not_asleep(e) from e
+        raise
     fell_asleep(keeper, gpu)
     with contextlib.suppress(AgentSilent):
         await link.send({"call": "asleep", "id": 0, "args": {"gpu": bool(gpu.freed)}})
