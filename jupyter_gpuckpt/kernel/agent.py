@@ -339,6 +339,7 @@ class Agent:
     def _before_save(self) -> dict[str, Any]:
         debugger.refuse_stopped(self._kernel)
         self._saving = True
+        self.cells.save_begins()
         hooks.run_before()
         import ipykernel
 
@@ -356,14 +357,18 @@ class Agent:
             "environment": environment.describe(),
             **variables.describe(self._kernel.shell),
             "own_ports": [self._child_output.port],
+            "waited": {},
         }
 
     def _is_busy(self) -> bool:
-        waits = any(waiting.op in _PREPARED_FOR and not waiting.is_left for waiting in self._waiting.values())
-        return self.cells.are_running() and not waits
+        return self.cells.are_running() and not self._waits_to_be_taken()
 
-    def _after_save(self, error: dict[str, Any] | None) -> None:
+    def _waits_to_be_taken(self) -> bool:
+        return any(waiting.op in _PREPARED_FOR and not waiting.is_left for waiting in self._waiting.values())
+
+    def _after_save(self, error: dict[str, Any] | None) -> dict[str, Any]:
         """The freeze is over in the kernel that was saved, or it did not come to one."""
+        waited = self.cells.save_ended(self._waits_to_be_taken())
         self._saving = False
         if self.sleeping.is_asleep:
             faults = self._housekeeping.after_save_asleep(restored=False)
@@ -372,6 +377,7 @@ class Agent:
         failure = GpuckptError.from_dict(error) if error else None
         for fault in [*faults, *hooks.run_after(hooks.Resumed(restored=False, error=failure))]:
             print(fault, file=sys.stderr)
+        return {"waited": waited}
 
     def _after_sleep(self) -> None:
         for fault in self.sleeping.after_sleep():
@@ -386,12 +392,15 @@ class Agent:
         ports: dict[str, int],
         hold: bool = False,
         asleep: bool = False,
+        waited: dict[str, bool] | None = None,
     ) -> None:
         """Become the kernel of this connection: its key, its ports (by what they were), its clients.
 
         With `hold`, nothing that comes is executed until the kernel is `woken`. With `asleep`, what this kernel had on
-        GPUs comes later.
+        GPUs comes later. `waited` are the requests that waited at the save, and that another kernel has answered.
         """
+        if waited is not None:
+            self.cells.forget(waited)
         if hold:
             # Nobody hears yet what a cell prints that runs on.
             self._heard.clear()
@@ -440,13 +449,13 @@ class Agent:
         copy = result.get("copy")
         if copy is not None:
             renewal.become_copy(self._kernel)
-            self.cells.forget_queued()
             if copy["reseed"]:
                 faults += renewal.reseed(self._kernel.shell.user_ns)
         faults += hooks.run_after(hooks.Resumed(restored=True))
         if asked.get("cell") or asked.get("queued"):
             self._wait_for_clients()
-        account = show.Restored(result, asked_at, faults)
+        notes = show.not_executed_again(0 if copy else self.cells.forgotten(asked))
+        account = show.Restored(result, asked_at, [*notes, *faults])
         if asked.get("cell"):
             self._answer_restored(asked, account)
         else:
@@ -458,7 +467,7 @@ class Agent:
                 self._hear(number, {"error": _overtaken(waiting.op).as_dict()})
         # Not before the answer: clients may be long in coming back, and widgets take a moment to import.
         self._calls.put(partial(self._be_seen, asked.get("panels", []), "" if copy else str(result["name"])))
-        return {"faults": faults}
+        return {"faults": faults, "notes": notes}
 
     def _be_seen(self, panels: list[str], name: str) -> None:
         self._be_heard("restored")
@@ -486,6 +495,7 @@ class Agent:
             return {"faults": faults}
         self._token = token
         self._saving = False
+        self.cells.save_ended(waits=False)
         self._tell_busy(self.cells.are_running(), True)
         try:
             self._mended.wait(_MENDING)
@@ -512,9 +522,13 @@ class Agent:
 
         A cell may end before the agent has read that this is another run: so it is looked for here as well.
         """
+        self.until_known()
+        self._heard.wait(settings.hook_timeout())
+
+    def until_known(self) -> None:
+        """Wait in a kernel that was just restored until the agent has heard which run this is."""
         with self._knows_who_it_is:
             self._knows_who_it_is.wait_for(lambda: self._run_id == self._current_run_id(), settings.hook_timeout())
-        self._heard.wait(settings.hook_timeout())
 
     def _current_run_id(self) -> str:
         """Return which run the run folder is of; nothing where its keeper is of an older version."""

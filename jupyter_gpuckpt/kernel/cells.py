@@ -37,13 +37,17 @@ class Cells:
         self._kernel = kernel
         self._running: list[tuple[list[bytes], dict[str, Any]]] = []
         self._received: dict[str, list[bytes]] = {}
+        self._others: set[str] = set()
+        self._since_save: dict[str, bool] | None = None
+        self._forgotten: set[str] = set()
+        self._forgotten_cells: set[str] = set()
+        self._taken: set[str] = set()
         self.begun = 0
         """How many requests have begun to be executed."""
 
     @contextlib.contextmanager
     def run(self, idents: list[bytes], message: dict[str, Any]) -> Iterator[None]:
         """Count a request as running."""
-        self._received.pop(message["header"]["msg_id"], None)
         entry = (idents, message)
         self._running.append(entry)
         self.begun += 1
@@ -56,13 +60,29 @@ class Cells:
         """Tell whether a request is being executed."""
         return bool(self._running)
 
-    def received(self, msg_id: str, frames: list[bytes]) -> None:
+    def received(self, header: dict[str, Any], frames: list[bytes]) -> None:
         """Note a request that has come and is not being executed yet."""
-        self._received[msg_id] = frames
+        msg_id = header["msg_id"]
+        if header.get("msg_type") == "execute_request":
+            self._received[msg_id] = frames
+        else:  # such are asked again by a client that gets no answer, or need none
+            self._others.add(msg_id)
+        if self._since_save is not None:
+            self._since_save[msg_id] = msg_id in self._received
 
-    def done(self, msg_id: str) -> None:
-        """Forget a request that needs no answer any more."""
+    def begins(self, msg_id: str) -> bool:
+        """Note that a request's turn has come; False where it is to be passed over.
+
+        That is so for what waited when the kernel was saved: the kernel that went on has answered it. Where that one
+        handed it over at the restore, it is executed once.
+        """
         self._received.pop(msg_id, None)
+        self._others.discard(msg_id)
+        if msg_id in self._taken:
+            self._taken.discard(msg_id)
+            self._forgotten.add(msg_id)
+            return True
+        return msg_id not in self._forgotten
 
     def describe(self, display_id: str | None = None) -> Asked:
         """Return the running cell, to be answered by another kernel."""
@@ -93,12 +113,43 @@ class Cells:
     def queued(self) -> list[list[str]]:
         """Return the requests that wait behind the running cell; they stay where they are."""
         self._let_come()
+        self._read()
         queued = [*self._received.values(), *self._unread()]
         return [[frame.hex() for frame in frames] for frames in queued]
 
-    def forget_queued(self) -> None:
-        """Forget the requests that wait: they are signed with the key of another kernel, and will not be executed."""
+    def save_begins(self) -> None:
+        """Note from now on what comes: it may be in what is saved without having been read there."""
+        self._since_save = self._waiting()
+
+    def save_ended(self, waits: bool) -> dict[str, bool]:
+        """Return the requests that wait, or have come since the save began, by their ids: whether each is a cell.
+
+        `waits` is whether the cell that runs does nothing but wait for the save.
+        """
+        if waits:
+            self._read()
+        since, self._since_save = self._since_save or {}, None
+        return {**since, **self._waiting()}
+
+    def _waiting(self) -> dict[str, bool]:
+        unread = [self._kernel.header_of(frames)["msg_id"] for frames in self._unread()]
+        return {**dict.fromkeys(self._others, False), **dict.fromkeys([*self._received, *unread], True)}
+
+    def forget(self, waited: dict[str, bool]) -> None:
+        """Pass over, from now on, what waited at the save: what the kernel knew of then, and what it was told since."""
+        waited = {**waited, **self._waiting()}
+        self._since_save = None
         self._received.clear()
+        self._others.clear()
+        self._forgotten = set(waited)
+        self._forgotten_cells = {msg_id for msg_id, is_cell in waited.items() if is_cell}
+
+    def forgotten(self, asked: Asked) -> int:
+        """Return how many cells waited at the save and are not executed: they do not wait behind the restore, too."""
+        return len(self._forgotten_cells - set(map(self._id_of, asked.get("queued", []))))
+
+    def _id_of(self, frames: list[str]) -> str:
+        return str(self._kernel.header_of([bytes.fromhex(frame) for frame in frames])["msg_id"])
 
     def _let_come(self) -> None:
         """Wait while requests keep coming: a client that sends hundreds at once takes its time."""
@@ -107,16 +158,21 @@ class Cells:
             before = len(self._received)
             time.sleep(_COMING)
 
+    def _read(self) -> None:
+        """Read what has come to ipykernel 6, which does so in the thread that the cell holds; that must stand still."""
+        kernel = self._kernel
+        if hasattr(kernel, "msg_queue") and self._running:
+            with contextlib.suppress(Exception):  # zmq.Again: no more
+                while True:
+                    frames = kernel.shell_stream.socket.recv_multipart(1, copy=False)  # zmq.NOBLOCK
+                    kernel.schedule_dispatch(kernel.dispatch_shell, frames)
+
     def _unread(self) -> list[list[bytes]]:
-        """Return requests that ipykernel 6 has queued: it reads them in the thread that the cell holds."""
+        """Return requests that ipykernel 6 has queued."""
         kernel = self._kernel
         queue = getattr(kernel, "msg_queue", None)
-        if queue is None or not self._running:
+        if queue is None:
             return []
-        with contextlib.suppress(Exception):  # zmq.Again: no more
-            while True:
-                frames = kernel.shell_stream.socket.recv_multipart(1, copy=False)  # zmq.NOBLOCK
-                kernel.schedule_dispatch(kernel.dispatch_shell, frames)
         # The queue holds calls of ipykernel's own, too.
         waiting = [args[0] for _, do, args in list(queue._queue) if do == kernel.dispatch_shell]
         return [[bytes(frame) for frame in frames] for frames in waiting]
@@ -172,6 +228,7 @@ class Cells:
     def take_queued(self, asked: Asked) -> None:
         """Execute the requests that waited behind the cell that asked, as if they came now."""
         for frames in asked.get("queued", []):
+            self._taken.add(self._id_of(frames))
             self._kernel.io_loop.add_callback(self._kernel.take_request, [bytes.fromhex(frame) for frame in frames])
 
     def refuse_queued(self, asked: Asked) -> None:

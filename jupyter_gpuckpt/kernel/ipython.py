@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ipykernel.ipkernel import IPythonKernel
@@ -110,6 +110,7 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
             self._held.append(msg)
             return
         if self.agent is not None:
+            self.agent.until_known()
             self._note(msg)
             self.agent.request_came()
             if self.agent.executed.restored and self._is_for_a_lost_subshell(msg):
@@ -128,6 +129,24 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
             self.agent.request_came()
         super().schedule_dispatch(dispatch, *args)
 
+    async def dispatch_shell(self, msg: list[Any], *args: Any, **kwargs: Any) -> None:
+        """Dispatch a request whose turn has come (called by ipykernel), unless it is to be passed over."""
+        # One that is a single frame is ipykernel's own.
+        if self.agent is not None and len(msg) > 1:
+            self.agent.until_known()
+            if not self.agent.cells.begins(self.header_of(msg)["msg_id"]):
+                return
+        await super().dispatch_shell(msg, *args, **kwargs)
+
+    def header_of(self, msg: Sequence[Any]) -> dict[str, Any]:
+        """Return the header of a request as it came, unverified; one that has none gives an empty id."""
+        try:
+            _, parts = self.session.feed_identities(list(msg), copy=not hasattr(msg[0], "bytes"))
+            header = self.session.unpack(bytes(parts[1]))
+            return {"msg_id": "", **header}
+        except (ValueError, TypeError, IndexError):
+            return {"msg_id": ""}
+
     def _is_for_a_lost_subshell(self, msg: list[Any]) -> bool:
         """Tell whether a request would go to a subshell that the kernel before a restore had and this one has not.
 
@@ -143,11 +162,8 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         return not wanted <= {None, *self.shell_channel_thread.manager.list_subshell()}
 
     def _note(self, msg: list[Any]) -> None:
-        _, parts = self.session.feed_identities(msg, copy=False)
-        header = self.session.unpack(bytes(parts[1]))
-        # Others are asked again by a client that gets no answer, or need none.
-        if header.get("msg_type") == "execute_request" and self.agent is not None:
-            self.agent.cells.received(header["msg_id"], [bytes(part) for part in msg])
+        if self.agent is not None:
+            self.agent.cells.received(self.header_of(msg), [bytes(part) for part in msg])
 
     def _input_request(self, prompt: str, ident: Any, parent: Any, password: bool = False) -> str:
         """Ask the client, and note what was asked (called by ipykernel for ``input()`` and ``getpass()``)."""

@@ -131,6 +131,16 @@ class Saved(_Shown):
         return "\n".join(lines + self._notes)
 
 
+def not_executed_again(cells: int) -> list[str]:
+    """Say how many cells waited behind a save and are not executed by the kernel that was restored."""
+    if not cells:
+        return []
+    return [
+        f"{'1 cell' if cells == 1 else f'{cells} cells'} that waited behind the save "
+        f"{'was' if cells == 1 else 'were'} not executed again."
+    ]
+
+
 class Restored(_Shown):
     """The account of a restore, shown in the cell that asked for it."""
 

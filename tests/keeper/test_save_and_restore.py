@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from notebooks import Notebook, StartKernel
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from keeper_faults import Asked, Criu, Requested, keeper_pid, status
+from notebooks import Notebook, StartKernel, wait_until
+
+from jupyter_gpuckpt.freeze import processes
+
+_POLL = 7  # the number of poll(2) on x86-64
 
 
 def test_what_was_changed_after_a_save_is_undone_by_a_restore(notebook: Notebook) -> None:
@@ -98,6 +108,74 @@ def test_the_cells_behind_a_restore_are_executed_by_the_restored_kernel(notebook
     assert [reply["parent_header"]["msg_id"] for reply in replies] == requests
     assert [reply["content"]["status"] for reply in replies] == ["ok", "ok", "ok"]
     assert notebook.value("x") == "11"
+
+
+def test_the_cells_that_waited_behind_the_save_are_not_executed_again(notebook: Notebook, tmp_path: Path) -> None:
+    """With a save and a restore in one "Run All", too: each cell is executed once, and it ends."""
+    ran = tmp_path / "ran"
+    ran.touch()
+    note = f"ran = open({str(ran)!r}, 'a')\nran.write({{!r}})\nran.close()"
+    cells = ("x = 1", "%gpuckpt save here", note.format("a"), "x += 1", "%gpuckpt restore here", note.format("b"))
+    requests = [notebook.client.execute(code) for code in (*cells, "x += 10")]
+    replies = [notebook.reply() for _ in requests]
+    assert [reply["parent_header"]["msg_id"] for reply in replies] == requests
+    assert {reply["content"]["status"] for reply in replies} == {"ok"}
+    assert notebook.value("x") == "11"
+    assert ran.read_text() == "ab"
+    again = notebook.run("%gpuckpt restore here")
+    assert "5 cells that waited behind the save were not executed again." in again.text
+    assert notebook.value("x") == "1"
+    assert ran.read_text() == "ab"
+
+
+def runs(notebook: Notebook, word: str) -> Callable[[], bool]:
+    """Return what tells whether the keeper has a program running with this word on its command line."""
+
+    def words(pid: int) -> list[bytes]:
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return []
+
+    keeper = keeper_pid(notebook)
+    return lambda: any(os.fsencode(word) in words(pid) for pid in processes.descendants(keeper))
+
+
+def test_what_comes_while_the_kernel_is_frozen_is_not_executed_again(
+    criu: Criu, notebook: Notebook, tmp_path: Path
+) -> None:
+    """Also where no thread of it can read that: a call into C keeps Python's lock."""
+    go, end = tmp_path / "go", tmp_path / "end"
+    os.mkfifo(end)
+    cell = Asked(
+        notebook,
+        f"""
+import ctypes, os, struct, time
+n, wait, libc = 0, struct.pack('ihh', os.open({str(end)!r}, os.O_RDWR), 1, 0), ctypes.PyDLL(None)
+print('begun', flush=True)
+while not os.path.exists({str(go)!r}): time.sleep(0.01)
+libc.poll(ctypes.create_string_buffer(wait), 1, -1)
+""",
+    )
+    notebook.until_printed("begun")
+    before = notebook.client.execute("n += 1")
+    with criu.held_at("dump", "start") as reached:
+        save = Requested(notebook, "save", {"name": "here"})
+        reached()
+        go.touch()
+        pid = status(notebook)["pid"]
+        wait_until(lambda: Path(f"/proc/{pid}/syscall").read_text().split()[0] == str(_POLL))
+        during = notebook.client.execute("n += 1")
+        is_dumping = runs(notebook, "dump")
+        assert is_dumping()
+    wait_until(lambda: not is_dumping())
+    with end.open("r+b", buffering=0) as file:
+        file.write(b"go on")
+        assert not isinstance(save.outcome(), Exception)
+        assert cell.answer()["status"] == "ok"
+        assert [notebook.reply()["parent_header"]["msg_id"] for _ in range(2)] == [before, during]
+        assert notebook.value("n") == "2"
+        assert "2 cells" in notebook.run("%gpuckpt restore here").text
+        assert notebook.value("n") == "0"
 
 
 def test_the_cells_behind_a_refused_restore_are_executed_all_the_same(notebook: Notebook) -> None:

@@ -6,9 +6,11 @@ import re
 import socket
 from pathlib import Path
 
+import nbformat
 import pytest
 from jupyter_servers import Server
 from lab_window import OpenWindow
+from notebooks import SPEC
 from playwright.sync_api import expect
 
 pytestmark = pytest.mark.criu
@@ -401,3 +403,18 @@ def test_a_restore_by_a_cell_marks_cells_too(lab: Server, open_window: OpenWindo
         expect(cell).not_to_have_class(_STALE)
     window.restart_kernel()
     expect(changed).not_to_have_class(_STALE)
+
+
+def test_run_all_with_a_save_and_a_restore_in_it_ends(lab: Server, open_window: OpenWindow) -> None:
+    """What was sent behind the save is not executed again by the restored kernel."""
+    cells = ["x = 1", "%gpuckpt save all", "x += 1; print('x is', x)", "%gpuckpt restore all", "x += 10", "x"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    notebook.metadata["kernelspec"] = {"name": SPEC, "display_name": SPEC, "language": "python"}
+    nbformat.write(notebook, lab.root / "all.ipynb")
+    window = open_window(lab, "all.ipynb")
+    window.command("notebook:run-all-cells")
+    prompts = window.page.locator(".jp-Notebook .jp-CodeCell .jp-InputArea .jp-InputPrompt")
+    expect(prompts).to_have_text([re.compile(r"\[\d+\]:")] * len(cells))
+    outputs = [window.page.locator(".jp-Notebook .jp-CodeCell").nth(n).locator(".jp-OutputArea-output") for n in (2, 5)]
+    for output, text in zip(outputs, ("x is 2", "11"), strict=True):
+        expect(output).to_have_text([text])

@@ -464,6 +464,9 @@ async def _introduce(
     if not snapshot.manifest.kernel["agent"]:
         return
     connection = json.loads(Path(keeper.launch.connection_file).read_text())
+    kernel = snapshot.manifest.kernel
+    # What waits for a kernel that wakes has been answered by nobody.
+    waited = {"waited": kernel["waited"]} if "waited" in kernel and not how.get("hold") else {}
     await link.send(
         {
             "call": "identity",
@@ -475,6 +478,7 @@ async def _introduce(
                 "peers": dict(peers),
                 "ports": dict(places.table),
                 **how,
+                **waited,
             },
         }
     )
@@ -503,7 +507,7 @@ async def resume(
     result: Mapping[str, Any],
     stages: Stages,
 ) -> list[str]:
-    """Have the restored kernel run its hooks and answer the cell that asked; return what went wrong in the hooks."""
+    """Have the restored kernel run its hooks and answer the cell that asked; return what there is to say of it."""
     if not snapshot.manifest.kernel["agent"]:
         return []
     arguments = {
@@ -517,4 +521,4 @@ async def resume(
         # It runs, and what it holds is right; a long call that keeps Python's lock was saved in the middle.
         log.warning("the restored kernel has not answered yet")
         return []
-    return list(answer["faults"])
+    return [*answer.get("notes", []), *answer["faults"]]

@@ -117,7 +117,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
             # At the same time: what the kernel does on its way, such as its hooks, may need the GPU already.
             operation.kind, operation.cancellable = "wake", True
             waking = asyncio.create_task(_waken_soon(keeper, answered, stages))
-        await resume(new.link, snapshot, predecessor.asked, result, stages)
+        warnings += await resume(new.link, snapshot, predecessor.asked, result, stages)
         answered.set()
         if lazily:
             result["answered"] = stages.seconds()

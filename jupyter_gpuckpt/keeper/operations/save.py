@@ -259,7 +259,7 @@ async def take(
             raise failure from e
         raise
     if left == "running":
-        await after_save(link, keeper.launch.agent, None, settings.hook_timeout())
+        agent = {**agent, **await after_save(link, keeper.launch.agent, None, settings.hook_timeout())}
     return Taken(staging, frozen, agent)
 
 
@@ -351,18 +351,18 @@ async def before_save(link: Link, has_agent: bool) -> dict[str, Any]:
     return answer
 
 
-async def after_save(link: Link, has_agent: bool, failure: GpuckptError | None, patience: float) -> None:
-    """Have the agent undo its part, and wait until it has, for `patience` seconds at most."""
+async def after_save(link: Link, has_agent: bool, failure: GpuckptError | None, patience: float) -> dict[str, Any]:
+    """Have the agent undo its part, and wait until it has, for `patience` seconds at most; return what it says."""
     if not has_agent:
-        return
+        return {}
     arguments = {"error": failure.as_dict() if failure else None}
     try:
         if patience:
-            await link.call("after_save", arguments, patience)
-        else:
-            await link.send({"call": "after_save", "id": 0, "args": arguments})
+            return await link.call("after_save", arguments, patience) or {}  # an agent of an older version says nothing
+        await link.send({"call": "after_save", "id": 0, "args": arguments})
     except AgentSilent:
         log.warning("the hooks after the save did not finish in time")
+    return {}
 
 
 async def _freeze(
@@ -494,6 +494,8 @@ def about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
         "version": __version__,
         "waits_for_gpu": bool(agent.get("waits_for_gpu")),
         "own_ports": agent.get("own_ports", []),
+        # Which requests waited, that the kernel was to answer, by their ids: whether each is a cell.
+        **({"waited": agent["waited"]} if "waited" in agent else {}),
         # Not its arguments: there may be a password among them, and manifests travel.
         **({"job": launch.job, "program": launch.argv[0]} if launch.job else {}),
     }
