@@ -7,6 +7,7 @@ An image is two 32-bit magic numbers, then entries, each a 32-bit length and a p
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from google.protobuf.message import DecodeError
 TCP_LISTEN = 10  # include/net/tcp_states.h
 SOCK_STREAM = 1
 _TASK_STOPPED = 3  # criu/include/pid.h
+_WHOLE_FILE = 2  # criu/include/file-lock.h, FL_FLOCK: of flock(2)
 _EMPTY = 8  # bytes of an image without entries
 
 _U32 = descriptor_pb2.FieldDescriptorProto.TYPE_UINT32
@@ -32,7 +34,7 @@ _REPEATED = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
 
 _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
     # message: (field, number, type, message type); numbers from fdinfo, regfile, sk-inet, sk-unix,
-    # remap-file-path, pstree, mm, vma, core and creds
+    # remap-file-path, pstree, mm, vma, core, creds and file-lock
     "vma": [("start", 1, _U64, ""), ("end", 2, _U64, ""), ("shmid", 4, _U64, ""), ("status", 7, _U32, "")],
     "mm": [("vmas", 14, _MESSAGE, "vma")],
     "reg": [
@@ -74,6 +76,16 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
     "thread": [("creds", 10, _MESSAGE, "creds")],
     "task": [("task_state", 1, _U32, "")],
     "core": [("tc", 3, _MESSAGE, "task"), ("thread_core", 5, _MESSAGE, "thread")],
+    "filelock": [
+        ("flag", 1, _U32, ""),
+        ("type", 2, _U32, ""),
+        ("pid", 3, _U32, ""),
+        ("fd", 4, _U32, ""),
+        ("start", 5, _U64, ""),
+        ("len", 6, _U64, ""),
+    ],
+    "ids": [("files_id", 2, _U32, "")],
+    "descriptor": [("id", 1, _U32, ""), ("fd", 4, _U32, "")],
     "remap": [("orig_id", 1, _U32, ""), ("remap_id", 2, _U32, "")],
     "dump_stats": [("freezing_time", 1, _U32, ""), ("frozen_time", 2, _U32, "")],
     "stats": [("dump", 1, _MESSAGE, "dump_stats")],
@@ -277,6 +289,39 @@ def abstract_names(images: Path) -> set[bytes]:
     """Return the abstract names, without their leading NUL, that Unix sockets of the tree are bound to."""
     sockets = (e.usk for e in _entries((images / "files.img").read_bytes(), "file") if e.HasField("usk"))
     return {s.name[1:] for s in sockets if s.name[:1] == b"\0"}
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A lock of a file that a saved tree holds: of `length` bytes from `start` on, 0 for all that follow."""
+
+    path: str
+    start: int
+    length: int
+    writes: bool
+
+    def holds(self, byte: int) -> bool:
+        """Tell whether this byte is locked by it."""
+        return self.start <= byte and (not self.length or byte < self.start + self.length)
+
+
+def locks(images: Path) -> list[Lock]:
+    """Return the locks of ranges of files (fcntl(2)) that the tree holds."""
+    try:
+        raw = (images / "filelocks.img").read_bytes()
+    except FileNotFoundError:
+        return []
+    paths = paths_by_id((images / "files.img").read_bytes())
+    found = []
+    for e in _entries(raw, "filelock"):
+        if e.flag & _WHOLE_FILE:
+            continue
+        (ids,) = _entries((images / f"ids-{e.pid}.img").read_bytes(), "ids")
+        table = (images / f"fdinfo-{ids.files_id}.img").read_bytes()
+        opened = {descriptor.fd: descriptor.id for descriptor in _entries(table, "descriptor")}
+        if (path := paths.get(opened.get(e.fd, 0))) is not None:
+            found.append(Lock(path, e.start, e.len, e.type == fcntl.F_WRLCK))
+    return found
 
 
 def locks_or_terminals(images: Path) -> str:

@@ -16,6 +16,7 @@ from ..freeze import cuda, images, memory, processes
 from ..freeze.criu_program import CriuProgram, version_text
 from ..store import Manifest, Snapshot
 from .files import needs
+from .files.databases import DUCKDB
 from .files.needs import ELSEWHERE, Marks, NeededFile
 from .record import Launch
 from .staging import likely_in_memory
@@ -165,11 +166,20 @@ def _notes(saved: Mapping[str, Any], files: Sequence[NeededFile], marks: Marks) 
     if saved["kernel"] != platform.release():
         notes.append(f"Linux: saved with {saved['kernel']}, here {platform.release()}.")
     if odd := needs.changed(files, Path("/"), marks):
+        named = [f"{_what(file)} ({how})" for file, how in odd.items()]
         more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
-        notes.append(
-            f"Files that the kernel uses have other contents now, of the same size: {', '.join(odd[:_SHOWN])}{more}."
-        )
+        notes.append(f"Files that the kernel uses are not as they were at the save: {', '.join(named[:_SHOWN])}{more}.")
+    notes += [
+        f"DuckDB goes on with {file.path} as it was at the save: what was added to it since is not seen, and is lost "
+        "when the kernel writes to it or closes it. Copy the file first if you need that."
+        for file in odd
+        if file.database == DUCKDB
+    ]
     return notes
+
+
+def _what(file: NeededFile) -> str:
+    return f"{file.path}, a database of {file.database}'s" if file.database else file.path
 
 
 def has_gpu_state(has: bool, gpus: Sequence[int], what: str) -> None:

@@ -355,6 +355,7 @@ class Agent:
             "protocol": settings.AGENT_PROTOCOL,
             "waits_for_gpu": parking.has_gate() and not about_gpu.get("peers"),
             "environment": environment.describe(),
+            "temporary": renewal.temporary_folders(),
             **variables.describe(self._kernel.shell),
             "own_ports": [self._child_output.port],
             "waited": {},

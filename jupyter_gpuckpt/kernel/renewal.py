@@ -10,7 +10,7 @@ import sys
 import tempfile
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import proc
@@ -50,13 +50,23 @@ def become_copy(kernel: Any) -> None:
     _leave_temporary_files()
 
 
-def _leave_temporary_files() -> None:
-    """Leave it to the original to delete the temporary files and folders that it has made."""
+def temporary_folders() -> list[str]:
+    """Return the absolute paths of the temporary folders that the process has made, and deletes with itself."""
+    return sorted(os.path.abspath(folder.name) for _, folder in _folders_with_finalizers())  # noqa: PTH100
+
+
+def _folders_with_finalizers() -> Iterator[tuple[Any, Any]]:
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         found = finalizer.peek()
         if found is not None and found[1] == tempfile.TemporaryDirectory._cleanup:  # type: ignore[attr-defined]
-            finalizer.detach()
-            found[0]._rmtree = _keep
+            yield finalizer, found[0]
+
+
+def _leave_temporary_files() -> None:
+    """Leave it to the original to delete the temporary files and folders that it has made."""
+    for finalizer, folder in _folders_with_finalizers():
+        finalizer.detach()
+        folder._rmtree = _keep
     closer = tempfile._TemporaryFileCloser  # type: ignore[attr-defined]
     for one in gc.get_referrers(closer):  # its instances are among them, found without a list of all objects
         if type(one) is closer:

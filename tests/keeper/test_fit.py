@@ -78,7 +78,7 @@ def test_another_build_of_a_library_is_refused_and_other_data_is_told(notebook: 
     data.write_text("TEN BYTES\n")
     rewrite("here", machine={"kernel": "6.0.0-elsewhere"})
     answer = notebook.run("%gpuckpt restore here")
-    assert f"have other contents now, of the same size: {data}" in answer.text
+    assert f"not as they were at the save: {data} (other contents, of the same size)." in answer.text
     assert f"Linux: saved with 6.0.0-elsewhere, here {platform.release()}" in answer.text
 
 

@@ -87,7 +87,9 @@ def test_a_kernel_comes_back_where_its_environment_is_not(
     kernel.run("%gpuckpt save again")
     kernel.run("x.append(3)")
     kernel.close()
-    assert _tree(project) == before
+    # What it writes is no part of what only this kernel sees.
+    assert _tree(project) == before | {"run.log"}
+    assert (project / "run.log").read_text() == "begun and gone on"
     assert not top.exists()
     assert not kernel.folder.exists()
 
@@ -99,7 +101,7 @@ def test_a_kernel_comes_back_where_its_environment_is_not(
     assert (project / "notes" / "out.txt").read_text() == "kept"
     assert Store(store()).get("again").stored < Store(store()).get("here").stored / 2
     kernel.close()
-    assert _tree(project) == before | {"notes/out.txt"}
+    assert _tree(project) == before | {"run.log", "notes/out.txt"}
 
 
 def _is_as_saved(kernel: Notebook, environment: Path) -> None:

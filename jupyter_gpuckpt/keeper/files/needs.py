@@ -1,7 +1,7 @@
 """What a snapshot needs of the machine's files: written down at the save, held against the disk before a restore.
 
 Every file that the saved processes map or hold open is known by its size, and further by its build id where it is a
-program or library, or else by the hash of its bytes.
+program or library, or else by the hash of its bytes, or by when it was last written.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from blake3 import blake3
 
 from ...freeze import images
 from ...freeze.elf import build_id, is_same_build
+from . import databases, lifetime
 
 __all__ = [
     "ELSEWHERE",
@@ -54,7 +55,12 @@ class NeededFile:
     size : in bytes; None but for regular files.
     writable : whether a saved process has it open for writing: it may have grown by the time of the restore.
     build_id : of a program or library, in hexadecimal; else empty.
-    hash : the BLAKE3 of its bytes, in hexadecimal, where it has no build id and is small; else empty.
+    hash : the BLAKE3 of its bytes, in hexadecimal, where it has no build id, is small and not `writable`; else empty.
+    mtime : when it was last written, in nanoseconds, as stat(2) has it; 0 where it was written again at once, and None
+        where nothing is known of that.
+    database : whose database it is, where it is one (`databases.kind`).
+    in_transaction : whether a transaction of SQLite's was open that writes into it: it must not have changed.
+    kept : whether the snapshot has its content (`lifetime`).
     """
 
     path: str
@@ -63,6 +69,10 @@ class NeededFile:
     writable: bool = False
     build_id: str = ""
     hash: str = ""
+    mtime: int | None = None
+    database: str = ""
+    in_transaction: bool = False
+    kept: bool = False
 
 
 _MOST_MARKS = 20_000
@@ -113,26 +123,39 @@ def _in_order(files: Iterable[NeededFile]) -> list[NeededFile]:
     return sorted(merged, key=lambda file: file.path)
 
 
-def marked(files: Iterable[NeededFile], root: Path, marks: Marks) -> list[NeededFile]:
+def marked(files: Iterable[NeededFile], root: Path, marks: Marks, folder: Path) -> list[NeededFile]:
     """Return the same files with what tells them from others of their size.
 
-    `root` is the folder that is ``/`` to the processes. What has changed already since the dump is left as it is.
+    `root` is the folder that is ``/`` to the processes, and `folder` that of criu's images. What has changed already
+    since the dump is left as it is.
     """
-    return [_marked(file, root, marks) for file in files]
+    frozen = (folder / "files.img").stat().st_mtime_ns
+    changing = databases.changing(images.locks(folder))
+    return [_marked(file, root, marks, frozen, file.path in changing) for file in files]
 
 
-def _marked(file: NeededFile, root: Path, marks: Marks) -> NeededFile:
-    if file.size is None or file.writable:
+def _marked(file: NeededFile, root: Path, marks: Marks, frozen: int, in_transaction: bool) -> NeededFile:
+    if file.size is None:
         return file
     at = root / file.path[1:]
     try:
         now = at.stat()
-        if not stat.S_ISREG(now.st_mode) or now.st_size != file.size:
+        if not stat.S_ISREG(now.st_mode):
             return file
-        built, digest = marks.of(at, now)
+        is_as_taken = now.st_size == file.size
+        built, digest = ("", "") if file.writable or not is_as_taken else marks.of(at, now)
+        database = "" if built else databases.kind(at)
     except OSError:
         return file
-    return NeededFile(file.path, file.mode, file.size, False, built, digest)
+    mtime = now.st_mtime_ns if is_as_taken and now.st_mtime_ns < frozen else 0
+    return replace(
+        file,
+        build_id=built if is_as_taken and not file.writable else file.build_id,
+        hash=digest,
+        mtime=mtime,
+        database=database,
+        in_transaction=in_transaction,
+    )
 
 
 def to_json(files: Iterable[NeededFile]) -> bytes:
@@ -155,8 +178,9 @@ def from_json(raw: bytes) -> list[NeededFile]:
 
 def _file(found: dict[str, Any]) -> NeededFile:
     file = NeededFile(**found)
-    types = (str, int, str, str)
-    if not all(map(isinstance, (file.path, file.mode, file.build_id, file.hash), types)) or file.path[:1] != "/":
+    types = (str, int, str, str, str)
+    members = (file.path, file.mode, file.build_id, file.hash, file.database)
+    if not all(map(isinstance, members, types)) or file.path[:1] != "/":
         raise ValueError("a needed file has no path, or other members")
     return file
 
@@ -172,6 +196,8 @@ def difference(file: NeededFile, root: Path) -> str:
     try:
         now = at.stat()
     except FileNotFoundError:
+        if file.kept and lifetime.can_be_made(at):
+            return ""
         return f"{file.path}: {'was' if file.size is None else 'had'} {was}, is gone"
     except OSError as e:
         return f"{file.path}: {e.strerror}"
@@ -181,6 +207,8 @@ def difference(file: NeededFile, root: Path) -> str:
         return ""
     if now.st_size != file.size and not (now.st_size > file.size and (file.writable or _begins_as(file, at))):
         return f"{file.path}: had {was}, here {now.st_size}"
+    if file.in_transaction and file.mtime != now.st_mtime_ns:
+        return f"{file.path}: SQLite was in the middle of a transaction, and it was written to since"
     if file.build_id and not is_same_build(here := build_id(at), file.build_id):
         return f"{file.path}: another build, of the same size: was {file.build_id}, here {here or 'none'}"
     return ""
@@ -194,18 +222,35 @@ def _begins_as(file: NeededFile, at: Path) -> bool:
         return blake3(f.read(file.size)).hexdigest() == file.hash
 
 
-def changed(files: Collection[NeededFile], root: Path, marks: Marks) -> Sequence[str]:
-    """Return the paths of files that have the size that they had, and other bytes: they stay as they are now."""
-    found = []
+def changed(files: Collection[NeededFile], root: Path, marks: Marks) -> dict[NeededFile, str]:
+    """Return in words what is not as it was of files that may have changed, by file: they stay as they are now.
+
+    A database is told in place of the files beside it.
+    """
+    found: dict[NeededFile, str] = {}
+    known = {file.path: file for file in files}
+    mains = [(file.path, file.database) for file in files if file.database]
     for file in files:
-        at = root / file.path[1:]
-        try:
-            now = at.stat()
-            if file.hash and now.st_size == file.size and marks.of(at, now)[1] != file.hash:
-                found.append(file.path)
-        except OSError:
-            continue
+        main = databases.main_of(file.path, mains)
+        if (how := _change(file, root, marks)) and (not main or known[main] not in found):
+            found[known[main] if main else file] = f"what is beside it {how}" if main else how
     return found
+
+
+def _change(file: NeededFile, root: Path, marks: Marks) -> str:
+    if file.size is None:
+        return ""
+    at = root / file.path[1:]
+    try:
+        now = at.stat()
+        if now.st_size != file.size:
+            return f"had {file.size:,} bytes, has {now.st_size:,}"
+        if file.hash:
+            return "other contents, of the same size" if marks.of(at, now)[1] != file.hash else ""
+    except OSError:
+        return ""  # gone: it is refused, or brought
+    is_known = not file.build_id and file.mtime is not None
+    return "written to since, and of the same size" if is_known and now.st_mtime_ns != file.mtime else ""
 
 
 def _kind(mode: int) -> str:

@@ -12,7 +12,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,7 +27,7 @@ from ...freeze.criu_program import CriuProgram
 from ...freeze.parking import Parked
 from ...store import Manifest, Snapshot, Store
 from .. import deputy, fit
-from ..files import kept_files, needs, placed_files
+from ..files import kept_files, lifetime, needs, placed_files
 from ..files.needs import NeededFile
 from ..files.placed_files import Placement
 from ..gpu import gate
@@ -85,7 +85,8 @@ def request_of(keeper: Keeper, name: str) -> tuple[Manifest, Request]:
     try:
         kept = kept_files.from_json(read[kept_files.TABLE]) if kept_files.TABLE in read else kept_files.Kept([])
         needed = needs.from_json(read[needs.NEEDS]) if needs.NEEDS in read else []
-        missing = placed_files.missing(kept, contents)
+        made = {file.path for file in needed if file.kept and lifetime.can_be_made(Path(file.path))}
+        missing = [file for file in placed_files.missing(kept, contents) if file.path not in made]
         placed = placed_files.bytes_of(missing, contents)
     except ValueError as e:
         raise Damaged(f"The snapshot {name} is damaged.", f"{e}", "Restore another snapshot.", name=name) from e
@@ -94,6 +95,26 @@ def request_of(keeper: Keeper, name: str) -> tuple[Manifest, Request]:
     outside = (VRAM + "/", kept_files.FILES + "/")
     images_size = sum(contents.size_of(path) for path in contents.files if not path.startswith(outside))
     return manifest, Request([file for file in needed if file.path not in brought], missing, images_size, placed, parts)
+
+
+def make_lifetime_files(folder: Path) -> list[Path]:
+    """Make those of the files that live as long as the kernel that are gone; return what was made.
+
+    Raises
+    ------
+    Refused : it cannot be done.
+    """
+    archive = folder / lifetime.ARCHIVE
+    if not archive.exists():
+        return []
+    try:
+        return lifetime.make(archive, needs.of_snapshot(folder))
+    except OSError as e:
+        raise Refused(
+            "The snapshot was not restored; nothing was touched.",
+            f"A file that went with its kernel could not be made again: {e.strerror or e}: {e.filename}",
+            "Make it possible to write there, and restore again.",
+        ) from e
 
 
 @dataclass
@@ -108,6 +129,8 @@ class Arrival:
     """The same folder, as the namespace names it."""
     placement: Placement | None = None
     """What of the snapshot's own files is put in place; None where the machine has them all."""
+    made: list[Path] = field(default_factory=list)
+    """What was made of the files that live as long as the kernel, since it was gone."""
 
     @classmethod
     async def prepare(cls, keeper: Keeper, needed: int, missing: Sequence[kept_files.KeptFile] = ()) -> Arrival:
@@ -174,6 +197,7 @@ class Arrival:
                 "Its shared memory (/dev/shm) could not be put in place.",
                 "Check with `df /dev/shm` that there is room for it.",
             )
+        self.made = await asyncio.to_thread(make_lifetime_files, snapshot.directory)
         if self.placement is not None:
             await self.placement.place()
         if self.space.deputy is not None:
@@ -205,6 +229,7 @@ class Arrival:
         """End it and everything in it."""
         self.link.close()
         await self.space.kill()
+        await asyncio.to_thread(lifetime.unmake, self.made)
         await asyncio.to_thread(shutil.rmtree, self.files, ignore_errors=True)
 
 

@@ -28,13 +28,14 @@ from ...freeze.criu_program import CriuProgram
 from ...store import Manifest, Snapshot
 from .. import adoption, client, fit, ports
 from ..deputy import usable_criu
+from ..files import lifetime
 from ..gpu import sharing
 from ..gpu.freeze import GpuReturn, parked_in
 from ..record import KernelFolder, Launch, Operation, now
 from ..reserved_ports import Reserved
 from ..staging import fits_in_memory, vram_files
 from ..summary import summary
-from .arrival import Arrival, put_in_place, request_of, resume
+from .arrival import Arrival, make_lifetime_files, put_in_place, request_of, resume
 from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
 from .save import about_kernel, about_machine, save, take
 from .stages import Stages, Tell, to_nobody
@@ -251,6 +252,8 @@ async def _of_snapshot(
     tidying.push_async_callback(asyncio.to_thread, snapshot.close)
     if snapshot.manifest.id != manifest.id:
         raise Refused(_NOT_FORKED, f"Another snapshot was saved as {wanted.snapshot!r} at this moment.", "Fork again.")
+    made = await asyncio.to_thread(make_lifetime_files, snapshot.directory)
+    tidying.push(lambda kind, *_: lifetime.unmake(made) if kind is not None else None)
     await asyncio.to_thread(fit.check_files, snapshot, Path("/"))
     return _Capture(manifest, snapshot.directory / CRIU_IMAGES, vram.outside, snapshot.directory, fits.gpu_map)
 

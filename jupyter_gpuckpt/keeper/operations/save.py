@@ -15,7 +15,7 @@ import platform
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ from ...store import Manifest, Writer
 from ...store.upkeep.retention import keep_last, keep_under
 from .. import comparison, fit, ports
 from ..deputy import usable_criu
-from ..files import kept_files, needs
+from ..files import kept_files, lifetime, needs
 from ..gpu.freeze import GpuFreeze
 from ..gpu.sleep import FrozenAsleep
 from ..link import AgentSilent, Link
@@ -53,6 +53,7 @@ log = logging.getLogger("gpuckpt.keeper")
 
 _AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
 
+_IN_TRANSACTION = "it can be restored until something else is written there. Commit, and save again."
 _NO_MEMORY = "It had to wait for the disk: too little memory is free to keep what was taken there for a while."
 
 Check = Callable[[int, Mapping[str, Any]], None]
@@ -167,7 +168,7 @@ async def describe(keeper: Keeper, writer: Writer, taken: Taken, args: Mapping[s
     for folder, inside in ((staging.outside, CRIU_IMAGES), (staging.vram.outside, VRAM)):
         if not folder.is_relative_to(writer.directory):
             writer.include(folder, inside)
-    described = await asyncio.to_thread(_describe, keeper, keeper.namespace(), writer, staging, taken.agent, with_files)
+    described = await asyncio.to_thread(_describe, keeper, keeper.namespace(), writer, taken, with_files)
     taken.frozen.process.update(described)
 
 
@@ -193,24 +194,25 @@ async def commit(
     )
 
 
-def _describe(
-    keeper: Keeper, space: Namespace, writer: Writer, staging: Staging, agent: Mapping[str, Any], with_files: bool
-) -> dict[str, Any]:
+def _describe(keeper: Keeper, space: Namespace, writer: Writer, taken: Taken, with_files: bool) -> dict[str, Any]:
     """Write the kernel's variables and the files that it uses into the snapshot; return what the manifest says of them.
 
-    With `with_files`, the snapshot keeps these files, and those that Python may import.
+    Those that live as long as the kernel are kept; with `with_files` all of them, and those that Python may import.
 
     Raises
     ------
     SaveFailed : a file could not be read or written, or they are too many.
     """
-    root = space.path("/")
+    root, images_folder, agent = space.path("/"), taken.staging.outside, taken.agent
     try:
         if "variables" in agent:
             said = {key: agent[key] for key in ("variables", "left_out")}
             (writer.directory / comparison.VARIABLES).write_text(json.dumps(said))
-        needed = needs.marked(needs.of_images(staging.outside), root, keeper.marks)
+        needed = needs.marked(needs.of_images(images_folder), root, keeper.marks, images_folder)
+        temporary = [path for path in agent.get("temporary", ()) if not path.startswith(needs.ELSEWHERE)]
+        needed, large = lifetime.keep(needed, temporary, root, writer.directory / lifetime.ARCHIVE)
         (writer.directory / needs.NEEDS).write_bytes(needs.to_json(needed))
+        taken.frozen.notes += _about_files(needed, large)
         if not with_files:
             return {}
         files = kept_files.survey(root, needed, agent.get("environment", {}))
@@ -222,6 +224,21 @@ def _describe(
             f"Make room on the disk of {keeper.store.root}; with --with-files, see that nothing changes Python's "
             "environment (pip, conda) meanwhile. Then save again.",
         ) from e
+
+
+def _about_files(needed: Sequence[needs.NeededFile], large: Sequence[str]) -> list[str]:
+    """Return what keeps a restore from succeeding later on, unless the person sees to it."""
+    notes = [
+        f"A transaction of {file.path} is open: {_IN_TRANSACTION}"
+        for file in needed
+        if file.in_transaction and file.database
+    ]
+    if large:
+        more = f" and {len(large) - 1} more" if len(large) > 1 else ""
+        notes.append(
+            f"Temporary files that are too large to be in the snapshot: {large[0]}{more}; a restore needs them."
+        )
+    return notes
 
 
 async def take(

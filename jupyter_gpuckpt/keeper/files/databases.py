@@ -1,0 +1,50 @@
+"""Databases that a kernel has open: SQLite's and DuckDB's, which have files of their own beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ...freeze.images import Lock
+
+__all__ = ["DUCKDB", "SQLITE", "changing", "is_index", "kind", "main_of"]
+
+SQLITE, DUCKDB = "SQLite", "DuckDB"
+
+_BESIDE = {SQLITE: ("-wal", "-shm", "-journal"), DUCKDB: (".wal",)}
+# https://www.sqlite.org/fileformat.html, and DuckDB's MainHeader
+_MARKS = ((0, b"SQLite format 3\0", SQLITE), (8, b"DUCK", DUCKDB))
+# SQLite's os.h and wal.c: the bytes that it locks for as long as a transaction may write
+_RESERVED = 0x40000001
+_WAL_WRITER = 120
+
+
+def kind(file: Path) -> str:
+    """Return which program's database a file is; empty for none. Raises `OSError`."""
+    with file.open("rb") as f:
+        head = f.read(16)
+    return next((name for at, mark, name in _MARKS if head[at:].startswith(mark)), "")
+
+
+def main_of(path: str, databases: Iterable[tuple[str, str]]) -> str:
+    """Return which of the databases, given by path and kind, a file stands beside as a part of it; empty for none."""
+    return next((main for main, kind in databases for end in _BESIDE.get(kind, ()) if path == main + end), "")
+
+
+def changing(locks: Iterable[Lock]) -> set[str]:
+    """Return the paths of SQLite's databases in the middle of a transaction that writes, and of those beside them.
+
+    Their content and the memory of the process belong together until it ends.
+    """
+    mains = set()
+    for lock in locks:
+        if lock.writes and lock.length and lock.holds(_RESERVED):  # others lock a file as a whole
+            mains.add(lock.path)
+        elif lock.writes and lock.path.endswith("-shm") and lock.holds(_WAL_WRITER):
+            mains.add(lock.path.removesuffix("-shm"))
+    return {main + end for main in mains for end in ("", "-wal", "-journal")}
+
+
+def is_index(path: str) -> bool:
+    """Tell whether a file beside a database of SQLite's is the index of its log, which SQLite makes anew by itself."""
+    return path.endswith("-shm")

@@ -1,0 +1,194 @@
+"""Files that live about as long as the kernel: a snapshot has their content, and a restore makes those that are gone.
+
+They are the files that its processes write, and its temporary folders: a restart, or the end of a worker, deletes many
+of them, and criu opens every file of a process anew. They are made where they stood, on the machine's own disk: the
+kernel goes on with them as with any file of its own. What is there is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import databases
+
+if TYPE_CHECKING:
+    from .needs import NeededFile
+
+__all__ = ["ARCHIVE", "can_be_made", "keep", "make", "unmake"]
+
+ARCHIVE = "lifetime.tar"
+"""The part of a snapshot that holds them."""
+
+_LARGEST = 16 << 20
+"""Bytes of one at most."""
+_TOGETHER = 64 << 20
+"""Bytes of all at most: the small ones come first."""
+_MOST = 10_000
+"""How many files of temporary folders are kept at most."""
+
+
+def keep(
+    needed: Sequence[NeededFile], folders: Sequence[str], root: Path, archive: Path
+) -> tuple[list[NeededFile], list[str]]:
+    """Write the content of these files into `archive`.
+
+    `folders` are the temporary folders that the kernel deletes with itself, and `root` is what is ``/`` to it. Returned
+    is all that is `needed`, with the kept ones marked, and the paths of temporary files that are too large to be kept.
+
+    Raises
+    ------
+    OSError : it cannot be written.
+    """
+    mains = [(file.path, file.database) for file in needed if file.database == databases.DUCKDB]
+    sizes = {file.path: file.size for file in needed if file.size is not None and _is_its_own(file, mains)}
+    above = {one for path in (*sizes, *folders) for one in _temporary_above(root, path)}
+    inside = [path for folder in folders for path in _in(root, folder) if path not in sizes]
+    candidates = [*inside[:_MOST], *sizes]
+    room = _TOGETHER
+    kept = set()
+    with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
+        for folder in sorted(above):
+            _add(tar, root, folder, None, 0)
+        for path in sorted(candidates, key=lambda path: (sizes.get(path, 0), path)):
+            size = _add(tar, root, path, sizes.get(path), min(room, _LARGEST))
+            if size is not None:
+                room -= size
+                kept.add(path)
+    temporary = {*inside, *(path for path in sizes if _temporary_above(root, path))}
+    large = sorted(path for path in temporary - kept if (root / path[1:]).is_file())
+    return [replace(file, kept=True) if file.path in kept else file for file in needed], large
+
+
+def _is_its_own(file: NeededFile, duckdb: Sequence[tuple[str, str]]) -> bool:
+    """Tell whether a file goes with the kernel; the log of a DuckDB that went on would destroy what that has now."""
+    return file.writable and not databases.main_of(file.path, duckdb)
+
+
+def _is_for_all(folder: Path) -> bool:
+    """Tell whether a folder is one for temporary files, in which everybody may make some (inode(7), sticky bit)."""
+    try:
+        return bool(folder.stat().st_mode & stat.S_ISVTX)
+    except OSError:
+        return False
+
+
+def _temporary_above(root: Path, path: str) -> list[str]:
+    """Return the folders between one for temporary files and a path; none for what lies elsewhere."""
+    found: list[str] = []
+    for above in map(str, Path(path).parents):
+        if _is_for_all(root / above[1:]):
+            return found
+        found.append(above)
+    return []
+
+
+def _in(root: Path, folder: str) -> list[str]:
+    """Return the paths of a temporary folder and of what is in it, as the processes see it."""
+    found = [folder]
+    for at, folders, files in os.walk(root / folder[1:]):
+        inside = f"/{Path(at).relative_to(root)}"
+        found += [f"{inside}/{name}" for name in (*folders, *files)]
+    return found
+
+
+def _add(tar: tarfile.TarFile, root: Path, path: str, size: int | None, room: int) -> int | None:
+    """Put a folder, or the first `size` bytes of a file, into an archive; return how much that is, None if nothing.
+
+    A file that has less than `size` by now, or that there is no `room` for, is left out.
+    """
+    at = root / path[1:]
+    member = tarfile.TarInfo(path)
+    try:
+        about = at.lstat()
+        member.mode, member.uid, member.gid = stat.S_IMODE(about.st_mode), about.st_uid, about.st_gid
+        if stat.S_ISDIR(about.st_mode):
+            member.type = tarfile.DIRTYPE
+            tar.addfile(member)
+            return 0
+        member.size = about.st_size if size is None else size
+        if not stat.S_ISREG(about.st_mode) or about.st_size < member.size or member.size > room:
+            return None
+        content = at.read_bytes()[: member.size]
+    except OSError:
+        return None  # deleted meanwhile
+    if len(content) < member.size:
+        return None
+    tar.addfile(member, io.BytesIO(content))
+    return member.size
+
+
+def can_be_made(at: Path) -> bool:
+    """Tell whether a kept file that is gone can stand there again: in its folder, or below one for temporary files."""
+    return at.parent.is_dir() or any(map(_is_for_all, at.parents))
+
+
+def make(archive: Path, needed: Collection[NeededFile]) -> list[Path]:
+    """Make what is not there any more of the files in `archive`; return what was made, parents first.
+
+    Raises
+    ------
+    OSError : it cannot be made; nothing was.
+    """
+    known = {file.path: file for file in needed}
+    made: list[Path] = []
+    try:
+        with tarfile.open(archive) as tar:
+            for member in sorted(tar, key=lambda one: (not one.isdir(), one.name)):
+                at = Path("/", member.name)
+                if os.path.lexists(at) or not at.parent.is_dir():
+                    continue
+                made.append(at)
+                if member.isdir():
+                    at.mkdir(mode=0o700)
+                elif (content := tar.extractfile(member)) is not None:
+                    _write(at, _content(str(at), content.read(), known, made))
+                _finish(at, member, known.get(str(at)))
+    except BaseException:
+        unmake(made)
+        raise
+    return made
+
+
+def unmake(made: Sequence[Path]) -> None:
+    """Delete what `make` made: the restore came to nothing."""
+    for at in reversed(made):
+        with contextlib.suppress(OSError):
+            at.rmdir() if at.is_dir() else at.unlink()
+
+
+def _content(path: str, saved: bytes, known: Mapping[str, NeededFile], made: Collection[Path]) -> bytes:
+    """Return what a file is made of: what it was, but zeros where a database beside it may have taken that in by now.
+
+    SQLite takes them for a log and an index without anything in them, and reads the database itself.
+    """
+    main = known.get(databases.main_of(path, [(file.path, file.database) for file in known.values()]))
+    if main is None or main.in_transaction:
+        return saved
+    if databases.is_index(path):
+        return bytes(len(saved))
+    with contextlib.suppress(OSError):
+        if Path(main.path) in made or Path(main.path).stat().st_mtime_ns == main.mtime:
+            return saved
+    return bytes(len(saved))
+
+
+def _write(at: Path, content: bytes) -> None:
+    fd = os.open(at, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(fd, "wb") as f:
+        f.write(content)
+
+
+def _finish(at: Path, member: tarfile.TarInfo, file: NeededFile | None) -> None:
+    if os.geteuid() == 0:
+        os.chown(at, member.uid, member.gid)
+    at.chmod(stat.S_IMODE(member.mode))
+    if file is not None and file.mtime:
+        os.utime(at, ns=(file.mtime, file.mtime))

@@ -1,0 +1,153 @@
+"""Files that go with the kernel: a snapshot has what is small of them, and says what became of the others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from keeper_faults import Criu
+from notebooks import Notebook, StartKernel
+
+
+def restart(notebook: Notebook) -> None:
+    """Restart a kernel as JupyterLab's button does: Python ends, and tidies up behind itself."""
+    notebook.manager.restart_kernel(now=False)
+    notebook.wait_for_ready()
+
+
+def refused(notebook: Notebook) -> str:
+    answer = notebook.fails("%gpuckpt restore here")
+    assert answer.ename == "Refused"
+    return answer.text
+
+
+def test_temporary_files_and_folders_come_back_after_a_restart(notebook: Notebook) -> None:
+    notebook.run("""
+        import os, tempfile
+        file = tempfile.NamedTemporaryFile("w+"); file.write("written"); file.flush(); os.chmod(file.name, 0o640)
+        folder = tempfile.TemporaryDirectory()
+        os.makedirs(folder.name + "/below/empty"); inside = folder.name + "/below/file"
+        with open(inside, "w") as f: f.write("closed")
+    """)
+    assert "too large" not in notebook.run("%gpuckpt save here").text
+    paths = notebook.value("file.name, folder.name").split()
+    restart(notebook)
+    assert not any(map(os.path.exists, paths))
+    notebook.run("%gpuckpt restore here")
+    found = (
+        "file.read(), open(inside).read(), sorted(os.listdir(folder.name + '/below')), oct(os.stat(file.name).st_mode)"
+    )
+    assert notebook.value(f"file.seek(0), {found}") == "0 written closed ['empty', 'file'] 0o100640"
+    # They are as much the kernel's own as before: it goes on with them, and deletes them itself.
+    notebook.run("file.write(' on'); file.flush(); open(folder.name + '/new', 'w').close()")
+    assert Path(paths[0]).read_text() == "written on"
+    restart(notebook)
+    assert not any(map(os.path.exists, paths))
+
+
+def test_what_is_there_is_not_touched_and_what_was_made_for_nothing_is_deleted(
+    criu: Criu, notebook: Notebook, tmp_path: Path
+) -> None:
+    there, gone = tmp_path / "there", tmp_path / "gone"
+    notebook.run(f"x = 1; files = [open(path, 'w') for path in ({str(there)!r}, {str(gone)!r})]")
+    notebook.run("for f in files: f.write('saved'); f.flush()")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    there.write_text("longer by now")
+    gone.unlink()
+    criu.first("restore", "exit 1")
+    notebook.fails("%gpuckpt restore here")
+    assert not gone.exists()
+    criu.honest()
+    answer = notebook.run("%gpuckpt restore here")
+    assert notebook.value("x") == "1"
+    assert (there.read_text(), gone.read_text()) == ("longer by now", "saved")
+    assert f"{there} (had 5 bytes, has 13)" in answer.text
+    assert str(gone) not in answer.text
+
+
+def test_a_large_temporary_file_is_named_at_the_save(notebook: Notebook, tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    notebook.run(f"f = open({str(large)!r}, 'wb'); f.truncate((16 << 20) + 1)")
+    assert f"too large to be in the snapshot: {large}" in notebook.run("%gpuckpt save here").text
+    large.unlink()
+    assert f"{large}: had 16777217 bytes, is gone" in refused(notebook)
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a database as another program does; it is closed afterwards."""
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        yield connection
+
+
+def rows(notebook: Notebook) -> str:
+    return notebook.value("db.execute('select count(*) from t').fetchone()[0]")
+
+
+@pytest.fixture(params=["wal", "delete"])
+def database(request: pytest.FixtureRequest, notebook: Notebook, tmp_path: Path) -> Path:
+    """A database of SQLite's that the kernel has open, as `db`, with one row."""
+    path = tmp_path / "notes.db"
+    notebook.run(f"""
+        import sqlite3
+        db = sqlite3.connect({str(path)!r})
+        db.execute("pragma journal_mode={request.param}"); db.execute("create table t (a)")
+        db.execute("insert into t values (1)"); db.commit()
+    """)
+    return path
+
+
+def is_sound(path: Path) -> bool:
+    with opened(path) as connection:
+        return connection.execute("pragma integrity_check").fetchone() == ("ok",)
+
+
+def test_a_database_that_went_on_after_a_restart_is_read_as_it_is_now(notebook: Notebook, database: Path) -> None:
+    assert "transaction" not in notebook.run("%gpuckpt save here").text
+    notebook.run("db.executemany('insert into t values (?)', [('x' * 99,)] * 999); db.commit()")
+    restart(notebook)  # which takes what SQLite has beside the database into it, and deletes that
+    with opened(database) as connection:
+        connection.execute("insert into t values (2)")
+    answer = notebook.run("%gpuckpt restore here")
+    assert f"{database}, a database of SQLite's (had " in answer.text
+    assert rows(notebook) == "1001"
+    notebook.run("db.execute('insert into t values (3)'); db.commit(); db.close()")
+    assert is_sound(database)
+    with opened(database) as connection:
+        assert connection.execute("select count(*) from t").fetchone() == (1002,)
+
+
+def test_a_transaction_goes_on_where_nothing_was_written_since_and_is_refused_elsewhere(
+    notebook: Notebook, database: Path
+) -> None:
+    notebook.run("db.execute('pragma wal_checkpoint'); db.execute('insert into t values (2)')")
+    assert f"A transaction of {database} is open" in notebook.run("%gpuckpt save here").text
+    restart(notebook)
+    with opened(database) as connection:
+        assert connection.execute("select count(*) from t").fetchone() == (1,)
+    notebook.run("%gpuckpt restore here")
+    assert rows(notebook) == "2"
+    notebook.run("db.commit()")
+    assert "SQLite was in the middle of a transaction, and it was written to since" in refused(notebook)
+    notebook.run("db.close()")
+    assert is_sound(database)
+    assert str(database) in refused(notebook)
+
+
+def test_a_database_of_duckdb_that_went_on_is_named_with_what_is_lost(start: StartKernel, tmp_path: Path) -> None:
+    path = tmp_path / "numbers.duckdb"
+    path.write_bytes(bytes(8) + b"DUCK" + bytes(4096))
+    notebook = start()
+    notebook.run(f"f = open({str(path)!r}, 'r+b')")
+    notebook.run("%gpuckpt save here")
+    assert "DuckDB" not in notebook.run("%gpuckpt restore here").text
+    with path.open("ab") as f:
+        f.write(bytes(4096))
+    answer = notebook.run("%gpuckpt restore here").text
+    assert f"{path}, a database of DuckDB's (had 4,108 bytes, has 8,204)" in answer
+    assert f"DuckDB goes on with {path} as it was at the save" in answer
