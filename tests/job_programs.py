@@ -18,9 +18,9 @@ from jupyter_gpuckpt.keeper.record import KernelFolder
 
 COUNTER = """
 import socket, sys
-kind, port = sys.argv[1], int(sys.argv[2])
+kind, port, reuse = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM if kind == "udp" else socket.SOCK_STREAM)
-s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
 s.bind(("127.0.0.1", port))
 n = 100
 if kind == "tcp":
@@ -135,10 +135,10 @@ def free_port(kind: str) -> int:
             return port
 
 
-def start_counter(folder: Path, name: str, kind: str) -> tuple[Job, int]:
-    """Start a counter that answers at a free port; return it and the port."""
+def start_counter(folder: Path, name: str, kind: str, *, reuse: bool = True) -> tuple[Job, int]:
+    """Start a counter that answers at a free port; return it and the port. SO_REUSEADDR is set as `reuse` says."""
     job, port = Job(name), free_port(kind)
-    job.start(sys.executable, program(folder, COUNTER), kind, str(port))
+    job.start(sys.executable, program(folder, COUNTER), kind, str(port), str(int(reuse)))
     job.wait_for(1)
     return job, port
 

@@ -224,9 +224,9 @@ def port_holders(kind: str) -> Iterator[tuple[int, int]]:
     return ((port, inode) for port, state, inode in _network(kind) if kind == "udp" or state == _LISTEN)
 
 
-def ports_closed_lately() -> set[int]:
-    """Return the local ports of the TCP connections whose end the system still remembers."""
-    return {port for port, state, _ in _network("tcp") if state == _TIME_WAIT}
+def ports_of_ended_connections() -> set[int]:
+    """Return the local ports of the TCP connections that nobody has any more, and that the system still keeps."""
+    return {port for port, state, inode in _network("tcp") if state in _ENDED and not inode}
 
 
 def holder_of(inode: int) -> int | None:
@@ -242,7 +242,8 @@ def connections() -> Counter[int]:
     return Counter(port for port, state, _ in _network("tcp") if state == _ESTABLISHED)
 
 
-_ESTABLISHED, _TIME_WAIT, _LISTEN = "01", "06", "0A"
+_ESTABLISHED, _LISTEN = "01", "0A"
+_ENDED = ("04", "05", "06", "09", "0B")  # FIN_WAIT1, FIN_WAIT2, TIME_WAIT, LAST_ACK, CLOSING (linux/tcp_states.h)
 
 
 def _network(kind: str) -> Iterator[tuple[int, str, int]]:

@@ -154,11 +154,11 @@ def lingering(bound: Collection[BoundSocket], table: Mapping[int, int]) -> list[
     """Return the TCP ports of these sockets (their new ones, as `elsewhere` gave them) that nobody can have just now.
 
     Linux keeps the port of a server that closed a connection itself for a minute (TIME_WAIT), unless that server had
-    asked it not to (SO_REUSEADDR).
+    asked it not to (SO_REUSEADDR). Looking gives it free, where this process has the right to (CAP_NET_ADMIN).
     """
-    closed = processes.ports_closed_lately()
+    kept = processes.ports_of_ended_connections()
     wanted = (table.get(socket.port, socket.port) for socket in bound if socket.kind == "tcp")
-    return [port for port in wanted if port in closed and not _is_free(port)]
+    return [port for port in wanted if port in kept and not _is_free(port)]
 
 
 def _holder(inode: int) -> str:

@@ -6,6 +6,8 @@ import contextlib
 import errno
 import socket
 
+from .ended_connections import forget
+
 __all__ = ["Reserved", "bound"]
 
 _TRIES = 100  # for a port that is free in UDP as well
@@ -24,13 +26,31 @@ def bound(port: int) -> socket.socket:
             s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         if port:  # what has just been closed is free; the system itself only gives out what nobody has in any way
             s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        s.bind(("", port))
+        _bind(s, port)
         with socket.socket(s.family, socket.SOCK_DGRAM) as datagrams:
             datagrams.bind(("", s.getsockname()[1]))
     except BaseException:
         s.close()
         raise
     return s
+
+
+def _bind(s: socket.socket, port: int) -> None:
+    """Bind a socket to a port, also to one that the system keeps for connections that nobody has any more."""
+    try:
+        s.bind(("", port))
+    except OSError as e:
+        if not port or e.errno != errno.EADDRINUSE or not _is_left_over(port):
+            raise
+        s.bind(("", port))
+
+
+def _is_left_over(port: int) -> bool:
+    """Tell whether the system gives a port free that it had kept; without the right to ask for that, it does not."""
+    try:
+        return forget(port)
+    except OSError:
+        return False
 
 
 class Reserved:

@@ -17,8 +17,8 @@ from job_programs import TRAIN, Job, ask, folder_of, program, start_counter
 from keeper_faults import assert_no_litter, processes_of
 from notebooks import Notebook, wait_until
 
-from jupyter_gpuckpt.freeze.processes import start_time
-from jupyter_gpuckpt.keeper import jobs
+from jupyter_gpuckpt.freeze.processes import ports_of_ended_connections, start_time
+from jupyter_gpuckpt.keeper import client, jobs
 from jupyter_gpuckpt.keeper.record import KernelFolder
 
 
@@ -77,6 +77,32 @@ def test_a_port_that_a_stranger_took_meanwhile_is_refused_with_its_holder(tmp_pa
         assert counter.told()["exit_status"] == -signal.SIGKILL
         assert counter.lines() == ["ready"]
     counter.restore("zero")
+    assert ask("tcp", port) == "101"
+
+
+def test_a_restore_does_not_wait_for_the_ports_of_connections_that_are_over(tmp_path: Path) -> None:
+    # The system keeps a server's port for a minute when the server closed a connection, or died in the middle of one.
+    counter, port = start_counter(tmp_path, "counter", "tcp", reuse=False)
+    counter.save("zero")
+    stages: list[str] = []
+    for _ in range(2):
+        with socket.create_connection(("127.0.0.1", port)) as asker:
+            assert (asker.recv(100), asker.recv(100)) == (b"101", b"")  # it is the server who closes it
+        wait_until(lambda: port in ports_of_ended_connections())
+        folder = KernelFolder(folder_of("counter"))
+        with client.connect(folder) as keeper:
+            keeper.request(
+                "restore", {"name": "zero"}, timeout=None, progress=lambda told: stages.append(told["stage"])
+            )
+    assert {stage for stage in stages if "port" in stage} == set()
+    assert stages
+    # Also where it runs no more, and where a client outside has not closed its end yet.
+    with socket.create_connection(("127.0.0.1", port)) as late:
+        assert late.recv(100) == b"101"
+        counter.kill()
+        wait_until(lambda: port in ports_of_ended_connections())
+        told = run("restore", "counter", "zero", "--json").json
+        assert told["warnings"] == []
     assert ask("tcp", port) == "101"
 
 
