@@ -9,10 +9,12 @@ import signal
 import subprocess
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from jupyter_client.connect import KernelConnectionInfo, LocalPortCache, port_names
+from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning import LocalProvisioner
 from traitlets import Unicode, default
 
@@ -50,6 +52,17 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     def _default_sleep_after(self) -> str:
         return os.environ.get("GPUCKPT_SLEEP_AFTER") or "off"
 
+    end_after = Unicode(
+        help="After how long a kernel ends whose client was killed, if nobody uses it then: 45s, 30m or 2h, or off. "
+        "Without it, the kernels of a Jupyter server go on, and those of any other program end after a minute."
+    ).tag(config=True)
+
+    @default("end_after")
+    def _default_end_after(self) -> str:
+        # What has a manager of many kernels is a server; papermill, nbclient and consoles have one of one kernel.
+        is_server = isinstance(self.parent.parent, MultiKernelManager)
+        return os.environ.get("GPUCKPT_END_AFTER") or ("off" if is_server else "1m")
+
     _keeper: KeeperClient | None = None
     _folder: KernelFolder | None = None
     _process: subprocess.Popen[bytes] | None = None
@@ -58,6 +71,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     _has_agent = False
     _out_of_reach = ""
     _was_silent = False
+    _is_independent = False
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -148,6 +162,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             self._folder = folder
             self.pid = folder.state().keeper[0]  # type: ignore[index]  # a keeper has just answered
             return self.connection_info
+        self._is_independent = bool(kwargs.get("independent"))  # as jupyter_client's own launcher takes it
         environment = dict(kwargs.get("env") or os.environ)
         # A kernel that watches its parent would end itself when its keeper changes.
         environment.pop("JPY_PARENT_PID", None)
@@ -155,15 +170,22 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         reason = await asyncio.to_thread(why_unavailable, with_trial=False)
         if reason is None:
             launch = self._launch(cmd, environment, kwargs)
+            thread = ThreadPoolExecutor(1)
+            starting = thread.submit(self._start, launch)
+            thread.shutdown(wait=False)
             try:
-                process, folder = await asyncio.to_thread(client.start_keeper, launch)
-                self._process, self._folder, self._exit_status = process, folder, None
-                self._keeper = await asyncio.to_thread(self._attach, folder)
+                process, folder, keeper = await asyncio.wrap_future(starting)
+                self._process, self._folder, self._keeper, self._exit_status = process, folder, keeper, None
                 self.pid = process.pid
                 await self._until_it_listens()
                 return self.connection_info
+            except asyncio.CancelledError:
+                # Nobody waits for the kernel any more, and the thread does not know.
+                self._process = self._folder = self._keeper = None
+                self._let_ports_go()
+                starting.add_done_callback(_end_unwanted)
+                raise
             except GpuckptError as e:
-                self._folder = None
                 reason = await asyncio.to_thread(why_unavailable) or Unavailable(e.what, e.why, e.then)
         self.log.warning("The kernel starts as a plain one, without save and restore. %s", reason)
         kwargs["env"] = {**environment, settings.ENV_UNAVAILABLE: json.dumps(reason.as_dict())}
@@ -195,21 +217,35 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             agent=self._has_agent,
             name=self.parent.kernel_name,
             notebook=_own_notebook(env),
-            sleep_after=self._parsed_sleep_after(),
+            sleep_after=self._parsed("sleep_after"),
         )
 
-    def _parsed_sleep_after(self) -> float | None:
+    def _parsed(self, setting: str) -> float | None:
         try:
-            return settings.parse_duration(self.sleep_after)
+            return settings.parse_duration(getattr(self, setting))
         except ValueError as e:
-            self.log.warning("The kernel does not go to sleep by itself: the setting sleep_after is wrong: %s.", e)
+            self.log.warning("The setting %s is wrong, so the kernel is started as with off: %s.", setting, e)
             return None
 
-    @staticmethod
-    def _attach(folder: KernelFolder) -> KeeperClient:
+    def _start(self, launch: Launch) -> tuple[subprocess.Popen[bytes], KernelFolder, KeeperClient]:
+        """Start the kernel's keeper, and by it the kernel, and hold it.
+
+        Raises
+        ------
+        GpuckptError : it could not be started, or not be held; nothing is left behind.
+        """
+        process, folder = client.start_keeper(launch)
+        try:
+            return process, folder, self._attach(folder)
+        except BaseException:
+            _end_started(process, folder)
+            raise
+
+    def _attach(self, folder: KernelFolder) -> KeeperClient:
+        end_after = None if self._is_independent else self._parsed("end_after")
         keeper = client.connect(folder)
         try:
-            keeper.request("attach", timeout=_ANSWER_TIMEOUT)
+            keeper.request("attach", {"end_after": end_after}, timeout=_ANSWER_TIMEOUT)
         except BaseException:
             keeper.close()
             raise
@@ -357,6 +393,19 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             self._folder = KernelFolder(Path(path))
             self._keeper = await asyncio.to_thread(self._attach, self._folder)
             self.cwd = self._folder.launch().cwd
+
+
+def _end_started(process: subprocess.Popen[bytes], folder: KernelFolder) -> None:
+    client.end(folder)
+    process.wait()
+
+
+def _end_unwanted(started: Future[tuple[subprocess.Popen[bytes], KernelFolder, KeeperClient]]) -> None:
+    """End a kernel that has been started, if it has."""
+    if not started.cancelled() and started.exception() is None:
+        process, folder, keeper = started.result()
+        keeper.close()
+        _end_started(process, folder)
 
 
 def _listened_at() -> set[int]:

@@ -6,6 +6,7 @@ import asyncio
 
 from . import kernel_log
 from .idle.bedtime import hibernate_sleepers
+from .idle.client_gone import end_with_client
 from .kernel_life import Keeper
 from .operations.fork import arrive
 from .operations.recover import recover, take_over
@@ -49,7 +50,7 @@ class Duties:
         if how == "take-over":
             await recover(keeper)
         keeper.held.set()
-        watches = [self._requests.auto_sleep.run(), hibernate_sleepers(keeper)]
+        watches = [self._requests.auto_sleep.run(), hibernate_sleepers(keeper), end_with_client(keeper)]
         if not keeper.launch.job:
             watches.append(kernel_log.keep_short(keeper.quiet_log))
         watching = [asyncio.create_task(watch) for watch in watches]

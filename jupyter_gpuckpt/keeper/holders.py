@@ -20,6 +20,8 @@ class Holders:
     def __init__(self) -> None:
         self._writers: set[asyncio.StreamWriter] = set()
         self._first_is_to_come = False
+        self.changed = asyncio.Event()
+        """Set when one has come or gone."""
 
     def __bool__(self) -> bool:
         return bool(self._writers)
@@ -37,10 +39,12 @@ class Holders:
         """Take note that this client holds the kernel."""
         self._first_is_to_come = False
         self._writers.add(writer)
+        self.changed.set()
 
     def discard(self, writer: asyncio.StreamWriter) -> None:
         """Take note that this client has gone, whether it held the kernel or not."""
         self._writers.discard(writer)
+        self.changed.set()
 
     def pids(self) -> list[int]:
         """Return their pids."""

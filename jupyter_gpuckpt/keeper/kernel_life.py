@@ -336,6 +336,12 @@ class Keeper:
 
     # -- its record, and what is known of it
 
+    def ends_with(self, pid: int, after: float | None) -> None:
+        """Have the kernel end so many seconds after this process has, if nobody uses it then; never with None."""
+        began = processes.start_time(pid) or 0
+        self.state.client, self.state.end_after = (pid, began), after
+        self.note_state()
+
     def save_state(self) -> None:
         """Write down where the kernel is, for the keeper that comes after this one.
 

@@ -54,6 +54,7 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
             keeper.save_state()
             if how == "hold":
                 keeper.holders.expect_first()
+                keeper.ends_with(os.getppid(), 0.0)  # until that holds it
                 run, sleeper, kernel = started
                 await keeper.attach(run, int(sleeper), int(kernel))
             elif how == "job":

@@ -79,6 +79,10 @@ class State:
     sleep: dict[str, Any] | None = None
     """How far the kernel is in falling asleep or waking, and what of it was on a GPU (`keeper.asleep`); None while it
     is awake."""
+    client: tuple[int, int] | None = None
+    """The pid and start time of the program that the kernel ends with, unless `end_after` is None."""
+    end_after: float | None = None
+    """How many seconds after that one's end the kernel ends, if nobody uses it then; None for never."""
     awake: bool = False
     """Whether nobody but the person may put it to sleep."""
     operation: dict[str, Any] | None = None
@@ -148,8 +152,8 @@ class KernelFolder:
     def state(self) -> State:
         """Return where the kernel is now."""
         raw = json.loads((self.path / STATE).read_text())
-        for key in ("keeper", "sleeper"):
-            raw[key] = tuple(raw[key]) if raw[key] else None
+        for key in ("keeper", "sleeper", "client"):
+            raw[key] = tuple(raw[key]) if raw.get(key) else None
         return State(**_known(State, raw))
 
     def write_state(self, state: State) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from .answers import answer_to
 from .holders import send
 from .operations.shut_down import shut_down
-from .protocol import REQUEST_LIMIT, peer_uid, short_path
+from .protocol import REQUEST_LIMIT, peer_pid, peer_uid, short_path
 from .record import SOCKET
 from .requests import Requests
 
@@ -85,7 +85,7 @@ class SocketServer:
 
         async def done() -> Any:
             if op == "attach":
-                return await self._attach(writer)
+                return await self._attach(writer, args.get("end_after"))
             if op == "close":
                 return await self._close()
             return await self._requests.do(op, args, tell)
@@ -93,8 +93,13 @@ class SocketServer:
         answer = await answer_to(op, done(), tell, self._requests.stage, self._keeper.folder.path)
         await send(writer, {"id": number, **answer})
 
-    async def _attach(self, writer: asyncio.StreamWriter) -> None:
-        """Have a client hold the kernel: it is told when that ends."""
+    async def _attach(self, writer: asyncio.StreamWriter, end_after: float | None) -> None:
+        """Have a client hold the kernel: it is told when that ends.
+
+        The kernel ends `end_after` seconds after the client's process has, or outlives it with None.
+        """
+        pid = peer_pid(writer.get_extra_info("socket"))
+        self._keeper.ends_with(pid, None if end_after is None else float(end_after))
         self._keeper.holders.add(writer)
         if self._keeper.exit_status is not None:
             await send(writer, {"event": "exited", "status": self._keeper.exit_status})

@@ -15,10 +15,13 @@ from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.keeper import client
 
 _SERVER = """
-import sys, time
-from jupyter_client import KernelManager
-manager = KernelManager(kernel_name="python3-gpuckpt")
-manager.start_kernel(env={**__import__("os").environ, "JPY_SESSION_NAME": "/home/me/deep/train.ipynb"})
+import os, time
+from jupyter_client.multikernelmanager import MultiKernelManager
+from jupyter_core.paths import jupyter_runtime_dir
+os.makedirs(jupyter_runtime_dir())
+kernels = MultiKernelManager(default_kernel_name="python3-gpuckpt", connection_dir=jupyter_runtime_dir())
+environment = {**os.environ, "JPY_SESSION_NAME": "/home/me/deep/train.ipynb"}
+manager = kernels.get_kernel(kernels.start_kernel(env=environment))
 client = manager.client()
 client.start_channels()
 client.wait_for_ready(60)

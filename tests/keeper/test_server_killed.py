@@ -1,4 +1,4 @@
-"""Row 18: the server (here a program with a kernel manager) is killed, and its kernel outlives it."""
+"""Row 18: what holds a kernel is killed: a server's kernel outlives it, any other program's ends with it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,16 @@ from notebooks import Notebook, wait_for_ready, wait_until
 
 from jupyter_gpuckpt.errors import NoSuchKernel
 from jupyter_gpuckpt.keeper import client
+from jupyter_gpuckpt.keeper.ports import peers
 from jupyter_gpuckpt.keeper.record import KernelFolder
 
 _SERVER = """
-import json, sys
-from jupyter_client import KernelManager
-manager = KernelManager(kernel_name="python3-gpuckpt")
-manager.start_kernel()
+import json, os, sys
+from jupyter_client.multikernelmanager import MultiKernelManager
+from jupyter_core.paths import jupyter_runtime_dir
+os.makedirs(jupyter_runtime_dir())
+kernels = MultiKernelManager(default_kernel_name="python3-gpuckpt", connection_dir=jupyter_runtime_dir())
+manager = kernels.get_kernel(kernels.start_kernel())
 print(json.dumps([manager.connection_file, manager.provisioner.kernel_id]), flush=True)
 sys.stdin.read()
 """
@@ -119,4 +123,67 @@ def test_the_kernel_ends_itself_with_nobody_there(server: Server, tmp_path: Path
     server.kill()
     server.notebook.client.execute("import os; os._exit(3)")
     wait_until(lambda: not server.folder.path.exists())
+    assert_nothing_left(tmp_path)
+
+
+_BATCH = """
+import sys
+import time
+import nbformat
+from nbclient import NotebookClient
+cells = [nbformat.v4.new_code_cell(f"open({sys.argv[1]!r}, 'w').close(); import time; time.sleep(1000)")]
+NotebookClient(nbformat.v4.new_notebook(cells=cells), kernel_name="python3-gpuckpt").execute()
+"""
+
+
+@pytest.fixture
+def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """A run of a notebook that is in the middle of a cell, by a program that is no server."""
+    monkeypatch.setenv("GPUCKPT_END_AFTER", "1s")
+    reached = tmp_path / "reached"
+    with subprocess.Popen([sys.executable, "-c", _BATCH, str(reached)]) as process:
+        wait_until(reached.exists)
+        yield process
+        process.kill()
+
+
+def test_a_batch_run_is_killed_and_its_kernel_ends(batch: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    batch.kill()
+    batch.wait()
+    assert_nothing_left(tmp_path)
+
+
+def test_the_keeper_too_and_the_batch_run_s_kernel_ends_when_it_gets_another(
+    batch: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    (folder,) = client.folders()
+    keeper = folder.state().keeper
+    assert keeper is not None
+    for pid in (batch.pid, keeper[0]):
+        os.kill(pid, 9)
+    batch.wait()
+    wait_until(lambda: not folder.has_keeper())
+    client.connect(folder).close()
+    assert_nothing_left(tmp_path)
+
+
+def test_it_goes_on_while_somebody_else_looks_at_it_or_holds_it(batch: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    (folder,) = client.folders()
+    connection_file = folder.launch().connection_file
+    viewer = BlockingKernelClient(connection_file=connection_file)
+    viewer.load_connection_file()
+    viewer.start_channels()
+    wait_until(lambda: peers(connection_file)["iopub_port"] == 2)
+    batch.kill()
+    batch.wait()
+    time.sleep(3)  # longer than it would have had
+    with client.connect(folder) as keeper:
+        assert keeper.request("status")["state"] == "running"
+        viewer.stop_channels()
+        keeper.request("attach")  # as a server does that adopts it
+        time.sleep(3)
+        assert keeper.request("status")["state"] == "running"
+    with client.connect(folder) as keeper:
+        assert keeper.request("status")["state"] == "running", "who held it was a server"
+        keeper.request("close")
     assert_nothing_left(tmp_path)

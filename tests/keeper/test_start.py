@@ -190,6 +190,49 @@ def test_a_kernel_that_does_not_listen_is_not_waited_for_long(late: AsyncKernelM
             socket.create_connection((late.ip, port))
 
 
+def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path, keepers_first: Callable[[str], None]) -> None:
+    began, go = tmp_path / "began", tmp_path / "go"
+    keepers_first(f"while not os.path.exists({str(go)!r}): open({str(began)!r}, 'w').close(); time.sleep(0.01)")
+
+    async def cancel(*, at_once: bool) -> None:
+        starting = asyncio.create_task(AsyncKernelManager(kernel_name=SPEC).start_kernel())
+        await asyncio.to_thread(wait_until, began.exists if at_once else lambda: list(client.folders()))
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await starting
+
+    asyncio.run(cancel(at_once=True))
+    go.touch()
+    wait_until(lambda: not list(client.folders()), what="the kernel that nobody wants runs on")
+    asyncio.run(cancel(at_once=False))
+    wait_until(lambda: not list(client.folders()), what="the kernel that nobody wants runs on")
+    assert_nothing_left(tmp_path)
+
+
+def test_a_kernel_that_cannot_be_held_is_ended_and_a_plain_one_says_why(
+    start: StartKernel, keepers_first: Callable[[str], None]
+) -> None:
+    keepers_first("from jupyter_gpuckpt.keeper.holders import Holders; Holders.add = None")
+    notebook = start()
+    assert "not foreseen" in notebook.run("%gpuckpt status", allow_error=True).text
+    assert list(client.folders()) == []
+
+
+_STARTS_AND_IS_INTERRUPTED = """
+import json, os, signal, sys
+from jupyter_gpuckpt.keeper import client
+from jupyter_gpuckpt.keeper.record import Launch
+client.start_keeper(Launch(**json.loads(sys.stdin.read())))
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_who_starts_a_kernel_is_gone_before_it_holds_it(launch: Launch, tmp_path: Path) -> None:
+    program = [sys.executable, "-c", _STARTS_AND_IS_INTERRUPTED]
+    subprocess.run(program, input=json.dumps(dataclasses.asdict(launch)).encode(), check=False, capture_output=True)
+    assert_nothing_left(tmp_path)
+
+
 def test_nothing_of_the_server_s_is_in_the_sleeper(notebook: Notebook) -> None:
     (sleeper,) = KernelFolder(notebook.folder).sleepers()
     assert Path(f"/proc/{sleeper}/environ").read_bytes() == b""

@@ -1,1 +1,1 @@
-"""When kernels that nobody uses are put to sleep or hibernated by themselves, or all of them before a machine goes."""
+"""When kernels that nobody uses are put to sleep, hibernated or ended by themselves, or all before a machine goes."""
