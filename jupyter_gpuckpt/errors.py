@@ -19,6 +19,7 @@ __all__ = [
     "NameTaken",
     "NoSuchKernel",
     "NoSuchSnapshot",
+    "NotOwn",
     "OtherVersion",
     "Pinned",
     "Refused",
@@ -107,6 +108,10 @@ class Refused(GpuckptError):
         why = "\n".join([f"{len(reasons)} things stand in the way:", *(f"- {reason['why']}" for reason in reasons)])
         then = " ".join(dict.fromkeys(one.then for one in refusals))
         return cls(refusals[0].what, why, then, reasons=reasons)
+
+
+class NotOwn(Refused):
+    """The snapshot is another notebook's, and that was not said; ``data["from"]`` is how to say it."""
 
 
 class Busy(Refused):

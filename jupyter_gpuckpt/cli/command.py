@@ -248,12 +248,16 @@ def _parser() -> tuple[Parser, Commands]:
         "Put a running kernel back to a snapshot. What it holds now is given up; its notebook stays connected.",
     )
     restoring.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
-    restoring.add_argument(
-        "name",
-        metavar="NAME",
-        nargs="?",
+    which = restoring.add_mutually_exclusive_group()
+    which.add_argument(
+        "name", metavar="NAME", nargs="?", default="", help="the snapshot; without it the latest of this notebook"
+    )
+    which.add_argument(
+        "--from",
+        dest="of_any",
+        metavar="NOTEBOOK:NAME",
         default="",
-        help="the snapshot; without it the latest of this notebook, and where it has none, the latest of all",
+        help="a snapshot of another notebook, by that one's name or as much of its path as it takes",
     )
     restoring.add_argument("--gpu", metavar="N", type=gpus, default=[], help=_GPU)
     restoring.add_argument(

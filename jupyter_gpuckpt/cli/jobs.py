@@ -17,6 +17,7 @@ from .. import settings
 from ..errors import GpuckptError, KeeperGone, NoSuchSnapshot, OtherVersion, Refused
 from ..keeper import client, jobs
 from ..keeper.listing import STATUS_TIMEOUT, all_jobs, with_snapshots
+from ..keeper.naming import find
 from ..keeper.record import KERNEL_LOG, OUTPUT, KernelFolder, Launch
 from ..keeper.summary import summary
 from ..kernel import show
@@ -217,7 +218,7 @@ def _following(folder: KernelFolder) -> Iterator[bytes]:
 @about_a_job()
 def restore_ended(args: argparse.Namespace, folder: KernelFolder) -> dict[str, Any]:
     """Bring a job that has ended back; return what there is to say of it."""
-    manifest = _snapshot(args.name, folder.launch().job)
+    manifest = _snapshot(args.of_any or args.name, folder.launch().job)
     began = time.monotonic()
     jobs.bring_back(folder, _order(args, manifest))
     return _account(folder, manifest, began)
@@ -226,7 +227,7 @@ def restore_ended(args: argparse.Namespace, folder: KernelFolder) -> dict[str, A
 @about_a_job()
 def restore_as(args: argparse.Namespace) -> dict[str, Any]:
     """Bring a snapshot of a job up as a new job; return what there is to say of it."""
-    manifest = _snapshot(args.name, args.kernel)
+    manifest = _snapshot(args.of_any or args.name, args.kernel)
     # It is not started here: what stands for its command is for people.
     launch = jobs.launch_of(args.new_job, [str(manifest.kernel.get("program", ""))], {}, "/", 0o077)
     began = time.monotonic()
@@ -238,7 +239,7 @@ def _snapshot(name: str, job: str) -> Manifest:
     """Return the snapshot of this name, or without one the latest of a job."""
     store = Store(settings.store_dir())
     if name:
-        return store.get(name)
+        return store.get(find(store, name))
     for manifest in store.list():
         if manifest.kernel.get("job") == job:
             return manifest
@@ -248,7 +249,7 @@ def _snapshot(name: str, job: str) -> Manifest:
 
 
 def _order(args: argparse.Namespace, manifest: Manifest) -> dict[str, Any]:
-    return {"name": manifest.name, "gpus": args.gpu, "other_ports": args.other_ports, "lazy": args.lazy}
+    return {"key": manifest.name, "gpus": args.gpu, "other_ports": args.other_ports, "lazy": args.lazy}
 
 
 def _account(folder: KernelFolder, manifest: Manifest, began: float) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import contextlib
 import shlex
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -123,7 +123,7 @@ def save(args: argparse.Namespace) -> int:
 
 def restore(args: argparse.Namespace) -> int:
     """Put a kernel back to a snapshot."""
-    verb = f"Restoring {args.name or 'the latest snapshot'}"
+    verb = f"Restoring {args.of_any or args.name or 'the latest snapshot'}"
     job = jobs.named(args.kernel)
     if args.new_job:
         with output.Progress(verb):
@@ -134,14 +134,26 @@ def restore(args: argparse.Namespace) -> int:
     else:
         request = {
             "name": args.name,
+            "from": args.of_any,
             "gpus": args.gpu,
             "other_ports": args.other_ports,
             "lazy": args.lazy,
             "in_place": args.in_place,
         }
-        found = operate(args.kernel, "restore", request, verb)
+        with _in_a_terminal(args.kernel):
+            found = operate(args.kernel, "restore", request, verb)
     output.result(args.json, found, show.Restored(found, time.time() - found["seconds"], []).text())
     return output.DONE
+
+
+@contextlib.contextmanager
+def _in_a_terminal(kernel: str) -> Iterator[None]:
+    """Have an error say what to type here, where what it says next is a cell's."""
+    try:
+        yield
+    except GpuckptError as e:
+        e.then = e.then.replace("%gpuckpt restore", f"jupyter gpuckpt restore {shlex.quote(kernel)}")
+        raise
 
 
 def fork(args: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import argparse
 
 from .. import settings
 from ..errors import GpuckptError
+from ..keeper.naming import find
 from ..keeper.summary import details, listing
 from ..kernel import show
 from ..store import Store
@@ -21,7 +22,8 @@ def list_snapshots(args: argparse.Namespace) -> int:
 
 def show_snapshot(args: argparse.Namespace) -> int:
     """Show all about one snapshot."""
-    found = details(_store().get(args.name))
+    store = _store()
+    found = details(store.get(find(store, args.name)))
     output.result(args.json, found, show.snapshot(found).text())
     return output.DONE
 
@@ -33,7 +35,7 @@ def remove_snapshots(args: argparse.Namespace) -> int:
     errors: list[GpuckptError] = []
     for name in dict.fromkeys(args.names):
         try:
-            removed.append({"name": name, "freed": store.remove(name)})
+            removed.append({"name": name, "freed": store.remove(find(store, name))})
         except GpuckptError as e:
             errors.append(e)
     text = "\n".join(f"Removed {one['name']}: {show.size(one['freed'])} freed." for one in removed)

@@ -7,17 +7,18 @@ import getpass
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from .. import settings
 from ..errors import GpuckptError, Refused
-from ..keeper.summary import summary
+from ..keeper.naming import find, find_among
+from ..keeper.summary import summaries, summary
 from ..kernel import show
 from ..kernel.words import Usage
-from ..store import Manifest, Store
+from ..store import Manifest, Store, name_of
 from ..store.transfer.container import export_snapshot, import_snapshot, write_file
 from ..store.transfer.pull import pull as fetch
 from ..store.transfer.push import push as send
@@ -41,12 +42,13 @@ def _store() -> Store:
 def push(args: argparse.Namespace) -> int:
     """Send a snapshot to a remote."""
     store = _store()
-    store.trusted(args.name)  # first: nothing is made at the remote for what is not there
+    key = find(store, args.name)
+    store.trusted(key)  # first: nothing is made at the remote for what is not there
     at = RemoteStore(remote_at(args.url), _secrets(args), create=True)
     with output.Progress(f"Sending {args.name}") as progress:
-        done = send(store, args.name, at, replace=args.replace, progress=_Rate(progress).take)
+        done = send(store, key, at, replace=args.replace, progress=_Rate(progress).take)
     document = {**summary(done.manifest), "url": at.shown, "sent": done.sent, "found": done.found}
-    text = f"Sent {done.manifest.name} to {at.shown}: {show.size(done.sent)}; {show.size(done.found)} were there."
+    text = f"Sent {args.name} to {at.shown}: {show.size(done.sent)}; {show.size(done.found)} were there."
     output.result(args.json, document, text)
     return output.DONE
 
@@ -58,16 +60,15 @@ def pull(args: argparse.Namespace) -> int:
         done = fetch(
             _store(),
             at,
-            args.name,
+            _at_remote(at, args.name),
             replace=args.replace,
             older=args.older,
             quota=settings.store_quota(),
             progress=_Rate(progress).take,
         )
     document = {**summary(done.manifest), "url": at.shown, "fetched": done.fetched, "found": done.found}
-    text = (
-        f"Fetched {done.manifest.name} from {at.shown}: {show.size(done.fetched)}; {show.size(done.found)} were here."
-    )
+    name = name_of(done.manifest.name)
+    text = f"Fetched {name} from {at.shown}: {show.size(done.fetched)}; {show.size(done.found)} were here."
     output.result(args.json, document, text)
     return output.DONE
 
@@ -76,29 +77,40 @@ def remote(args: argparse.Namespace) -> int:
     """List what a remote holds, or remove a snapshot there."""
     at = RemoteStore(remote_at(args.url), _secrets(args))
     if args.remove is not None:
-        at.manifest(args.remove)
-        at.remove_manifest(args.remove)
+        key = _at_remote(at, args.remove)
+        at.manifest(key)
+        at.remove_manifest(key)
         text = f"Removed {args.remove} at {at.shown}. `jupyter gpuckpt gc` with that address frees what it needed."
         output.result(args.json, {"removed": [args.remove], "url": at.shown}, text)
         return output.DONE
     found = listed(at, _store().trust)
+    snapshots = summaries(_usable(found))
     document = {
         "url": at.shown,
-        "snapshots": [summary(one.manifest) for one in found if one.manifest is not None],
+        "snapshots": snapshots,
         "faults": [{"name": one.name, **one.error.as_dict()} for one in found if one.error is not None],
     }
-    table = show.Listing(
-        ["name", "saved", "size", "message"], [_row(one) for one in found], f"No snapshots at {at.shown}.", []
-    )
+    shown = {said["name"]: said["label"] for said in snapshots}
+    rows = [_row(one, shown.get(one.name, one.name)) for one in found]
+    table = show.Listing(["name", "saved", "size", "message"], rows, f"No snapshots at {at.shown}.", [])
     output.result(args.json, document, table.text())
     return output.DONE
 
 
-def _row(one: Listed) -> list[str]:
+def _usable(found: Sequence[Listed]) -> list[Manifest]:
+    return [one.manifest for one in found if one.manifest is not None]
+
+
+def _at_remote(at: RemoteStore, name: str) -> str:
+    """Return the key of the snapshot at a remote that a person means. Raises as `find_among`."""
+    return find_among(_usable(listed(at, _store().trust)), name) if ":" in name else name
+
+
+def _row(one: Listed, label: str) -> list[str]:
     if one.manifest is None:
-        return [one.name, "", "", f"(cannot be used: {type(one.error).__name__})"]
+        return [label, "", "", f"(cannot be used: {type(one.error).__name__})"]
     m = one.manifest
-    return [m.name, show.moment(m.created), show.size(m.size), m.message]
+    return [label, show.moment(m.created), show.size(m.size), m.message]
 
 
 def collect_at(args: argparse.Namespace) -> Collected:
@@ -117,7 +129,7 @@ def export(args: argparse.Namespace) -> int:
         rate = _Rate(progress)
 
         def fill(out: BinaryIO) -> Manifest:
-            return export_snapshot(store, args.name, out, secrets, rate.take)
+            return export_snapshot(store, find(store, args.name), out, secrets, rate.take)
 
         if args.file == "-":
             if args.json:
@@ -126,7 +138,7 @@ def export(args: argparse.Namespace) -> int:
             return output.DONE
         manifest = write_file(Path(args.file), fill, replace=args.replace)
     size = Path(args.file).stat().st_size
-    text = f"Exported {manifest.name} to {args.file}: {show.size(size)}."
+    text = f"Exported {args.name} to {args.file}: {show.size(size)}."
     output.result(args.json, {**summary(manifest), "file": args.file, "bytes": size}, text)
     return output.DONE
 
@@ -154,7 +166,8 @@ def bring_in(args: argparse.Namespace) -> int:
     else:
         with Path(args.file).open("rb") as source:
             manifest = take(source, args.file)
-    text = f"{manifest.name} is here already" if manifest.id in here else f"Imported {manifest.name}"
+    name = name_of(manifest.name)
+    text = f"{name} is here already" if manifest.id in here else f"Imported {name}"
     output.result(args.json, summary(manifest), f"{text}: {show.size(manifest.size)}.")
     return output.DONE
 
@@ -204,7 +217,7 @@ def sign(args: argparse.Namespace) -> int:
     errors: list[GpuckptError] = []
     for name in dict.fromkeys(args.names):
         try:
-            signed.append(store.sign(name).name)
+            signed.append(store.sign(find(store, name)).name)
         except GpuckptError as e:
             errors.append(e)
     text = "\n".join(f"Signed {name}." for name in signed)

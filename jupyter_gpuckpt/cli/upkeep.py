@@ -9,7 +9,8 @@ from typing import Any
 
 from .. import settings
 from ..errors import GpuckptError
-from ..keeper.summary import is_of_notebook, summary
+from ..keeper.naming import find, new_key
+from ..keeper.summary import is_of_notebook, summaries, summary
 from ..kernel import show
 from ..store import Manifest, Store
 from ..store.upkeep.retention import keep_last, keep_under
@@ -32,7 +33,7 @@ def log(args: argparse.Namespace) -> int:
     """Draw the tree of snapshots: each below the one that its kernel came from."""
     manifests, faults = _store().scan()
     chosen = [m for m in manifests if _chosen(args)(m)]
-    document = {"snapshots": [summary(m) for m in chosen], "faults": [fault.as_dict() for fault in faults]}
+    document = {"snapshots": summaries(chosen), "faults": [fault.as_dict() for fault in faults]}
     output.result(args.json, document, show.Tree(document).text())
     return output.DONE
 
@@ -41,7 +42,8 @@ def diff(args: argparse.Namespace) -> int:
     """Say what is in one snapshot and not in another."""
     from ..keeper.comparison import compare  # it reads criu's images, which no other command here does
 
-    document = compare(_store(), args.old, args.new)
+    store = _store()
+    document = compare(store, find(store, args.old), find(store, args.new))
     output.result(args.json, document, show.comparison(document).text())
     return output.DONE
 
@@ -51,8 +53,10 @@ def diff(args: argparse.Namespace) -> int:
 
 def move(args: argparse.Namespace) -> int:
     """Give a snapshot another name."""
-    renamed = _store().rename(args.name, args.new)
-    output.result(args.json, summary(renamed), f"{args.name} is now {renamed.name}.")
+    store = _store()
+    key = find(store, args.name)
+    renamed = store.rename(key, new_key(store, key, args.new))
+    output.result(args.json, summary(renamed), f"{args.name} is now {args.new}.")
     return output.DONE
 
 
@@ -72,7 +76,7 @@ def _pin(args: argparse.Namespace, pinned: bool) -> int:
     errors: list[GpuckptError] = []
     for name in dict.fromkeys(args.names):
         try:
-            store.pin(name, pinned)
+            store.pin(find(store, name), pinned)
             done.append({"name": name, "pinned": pinned})
         except GpuckptError as e:
             errors.append(e)
@@ -87,7 +91,8 @@ def _pin(args: argparse.Namespace, pinned: bool) -> int:
 
 def tag(args: argparse.Namespace) -> int:
     """Add tags and take them away."""
-    labels = _store().tag(args.name, args.tags, args.remove)
+    store = _store()
+    labels = store.tag(find(store, args.name), args.tags, args.remove)
     text = f"{args.name}: {' '.join(labels.tags) or 'no tags'}"
     output.result(args.json, {"name": args.name, "tags": list(labels.tags), "pinned": labels.pinned}, text)
     return output.DONE

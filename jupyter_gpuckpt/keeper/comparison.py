@@ -14,6 +14,7 @@ from ..freeze.areas import Memory
 from ..store import Contents, Manifest, Parts, Store
 from ..store.difference import changed_ranges, difference
 from .files import kept_files, needs
+from .summary import labels
 
 __all__ = ["VARIABLES", "compare"]
 
@@ -43,9 +44,10 @@ def compare(store: Store, old: str, new: str) -> dict[str, Any]:
     rows, doubtful = _variables(before, after, _related(store, before.manifest, after.manifest), touched)
     if doubtful:
         rows += _changed_inside(store, before, after, doubtful)
+    shown = labels([after.manifest, before.manifest])
     return {
-        "old": before.manifest.name,
-        "new": after.manifest.name,
+        "old": shown[before.manifest.name],
+        "new": shown[after.manifest.name],
         "variables": sorted(rows, key=lambda row: row["name"]),
         "memory": memory,
         "gpu_memory": [

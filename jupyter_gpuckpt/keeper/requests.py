@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import settings
 from ..errors import Busy, Cancelled, GpuckptError, Refused
-from ..store import Store
+from ..store import Store, name_of
 from . import tally
 from .answers import answer_to
 from .c_memory import give_memory_back
@@ -22,6 +22,7 @@ from .gpu import sharing
 from .idle.auto_sleep import AutoSleep
 from .kernel_life import Keeper
 from .link import AgentSilent
+from .naming import Owner, find, new_key
 from .operations.fork import fork
 from .operations.hibernate import hibernate
 from .operations.move import move
@@ -77,7 +78,7 @@ class Requests:
         ------
         GpuckptError : what there is to say to the person.
         """
-        keeper, store = self.keeper, self.keeper.store
+        keeper = self.keeper
         if op == "status":
             return status(keeper)
         if op == "cancel":
@@ -92,20 +93,13 @@ class Requests:
             return {"pinned": keeper.state.awake}
         if op == "ending":
             return keeper.end_asleep()
-        if op != "list" and keeper.operations.writes is not None and keeper.operations.writes in args.values():
+        if op != "list" and keeper.operations.writes is not None and _names(args, keeper.operations.writes):
             await keeper.operations.idle.wait()
         if op in ("list", "show", "diff"):
             async with self._looking:
                 return await asyncio.to_thread(self._look, op, args)
-        if op == "mv":
-            return summary(await asyncio.to_thread(store.rename, str(args["name"]), str(args["new"])))
-        if op == "pin":
-            return asdict(await asyncio.to_thread(store.pin, str(args["name"]), bool(args["pinned"])))
-        if op == "tag":
-            tags, remove = list(map(str, args["tags"])), list(map(str, args["remove"]))
-            return asdict(await asyncio.to_thread(store.tag, str(args["name"]), tags, remove))
-        if op == "rm":
-            return {"freed": await asyncio.to_thread(store.remove, str(args["name"]))}
+        if op in ("mv", "pin", "tag", "rm"):
+            return await asyncio.to_thread(self._change, op, args)
         if op == "executed":
             return await self._executed()
         if op == "room":
@@ -170,8 +164,23 @@ class Requests:
         if op == "list":
             return {**listing(store), "writing": self.keeper.operations.writes}
         if op == "show":
-            return details(store.get(str(args["name"])))
-        return compare(store, str(args["old"]), str(args["new"]))
+            return details(store.get(self._key(args)))
+        owner = Owner.of(self.keeper)
+        return compare(store, find(store, str(args["old"]), owner), find(store, str(args["new"]), owner))
+
+    def _key(self, args: dict[str, Any]) -> str:
+        """Return the key of the snapshot that is meant: by its ``key``, or by a ``name`` as people say it."""
+        return str(args.get("key") or find(self.keeper.store, str(args["name"]), Owner.of(self.keeper)))
+
+    def _change(self, op: str, args: dict[str, Any]) -> Any:
+        store, key = self.keeper.store, self._key(args)
+        if op == "mv":
+            return summary(store.rename(key, new_key(store, key, str(args["new"]))))
+        if op == "pin":
+            return asdict(store.pin(key, bool(args["pinned"])))
+        if op == "tag":
+            return asdict(store.tag(key, list(map(str, args["tags"])), list(map(str, args["remove"]))))
+        return {"freed": store.remove(key)}
 
     def _set_auto_sleep(self, after: float | None) -> dict[str, Any]:
         """Set after how many idle seconds the kernel goes to sleep by itself; None or 0 for never."""
@@ -234,12 +243,17 @@ class Requests:
             await link.send({"for": number, **answer})
 
 
+def _names(args: dict[str, Any], name: str) -> bool:
+    """Tell whether a request may be about the snapshot `name`."""
+    return any(name_of(text.rpartition(":")[2]) == name for text in args.values() if isinstance(text, str))
+
+
 def _subject(kind: str, args: dict[str, Any]) -> str:
     """Return what the operation is said to be of, when others are told about it."""
     if kind == "save":
         return str(args["name"])
     if kind == "restore":
-        return str(args.get("name") or "")
+        return name_of(str(args.get("key") or args.get("from") or args.get("name") or ""))
     if kind == "fork":
         return str(args.get("name") or args.get("snapshot") or "this kernel")
     return "this kernel"

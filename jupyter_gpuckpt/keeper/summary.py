@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from .. import __version__
 from ..errors import GpuckptError
-from ..store import Labels, Manifest, Store
+from ..store import Labels, Manifest, Store, name_of
 
 HIBERNATED = "hibernated"
 """The tag of the snapshot of a kernel that is on the disk alone, and how its name begins."""
@@ -23,11 +24,14 @@ def listing(store: Store) -> dict[str, Any]:
     StoreError : the store cannot be read.
     """
     snapshots, faults = store.listed(summary, __version__)
-    labels = {snapshot_id: asdict(one) for snapshot_id, one in store.all_labels().items()}
+    marks = {snapshot_id: asdict(one) for snapshot_id, one in store.all_labels().items()}
     nothing = asdict(Labels())
     newest_first = sorted(snapshots, key=lambda said: (said["created"], said["name"]), reverse=True)
+    shown = _labels((said["name"], said["notebook"]) for said in newest_first)
     return {
-        "snapshots": [{**said, **labels.get(said["id"], nothing)} for said in newest_first],
+        "snapshots": [
+            {**said, "label": shown[said["name"]], **marks.get(said["id"], nothing)} for said in newest_first
+        ],
         "faults": [fault.as_dict() for fault in faults],
     }
 
@@ -36,6 +40,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
     """Return what listings and results say of a snapshot, as JSON types."""
     return {
         "name": manifest.name,
+        "label": name_of(manifest.name),
         "id": manifest.id,
         "message": manifest.message,
         "created": manifest.created,
@@ -49,6 +54,45 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "gpu_memory": gpu_memory(manifest),
         "frozen_seconds": manifest.process.get("frozen_seconds"),
     }
+
+
+def summaries(manifests: Iterable[Manifest]) -> list[dict[str, Any]]:
+    """Return the summary of each of some snapshots, newest first, labelled so that they can be told apart."""
+    manifests = list(manifests)
+    shown = labels(manifests)
+    return [{**summary(manifest), "label": shown[manifest.name]} for manifest in manifests]
+
+
+def labels(manifests: Iterable[Manifest], *, always: bool = False) -> dict[str, str]:
+    """Return what people call each of some snapshots, newest first, by its key in the store.
+
+    That is its name; where another one has that, too, or `always`, it is ``notebook:name``, with as much of the
+    notebook's path as tells them apart. That of a kernel without a notebook is its name alone.
+    """
+    return _labels(((m.name, str(m.kernel.get("notebook", ""))) for m in manifests), always=always)
+
+
+def _labels(snapshots: Iterable[tuple[str, str]], *, always: bool = False) -> dict[str, str]:
+    found: dict[str, str] = {}
+    named: dict[str, dict[str, str]] = defaultdict(dict)
+    for key, notebook in snapshots:
+        if notebook in (of_name := named[name_of(key)]):
+            found[key] = key  # one that was fetched, and is another's of the same notebook: nothing else is its own
+        else:
+            of_name[notebook] = key
+    for name, of_name in named.items():
+        for notebook, key in of_name.items():
+            plain = not notebook or (len(of_name) == 1 and not always)
+            found[key] = name if plain else f"{_end_of(notebook, of_name)}:{name}"
+    return found
+
+
+def _end_of(notebook: str, all_of_them: Iterable[str]) -> str:
+    """Return as much of the end of a notebook's path as no other one has."""
+    others = [f"/{other}" for other in all_of_them if other != notebook]
+    parts = notebook.split("/")
+    ends = ("/".join(parts[at:]) for at in reversed(range(len(parts))))
+    return next((end for end in ends if not any(other.endswith(f"/{end}") for other in others)), notebook)
 
 
 def details(manifest: Manifest) -> dict[str, Any]:

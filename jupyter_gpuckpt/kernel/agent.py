@@ -438,7 +438,7 @@ class Agent:
         """This kernel was just restored: run the hooks, and answer the cell that asked for it."""
         self._saving = False
         self._tell_busy(self.cells.are_running(), True)
-        self.executed.restored = str(result["name"])
+        self.executed.restored = show.label_of(result)
         if asked.get("cell") and not asked.get("from_outside"):
             # A cell that goes on from the save answers under its own number.
             count = self.executed.latest if self.cells.are_running() else self._kernel.execution_count
@@ -467,7 +467,7 @@ class Agent:
             else:
                 self._hear(number, {"error": _overtaken(waiting.op).as_dict()})
         # Not before the answer: clients may be long in coming back, and widgets take a moment to import.
-        self._calls.put(partial(self._be_seen, asked.get("panels", []), "" if copy else str(result["name"])))
+        self._calls.put(partial(self._be_seen, asked.get("panels", []), "" if copy else show.label_of(result)))
         return {"faults": faults, "notes": notes}
 
     def _be_seen(self, panels: list[str], name: str) -> None:

@@ -24,7 +24,8 @@ from .words import Commands, Parser, Usage, duration, gpus, number
 HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a name; it runs on
     --with-files                              and keep the files that it needs, Python and its packages, with it
     --wait                                    and wait until it is on the disk
-%gpuckpt restore [NAME] [--gpu N[,N ...]]     put this kernel back (without a name: to the latest)
+%gpuckpt restore [NAME] [--gpu N[,N ...]]     put this kernel back (without a name: to this notebook's latest)
+    --from NOTEBOOK:NAME                      to a snapshot of another notebook
     --lazy                                    and answer before all of its GPU memory is back
     --in-place                                and give this kernel up before the other one has come up
 %gpuckpt fork [NAME] [-n COUNT] [--reseed]    a copy of this kernel beside it (with a name: of that snapshot);
@@ -95,7 +96,9 @@ def _parser() -> tuple[Parser, Commands]:
     save.add_argument("--with-files", action="store_true")
     save.add_argument("--wait", action="store_true")
     restore = commands.add_parser("restore")
-    restore.add_argument("name", nargs="?", default="")
+    which = restore.add_mutually_exclusive_group()
+    which.add_argument("name", nargs="?", default="")
+    which.add_argument("--from", dest="of_any", default="")
     restore.add_argument("--gpu", type=gpus, default=[])
     restore.add_argument("--lazy", action="store_true")
     restore.add_argument("--in-place", action="store_true")
@@ -206,11 +209,12 @@ class Gpuckpt:
 
     def _restore(self, args: argparse.Namespace) -> NoReturn:
         agent = self._keeper()
-        with self._progress(agent, f"Restoring {args.name or 'the latest snapshot'}") as progress:
+        verb = f"Restoring {args.of_any or args.name or 'the latest snapshot'}"
+        with self._progress(agent, verb) as progress:
             # The restored kernel goes on from here: it completes the display, and the cell.
             asked = agent.cells.describe(progress.display_id())
-            wanted = {"name": args.name, "gpus": args.gpu, "lazy": args.lazy, "in_place": args.in_place}
-            agent.request("restore", {**wanted, **asked}, progress.take)
+            wanted = {"name": args.name, "from": args.of_any, "gpus": args.gpu, "lazy": args.lazy}
+            agent.request("restore", {**wanted, "in_place": args.in_place, **asked}, progress.take)
         raise GpuckptError("The restore gave no answer.", "", "Look at `%gpuckpt status`.")
 
     def _fork(self, args: argparse.Namespace) -> show.Forked:
@@ -338,7 +342,7 @@ class Gpuckpt:
         found = [*_STATES.get(before[0], ()), *_OPTION.findall(_help_of(before[0]))]
         if before[0] in _NAME_SNAPSHOTS and self._agent is not None:
             with contextlib.suppress(GpuckptError):
-                found += [s["name"] for s in self._agent.request("list")["snapshots"]]
+                found += [show.label_of(s) for s in self._agent.request("list")["snapshots"]]
         return found
 
     @contextlib.contextmanager

@@ -14,6 +14,11 @@ function size(bytes) {
   return `${value.toFixed(unit === 0 || value >= 100 ? 0 : 1)} ${UNITS[unit]}`;
 }
 
+/** The name that a snapshot was given, without the notebook that its label may tell. */
+function nameOf({ label }) {
+  return label.slice(label.lastIndexOf(':') + 1);
+}
+
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
   made.append(...children.filter(child => child !== null && child !== ''));
@@ -86,7 +91,7 @@ function render({ model, el }) {
   el.addEventListener('keydown', event => event.stopPropagation());
   form.addEventListener('submit', event => {
     event.preventDefault();
-    const taken = [...(state().own ?? []), ...(state().others ?? [])].some(one => one.name === name.value);
+    const taken = (state().own ?? []).some(one => nameOf(one) === name.value);
     const args = {
       name: name.value,
       message: note.value.trim(),
@@ -127,7 +132,7 @@ function render({ model, el }) {
     if (kernel) {
       // It may have another name by now.
       const parent = [...own, ...others].find(one => one.id === kernel.parent?.id) ?? kernel.parent;
-      const place = parent ? `at or after ${parent.name}` : 'started afresh';
+      const place = parent ? `at or after ${parent.label ?? parent.name}` : 'started afresh';
       const freed = kernel.freed ? ` · ${size(kernel.freed)} freed on GPUs` : '';
       about.textContent = `Kernel: ${kernel.state} · ${size(kernel.memory)} memory${freed} · ${place}`;
     }
@@ -224,7 +229,7 @@ function render({ model, el }) {
   }
 
   function row(snapshot, here, busy) {
-    const { id, name: called, message, created, pinned, tags } = snapshot;
+    const { id, name: key, label: called, message, created, pinned, tags } = snapshot;
     const marks = [here === id ? 'here' : '', pinned ? 'pinned' : '', ...tags].filter(Boolean);
     const disabled = busy;
     const wonder = what => () => {
@@ -250,7 +255,7 @@ function render({ model, el }) {
         button(
           pinned ? 'Unpin' : 'Pin',
           `${pinned ? 'Unpin' : 'Pin'} ${called}`,
-          () => act('pin', { name: called, pinned: !pinned }),
+          () => act('pin', { key, name: called, pinned: !pinned }),
           { disabled }
         ),
         button('Remove', `Remove ${called}`, wonder('remove'), {
@@ -267,22 +272,25 @@ function render({ model, el }) {
     return element('td', {}, element('div', { className: 'gpuckpt-buttons' }, ...all));
   }
 
-  function ask({ name: called, size: bytes }) {
+  function ask(snapshot) {
+    const { name: key, label: called, size: bytes, notebook } = snapshot;
     if (asking.what === 'restore') {
-      const text = `Put the kernel back to ${called}? What came since is lost: variables, threads, GPU memory.`;
-      return question(text, 'Restore', () => act('restore', { name: called }));
+      const foreign = (state().others ?? []).some(one => one.id === snapshot.id);
+      const whose = foreign ? `It is not this notebook’s: ${notebook || 'a kernel without a notebook'} saved it. ` : '';
+      const text = `Put the kernel back to ${called}? ${whose}What came since is lost: variables, threads, GPU memory.`;
+      return question(text, 'Restore', () => act('restore', { key, name: called }));
     }
     if (asking.what === 'remove') {
-      return question(`Remove ${called} (${size(bytes)}) for good?`, 'Remove', () => act('rm', { name: called }));
+      return question(`Remove ${called} (${size(bytes)}) for good?`, 'Remove', () => act('rm', { key, name: called }));
     }
     const wanted = element('input', {
-      value: called,
+      value: nameOf(snapshot),
       required: true,
       pattern: name.pattern,
       title: name.title
     });
     wanted.setAttribute('aria-label', `New name of ${called}`);
-    const rename = () => wanted.reportValidity() && act('mv', { name: called, new: wanted.value });
+    const rename = () => wanted.reportValidity() && act('mv', { key, name: called, new: wanted.value });
     wanted.addEventListener('keydown', event => event.key === 'Enter' && rename());
     return question('', 'Rename', rename, wanted);
   }

@@ -28,7 +28,7 @@ __all__ = ["Panel", "panel_of", "resume"]
 
 _LOOK_EVERY = 3.0  # how often the keeper is asked while somebody sees the panel, in seconds
 _MOST = 100  # how many snapshots are shown; `%gpuckpt list` has them all
-_TOLD = ("name", "id", "message", "created", "size", "gpu_memory", "pinned", "tags")
+_TOLD = ("name", "notebook", "id", "message", "created", "size", "gpu_memory", "pinned", "tags")
 _HERE = Path(__file__).parent
 
 
@@ -165,7 +165,7 @@ def _is_of(snapshot: dict[str, Any], status: dict[str, Any]) -> bool:
 
 
 def _told(snapshot: dict[str, Any]) -> dict[str, Any]:
-    return {key: snapshot[key] for key in _TOLD}
+    return {**{key: snapshot[key] for key in _TOLD}, "label": show.label_of(snapshot)}
 
 
 def _in_thread(do: Callable[[], None]) -> None:

@@ -101,7 +101,7 @@ class Saved(_Shown):
 
     def complete(self, result: dict[str, Any]) -> None:
         """Take in what the keeper says of the save."""
-        self.name: str = result["name"]
+        self.name: str = label_of(result)
         self.id: str = result["id"]
         self.message: str = result["message"]
         self.written = not result.get("taken")
@@ -145,7 +145,7 @@ class Restored(_Shown):
     """The account of a restore, shown in the cell that asked for it."""
 
     def __init__(self, result: dict[str, Any], asked_at: float, faults: Sequence[str]) -> None:
-        self.name: str = result["name"]
+        self.name: str = label_of(result)
         self._created: str = result["created"]
         self._message: str = result["message"]
         # The clock of the day: a restored process's monotonic clock goes on from the save.
@@ -180,7 +180,7 @@ class Forked(_Shown):
 
     def __init__(self, result: dict[str, Any]) -> None:
         self.restored = bool(result.get("restored"))
-        self._name, self._own_id = result.get("name", ""), ""
+        self._name, self._own_id = label_of(result) if "name" in result else "", ""
         self.copy: int | None = None
         self.kernels: list[dict[str, Any]] = result.get("kernels", [])
         self.warnings: list[str] = list(result["warnings"])
@@ -252,7 +252,7 @@ class Hibernated(_Shown):
         took = f" in {duration(result['seconds'])}" if result["seconds"] else " already"
         job = result.get("job")
         back = f"`restore {job}` brings the job back." if job else "A cell that is run wakes the kernel."
-        return f"Hibernated{took} as {result['name']}: {size(result['size'])}. {back}"
+        return f"Hibernated{took} as {label_of(result)}: {size(result['size'])}. {back}"
 
 
 class Awake(_Shown):
@@ -343,7 +343,7 @@ def _branches(found: Sequence[dict[str, Any]]) -> list[str]:
     while pending:
         one, before, below = pending.pop()
         message = f"  {one['message']}" if one["message"] else ""
-        lines.append(f"{before}* {one['name']}  {moment(one['created'])}{message}")
+        lines.append(f"{before}* {label_of(one)}  {moment(one['created'])}{message}")
         own = children[one["id"]]
         # The line goes straight on where nothing branches off.
         for child in reversed(own):
@@ -420,11 +420,17 @@ def _parts(parts: Sequence[dict[str, Any]]) -> list[list[str]]:
     return rows
 
 
+def label_of(snapshot: dict[str, Any]) -> str:
+    """Return what people call a snapshot; a keeper of an older version knows no more than its name."""
+    label: str = snapshot.get("label") or snapshot["name"]
+    return label
+
+
 def snapshots(found: dict[str, Any]) -> Listing:
     """Return the listing of snapshots, as the keeper gives it."""
     rows = [
         [
-            s["name"],
+            label_of(s),
             moment(s["created"]),
             size(s["size"]),
             size(s["stored"]),
@@ -449,7 +455,7 @@ def snapshot(found: dict[str, Any]) -> Listing:
     own = f"{files['count']} (Python and its packages among them), {size(files['bytes'])}" if files else ""
     return details(
         [
-            ("name", found["name"]),
+            ("name", label_of(found)),
             ("message", found["message"]),
             ("saved", moment(found["created"])),
             ("size", size(found["size"])),

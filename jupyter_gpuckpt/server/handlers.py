@@ -225,7 +225,10 @@ class RestoreHandler(_Handler):
     @_costly
     async def post(self, kernel_id: str) -> None:
         """Begin to restore a kernel."""
-        asked = self.arguments_in_body(name=str, lazy=bool, in_place=bool)
+        fields = {"name": str, "from": str, "lazy": bool, "in_place": bool}
+        asked = self.arguments_in_body(**fields)
+        if asked["name"] and asked["from"]:
+            raise _bad_request("It has both 'name' and 'from'.", fields)
         operation = await self.service.restore(kernel_id, asked)
         self.set_status(202)
         self.finish(operation.as_dict())
@@ -430,8 +433,8 @@ class ExportHandler(_Handler):
         async def send(piece: bytes) -> None:
             if not self._headers_written:
                 self.set_header("Content-Type", _FILE)
-                # The store holds it, so that its name has only letters, digits and . _ -
-                self.set_header("Content-Disposition", f'attachment; filename="{name}.gpuckpt"')
+                # The store holds it, so that its name, behind a notebook's, has only letters, digits and . _ - ~
+                self.set_header("Content-Disposition", f'attachment; filename="{name.rpartition(":")[2]}.gpuckpt"')
                 self.set_header("Cache-Control", "no-store")
             self.write(piece)
             await self.flush()

@@ -18,15 +18,17 @@ from ..freeze.cuda_calls import CudaWorker
 from ..keeper import client
 from ..keeper.comparison import compare
 from ..keeper.listing import STATUS_TIMEOUT, hibernated, running_kernels
+from ..keeper.naming import find, find_among, new_key
 from ..keeper.operations.hibernate import forget
 from ..keeper.record import KernelFolder
 from ..keeper.summary import details, listing, origins, summary
 from ..machine import doctor
 from ..machine.capability import why_unavailable
 from ..provisioner import ADOPT
-from ..store import Manifest, Progress, Store, check_name
+from ..store import Manifest, Progress, Store, check_key, check_name
 from ..store.transfer.pull import pull
 from ..store.transfer.push import push
+from ..store.transfer.remote_listing import listed
 from ..store.transfer.remote_store import RemoteStore
 from ..store.transfer.remotes.remote import remote_at
 from ..store.transfer.sealing import own_secrets
@@ -126,19 +128,32 @@ class Service:
     async def restore(self, kernel_id: str, request: Mapping[str, Any]) -> Operation:
         """Begin to put a kernel back to a snapshot, as ``POST kernels/ID/restore`` has it.
 
-        Without a ``name``, to the latest of its notebook. With ``lazy`` it answers before all of its GPU memory is
-        back; the operation ends when it is. With ``in_place`` it is given up before the other one has come up.
+        Without a ``name``, to the latest of its notebook; with ``from`` to one of any notebook. With ``lazy`` it
+        answers before all of its GPU memory is back; the operation ends when it is. With ``in_place`` it is given up
+        before the other one has come up.
 
         Raises
         ------
         BadName : no snapshot can be called that.
         NoSuchKernel, Unavailable : there is no such kernel, or it cannot be restored.
         """
-        name = request["name"]
-        if name:
-            check_name(name)
         folder = await self._folder(kernel_id)
-        return self.operations.start(Operation("restore", kernel_id, name), folder, dict(request))
+        wanted = dict(request)
+        if wanted["from"]:
+            wanted["key"] = await self._key(wanted["from"])
+        elif wanted["name"]:
+            check_key(wanted["name"])
+        operation = Operation("restore", kernel_id, wanted["from"] or wanted["name"])
+        return self.operations.start(operation, folder, wanted)
+
+    async def _key(self, name: str) -> str:
+        """Return the key of the snapshot that is meant: what the API calls its name, or ``notebook:name``.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Refused : as `find`.
+        """
+        return await asyncio.to_thread(find, self._store, name) if ":" in name else check_key(name)
 
     async def fork(self, kernel_id: str, request: dict[str, Any]) -> Operation:
         """Begin to make copies of a kernel, which the server then holds.
@@ -150,8 +165,10 @@ class Service:
         BadName : no snapshot can be called that.
         NoSuchKernel, Unavailable : there is no such kernel, or it cannot be forked.
         """
-        for name in filter(None, (request["snapshot"], request["name"])):
-            check_name(name)
+        if request["name"]:
+            check_name(request["name"])
+        if request["snapshot"]:
+            request = {**request, "key": await self._key(request["snapshot"])}
         folder = await self._folder(kernel_id)
         # What is saved on the way has a name; a fork leaves none otherwise.
         operation = Operation("fork", kernel_id, request["name"])
@@ -277,7 +294,8 @@ class Service:
         async def forget_it(_: dict[str, Any]) -> None:
             await asyncio.to_thread(forget, self._store, snapshot)
 
-        return self.operations.start(operation, folder, {"name": name}, forget_it)
+        # Into a kernel of another notebook it is not resumed; one that was started for it is of its own.
+        return self.operations.start(operation, folder, {"key" if started else "name": name}, forget_it)
 
     async def _start_for(self, manifest: Manifest) -> str:
         """Start a kernel to resume one in, where that one's notebook is."""
@@ -372,7 +390,7 @@ class Service:
         ------
         BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
         """
-        return details(await asyncio.to_thread(self._store.get, name))
+        return details(await asyncio.to_thread(self._store.get, await self._key(name)))
 
     async def origins(self, name: str) -> dict[str, Any]:
         """Return a snapshot and those that its kernel came from, the newest first.
@@ -381,7 +399,7 @@ class Service:
         ------
         BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
         """
-        return {"snapshots": await asyncio.to_thread(origins, self._store, name)}
+        return {"snapshots": await asyncio.to_thread(origins, self._store, await self._key(name))}
 
     async def difference(self, old: str, new: str) -> dict[str, Any]:
         """Return what is in one snapshot and not in another.
@@ -390,7 +408,7 @@ class Service:
         ------
         BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
         """
-        return await asyncio.to_thread(compare, self._store, old, new)
+        return await asyncio.to_thread(compare, self._store, await self._key(old), await self._key(new))
 
     async def remove(self, name: str) -> dict[str, Any]:
         """Remove a snapshot.
@@ -399,7 +417,7 @@ class Service:
         ------
         BadName, NoSuchSnapshot, Pinned, Incompatible : as `Store.remove`.
         """
-        freed = await asyncio.to_thread(self._store.remove, name)
+        freed = await asyncio.to_thread(self._store.remove, await self._key(name))
         self._events.snapshots("removed", name)
         return {"name": name, "freed": freed}
 
@@ -410,8 +428,10 @@ class Service:
         ------
         BadName, NoSuchSnapshot, NameTaken, Damaged, Incompatible : as `Store.rename`.
         """
-        manifest = await asyncio.to_thread(self._store.rename, name, new)
-        self._events.snapshots("renamed", new)
+        key = await self._key(name)
+        wanted = await asyncio.to_thread(new_key, self._store, key, new)
+        manifest = await asyncio.to_thread(self._store.rename, key, wanted)
+        self._events.snapshots("renamed", manifest.name)
         return details(manifest)
 
     async def pin(self, name: str, pinned: bool) -> dict[str, Any]:
@@ -421,7 +441,7 @@ class Service:
         ------
         BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.pin`.
         """
-        labels = await asyncio.to_thread(self._store.pin, name, pinned)
+        labels = await asyncio.to_thread(self._store.pin, await self._key(name), pinned)
         self._events.snapshots("labelled", name)
         return {"name": name, **dataclasses.asdict(labels)}
 
@@ -435,6 +455,7 @@ class Service:
         BadName, NoSuchSnapshot, Damaged, Incompatible, Untrusted : as `Store.trusted`.
         Refused : the address cannot be used.
         """
+        name = await self._key(name)
         await asyncio.to_thread(self._store.trusted, name)
         remote = await asyncio.to_thread(remote_at, url)
 
@@ -454,13 +475,17 @@ class Service:
         Refused : the address cannot be used.
         """
         if name:
-            check_name(name)
+            check_key(name.rpartition(":")[2])
         remote = await asyncio.to_thread(remote_at, url)
 
         def work(progress: Progress) -> dict[str, Any]:
             there = RemoteStore(remote, own_secrets())
             quota = settings.store_quota()
-            done = pull(self._store, there, name, replace=replace, older=older, quota=quota, progress=progress)
+            key = name
+            if ":" in name:
+                found = listed(there, self._store.trust)
+                key = find_among((one.manifest for one in found if one.manifest is not None), name)
+            done = pull(self._store, there, key, replace=replace, older=older, quota=quota, progress=progress)
             return {**summary(done.manifest), "url": there.shown, "fetched": done.fetched, "found": done.found}
 
         return self.operations.do(Operation("pull", "", name), work)
@@ -472,7 +497,7 @@ class Service:
         ------
         BadName, NoSuchSnapshot, Damaged, Incompatible, Untrusted : as `download`.
         """
-        await download(self._store, name, send)
+        await download(self._store, await self._key(name), send)
 
     # -- the machine
 

@@ -21,11 +21,12 @@ This package knows no process, no CRIU and no Jupyter.
 
 from __future__ import annotations
 
+from .committing import name_taken
 from .contents import Contents
 from .filling import Taker
 from .labels import Labels
 from .manifest import Manifest
-from .names import MAX_NAME, check_name
+from .names import MAX_NAME, check_key, check_name, key_of, name_of
 from .parallel import Progress
 from .postponed import Postponed
 from .reading import Parts
@@ -47,5 +48,9 @@ __all__ = [
     "Store",
     "Taker",
     "Writer",
+    "check_key",
     "check_name",
+    "key_of",
+    "name_of",
+    "name_taken",
 ]

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from blake3 import blake3
 
 from ..errors import BadName, Damaged, Incompatible, StoreError, WrongName
-from .names import check_name, is_id
+from .names import check_key, is_id
 from .signatures import MAX_LINE, split
 
 __all__ = ["FEATURES", "FORMAT", "MAX_SIZE", "Manifest", "check_format", "name_in"]
@@ -180,7 +180,7 @@ def name_in(raw: bytes, shown: str) -> str:
         name = json.loads(split(raw)[0])["name"]
         if not isinstance(name, str):
             raise TypeError("it is not text")
-        return check_name(name)
+        return check_key(name)
     except (ValueError, KeyError, TypeError, RecursionError, BadName) as e:
         raise Damaged(
             f"{shown} is damaged.", f"its manifest has no name: {e}", "Have its maker send it again.", file=shown
@@ -254,7 +254,7 @@ def _name(found: object) -> str:
     if not isinstance(found, str):
         raise _OddError("name is not text")
     try:
-        return check_name(found)
+        return check_key(found)
     except BadName as e:
         raise _OddError(f"name: {e.why}") from e
 

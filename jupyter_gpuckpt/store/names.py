@@ -1,17 +1,35 @@
-"""What may be the name of a snapshot, of a pack, and the path of a file inside a snapshot."""
+"""What may be the name of a snapshot, of a pack, and the path of a file inside a snapshot.
+
+In the store each snapshot has a name of its own, its key. That is the name that was given; only where another notebook
+has a snapshot of that name, ``~`` and eight hexadecimal digits come behind it, which no name that is given can have.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 from ..errors import BadName
 
-__all__ = ["MAX_NAME", "check_name", "is_id", "is_pack", "is_plain_path", "pack_name", "session_of"]
+__all__ = [
+    "MAX_NAME",
+    "check_key",
+    "check_name",
+    "is_id",
+    "is_pack",
+    "is_plain_path",
+    "key_of",
+    "name_of",
+    "pack_name",
+    "session_of",
+]
 
 MAX_NAME = 100
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*", re.ASCII)
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _PACK = re.compile(r"[0-9a-f]{32}-[0-9]{6,10}", re.ASCII)
+_MARK = "~"
+_DIGITS = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _MAX_PATH = 4096
 _MAX_COMPONENT = 255
 
@@ -43,6 +61,28 @@ def check_name(name: str, what: str = "the name of a snapshot") -> str:
         "(not . or - as the first), for example before_finetune.",
         name=name[:MAX_NAME].encode("ascii", "backslashreplace").decode("ascii"),
     )
+
+
+def check_key(key: str) -> str:
+    """Return `key` if a snapshot can have it in the store.
+
+    Raises
+    ------
+    BadName : it is neither a name nor what `key_of` makes of one.
+    """
+    name, mark, digits = key.partition(_MARK)
+    check_name(name if not mark or _DIGITS.fullmatch(digits) else key)
+    return key
+
+
+def key_of(name: str, whose: str) -> str:
+    """Return the key of the snapshot `name` of one whom the text `whose` identifies, where others have that name."""
+    return f"{name}{_MARK}{hashlib.sha256(whose.encode()).hexdigest()[:8]}"
+
+
+def name_of(key: str) -> str:
+    """Return the name that was given to the snapshot that has this key."""
+    return key.partition(_MARK)[0]
 
 
 def is_id(text: object) -> bool:

@@ -23,7 +23,7 @@ from .labels import Labels, read_labels, write_labels
 from .layout import Layout
 from .listing import listed
 from .manifest import MAX_SIZE, Manifest
-from .names import check_name
+from .names import check_key, check_name, name_of
 from .outgoing import Outgoing
 from .parallel import Progress
 from .postponed import Postponed
@@ -36,7 +36,7 @@ from .upkeep.check import Checked, check
 from .upkeep.collect import Collected, collect, sweep, used, would_collect
 from .upkeep.compact import compact
 from .upkeep.repair import Repaired, repair
-from .writer import Writer
+from .writer import Choose, Writer
 
 __all__ = ["Store"]
 
@@ -55,8 +55,13 @@ class Store:
         self.trust = trust or Trust(settings.keys_dir())
         self._layout = Layout(root)
 
-    def writer(self, name: str, *, replace: bool = False, quota: int | None = None) -> Writer:
+    def writer(
+        self, name: str, *, replace: bool = False, quota: int | None = None, choose: Choose | None = None
+    ) -> Writer:
         """Begin a snapshot called `name`; with `replace` its commit may replace one.
+
+        Where `choose` is given, it says both once more when the snapshot is about to get its name: others may have
+        taken it by then.
 
         A commit after which the store would take more than `quota` bytes fails, and leaves it as it was.
 
@@ -66,14 +71,22 @@ class Store:
         NameTaken : one is called that already; a commit can still find it so.
         Pinned : the one to be replaced is pinned.
         """
-        check_name(name)
+        check_key(name)
         self._layout.prepare()
         self.trust.own()  # now: a kernel should not be frozen for what cannot be signed
         with storing(f"The snapshot {name} cannot be written.", self.root):
             self._refuse_taken(name, replace)
             sweep(self._layout, self._layout.sessions())
             room = None if quota is None else quota - used(self._layout)
-        return Writer(self._layout, name, replace=replace, room=room, sign=self.trust.sign, collect=self.collect)
+        return Writer(
+            self._layout,
+            name,
+            replace=replace,
+            room=room,
+            sign=self.trust.sign,
+            collect=self.collect,
+            choose=choose or (lambda: (name, replace)),
+        )
 
     def outgoing(self, name: str) -> Outgoing:
         """Return the snapshot `name`, to be sent elsewhere and then closed.
@@ -109,7 +122,7 @@ class Store:
         NameTaken, Pinned : as `writer`; or the same snapshot is here under another name.
         Busy : somebody else is bringing it in.
         """
-        check_name(name)
+        check_key(name)
         self.trust.check(raw, name)  # first: nothing of what a stranger wrote is taken apart
         manifest = Manifest.from_json(raw, name)
         self._layout.prepare()
@@ -156,7 +169,7 @@ class Store:
         BadName, NoSuchSnapshot : the text names no snapshot; names that are close are told.
         Damaged, Incompatible : the manifest cannot be used.
         """
-        check_name(name)
+        check_key(name)
         if not self._layout.readable():
             raise self._no_such(name)
         return self._read(name)
@@ -173,7 +186,7 @@ class Store:
 
     def _trusted(self, name: str) -> tuple[Manifest, bytes]:
         """Return as well the manifest as it lies in the store."""
-        check_name(name)
+        check_key(name)
         if not self._layout.readable():
             raise self._no_such(name)
         raw = self._raw(name)
@@ -192,7 +205,7 @@ class Store:
                 names = self._layout.names()
             for name in names:
                 try:
-                    manifests.append(self._read(check_name(name)))
+                    manifests.append(self._read(check_key(name)))
                 except NoSuchSnapshot:
                     continue  # removed meanwhile
                 except GpuckptError as e:
@@ -210,7 +223,14 @@ class Store:
         if not self._layout.readable():
             return [], []
         with storing("The snapshots cannot be listed.", self.root):
-            return listed(self._layout, lambda name: self._read(check_name(name)), describe, version)
+            return listed(self._layout, lambda name: self._read(check_key(name)), describe, version)
+
+    def keys(self, name: str) -> Sequence[str]:
+        """Return the keys of the snapshots called `name`, of which each notebook can have one."""
+        if not self._layout.readable():
+            return []
+        with storing("The snapshots cannot be listed.", self.root):
+            return sorted(key for key in self._layout.names() if name_of(key) == name)
 
     def list(self) -> list[Manifest]:
         """Return the manifests that can be used, newest first."""
@@ -362,7 +382,7 @@ class Store:
         Pinned : it is to be kept.
         Incompatible : a newer version wrote it.
         """
-        check_name(name)
+        check_key(name)
         if not self._layout.readable():
             raise self._no_such(name)
         with suppress(Damaged):
@@ -386,7 +406,7 @@ class Store:
         Untrusted : as `trusted`: what is signed here is trusted from then on.
         NameTaken : there is one called `new`.
         """
-        check_name(new)
+        check_key(new)
         manifest = replace(self.trusted(name), name=new)
         signed = self.trust.sign(manifest.to_json())
         with storing(f"The snapshot {name} could not be renamed.", self.root):
@@ -554,7 +574,7 @@ class Store:
 
     def _no_such(self, name: str) -> NoSuchSnapshot:
         try:
-            names = sorted(self._layout.names())
+            names = sorted(set(map(name_of, self._layout.names())))
         except OSError:
             names = []
         close = difflib.get_close_matches(name, names, 3, 0.5)

@@ -25,12 +25,13 @@ import shutil
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..errors import StoreError
+from ..errors import NameTaken, StoreError
 from .chunks import digest
 from .committing import Commit
 from .contents import Contents
@@ -47,7 +48,10 @@ from .parallel import Progress
 from .sessions import Session
 from .sources import Source
 
-__all__ = ["Writer"]
+__all__ = ["Choose", "Writer"]
+
+Choose = Callable[[], tuple[str, bool]]
+"""Returns under which name a snapshot is to be, and whether it may replace the one of that name."""
 
 
 class Writer:
@@ -66,15 +70,17 @@ class Writer:
         room: int | None,
         sign: Callable[[bytes], bytes],
         collect: Callable[[], object],
+        choose: Choose,
     ) -> None:
         """Begin; `Store.writer` checks the name and the store first. Raises `StoreError`.
 
         `room` is how many bytes may be added to the packs; `sign` adds to a manifest who made it; `collect` deletes
-        what only a replaced snapshot needed.
+        what only a replaced snapshot needed. `choose` is called when the snapshot is to get its name.
         """
         self._layout = layout
         self._name = name
         self._replace = replace
+        self._choose = choose
         self._sign = sign
         self._collect = collect
         with storing(f"The snapshot {name} cannot be written.", layout.root):
@@ -179,10 +185,9 @@ class Writer:
                 cuda=cuda,
                 process=process,
             )
-            signed = self._sign(manifest.to_json())
             write_new(self._layout.contents_of(self.id), raw)
             sync_folder(self._layout.contents)
-            self._commit.put_in_place(signed, [self._session])
+            manifest = self._put_in_place(manifest)
         self._commit.make_last()
         # The snapshot is safe: what cannot be tidied up now is litter for a collection.
         with suppress(OSError):
@@ -192,6 +197,23 @@ class Writer:
             with suppress(StoreError):
                 self._collect()
         return manifest
+
+    def _put_in_place(self, manifest: Manifest) -> Manifest:
+        """Give the snapshot the name that is chosen now, and return its manifest."""
+        while True:
+            chosen = self._choose()
+            if chosen != (self._name, self._replace):
+                self._name, self._replace = chosen
+                manifest = replace(manifest, name=self._name)
+                self._commit = Commit(self._layout, self._name, self.id, replace=self._replace)
+            try:
+                self._commit.put_in_place(self._sign(manifest.to_json()), [self._session])
+            except NameTaken:
+                if self._choose() == chosen:
+                    raise
+                self._layout.draft(self.id).unlink(missing_ok=True)
+            else:
+                return manifest
 
     def _store_files(self, cut: Cut, progress: Progress | None) -> Contents:
         """Have all chunks on the disk, and the index that says where; return which they are."""

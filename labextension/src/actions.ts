@@ -10,7 +10,7 @@ import { isOf } from './arrange';
 import type { Follower } from './follow';
 import { ago, size } from './format';
 import type { Model } from './model';
-import { suggest } from './names';
+import { nameOf, suggest } from './names';
 import type { IError, ILog, ISnapshot } from './types';
 
 /** A notebook that is open, and ways to make another of it. */
@@ -34,21 +34,21 @@ export class Actions {
     private readonly trans: TranslationBundle
   ) {}
 
-  /** Ask for a name, and save the kernel of the notebook under it; give the name where that was done. */
+  /** Ask for a name, and save the kernel of the notebook under it; give what requests call it where that was done. */
   async save(): Promise<string | null> {
     const { model, trans } = this;
     const kernelId = model.notebook?.kernelId;
     if (!kernelId) {
       return null;
     }
-    const taken = this._names();
-    const body = new SaveBody(suggest(model.notebook?.path ?? '', taken), taken, trans);
+    const taken = this._names(snapshot => isOf(snapshot, model.notebook));
+    const body = new SaveBody(suggest(model.notebook?.path ?? '', this._names()), taken, trans);
     const asked = await this._ask(trans.__('Save the kernel'), body, trans.__('Save'));
     if (asked === null) {
       return null;
     }
     const done = await this.follower.run(() => model.api.save(kernelId, asked));
-    return done?.state === 'done' ? asked.name : null;
+    return done?.state === 'done' ? done.name : null;
   }
 
   /** Ask whether to put the kernel of the notebook back to a snapshot, and do it. */
@@ -58,12 +58,16 @@ export class Actions {
     if (!kernelId) {
       return;
     }
-    const { name, created } = snapshot;
+    const { name, label, created } = snapshot;
+    const whose = snapshot.notebook
+      ? trans.__('It is not of this notebook: it was saved from %1.', snapshot.notebook)
+      : trans.__('It is not of this notebook: a kernel without a notebook saved it.');
     const saveFirst = Dialog.createButton({ label: trans.__('Save first…'), actions: ['save'] });
     const asked = await showDialog({
-      title: trans.__('Restore %1?', name),
+      title: trans.__('Restore %1?', label),
       body: new ParagraphsBody([
-        trans.__('The kernel goes back to where it was when %1 was saved (%2).', name, ago(created, new Date())),
+        isOf(snapshot, model.notebook) ? '' : whose,
+        trans.__('The kernel goes back to where it was when %1 was saved (%2).', label, ago(created, new Date())),
         trans.__('What came since is lost: variables, threads, GPU memory. Cells, outputs and files stay as they are.')
       ]),
       buttons: [
@@ -88,15 +92,20 @@ export class Actions {
   }
 
   /** Ask for another name of a snapshot, and give it that. */
-  async rename({ name }: ISnapshot): Promise<void> {
+  async rename({ name, label, notebook }: ISnapshot): Promise<void> {
     const { model, trans } = this;
-    const body = new NameBody(name, this._names(), trans);
-    const wanted = await this._ask(trans.__('Rename %1', name), body, trans.__('Rename'));
-    if (wanted !== null && wanted !== name) {
+    const before = nameOf(name);
+    const body = new NameBody(
+      before,
+      this._names(snapshot => snapshot.notebook === notebook),
+      trans
+    );
+    const wanted = await this._ask(trans.__('Rename %1', label), body, trans.__('Rename'));
+    if (wanted !== null && wanted !== before) {
       await this._change(async () => {
-        await model.api.rename(name, wanted);
-        const back = (): void => void this._change(() => model.api.rename(wanted, name));
-        this.follower.tell(trans.__('%1 is now %2.', name, wanted), back);
+        const renamed = await model.api.rename(name, wanted);
+        const back = (): void => void this._change(() => model.api.rename(renamed.name, before));
+        this.follower.tell(trans.__('%1 is now %2.', label, wanted), back);
       });
     }
   }
@@ -109,10 +118,10 @@ export class Actions {
   /** Ask whether to remove a snapshot, and do it. */
   async remove(snapshot: ISnapshot): Promise<void> {
     const { model, trans } = this;
-    const { name, pinned } = snapshot;
+    const { name, label, pinned } = snapshot;
     const remove = pinned ? trans.__('Unpin and remove') : trans.__('Remove');
     const asked = await showDialog({
-      title: trans.__('Remove %1?', name),
+      title: trans.__('Remove %1?', label),
       body: new ParagraphsBody([
         pinned ? trans.__('It is pinned: somebody wants it kept.') : '',
         trans.__('The snapshot (%1) will be gone for good.', size(snapshot.size))
@@ -125,7 +134,7 @@ export class Actions {
           await model.api.pin(name, false);
         }
         const { freed } = await model.api.remove(name);
-        this.follower.tell(trans.__('Removed %1: %2 freed.', name, size(freed)));
+        this.follower.tell(trans.__('Removed %1: %2 freed.', label, size(freed)));
       });
     }
   }
@@ -134,7 +143,7 @@ export class Actions {
   async compare(snapshot: ISnapshot): Promise<void> {
     const { model, trans } = this;
     await this._show(
-      trans.__('Compare %1', snapshot.name),
+      trans.__('Compare %1', snapshot.label),
       new CompareBody(snapshot, model.snapshots, (old, other) => model.api.difference(old, other), trans)
     );
   }
@@ -222,7 +231,7 @@ export class Actions {
     if (found?.path) {
       await notebooks.open(found.path);
     } else {
-      const what = trans.__('The notebook of %1 is not here.', snapshot.name);
+      const what = trans.__('The notebook of %1 is not here.', snapshot.label);
       const then = trans.__('Restore the snapshot in any notebook with a kernel of its kind.');
       follower.complain(new ApiError({ kind: 'NoNotebook', what, why: snapshot.notebook, then }));
     }
@@ -238,7 +247,7 @@ export class Actions {
   }
 
   /** Ask for an address, and send a snapshot there. */
-  async share({ name }: ISnapshot): Promise<void> {
+  async share({ name, label }: ISnapshot): Promise<void> {
     const { model, trans } = this;
     const body = new AddressBody(
       trans.__('Where to'),
@@ -247,7 +256,7 @@ export class Actions {
       trans.__('Replace another snapshot of that name there'),
       trans
     );
-    const asked = await this._ask(trans.__('Share %1', name), body, trans.__('Send'));
+    const asked = await this._ask(trans.__('Share %1', label), body, trans.__('Send'));
     if (asked !== null) {
       this._address = asked.url;
       await this.follower.run(() => model.api.push(name, asked.url, asked.replace));
@@ -255,10 +264,10 @@ export class Actions {
   }
 
   /** Say what a file with a snapshot holds, and have the browser download it. */
-  async export({ name, size: bytes }: ISnapshot): Promise<void> {
+  async export({ name, label, size: bytes }: ISnapshot): Promise<void> {
     const { model, trans } = this;
     const asked = await showDialog({
-      title: trans.__('Export %1', name),
+      title: trans.__('Export %1', label),
       body: new ParagraphsBody([
         trans.__('The browser downloads the snapshot (%1, less where that packs well) as one file.', size(bytes)),
         trans.__('It holds all of the kernel’s memory: data, keys, passwords. Give it only to whom those may go.'),
@@ -346,8 +355,8 @@ export class Actions {
     }
   }
 
-  private _names(): Set<string> {
-    return new Set(this.model.snapshots.map(snapshot => snapshot.name));
+  private _names(of: (snapshot: ISnapshot) => boolean = () => true): Set<string> {
+    return new Set(this.model.snapshots.filter(of).map(snapshot => nameOf(snapshot.name)));
   }
 
   /** Change something about the snapshots, and look at them anew. */

@@ -70,8 +70,9 @@ export class Api {
     return this.ask('POST', `kernels/${kernelId}/save`, request);
   }
 
+  /** Put a kernel back to a snapshot, of whatever notebook: whoever is asked before is told whose it is. */
   restore(kernelId: string, name: string): Promise<IOperation> {
-    return this.ask('POST', `kernels/${kernelId}/restore`, { name });
+    return this.ask('POST', `kernels/${kernelId}/restore`, { from: name });
   }
 
   fork(kernelId: string, snapshot?: string): Promise<IOperation> {
@@ -101,7 +102,7 @@ export class Api {
     return this.ask('DELETE', `snapshots/${name}`);
   }
 
-  rename(name: string, wanted: string): Promise<unknown> {
+  rename(name: string, wanted: string): Promise<{ name: string }> {
     return this.ask('POST', `snapshots/${name}/rename`, { name: wanted });
   }
 

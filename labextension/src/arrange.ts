@@ -36,7 +36,7 @@ export function isHibernated(snapshot: ISnapshot | undefined): boolean {
 
 /** Tell whether every word of a search is in what is known of a snapshot. */
 export function matches(snapshot: ISnapshot, search: string): boolean {
-  const text = `${snapshot.name}\n${snapshot.message}\n${snapshot.notebook}`.toLowerCase();
+  const text = `${snapshot.label}\n${snapshot.message}\n${snapshot.notebook}`.toLowerCase();
   return search
     .toLowerCase()
     .split(/\s+/)
@@ -45,7 +45,7 @@ export function matches(snapshot: ISnapshot, search: string): boolean {
 
 /** Arrange snapshots, which come newest first. */
 export function arrange(snapshots: readonly ISnapshot[], notebook: INotebook | null, search: string): IRows {
-  const names = new Map(snapshots.map(snapshot => [snapshot.id, snapshot.name]));
+  const names = new Map(snapshots.map(snapshot => [snapshot.id, snapshot.label]));
   const row = (snapshot: ISnapshot, depth: number): IRow => ({
     snapshot,
     depth,

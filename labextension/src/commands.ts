@@ -88,7 +88,10 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
   });
   about(
     CommandIDs.restore,
-    args => (typeof args.name === 'string' ? trans.__('Restore %1…', args.name) : trans.__('Restore Snapshot…')),
+    args =>
+      args.name === undefined
+        ? trans.__('Restore Snapshot…')
+        : trans.__('Restore %1…', named(args)?.label ?? args.name),
     (does, snapshot) => does.restore(snapshot),
     {
       caption: trans.__('Put the kernel of this notebook back to the snapshot'),

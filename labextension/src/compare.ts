@@ -28,7 +28,7 @@ export class CompareBody extends Widget {
     this.addClass('jp-gpuckpt-mod-wide');
     const others = snapshots.filter(({ id }) => id !== snapshot.id);
     const label = element('label', trans.__('With'), { htmlFor: this._choice.id });
-    this._choice.append(...others.map(({ name, id }) => element('option', name, { value: id })));
+    this._choice.append(...others.map(({ label, id }) => element('option', label, { value: id })));
     this._choice.value = (others.find(({ id }) => id === snapshot.parent) ?? others[0])?.id ?? '';
     this._choice.className = 'jp-mod-styled';
     this._found.setAttribute('role', 'region');
@@ -51,7 +51,7 @@ export class CompareBody extends Widget {
     const [old, young] = other.created < snapshot.created ? [other, snapshot] : [snapshot, other];
     let shown: Node[];
     try {
-      shown = this._draw(await this.ask(old.name, young.name), old.name, young.name);
+      shown = this._draw(await this.ask(old.name, young.name), old.label, young.label);
     } catch (reason) {
       const error = asError(reason);
       shown = [error.what, error.why, error.then].map(text => element('p', text));

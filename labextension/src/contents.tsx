@@ -163,7 +163,7 @@ function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { 
   const operation = model.operationOf(kernel.kernel_id);
   const state = model.stateOf(kernel.kernel_id);
   // It may have another name by now.
-  const parent = model.snapshots.find(({ id }) => id === kernel.parent?.id) ?? kernel.parent;
+  const parent = model.snapshots.find(({ id }) => id === kernel.parent?.id)?.label ?? kernel.parent?.name;
   const sleep = <Sleep {...{ kernel, model, commands, trans }} />;
   return (
     <div className="jp-gpuckpt-Kernel">
@@ -174,7 +174,7 @@ function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { 
       <p>
         {trans.__('Kernel: %1', kernelText(kernel, state, trans))}
         <br />
-        {parent ? trans.__('At or after %1', parent.name) : trans.__('Started afresh')}
+        {parent ? trans.__('At or after %1', parent) : trans.__('Started afresh')}
       </p>
       {operation ? (
         <>
@@ -299,7 +299,7 @@ interface ILineProps extends IProps {
 
 function Line({ row, active, onFocus, model, commands, trans }: ILineProps): React.JSX.Element {
   const { snapshot, depth, origin } = row;
-  const { name } = snapshot;
+  const { name, label } = snapshot;
   const here = model.kernel?.parent?.id === snapshot.id;
   const restorable = model.kernel !== undefined && model.isIdle(model.kernel.kernel_id);
   const held = model.wakesFrom(snapshot);
@@ -326,7 +326,7 @@ function Line({ row, active, onFocus, model, commands, trans }: ILineProps): Rea
     openMenu(
       commands,
       event.currentTarget,
-      name,
+      label,
       SNAPSHOT_COMMANDS.map(command => (command ? { command, args: { name } } : { type: 'separator' }))
     );
   return (
@@ -343,7 +343,7 @@ function Line({ row, active, onFocus, model, commands, trans }: ILineProps): Rea
       onKeyDown={onKeyDown}
     >
       <div className="jp-gpuckpt-Name">
-        <span title={name}>{name}</span>
+        <span title={label}>{label}</span>
         {here && <em>{trans.__('here')}</em>}
         {snapshot.pinned && <em>{trans.__('pinned')}</em>}
         {snapshot.tags.map(tag => (
@@ -363,7 +363,7 @@ function Line({ row, active, onFocus, model, commands, trans }: ILineProps): Rea
           <button
             className="jp-gpuckpt-Button"
             tabIndex={tab}
-            aria-label={held ? trans.__('Wake the kernel of %1', name) : trans.__('Resume %1', name)}
+            aria-label={held ? trans.__('Wake the kernel of %1', label) : trans.__('Resume %1', label)}
             onClick={() => void commands.execute(...resume)}
           >
             {held ? trans.__('Wake') : trans.__('Resume')}
@@ -373,7 +373,7 @@ function Line({ row, active, onFocus, model, commands, trans }: ILineProps): Rea
             className="jp-gpuckpt-Button"
             tabIndex={tab}
             disabled={!restorable}
-            aria-label={trans.__('Restore %1', name)}
+            aria-label={trans.__('Restore %1', label)}
             onClick={() => void commands.execute(CommandIDs.restore, { name })}
           >
             {trans.__('Restore')}
@@ -382,7 +382,7 @@ function Line({ row, active, onFocus, model, commands, trans }: ILineProps): Rea
         <button
           className="jp-gpuckpt-Button"
           tabIndex={tab}
-          aria-label={trans.__('Remove %1', name)}
+          aria-label={trans.__('Remove %1', label)}
           onClick={() => void commands.execute(CommandIDs.remove, { name })}
         >
           {trans.__('Remove')}
@@ -391,7 +391,7 @@ function Line({ row, active, onFocus, model, commands, trans }: ILineProps): Rea
           className="jp-gpuckpt-Button"
           tabIndex={tab}
           aria-haspopup="menu"
-          aria-label={trans.__('More about %1', name)}
+          aria-label={trans.__('More about %1', label)}
           title={trans.__('More')}
           onClick={onMore}
         >

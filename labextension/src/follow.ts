@@ -5,6 +5,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { asError } from './api';
 import { size } from './format';
 import type { Model } from './model';
+import { nameOf } from './names';
 import type { IError, IOperation, IProgress } from './types';
 
 /** For how long a notification of a success stays, in milliseconds. */
@@ -90,8 +91,9 @@ export class Follower {
   }
 
   /** Say in one line how far an operation is. */
-  progressText({ kind, name, stage, percent }: IProgress): string {
+  progressText({ kind, name: called, stage, percent }: IProgress): string {
     const { trans } = this;
+    const name = nameOf(called);
     const far = percent === null ? stage : `${stage} ${percent} %`;
     switch (kind) {
       case 'save':
@@ -201,8 +203,9 @@ export class Follower {
     return { message: this._success(operation), type: 'success', options: { autoClose, actions } };
   }
 
-  private _success({ kind, name, result }: IOperation): string {
+  private _success({ kind, name: called, result }: IOperation): string {
     const { trans } = this;
+    const name = nameOf(called);
     const seconds = Number(result?.seconds ?? 0).toFixed(1);
     switch (kind) {
       case 'save':

@@ -12,6 +12,11 @@ export function isName(text: string): boolean {
   return ALLOWED.test(text);
 }
 
+/** Return the name that was given to a snapshot, of what it is called in requests or of its label. */
+export function nameOf(called: string): string {
+  return called.slice(called.lastIndexOf(':') + 1).replace(/~.*/, '');
+}
+
 /** Return the path of a copy of a notebook beside it, for another kernel; `taken` are the names in its folder. */
 export function forkPath(path: string, taken: ReadonlySet<string>): string {
   const slash = path.lastIndexOf('/') + 1;

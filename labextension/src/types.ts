@@ -10,7 +10,10 @@ export interface IError {
 
 /** A saved kernel. */
 export interface ISnapshot {
+  /** What it is called in requests: no other one is called so. */
   name: string;
+  /** What people call it: its name, and where several notebooks have that one, `notebook:name`. */
+  label: string;
   id: string;
   message: string;
   created: string;

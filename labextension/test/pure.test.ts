@@ -1,13 +1,14 @@
 import { arrange, isHibernated, isOf, matches } from '../src/arrange';
 import { differences } from '../src/difference';
 import { ago, basename, seconds, size } from '../src/format';
-import { forkPath, isName, suggest } from '../src/names';
+import { forkPath, isName, nameOf, suggest } from '../src/names';
 import { isStale } from '../src/stale';
 import type { IDifference, ISnapshot } from '../src/types';
 
 function snapshot(name: string, more: Partial<ISnapshot> = {}): ISnapshot {
   return {
     name,
+    label: name,
     id: `id-${name}`,
     message: '',
     created: '2026-01-31T12:00:00.000000+00:00',
@@ -24,6 +25,12 @@ function snapshot(name: string, more: Partial<ISnapshot> = {}): ISnapshot {
 }
 
 const here = { path: 'train.ipynb', kernelId: null };
+
+describe('the name that was given', () => {
+  it.each(['base', 'base~0123abcd', 'a.ipynb:base', 'deep/a:b.ipynb:base'])('is in %s', called => {
+    expect(nameOf(called)).toBe('base');
+  });
+});
 
 describe('hibernated', () => {
   it('is told by the tag', () => {

@@ -76,6 +76,40 @@ def test_what_would_be_lost_can_be_saved_first(lab: Server, open_window: OpenWin
     assert window.value("x") == "2"
 
 
+def test_names_belong_to_notebooks(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "theirs.ipynb")
+    window.run("x = 'theirs'")
+    window.save("shared")
+    window = open_window(lab, "ours.ipynb")
+    window.run("x = 'ours'")
+    # Another notebook's name is neither taken here nor replaced.
+    window.kernel_is_ready()
+    window.toolbar("gpuckpt-save").click()
+    window.dialog.get_by_label("Name").fill("shared")
+    expect(window.dialog).not_to_contain_text("replaces")
+    window.accept("Save")
+    window.is_told("Saved shared")
+    window.show_sidebar()
+    others = window.sidebar.get_by_role("tree", name="Other notebooks")
+    expect(window.sidebar.get_by_role("tree", name="This notebook")).to_contain_text("ours.ipynb:shared")
+    expect(others).to_contain_text("theirs.ipynb:shared")
+    # The other one is restored only by somebody who has read whose it is.
+    others.get_by_role("treeitem").hover()
+    others.get_by_role("button", name="Restore theirs.ipynb:shared").click()
+    expect(window.dialog).to_contain_text("It is not of this notebook: it was saved from")
+    expect(window.dialog).to_contain_text("theirs.ipynb")
+    assert window.accessibility_faults(".jp-Dialog") == []
+    window.accept("Restore")
+    window.is_told("Restored shared")
+    assert window.value("x") == "'theirs'"
+    window.toolbar("gpuckpt-restore").click()
+    window.page.get_by_role("menuitem", name="Restore ours.ipynb:shared").click()
+    expect(window.dialog).not_to_contain_text("It is not of this notebook")
+    window.accept("Restore")
+    window.is_told_nothing_more()
+    assert window.value("x") == "'ours'"
+
+
 def test_the_toolbar_s_menu_restores(lab: Server, open_window: OpenWindow) -> None:
     window = open_window(lab, "menu.ipynb")
     window.run("x = 1")

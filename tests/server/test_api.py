@@ -6,6 +6,7 @@ import json
 import socket
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 import websocket
@@ -236,3 +237,38 @@ def test_a_store_that_cannot_be_used_is_an_error_with_a_reason(bare_server: Serv
         assert (error["kind"], bool(error["why"]), bool(error["then"])) == ("StoreError", True, True)
     finally:
         Path(bare_server.store).unlink()
+
+
+@needs_criu
+def test_names_belong_to_notebooks(server: Server) -> None:
+    with server.notebook("one/a.ipynb") as (first, a), server.notebook("two/a.ipynb") as (second, b):
+        a.run("x = 'a'")
+        b.run("x = 'b'")
+
+        def restore(kernel_id: str, body: dict[str, str]) -> dict[str, Any]:
+            return server.finish(server.ask("POST", f"kernels/{kernel_id}/restore", body, 202))
+
+        server.save(first, "shared")
+        for body, kind in (({}, "NoSuchSnapshot"), ({"name": "shared"}, "NotOwn")):
+            refused = restore(second, body)
+            assert refused["error"]["kind"] == kind
+            assert refused["error"]["data"]["from"] == "a.ipynb:shared"
+        assert b.value("x") == "b"
+        saved = server.save(second, "shared")
+        assert saved["label"] == "shared"
+        told = {s["label"]: s["name"] for s in server.ask("GET", "snapshots")["snapshots"]}
+        assert told["two/a.ipynb:shared"] == saved["name"]
+        assert server.ask("GET", f"snapshots/{saved['name']}")["notebook"].endswith("two/a.ipynb")
+        # Each has its own by that name, and any by what the list calls it; or by its notebook, if that is said.
+        assert restore(second, {"name": "shared"})["result"]["id"] == saved["id"]
+        for name in (told["one/a.ipynb:shared"], "one/a.ipynb:shared"):
+            assert restore(second, {"from": name})["state"] == "done"
+            assert b.value("x") == "a"
+        assert server.ask("POST", f"kernels/{second}/restore", {"name": "shared", "from": "shared"}, 400)
+        assert server.ask("GET", "snapshots/one%2Fa.ipynb:shared")["name"] == told["one/a.ipynb:shared"]
+        ambiguous = server.ask("POST", f"kernels/{second}/restore", {"from": "a.ipynb:shared"}, 409)
+        assert sorted(ambiguous["error"]["data"]["names"]) == ["one/a.ipynb:shared", "two/a.ipynb:shared"]
+        renamed = server.ask("POST", f"snapshots/{saved['name']}/rename", {"name": "mine"})
+        assert (renamed["name"], renamed["label"]) == ("mine", "mine")
+        server.ask("DELETE", "snapshots/one%2Fa.ipynb:shared")
+        server.ask("DELETE", "snapshots/mine")

@@ -25,12 +25,13 @@ from ... import settings
 from ...errors import ForkFailed, GpuckptError, NoSuchKernel, Refused
 from ...freeze import criu, cuda, images, processes
 from ...freeze.criu_program import CriuProgram
-from ...store import Manifest, Snapshot
+from ...store import Manifest, Snapshot, name_of
 from .. import adoption, client, fit, ports
 from ..deputy import usable_criu
 from ..files import lifetime
 from ..gpu import sharing
 from ..gpu.freeze import GpuReturn, parked_in
+from ..naming import Owner, find
 from ..record import KernelFolder, Launch, Operation, now
 from ..reserved_ports import Reserved
 from ..staging import fits_in_memory, vram_files
@@ -72,7 +73,7 @@ class Wanted:
         Refused : it asks for too much, or for things that exclude each other.
         """
         count = int(args.get("count", 1))
-        snapshot, save_as = str(args.get("snapshot") or ""), str(args.get("name") or "")
+        snapshot, save_as = str(args.get("key") or args.get("snapshot") or ""), str(args.get("name") or "")
         if not 1 <= count <= MOST:
             raise Refused(_NOT_FORKED, f"{count} copies were asked for.", f"Ask for 1 to {MOST} at once.")
         if snapshot and save_as:
@@ -147,8 +148,11 @@ async def fork(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         )
     program = await asyncio.to_thread(usable_criu)
     if wanted.save_as:
-        await save(keeper, operation, {"name": wanted.save_as}, tell)
-        wanted = replace(wanted, snapshot=wanted.save_as)
+        saved = await save(keeper, operation, {"name": wanted.save_as}, tell)
+        wanted = replace(wanted, snapshot=saved["name"])
+    elif wanted.snapshot:
+        key = args.get("key") or await asyncio.to_thread(find, keeper.store, wanted.snapshot, Owner.of(keeper))
+        wanted = replace(wanted, snapshot=str(key))
     directory = keeper.folder.path / CAPTURE
     await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)  # of a fork whose keeper was killed
     directory.mkdir(mode=0o700)
@@ -486,7 +490,7 @@ async def arrive(keeper: Keeper, order: Mapping[str, Any]) -> None:
         await starting
         await asyncio.to_thread(snapshot.close)
     if manifest.name:
-        keeper.state.parent = {"name": manifest.name, "id": manifest.id}
+        keeper.state.parent = {"name": name_of(manifest.name), "id": manifest.id}
 
 
 def _start_worker(worker: cuda.CudaWorker, is_needed: bool) -> None:

@@ -21,19 +21,19 @@ from ...errors import (
     DriverError,
     GpuckptError,
     KernelLost,
-    NoSuchSnapshot,
     RestoreFailed,
 )
 from ...freeze import images, processes
-from ...store import Manifest, Snapshot
+from ...store import Manifest, Snapshot, name_of
 from .. import fit, ports
 from ..answers import unforeseen
 from ..deputy import usable_criu
 from ..gpu import sharing
 from ..link import AgentSilent
+from ..naming import Owner, find, find_own, latest_own
 from ..ports import Places
 from ..record import Operation
-from ..summary import is_of, summary
+from ..summary import summary
 from .arrival import Verified, put_in_place, request_of, resume
 from .beside import Predecessor, has_room
 from .parts import CRIU_IMAGES
@@ -64,9 +64,10 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     KernelLost : nor could a fresh kernel be started; or the GPU state could not be brought back.
     """
     stages = Stages(operation, tell)
-    name = operation.name = operation.name or _latest(keeper)
     await stages.enter("checking")
-    manifest, request = await asyncio.to_thread(request_of, keeper, name)
+    key = await asyncio.to_thread(_key, keeper, args)
+    name = operation.name = name_of(key)
+    manifest, request = await asyncio.to_thread(request_of, keeper, key)
     program = await asyncio.to_thread(usable_criu)
     before = keeper.space  # None where a job comes up that does not run
     leaving = processes.descendants(before.pid) if before is not None else []
@@ -135,8 +136,8 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         operation.answering = True
         if keeper.launch.job:
             await keeper.ended(-signal.SIGKILL)
-            raise failed_restore(snapshot.manifest.name, cause, keeper.launch.job) from e
-        raise await _start_afresh(keeper, snapshot.manifest.name, predecessor.asked, predecessor.peers, cause) from e
+            raise failed_restore(name, cause, keeper.launch.job) from e
+        raise await _start_afresh(keeper, name, predecessor.asked, predecessor.peers, cause) from e
     except BaseException:
         if not predecessor.has_left:
             await verified.discard()
@@ -144,7 +145,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         raise
     finally:
         await asyncio.to_thread(snapshot.close)
-    keeper.state.parent = {"name": snapshot.manifest.name, "id": snapshot.manifest.id}
+    keeper.state.parent = {"name": name, "id": snapshot.manifest.id}
     if waking is not None:
         keeper.state.operation = None  # whoever holds the kernel next has one that sleeps
         keeper.note_state()
@@ -242,19 +243,20 @@ async def _until_awake(keeper: Keeper, waking: asyncio.Task[dict[str, Any]]) -> 
         raise
 
 
-def _latest(keeper: Keeper) -> str:
-    """Return the name of the newest snapshot of this notebook; of all notebooks, where it has none."""
-    job = bool(keeper.launch.job)
-    manifests = [m for m in keeper.store.list() if bool(m.kernel.get("job")) == job]
-    notebook, kernel_id = keeper.launch.notebook, keeper.launch.kernel_id
-    own = [m for m in manifests if is_of(m, kernel_id, notebook)]
-    if not (own if job else manifests):
-        raise NoSuchSnapshot(
-            "There is no snapshot to restore.",
-            "The job has none." if job else "The store has none of a notebook.",
-            "Save one first: `jupyter gpuckpt save JOB NAME`." if job else "Save one first: `%gpuckpt save NAME`.",
-        )
-    return (own or manifests)[0].name
+def _key(keeper: Keeper, args: Mapping[str, Any]) -> str:
+    """Return the key of the snapshot that is meant: by its ``key``, ``from`` any notebook, or by a ``name`` of its own.
+
+    Raises
+    ------
+    BadName, NoSuchSnapshot, Refused : as `find`, `find_own` and `latest_own`.
+    """
+    if args.get("key"):
+        return str(args["key"])
+    if args.get("from"):
+        return find(keeper.store, str(args["from"]))
+    if args.get("name"):
+        return find_own(keeper.store, str(args["name"]), Owner.of(keeper))
+    return latest_own(keeper.store, Owner.of(keeper))
 
 
 def _places_of_job(snapshot: Snapshot, leaving: Sequence[int], args: Mapping[str, Any]) -> Places:
@@ -284,7 +286,7 @@ async def bring_up(keeper: Keeper, order: Mapping[str, Any]) -> None:
     ------
     GpuckptError, OSError : it did not come up.
     """
-    with keeper.operations.begin("restore", str(order["name"])) as operation:
+    with keeper.operations.begin("restore", name_of(str(order["key"]))) as operation:
         try:
             result = await restore(keeper, operation, dict(order), to_nobody)
         finally:

@@ -38,6 +38,7 @@ from ..gpu.freeze import GpuFreeze
 from ..gpu.sleep import FrozenAsleep
 from ..link import AgentSilent, Link
 from ..namespace import Namespace
+from ..naming import Owner, choose_key
 from ..record import now
 from ..staging import Staging
 from ..summary import held_by, is_of, summary
@@ -108,10 +109,7 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     await stages.enter("checking")
     keeper.namespace()
     program = await asyncio.to_thread(usable_criu)
-    begin = functools.partial(
-        keeper.store.writer, operation.name, replace=bool(args.get("replace")), quota=settings.store_quota()
-    )
-    with await asyncio.to_thread(begin) as writer:
+    with await asyncio.to_thread(_writer, keeper, operation.name, bool(args.get("replace"))) as writer:
         taken = await take(keeper, operation, writer.directory, program, stages, RoomInStore(keeper))
         try:
             await stages.enter("writing")
@@ -126,10 +124,17 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         finally:
             await taken.frozen.tidied()
             await asyncio.to_thread(taken.staging.discard)
-    keeper.state.parent = {"name": manifest.name, "id": manifest.id}
+    keeper.state.parent = {"name": operation.name, "id": manifest.id}
     keeper.state.worked = keeper.work()
     await asyncio.to_thread(_remove_old, keeper, manifest.id)
     return {**summary(manifest), "seconds": stages.seconds(), "notes": taken.frozen.notes}
+
+
+def _writer(keeper: Keeper, name: str, replace: bool) -> Writer:
+    """Begin a snapshot that the kernel's notebook is to have under this name. Raises as `Store.writer`."""
+    choose = functools.partial(choose_key, keeper.store, name, Owner.of(keeper), replace=replace)
+    key, replaces = choose()
+    return keeper.store.writer(key, replace=replaces, quota=settings.store_quota(), choose=choose)
 
 
 async def _let_go(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...errors import GpuckptError, WrongName
 from ..manifest import Manifest, name_in
-from ..names import check_name
+from ..names import check_key
 from ..trust import Trust
 from .remote_store import RemoteStore
 
@@ -57,6 +57,6 @@ def _look(at: RemoteStore, trust: Trust, file: str, raw: bytes) -> Listed:
                     "Do not use it. Have its maker send it again.",
                     name=name,
                 )
-        return Listed(name, Manifest.from_json(raw, check_name(name)), None)
+        return Listed(name, Manifest.from_json(raw, check_key(name)), None)
     except GpuckptError as e:
         return Listed(name, None, e)

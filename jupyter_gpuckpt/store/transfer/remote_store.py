@@ -18,7 +18,7 @@ from ..contents import MAX_SIZE as MAX_CONTENTS
 from ..index import Index, part_from_bytes, part_to_bytes
 from ..manifest import FORMAT, Manifest, check_format
 from ..manifest import MAX_SIZE as MAX_MANIFEST
-from ..names import check_name, is_id, is_pack
+from ..names import check_key, is_id, is_pack
 from ..pack import PackBuilder
 from .remotes.remote import Remote
 from .sealing import Plain, Seal, Secrets, keep_key, make_seal, open_seal
@@ -118,7 +118,7 @@ class RemoteStore:
         NoSuchSnapshot : there is none of that name.
         Damaged : it is not what was written.
         """
-        check_name(name)
+        check_key(name)
         try:
             return self._read(self._at(name), MAX_MANIFEST)
         except FileNotFoundError:

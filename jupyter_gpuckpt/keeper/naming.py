@@ -1,0 +1,243 @@
+"""Whose a snapshot's name is: each notebook has names of its own, and so do all kernels without one together.
+
+The store knows snapshots by their keys (`store.names`), people by a name and a notebook. What people type is a name,
+``notebook:name`` with as much of the notebook's path as they like, or a key.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import GpuckptError, NoSuchSnapshot, NotOwn, Refused
+from ..store import Manifest, Store, check_key, check_name, key_of, name_of, name_taken
+from .summary import is_of, is_of_notebook, labels
+
+if TYPE_CHECKING:
+    from .kernel_life import Keeper
+
+__all__ = ["Owner", "choose_key", "find", "find_among", "find_own", "latest_own", "new_key"]
+
+_MOST = 10
+"""How many names an error lists."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A kernel, as the one whose names are meant."""
+
+    kernel_id: str
+    notebook: str
+    """Empty where it has none."""
+    job: str
+    copy_of: str
+    parent: str | None
+    """The id of the snapshot that it last came from or went to."""
+
+    @classmethod
+    def of(cls, keeper: Keeper) -> Owner:
+        """Return the kernel that a keeper holds."""
+        launch = keeper.launch
+        parent = (keeper.state.parent or {}).get("id")
+        return cls(launch.kernel_id, launch.notebook, launch.job, launch.copy_of, parent)
+
+    @property
+    def word(self) -> str:
+        """What to call it at the beginning of a sentence."""
+        return "This job" if self.job else "This notebook" if self.notebook else "This kernel"
+
+    def saved(self, manifest: Manifest) -> bool:
+        """Tell whether a snapshot is this kernel's, or its notebook's."""
+        return is_of(manifest, self.kernel_id, self.notebook)
+
+    def shares_names_with(self, manifest: Manifest) -> bool:
+        """Tell whether no two snapshots of one name can be this kernel's and that one's."""
+        return self.saved(manifest) or self.notebook == manifest.kernel.get("notebook", "")
+
+    def line(self, store: Store) -> Iterator[Manifest]:
+        """Yield what the kernel came from, newest first: its notebook may have had another name then."""
+        known = {manifest.id: manifest for manifest in store.list()} if self.parent or self.copy_of else {}
+        one = known.pop(self.parent or "", None)
+        while one is not None:
+            yield one
+            one = known.pop(one.parent or "", None)
+        if self.copy_of:
+            yield from (manifest for manifest in known.values() if manifest.kernel.get("kernel_id") == self.copy_of)
+
+
+# -- to a key
+
+
+def choose_key(store: Store, name: str, owner: Owner, *, replace: bool) -> tuple[str, bool]:
+    """Return the key under which a kernel saves what is to be called `name`, and whether it replaces the one there.
+
+    Raises
+    ------
+    BadName : no snapshot can be called that.
+    NameTaken : one of its notebook is, and is not to be replaced.
+    """
+    check_name(name)
+    keys = store.keys(name)
+    own = [manifest for manifest in _read(store, keys) if owner.shares_names_with(manifest)]
+    if own and not replace:
+        raise name_taken(name)
+    if own:
+        return own[0].name, True
+    return name if name not in keys else key_of(name, owner.notebook), False
+
+
+def new_key(store: Store, key: str, name: str) -> str:
+    """Return the key of a snapshot that is to be called `name` from now on.
+
+    Raises
+    ------
+    BadName : no snapshot can be called that.
+    NoSuchSnapshot, Damaged, Incompatible : there is none that has `key`, or it cannot be read.
+    NameTaken : another one of its notebook is called that.
+    """
+    check_name(name)
+    notebook = str(store.get(key).kernel.get("notebook", ""))
+    keys = store.keys(name)
+    if any(manifest.kernel.get("notebook", "") == notebook for manifest in _read(store, keys)):
+        raise name_taken(name, replaceable=False)
+    return name if name not in keys else key_of(name, notebook)
+
+
+def find(store: Store, text: str, owner: Owner | None = None) -> str:
+    """Return the key of the snapshot that a person means, `owner`'s own before all others.
+
+    Raises
+    ------
+    BadName, NoSuchSnapshot : the text names no snapshot.
+    Refused : it names several.
+    """
+    notebook, colon, name = text.rpartition(":")
+    check_key(name)
+    if name_of(name) != name:
+        return name
+    keys = store.keys(name)
+    if len(keys) < 2 and not colon:
+        return keys[0] if keys else name  # where there is none, whoever looks for it says so
+    found = _read(store, keys)
+    if colon:
+        return _one(text, _of_notebook(found, name, notebook), found)
+    own = [] if owner is None else _own(store, found, owner)
+    # That of a kernel without a notebook has no other way to be said.
+    return _one(text, own or [manifest for manifest in found if not manifest.kernel.get("notebook")] or found, found)
+
+
+def find_among(manifests: Iterable[Manifest], text: str) -> str:
+    """Return the key of the one of some snapshots that is meant, of a remote say: a text without a notebook is a key.
+
+    Raises
+    ------
+    NoSuchSnapshot, Refused : as `find`.
+    """
+    notebook, colon, name = text.rpartition(":")
+    if not colon:
+        return text
+    found = [manifest for manifest in manifests if name_of(manifest.name) == name]
+    return _one(text, _of_notebook(found, name, notebook), found)
+
+
+def _of_notebook(found: Sequence[Manifest], name: str, notebook: str) -> list[Manifest]:
+    """Return those of the snapshots called `name` that are of a notebook with this path, or one that ends so."""
+    exactly = [manifest for manifest in found if manifest.kernel.get("notebook", "") == notebook]
+    chosen = exactly or [manifest for manifest in found if is_of_notebook(manifest, notebook)]
+    if chosen:
+        return chosen
+    others = ", ".join(labels(found, always=True).values())
+    raise NoSuchSnapshot(
+        f"There is no snapshot named {name} of a notebook {notebook}.",
+        f"Of that name there are: {others}." if others else "There is none of that name at all.",
+        "`%gpuckpt list`, or in a terminal `jupyter gpuckpt list`, shows all names.",
+        name=name,
+    )
+
+
+def _one(text: str, chosen: Sequence[Manifest], found: Sequence[Manifest]) -> str:
+    """Return the key of the one that was chosen of all that are called so. Raises `Refused` where there are several."""
+    if len(chosen) > 1:
+        names = [labels(found)[manifest.name] for manifest in chosen]
+        raise Refused(
+            f"{text} is the name of {len(chosen)} snapshots.",
+            f"They are {', '.join(names)}.",
+            f"Say which of them you mean, for example {names[0]}.",
+            names=names,
+        )
+    return chosen[0].name
+
+
+def find_own(store: Store, text: str, owner: Owner) -> str:
+    """Return the key of the snapshot that a kernel is to be put back to, if that is its own.
+
+    Raises
+    ------
+    BadName, NoSuchSnapshot, Refused : as `find`.
+    NotOwn : it is another notebook's; ``data["from"]`` is how to say that it is meant all the same.
+    Damaged, Incompatible : it cannot be told whose it is.
+    """
+    key = find(store, text, owner)
+    manifest = store.get(key)
+    if _own(store, [manifest], owner):
+        return key
+    whose = labels(_read(store, store.keys(name_of(key))), always=True)[key]
+    saved = f"that of another notebook, {whose}" if ":" in whose else "that of a kernel without a notebook"
+    raise NotOwn(
+        f"{name_of(key)} was not restored; nothing was touched.",
+        f"{owner.word} has no snapshot of that name. There is {saved}.",
+        f"If you mean that one: `%gpuckpt restore --from {shlex.quote(whose)}`.",
+        **{"name": key, "from": whose},
+    )
+
+
+def latest_own(store: Store, owner: Owner) -> str:
+    """Return the key of the newest snapshot of this kernel or its notebook, or else of what it came from.
+
+    Raises
+    ------
+    NoSuchSnapshot : there is none; it says which there are of others.
+    """
+    manifests = [manifest for manifest in store.list() if bool(manifest.kernel.get("job")) == bool(owner.job)]
+    own = next((m for m in manifests if owner.saved(m)), None) or next(owner.line(store), None)
+    if own is not None:
+        return own.name
+    if owner.job:
+        raise NoSuchSnapshot(
+            "There is no snapshot to restore.",
+            "The job has none.",
+            "Save one first: `jupyter gpuckpt save JOB NAME`.",
+        )
+    what = f"Nothing was restored: {owner.word[0].lower()}{owner.word[1:]} has no snapshot."
+    if not manifests:
+        raise NoSuchSnapshot(what, "No other has one.", "Save one first: `%gpuckpt save NAME`.")
+    shown = labels(manifests, always=True)
+    names = [shown[manifest.name] for manifest in manifests[:_MOST]]
+    more = f" and {len(manifests) - _MOST} more" if len(manifests) > _MOST else ""
+    raise NoSuchSnapshot(
+        what,
+        f"Others have: {', '.join(names)}{more}.",
+        f"To restore one of these here: `%gpuckpt restore --from {shlex.quote(names[0])}`.",
+        **{"from": names[0], "names": names},
+    )
+
+
+def _own(store: Store, found: Sequence[Manifest], owner: Owner) -> list[Manifest]:
+    """Return those of some snapshots that are a kernel's: of it or its notebook, or else what it came from."""
+    own = [manifest for manifest in found if owner.shares_names_with(manifest)]
+    if own:
+        return own
+    ids = {manifest.id for manifest in found}
+    return [manifest for manifest in owner.line(store) if manifest.id in ids][:1]
+
+
+def _read(store: Store, keys: Iterable[str]) -> list[Manifest]:
+    """Return the manifests that can be read, newest first."""
+    found = []
+    for key in keys:
+        with suppress(GpuckptError):
+            found.append(store.get(key))
+    return sorted(found, key=lambda manifest: manifest.created, reverse=True)
