@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-TCP_LISTEN = 10  # include/net/tcp_states.h
+TCP_ESTABLISHED, TCP_LISTEN = 1, 10  # include/net/tcp_states.h
 SOCK_STREAM = 1
 _TASK_STOPPED = 3  # criu/include/pid.h
 _WHOLE_FILE = 2  # criu/include/file-lock.h, FL_FLOCK: of flock(2)
@@ -49,6 +49,8 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("state", 6, _U32, ""),
         ("src_port", 7, _U32, ""),
         ("dst_port", 8, _U32, ""),
+        ("src_addr", 11, _U32, ""),
+        ("dst_addr", 12, _U32, ""),
     ],
     "unix": [
         ("ino", 2, _U32, ""),
@@ -74,7 +76,7 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("cap_amb", 19, _U32, ""),
     ],
     "thread": [("creds", 10, _MESSAGE, "creds")],
-    "task": [("task_state", 1, _U32, "")],
+    "task": [("task_state", 1, _U32, ""), ("comm", 6, _BYTES, "")],
     "core": [("tc", 3, _MESSAGE, "task"), ("thread_core", 5, _MESSAGE, "thread")],
     "filelock": [
         ("flag", 1, _U32, ""),
@@ -97,7 +99,19 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("threads", 5, _U32, ""),
     ],
 }
-_LISTS = ("build_id", "threads", "vmas", "groups", "cap_inh", "cap_prm", "cap_eff", "cap_bnd", "cap_amb")
+_LISTS = (
+    "build_id",
+    "threads",
+    "vmas",
+    "groups",
+    "cap_inh",
+    "cap_prm",
+    "cap_eff",
+    "cap_bnd",
+    "cap_amb",
+    "src_addr",
+    "dst_addr",
+)
 
 
 def _messages() -> dict[str, Any]:
@@ -316,11 +330,52 @@ def locks(images: Path) -> list[Lock]:
     for e in _entries(raw, "filelock"):
         if e.flag & _WHOLE_FILE:
             continue
-        (ids,) = _entries((images / f"ids-{e.pid}.img").read_bytes(), "ids")
-        table = (images / f"fdinfo-{ids.files_id}.img").read_bytes()
-        opened = {descriptor.fd: descriptor.id for descriptor in _entries(table, "descriptor")}
+        opened = _opened(images, e.pid)
         if (path := paths.get(opened.get(e.fd, 0))) is not None:
             found.append(Lock(path, e.start, e.len, e.type == fcntl.F_WRLCK))
+    return found
+
+
+def _opened(images: Path, pid: int) -> dict[int, int]:
+    """Return the ids of what a saved process has open, by descriptor; nothing for one that has ended."""
+    try:
+        (ids,) = _entries((images / f"ids-{pid}.img").read_bytes(), "ids")
+        table = (images / f"fdinfo-{ids.files_id}.img").read_bytes()
+    except FileNotFoundError:
+        return {}
+    return {descriptor.fd: descriptor.id for descriptor in _entries(table, "descriptor")}
+
+
+def inner_connections(images: Path, but_at: Collection[int]) -> list[tuple[int, int]]:
+    """Return the pids at both ends of each TCP connection of which both ends are in the tree, the lower pid first.
+
+    Those at one of the ports `but_at` are left out.
+    """
+    holders: dict[int, int] = {}
+    for pid in sorted(_tree((images / "pstree.img").read_bytes())):
+        for id_ in _opened(images, pid).values():
+            holders.setdefault(id_, pid)
+    ends: dict[tuple[int, ...], int] = {}
+    for e in _entries((images / "files.img").read_bytes(), "file"):
+        isk = e.isk
+        if isk.type == SOCK_STREAM and isk.state == TCP_ESTABLISHED and e.id in holders and isk.src_addr:
+            # The last word is the whole of an address of IPv4, also in its form for IPv6.
+            ends[isk.src_addr[-1], isk.src_port, isk.dst_addr[-1], isk.dst_port] = holders[e.id]
+    found = []
+    for (address, port, *other), pid in ends.items():
+        peer = ends.get((*other, address, port))
+        if peer is not None and (address, port) < tuple(other) and not {port, other[1]} & set(but_at):
+            found.append((min(pid, peer), max(pid, peer)))
+    return sorted(found)
+
+
+def process_names(images: Path) -> dict[int, str]:
+    """Return the names of the saved processes (comm, proc(5)) by pid."""
+    found = {}
+    for pid in _tree((images / "pstree.img").read_bytes()):
+        with contextlib.suppress(FileNotFoundError):
+            for core in _entries((images / f"core-{pid}.img").read_bytes(), "core"):
+                found[pid] = core.tc.comm.decode("utf-8", "replace")
     return found
 
 

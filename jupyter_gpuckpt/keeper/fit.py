@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from .staging import likely_in_memory
 _NOT_RESTORED = "The snapshot was not restored; nothing was touched."
 _SHOWN = 20
 """How many files an error or a note names."""
+_PAIRS = 5
+"""How many pairs of processes it names."""
 
 # As Linux's arch/x86/include/asm/cpufeatures.h calls them.
 _INSTRUCTION_FAMILIES = ("sse", "ssse", "avx", "amx", "bmi", "sha", "xsave", "vpclmul", "vaes", "movdir")
@@ -230,17 +233,41 @@ def files_written(images_folder: Path) -> list[str]:
 
 
 def warnings(snapshot: Snapshot, leaving: Sequence[int]) -> list[str]:
-    """Return what the restore takes from other programs: paths that both they and the snapshot have Unix sockets at.
+    """Return what the restore takes from other programs, and from the saved ones.
 
+    Those are paths that both others and the snapshot have Unix sockets at, and connections between its own processes.
     `leaving` are the processes that end before the restore. Paths in /dev/shm are each kernel's own.
     """
-    wanted = {str(path) for path in images.socket_paths(snapshot.directory / "criu")}
+    folder = snapshot.directory / "criu"
+    wanted = {str(path) for path in images.socket_paths(folder)}
     ours = processes.sockets(leaving)
     taken = {name for inode, name in processes.unix_sockets() if name in wanted and inode not in ours}
     return [
-        f"Another program had a Unix socket at {path}; new connections now come to the restored kernel."
-        for path in sorted(taken)
-        if not path.startswith(ELSEWHERE)
+        *(
+            f"Another program had a Unix socket at {path}; new connections now come to the restored kernel."
+            for path in sorted(taken)
+            if not path.startswith(ELSEWHERE)
+        ),
+        *_cut_connections(folder, snapshot.manifest),
+    ]
+
+
+def _cut_connections(images_folder: Path, manifest: Manifest) -> list[str]:
+    """Return in words which connections between processes of a saved tree are cut; Jupyter's own are made anew."""
+    of_jupyter = {*(manifest.kernel.get("connection") or {}).values(), *manifest.kernel.get("own_ports", ())}
+    cut = Counter(images.inner_connections(images_folder, of_jupyter))
+    if not cut:
+        return []
+    names = images.process_names(images_folder)
+
+    def named(pid: int) -> str:
+        return "the kernel" if pid == manifest.process["pid"] else f"{names.get(pid, 'process')} ({pid})"
+
+    between = [f"{count} between {named(one)} and {named(other)}" for (one, other), count in cut.most_common(_PAIRS)]
+    more = f", and those of {len(cut) - _PAIRS} more pairs" if len(cut) > _PAIRS else ""
+    return [
+        f"TCP connections among its own processes that were cut: {sum(cut.values())} ({', '.join(between)}{more}). "
+        "What they served, such as a Dask or Spark cluster, has to be started again."
     ]
 
 

@@ -27,8 +27,9 @@ def refused(notebook: Notebook) -> str:
 
 def test_temporary_files_and_folders_come_back_after_a_restart(notebook: Notebook) -> None:
     notebook.run("""
-        import os, tempfile
+        import fcntl, os, tempfile
         file = tempfile.NamedTemporaryFile("w+"); file.write("written"); file.flush(); os.chmod(file.name, 0o640)
+        fcntl.flock(file, fcntl.LOCK_EX)
         folder = tempfile.TemporaryDirectory()
         os.makedirs(folder.name + "/below/empty"); inside = folder.name + "/below/file"
         with open(inside, "w") as f: f.write("closed")
