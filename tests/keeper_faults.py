@@ -17,6 +17,7 @@ from typing import Any
 from notebooks import PATIENCE, Notebook, wait_until
 
 from jupyter_gpuckpt.freeze.criu_program import find_criu
+from jupyter_gpuckpt.kernel.interrupts import ONE
 from jupyter_gpuckpt.readiness import readable
 from jupyter_gpuckpt.store import Store
 
@@ -197,12 +198,10 @@ def _unread(notebook: Notebook) -> str:
 
 
 def interrupt_twice(notebook: Notebook, kernel: int, op: str) -> None:
-    """Interrupt a cell that waits for a stopped keeper to do this: first it asks that to cancel, then it gives up.
-
-    One more would hit ipykernel while it answers the cell.
-    """
+    """Interrupt a cell that waits for a stopped keeper to do this: first it asks that to cancel, then it gives up."""
     for asked in (op, "cancel"):
         wait_until(lambda asked=asked: f'"op": "{asked}"' in _unread(notebook), what=f"it never asked for {asked}")
+        time.sleep(ONE)  # within that they are one
         os.kill(kernel, signal.SIGINT)  # a manager would send it by the keeper
 
 

@@ -13,7 +13,6 @@ import logging
 import os
 import platform
 import queue
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from .. import settings
 from ..errors import GpuckptError, KeeperGone, RestoreFailed
 from ..lock_files import KEEPER_LOCK, is_locked
 from ..readiness import has_room
-from . import debugger, devices, environment, hooks, parking, renewal, show, variables
+from . import debugger, devices, environment, hooks, interrupts, parking, renewal, show, variables
 from .builtin_hooks import Housekeeping
 from .cells import Asked, Cells, introduced, wait_for_peers
 from .child_output import ChildOutput
@@ -153,13 +152,12 @@ class Agent:
         soon on the disk: `afterwards` is then called, in another thread, with each later progress, and with the
         ``result`` or the ``error``.
 
-        An interrupt asks the keeper to cancel, and the keeper's answer is waited for. A second one, or a keeper that
-        has fallen silent, ends the waiting; what was asked for may then still be done.
+        An interrupt asks the keeper to cancel, and the keeper's answer is waited for. Another one, a second later or
+        more, or a keeper that has fallen silent, ends the waiting; what was asked for may then still be done.
 
         Raises
         ------
-        GpuckptError : whatever the keeper answered; KeeperGone if it died, or was silent at an interrupt.
-        KeyboardInterrupt : at the second interrupt.
+        GpuckptError : whatever the keeper answered, or that it has not answered an interrupt; KeeperGone if it died.
         """
         if os.getpid() != self._pid:
             raise KeeperGone(
@@ -170,19 +168,19 @@ class Agent:
         number = next(self._ids)
         waiting = _Waiting(op, afterwards)
         clients = self._clients_now() if op == "restore" else {}
-        try:
-            with _interrupts_into(waiting.messages):
+        with interrupts.told(lambda: waiting.messages.put({"interrupted": True})):
+            try:
                 with self._sending:
                     self._waiting[number] = waiting
                     self._send({"request": number, "op": op, "args": args or {}})
                 return self._wait(waiting, progress)
-        except GpuckptError:
-            # A restore that failed late has sent them away to the other kernel; they come back.
-            wait_for_peers(clients)
-            raise
-        finally:
-            if not waiting.is_left:
-                self._waiting.pop(number, None)
+            except GpuckptError:
+                # A restore that failed late has sent them away to the other kernel; they come back.
+                wait_for_peers(clients)
+                raise
+            finally:
+                if not waiting.is_left:
+                    self._waiting.pop(number, None)
 
     def _clients_now(self) -> dict[int, int]:
         """Return how many clients there are at the ports where a cell is answered, and asks."""
@@ -202,13 +200,14 @@ class Agent:
                 quiet += _ALIVE_EVERY
                 if quiet >= _QUIET:
                     if interrupted:
-                        raise _silent(waiting.op, quiet) from None
+                        silence = f"The kernel's keeper is stopped or hangs: nothing was heard of it for {quiet:.0f} s."
+                        raise _not_waited_for(waiting.op, silence) from None
                     if progress is not None:
                         progress({"stage": "the keeper is silent (interrupt to stop waiting)", "seconds": quiet})
                 continue
             if "interrupted" in message:
                 if interrupted:
-                    raise KeyboardInterrupt
+                    raise _not_waited_for(waiting.op, "It was interrupted twice, and the keeper cannot stop it now.")
                 interrupted = True
                 self._send({"request": next(self._ids), "op": "cancel", "args": {"kind": waiting.op}})
                 continue
@@ -587,25 +586,12 @@ def _broken_off(op: str, then: str) -> KeeperGone:
     return KeeperGone(f"The {op} was broken off; the kernel goes on as before.", "The kernel's keeper died.", then)
 
 
-def _silent(op: str, seconds: float) -> KeeperGone:
-    return KeeperGone(
+def _not_waited_for(op: str, why: str) -> GpuckptError:
+    return GpuckptError(
         f"The {op} is not waited for any longer; it may still be done.",
-        f"The kernel's keeper is stopped or hangs: nothing was heard of it for {seconds:.0f} s.",
+        why,
         "Ask for `%gpuckpt status`; if it does not answer either, restart the kernel.",
     )
-
-
-@contextlib.contextmanager
-def _interrupts_into(messages: queue.SimpleQueue[dict[str, Any]]) -> Iterator[None]:
-    """Have interrupts come as a message: an exception could break off a request at any point."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, lambda *_: messages.put({"interrupted": True}))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
 
 
 def _overtaken(op: str) -> GpuckptError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -210,7 +211,7 @@ def test_a_cell_that_waits_for_a_stopped_keeper_can_be_interrupted(notebook: Not
     try:
         cell = Asked(notebook, "%gpuckpt save never")
         interrupt_twice(notebook, kernel, "save")
-        assert cell.answer()["ename"] == "KeyboardInterrupt"
+        assert cell.answer()["ename"] == "GpuckptError"
         assert notebook.value("'alive'") == "alive"
     finally:
         os.kill(stopped, signal.SIGCONT)
@@ -247,6 +248,22 @@ def test_cells_that_come_while_their_kernel_is_about_to_be_restored_are_executed
     assert [reply["parent_header"]["msg_id"] for reply in replies] == requests
     assert {reply["content"]["status"] for reply in replies} == {"ok"}
     assert notebook.value("x") == "201"
+
+
+def test_two_interrupts_in_a_row_are_one_and_the_cell_is_answered(criu: Criu, notebook: Notebook) -> None:
+    """Also where the kernel's clients are on their way to the one that was to take its place."""
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    with criu.held_at("restore", "post-resume") as reached:
+        cell = Asked(notebook, "%gpuckpt restore here")
+        reached()
+        for _ in range(2):
+            notebook.manager.interrupt_kernel()
+            time.sleep(0.02)
+    assert cell.answer()["ename"] == "Cancelled"
+    assert notebook.value("x") == "2"
+    assert_works(notebook)
 
 
 def new_subshell(notebook: Notebook) -> str | None:
