@@ -77,8 +77,8 @@ def start(folders: None) -> Iterator[StartKernel]:
     """Start kernels; they are ended with the test."""
     started: list[Notebook] = []
 
-    def start(spec: str = SPEC, **kwargs: Any) -> Notebook:
-        manager = KernelManager(kernel_name=spec)
+    def start(spec: str = SPEC, transport: str = "tcp", **kwargs: Any) -> Notebook:
+        manager = KernelManager(kernel_name=spec, transport=transport)
         manager.start_kernel(**kwargs)
         connected = manager.client()
         connected.start_channels()

@@ -107,6 +107,10 @@ class Doorman:
                 if kind == SocketType.ROUTER:
                     one.router_handover = 1  # a client that connects again is the same client
                     one.router_mandatory = 1
+                if "curve_secretkey" in self._connection:
+                    one.curve_secretkey = str(self._connection["curve_secretkey"]).encode()
+                    one.curve_publickey = str(self._connection["curve_publickey"]).encode()
+                    one.curve_server = True
                 one.bind(self._address(name))
         except ZMQError as e:
             log.warning("a port of the hibernated kernel cannot be had (%s); it is tried again", e)

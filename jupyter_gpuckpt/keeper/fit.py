@@ -16,6 +16,7 @@ from ..errors import Refused
 from ..freeze import cuda, images, memory, processes
 from ..freeze.criu_program import CriuProgram, version_text
 from ..store import Manifest, Snapshot
+from . import ports
 from .files import needs
 from .files.databases import DUCKDB
 from .files.needs import ELSEWHERE, Marks, NeededFile
@@ -143,6 +144,7 @@ def check_machine(
         lambda: _same_processor(manifest.machine),
         lambda: _criu_is_new_enough(manifest.machine, program),
         lambda: _is_for_this_kernel(manifest, launch),
+        lambda: _can_be_reached(manifest, launch),
         lambda: _agent_is_understood(manifest),
         lambda: _room_in_memory(manifest, leaving, copies),
         lambda: has_gpu_state(bool(manifest.process["cuda"]), gpus, _NOT_RESTORED),
@@ -325,6 +327,35 @@ def _is_for_this_kernel(manifest: Manifest, launch: Launch) -> None:
             f"It was saved from kernel {manifest.kernel['kernel_id']}, which has no agent; here is {launch.kernel_id}.",
             "A kernel without the agent can only go back to a snapshot of its own: its connection key cannot change.",
         )
+
+
+def refuse_ipc(launch: Launch, what: str) -> None:
+    """Refuse what needs a dump, or a restore, of a kernel that its clients reach by Unix sockets.
+
+    Raises
+    ------
+    Refused : `what` is said to have happened.
+    """
+    if ports.endpoint(launch.connection_file).get("transport") == "ipc":
+        raise Refused(
+            what,
+            "Its clients reach this kernel by Unix sockets (transport ipc), whose connections CRIU cannot save.",
+            "Save your variables yourself, and start the kernel by tcp, which is the default: leave out "
+            "`KernelManager.transport`. `KernelManager.transport_encryption` encrypts it.",
+        )
+
+
+def _can_be_reached(manifest: Manifest, launch: Launch) -> None:
+    """Refuse a kernel that would come back where its clients do not find it, or with keys that they do not have."""
+    refuse_ipc(launch, _NOT_RESTORED)
+    if manifest.kernel.get("rebinds") or not ports.endpoint_differs(manifest.kernel, launch.connection_file):
+        return
+    raise Refused(
+        _NOT_RESTORED,
+        "Its clients reached it at another address, or with other keys (CurveZMQ, `transport_encryption`), than they "
+        "reach this kernel, and it cannot change them itself: it has no agent, or an older one, or an older ipykernel.",
+        "Restore it in the kernel that it was saved from, or in one without encryption if that had none.",
+    )
 
 
 def _agent_is_understood(manifest: Manifest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -31,6 +32,29 @@ def of_connection_file(path: str) -> dict[str, int]:
     return {channel: int(content[channel]) for channel in CHANNELS}
 
 
+def endpoint(connection_file: str) -> dict[str, str]:
+    """Return how clients reach a kernel beside its ports: ``transport``, ``ip``, and ``curve``, which tells its keys.
+
+    The keys themselves (CurveZMQ) must not get into a snapshot's manifest; ``curve`` is empty without encryption.
+    """
+    if not connection_file:
+        return {}
+    content: dict[str, Any] = json.loads(Path(connection_file).read_text())
+    key = str(content.get("curve_publickey") or "")
+    return {
+        "transport": str(content.get("transport") or "tcp"),
+        "ip": str(content.get("ip") or ""),
+        "curve": hashlib.sha256(key.encode()).hexdigest()[:16] if key else "",
+    }
+
+
+def endpoint_differs(kernel: Mapping[str, Any], connection_file: str) -> bool:
+    """Tell whether a saved kernel (a manifest's ``kernel``) was reached otherwise than that of a connection file is."""
+    here = endpoint(connection_file)
+    # Those that were saved before that was noted were hardly ever encrypted.
+    return bool(here) and {**here, "transport": "tcp", "curve": "", **kernel.get("endpoint", {})} != here
+
+
 def peers(connection_file: str) -> dict[str, int]:
     """Return how many clients are connected to the channels on which a cell is answered, and asks."""
     ports, connected = of_connection_file(connection_file), processes.connections()
@@ -47,15 +71,18 @@ def have_two_listeners(connection_file: str) -> bool:
 class Choice:
     """Gives every saved port the one it gets here: a channel's own, the same, or a free one if that is taken.
 
-    Those that are `shared` are free, too.
+    Those that are `shared` are free, too. With `aside`, the channels get free ones, where no client looks for them.
     """
 
-    def __init__(self, saved: Mapping[str, int], connection_file: str, shared: Collection[int]) -> None:
+    def __init__(self, saved: Mapping[str, int], connection_file: str, shared: Collection[int], *, aside: bool) -> None:
         self._shared = shared
         here = of_connection_file(connection_file)
-        self.table = {saved[channel]: here[channel] for channel in CHANNELS}
-        """The new port by the saved one, for those that were asked for so far."""
         self._taken = set(here.values())
+        self.table: dict[int, int] = {}
+        """The new port by the saved one, for those that were asked for so far."""
+        for channel in CHANNELS:
+            self.table[saved[channel]] = port = self._free() if aside else here[channel]
+            self._taken.add(port)
 
     def __call__(self, port: int) -> int:
         if port not in self.table:
@@ -93,9 +120,14 @@ class Places:
     socket_path: Callable[[Path], Path]
 
     @classmethod
-    def of_restore(cls, saved: Mapping[str, int], connection_file: str, shared: Collection[int] = ()) -> Places:
-        """The channels' ports are the connection file's, and whatever else is free, or `shared`, stays as it was."""
-        choice = Choice(saved, connection_file, shared)
+    def of_restore(
+        cls, saved: Mapping[str, int], connection_file: str, shared: Collection[int] = (), *, aside: bool = False
+    ) -> Places:
+        """The channels' ports are the connection file's, and whatever else is free, or `shared`, stays as it was.
+
+        With `aside`, the channels' are free ones: the kernel goes to those of the connection file when it has its keys.
+        """
+        choice = Choice(saved, connection_file, shared, aside=aside)
         return cls(choice, choice.table, free_abstract_name, lambda path: path)
 
     @classmethod

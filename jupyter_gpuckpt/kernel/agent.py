@@ -24,7 +24,7 @@ from .. import settings
 from ..errors import GpuckptError, KeeperGone, RestoreFailed
 from ..lock_files import KEEPER_LOCK, is_locked
 from ..readiness import has_room
-from . import debugger, devices, environment, hooks, interrupts, parking, renewal, show, variables
+from . import debugger, devices, environment, hooks, interrupts, parking, rebinding, renewal, show, variables
 from .builtin_hooks import Housekeeping
 from .cells import Asked, Cells, introduced, wait_for_peers
 from .child_output import ChildOutput
@@ -176,7 +176,7 @@ class Agent:
                 return self._wait(waiting, progress)
             except GpuckptError:
                 # A restore that failed late has sent them away to the other kernel; they come back.
-                wait_for_peers(clients)
+                wait_for_peers(clients, encrypted=rebinding.is_encrypted(self._kernel.parent))
                 raise
             finally:
                 if not waiting.is_left:
@@ -185,7 +185,7 @@ class Agent:
     def _clients_now(self) -> dict[int, int]:
         """Return how many clients there are at the ports where a cell is answered, and asks."""
         app = self._kernel.parent
-        there = introduced()
+        there = introduced(encrypted=rebinding.is_encrypted(app))
         return {port: there.get(port, 0) for port in (app.shell_port, app.iopub_port, app.stdin_port)}
 
     def _wait(self, waiting: _Waiting, progress: Progress | None) -> Any:
@@ -358,6 +358,7 @@ class Agent:
             **variables.describe(self._kernel.shell),
             "own_ports": [self._child_output.port],
             "waited": {},
+            "rebinds": rebinding.can_rebind(self._kernel),
         }
 
     def _is_busy(self) -> bool:
@@ -417,6 +418,8 @@ class Agent:
             for name, port in ports.items():
                 setattr(app, name, port)
             kernel.record_ports(ports)
+            if not rebinding.is_at(app, connection):
+                rebinding.rebind(kernel, connection)
             # Before the first request that comes: the control thread reads them.
             self._mended.clear()
             kernel.control_thread.io_loop.add_callback(debugger.mend, kernel, self._mended)
@@ -554,7 +557,8 @@ class Agent:
     def _wait_for_clients(self) -> None:
         """Wait for as many connections as the channels (named as in a connection file) had before the restore."""
         app = self._kernel.parent
-        if wait_for_peers({getattr(app, channel): count for channel, count in self._clients.items()}):
+        expected = {getattr(app, channel): count for channel, count in self._clients.items()}
+        if wait_for_peers(expected, encrypted=rebinding.is_encrypted(app)):
             self._clients = {}
 
     def _answer_restored(self, asked: Asked, account: show.Restored) -> None:

@@ -22,6 +22,8 @@ from .executed import cell_id
 
 # ZMTP 3.0: a greeting of 64 bytes, a READY command of at least 27, and on iopub a subscription of at least 3.
 _INTRODUCED = 94
+# With CurveZMQ: a HELLO of 202, an INITIATE of 285 (iopub) or 301 and more, and on iopub a subscription of at least 45.
+_INTRODUCED_BY_CURVE = 560
 _PEERS_TIMEOUT = 2.0
 _COMING, _COMING_TIMEOUT = 0.05, 1.0  # how long no request has to come, and how long that is waited for, in seconds
 _TCP_INFO_BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in struct tcp_info (linux/tcp.h)
@@ -260,14 +262,14 @@ class Cells:
         )
 
 
-def wait_for_peers(expected: dict[int, int]) -> bool:
+def wait_for_peers(expected: dict[int, int], *, encrypted: bool) -> bool:
     """Wait until as many clients as before are connected again, by local port: what is sent earlier is lost to them.
 
     Two seconds at most, since a client that has gone does not come back; return whether all are there.
     """
     deadline = time.monotonic() + _PEERS_TIMEOUT
     while time.monotonic() < deadline:
-        present = introduced()
+        present = introduced(encrypted=encrypted)
         if all(present.get(port, 0) >= count for port, count in expected.items()):
             # What a client has said lies with zmq's own thread by now, which needs a moment to act on it.
             time.sleep(0.02)
@@ -276,9 +278,10 @@ def wait_for_peers(expected: dict[int, int]) -> bool:
     return False
 
 
-def introduced() -> dict[int, int]:
+def introduced(*, encrypted: bool) -> dict[int, int]:
     """Return how many connections have said who they are and what they want, by local port."""
     found: dict[int, int] = {}
+    least = _INTRODUCED_BY_CURVE if encrypted else _INTRODUCED
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - file descriptors are not paths
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115
@@ -292,7 +295,7 @@ def introduced() -> dict[int, int]:
                 s.getpeername()
                 info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
                 unread = struct.unpack("i", fcntl.ioctl(s, termios.FIONREAD, bytes(4)))[0]
-                if struct.unpack_from("<Q", info, _TCP_INFO_BYTES_RECEIVED)[0] >= _INTRODUCED and not unread:
+                if struct.unpack_from("<Q", info, _TCP_INFO_BYTES_RECEIVED)[0] >= least and not unread:
                     port = s.getsockname()[1]
                     found[port] = found.get(port, 0) + 1
         except OSError:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ipykernel.ipkernel import IPythonKernel
 
@@ -16,6 +18,8 @@ from .executed import cell_id
 from .gpu_room import make_room_after
 from .magics import register
 from .waking import wake_for_cell
+
+log = logging.getLogger("gpuckpt.agent")
 
 _PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
@@ -30,6 +34,8 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
     _held: list[Any] | None = None
     """What came while a kernel that wakes must not execute anything yet; None otherwise."""
     _question: tuple[str, Any, Any, bool] | None = None
+    _pending: ClassVar[deque[Any]] = deque(maxlen=32)
+    """The last C functions that the main thread was given: Python has room for no more, and does not keep them."""
 
     def __init__(self, **kwargs: Any) -> None:
         # Before start-up files run, which may import torch.
@@ -176,16 +182,32 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
 
     def ask_again(self) -> None:
         """Ask what the running cell waits for once more, of the client that it answers now; from any thread."""
-        # The main thread waits in ipykernel's loop, which no event loop reaches; nobody else may use its sockets.
-        self._in_main_thread = _PENDING(self._repeat_question)
-        ctypes.pythonapi.Py_AddPendingCall(self._in_main_thread, None)
+        self.in_main_thread(self._repeat_question)
 
-    def _repeat_question(self, _: Any) -> int:
+    def _repeat_question(self) -> None:
         if self._question is not None:
             prompt, ident, parent, password = self._question
             content = {"prompt": prompt, "password": password}
             self.session.send(self.stdin_socket, "input_request", content, parent, ident=ident)
-        return 0
+
+    def in_main_thread(self, do: Callable[[], None]) -> None:
+        """Do something in the main thread, whose the stdin channel is, also in the middle of a cell that waits there.
+
+        It waits in ipykernel's loop, which no event loop reaches; nobody else may use its sockets. What is raised ends
+        up in the kernel's log.
+        """
+
+        def pending(_: Any) -> int:
+            try:
+                do()
+            except Exception:
+                log.exception("what was to be done in the main thread failed")
+            return 0
+
+        call = _PENDING(pending)
+        self._pending.append(call)
+        ctypes.pythonapi.Py_AddPendingCall(call, None)
+        self.io_loop.add_callback(lambda: None)  # have it execute something, where it has nothing to do
 
     def hold(self, hold: bool) -> None:
         """Keep what comes from now on, or execute it; that, behind what `take_request` was given, in the main loop."""

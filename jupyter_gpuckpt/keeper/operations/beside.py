@@ -83,6 +83,8 @@ class Predecessor:
         self._sharing: asyncio.Task[SharedPorts] | None = None
         self._shared: SharedPorts | None = None
         self._connections: asyncio.Task[Connections] | None = None
+        self._is_followed = False
+        """Whether the other one listens where this one does as soon as it comes up."""
 
     def get_ready(self, running: Sequence[int]) -> None:
         """Begin with what takes a moment, to have another one beside these processes of its."""
@@ -91,6 +93,7 @@ class Predecessor:
     async def ports_with(self, snapshot: Snapshot) -> set[int] | None:
         """Share its ports with the other one, and return which; None where both cannot be at once."""
         self._count_clients()
+        self._is_followed = not ports.endpoint_differs(snapshot.manifest.kernel, self._keeper.launch.connection_file)
         if self._sharing is None:
             return None
         try:
@@ -117,6 +120,8 @@ class Predecessor:
         """
         file = self._keeper.launch.connection_file
         if self._shared is None or self._connections is None or not self._shares(ports.of_connection_file(file)):
+            return
+        if not self._is_followed:
             return
         while not await asyncio.to_thread(ports.have_two_listeners, file):
             await asyncio.sleep(_LOOK)

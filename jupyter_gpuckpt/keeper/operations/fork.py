@@ -292,9 +292,11 @@ class _Plan:
         """Plan one copy, and write its connection file."""
         source = self._keeper.launch
         kernel_id = str(uuid.uuid4())
-        table = ports.of_a_copy(self._bound, self._capture.manifest.kernel["connection"], self._reserved)
+        saved = self._capture.manifest.kernel["connection"]
+        table = ports.of_a_copy(self._bound, saved, self._reserved)
         launch = _launch_of_copy(source, kernel_id)
-        _write_connection_file(source.connection_file, launch.connection_file, table)
+        channels = {channel: table[saved[channel]] for channel in ports.CHANNELS}
+        _write_connection_file(source.connection_file, launch.connection_file, channels)
         order = {
             "manifest": asdict(self._capture.manifest),
             "criu": str(self._capture.criu),
@@ -341,10 +343,10 @@ def _launch_of_copy(source: Launch, kernel_id: str) -> Launch:
     )
 
 
-def _write_connection_file(source: str, target: str, table: Mapping[int, int]) -> None:
+def _write_connection_file(source: str, target: str, channels: Mapping[str, int]) -> None:
     """Write the connection file of a copy: its own ports and its own key, all else as the kernel's."""
     content: dict[str, Any] = json.loads(Path(source).read_text())
-    content.update({channel: table[content[channel]] for channel in ports.CHANNELS}, key=secrets.token_hex(32))
+    content.update(channels, key=secrets.token_hex(32))
     content.pop("jupyter_session", None)
     with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as f:
         json.dump(content, f, indent=2)

@@ -106,8 +106,9 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         if places is not None:
             await _until_ports_are_free(snapshot, places, stages)
         else:
-            connection = manifest.kernel["connection"]
-            places = Places.of_restore(connection, keeper.launch.connection_file, shared or ())
+            connection, file = manifest.kernel["connection"], keeper.launch.connection_file
+            aside = ports.endpoint_differs(manifest.kernel, file)
+            places = Places.of_restore(connection, file, shared or (), aside=aside)
         put = functools.partial(put_in_place, keeper, snapshot, new, program, gpu, places, predecessor.peers)
         tidying_gpu = await put(late=verified.late, predecessor=None if shared is None else predecessor)
         # criu is done with them, and the memory that they lie in may be much.

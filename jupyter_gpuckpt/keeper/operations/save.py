@@ -265,6 +265,7 @@ async def take(
     SaveFailed, Refused, Cancelled : nothing was taken, and the kernel is as it was.
     KernelLost : the GPU state could not be brought back.
     """
+    fit.refuse_ipc(keeper.launch, "The save was refused; nothing was touched.")
     link = keeper.link
     assert link is not None
     await stages.enter("preparing the kernel")
@@ -509,6 +510,8 @@ def about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
         "notebook": launch.notebook,
         "agent": launch.agent,
         "connection": ports.of_connection_file(launch.connection_file),
+        "endpoint": ports.endpoint(launch.connection_file),
+        "rebinds": bool(agent.get("rebinds")),
         "execution_count": agent.get("execution_count"),
         "python": agent.get("python"),
         "ipykernel": agent.get("ipykernel"),
