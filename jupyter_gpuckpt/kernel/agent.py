@@ -24,7 +24,19 @@ from .. import settings
 from ..errors import GpuckptError, KeeperGone, RestoreFailed
 from ..lock_files import KEEPER_LOCK, is_locked
 from ..readiness import has_room
-from . import debugger, devices, environment, hooks, interrupts, parking, rebinding, renewal, show, variables
+from . import (
+    cpu_time,
+    debugger,
+    devices,
+    environment,
+    hooks,
+    interrupts,
+    parking,
+    rebinding,
+    renewal,
+    show,
+    variables,
+)
 from .builtin_hooks import Housekeeping
 from .cells import Asked, Cells, introduced, wait_for_peers
 from .child_output import ChildOutput
@@ -346,6 +358,7 @@ class Agent:
             about_gpu = self._housekeeping.before_save_asleep()
         else:
             about_gpu = {**self._housekeeping.before_save(busy=self._is_busy()), "parkable": parking.parkable()}
+        cpu_time.note()
         return {
             **about_gpu,
             "execution_count": self._kernel.execution_count,
@@ -400,6 +413,7 @@ class Agent:
         With `hold`, nothing that comes is executed until the kernel is `woken`. With `asleep`, what this kernel had on
         GPUs comes later. `waited` are the requests that waited at the save, and that another kernel has answered.
         """
+        cpu_time.go_on(self._kernel.shell.user_ns)
         if waited is not None:
             self.cells.forget(waited)
         if hold:

@@ -221,6 +221,28 @@ def test_the_clock_never_steps_back_and_timers_fire(notebook: Notebook) -> None:
     wait_until(lambda: value(notebook, "sorted(fired)") == "['alarm', 'timer']")
 
 
+def test_processor_time_goes_on_from_the_save(notebook: Notebook) -> None:
+    """And so `%%time` of the cell that was saved in, which has begun to count before."""
+    notebook.run("""
+        import os, resource, threading, time
+        from time import process_time as imported
+        def used():
+            return (
+                time.process_time(), time.process_time_ns(), imported(), time.thread_time(), time.thread_time_ns(),
+                *os.times()[:4], *resource.getrusage(resource.RUSAGE_SELF)[:2],
+            )
+        while time.process_time() < 2: pass
+        before = used()
+    """)
+    notebook.run("%%time\n%gpuckpt save here")
+    restored = notebook.run("%gpuckpt restore here").text
+    assert "CPU times: " in restored
+    assert "-" not in restored.partition("CPU times: ")[2]
+    assert value(notebook, "all(now >= then for now, then in zip(used(), before))") == "True"
+    in_child = "os.fork() or os._exit(int(time.process_time() > 1))"
+    assert value(notebook, f"os.waitpid({in_child}, 0)[1]") == "0"
+
+
 def test_signal_handlers(notebook: Notebook) -> None:
     notebook.run("""
         import os, signal, threading
