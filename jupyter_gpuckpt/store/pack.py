@@ -90,6 +90,8 @@ class PackWriter:
     placed: dict[bytes, Location] = field(default_factory=dict)
     """The chunks that were put, by hash."""
     _current: _Open | None = None
+    _open: list[_Open] = field(default_factory=list)
+    """All that are not finished: also a full one that a thread could not write into."""
     _packs: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -129,16 +131,18 @@ class PackWriter:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         fd = os.open(self.folder / name, flags, FILE_MODE)
         self._current = _Open(name, fd)
+        self._open.append(self._current)
         os.fchmod(fd, FILE_MODE)
         write_at(fd, 0, MAGIC)
         return self._current
 
     def _end(self, pack: _Open) -> None:
-        fd, pack.fd = pack.fd, -1
         try:
-            os.fsync(fd)
+            os.fsync(pack.fd)
         finally:
-            os.close(fd)
+            with self._lock:
+                self._open.remove(pack)
+            os.close(pack.fd)
 
     def finish(self) -> None:
         """Have everything that was put on the disk; called once, when no thread puts any more. Raises `OSError`."""
@@ -149,9 +153,9 @@ class PackWriter:
             sync_folder(self.folder)
 
     def close(self) -> None:
-        """Let go of a pack that is not finished; harmless after `finish`."""
-        if self._current is not None and self._current.fd >= 0:
-            os.close(self._current.fd)
+        """Let go of packs that are not finished, when no thread puts any more; harmless after `finish`."""
+        while self._open:
+            os.close(self._open.pop().fd)
         self._current = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import pytest
 from store_helpers import ABOUT, FILES, abandon, everything, fill, litter, read_back, save
 
 from jupyter_gpuckpt.errors import StoreError
-from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.store import Store, pack
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 
@@ -65,6 +66,18 @@ def test_a_full_disk_fails_the_save_and_says_what_to_do(small: Store, replace: b
     assert small.list() == [saved]
     assert litter(small) == []
     read_back(small, "old")
+
+
+def test_a_save_that_found_no_room_takes_none(small: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(small, "old", files={"a": os.urandom(MB)})
+    free = shutil.disk_usage(small.root).free
+    monkeypatch.setattr(pack, "PACK", MB)  # so that one that cannot be written is full
+    with small.writer("new") as writer:
+        writer.add(Path("/dev/urandom"), "a", 16 * MB)
+        with pytest.raises(StoreError, match="No space left"):
+            writer.commit(message="", **ABOUT)
+    # Not even by a file that has no name any more, for as long as this process lives.
+    assert shutil.disk_usage(small.root).free == free
 
 
 def test_a_disk_that_is_full_of_files_fails_the_beginning_of_a_save(small: Store) -> None:
