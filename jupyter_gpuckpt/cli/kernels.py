@@ -133,7 +133,7 @@ def restore(args: argparse.Namespace) -> int:
             found = restore_ended(args, job)
     else:
         request = {
-            "name": args.name,
+            "name": args.name or args.of_any,  # for a keeper of an older version, which knows no `from`
             "from": args.of_any,
             "gpus": args.gpu,
             "other_ports": args.other_ports,

@@ -213,7 +213,8 @@ class Gpuckpt:
         with self._progress(agent, verb) as progress:
             # The restored kernel goes on from here: it completes the display, and the cell.
             asked = agent.cells.describe(progress.display_id())
-            wanted = {"name": args.name, "from": args.of_any, "gpus": args.gpu, "lazy": args.lazy}
+            # A keeper of an older version, which knows no `from`, must not take this for a restore of the latest.
+            wanted = {"name": args.name or args.of_any, "from": args.of_any, "gpus": args.gpu, "lazy": args.lazy}
             agent.request("restore", {**wanted, "in_place": args.in_place, **asked}, progress.take)
         raise GpuckptError("The restore gave no answer.", "", "Look at `%gpuckpt status`.")
 

@@ -140,10 +140,11 @@ class Service:
         folder = await self._folder(kernel_id)
         wanted = dict(request)
         if wanted["from"]:
-            wanted["key"] = await self._key(wanted["from"])
+            # As `name`, too: a keeper of an older version, which knows neither, must not take it for one of the latest.
+            wanted["key"] = wanted["name"] = await self._key(wanted["from"])
         elif wanted["name"]:
             check_key(wanted["name"])
-        operation = Operation("restore", kernel_id, wanted["from"] or wanted["name"])
+        operation = Operation("restore", kernel_id, wanted["name"])
         return self.operations.start(operation, folder, wanted)
 
     async def _key(self, name: str) -> str:
@@ -168,7 +169,8 @@ class Service:
         if request["name"]:
             check_name(request["name"])
         if request["snapshot"]:
-            request = {**request, "key": await self._key(request["snapshot"])}
+            key = await self._key(request["snapshot"])
+            request = {**request, "key": key, "snapshot": key}
         folder = await self._folder(kernel_id)
         # What is saved on the way has a name; a fork leaves none otherwise.
         operation = Operation("fork", kernel_id, request["name"])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from copies import Copy
 from notebooks import Notebook, StartKernel
 
 from jupyter_gpuckpt import settings
@@ -111,6 +114,20 @@ def test_what_a_kernel_came_from_is_its_own_also_in_a_notebook_that_has_another_
     listed = renamed.run("%gpuckpt list").text
     assert "new.ipynb:base" in listed
     assert "old name.ipynb:base" in listed
+
+
+def test_a_copy_of_a_kernel_has_what_that_kernel_has_saved(open_: Open) -> None:
+    original = open_("/home/me/a.ipynb")
+    original.run("%gpuckpt save base")
+    original.run("f = %gpuckpt fork")
+    with contextlib.closing(Copy(json.loads(original.value("__import__('json').dumps(f.kernels)"))[0])) as copy:
+        for restore in ("%gpuckpt restore", "%gpuckpt restore base"):
+            copy.run("x = 'later'")
+            copy.run(restore)
+            assert copy.value("x") == "/home/me/a.ipynb"
+        # What the copy saves is its own: it is in no notebook.
+        copy.run("%gpuckpt save base")
+        assert sorted(_names(original)) == ["a.ipynb:base", "base"]
 
 
 def test_two_notebooks_that_save_under_a_new_name_at_the_same_time_both_have_it(open_: Open) -> None:

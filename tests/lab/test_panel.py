@@ -115,6 +115,23 @@ def test_it_shows_what_others_do_and_what_fails(lab: Server, open_window: OpenWi
     expect(panel.get_by_role("alert").last).to_contain_text("run %gpuckpt panel again")
 
 
+def test_it_says_whose_a_snapshot_of_another_notebook_is(lab: Server, open_window: OpenWindow) -> None:
+    for path in ("theirs.ipynb", "ours.ipynb"):
+        window = open_window(lab, path)
+        window.run(f"x = {path!r}")
+        panel = _panel(window)
+        _save(panel, "same-name")
+    _press(panel, "Restore theirs.ipynb:same-name")
+    expect(panel.locator(".gpuckpt-question")).to_contain_text("It is not this notebook’s")
+    expect(panel.locator(".gpuckpt-question")).to_contain_text("theirs.ipynb saved it")
+    _press(panel, "Restore")
+    _done(panel, "Restored same-name")
+    assert window.value("x") == "'theirs.ipynb'"
+    _press(panel, "Remove ours.ipynb:same-name", "Remove")
+    _done(panel, "Removed ours.ipynb:same-name")
+    _press(panel, "Remove same-name", "Remove")
+
+
 def test_in_notebook(lab: Server, open_window: OpenWindow) -> None:
     open_window(lab, "classic.ipynb")  # makes the notebook and its kernel
     window = open_window(lab)
