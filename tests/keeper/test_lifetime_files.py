@@ -50,6 +50,31 @@ def test_temporary_files_and_folders_come_back_after_a_restart(notebook: Noteboo
     assert not any(map(os.path.exists, paths))
 
 
+@pytest.mark.parametrize("planted", ["folder", "link"])
+def test_nothing_is_written_into_a_temporary_folder_that_a_stranger_has_made_since(
+    notebook: Notebook, tmp_path: Path, planted: str
+) -> None:
+    notebook.run("""
+        import tempfile
+        folder = tempfile.TemporaryDirectory(dir="/tmp")
+        f = open(folder.name + "/secret", "w"); f.write("secret"); f.flush()
+    """)
+    folder = Path(notebook.value("folder.name"))
+    notebook.run("%gpuckpt save here")
+    restart(notebook)
+    into = tmp_path / "of a stranger" if planted == "link" else folder
+    into.mkdir()
+    os.chown(into, 12345, 12345)
+    if planted == "link":
+        folder.symlink_to(into)
+        os.chown(folder, 12345, 12345, follow_symlinks=False)
+    try:
+        assert f"the folder is another user's: {folder}" in refused(notebook)
+        assert list(into.iterdir()) == []
+    finally:
+        folder.unlink() if planted == "link" else folder.rmdir()
+
+
 def test_what_is_there_is_not_touched_and_what_was_made_for_nothing_is_deleted(
     criu: Criu, notebook: Notebook, tmp_path: Path
 ) -> None:

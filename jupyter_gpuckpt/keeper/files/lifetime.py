@@ -8,6 +8,7 @@ kernel goes on with them as with any file of its own. What is there is never tou
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import stat
@@ -145,6 +146,7 @@ def make(archive: Path, needed: Collection[NeededFile]) -> list[Path]:
                 at = Path("/", member.name)
                 if os.path.lexists(at) or not at.parent.is_dir():
                     continue
+                _refuse_strange(at, member.uid)
                 made.append(at)
                 if member.isdir():
                     at.mkdir(mode=0o700)
@@ -155,6 +157,19 @@ def make(archive: Path, needed: Collection[NeededFile]) -> list[Path]:
         unmake(made)
         raise
     return made
+
+
+def _refuse_strange(at: Path, owner: int) -> None:
+    """Refuse to write below a temporary folder that somebody else has made since, under the name of one that was ours.
+
+    Raises
+    ------
+    PermissionError : it is another user's, or a link.
+    """
+    for folder in _temporary_above(Path("/"), str(at)):
+        about = Path(folder).lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid not in (owner, os.geteuid()):
+            raise PermissionError(errno.EPERM, "the folder is another user's", folder)
 
 
 def unmake(made: Sequence[Path]) -> None:
