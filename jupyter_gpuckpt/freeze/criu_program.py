@@ -101,7 +101,7 @@ def find_criu() -> CriuProgram:
     named = settings.named_criu()
     if named:
         try:
-            return _judge((named,), named, "environment")
+            return _judge(_start_of(named), named, "environment")
         except _UnfitError as unfit:
             tried[named] = str(unfit)
         raise _unavailable(tried, "Correct GPUCKPT_CRIU, or unset it.")
@@ -214,16 +214,33 @@ def _judge_prefix(prefix: Path) -> CriuProgram:
     machine = platform.machine()
     if machine not in _LOADERS:
         raise _UnfitError(f"CRIU packages for {machine} are not supported")
+    loader = _loader_in(prefix)
+    if not loader:
+        raise _UnfitError(f"no {_LOADERS[machine]} in it: it was made for another kind of machine")
+    return _judge((*loader, str(program)), str(program), "prefix")
+
+
+def _start_of(named: str) -> tuple[str, ...]:
+    """Return how to start a program that was named: one that lies in such a folder has its libraries there, too."""
+    program = Path(named).resolve()
+    for folder in _PROGRAM_FOLDERS:
+        parts = Path(folder).parts
+        if program.parent.parts[-len(parts) :] == parts:
+            prefix = program.parents[len(parts)]
+            return (*(() if prefix == Path("/") else _loader_in(prefix)), named)
+    return (named,)
+
+
+def _loader_in(prefix: Path) -> tuple[str, ...]:
+    """Return the loader of a folder of packages, as the beginning of a command line; nothing where it has none."""
+    machine = platform.machine()
     # Multiarch folders (lib/x86_64-linux-gnu) before plain ones: lib64 holds the loader as a
     # link, which in the split layout is absolute and points into the system.
     folders = [prefix / f / f"{machine}-linux-gnu" for f in _LIBRARY_FOLDERS[:2]]
     folders += [prefix / f for f in _LIBRARY_FOLDERS]
     folders = [folder for folder in folders if folder.is_dir()]
-    loader = _first_file(folder / _LOADERS[machine] for folder in folders)
-    if loader is None:
-        raise _UnfitError(f"no {_LOADERS[machine]} in it: it was made for another kind of machine")
-    libraries = ":".join(map(str, folders))
-    return _judge((str(loader), "--library-path", libraries, str(program)), str(program), "prefix")
+    loader = _first_file(folder / _LOADERS[machine] for folder in folders if machine in _LOADERS)
+    return (str(loader), "--library-path", ":".join(map(str, folders))) if loader is not None else ()
 
 
 def _first_file(candidates: Iterable[Path]) -> Path | None:

@@ -98,7 +98,7 @@ class Agent:
         self._saving = False
         self._clients: dict[str, int] = {}
         self._token = ""
-        self._run_id = self._current_run_id()
+        self._run_id = self._run_of_requests = self._current_run_id()
         self._knows_who_it_is = threading.Condition()
         self._heard = threading.Event()
         self._heard.set()
@@ -432,6 +432,11 @@ class Agent:
             for name, port in ports.items():
                 setattr(app, name, port)
             kernel.record_ports(ports)
+        # The shell channel's thread waits for this before it takes a request, and has to bind it anew.
+        with self._knows_who_it_is:
+            self._run_of_requests = self._current_run_id()
+            self._knows_who_it_is.notify_all()
+        if app is not None:
             if not rebinding.is_at(app, connection):
                 rebinding.rebind(kernel, connection)
             # Before the first request that comes: the control thread reads them.
@@ -539,13 +544,16 @@ class Agent:
 
         A cell may end before the agent has read that this is another run: so it is looked for here as well.
         """
-        self.until_known()
+        with self._knows_who_it_is:
+            self._knows_who_it_is.wait_for(lambda: self._run_id == self._current_run_id(), settings.hook_timeout())
         self._heard.wait(settings.hook_timeout())
 
     def until_known(self) -> None:
-        """Wait in a kernel that was just restored until the agent has heard which run this is."""
+        """Wait in a kernel that was just restored until it is known which requests waited at its save."""
         with self._knows_who_it_is:
-            self._knows_who_it_is.wait_for(lambda: self._run_id == self._current_run_id(), settings.hook_timeout())
+            self._knows_who_it_is.wait_for(
+                lambda: self._run_of_requests == self._current_run_id(), settings.hook_timeout()
+            )
 
     def _current_run_id(self) -> str:
         """Return which run the run folder is of; nothing where its keeper is of an older version."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.errors import GpuckptError, Unavailable
-from jupyter_gpuckpt.freeze.criu_program import check, minimum_version, program_in_prefix
+from jupyter_gpuckpt.freeze.criu_program import check, find_criu, minimum_version, program_in_prefix
 from jupyter_gpuckpt.machine.criu_install import install_criu
 from jupyter_gpuckpt.machine.private_apt import AptFailed, PrivateApt
 
@@ -39,7 +39,7 @@ def _state_of_apt() -> list[tuple[str, int]]:
 
 
 @needs_apt
-def test_it_is_installed_works_and_changes_nothing_else(tmp_path: Path) -> None:
+def test_it_is_installed_works_and_changes_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = _state_of_apt()
     steps: list[str] = []
     prefix = tmp_path / "deep" / "criu"
@@ -62,6 +62,9 @@ def test_it_is_installed_works_and_changes_nothing_else(tmp_path: Path) -> None:
 
     moved = prefix.rename(tmp_path / "elsewhere")
     assert program_in_prefix(moved).version >= minimum_version()
+    named = moved / Path(program.path).relative_to(prefix)
+    monkeypatch.setenv("GPUCKPT_CRIU", str(named))
+    assert find_criu().origin == "environment"
 
 
 @needs_apt

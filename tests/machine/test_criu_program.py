@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,21 @@ def test_the_environment_variable_wins_and_is_never_passed_over(
     assert list(caught.value.data["tried"]) == [str(named)]
     named.write_text(NEW)
     assert find_criu().origin == "environment"
+
+
+def test_a_program_that_is_named_is_started_with_the_libraries_it_was_installed_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = platform.machine()
+    prefix, loader = tmp_path / "mine", {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}[machine]
+    for path, text in ((f"usr/lib/{machine}-linux-gnu/{loader}", NEW), ("usr/sbin/criu", BROKEN)):
+        (prefix / path).parent.mkdir(parents=True)
+        (prefix / path).write_text(text)
+        (prefix / path).chmod(0o755)
+    (tmp_path / "link").symlink_to(prefix / "usr/sbin/criu")
+    for named in (prefix / "usr/sbin/criu", tmp_path / "link"):
+        monkeypatch.setenv("GPUCKPT_CRIU", str(named))
+        assert find_criu().argv[0] == str(prefix / f"usr/lib/{machine}-linux-gnu" / loader)
 
 
 def test_a_prefix_without_a_loader_is_refused(tmp_path: Path) -> None:
