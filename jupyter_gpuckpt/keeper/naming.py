@@ -180,18 +180,29 @@ def find_own(store: Store, text: str, owner: Owner) -> str:
     NotOwn : it is another notebook's; ``data["from"]`` is how to say that it is meant all the same.
     Damaged, Incompatible : it cannot be told whose it is.
     """
-    key = find(store, text, owner)
-    manifest = store.get(key)
-    if _own(store, [manifest], owner):
+    try:
+        key = find(store, text, owner)
+    except Refused as e:
+        raise _not_own(text, owner, list(e.data["names"])) from None
+    if _own(store, [store.get(key)], owner):
         return key
-    whose = labels(_read(store, store.keys(name_of(key))), always=True)[key]
-    saved = f"that of another notebook, {whose}" if ":" in whose else "that of a kernel without a notebook"
-    raise NotOwn(
-        f"{name_of(key)} was not restored; nothing was touched.",
-        f"{owner.word} has no snapshot of that name. There is {saved}.",
-        f"If you mean that one: `%gpuckpt restore --from {shlex.quote(whose)}`.",
-        **{"name": key, "from": whose},
+    raise _not_own(text, owner, [labels(_read(store, store.keys(name_of(key))), always=True)[key]])
+
+
+def _not_own(text: str, owner: Owner, names: Sequence[str]) -> NotOwn:
+    others = (name if ":" in name else f"{name} of a kernel without a notebook" for name in names)
+    return NotOwn(
+        f"{text} was not restored; nothing was touched.",
+        f"{owner.word} has no {'such snapshot' if ':' in text else 'snapshot of that name'}; others have: "
+        f"{', '.join(others)}.",
+        f"If you mean {'one of these' if len(names) > 1 else 'that one'}: {_from(names[0])}.",
+        **{"from": names[0], "names": names},
     )
+
+
+def _from(label: str) -> str:
+    """Return what to type in a cell for the snapshot of another notebook."""
+    return f"`%gpuckpt restore --from {shlex.quote(label)}`"
 
 
 def latest_own(store: Store, owner: Owner) -> str:
@@ -220,7 +231,7 @@ def latest_own(store: Store, owner: Owner) -> str:
     raise NoSuchSnapshot(
         what,
         f"Others have: {', '.join(names)}{more}.",
-        f"To restore one of these here: `%gpuckpt restore --from {shlex.quote(names[0])}`.",
+        f"To restore one of these here: {_from(names[0])}.",
         **{"from": names[0], "names": names},
     )
 

@@ -296,8 +296,7 @@ class Service:
         async def forget_it(_: dict[str, Any]) -> None:
             await asyncio.to_thread(forget, self._store, snapshot)
 
-        # Into a kernel of another notebook it is not resumed; one that was started for it is of its own.
-        return self.operations.start(operation, folder, {"key" if started else "name": name}, forget_it)
+        return self.operations.start(operation, folder, {"key": name, "name": name}, forget_it)
 
     async def _start_for(self, manifest: Manifest) -> str:
         """Start a kernel to resume one in, where that one's notebook is."""

@@ -48,6 +48,7 @@ def test_two_notebooks_have_the_same_name_each_and_neither_is_put_back_to_the_ot
     # A name that only another one has is found, and nothing more.
     refused = b.fails("%gpuckpt restore before_finetune")
     assert refused.ename == "NotOwn"
+    assert "This notebook has no snapshot of that name; others have: a.ipynb:before_finetune." in refused.text
     assert "%gpuckpt restore --from a.ipynb:before_finetune" in refused.text
     assert b.value("x") == "/home/me/b.ipynb"
     assert _names(b) == ["before_finetune"]
@@ -60,6 +61,12 @@ def test_two_notebooks_have_the_same_name_each_and_neither_is_put_back_to_the_ot
         notebook.run("x += ' later'")
         notebook.run("%gpuckpt restore before_finetune")
     assert (a.value("x"), b.value("x")) == ("/home/me/a.ipynb", "/home/me/b.ipynb")
+
+    # A third one is told of both.
+    refused = open_("/home/me/c.ipynb").fails("%gpuckpt restore before_finetune")
+    assert "a.ipynb:before_finetune" in refused.text
+    assert "b.ipynb:before_finetune" in refused.text
+    assert "`%gpuckpt restore --from " in refused.text
 
     # Saying whose it is is enough; what that brought is none of this notebook's own.
     b.run("%gpuckpt restore --from a.ipynb:before_finetune")

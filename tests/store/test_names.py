@@ -6,7 +6,7 @@ import pytest
 
 from jupyter_gpuckpt.errors import BadName
 from jupyter_gpuckpt.store import Store, check_name
-from jupyter_gpuckpt.store.names import is_plain_path
+from jupyter_gpuckpt.store.names import check_key, is_plain_path, key_of, name_of
 
 
 @pytest.mark.parametrize("name", ["a", "A1", "before_finetune", "v1.2-rc.3", "_x", "9", "n" * 100])
@@ -43,6 +43,26 @@ def test_other_names_are_refused_with_the_reason_and_touch_nothing(store: Store,
         str(caught.value).encode()
         assert caught.value.then
     assert not store.root.exists()
+
+
+@pytest.mark.parametrize("name", ["a", "v1.2-rc.3", "n" * 100])
+def test_a_key_is_of_one_name_and_one_notebook_and_no_name_that_is_given_can_be_one(name: str) -> None:
+    keys = {key_of(name, notebook) for notebook in ("/home/me/a.ipynb", "/home/me/ü b.ipynb", "")}
+    assert len(keys) == 3
+    for key in keys:
+        assert check_key(key) == key
+        assert name_of(key) == name
+        with pytest.raises(BadName, match=r"'~'|109 characters"):
+            check_name(key)
+    assert check_key(name) == name_of(name) == name
+
+
+@pytest.mark.parametrize(
+    "key", ["a~", "a~0123456", "a~012345678", "a~0123456G", "~01234567", "a~01234567~0", "../a~01234567"]
+)
+def test_what_only_looks_like_a_key_is_refused(key: str) -> None:
+    with pytest.raises(BadName):
+        check_key(key)
 
 
 @pytest.mark.parametrize("path", ["a", "pages-1.img", "vram/0", "a/b/c", "ü.img", "..a"])
