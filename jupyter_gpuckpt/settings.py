@@ -119,9 +119,14 @@ def driver_timeout() -> float:
     return _seconds("GPUCKPT_DRIVER_TIMEOUT", 300)
 
 
-def criu_timeout() -> float:
-    """Return how long one criu run may take (``GPUCKPT_CRIU_TIMEOUT``), in seconds."""
-    return _seconds("GPUCKPT_CRIU_TIMEOUT", 900)
+_SLOW_DISK = 20e6
+"""Bytes a second below which nobody has a disk to save kernels on."""
+
+
+def criu_timeout(size: int) -> float:
+    """Return how long one criu run that moves `size` bytes may take (``GPUCKPT_CRIU_TIMEOUT``), in seconds: unless set,
+    a minute and what a slow disk takes."""
+    return _seconds("GPUCKPT_CRIU_TIMEOUT", 60 + size / _SLOW_DISK)
 
 
 def gpu_locks_dir() -> Path:

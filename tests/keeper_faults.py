@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any
 
 from notebooks import PATIENCE, Notebook, wait_until
 
+from jupyter_gpuckpt.freeze import processes
 from jupyter_gpuckpt.freeze.criu_program import find_criu
 from jupyter_gpuckpt.kernel.interrupts import ONE
 from jupyter_gpuckpt.readiness import readable
@@ -76,6 +78,28 @@ class Criu:
         finally:
             self.honest()
             go.touch()
+
+    def hang_in_mid_dump(self) -> None:
+        """Have the next dumps hang (criu is stopped) when criu has put code of its own into a process of the tree."""
+        # Its code and criu talk by a socket of this name. Another criu of the machine may have one, too: this one holds
+        # the tree by then in any case.
+        script = self.folder / "hang.py"
+        script.write_text(
+            "import os, signal, sys\n"
+            f"open({str(self.folder / 'watching')!r}, 'w').close()\n"
+            "criu, kernel = sys.argv[1], sys.argv[sys.argv.index('-t') + 1]\n"
+            "def is_held(): return f'TracerPid:\\t{criu}\\n' in open(f'/proc/{kernel}/status').read()\n"
+            "while not (is_held() and b'@/crtools-pr-' in open('/proc/net/unix', 'rb').read()): pass\n"
+            "os.kill(int(criu), signal.SIGSTOP)\n"
+        )
+        watching = self.folder / "watching"
+        watching.unlink(missing_ok=True)
+        self.first("dump", f'"{sys.executable}" "{script}" $$ "$@" &\nwhile [ ! -e "{watching}" ]; do sleep 0.01; done')
+
+    def hangs(self, kernel: int) -> bool:
+        """Tell whether a criu that `hang_in_mid_dump` stops has come to that, and holds this process."""
+        tracer = processes.tracer(kernel)
+        return bool(tracer) and bool(processes.stopped([tracer]))
 
     def honest(self) -> None:
         """From now on, only be the real one."""

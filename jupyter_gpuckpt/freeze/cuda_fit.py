@@ -11,7 +11,15 @@ from typing import Any
 from ..errors import Refused
 from . import memory
 from .cuda_calls import CudaWorker, Gpu, Usage
-from .gpu_processes import cuda_pids, has_context, has_device, open_gpus, stopped
+from .gpu_processes import (
+    cuda_pids,
+    has_context,
+    has_device,
+    open_gpus,
+    sharing_memory,
+    stopped,
+    with_communicator,
+)
 
 __all__ = ["describe", "fits", "freezable", "moves", "needs", "preflight"]
 
@@ -75,6 +83,7 @@ def preflight(worker: CudaWorker, pids: Sequence[int], peers: Mapping[int, Mappi
     if not pids:
         return
     _has_checkpoint_api(worker)
+    _not_together(pids)
     gpus, usage = worker.gpus(), worker.usage()
     _no_mig(_NOT_TOUCHED, gpus)
     for pid in pids:
@@ -317,6 +326,28 @@ def _peers_can_be_had_back(pid: int, known: Mapping[str, int], held: int, gpus: 
         largest=known["largest"],
         unknown=max(held - known["total"], 0),
     )
+
+
+def _not_together(pids: Sequence[int]) -> None:
+    """Refuse processes that have each other's GPU memory open: the driver checkpoints them and cannot restore them.
+
+    Measured (580.159, H200): the restore of one gives CUDA_ERROR_OPERATING_SYSTEM (304), and it is lost.
+    """
+    if len(together := with_communicator(pids)) > 1:
+        raise Refused(
+            _NOT_TOUCHED,
+            f"processes {', '.join(map(str, together))} are connected by NCCL, and the driver could not restore them",
+            "Call `torch.distributed.destroy_process_group()` in each of them, save, and `init_process_group()` again.",
+            pids=together,
+        )
+    if together := sharing_memory(pids):
+        raise Refused(
+            _NOT_TOUCHED,
+            f"processes {', '.join(map(str, together))} share GPU memory (CUDA IPC, as torch.multiprocessing does), or "
+            "did so once, and the driver could not restore them",
+            "End all of them but one, and save again; pass tensors between processes on the CPU.",
+            pids=together,
+        )
 
 
 def _has_checkpoint_api(worker: CudaWorker, what: str = _NOT_TOUCHED) -> None:

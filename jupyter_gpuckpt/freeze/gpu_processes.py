@@ -8,13 +8,26 @@ import time
 from collections.abc import Iterable
 
 from .. import proc
-from .processes import mapped_files, open_files, parent, tracer
+from .processes import mapped_files, open_files, parent, sockets, tracer, unix_sockets
 
-__all__ = ["cuda_pids", "ended", "has_context", "has_device", "open_gpus", "stopped"]
+__all__ = [
+    "cuda_pids",
+    "ended",
+    "has_context",
+    "has_device",
+    "open_gpus",
+    "sharing_memory",
+    "stopped",
+    "with_communicator",
+]
 
 _LIBCUDA = re.compile(r"/libcuda\.so[.\d]*( \(deleted\))?$")
 _LOOKS, _BETWEEN_LOOKS = 20, 0.001
 """How often, and after how many seconds again, a process is looked at that a tracer holds."""
+_COMMUNICATOR = "@tmp/nccl-socket-"
+"""How the abstract Unix socket is named that a process has for as long as an NCCL communicator of its (torch 2.11)."""
+_SHARED = "/dev/shm/cuda.shm."  # noqa: S108
+"""How the file is named that processes have mapped which share GPU memory by CUDA IPC (driver 580.159)."""
 _GPU_FILE = re.compile(r"^/dev/nvidia(\d+)$")
 
 
@@ -41,6 +54,21 @@ def open_gpus(pid: int) -> list[int]:
 def has_context(pid: int) -> bool:
     """Return whether a process has a CUDA context: it alone maps ``/dev/nvidia-uvm``."""
     return "/dev/nvidia-uvm" in mapped_files(pid)
+
+
+def with_communicator(pids: Iterable[int]) -> list[int]:
+    """Return those of the processes that have an NCCL communicator now, as far as its sockets tell."""
+    named = {inode for inode, name in unix_sockets() if name.startswith(_COMMUNICATOR)}
+    return [pid for pid in pids if not named.isdisjoint(sockets([pid]))] if named else []
+
+
+def sharing_memory(pids: Iterable[int]) -> list[int]:
+    """Return those of the processes that share GPU memory with another of them by CUDA IPC, or did so once."""
+    holders: dict[str, list[int]] = {}
+    for pid in pids:
+        for path in {path for path in mapped_files(pid) if path.startswith(_SHARED)}:
+            holders.setdefault(path, []).append(pid)
+    return sorted({pid for together in holders.values() if len(together) > 1 for pid in together})
 
 
 def stopped(pid: int) -> bool:

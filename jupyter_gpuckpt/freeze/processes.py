@@ -77,13 +77,26 @@ def kill(pids: Iterable[int], seconds: float) -> bool:
 
 def _executes(pid: int) -> bool:
     """Tell whether a thread of a process is not on its way out yet (proc_pid_stat(5), field 9; linux/sched.h)."""
+    return any(not int(fields[6]) & _PF_EXITING for fields in _threads(pid))
+
+
+def _threads(pid: int) -> Iterator[list[str]]:
+    """Yield what is known of each thread of a process, from its state on (proc_pid_stat(5), field 3)."""
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
             with contextlib.suppress(OSError):
                 stat = proc.read(f"/proc/{pid}/task/{thread}/stat")
-                if not int(stat[stat.rindex(")") + 2 :].split()[6]) & _PF_EXITING:
-                    return True
-    return False
+                yield stat[stat.rindex(")") + 2 :].split()
+
+
+def stopped(pids: Iterable[int]) -> list[int]:
+    """Return those of the processes that stand still by a signal (SIGSTOP and its kin)."""
+    return [pid for pid in pids if any(fields[0] == "T" for fields in _threads(pid))]
+
+
+def held(pids: Iterable[int]) -> list[int]:
+    """Return those of the processes that a tracer holds still, with a thread at least."""
+    return [pid for pid in pids if any(fields[0] == "t" for fields in _threads(pid))]
 
 
 def inner_pid(pid: int) -> int:
@@ -141,6 +154,32 @@ def tracer(pid: int) -> int:
 def private_bytes(pids: Iterable[int]) -> int:
     """Return the memory of these processes that no file stands behind, in bytes: what a dump must write."""
     return sum(_status_number(pid, "RssAnon:") + _status_number(pid, "RssShmem:") for pid in pids) * 1024
+
+
+def swapped_bytes(pids: Iterable[int]) -> int:
+    """Return the memory of these processes that is their own and lies in the swap space, in bytes."""
+    return sum(_status_number(pid, "VmSwap:") for pid in pids) * 1024
+
+
+def mapped_bytes(pids: Iterable[int], folder: str) -> int:
+    """Return how many bytes of files in a folder, by its path, these processes have mapped and in memory."""
+    total = 0
+    for pid in pids:
+        if any(path.startswith(folder) for path in mapped_files(pid)):
+            with contextlib.suppress(OSError):
+                total += _resident_of(proc.lines(f"/proc/{pid}/smaps"), folder)
+    return total
+
+
+def _resident_of(smaps: Iterable[str], folder: str) -> int:
+    total, counts = 0, False
+    for line in smaps:  # each mapping as in maps, then what there is to say of it: "Rss: 4 kB" and so on
+        columns = line.split(maxsplit=5)
+        if not columns[0].endswith(":"):
+            counts = len(columns) == 6 and columns[5].startswith(folder)
+        elif counts and columns[0] == "Rss:":
+            total += int(columns[1]) * 1024
+    return total
 
 
 def anonymous_bytes(pid: int) -> int:

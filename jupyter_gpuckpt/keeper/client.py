@@ -25,6 +25,7 @@ from .protocol import OLDEST_PROTOCOL, PROTOCOL, KeeperClient
 from .record import LOG, SOCKET, KernelFolder, Launch
 
 _READY_TIMEOUT = 60.0
+_RESTORED_TIMEOUT = 86400.0  # each step of a restore has its own limit, by what it moves; this is for a keeper's hang
 _DEATH_TIMEOUT = 30.0
 _CONNECT_POLL = 0.02
 _STARTER = Path(__file__).with_name("starter.py")  # a program: the package does not import it
@@ -190,9 +191,7 @@ def run_keeper(folder: KernelFolder, lock: int, how: str, *started: str) -> subp
     ------
     GpuckptError : it does not hold it.
     """
-    # Bringing GPU state up may take minutes, as in a restore.
-    slow = how in ("copy", "restore")
-    timeout = settings.criu_timeout() + settings.driver_timeout() if slow else _READY_TIMEOUT
+    timeout = _RESTORED_TIMEOUT if how in ("copy", "restore") else _READY_TIMEOUT
     program = [sys.executable, "-m", "jupyter_gpuckpt.keeper", str(folder.path)]
     return _run(folder, lock, program, (how, *started), timeout)
 

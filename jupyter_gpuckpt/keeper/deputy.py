@@ -164,16 +164,19 @@ class Deputy:
         finally:
             os.close(folder)
 
-    def restore(self, images: Path, seconds: float, left: Left = "running") -> int:
-        """Have criu restore a tree into the sleeper and leave it `left`; return its exit status. Raises as `dump`."""
-        return self._run_criu("restore", {"left": left, "seconds": seconds}, (images,))
+    def restore(self, images: Path, seconds: float, started: Callable[[int], None], left: Left = "running") -> int:
+        """Have criu restore a tree into the sleeper and leave it `left`; return its exit status.
+
+        `started` is told its pid, and what is raised is, as by `dump`.
+        """
+        return self._run_criu("restore", {"left": left, "seconds": seconds}, (images,), started)
 
     def _run_criu(
         self,
         verb: str,
         arguments: dict[str, Any],
         folders: Sequence[Path],
-        started: Callable[[int], None] = lambda _: None,
+        started: Callable[[int], None],
     ) -> int:
         descriptors = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in folders]
         try:

@@ -25,6 +25,7 @@ SLEEPER = Path(__file__).with_name("sleeper.py")
 """A program: the package does not import it."""
 
 _START_TIMEOUT = 20.0
+_GIVE_UP, _DIE = 3.0, 20.0  # how long a program may take to end when it is asked to, and when it is killed, in seconds
 _KILL_TIMEOUT = 120.0  # the driver can take a minute to take down a process that holds much VRAM
 
 
@@ -202,7 +203,12 @@ class Namespace:
     ) -> int:
         """Run a program to its end and return its exit code; if it fails, what it started ends with it.
 
-        `started` is told its pid (in the namespace). After `timeout` seconds it is killed and TimeoutError raised.
+        `started` is told its pid (in the namespace). After `timeout` seconds it is ended and TimeoutError raised;
+        it is ended, too, when nobody waits for it any longer.
+
+        Raises
+        ------
+        GpuckptError : it does not end.
         """
         pid = await self.spawn(argv, env=env, stdout=stdout)
         leader = self.outer(pid)
@@ -214,16 +220,37 @@ class Namespace:
             failed = status != 0
             return status
         except (TimeoutError, asyncio.TimeoutError):
-            outer = self.outer(pid)
-            if outer:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(outer, signal.SIGKILL)
-                await self.wait(pid)
+            await self.end(pid, self._exit(pid))
             raise TimeoutError from None
+        except asyncio.CancelledError:
+            await self.end(pid, self._exit(pid))
+            raise
         finally:
             self._exits.pop(pid, None)
             if failed and leader is not None:
                 self.end_session(leader)
+
+    async def end(self, pid: int, ended: asyncio.Future[Any]) -> None:
+        """End a program (its pid in the namespace), and wait until that is `ended`.
+
+        First by SIGALRM, at which criu gives up what it waits for and lets go of the processes that it holds.
+
+        Raises
+        ------
+        GpuckptError : it does not end.
+        """
+        for number, seconds in ((signal.SIGALRM, _GIVE_UP), (signal.SIGKILL, _DIE)):
+            if (outer := self.program(pid)) is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(outer, number)
+            await asyncio.wait({ended}, timeout=seconds)
+            if ended.done():
+                return
+        raise GpuckptError(
+            "A program does not end.",
+            f"Process {self.program(pid)} was killed {_DIE:.0f} s ago and hangs inside the system.",
+            "Look at `dmesg`; a process in state D ends when its disk or device answers, or at a reboot.",
+        )
 
     def end_session(self, leader: int) -> None:
         """Kill the processes that a program (its pid on the machine) left; every program is spawned as a session."""
@@ -235,6 +262,19 @@ class Namespace:
             with contextlib.suppress(OSError):
                 if processes.inner_pid(candidate) == pid:
                     return candidate
+        return None
+
+    def program(self, pid: int) -> int | None:
+        """Return the same of a program that was started to do something with the processes, as criu is.
+
+        A deputy's is not below process 1: it is found where it holds one of these.
+        """
+        if (outer := self.outer(pid)) is not None:
+            return outer
+        for tracer in {processes.tracer(one) for one in processes.descendants(self.pid)} - {0}:
+            with contextlib.suppress(OSError):
+                if processes.inner_pid(tracer) == pid:
+                    return tracer
         return None
 
     def path(self, inside: str) -> Path:

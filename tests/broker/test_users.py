@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 import yama
 from notebooks import wait_until
 from people import GID, GROUP, UIDS, Machine, Person
+
+from jupyter_gpuckpt.freeze import processes
 
 pytestmark = pytest.mark.criu
 
@@ -48,6 +51,20 @@ def test_a_kernel_is_forked_and_outlives_its_keeper(alice: Person) -> None:
     alice.runs("y = 8")
     alice.runs("%gpuckpt restore after")
     assert alice.runs("print(y)") == "7"
+
+
+def test_a_save_that_hangs_in_criu_is_cancelled(alice: Person) -> None:
+    alice.runs("import os; x = 41; ballast = os.urandom(300_000_000)")
+    kernel = int(alice.does("from keeper_faults import Requested, status", "status(notebook)['pid']"))
+    alice.does("asked = Requested(notebook, 'save', {'name': 'never'})")
+    while not (criu := processes.tracer(kernel)):
+        pass
+    os.kill(criu, signal.SIGSTOP)
+    alice.does("keeper = notebook.keeper")
+    assert alice.does("keeper.request('cancel', {'kind': 'save'})")
+    assert alice.does("type(asked.outcome()).__name__") == "Cancelled"
+    assert alice.runs("print(x)") == "41"
+    assert "Saved after" in alice.runs("%gpuckpt save after")
 
 
 KEEPERS_WAIT = """

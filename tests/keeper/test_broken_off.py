@@ -18,9 +18,13 @@ from keeper_faults import (
     interrupt_twice,
     keeper_pid,
     names,
+    status,
     until_stage,
 )
-from notebooks import Notebook, wait_until
+from notebooks import Notebook, StartKernel, wait_until
+
+from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.freeze import processes
 
 _SLOW_HOOK = """
 import os, time, jupyter_gpuckpt
@@ -57,6 +61,76 @@ def test_an_interrupt_while_criu_dumps_comes_too_late_or_cancels(criu: Criu, not
     assert (answer["status"], names()) in (("ok", {"here"}), ("error", set()))
     assert answer.get("ename", "Cancelled") == "Cancelled"
     assert_works(notebook)
+
+
+_FAMILY = """
+import os, signal, subprocess, threading, time
+x, ticks = 1, []
+def tick():
+    while True:
+        ticks.append(1); time.sleep(0.01)
+threading.Thread(target=tick, daemon=True).start()
+running, still = (subprocess.Popen(["sh", "-c", "while :; do sleep 0.01; done"]) for _ in range(2))
+still.send_signal(signal.SIGSTOP)
+os.waitid(os.P_PID, still.pid, os.WSTOPPED | os.WNOWAIT)
+ballast = os.urandom(50_000_000)
+"""
+
+
+def assert_family_is_as_it_was(notebook: Notebook) -> None:
+    """The kernel's thread and its child go on; the child that the user has stopped does not."""
+    kernel, running, still = map(int, notebook.value("os.getpid(), running.pid, still.pid").split())
+    outer = {processes.inner_pid(pid): pid for pid in processes.descendants(status(notebook)["pid"])}
+    assert kernel not in outer
+    before, done = int(notebook.value("len(ticks)")), processes.work_done(outer[running])
+    wait_until(lambda: int(notebook.value("len(ticks)")) > before)
+    wait_until(lambda: processes.work_done(outer[running]) > done)
+    assert processes.stopped(outer.values()) == [outer[still]]
+    assert processes.held(outer.values()) == []
+
+
+@pytest.mark.parametrize("operation", ["save", "fork", "hibernate"])
+def test_what_hangs_in_criu_is_cancelled_and_the_kernel_goes_on(criu: Criu, notebook: Notebook, operation: str) -> None:
+    notebook.run(_FAMILY)
+    kernel = status(notebook)["pid"]
+    criu.hang_in_mid_dump()
+    asked = Requested(notebook, operation, {"name": "never"} if operation == "save" else {})
+    wait_until(lambda: criu.hangs(kernel))
+    with notebook.keeper as keeper:
+        assert keeper.request("cancel", {"kind": operation})
+    assert type(asked.outcome()).__name__ == "Cancelled"
+    criu.honest()
+    assert_family_is_as_it_was(notebook)
+    assert not names()
+    assert_works(notebook)
+    assert_family_is_as_it_was(notebook)
+
+
+def test_a_save_that_hangs_in_criu_ends_by_itself(
+    criu: Criu, start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUCKPT_CRIU_TIMEOUT", "3")
+    notebook = start()
+    notebook.run(_FAMILY)
+    criu.hang_in_mid_dump()
+    answer = notebook.fails("%gpuckpt save never")
+    assert "criu did not finish within 3 s" in answer.text
+    assert "goes on as before" in answer.text
+    assert_family_is_as_it_was(notebook)
+    # A keeper that dies with a criu that hangs leaves it to the next one.
+    asked = Requested(notebook, "save", {"name": "never"})
+    kernel = status(notebook)["pid"]
+    wait_until(lambda: criu.hangs(kernel))
+    notebook.kill_keeper()
+    asked.outcome()
+    assert_family_is_as_it_was(notebook)
+    criu.honest()
+    assert not names()
+
+
+def test_how_long_criu_may_take_follows_what_it_moves() -> None:
+    assert settings.criu_timeout(100_000_000) == 65
+    assert settings.criu_timeout(200 * 10**9) == 10_060
 
 
 def test_an_interrupt_while_the_snapshot_is_written_cancels_it(notebook: Notebook) -> None:

@@ -365,6 +365,20 @@ def test_shared_memory(notebook: Notebook) -> None:
     notebook.run("memory.close(); memory.unlink()")
 
 
+def test_holes_of_files_in_shared_memory_stay_holes(notebook: Notebook) -> None:
+    """More than the machine has memory for, of which next to nothing is used."""
+    notebook.run("""
+        import os
+        file = open("/dev/shm/large", "w+b", buffering=0)
+        os.pwrite(file.fileno(), b"first", 0); os.pwrite(file.fileno(), b"last", 1 << 40)
+    """)
+    look = "os.pread(file.fileno(), 5, 0), os.pread(file.fileno(), 9, 1 << 40), os.stat(file.name).st_blocks < 1000"
+    save(notebook)
+    notebook.run("file.truncate(0)")
+    restore(notebook)
+    assert value(notebook, look) == "(b'first', b'last', True)"
+
+
 def test_pipes_with_data_in_them(notebook: Notebook) -> None:
     notebook.run("""
         import os, socket

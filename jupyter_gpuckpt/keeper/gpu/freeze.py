@@ -39,6 +39,7 @@ what is held (`vram_holder`)."""
 _WORTH_BRINGING = 4 << 30
 """Bytes of parked memory from which on it is quicker to read it straight to the GPU than into its file: that begins
 when the program that fills the GPU is ready, which takes it 0.3 to 0.4 s."""
+_HOLDER_ENDS = 300.0  # how long the program that holds parked memory may take to end with its keeper, in seconds
 _NEARLY = 0.3  # seconds: what a client of a kernel takes to connect again, and a little more
 _WORTH_PARKING = 256 << 20
 """Bytes from which on parking is quicker than the driver's own copy."""
@@ -260,7 +261,14 @@ class GpuReturn:
         if "parked" in note and parked_in(note) is None:
             await asyncio.to_thread(parking_.refuse, space.run_dir)
         holder = note.get("parked", {}).get("holder")
+        deadline = time.monotonic() + _HOLDER_ENDS
         while holder is not None and processes.start_time(holder) is not None:
+            if time.monotonic() > deadline:
+                raise KernelLost(
+                    "The kernel's GPU memory could not be given back to it.",
+                    f"Process {holder}, which holds it, does not end: it hangs in the GPU driver.",
+                    "Restart the kernel, and restore a snapshot. `dmesg` may say what the driver waits for.",
+                )
             await asyncio.sleep(0.05)
         return cls(worker, space, parked_in(note), None, vram)
 

@@ -22,7 +22,7 @@ from ...errors import (
     Refused,
     RestoreFailed,
 )
-from ...freeze import cuda, images, processes, random_state
+from ...freeze import criu, cuda, images, processes, random_state
 from ...freeze.criu_program import CriuProgram
 from ...freeze.parking import Parked
 from ...store import Manifest, Snapshot, Store
@@ -191,7 +191,15 @@ class Arrival:
             str(self.space.shared_memory),
             stdin=asyncio.subprocess.DEVNULL,
         )
-        if await unpack.wait() != 0:
+        limit = settings.criu_timeout((snapshot.directory / SHARED_MEMORY).stat().st_size)
+        status = -signal.SIGKILL
+        try:
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                status = await asyncio.wait_for(unpack.wait(), limit)
+        finally:
+            if unpack.returncode is None:
+                unpack.kill()
+        if status != 0:
             raise Refused(
                 "The snapshot was not restored; nothing was touched.",
                 "Its shared memory (/dev/shm) could not be put in place.",
@@ -302,7 +310,7 @@ class Verified:
                     f"Another snapshot was saved as {manifest.name!r} at this moment.",
                     "Try again.",
                 )
-            await new.furnish(snapshot)
+            await stages.or_cancelled(new.furnish(snapshot))
             await new.refuse_without_criu(program)
             await asyncio.to_thread(fit.check_files, snapshot, new.space.path("/"))
             warnings = [*fits.notes, *new.notes(), *await asyncio.to_thread(fit.warnings, snapshot, leaving)]
@@ -371,12 +379,14 @@ async def put_in_place(
     hold: bool = False,
     late: LateVram | None = None,
     predecessor: Predecessor | None = None,
+    stages: Stages | None = None,
 ) -> asyncio.Task[None]:
     """Have criu restore the tree into the new sleeper, and the driver its GPU state; return what is tidied up yet.
 
     With `hold` the kernel executes nothing that comes until it is told that it is woken. With `late`, which reads what
     was in GPU memory, the kernel sleeps then, and executes what does not touch a GPU. A `predecessor` is given up as
     late as can be, and before anything of this one runs; whatever is raised before that has changed nothing for it.
+    Where there is a way back, the operation's `stages` tell whether criu is to be waited for any longer.
     """
     manifest = snapshot.manifest
     work = snapshot.directory / CRIU_IMAGES
@@ -416,7 +426,9 @@ async def put_in_place(
         if predecessor is not None and (late is not None or not manifest.process["cuda"]):
             turning = asyncio.create_task(predecessor.turn())
         failure = RestoreFailed("The snapshot could not be restored.")
-        await criu_run.restore(new.space, program, work, inside, failure, "stopped" if predecessor else "running")
+        left: criu.Left = "stopped" if predecessor else "running"
+        restoring = criu_run.restore(new.space, program, work, inside, failure, left)
+        await (restoring if stages is None else stages.or_cancelled(restoring))
         pid = int(manifest.process["pid"])
         on_gpu = [outer for p in manifest.process["cuda"] if (outer := new.space.outer(int(p)))]
         if len(on_gpu) != len(manifest.process["cuda"]) or new.space.outer(pid) is None:

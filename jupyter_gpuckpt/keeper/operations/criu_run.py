@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ... import settings
 from ...errors import (
     GpuckptError,
+    SaveFailed,
 )
 from ...freeze import criu, processes
 from ...freeze.criu_program import CriuProgram
@@ -28,6 +30,9 @@ log = logging.getLogger("gpuckpt.keeper")
 
 _NO_SPACE = "No space left"
 _LOG_ROOM = 1 << 16  # below so much free disk criu's log may have been lost, in bytes
+_LET_GO = 10.0  # how long processes may stay held when their criu has ended, in seconds
+_LOOK = 0.002  # seconds
+_KILLED = 30.0  # how long the criu of a dead keeper may take to end when it was killed, in seconds
 _STALLED = 10.0  # how long the criu of a dead keeper may do nothing before it is killed, in seconds
 
 
@@ -38,29 +43,26 @@ async def dump(
     images: tuple[Path, str],
     snapshot: Path,
     left: criu.Left,
+    size: int,
     failure: GpuckptError,
     started: Callable[[int], None],
 ) -> None:
     """Have criu dump the tree of `pid` and leave it as asked; its /dev/shm and log are of that instant.
 
     `images` is the folder for criu's images, as this process names it and as the namespace does; what is packed goes
-    into `snapshot`. `started` is told criu's pid in the namespace. When criu fails, `failure` is raised with its words.
+    into `snapshot`. `size` is how many bytes that is. `started` is told criu's pid in the namespace. When criu fails,
+    `failure` is raised with its words. It may be cancelled.
     """
     outside, inside = images
-    seconds = settings.criu_timeout()
+    seconds = settings.criu_timeout(size)
     deputy = space.deputy
     if deputy is None:
         arguments = criu.dump_arguments(pid, inside, criu.AT_POST_DUMP, seconds, left)
         more = {"GPUCKPT_SNAPSHOT": str(snapshot), "GPUCKPT_LOG": run_path(KERNEL_LOG)}
-        run = _run(space, program, arguments, more, started)
+        run = _run(space, program, arguments, more, seconds, started)
     else:
-        loop = asyncio.get_running_loop()
-
-        def note(criu_pid: int) -> None:
-            loop.call_soon_threadsafe(started, criu_pid)
-
-        run = asyncio.to_thread(deputy.dump, pid, outside, snapshot, seconds, note, left)
-    await _outcome(run, outside / criu.DUMP_LOG, failure)
+        run = _by_deputy(space, functools.partial(deputy.dump, pid, outside, snapshot, seconds, left=left), started)
+    await _outcome(run, outside / criu.DUMP_LOG, failure, seconds)
 
 
 async def restore(
@@ -68,14 +70,16 @@ async def restore(
 ) -> None:
     """Have criu restore the tree in `images` (`inside` to the namespace), and leave it, as asked, to process 1.
 
-    When criu fails, `failure` is raised with its words.
+    When criu fails, `failure` is raised with its words. It may be cancelled.
     """
+    seconds = settings.criu_timeout(sum(image.stat().st_size for image in images.iterdir()))
     if space.deputy is None:
-        run = _run(space, program, criu.restore_arguments(inside, inside / criu.RESTORE_LOG, left), {})
+        run = _run(space, program, criu.restore_arguments(inside, inside / criu.RESTORE_LOG, left), {}, seconds)
     else:
         # As the sleeper sees it: the system lets a folder be mounted only where it is mounted already.
-        run = asyncio.to_thread(space.deputy.restore, space.path(str(inside)), settings.criu_timeout(), left)
-    await _outcome(run, images / criu.RESTORE_LOG, failure)
+        where = space.path(str(inside))
+        run = _by_deputy(space, functools.partial(space.deputy.restore, where, seconds, left=left))
+    await _outcome(run, images / criu.RESTORE_LOG, failure, seconds)
 
 
 def _run(
@@ -83,23 +87,43 @@ def _run(
     program: CriuProgram,
     arguments: Sequence[str],
     environment: Mapping[str, str],
+    seconds: float,
     started: Callable[[int], None] | None = None,
 ) -> Coroutine[Any, Any, int]:
     return space.run(
         [*program.argv, *arguments],
         env={**program.environment(), **environment},
         stdout=run_path("criu.out"),
-        timeout=settings.criu_timeout(),
+        timeout=seconds,
         started=started,
     )
 
 
-async def _outcome(run: Coroutine[Any, Any, int], log_file: Path, failure: GpuckptError) -> None:
+async def _by_deputy(space: Namespace, run: Callable[..., int], started: Callable[[int], None] = lambda _: None) -> int:
+    """Have the deputy run criu, and return its exit status; it is ended when nobody waits for it any longer."""
+    loop = asyncio.get_running_loop()
+    begun: asyncio.Future[int] = loop.create_future()
+
+    def note(pid: int) -> None:
+        started(pid)
+        begun.set_result(pid)
+
+    running = asyncio.create_task(asyncio.to_thread(run, started=lambda pid: loop.call_soon_threadsafe(note, pid)))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({begun, running}, return_when=asyncio.FIRST_COMPLETED)
+        if begun.done():
+            await space.end(begun.result(), running)
+        raise
+
+
+async def _outcome(run: Coroutine[Any, Any, int], log_file: Path, failure: GpuckptError, seconds: float) -> None:
     """Wait for a run of criu; when it fails, raise `failure` with criu's own words, and keep its log."""
     try:
         status, why = await run, ""
     except TimeoutError:
-        status, why = 1, f"criu did not finish within {settings.criu_timeout():.0f} s"
+        status, why = 1, f"criu did not finish within {seconds:.0f} s"
     except OSError as e:
         status, why = 1, f"criu could not be started: {e}"
     except GpuckptError as e:  # the broker's
@@ -124,21 +148,48 @@ async def _outcome(run: Coroutine[Any, Any, int], log_file: Path, failure: Gpuck
     raise failure
 
 
+async def let_run(kernel: int | None, still: Collection[int]) -> None:
+    """See to it that a kernel's processes run on after a dump, but for those that stood `still` by themselves before.
+
+    Raises
+    ------
+    SaveFailed : some do not.
+    """
+    tree = [kernel, *processes.descendants(kernel)] if kernel is not None else []
+    for pid in set(tree).difference(still):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    deadline = time.monotonic() + _LET_GO
+    while held := {pid: tracer for pid in processes.held(tree) if (tracer := processes.tracer(pid)) not in tree}:
+        if time.monotonic() > deadline:
+            by = ", ".join(sorted(set(map(str, held.values()))))
+            raise SaveFailed(
+                "The kernel was not saved, and it stands still.",
+                f"criu (process {by}) does not end, and holds {', '.join(map(str, held))}, processes of the kernel.",
+                f"They run on as soon as it ends: try `kill -9 {by}`; `dmesg` may say what it waits for.",
+                held=list(held),
+            )
+        await asyncio.sleep(_LOOK)
+    for pid in set(still).difference(processes.stopped(still)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)  # criu had continued it, and was killed
+
+
 async def end_criu(space: Namespace, pid: int | None) -> None:
     """Wait for the criu that a dead keeper left running: it lets the processes run on when it is done.
 
     One that does nothing any more is killed. That is the worse way: it may have put code of its own into a process.
     """
-    outer = space.outer(pid) if pid else None
+    outer = space.program(pid) if pid else None
     if outer is None or b"criu" not in Path(f"/proc/{outer}/cmdline").read_bytes():
         return
-    done, quiet_since = processes.work_done(outer), time.monotonic()
-    while processes.start_time(outer) is not None:
+    done, quiet_since, killed = processes.work_done(outer), time.monotonic(), 0
+    while processes.start_time(outer) is not None and killed * _STALLED <= _KILLED:
         await asyncio.sleep(0.05)
         if (now := processes.work_done(outer)) != done:
             done, quiet_since = now, time.monotonic()
         elif time.monotonic() - quiet_since > _STALLED:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(outer, signal.SIGKILL)
-            quiet_since = time.monotonic()
+            quiet_since, killed = time.monotonic(), killed + 1
     space.end_session(outer)

@@ -314,13 +314,14 @@ async def _bring_up(keeper: Keeper, operation: Operation, args: Mapping[str, Any
         raise
     snapshot = verified.snapshot
     try:
-        await stages.enter("restoring", cancellable=False)
+        await stages.enter("restoring")
         peers = await _clients(keeper)
         keeper.state.operation = {"kind": "wake", "name": name}
         keeper.save_state()
         await keeper.stand_in.give_ports_up()
         places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file)
-        tidying = await put_in_place(keeper, snapshot, verified.new, program, verified.gpu, places, peers, hold=True)
+        put = functools.partial(put_in_place, keeper, snapshot, verified.new, program, verified.gpu, places, peers)
+        tidying = await put(hold=True, stages=stages)
         await tidying
     except BaseException:
         await verified.discard()

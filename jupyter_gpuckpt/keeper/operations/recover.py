@@ -20,11 +20,10 @@ from ..gpu.freeze import GpuReturn
 from ..gpu.late_vram import LateVram
 from ..gpu.sleep import GpuSleep
 from ..staging import discard_left, vram_files
-from .criu_run import end_criu
+from .criu_run import end_criu, let_run
 from .hibernate import finish_wake, remove_broken_off, tell_again
 from .parts import CAPTURE, VRAM, WORKING_COPY
 from .restore import answer_from_fresh, failed_restore
-from .save import resume_processes
 from .sleep import ASLEEP, WAKING, fell_asleep, tell_awake
 from .wake import bring_back
 
@@ -101,8 +100,8 @@ async def _mend(keeper: Keeper) -> None:
         log.warning("the keeper before this one died during a %s", left["kind"])
     if left.get("kind") == "save":
         await end_criu(keeper.namespace(), left.get("criu"))
-        if left.get("left") == "stopped":
-            resume_processes(keeper.namespace())
+        with contextlib.suppress(GpuckptError):  # a criu that hangs in the system holds them, and lets them go one day
+            await let_run(keeper.namespace().outer(keeper.state.kernel_pid), left.get("still", []))
         vram = vram_files(keeper.namespace())
         gpu = await GpuReturn.after(keeper.worker, keeper.namespace(), left, vram)
         try:

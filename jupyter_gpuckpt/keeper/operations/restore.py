@@ -110,7 +110,10 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
             aside = ports.endpoint_differs(manifest.kernel, file)
             places = Places.of_restore(connection, file, shared or (), aside=aside)
         put = functools.partial(put_in_place, keeper, snapshot, new, program, gpu, places, predecessor.peers)
-        tidying_gpu = await put(late=verified.late, predecessor=None if shared is None else predecessor)
+        if shared is None:
+            tidying_gpu = await put(late=verified.late)
+        else:
+            tidying_gpu = await put(late=verified.late, predecessor=predecessor, stages=stages)
         # criu is done with them, and the memory that they lie in may be much.
         tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
         result = {**summary(snapshot.manifest), "restored": True, "lazy": lazily, "warnings": warnings}

@@ -6,14 +6,12 @@ The kernel is frozen only between the beginning and the end of `_freeze`, and wh
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import logging
 import os
 import platform
 import shutil
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -71,6 +69,8 @@ class Frozen:
     process: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     """What the person should know of it."""
+    still: list[int] = field(default_factory=list)
+    """The processes that stood still by themselves (SIGSTOP)."""
     _tidying: asyncio.Task[None] | None = None
 
     def begin_to_tidy(self) -> None:
@@ -295,18 +295,11 @@ async def run_on(keeper: Keeper, taken: Taken, failure: GpuckptError) -> None:
     """
     link = keeper.link
     assert link is not None
-    resume_processes(keeper.namespace())
+    await criu_run.let_run(keeper.namespace().outer(keeper.state.kernel_pid), taken.frozen.still)
     await taken.frozen.gpu.thaw()
     keeper.state.operation = None
     keeper.note_state()
     await after_save(link, keeper.launch.agent, failure, settings.hook_timeout())
-
-
-def resume_processes(space: Namespace) -> None:
-    """Continue the processes of a kernel that stand still since their dump."""
-    for pid in processes.descendants(space.pid):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
 
 
 def _remove_old(keeper: Keeper, newest: str) -> None:
@@ -412,7 +405,7 @@ async def _freeze(
         peers = {kernel: agent["peers"]} if "peers" in agent else {}
         await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
-    private = processes.private_bytes(tree)
+    private = processes.private_bytes(tree) + processes.swapped_bytes(tree) + _only_in_shared_memory(space, tree)
     if asleep is not None:
         private = max(0, private - asleep.vram.taken(on_gpu))  # which are counted as GPU memory
     process: dict[str, Any] = {
@@ -425,7 +418,8 @@ async def _freeze(
     check(private, described)
     held = described.get("processes", [])
     noted = {"cuda": on_gpu, "held": held} if asleep is None else {}
-    keeper.state.operation = {"kind": "save", "name": operation.name, "left": left, **noted}
+    still = processes.stopped(tree)
+    keeper.state.operation = {"kind": "save", "name": operation.name, "left": left, "still": still, **noted}
     keeper.save_state()
     staging = await asyncio.to_thread(Staging, space, directory / CRIU_IMAGES, sleeps=asleep is not None)
     assert keeper.link is not None
@@ -448,26 +442,31 @@ async def _freeze(
 
     try:
         await gpu.prepare(kernel, int(agent.get("parkable", 0)))
-        await stages.enter("freezing", cancellable=False)
+        await stages.enter("freezing")
         began = time.monotonic()
         await gpu.freeze(parks)
         try:
-            staging.open_for(private + in_vram - gpu.taken())
-            await criu_run.dump(
+            stages.check()
+            size = private + in_vram - gpu.taken()
+            staging.open_for(size)
+            dumping = criu_run.dump(
                 space,
                 program,
                 keeper.state.kernel_pid,
                 (staging.outside, staging.inside),
                 directory,
                 left,
+                size,
                 SaveFailed("The kernel could not be saved; it goes on as before."),
                 criu_runs,
             )
+            await stages.or_cancelled(dumping)
+            operation.cancellable = False
             parked = await gpu.finish_copy()
             _refuse_half_connections(staging)
         except BaseException:
-            if left == "stopped":
-                resume_processes(space)
+            operation.cancellable = False
+            await criu_run.let_run(kernel, still)
             await gpu.thaw()
             raise
         if left == "running":
@@ -484,12 +483,19 @@ async def _freeze(
         described = {**described, "parked": asdict(parked)}
     process["frozen_seconds"] = seconds
     notes = [] if staging.in_memory else [_NO_MEMORY]
-    frozen = Frozen(seconds, gpu, described, process, notes)
+    frozen = Frozen(seconds, gpu, described, process, notes, still)
     if left == "running":
         frozen.begin_to_tidy()
         keeper.state.operation = None
         keeper.note_state()
     return staging, frozen
+
+
+def _only_in_shared_memory(space: Namespace, tree: Sequence[int]) -> int:
+    """Return the bytes of files in the kernel's /dev/shm beyond those that its processes have mapped."""
+    about = os.statvfs(space.shared_memory)
+    used = (about.f_blocks - about.f_bfree) * about.f_frsize
+    return max(0, used - processes.mapped_bytes(tree, "/dev/shm/")) if used else 0  # noqa: S108
 
 
 def _refuse_half_connections(staging: Staging) -> None:

@@ -45,7 +45,10 @@ class Stages:
             )
 
     async def or_cancelled(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Wait for something that may take long for no good; a cancellation does not wait for it."""
+        """Wait for something that may take long for no good; a cancellation cancels it, and waits for its last steps.
+
+        What was done in that instant is done.
+        """
         doing = asyncio.create_task(work)
         cancelling = asyncio.create_task(self._operation.cancelling.wait())
         try:
@@ -56,6 +59,7 @@ class Stages:
         finally:
             doing.cancel()
             cancelling.cancel()
+            await asyncio.wait({doing, cancelling})
 
     def seconds(self) -> float:
         return time.monotonic() - self._began
