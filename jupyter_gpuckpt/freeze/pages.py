@@ -14,9 +14,13 @@ from pathlib import Path
 __all__ = ["placed", "windows"]
 
 PAGE = 4096
-WINDOW = 2 * 1024 * 1024
-"""Pages are kept together with those of the same 2 MiB of address space."""
-LONG = 2 * WINDOW
+LARGEST_WINDOW = 2 * 1024 * 1024
+"""Pages are kept together with those of the same window of address space, of so many bytes at most."""
+SMALLEST_WINDOW = 16 * 1024
+_WINDOWS = 2048
+"""So many windows an image has, about, where they are neither largest nor smallest: what a program changes is scattered
+over its memory, a few bytes here and there, and a small kernel has nearly all of its large windows changed each time."""
+LONG = 2 * LARGEST_WINDOW
 """Bytes from which on a run of pages is long: an array of its own, which may be elsewhere in the next dump."""
 
 _PAGES_ID = 1
@@ -60,21 +64,29 @@ def placed(pagemap: bytes) -> tuple[int, list[tuple[int, int, int]]]:
 def _cut(messages: Iterator[dict[int, int]]) -> list[int]:
     sizes: list[int] = []
     last = -1
-    for begin, end in _runs(messages):
+    runs = list(_runs(messages))
+    window_size = _window(sum(end - begin for begin, end in runs if end - begin < LONG))
+    for begin, end in runs:
         if end - begin >= LONG:
             sizes.append(end - begin)
             last = -1
             continue
         at = begin
         while at < end:
-            window = at // WINDOW
-            upto = min(end, (window + 1) * WINDOW)
+            window = at // window_size
+            upto = min(end, (window + 1) * window_size)
             if window == last:
                 sizes[-1] += upto - at
             else:
                 sizes.append(upto - at)
             at, last = upto, window
     return sizes
+
+
+def _window(scattered: int) -> int:
+    """Return the size of the windows that so many bytes are cut into: a power of two, which seldom becomes another."""
+    wanted = 1 << max(0, scattered // _WINDOWS - 1).bit_length()
+    return min(max(wanted, SMALLEST_WINDOW), LARGEST_WINDOW)
 
 
 def _runs(messages: Iterator[dict[int, int]]) -> Iterator[tuple[int, int]]:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.freeze.pages import PAGE, WINDOW, windows
+from jupyter_gpuckpt.freeze.pages import LONG, PAGE, SMALLEST_WINDOW, windows
 
 PRESENT, LAZY, PARENT = 4, 2, 1
-W = WINDOW // PAGE
-"""Pages of one window."""
+W = SMALLEST_WINDOW // PAGE
+"""Pages of one window of a small image."""
+L = LONG // PAGE
 
 
 def varint(value: int) -> bytes:
@@ -39,7 +40,7 @@ def write(folder: Path, runs: Sequence[tuple[int, int, int]], number: int = 1, f
 
 @pytest.mark.parametrize("field", [2, 5])
 def test_pages_of_one_window_are_one_piece(tmp_path: Path, field: int) -> None:
-    runs = [(3, 1, PRESENT), (7, 2, PRESENT | LAZY), (W + 1, 1, PRESENT), (5 * W - 1, 2, PRESENT)]
+    runs = [(0, 1, PRESENT), (2, 2, PRESENT | LAZY), (W + 1, 1, PRESENT), (5 * W - 1, 2, PRESENT)]
     image = write(tmp_path, runs, field=field)
     assert windows(image) == [3 * PAGE, PAGE, PAGE, PAGE]
 
@@ -50,10 +51,16 @@ def test_pages_that_are_not_in_the_image_count_for_nothing(tmp_path: Path) -> No
 
 
 def test_a_long_run_is_one_piece_whatever_its_parts(tmp_path: Path) -> None:
-    image = write(
-        tmp_path, [(1, 1, PRESENT), (W + 5, W, PRESENT), (2 * W + 5, 2 * W, PRESENT | LAZY), (9 * W, 1, PRESENT)]
-    )
-    assert windows(image) == [PAGE, 3 * WINDOW, PAGE]
+    image = write(tmp_path, [(1, 1, PRESENT), (L + 5, 5, PRESENT), (L + 10, L, PRESENT | LAZY), (9 * L, 1, PRESENT)])
+    assert windows(image) == [PAGE, LONG + 5 * PAGE, PAGE]
+
+
+def test_the_windows_of_a_large_image_are_larger_and_not_many_more(tmp_path: Path) -> None:
+    count = {}
+    for number, megabytes in enumerate((8, 64, 1024, 8192), 1):
+        runs = [(n * 512, 256, PRESENT) for n in range(megabytes)]
+        count[megabytes] = len(windows(write(tmp_path, runs, number)) or ())
+    assert count == {8: 512, 64: 2048, 1024: 2048, 8192: 8192}
 
 
 def test_every_image_has_its_own_pagemap(tmp_path: Path) -> None:
