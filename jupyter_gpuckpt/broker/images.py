@@ -25,7 +25,7 @@ USER_FOLDER = "user"
 """In the checked folder: the user's own, for criu's log and for contents."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,100}\.img", re.ASCII)
-_CONTENTS = re.compile(r"(pages|ghost-file)-[0-9]{1,10}\.img", re.ASCII)
+_CONTENTS = re.compile(r"(pages|ghost-file)-[0-9a-f]{1,10}\.img", re.ASCII)
 _CORE = re.compile(r"core-.*\.img", re.ASCII)
 _OLD = re.compile(r"creds-.*\.img", re.ASCII)
 """Where very old images have credentials, and criu still looks for them."""

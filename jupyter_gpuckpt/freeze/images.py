@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
+import stat
 import struct
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
@@ -23,6 +25,8 @@ SOCK_STREAM = 1
 _TASK_STOPPED = 3  # criu/include/pid.h
 _WHOLE_FILE = 2  # criu/include/file-lock.h, FL_FLOCK: of flock(2)
 _EMPTY = 8  # bytes of an image without entries
+_LINKED, _GHOST = 0, 1  # criu's images/remap-file-path.proto
+_GHOST_MAGIC = struct.pack("<II", 0x54564319, 0x52583605)  # criu/include/magic.h
 
 _U32 = descriptor_pb2.FieldDescriptorProto.TYPE_UINT32
 _U64 = descriptor_pb2.FieldDescriptorProto.TYPE_UINT64
@@ -88,7 +92,8 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
     ],
     "ids": [("files_id", 2, _U32, "")],
     "descriptor": [("id", 1, _U32, ""), ("fd", 4, _U32, "")],
-    "remap": [("orig_id", 1, _U32, ""), ("remap_id", 2, _U32, "")],
+    "remap": [("orig_id", 1, _U32, ""), ("remap_id", 2, _U32, ""), ("remap_type", 3, _U32, "")],
+    "ghost": [("uid", 1, _U32, ""), ("gid", 2, _U32, ""), ("mode", 3, _U32, "")],
     "dump_stats": [("freezing_time", 1, _U32, ""), ("frozen_time", 2, _U32, "")],
     "stats": [("dump", 1, _MESSAGE, "dump_stats")],
     "pstree": [
@@ -174,16 +179,15 @@ def named_files(images: Path) -> list[NamedFile]:
     """
     nameless = _nameless(images)
     return [
-        NamedFile(
-            _path(e.reg),
-            e.reg.size if e.reg.HasField("size") else None,
-            e.reg.flags,
-            e.reg.mode,
-            struct.pack(f"<{len(e.reg.build_id)}I", *e.reg.build_id),
-        )
+        _named(e.reg)
         for e in _entries((images / "files.img").read_bytes(), "file")
         if e.HasField("reg") and e.id not in nameless
     ]
+
+
+def _named(reg: Any) -> NamedFile:
+    size = reg.size if reg.HasField("size") else None
+    return NamedFile(_path(reg), size, reg.flags, reg.mode, struct.pack(f"<{len(reg.build_id)}I", *reg.build_id))
 
 
 def paths_by_id(raw: bytes) -> dict[int, str]:
@@ -240,6 +244,58 @@ def unknown_bytes(entry: Any) -> bytes:
 def _nameless(images: Path) -> set[int]:
     remap = images / "remap-fpath.img"
     return {e.orig_id for e in _entries(remap.read_bytes(), "remap")} if remap.exists() else set()
+
+
+def lost_names(images: Path) -> dict[int, NamedFile]:
+    """Return the files that lost the name by which the tree uses them, and have another one, by id.
+
+    For the time of a dump criu gives them a name beside that one (``--link-remap``), which is gone afterwards.
+    """
+    remap = images / "remap-fpath.img"
+    entries = list(_entries(remap.read_bytes(), "remap")) if remap.exists() else []
+    wanted = {e.orig_id for e in entries if e.HasField("remap_type") and e.remap_type == _LINKED}
+    files = _entries((images / "files.img").read_bytes(), "file") if wanted else iter(())
+    return {e.id: _named(e.reg) for e in files if e.HasField("reg") and e.id in wanted}
+
+
+def make_nameless(images: Path, contents: Mapping[int, BinaryIO]) -> None:
+    """Have files that lost their names (by id, as `lost_names` has them) travel in the images with these contents.
+
+    Raises
+    ------
+    OSError : a content cannot be read or written.
+    """
+    ghosts: dict[tuple[int, int], int] = {}  # several ids may be of one file
+    for number, content in enumerate(contents.values(), 1 + _highest_ghost(images)):
+        about = os.fstat(content.fileno())
+        if (about.st_dev, about.st_ino) in ghosts:
+            continue
+        ghosts[about.st_dev, about.st_ino] = number
+        entry = _MESSAGES["ghost"](uid=about.st_uid, gid=about.st_gid, mode=about.st_mode)
+        with (images / f"ghost-file-{number:x}.img").open("xb") as image:
+            image.write(_GHOST_MAGIC + _packed(entry))
+            shutil.copyfileobj(content, image)
+    remap, files = (images / "remap-fpath.img").read_bytes(), (images / "files.img").read_bytes()
+    names = set()
+    out = bytearray(remap[:8])
+    for e in _entries(remap, "remap"):
+        if e.orig_id in contents:
+            about = os.fstat(contents[e.orig_id].fileno())
+            names.add(e.remap_id)
+            e.remap_id, e.remap_type = ghosts[about.st_dev, about.st_ino], _GHOST
+        out += _packed(e)
+    (images / "remap-fpath.img").write_bytes(out)
+    out = bytearray(files[:8])
+    for e in _entries(files, "file"):
+        if e.id in contents:
+            e.reg.ClearField("size")  # it may be written to, and grow, until its content is read
+        if e.id not in names:
+            out += _packed(e)
+    (images / "files.img").write_bytes(out)
+
+
+def _highest_ghost(images: Path) -> int:
+    return max((int(path.stem.rpartition("-")[2], 16) for path in images.glob("ghost-file-*.img")), default=0)
 
 
 def _path(reg: Any) -> str:
@@ -451,7 +507,8 @@ def rewrite_files(
             end = e.usk.name[len(os.fsencode(path)) :]
             e.usk.name = os.fsencode(socket_path(path)) + end
         if e.HasField("reg") and e.id not in nameless and (now := found(_path(e.reg))) is not None:
-            e.reg.mode = now.st_mode
+            if not stat.S_ISLNK(e.reg.mode):
+                e.reg.mode = now.st_mode
             if _path(e.reg) in written or e.reg.size != now.st_size:
                 e.reg.ClearField("size")
         out += _packed(e)

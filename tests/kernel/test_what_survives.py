@@ -325,6 +325,51 @@ def test_a_file_that_was_deleted_but_is_open(notebook: Notebook, tmp_path: Path)
     assert not (tmp_path / "gone").exists()
 
 
+def test_a_file_that_was_replaced_and_has_another_name_left(notebook: Notebook, tmp_path: Path) -> None:
+    # As package managers leave a library that they replace, whose packages are hard links into a cache.
+    project, cache = tmp_path / "project", tmp_path / "cache"
+    project.mkdir()
+    cache.mkdir()
+    for name in ("read", "mapped", "written"):
+        (project / name).write_text(f"the old {name} file")
+        (cache / name).hardlink_to(project / name)
+    notebook.run(f"""
+        import mmap, os
+        os.chdir({str(project)!r})
+        read, written = open("read", "rb", buffering=0), open("written", "r+b", buffering=0)
+        with open("mapped", "rb") as f:
+            mapped = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)
+        start = read.read(4)
+    """)
+    for name in ("read", "mapped", "written"):
+        (project / name).unlink()
+    (project / "mapped").write_text("another, longer content")
+    said = notebook.run("%gpuckpt save here").text
+    assert f"{project / 'written'} was deleted under that name" in said
+    assert f"{project / 'read'} was" not in said
+    notebook.run("read.close(); written.close(); mapped.close()")
+    restore(notebook)
+    assert value(notebook, "start, read.read(), mapped[:]") == "(b'the ', b'old read file', b'the old mapped file')"
+    # What it writes is its own from now on; and nothing is left of the names that criu uses for a moment.
+    notebook.run("written.write(b'The new'); size = written.seek(0)")
+    assert value(notebook, "written.read()") == "b'The new written file'"
+    assert (cache / "written").read_text() == "the old written file"
+    assert [(path.name, path.read_text()) for path in project.iterdir()] == [("mapped", "another, longer content")]
+    save(notebook, "again")
+
+
+def test_a_link_that_is_open_itself(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(f"""
+        import os
+        os.symlink("nothing-is-here", {str(tmp_path / "link")!r})
+        link = os.open({str(tmp_path / "link")!r}, os.O_PATH | os.O_NOFOLLOW)
+    """)
+    save(notebook)
+    notebook.run("os.close(link)")
+    restore(notebook)
+    assert value(notebook, "os.readlink('', dir_fd=link)") == "nothing-is-here"
+
+
 def test_mapped_files(notebook: Notebook, tmp_path: Path) -> None:
     data = tmp_path / "data.bin"
     data.write_bytes(b"a" * 8192)

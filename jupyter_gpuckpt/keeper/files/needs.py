@@ -194,7 +194,7 @@ def difference(file: NeededFile, root: Path) -> str:
     was = _kind(file.mode) if file.size is None else "1 byte" if file.size == 1 else f"{file.size} bytes"
     at = root / file.path[1:]
     try:
-        now = at.stat()
+        now = at.stat(follow_symlinks=not stat.S_ISLNK(file.mode))  # of a link itself, that is open (O_PATH)
     except FileNotFoundError:
         if file.kept and lifetime.can_be_made(at):
             return ""
@@ -255,4 +255,5 @@ def _change(file: NeededFile, root: Path, marks: Marks) -> str:
 
 def _kind(mode: int) -> str:
     names = {stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    names[stat.S_IFLNK] = "a link"
     return names.get(stat.S_IFMT(mode), "a device")

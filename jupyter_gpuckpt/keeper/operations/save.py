@@ -29,7 +29,7 @@ from ...freeze import criu, cuda, images, pages, processes
 from ...freeze.criu_program import CriuProgram, version_text
 from ...store import Manifest, Writer
 from ...store.upkeep.retention import keep_last, keep_under
-from .. import comparison, fit, ports
+from .. import comparison, fit, lost_names, ports
 from ..deputy import usable_criu
 from ..files import kept_files, lifetime, needs
 from ..gpu.freeze import GpuFreeze
@@ -464,6 +464,7 @@ async def _freeze(
             operation.cancellable = False
             parked = await gpu.finish_copy()
             _refuse_half_connections(staging)
+            notes = await asyncio.to_thread(lost_names.keep, staging.outside, tree)
         except BaseException:
             operation.cancellable = False
             await criu_run.let_run(kernel, still)
@@ -482,7 +483,8 @@ async def _freeze(
     if parked is not None:
         described = {**described, "parked": asdict(parked)}
     process["frozen_seconds"] = seconds
-    notes = [] if staging.in_memory else [_NO_MEMORY]
+    if not staging.in_memory:
+        notes.append(_NO_MEMORY)
     frozen = Frozen(seconds, gpu, described, process, notes, still)
     if left == "running":
         frozen.begin_to_tidy()
