@@ -18,8 +18,8 @@ LARGEST_WINDOW = 2 * 1024 * 1024
 """Pages are kept together with those of the same window of address space, of so many bytes at most."""
 SMALLEST_WINDOW = 16 * 1024
 _WINDOWS = 2048
-"""So many windows an image has, about, where they are neither largest nor smallest: what a program changes is scattered
-over its memory, a few bytes here and there, and a small kernel has nearly all of its large windows changed each time."""
+"""So many windows an image has, about, where they are neither largest nor smallest: what a program changes lies all
+over its memory, a few bytes here and there, and of a small kernel nearly all large windows would be changed."""
 LONG = 2 * LARGEST_WINDOW
 """Bytes from which on a run of pages is long: an array of its own, which may be elsewhere in the next dump."""
 
