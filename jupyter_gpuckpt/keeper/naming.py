@@ -85,7 +85,7 @@ def choose_key(store: Store, name: str, owner: Owner, *, replace: bool) -> tuple
     if own and not replace:
         raise name_taken(name)
     if own:
-        return own[0].name, True
+        return min(manifest.name for manifest in own), True
     return name if name not in keys else key_of(name, owner.notebook), False
 
 
@@ -160,15 +160,17 @@ def _of_notebook(found: Sequence[Manifest], name: str, notebook: str) -> list[Ma
 
 def _one(text: str, chosen: Sequence[Manifest], found: Sequence[Manifest]) -> str:
     """Return the key of the one that was chosen of all that are called so. Raises `Refused` where there are several."""
-    if len(chosen) > 1:
-        names = [labels(found)[manifest.name] for manifest in chosen]
+    # Of two of one notebook, which only a fetch can bring about, it is the one that lists show under this name.
+    keys = {str(m.kernel.get("notebook", "")): m.name for m in sorted(chosen, key=lambda m: m.name, reverse=True)}
+    if len(keys) > 1:
+        names = [labels(found)[key] for key in keys.values()]
         raise Refused(
-            f"{text} is the name of {len(chosen)} snapshots.",
+            f"{text} is the name of {len(names)} snapshots.",
             f"They are {', '.join(names)}.",
             f"Say which of them you mean, for example {names[0]}.",
             names=names,
         )
-    return chosen[0].name
+    return next(iter(keys.values()), text)
 
 
 def find_own(store: Store, text: str, owner: Owner) -> str:

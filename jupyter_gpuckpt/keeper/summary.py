@@ -64,7 +64,7 @@ def summaries(manifests: Iterable[Manifest]) -> list[dict[str, Any]]:
 
 
 def labels(manifests: Iterable[Manifest], *, always: bool = False) -> dict[str, str]:
-    """Return what people call each of some snapshots, newest first, by its key in the store.
+    """Return what people call each of some snapshots, by its key in the store.
 
     That is its name; where another one has that, too, or `always`, it is ``notebook:name``, with as much of the
     notebook's path as tells them apart. That of a kernel without a notebook is its name alone.
@@ -76,10 +76,9 @@ def _labels(snapshots: Iterable[tuple[str, str]], *, always: bool = False) -> di
     found: dict[str, str] = {}
     named: dict[str, dict[str, str]] = defaultdict(dict)
     for key, notebook in snapshots:
-        if notebook in (of_name := named[name_of(key)]):
-            found[key] = key  # one that was fetched, and is another's of the same notebook: nothing else is its own
-        else:
-            of_name[notebook] = key
+        found[key] = key  # where one was fetched of a notebook that had such a name here: nothing else tells them apart
+        of_name = named[name_of(key)]
+        of_name[notebook] = min(key, of_name.get(notebook, key))
     for name, of_name in named.items():
         for notebook, key in of_name.items():
             plain = not notebook or (len(of_name) == 1 and not always)

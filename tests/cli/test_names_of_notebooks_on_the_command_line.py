@@ -46,6 +46,21 @@ def test_another_notebooks_snapshot_is_restored_only_where_that_is_said(cli: Cli
     assert cli("restore", "a.ipynb", "base", "--json").json["message"] == ""
 
 
+def test_damaged_snapshots_and_two_of_one_notebook_are_told_apart_and_removed(cli: Cli) -> None:
+    # Two of one notebook, as a fetch can bring about: each is what the list calls it.
+    _saved("base", "/home/me/a.ipynb")
+    _saved("base", "/home/me/a.ipynb", "base~00000001")
+    assert sorted(s["label"] for s in cli("list", "--json").json["snapshots"]) == ["base", "base~00000001"]
+    assert cli("show", "base", "--json").json["name"] == cli("show", "a.ipynb:base", "--json").json["name"] == "base"
+    assert cli("show", "base~00000001", "--json").json["name"] == "base~00000001"
+    for path in Path(settings.store_dir(), "snapshots").iterdir():
+        path.write_bytes(path.read_bytes()[:-9])
+    for key in ("base", "base~00000001"):
+        assert cli("show", key, "--json").json["error"]["kind"] == "Damaged"
+        assert cli("rm", key).status == 0
+    assert cli("show", "base").status == 3
+
+
 def test_a_name_that_several_notebooks_have_is_asked_back(cli: Cli, tmp_path: Path) -> None:
     _saved("base", "/home/me/one/train.ipynb")
     _saved("base", "/home/me/two/train.ipynb", "base~00000001")
