@@ -150,8 +150,24 @@ while not go[0]: pass
     assert_awake(notebook)
 
 
+_CHILDREN = """
+import os, signal, subprocess
+x = 1
+runs, still = (subprocess.Popen(["sleep", "10000"]) for _ in range(2))
+still.send_signal(signal.SIGSTOP)
+os.waitid(os.P_PID, still.pid, os.WSTOPPED | os.WNOWAIT)
+def states():
+    return [open(f"/proc/{child.pid}/stat").read().rpartition(")")[2].split()[0] for child in (runs, still)]
+"""
+
+
+def assert_children_are_as_they_were(notebook: Notebook) -> None:
+    """The one that was stopped still is, and the other one is not."""
+    assert notebook.value("states()") == "['S', 'T']"
+
+
 def test_a_cell_that_comes_meanwhile_breaks_it_off(criu: Criu, notebook: Notebook) -> None:
-    notebook.run("x = 1")
+    notebook.run(_CHILDREN)
     pid = status(notebook)["pid"]
     with criu.held_at("dump", "post-dump") as reached:
         asked = Requested(notebook, "hibernate", {})
@@ -160,6 +176,7 @@ def test_a_cell_that_comes_meanwhile_breaks_it_off(criu: Criu, notebook: Noteboo
     assert isinstance(asked.outcome(), Busy)
     assert cell.answer()["status"] == "ok"
     assert notebook.value("x") == "2"
+    assert_children_are_as_they_were(notebook)
     assert status(notebook)["pid"] == pid
     assert_awake(notebook)
 
@@ -222,7 +239,7 @@ def test_no_room_for_it(full_disk: Path, notebook: Notebook) -> None:
 
 @pytest.mark.parametrize("stage", ["preparing the kernel", "writing", "post-dump"])
 def test_the_keeper_is_killed_on_the_way_there(criu: Criu, notebook: Notebook, stage: str) -> None:
-    notebook.run("x = 1")
+    notebook.run(_CHILDREN)
 
     def kill(entered: str) -> None:
         if entered == stage:
@@ -238,6 +255,7 @@ def test_the_keeper_is_killed_on_the_way_there(criu: Criu, notebook: Notebook, s
     assert isinstance(asked.outcome(), KeeperGone)
     assert notebook.manager.is_alive()
     assert notebook.value("x") == "1"
+    assert_children_are_as_they_were(notebook)
     assert_awake(notebook)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ... import settings
+from ... import proc, settings
 from ...errors import (
     GpuckptError,
     SaveFailed,
@@ -175,13 +175,20 @@ async def let_run(kernel: int | None, still: Collection[int]) -> None:
             os.kill(pid, signal.SIGSTOP)  # criu had continued it, and was killed
 
 
+def _command(pid: int) -> str:
+    try:
+        return proc.read(f"/proc/{pid}/cmdline")
+    except OSError:
+        return ""  # it has just ended
+
+
 async def end_criu(space: Namespace, pid: int | None) -> None:
     """Wait for the criu that a dead keeper left running: it lets the processes run on when it is done.
 
     One that does nothing any more is killed. That is the worse way: it may have put code of its own into a process.
     """
     outer = space.program(pid) if pid else None
-    if outer is None or b"criu" not in Path(f"/proc/{outer}/cmdline").read_bytes():
+    if outer is None or "criu" not in _command(outer):
         return
     done, quiet_since, killed = processes.work_done(outer), time.monotonic(), 0
     while processes.start_time(outer) is not None and killed * _STALLED <= _KILLED:

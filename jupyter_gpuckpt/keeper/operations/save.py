@@ -291,15 +291,18 @@ async def run_on(keeper: Keeper, taken: Taken, failure: GpuckptError) -> None:
 
     Raises
     ------
+    SaveFailed : some of it stands still.
     KernelLost : the GPU state could not be brought back.
     """
     link = keeper.link
     assert link is not None
-    await criu_run.let_run(keeper.namespace().outer(keeper.state.kernel_pid), taken.frozen.still)
-    await taken.frozen.gpu.thaw()
-    keeper.state.operation = None
-    keeper.note_state()
-    await after_save(link, keeper.launch.agent, failure, settings.hook_timeout())
+    try:
+        await criu_run.let_run(keeper.namespace().outer(keeper.state.kernel_pid), taken.frozen.still)
+        await taken.frozen.gpu.thaw()
+    finally:
+        keeper.state.operation = None
+        keeper.note_state()
+        await after_save(link, keeper.launch.agent, failure, settings.hook_timeout())
 
 
 def _remove_old(keeper: Keeper, newest: str) -> None:
