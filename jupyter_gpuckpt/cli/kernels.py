@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import GpuckptError, KeeperGone, OtherVersion, Refused
 from ..keeper import client, jobs
 from ..keeper.listing import STATUS_TIMEOUT, running_kernels, with_snapshots
+from ..keeper.protocol import new_operation_id
 from ..keeper.record import KernelFolder
 from ..keeper.summary import is_of
 from ..kernel import show
@@ -196,10 +197,11 @@ def operate(kernel: str, op: str, request: dict[str, Any], verb: str) -> dict[st
     """
     folder = _find(kernel)
     is_job = jobs.is_job(folder)
+    named = {"operation": new_operation_id(), "kind": op}
     with (
         about_a_job(is_job),
         client.connect(folder) as keeper,
-        _Cancelling(folder) as cancelling,
+        _Cancelling(folder, named) as cancelling,
         output.Progress(verb) as progress,
     ):
 
@@ -207,18 +209,19 @@ def operate(kernel: str, op: str, request: dict[str, Any], verb: str) -> dict[st
             progress.take(told_of_a_job(message) if is_job else message)
             cancelling.ask_again()
 
+        request = {**request, "operation": named["operation"]}
         found: dict[str, Any] = keeper.request(op, request, timeout=None, progress=take)
     return told_of_a_job(found) if is_job else found
 
 
 class _Cancelling:
-    """While it is entered, Ctrl-C asks the keeper to cancel, and the answer is still waited for.
+    """While it is entered, Ctrl-C asks the keeper to cancel what is `named`, and the answer is still waited for.
 
     Some stages cannot be left; the keeper is then asked again at each later one. A second Ctrl-C stops the waiting.
     """
 
-    def __init__(self, folder: KernelFolder) -> None:
-        self._folder = folder
+    def __init__(self, folder: KernelFolder, named: dict[str, str]) -> None:
+        self._folder, self._named = folder, named
         self._wanted = self._accepted = False
         self._before: Any = None
 
@@ -235,7 +238,7 @@ class _Cancelling:
             return
         # The connection of the request is in use: its answer is being waited for.
         with contextlib.suppress(GpuckptError), client.connect(self._folder) as keeper:
-            self._accepted = bool(keeper.request("cancel", timeout=_CANCEL_TIMEOUT))
+            self._accepted = bool(keeper.request("cancel", self._named, timeout=_CANCEL_TIMEOUT))
 
     def _on_interrupt(self, _: int, __: FrameType | None) -> None:
         if self._wanted:

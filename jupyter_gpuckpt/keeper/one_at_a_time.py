@@ -58,26 +58,26 @@ class OneAtATime:
         """The kinds of those that wait until that is done."""
         return [operation.kind for operation in self._queued]
 
-    async def wait_for_others(self, kind: str, name: str, tell: Tell, *, patient: bool) -> None:
-        """Wait for what is under way where that is right for an operation of this kind, or break it off.
+    async def wait_for_others(self, operation: Operation, tell: Tell, *, patient: bool) -> None:
+        """Wait for what is under way where that is right for such an operation, or break it off.
 
         Raises
         ------
         Cancelled : nobody wants to wait any longer.
         """
+        kind = operation.kind
         while (under_way := self.current) is not None and not self._may_begin_beside(kind):
             soon = patient and (under_way.kind in _IS_WAITED_FOR or kind == "wake")
             if not (soon or under_way.answering):
                 return
             if under_way.kind in _BREAKS_OFF.get(kind, ()):
                 under_way.cancelling.set()
-            with self._queue(kind, name, tell) as stages:
+            with self._queue(operation, tell) as stages:
                 await stages.or_cancelled(under_way.settled.wait())
 
     @contextlib.contextmanager
-    def _queue(self, kind: str, name: str, tell: Tell) -> Iterator[Stages]:
+    def _queue(self, operation: Operation, tell: Tell) -> Iterator[Stages]:
         """Have an operation wait for its turn for as long as the context lasts."""
-        operation = Operation(kind, name)
         self._queued.append(operation)
         try:
             yield Stages(operation, tell)
@@ -87,7 +87,7 @@ class OneAtATime:
     def _may_begin_beside(self, kind: str) -> bool:
         return kind in _BESIDE_WRITING and not self.holds_kernel
 
-    async def wait_until_written(self, kind: str, name: str, tell: Tell) -> None:
+    async def wait_until_written(self, operation: Operation, tell: Tell) -> None:
         """Wait for a save whose kernel runs on already to be on the disk, where there is one; a wake need not.
 
         Raises
@@ -95,27 +95,26 @@ class OneAtATime:
         Cancelled : nobody wants to wait any longer.
         """
         writing = self.writes
-        if writing is None or self._may_begin_beside(kind):
+        if writing is None or self._may_begin_beside(operation.kind):
             return
-        with self._queue(kind, name, tell) as stages:
+        with self._queue(operation, tell) as stages:
             await stages.enter(f"waiting until {writing} is written")
             await stages.or_cancelled(self.idle.wait())
 
     @contextlib.contextmanager
-    def begin(self, kind: str, name: str) -> Iterator[Operation]:
+    def begin(self, operation: Operation) -> Iterator[Operation]:
         """Have an operation under way for as long as the context lasts.
 
         Raises
         ------
         Busy : another one is.
         """
-        if self.current is not None and not self._may_begin_beside(kind):
+        if self.current is not None and not self._may_begin_beside(operation.kind):
             raise Busy(
                 f"The kernel is busy with a {self.current.kind_and_name()}.",
                 "One operation is done at a time.",
                 "Wait for it, or cancel it, and ask again.",
             )
-        operation = Operation(kind, name)
         self._under_way.append(operation)
         self.idle.clear()
         try:
@@ -126,13 +125,14 @@ class OneAtATime:
             if not self._under_way:
                 self.idle.set()
 
-    def cancel(self, kind: str) -> bool:
-        """Cancel the operation of this kind, or the one there is; what waits for its turn comes first.
+    def cancel(self, operation_id: str, kind: str = "") -> bool:
+        """Cancel the operation of this id; return whether there was one that can be cancelled.
 
-        Returns whether there was one that can be cancelled.
+        Who is of a version without ids has given none, and cancels what nobody has given one, of that `kind` if any.
         """
         for operation in (*self._queued, *reversed(self._under_way)):
-            if kind in ("", operation.kind) and operation.cancellable:
+            is_meant = operation.id == operation_id and (operation_id or kind in ("", operation.kind))
+            if is_meant and operation.cancellable:
                 operation.cancelling.set()
                 return True
         return False

@@ -3,6 +3,9 @@
 A request is ``{"id": n, "op": name, "args": {...}}``; its answers are any number of ``{"id": n, "progress": {...}}``
 and then ``{"id": n, "result": ...}`` or ``{"id": n, "error": GpuckptError.as_dict()}``. A client that asked for
 ``attach`` is also told ``{"event": "exited", "status": s}`` once, when the kernel has ended.
+
+An operation can be cancelled by whoever gave it an id when asking for it: ``operation`` in its args, and in those of
+``cancel``, as `new_operation_id` makes them.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import os
 import socket
 import struct
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +37,11 @@ LINE_LIMIT = 64 << 20
 
 REQUEST_LIMIT = 1 << 20
 """The longest line of a client, in bytes; of what is not worked on yet, twice as much is taken in."""
+
+
+def new_operation_id() -> str:
+    """Return an id for an operation that is about to be asked for."""
+    return uuid.uuid4().hex
 
 
 @contextlib.contextmanager

@@ -274,6 +274,8 @@ class Operation:
 
     kind: str
     name: str
+    id: str = ""
+    """What whoever asked for it calls it, to cancel it and no other; empty where they call it nothing."""
     stage: str = "checking"
     cancellable: bool = True
     answering: bool = False

@@ -82,11 +82,11 @@ class Requests:
         if op == "status":
             return status(keeper)
         if op == "cancel":
-            return keeper.operations.cancel(str(args.get("kind") or ""))
+            return keeper.operations.cancel(str(args.get("operation") or ""), str(args.get("kind") or ""))
         if op == "signal":
             return keeper.signal(int(args["signum"]))
         if op in _OPERATIONS:
-            return await self._operate(op, _subject(op, args), args, tell)
+            return await self._operate(Operation(op, _subject(op, args), str(args.get("operation") or "")), args, tell)
         if op == "awake":
             keeper.state.awake = bool(args["on"])
             keeper.save_state()
@@ -110,15 +110,15 @@ class Requests:
 
     # -- operations, which there is one of at a time
 
-    async def _operate(self, kind: str, name: str, args: dict[str, Any], tell: Tell) -> Any:
+    async def _operate(self, operation: Operation, args: dict[str, Any], tell: Tell) -> Any:
         keeper, operations = self.keeper, self.keeper.operations
         await keeper.held.wait()
-        await operations.wait_for_others(kind, name, tell, patient="idle_for" not in args)
-        await operations.wait_until_written(kind, name, tell)
-        if keeper.state.hibernated is None or kind not in _IS_FOR_HIBERNATED:
+        await operations.wait_for_others(operation, tell, patient="idle_for" not in args)
+        await operations.wait_until_written(operation, tell)
+        if keeper.state.hibernated is None or operation.kind not in _IS_FOR_HIBERNATED:
             keeper.namespace()
         try:
-            with operations.begin(kind, name) as operation:
+            with operations.begin(operation):
                 return await self._counted(operation, args, tell)
         finally:
             keeper.wake_if_asked()

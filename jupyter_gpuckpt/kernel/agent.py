@@ -15,6 +15,7 @@ import platform
 import queue
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -61,11 +62,12 @@ class _Waiting:
 
     Attributes
     ----------
+    operation : the id by which it can be cancelled.
     afterwards : takes what the keeper says after it has ``taken`` the kernel: the cell that asked does not wait for it.
     """
 
-    def __init__(self, op: str, afterwards: Progress | None) -> None:
-        self.op = op
+    def __init__(self, op: str, operation: str, afterwards: Progress | None) -> None:
+        self.op, self.operation = op, operation
         self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.afterwards = afterwards
         self.is_left = False
@@ -178,13 +180,14 @@ class Agent:
                 "Use %gpuckpt in a cell.",
             )
         number = next(self._ids)
-        waiting = _Waiting(op, afterwards)
+        args = {"operation": uuid.uuid4().hex, **(args or {})}
+        waiting = _Waiting(op, str(args["operation"]), afterwards)
         clients = self._clients_now() if op == "restore" else {}
         with interrupts.told(lambda: waiting.messages.put({"interrupted": True})):
             try:
                 with self._sending:
                     self._waiting[number] = waiting
-                    self._send({"request": number, "op": op, "args": args or {}})
+                    self._send({"request": number, "op": op, "args": args})
                 return self._wait(waiting, progress)
             except GpuckptError:
                 # A restore that failed late has sent them away to the other kernel; they come back.
@@ -221,7 +224,8 @@ class Agent:
                 if interrupted:
                     raise _not_waited_for(waiting.op, "It was interrupted twice, and the keeper cannot stop it now.")
                 interrupted = True
-                self._send({"request": next(self._ids), "op": "cancel", "args": {"kind": waiting.op}})
+                named = {"operation": waiting.operation, "kind": waiting.op}
+                self._send({"request": next(self._ids), "op": "cancel", "args": named})
                 continue
             quiet = 0.0
             if "taken" in message.get("progress", ()):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class Panel(anywidget.AnyWidget):
         self._agent = agent
         self._changing = threading.Lock()
         self._acting = threading.Lock()
+        self._operation = ""
         self._views: set[str] = set()
         self._seen = threading.Event()
         super().__init__(**kwargs)
@@ -110,9 +112,9 @@ class Panel(anywidget.AnyWidget):
     def _heed(self, content: dict[str, Any]) -> None:
         self._show(answered=content.get("number"))
         asked = content.get("do")
-        if asked == "cancel":
+        if asked == "cancel" and self._operation:
             with contextlib.suppress(GpuckptError):
-                self._agent.request("cancel")
+                self._agent.request("cancel", {"operation": self._operation})
         elif asked == "see":
             self._see(str(content.get("view")), bool(content.get("seen")))
         elif asked in ("save", "restore", "mv", "pin", "rm"):
@@ -141,7 +143,8 @@ class Panel(anywidget.AnyWidget):
 
         try:
             self._show(operation={"kind": asked, "name": name, "stage": "asking", "percent": None}, note="", error=None)
-            result = self._agent.request(asked, args, progress)
+            self._operation = uuid.uuid4().hex
+            result = self._agent.request(asked, {**args, "operation": self._operation}, progress)
             self._show(note=_NOTES[asked](args, result))
         except GpuckptError as e:
             self._show(error=e.as_dict())

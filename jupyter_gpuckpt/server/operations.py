@@ -164,7 +164,7 @@ class Operations:
         if operation.ended is None and not operation.cancelling:
             operation.cancelling = True
             if folder is not None:
-                await asyncio.to_thread(_ask_to_cancel, folder)
+                await asyncio.to_thread(_ask_to_cancel, folder, operation)
         return operation
 
     def moved(self, operation: Operation, stage: str, percent: int | None) -> None:
@@ -267,9 +267,8 @@ class _Waiting(_Thread):
         self._log_began = keeper_log_size(self.folder)
         with client.connect(self.folder) as keeper:
             # No time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
-            result: dict[str, Any] = keeper.request(
-                self.operation.kind, self.request, timeout=None, progress=self._take
-            )
+            request = {**self.request, "operation": self.operation.id}
+            result: dict[str, Any] = keeper.request(self.operation.kind, request, timeout=None, progress=self._take)
         if self.finish is not None:
             asyncio.run_coroutine_threadsafe(self.finish(result or {}), self.loop).result()
         return result
@@ -280,12 +279,13 @@ class _Waiting(_Thread):
     def _take(self, progress: dict[str, Any]) -> None:
         self.moved(str(progress["stage"]), progress.get("done", 0), progress.get("total") or 0)
         if self.operation.cancelling and not self._agreed:
-            self._agreed = _ask_to_cancel(self.folder)
+            self._agreed = _ask_to_cancel(self.folder, self.operation)
 
 
-def _ask_to_cancel(folder: KernelFolder) -> bool:
-    """Ask a keeper to cancel what it does, and return whether it will."""
+def _ask_to_cancel(folder: KernelFolder, operation: Operation) -> bool:
+    """Ask a keeper to cancel an operation, and return whether it will."""
     # The connection of the request is in use: its answer is being waited for.
     with contextlib.suppress(GpuckptError), client.connect(folder) as keeper:
-        return bool(keeper.request("cancel", timeout=_CANCEL_TIMEOUT))
+        named = {"operation": operation.id, "kind": operation.kind}
+        return bool(keeper.request("cancel", named, timeout=_CANCEL_TIMEOUT))
     return False

@@ -9,15 +9,17 @@ import pytest
 from jupyter_gpuckpt.errors import Busy, Cancelled
 from jupyter_gpuckpt.keeper.one_at_a_time import OneAtATime
 from jupyter_gpuckpt.keeper.operations.stages import to_nobody
+from jupyter_gpuckpt.keeper.record import Operation
 
 
 async def _may_begin(operations: OneAtATime, kind: str) -> bool:
     """Tell whether an operation of this kind begins without having to wait."""
 
     async def begin() -> None:
-        await operations.wait_for_others(kind, "it", to_nobody, patient=True)
-        await operations.wait_until_written(kind, "it", to_nobody)
-        with operations.begin(kind, "it"):
+        operation = Operation(kind, "it")
+        await operations.wait_for_others(operation, to_nobody, patient=True)
+        await operations.wait_until_written(operation, to_nobody)
+        with operations.begin(operation):
             pass
 
     try:
@@ -30,14 +32,14 @@ async def _may_begin(operations: OneAtATime, kind: str) -> bool:
 def test_only_a_wake_goes_on_beside_a_save_that_is_being_written() -> None:
     async def check() -> None:
         operations = OneAtATime()
-        with operations.begin("save", "x") as save:
+        with operations.begin(Operation("save", "x")) as save:
             assert operations.holds_kernel
             assert not await _may_begin(operations, "wake")
             save.let_kernel_go()
             assert operations.writes == "x"
             assert await _may_begin(operations, "wake")
             assert not any([await _may_begin(operations, kind) for kind in ("save", "sleep", "restore", "hibernate")])
-            with operations.begin("wake", "y") as wake:
+            with operations.begin(Operation("wake", "y")) as wake:
                 assert (operations.current, operations.writes) == (wake, "x")
                 assert not await _may_begin(operations, "wake")
                 operations.break_off()
@@ -54,7 +56,7 @@ def test_only_a_wake_goes_on_beside_a_save_that_is_being_written() -> None:
 def test_whichever_of_the_two_ends_first(first: str) -> None:
     async def check() -> None:
         operations = OneAtATime()
-        both = {kind: operations.begin(kind, kind) for kind in ("save", "wake")}
+        both = {kind: operations.begin(Operation(kind, kind)) for kind in ("save", "wake")}
         both["save"].__enter__().let_kernel_go()
         both["wake"].__enter__()
         both.pop(first).__exit__(None, None, None)
@@ -72,14 +74,32 @@ def test_whichever_of_the_two_ends_first(first: str) -> None:
 def test_one_that_waits_for_another_is_listed_and_can_be_cancelled() -> None:
     async def check() -> None:
         operations = OneAtATime()
-        with operations.begin("restore", "x") as restore:
-            waiting = asyncio.create_task(operations.wait_for_others("wake", "it", to_nobody, patient=True))
+        with operations.begin(Operation("restore", "x", "one")) as restore:
+            wake = Operation("wake", "it", "other")
+            waiting = asyncio.create_task(operations.wait_for_others(wake, to_nobody, patient=True))
             await asyncio.sleep(0)
             assert operations.queued == ["wake"]
-            assert operations.cancel("wake")
+            assert operations.cancel("other")
             with pytest.raises(Cancelled):
                 await waiting
             assert operations.queued == []
             assert not restore.cancelling.is_set()
+
+    asyncio.run(check())
+
+
+def test_only_who_asked_for_it_cancels_an_operation() -> None:
+    async def check() -> None:
+        operations = OneAtATime()
+        save = Operation("save", "it", "other")
+        with operations.begin(Operation("wake", "", "one")) as wake:
+            waiting = asyncio.create_task(operations.wait_for_others(save, to_nobody, patient=True))
+            await asyncio.sleep(0)
+            wake.cancellable = False
+            assert not operations.cancel("one"), "it is at a stage that cannot be left"
+            assert not operations.cancel("nobody's", "save")
+            assert not operations.cancel("", "save"), "who is of a version without ids has not asked for this one"
+        await waiting
+        assert not save.cancelling.is_set()
 
     asyncio.run(check())

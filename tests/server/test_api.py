@@ -165,6 +165,40 @@ def test_an_operation_is_cancelled(server: Server) -> None:
         server.ask("GET", "snapshots/never", status=404)
 
 
+_HELD_AFTER_RESTORE = """
+import jupyter_gpuckpt, os, time
+@jupyter_gpuckpt.after_restore
+def held(resumed):
+    while resumed.restored and not os.path.exists({go!r}):
+        open({reached!r}, "w").close()
+        time.sleep(0.01)
+"""
+
+
+@needs_criu
+def test_a_cancelled_operation_is_the_one_that_was_named(server: Server, tmp_path: Path) -> None:
+    reached, go = tmp_path / "reached", tmp_path / "go"
+    with server.notebook() as (kernel_id, notebook):
+        notebook.run(_HELD_AFTER_RESTORE.format(reached=str(reached), go=str(go)))
+        server.save(kernel_id, "held")
+        restore = server.ask("POST", f"kernels/{kernel_id}/restore", {"name": "held"}, 202)
+        path = f"operations/{restore['id']}"
+        wait_until(reached.exists)
+        save = server.ask("POST", f"kernels/{kernel_id}/save", {"name": "of-somebody-else"}, 202)
+
+        def queued() -> list[str]:
+            (kernel,) = server.ask("GET", "kernels")["kernels"]
+            return list(kernel["queued"])
+
+        try:
+            wait_until(lambda: queued() == ["save"], what="the save never waited")
+            server.ask("DELETE", path)
+        finally:
+            go.touch()
+        assert server.finish(restore)["state"] == "done", "it was too late to cancel it"
+        assert server.finish(save)["state"] == "done"
+
+
 @needs_criu
 def test_events_tell_each_step(server: Server) -> None:
     address = server.url.replace("http", "ws", 1) + "api/events/subscribe"

@@ -22,6 +22,7 @@ from ... import settings
 from ...errors import GpuckptError, NoSuchKernel
 from .. import client
 from ..listing import STATUS_TIMEOUT
+from ..protocol import new_operation_id
 from ..record import KernelFolder, now
 
 __all__ = ["Outcome", "hibernate_all", "write_report"]
@@ -95,10 +96,11 @@ def _hibernate(folder: KernelFolder, status: Mapping[str, Any], left: float | No
     if left is not None and left <= 0:
         why = "There was no time left."
     else:
-        with _cancelled_after(folder, left) as is_late:
+        operation = new_operation_id()
+        with _cancelled_after(folder, operation, left) as is_late:
             try:
                 with client.connect(folder) as keeper:
-                    name = str(keeper.request("hibernate", args)["name"])
+                    name = str(keeper.request("hibernate", {**args, "operation": operation})["name"])
             except (GpuckptError, OSError) as e:
                 why = "The time was up before it was saved." if is_late() else str(e)
     seconds = time.monotonic() - began
@@ -107,15 +109,15 @@ def _hibernate(folder: KernelFolder, status: Mapping[str, Any], left: float | No
 
 
 @contextlib.contextmanager
-def _cancelled_after(folder: KernelFolder, seconds: float | None) -> Iterator[Callable[[], bool]]:
-    """Have what the kernel's keeper does within the block cancelled after a while; gives whether it came to that."""
+def _cancelled_after(folder: KernelFolder, operation: str, seconds: float | None) -> Iterator[Callable[[], bool]]:
+    """Have an operation that is asked for within the block cancelled after a while; gives whether it came to that."""
     late = threading.Event()
 
     def cancel() -> None:
         late.set()
         # The connection of the request is in use: its answer is being waited for.
         with contextlib.suppress(GpuckptError, OSError), client.connect(folder) as keeper:
-            keeper.request("cancel", timeout=_CANCEL_TIMEOUT)
+            keeper.request("cancel", {"operation": operation, "kind": "hibernate"}, timeout=_CANCEL_TIMEOUT)
 
     timer = None if seconds is None else threading.Timer(seconds, cancel)
     if timer is not None:

@@ -290,7 +290,7 @@ async def bring_up(keeper: Keeper, order: Mapping[str, Any]) -> None:
     ------
     GpuckptError, OSError : it did not come up.
     """
-    with keeper.operations.begin("restore", name_of(str(order["key"]))) as operation:
+    with keeper.operations.begin(Operation("restore", name_of(str(order["key"])))) as operation:
         try:
             result = await restore(keeper, operation, dict(order), to_nobody)
         finally:
