@@ -165,15 +165,16 @@ def test_an_interrupt_while_a_snapshot_is_verified_leaves_the_kernel_alone(noteb
 def test_a_restore_is_cancelled_while_criu_restores(criu: Criu, notebook: Notebook, stage: str) -> None:
     notebook.run("x = 1")
     notebook.run("%gpuckpt save here")
-    notebook.run("x = 2")
+    notebook.run("x = 2; agent = get_ipython().kernel.agent")
     with criu.held_at("restore", stage) as reached:
-        cell = Asked(notebook, "%gpuckpt restore here")
+        cell = Asked(
+            notebook, "agent.request('restore', dict(name='here', operation='this', **agent.cells.describe()))"
+        )
         reached()
-        notebook.manager.interrupt_kernel()
         with notebook.keeper as keeper:
             assert not keeper.request("cancel", {"kind": "restore"}), "only who asked for it cancels it"
-        answer = cell.answer()
-    assert answer["ename"] == "Cancelled"
+            assert keeper.request("cancel", {"operation": "this"})
+    assert cell.answer()["ename"] == "Cancelled"
     assert notebook.value("x") == "2"
     notebook.run("%gpuckpt restore here")
     assert notebook.value("x") == "1"
