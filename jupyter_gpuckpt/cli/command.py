@@ -11,6 +11,7 @@ from .. import __version__
 from ..errors import Cancelled, GpuckptError
 from ..kernel.words import Commands, Parser, duration, gpus, number
 from . import output
+from .removal import add_removal_options
 from .store_parsers import add_store_parsers
 from .transfer_parsers import add_transfer_parsers
 
@@ -328,6 +329,7 @@ def _parser() -> tuple[Parser, Commands]:
     timing.add_argument("after", metavar="TIME", type=duration, help="for how long: 45s, 30m, 2h, or off")
     removing = command("rm", _rm, "remove snapshots")
     removing.add_argument("names", metavar="NAME", nargs="+", help="a snapshot")
+    add_removal_options(removing)
     add_store_parsers(command)
     add_transfer_parsers(command)
     command(

@@ -39,7 +39,7 @@ def result(as_json: bool, document: dict[str, Any], text: str) -> None:
     if as_json:
         _write(sys.stdout, json.dumps(document, indent=2))
     elif text:
-        _write(sys.stdout, _printable(text))
+        _write(sys.stdout, printable(text))
 
 
 def failure(as_json: bool, error: GpuckptError) -> None:
@@ -56,7 +56,7 @@ def failure(as_json: bool, error: GpuckptError) -> None:
 def note(text: str) -> None:
     """Print something for people that is no result, on standard error."""
     with contextlib.suppress(OSError):  # there is no place left to complain about it
-        _write(sys.stderr, _printable(text))
+        _write(sys.stderr, printable(text))
 
 
 def finish() -> None:
@@ -75,7 +75,7 @@ def finish() -> None:
         raise
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Return the text without control characters: messages and notebooks' names must not steer a terminal."""
     lines = (
         line if line.isprintable() else "".join(c if c.isprintable() else " " for c in line)
@@ -146,7 +146,7 @@ class Progress:
             seconds = time.monotonic() - self._began
             line = progress_text(self._verb, {**self._latest, "seconds": seconds})
             width = shutil.get_terminal_size().columns
-            sys.stderr.write(_CLEAR_LINE + _printable(line)[: width - 1])
+            sys.stderr.write(_CLEAR_LINE + printable(line)[: width - 1])
             sys.stderr.flush()
             shown, wait = True, _REDRAW
         if shown:

@@ -11,6 +11,7 @@ from ..keeper.summary import details, listing
 from ..kernel import show
 from ..store import Store
 from . import output
+from .removal import remove
 
 
 def list_snapshots(args: argparse.Namespace) -> int:
@@ -31,15 +32,16 @@ def show_snapshot(args: argparse.Namespace) -> int:
 def remove_snapshots(args: argparse.Namespace) -> int:
     """Remove the snapshots that can be removed, and say of the others why not."""
     store = _store()
-    removed = []
-    errors: list[GpuckptError] = []
+    named: dict[str, str] = {}
+    unknown: list[GpuckptError] = []
     for name in dict.fromkeys(args.names):
         try:
-            removed.append({"name": name, "freed": store.remove(find(store, name))})
+            named[find(store, name)] = name
         except GpuckptError as e:
-            errors.append(e)
-    text = "\n".join(f"Removed {one['name']}: {show.size(one['freed'])} freed." for one in removed)
-    output.result(args.json, {"removed": removed, "errors": [e.as_dict() for e in errors]}, text)
+            unknown.append(e)
+    document, text, errors = remove(args, store, named, asks=len(named) > 1)
+    errors = [*unknown, *errors]
+    output.result(args.json, {**document, "errors": [e.as_dict() for e in errors]}, text)
     if not args.json:
         for error in errors:
             output.note(str(error))

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Protocol
 
 from ..kernel.words import number
+from .removal import add_removal_options
 
 __all__ = ["add_store_parsers"]
 
@@ -60,6 +61,7 @@ def add_store_parsers(command: _Command) -> None:
     rule = keep.add_mutually_exclusive_group(required=True)
     rule.add_argument("--last", metavar="N", type=number, help="keep the newest N")
     rule.add_argument("--under", metavar="SIZE", type=_size, help="keep what fits: 500M, 20G, 1.5T")
+    add_removal_options(keep)
     keep.add_argument("--notebook", metavar="NOTEBOOK", help="remove only those of this notebook: its name or path")
     gc = command(
         "gc",

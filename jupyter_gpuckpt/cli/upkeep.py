@@ -13,8 +13,9 @@ from ..keeper.naming import find, new_key
 from ..keeper.summary import is_of_notebook, summaries, summary
 from ..kernel import show
 from ..store import Manifest, Store
-from ..store.upkeep.retention import keep_last, keep_under
+from ..store.upkeep.retention import beyond_last, beyond_size
 from . import output
+from .removal import remove
 from .transfer import collect_at
 
 
@@ -105,12 +106,19 @@ def keep(args: argparse.Namespace) -> int:
     """Remove old snapshots by a rule."""
     store = _store()
     if args.last is not None:
-        removed = keep_last(store, args.last, _chosen(args))
+        names = beyond_last(store, args.last, _chosen(args))
     else:
-        removed = keep_under(store, args.under, _chosen(args))
-    text = "\n".join(f"Removed {name}." for name in removed) or "Nothing had to be removed."
-    output.result(args.json, {"removed": removed, "used": store.used()}, text)
-    return output.DONE
+        names = beyond_size(store, args.under, _chosen(args))
+    labels = {name: str(summary(store.get(name))["label"]) for name in names}
+    document, text, errors = remove(args, store, labels, asks=True)
+    if not args.dry_run:
+        document["removed"] = [one["key"] for one in document["removed"]]
+    document = {**document, "used": store.used(), "errors": [e.as_dict() for e in errors]}
+    output.result(args.json, document, text if names else "Nothing had to be removed.")
+    if not args.json:
+        for error in errors:
+            output.note(str(error))
+    return output.exit_status(errors[0]) if errors else output.DONE
 
 
 def collect(args: argparse.Namespace) -> int:
@@ -119,7 +127,7 @@ def collect(args: argparse.Namespace) -> int:
         done = collect_at(args)
     else:
         store = _store()
-        done = store.would_collect() if args.dry_run else store.compact(args.grace or 0.0)
+        done = store.would_compact() if args.dry_run else store.compact(args.grace or 0.0)
     verb = "would be freed" if args.dry_run else "freed"
     text = f"{show.size(done.freed)} {verb}."
     if done.waiting:

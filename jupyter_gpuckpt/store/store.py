@@ -34,7 +34,7 @@ from .snapshot import Snapshot
 from .trust import Trust
 from .upkeep.check import Checked, check
 from .upkeep.collect import Collected, collect, sweep, used, would_collect
-from .upkeep.compact import compact
+from .upkeep.compact import compact, would_compact
 from .upkeep.repair import Repaired, repair
 from .writer import Choose, Writer
 
@@ -382,11 +382,7 @@ class Store:
         Pinned : it is to be kept.
         Incompatible : a newer version wrote it.
         """
-        check_key(name)
-        if not self._layout.readable():
-            raise self._no_such(name)
-        with suppress(Damaged):
-            self._refuse_pinned(self._read(name), "removed")
+        self.refuse_to_remove(name)
         with storing(f"The snapshot {name} could not be removed.", self.root):
             try:
                 self._layout.manifest(name).unlink()
@@ -394,6 +390,14 @@ class Store:
                 raise self._no_such(name) from None
             sync_folder(self._layout.snapshots)
         return self.collect().freed
+
+    def refuse_to_remove(self, name: str) -> None:
+        """Raise what `remove` would raise beforehand, and do nothing else."""
+        check_key(name)
+        if not self._layout.readable():
+            raise self._no_such(name)
+        with suppress(Damaged):
+            self._refuse_pinned(self._read(name), "removed")
 
     def rename(self, name: str, new: str) -> Manifest:
         """Give the snapshot `name` another name, sign it anew, and return its manifest.
@@ -542,12 +546,24 @@ class Store:
         with storing("Left-over data could not be deleted.", self.root):
             return collect(self._layout, self._all_manifests, grace)
 
-    def would_collect(self) -> Collected:
-        """Return what `collect` would free; nothing is changed."""
+    def would_collect(self, without: Collection[str] = ()) -> Collected:
+        """Return what `collect` would free if the snapshots of these names were removed; nothing is changed."""
+        if not self._layout.readable():
+            return Collected()
+
+        def named() -> Sequence[Manifest] | None:
+            manifests = self._all_manifests()
+            return manifests and [m for m in manifests if m.name not in without]
+
+        with storing("The store cannot be read.", self.root):
+            return would_collect(self._layout, named)
+
+    def would_compact(self) -> Collected:
+        """Return what `compact` would free; nothing is changed."""
         if not self._layout.readable():
             return Collected()
         with storing("The store cannot be read.", self.root):
-            return would_collect(self._layout, self._all_manifests)
+            return would_compact(self._layout, self._all_manifests)
 
     def _refuse_pinned(self, manifest: Manifest, verb: str) -> None:
         if self.labels(manifest).pinned:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Cli
+from command_line import COMMAND, Cli
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import Refused
@@ -100,6 +101,59 @@ def test_old_snapshots_are_removed_by_a_rule(cli: Cli, store: Store) -> None:
         ["keep", "--last", "1", "--under", "1"],
     ):
         assert cli(*wrong).status == 2
+
+
+def at_a_terminal(answer: str, *words: str) -> tuple[int, str]:
+    """Run `jupyter gpuckpt` at a terminal, and give this answer; return the exit status and what it printed."""
+    here, there = os.openpty()
+    try:
+        os.write(here, f"{answer}\n".encode())
+        done = subprocess.run([*COMMAND, *words], stdin=there, stderr=there, stdout=subprocess.PIPE, timeout=60)
+        asked = os.read(here, 1 << 16).decode()
+    finally:
+        os.close(here)
+        os.close(there)
+    return done.returncode, asked + done.stdout.decode()
+
+
+def test_what_would_be_removed_is_told_and_asked_for_at_a_terminal(cli: Cli, store: Store) -> None:
+    for number in range(4):
+        save(store, f"s{number}", data=os.urandom(50_000))
+    would = cli("keep", "--last", "2", "--dry-run", "--json").json
+    assert (would["would_remove"], would["freed"] > 100_000) == (["s1", "s0"], True)
+    assert "2 snapshots would go, 10" in cli("rm", "s0", "s1", "--dry-run").out
+    assert cli("rm", "s0", "s1", "nothing", "--dry-run").status == 3
+    for words in (["keep", "--last", "2"], ["rm", "s0", "s1"]):
+        status, shown = at_a_terminal("", *words)
+        assert status == 1
+        assert "Remove 2 snapshots (10" in shown
+        assert "Nothing was removed." in shown
+    assert len(store.list()) == 4
+    status, shown = at_a_terminal("y", "keep", "--last", "2")
+    assert (status, "2 snapshots removed, 10" in shown) == (0, True)
+    assert at_a_terminal("", "rm", "s2")[0] == 0, "one is removed without a question"
+    save(store, "s4")
+    assert at_a_terminal("", "rm", "s3", "s4", "--yes")[0] == 0
+    assert store.list() == []
+
+
+def test_what_would_be_freed_is_what_a_removal_and_a_collection_free(cli: Cli, store: Store) -> None:
+    shared = os.urandom(50_000)
+    for name in ("one", "other"):
+        save(store, name, shared=shared, own=os.urandom(9_000_000))
+    would = cli("rm", "one", "--dry-run", "--json").json["freed"]
+    assert cli("rm", "one", "--json").json["freed"] == would
+    would = cli("gc", "--dry-run", "--json").json["freed"]
+    assert would > 8_000_000
+    assert cli("gc", "--json").json["freed"] == would
+
+
+def test_a_damaged_store_is_no_reason_to_remove_all_but_the_newest(cli: Cli, store: Store) -> None:
+    saved = [save(store, f"s{number}", data=os.urandom(50_000)) for number in range(4)]
+    (store.root / "index" / saved[0].id).unlink()
+    refused = cli("keep", "--under", "120k")
+    assert (refused.status, "No old snapshots were removed." in refused.err) == (1, True)
+    assert len(store.list()) == 4
 
 
 def test_what_no_snapshot_needs_is_freed(cli: Cli, store: Store) -> None:

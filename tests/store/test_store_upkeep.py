@@ -285,3 +285,18 @@ def test_some_files_of_a_snapshot_are_read_without_the_others(tmp_path: Path) ->
     store.remove("b")
     with pytest.raises(NoSuchSnapshot), store.parts(written, ["long"]):
         pass
+
+
+def test_what_would_be_freed_is_what_is_freed(store: Store) -> None:
+    files = {str(n): os.urandom(CHUNK) for n in range(6)}
+    save(store, "all", files=files)
+    save(store, "one", files={"0": files["0"]})
+    save(store, "own", files={"own": os.urandom(CHUNK)})
+    would = store.would_collect(["all", "own"]).freed
+    assert would == store.remove("all") + store.remove("own") > CHUNK
+    would = store.would_compact().freed
+    assert would > 4 * CHUNK
+    before = store.used()
+    assert store.compact().freed == would
+    assert abs(before - store.used() - would) < 1000, "but for what the index takes"
+    assert store.would_compact().freed == store.compact().freed == 0

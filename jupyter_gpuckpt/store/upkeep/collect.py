@@ -25,7 +25,7 @@ from ..manifest import Manifest
 from ..names import session_of
 from ..sessions import Lock, held
 
-__all__ = ["Collected", "Named", "collect", "sweep", "used", "would_collect"]
+__all__ = ["Collected", "Named", "collect", "needless_parts", "sweep", "used", "would_collect"]
 
 _RECORD_LIMIT = 64 * 1024 * 1024
 
@@ -99,7 +99,7 @@ def collect(layout: Layout, named: Named, grace: float = 0.0) -> Collected:
     freed = 0
     try:
         freed = sweep(layout, layout.begun())
-        needless = _needless(layout, named)
+        needless = needless_parts(layout, named)
         if needless is None:
             return Collected(freed, obstacle=_DAMAGE)
         # A removal that is not yet on the disk may be undone by a power cut.
@@ -118,7 +118,7 @@ def collect(layout: Layout, named: Named, grace: float = 0.0) -> Collected:
 
 def would_collect(layout: Layout, named: Named) -> Collected:
     """Return what `collect` would free if nobody was at work; nothing is changed. Raises `OSError`."""
-    needless = _needless(layout, named)
+    needless = needless_parts(layout, named)
     if needless is None:
         return Collected(obstacle=_DAMAGE)
     try:
@@ -133,7 +133,7 @@ def would_collect(layout: Layout, named: Named) -> Collected:
     return Collected(sum(sizes) + sum(left))
 
 
-def _needless(layout: Layout, named: Named) -> set[str] | None:
+def needless_parts(layout: Layout, named: Named) -> set[str] | None:
     """Return the ids that no snapshot and nobody at work has; None where it cannot be known what snapshots need."""
     # In this order: what was there first belongs to somebody who is still at work, or has its manifest in place.
     found = layout.parts() | layout.lists() | layout.labelled()

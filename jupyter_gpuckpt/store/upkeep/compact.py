@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from ..codec import encode
 from ..index import DamagedPart, Index, named_packs, open_part, pack_sizes, read_part, write_part
 from ..layout import Layout
 from ..names import pack_name, session_of
 from ..pack import HEADER, PackReader, PackWriter
 from ..sessions import Lock, Session, held
-from .collect import Collected, Named, collect
+from .collect import Collected, Named, collect, needless_parts, would_collect
 
-__all__ = ["compact"]
+__all__ = ["compact", "would_compact"]
 
 _SPARSE = 0.5
 """A pack of which a smaller share is needed is written anew."""
@@ -29,35 +29,67 @@ def compact(layout: Layout, named: Named, grace: float = 0.0) -> Collected:
     if lock is None:
         return first
     try:
-        copied = _copy(layout)
+        written = _copy(layout)
     except DamagedPart:
-        copied = False
+        written = 0
     finally:
         lock.release()
-    if not copied:
+    if not written:
         return first
     second = collect(layout, named, grace)
-    return Collected(first.freed + second.freed, second.waiting, second.obstacle)
+    freed = first.freed + second.freed - written  # less than nothing where the packs that were copied have to wait
+    return Collected(max(0, freed), second.waiting + min(0, freed), second.obstacle)
 
 
-def _copy(layout: Layout) -> bool:
-    """Have the needed chunks of sparse packs in new ones, and the index name these; tell whether there were any."""
+def would_compact(layout: Layout, named: Named) -> Collected:
+    """Return what `compact` would free if nobody was at work; nothing is changed. Raises `OSError`."""
+    first = would_collect(layout, named)
+    needless = None if first.obstacle else needless_parts(layout, named)
+    if needless is None:
+        return first
+    try:
+        at_work = held(layout.locks)
+        plan = _plan(layout, layout.parts() - at_work - needless, at_work)
+    except DamagedPart:
+        return first
+    sizes = pack_sizes(layout)
+    copied = {key: at.taken for chunks in plan.chunks.values() for key, at in chunks.items()}
+    return Collected(first.freed + sum(sizes[pack] for pack in plan.packs) - sum(copied.values()))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be written anew: the sparse packs, the chunks of them that are needed, the parts that name them."""
+
+    packs: set[str]
+    chunks: dict[str, Index]
+    users: list[str]
+
+
+def _plan(layout: Layout, parts: Iterable[str], at_work: set[str]) -> _Plan:
+    """Find what is worth writing anew of what the `parts` need. Raises `DamagedPart`, `OSError`."""
+    sparse = _sparse(layout, parts, named_packs(layout, at_work), at_work)
+    users = [part for part in parts if sparse and not sparse.isdisjoint(open_part(layout, part).packs())]
+    return _Plan(sparse, _needed(layout, users, sparse), users)
+
+
+def _copy(layout: Layout) -> int:
+    """Have the needed chunks of sparse packs in new ones, and the index name these; return the bytes written."""
     session = Session(layout.locks, "compact")
     packs = PackWriter(layout.packs, session.id)
     try:
         at_work = held(layout.locks)
-        parts = layout.parts() - at_work
-        sparse = _sparse(layout, parts, named_packs(layout, at_work), at_work)
-        users = [part for part in parts if sparse and not sparse.isdisjoint(open_part(layout, part).packs())]
-        for pack, chunks in _needed(layout, users, sparse).items():
+        plan = _plan(layout, layout.parts() - at_work, at_work)
+        for pack, chunks in plan.chunks.items():
             _copy_pack(layout, pack, chunks, packs)
         packs.finish()
-        for part in users:
+        for part in plan.users:
             chunks = read_part(layout, part)
-            moved = {key: packs.placed[key] for key, at in chunks.items() if at.pack in sparse and key in packs.placed}
+            placed = packs.placed
+            moved = {key: placed[key] for key, at in chunks.items() if at.pack in plan.packs and key in placed}
             if moved:
                 write_part(layout, part, {**chunks, **moved}, session.id)
-        return bool(packs.placed)
+        return sum(at.taken for at in packs.placed.values())
     finally:
         packs.close()
         session.close()
@@ -93,10 +125,10 @@ def _needed(layout: Layout, parts: Iterable[str], packs: set[str]) -> dict[str, 
 def _copy_pack(layout: Layout, pack: str, chunks: Index, packs: PackWriter) -> None:
     reader = PackReader(layout.packs)
     for key, at in chunks.items():
+        if key in packs.placed:
+            continue
         try:
-            data = reader.read(key, at)
+            stored = reader.stored(key, at)
         except (OSError, ValueError):
             continue  # it stays where it is, damaged: that is for `check` to say
-        if key not in packs.placed:
-            codec, stored = encode(data)
-            packs.put(key, at.size, codec, stored)
+        packs.put(key, at.size, at.codec, stored)
