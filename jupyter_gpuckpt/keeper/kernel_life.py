@@ -170,7 +170,7 @@ class Keeper:
             link.close()
             await space.kill()
             raise
-        self.state.parent, self.state.own_files, self.state.output = None, False, 0
+        self.state.parent, self.state.saved, self.state.own_files, self.state.output = None, None, False, 0
         self.state.sleep, self.state.worked = None, 0.0
         self.hold(space, link, pid)
 

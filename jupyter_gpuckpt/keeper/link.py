@@ -4,7 +4,8 @@ FIFOs, since a connected socket that leaves the namespace cannot be dumped, whil
 back waiting on the FIFO of the same path. Lines of JSON:
 
 - agent to keeper: ``{"hello": {...}}``, ``{"request": n, "op": o, "args": {...}}``,
-  ``{"reply": n, "result"|"error": ...}``, and ``{"busy": b, "used": b}`` when a cell begins or has ended
+  ``{"reply": n, "result"|"error": ...}``, and ``{"busy": b, "used": b, "cells": n, "cell": {...}}`` when a
+  cell begins or has ended
 - keeper to agent: ``{"call": name, "id": n, "args": {...}}``, ``{"for": n, "progress"|"result"|"error": ...}``
 
 User code can write to the FIFO too: what is no message is passed over, and so are requests beyond `MOST_REQUESTS`.
@@ -50,6 +51,8 @@ class Link:
     ----------
     hello : done when an agent listens at the other end.
     busy : whether a cell is being executed.
+    cells : how many cells have begun, as the kernel counts them; None until it says so.
+    cell : the one that is being executed: its ``number``, and how it ``begins``; None where there is none.
     last_active : when a cell of the person's last began or ended, as the manifests write times; at first, when the link
         was made.
     """
@@ -72,6 +75,8 @@ class Link:
         self._writable: asyncio.Future[None] | None = None
         self._closed = False
         self.busy = False
+        self.cells: int | None = None
+        self.cell: dict[str, Any] | None = None
         self.last_active = now()
         self.hello: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(self._in, self._read)
@@ -141,7 +146,7 @@ class Link:
             if message.get("reply") != self._introduction:
                 return
             self._introduction = None
-            self.busy = bool((message.get("result") or {}).get("busy"))
+            self._note_cells(message.get("result") or {})
             self.hello.set_result({})
         elif "hello" in message:
             if not self.hello.done():
@@ -154,13 +159,22 @@ class Link:
                 else:
                     call.set_result(message.get("result"))
         elif "busy" in message:
-            self.busy = bool(message["busy"])
+            self._note_cells(message)
             if message.get("used"):
                 self.last_active = now()
         elif "request" in message and len(self._tasks) < MOST_REQUESTS:
             args = message.get("args")
             work = self._answer(message["request"], str(message.get("op")), args if isinstance(args, dict) else {})
             self._background(work)
+
+    def _note_cells(self, told: dict[str, Any]) -> None:
+        self.busy = bool(told.get("busy"))
+        if isinstance(told.get("cells"), int):
+            self.cells = told["cells"]
+        cell = told.get("cell")
+        self.cell = None
+        if self.busy and isinstance(cell, dict):
+            self.cell = {"number": int(cell["number"]), "begins": str(cell["begins"])}
 
     async def _answer(self, request: int, op: str, args: dict[str, Any]) -> None:
         await self._on_request(request, op, args)

@@ -72,6 +72,9 @@ class State:
     started: str = ""
     parent: dict[str, str] | None = None
     """Name and id of the snapshot that the kernel last came from or went to."""
+    saved: dict[str, Any] | None = None
+    """When the kernel was last as a snapshot has it (``at``), and how many cells had begun by then (``cells``); None
+    where it was neither saved nor restored since it was started."""
     own_files: bool = False
     """Whether it came from a snapshot's own files: some of those that it uses stand in its sleeper alone."""
     sleep_after: float | None = None

@@ -9,6 +9,7 @@ from .. import __version__
 from ..freeze import cuda, processes
 from .kernel_life import Keeper
 from .operations.sleep import ASLEEP, host_memory
+from .unsaved import unsaved
 
 __all__ = ["status"]
 
@@ -47,6 +48,7 @@ def status(keeper: Keeper) -> dict[str, Any]:
         "started": keeper.state.started,
         "parent": keeper.state.parent,
         "copy_of": keeper.launch.copy_of,
+        "unsaved": unsaved(keeper),
         "computed": max(0.0, keeper.work() - keeper.state.worked),
         "hibernated": _hibernated(keeper),
         "sleep_after": keeper.state.sleep_after,

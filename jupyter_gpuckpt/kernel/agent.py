@@ -135,6 +135,7 @@ class Agent:
         used = not message["content"].get("silent")
         try:
             with self.cells.run(ident, message):
+                self.executed.count += used
                 self._tell_busy(True, used)
                 yield
         finally:
@@ -150,8 +151,14 @@ class Agent:
         # Where nobody reads, the cell does not wait.
         with self._sending, contextlib.suppress(BlockingIOError):
             # Whole or not at all: it is shorter than PIPE_BUF.
-            os.write(self._out, self._line({"busy": busy, "used": used}))
+            os.write(self._out, self._line({"busy": busy, "used": used, **self._about_cells()}))
             self._is_cut = False
+
+    def _about_cells(self) -> dict[str, Any]:
+        """Say how many cells have begun, and which one runs."""
+        begins = self.cells.beginning()
+        cell = None if begins is None else {"number": self.executed.latest, "begins": begins}
+        return {"cells": self.executed.count, "cell": cell}
 
     def request(
         self,
@@ -345,7 +352,7 @@ class Agent:
         with self._sending:
             for request, waiting in list(self._waiting.items()):
                 self._hear(request, {"error": _broken_off(waiting.op, "It has a new one: ask again.").as_dict()})
-            self._send({"reply": number, "result": {"busy": self.cells.are_running()}})
+            self._send({"reply": number, "result": {"busy": self.cells.are_running(), **self._about_cells()}})
 
     def _after_broken_save(self) -> None:
         if self._saving:
@@ -366,6 +373,7 @@ class Agent:
         return {
             **about_gpu,
             "execution_count": self._kernel.execution_count,
+            "cells": self.executed.count,
             "python": platform.python_version(),
             "ipykernel": ipykernel.__version__,
             "protocol": settings.AGENT_PROTOCOL,

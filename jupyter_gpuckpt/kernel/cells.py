@@ -26,6 +26,7 @@ _INTRODUCED = 94
 _INTRODUCED_BY_CURVE = 560
 _PEERS_TIMEOUT = 2.0
 _COMING, _COMING_TIMEOUT = 0.05, 1.0  # how long no request has to come, and how long that is waited for, in seconds
+_BEGINS = 60  # how much of a cell names it: what tells of it has to fit in PIPE_BUF
 _TCP_INFO_BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in struct tcp_info (linux/tcp.h)
 
 Asked = dict[str, Any]
@@ -85,6 +86,13 @@ class Cells:
             self._forgotten.add(msg_id)
             return True
         return msg_id not in self._forgotten
+
+    def beginning(self) -> str | None:
+        """Return how the cell that runs begins, for people: a line, cut short; None where none runs."""
+        if not self._running:
+            return None
+        lines = str(self._running[-1][1]["content"].get("code", "")).strip().splitlines()
+        return lines[0][:_BEGINS] if lines else ""
 
     def describe(self, display_id: str | None = None) -> Asked:
         """Return the running cell, to be answered by another kernel."""

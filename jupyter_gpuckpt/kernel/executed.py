@@ -18,11 +18,12 @@ class Executed:
     ----------
     restored : the name of the snapshot that the kernel was last put back to; empty where it never was.
     latest : the number of the cell that began last.
+    count : how many cells have begun, whatever numbers they had.
     """
 
     def __init__(self) -> None:
         self.restored = ""
-        self.latest = 0
+        self.latest = self.count = 0
         self._cells: dict[str, int] = {}
         self._others: set[int] = set()
 

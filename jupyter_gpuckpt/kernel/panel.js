@@ -164,7 +164,9 @@ function render({ model, el }) {
     }
     lists.replaceChildren(...sections);
     const again = focused && [...root.querySelectorAll('[data-key]')].find(node => node.dataset.key === focused);
-    (asking ? root.querySelector('.gpuckpt-question button, .gpuckpt-question input') : again)?.focus();
+    // Never what cannot be taken back: a key that was meant for something else would do it.
+    const first = '.gpuckpt-question input, .gpuckpt-question button:not(.gpuckpt-accept)';
+    (asking ? root.querySelector(first) : again)?.focus();
   }
 
   function drawStatus(operation, told) {

@@ -36,6 +36,17 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min {seconds % 60:.0f} s"
 
 
+def unsaved(done: dict[str, Any]) -> str:
+    """Say what a kernel has done that is in no snapshot, as `keeper.unsaved` tells of it."""
+    since = max(0.0, time.time() - datetime.datetime.fromisoformat(done["since"]).timestamp())
+    cells, cell = done["cells"], done["cell"]
+    what = f"{cells} {'cell' if cells == 1 else 'cells'}" if cells else f"{duration(done['computed'])} of computing"
+    running = f", the running cell [{cell['number']}] `{cell['begins']}` among them" if cell else ""
+    if cell and not cells:
+        what, running = f"what the running cell [{cell['number']}] `{cell['begins']}` has done", ""
+    return f"{what} in the last {duration(since)}{running}"
+
+
 def span(seconds: float) -> str:
     """Return a time as people set it: in the largest unit that it is a whole number of."""
     for unit, length in (("h", 3600), ("min", 60)):
@@ -152,6 +163,7 @@ class Restored(_Shown):
         self._seconds = max(0.0, time.time() - asked_at)
         self._notes = [*result["warnings"], *faults]
         self._answered: float | None = result.get("answered")
+        self._given_up: dict[str, Any] | None = result.get("given_up")
         self._follows: int = result["gpu_memory"] if result.get("lazy") and self._answered is None else 0
 
     def text(self) -> str:
@@ -162,7 +174,8 @@ class Restored(_Shown):
         text += "."
         if self._follows:
             text += f" {size(self._follows)} of GPU memory follow; what needs them waits."
-        return "\n".join([text, *self._notes])
+        given_up = [f"Given up, and in no snapshot: {unsaved(self._given_up)}."] if self._given_up else []
+        return "\n".join([text, *given_up, *self._notes])
 
 
 class Forked(_Shown):

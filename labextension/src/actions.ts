@@ -12,6 +12,7 @@ import { ago, size } from './format';
 import type { Model } from './model';
 import { nameOf, suggest } from './names';
 import type { IError, ILog, ISnapshot } from './types';
+import { unsavedText } from './unsaved';
 
 /** A notebook that is open, and ways to make another of it. */
 export interface INotebooks {
@@ -62,12 +63,14 @@ export class Actions {
     const whose = snapshot.notebook
       ? trans.__('It is not of this notebook: it was saved from %1.', snapshot.notebook)
       : trans.__('It is not of this notebook: a kernel without a notebook saved it.');
+    await model.refreshed();
     const saveFirst = Dialog.createButton({ label: trans.__('Save first…'), actions: ['save'] });
     const asked = await showDialog({
       title: trans.__('Restore %1?', label),
       body: new ParagraphsBody([
         isOf(snapshot, model.notebook) ? '' : whose,
         trans.__('The kernel goes back to where it was when %1 was saved (%2).', label, ago(created, new Date())),
+        ...unsavedText(model.kernel?.unsaved ?? null, new Date(), trans),
         trans.__('What came since is lost: variables, threads, GPU memory. Cells, outputs and files stay as they are.')
       ]),
       buttons: [
@@ -75,7 +78,7 @@ export class Actions {
         saveFirst,
         Dialog.warnButton({ label: trans.__('Restore') })
       ],
-      defaultButton: 2
+      defaultButton: 0
     });
     if (!asked.button.accept) {
       return;
@@ -126,7 +129,8 @@ export class Actions {
         pinned ? trans.__('It is pinned: somebody wants it kept.') : '',
         trans.__('The snapshot (%1) will be gone for good.', size(snapshot.size))
       ]),
-      buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.warnButton({ label: remove })]
+      buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.warnButton({ label: remove })],
+      defaultButton: 0
     });
     if (asked.button.accept) {
       await this._change(async () => {

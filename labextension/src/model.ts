@@ -194,6 +194,11 @@ export class Model {
     void this._update();
   }
 
+  /** Ask the server for everything, and wait until it is known. */
+  refreshed(): Promise<void> {
+    return this._update();
+  }
+
   /** Take in an operation that this page has begun, or found under way. */
   follow(operation: IOperation): void {
     // An event that came faster than the server's answer tells of a later stage.

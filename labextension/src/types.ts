@@ -42,6 +42,18 @@ export type State =
   | 'hibernated'
   | 'ended';
 
+/** What a kernel has done that is in no snapshot. */
+export interface IUnsaved {
+  /** When it was last saved, restored or started. */
+  since: string;
+  /** How many cells have begun since; null where that is not known. */
+  cells: number | null;
+  /** The one that runs; null where none does. */
+  cell: { number: number; begins: string } | null;
+  /** How much processor time it has used since, in seconds. */
+  computed: number;
+}
+
 /** A running kernel that can be saved. */
 export interface IKernel {
   kernel_id: string;
@@ -68,6 +80,8 @@ export interface IKernel {
   /** When it was started, or put back to a snapshot. */
   started: string;
   parent: { name: string; id: string } | null;
+  /** Null where it has done nothing; missing where its keeper is of an older version. */
+  unsaved?: IUnsaved | null;
 }
 
 /** A running kernel that cannot be saved, and why. */

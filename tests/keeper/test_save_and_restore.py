@@ -304,3 +304,26 @@ def test_the_cell_that_saved_goes_on_showing_that_it_did(notebook: Notebook) -> 
     assert [text for _, text in of_the_restore if "ack at" in text] == []
     assert of_the_restore[-1][1].startswith("Restored it, saved ")
     assert "Back at it" in notebook.value("saved")
+
+
+def test_a_restore_tells_what_it_gives_up_that_is_in_no_snapshot(notebook: Notebook, tmp_path: Path) -> None:
+    assert status(notebook)["unsaved"] is None, "nothing was done yet"
+    notebook.run("x = 1")
+    assert status(notebook)["unsaved"]["cells"] == 1
+    notebook.run("%gpuckpt save here")
+    assert status(notebook)["unsaved"] is None
+    notebook.run("x = 2")
+    notebook.run("x = 3")
+    assert "Given up, and in no snapshot: 2 cells in the last " in notebook.run("%gpuckpt restore here").text
+    assert status(notebook)["unsaved"] is None
+    assert "in no snapshot" not in notebook.run("%gpuckpt restore here").text
+    number = notebook.run("x = 4").count
+    go = tmp_path / "go"
+    notebook.client.execute(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)")
+    running = wait_until(lambda: (status(notebook)["unsaved"] or {}).get("cell"))
+    assert running == {"number": number + 1, "begins": "import os, time"}
+    notebook.kill_keeper()
+    assert status(notebook)["unsaved"]["cells"] == 2, "the keeper after this one knows, too"
+    given_up = Requested(notebook, "restore", {"name": "here"}).outcome()["given_up"]
+    assert (given_up["cells"], given_up["cell"]) == (2, running)
+    assert notebook.value("x") == "1"

@@ -123,6 +123,14 @@ class Window:
 
     def run(self, code: str) -> Locator:
         """Type code into the last cell, run it, wait until it is done, and return the cell."""
+        cell = self.begin(code)
+        expect(cell.locator(".jp-InputPrompt")).to_contain_text("[")
+        expect(cell.locator(".jp-InputPrompt")).not_to_contain_text("*")
+        expect(cell.locator(".jp-InputPrompt")).not_to_have_text("[ ]:")
+        return cell
+
+    def begin(self, code: str) -> Locator:
+        """Type code into the last cell, run it, and return the cell."""
         cells = self.page.locator(f"{_IN_FRONT} .jp-Notebook .jp-CodeCell")
         before = cells.count()
         cell = cells.nth(before - 1)
@@ -130,9 +138,6 @@ class Window:
         self.page.keyboard.insert_text(code)
         self.page.keyboard.press("Shift+Enter")
         expect(cells).to_have_count(before + 1)
-        expect(cell.locator(".jp-InputPrompt")).to_contain_text("[")
-        expect(cell.locator(".jp-InputPrompt")).not_to_contain_text("*")
-        expect(cell.locator(".jp-InputPrompt")).not_to_have_text("[ ]:")
         return cell
 
     def value(self, expression: str) -> str:

@@ -58,6 +58,33 @@ def test_a_stale_cell_that_is_run_again_is_no_longer_marked(lab: Server, open_wi
     assert window.value("x") == "2"
 
 
+def test_what_is_in_no_snapshot_is_told_before_it_is_lost(lab: Server, open_window: OpenWindow, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    window = open_window(lab, "unsaved.ipynb")
+    window.run("x = 1")
+    window.save("one")
+    window.show_sidebar()
+
+    def ask() -> None:
+        window.line("one").hover()
+        window.line("one").get_by_role("button", name="Restore one").click()
+
+    ask()
+    expect(window.dialog).to_contain_text("when one was saved")
+    expect(window.dialog).not_to_contain_text("In no snapshot")
+    window.accept("Cancel")
+    window.run("x = 2")
+    window.run("x = 3")
+    window.begin(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)")
+    ask()
+    expect(window.dialog).to_contain_text("In no snapshot: 3 cells, run since")
+    expect(window.dialog).to_contain_text(re.compile(r"A cell is running, and is ended: \[\d+\] import os, time"))
+    assert window.accessibility_faults(".jp-Dialog") == []
+    window.accept("Restore")
+    window.is_told("Restored one")
+    assert window.value("x") == "1"
+
+
 def test_what_would_be_lost_can_be_saved_first(lab: Server, open_window: OpenWindow) -> None:
     window = open_window(lab, "first.ipynb")
     window.run("x = 1")
@@ -231,13 +258,20 @@ def test_by_the_keyboard_alone(lab: Server, open_window: OpenWindow) -> None:
     press("Tab")
     expect(window.line("by-hand")).to_be_focused()
     press("Enter")
+    expect(window.dialog.get_by_role("button", name="Cancel", exact=True)).to_be_focused()
+    press("Enter")
+    expect(window.line("by-hand")).to_be_focused()
+    press("Enter")
+    expect(window.dialog.get_by_role("button", name="Cancel", exact=True)).to_be_focused()
+    for _ in ("Save first…", "Restore"):
+        press("Tab")
     expect(window.dialog.get_by_role("button", name="Restore", exact=True)).to_be_focused()
     press("Enter")
     window.is_told("Restored by-hand")
     assert window.value("x") == "1"
     window.line("by-hand").focus()
     press("Delete")
-    window.dialog_listens()
+    expect(window.dialog.get_by_role("button", name="Cancel", exact=True)).to_be_focused()
     press("Escape")
     expect(window.line("by-hand")).to_be_focused()
     press("F2")

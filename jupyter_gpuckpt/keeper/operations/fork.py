@@ -36,6 +36,7 @@ from ..record import KernelFolder, Launch, Operation, now
 from ..reserved_ports import Reserved
 from ..staging import fits_in_memory, vram_files
 from ..summary import summary
+from ..unsaved import saved_with
 from .arrival import Arrival, make_lifetime_files, put_in_place, request_of, resume
 from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
 from .save import about_kernel, about_machine, save, take
@@ -491,6 +492,7 @@ async def arrive(keeper: Keeper, order: Mapping[str, Any]) -> None:
     finally:
         await starting
         await asyncio.to_thread(snapshot.close)
+    saved_with(keeper, manifest.kernel.get("cells"))
     if manifest.name:
         keeper.state.parent = {"name": name_of(manifest.name), "id": manifest.id}
 

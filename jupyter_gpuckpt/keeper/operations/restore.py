@@ -34,6 +34,7 @@ from ..naming import Owner, find, find_own, latest_own
 from ..ports import Places
 from ..record import Operation
 from ..summary import summary
+from ..unsaved import saved_with, unsaved
 from .arrival import Verified, put_in_place, request_of, resume
 from .beside import Predecessor, has_room
 from .parts import CRIU_IMAGES
@@ -99,6 +100,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         if keeper.launch.job:
             places = await asyncio.to_thread(_places_of_job, snapshot, leaving, args)
             warnings += [f"Port {port} is port {new} now." for port, new in places.table.items()]
+        given_up = unsaved(keeper, asked_in_a_cell="cell" in args)
         shared = await predecessor.ports_with(snapshot)
         if shared is None:
             await gpu.have_read()
@@ -116,7 +118,8 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
             tidying_gpu = await put(late=verified.late, predecessor=predecessor, stages=stages)
         # criu is done with them, and the memory that they lie in may be much.
         tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
-        result = {**summary(snapshot.manifest), "restored": True, "lazy": lazily, "warnings": warnings}
+        told = {"restored": True, "lazy": lazily, "warnings": warnings, "given_up": given_up}
+        result = {**summary(snapshot.manifest), **told}
         operation.answering = True
         if lazily:
             # At the same time: what the kernel does on its way, such as its hooks, may need the GPU already.
@@ -150,6 +153,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     finally:
         await asyncio.to_thread(snapshot.close)
     keeper.state.parent = {"name": name, "id": snapshot.manifest.id}
+    saved_with(keeper, manifest.kernel.get("cells"))
     if waking is not None:
         keeper.state.operation = None  # whoever holds the kernel next has one that sleeps
         keeper.note_state()

@@ -40,6 +40,7 @@ from ..naming import Owner, choose_key
 from ..record import now
 from ..staging import Staging
 from ..summary import held_by, is_of, summary
+from ..unsaved import saved_with
 from . import criu_run
 from .parts import CRIU_IMAGES, VRAM
 from .stages import Stages, Tell
@@ -111,6 +112,7 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     program = await asyncio.to_thread(usable_criu)
     with await asyncio.to_thread(_writer, keeper, operation.name, bool(args.get("replace"))) as writer:
         taken = await take(keeper, operation, writer.directory, program, stages, RoomInStore(keeper))
+        taken_at, worked = now(), keeper.work()
         try:
             await stages.enter("writing")
             # The kernel runs: it does not wait for what is written about files, nor for their copies.
@@ -125,7 +127,8 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
             await taken.frozen.tidied()
             await asyncio.to_thread(taken.staging.discard)
     keeper.state.parent = {"name": operation.name, "id": manifest.id}
-    keeper.state.worked = keeper.work()
+    keeper.state.worked = worked
+    saved_with(keeper, taken.agent.get("cells"), taken_at)
     await asyncio.to_thread(_remove_old, keeper, manifest.id)
     return {**summary(manifest), "seconds": stages.seconds(), "notes": taken.frozen.notes}
 
@@ -524,6 +527,7 @@ def about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
         "endpoint": ports.endpoint(launch.connection_file),
         "rebinds": bool(agent.get("rebinds")),
         "execution_count": agent.get("execution_count"),
+        "cells": agent.get("cells"),
         "python": agent.get("python"),
         "ipykernel": agent.get("ipykernel"),
         "protocol": agent.get("protocol"),

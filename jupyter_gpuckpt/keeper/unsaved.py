@@ -1,0 +1,39 @@
+"""What a kernel has done that is in no snapshot: whoever gives the kernel up for another one is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .record import now
+
+if TYPE_CHECKING:
+    from .kernel_life import Keeper
+
+__all__ = ["saved_with", "unsaved"]
+
+_IDLE = 1.0  # what a kernel that does nothing may compute all the same, in seconds of processor time
+
+
+def saved_with(keeper: Keeper, cells: int | None, at: str = "") -> None:
+    """Note that a snapshot has all of the kernel `at` a time, when so many cells had begun; None where unknown."""
+    keeper.state.saved = {"at": at or now(), "cells": cells}
+
+
+def unsaved(keeper: Keeper, *, asked_in_a_cell: bool = False) -> dict[str, Any] | None:
+    """Return what the kernel has done since it was saved, restored or started; None where it has done nothing.
+
+    ``since`` when, how many ``cells`` have begun since (None where that is not known), which ``cell`` runs (its
+    ``number``, and how it ``begins``; None for none), and how many seconds of processor time all of it ``computed``.
+    A cell that asks for a restore is not counted.
+    """
+    state, link = keeper.state, keeper.link
+    if link is None:
+        return None
+    saved = state.saved or {"at": state.started, "cells": 0 if keeper.launch.agent else None}
+    begun = link.cells if link.cells is not None else saved["cells"]
+    cells = None if saved["cells"] is None else max(0, begun - saved["cells"] - asked_in_a_cell)
+    cell = None if asked_in_a_cell else link.cell
+    computed = max(0.0, keeper.work() - state.worked)
+    if not cells and cell is None and (computed < _IDLE or asked_in_a_cell):
+        return None
+    return {"since": saved["at"], "cells": cells, "cell": cell, "computed": computed}
