@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from copies import forking
 from keeper_faults import Criu
 from notebooks import Notebook, StartKernel
 
@@ -94,6 +95,11 @@ def test_what_is_there_is_not_touched_and_what_was_made_for_nothing_is_deleted(
     assert (there.read_text(), gone.read_text()) == ("longer by now", "saved")
     assert f"{there} (had 5 bytes, has 13)" in answer.text
     assert str(gone) not in answer.text
+    gone.unlink()
+    with forking() as fork:
+        (copy,) = fork(notebook, snapshot="here")
+        assert copy.value("x") == "1"
+    assert gone.read_text() == "saved"
 
 
 def test_a_large_temporary_file_is_named_at_the_save(notebook: Notebook, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ _LARGEST = 16 << 20
 """Bytes of one at most."""
 _TOGETHER = 64 << 20
 """Bytes of all at most: the small ones come first."""
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _MOST = 10_000
 """How many files of temporary folders are kept at most."""
 
@@ -92,11 +93,13 @@ def _temporary_above(root: Path, path: str) -> list[str]:
 
 
 def _in(root: Path, folder: str) -> list[str]:
-    """Return the paths of a temporary folder and of what is in it, as the processes see it."""
+    """Return the paths of a temporary folder and of what is in it, as the processes see it; of too many only some."""
     found = [folder]
     for at, folders, files in os.walk(root / folder[1:]):
         inside = f"/{Path(at).relative_to(root)}"
         found += [f"{inside}/{name}" for name in (*folders, *files)]
+        if len(found) > _MOST:
+            break
     return found
 
 
@@ -147,12 +150,14 @@ def make(archive: Path, needed: Collection[NeededFile]) -> list[Path]:
                 if os.path.lexists(at) or not at.parent.is_dir():
                     continue
                 _refuse_strange(at, member.uid)
+                fd = _new_folder(at) if member.isdir() else os.open(at, _NEW, 0o600)
                 made.append(at)
-                if member.isdir():
-                    at.mkdir(mode=0o700)
-                elif (content := tar.extractfile(member)) is not None:
-                    _write(at, _content(str(at), content.read(), known, made))
-                _finish(at, member, known.get(str(at)))
+                try:
+                    if (content := tar.extractfile(member)) is not None:
+                        _write(fd, _content(str(at), content.read(), known, made))
+                    _finish(fd, member, known.get(str(at)))
+                finally:
+                    os.close(fd)
     except BaseException:
         unmake(made)
         raise
@@ -195,15 +200,21 @@ def _content(path: str, saved: bytes, known: Mapping[str, NeededFile], made: Col
     return bytes(len(saved))
 
 
-def _write(at: Path, content: bytes) -> None:
-    fd = os.open(at, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with open(fd, "wb") as f:
-        f.write(content)
+def _new_folder(at: Path) -> int:
+    at.mkdir(mode=0o700)
+    return os.open(at, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
-def _finish(at: Path, member: tarfile.TarInfo, file: NeededFile | None) -> None:
+def _write(fd: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _finish(fd: int, member: tarfile.TarInfo, file: NeededFile | None) -> None:
+    """Give what was made owner, mode and time; by its descriptor, since its name may be somebody else's by now."""
     if os.geteuid() == 0:
-        os.chown(at, member.uid, member.gid)
-    at.chmod(stat.S_IMODE(member.mode))
+        os.fchown(fd, member.uid, member.gid)
+    os.fchmod(fd, stat.S_IMODE(member.mode))
     if file is not None and file.mtime:
-        os.utime(at, ns=(file.mtime, file.mtime))
+        os.utime(fd, ns=(file.mtime, file.mtime))
