@@ -272,6 +272,9 @@ def _parser() -> tuple[Parser, Commands]:
         help="give the running kernel up before the snapshot has come up: they need not have room beside each other",
     )
     restoring.add_argument(
+        "--stop-here", action="store_true", help="do not run the rest of the cell that the snapshot was taken in"
+    )
+    restoring.add_argument(
         "--as", metavar="NEW", dest="new_job", default="", help="of a job: bring it up as a new job of that name"
     )
     restoring.add_argument(

@@ -140,6 +140,7 @@ def restore(args: argparse.Namespace) -> int:
             "other_ports": args.other_ports,
             "lazy": args.lazy,
             "in_place": args.in_place,
+            "stop_here": args.stop_here,
         }
         with _in_a_terminal(args.kernel):
             found = operate(args.kernel, "restore", request, verb)

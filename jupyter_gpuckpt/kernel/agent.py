@@ -13,6 +13,7 @@ import logging
 import os
 import platform
 import queue
+import signal
 import sys
 import threading
 import uuid
@@ -68,6 +69,8 @@ class _Waiting:
 
     def __init__(self, op: str, operation: str, afterwards: Progress | None) -> None:
         self.op, self.operation = op, operation
+        self.is_cells = threading.current_thread() is threading.main_thread()
+        """Whether a cell waits for it, and nothing beside the cells."""
         self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.afterwards = afterwards
         self.is_left = False
@@ -494,6 +497,9 @@ class Agent:
             self._answer_restored(asked, account)
         else:
             self.cells.refuse_queued(asked)
+        waits = any(w.is_cells and not w.is_left and w.op in ("save", "fork") for w in self._waiting.values())
+        if result.get("stop_here") and self.cells.are_running() and not waits:
+            os.kill(self._pid, signal.SIGINT)  # it was saved from outside, in its middle
         for number, waiting in list(self._waiting.items()):
             if waiting.op in ("save", "fork"):  # what was restored was taken for it
                 self._hear(number, {"result": result})

@@ -17,6 +17,7 @@ from .agent import Agent, is_held, start_agent
 from .executed import cell_id
 from .gpu_room import make_room_after
 from .magics import register
+from .stopping import StoppedHere
 from .waking import wake_for_cell
 
 log = logging.getLogger("gpuckpt.agent")
@@ -71,6 +72,9 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
                     self.send_response(self.iopub_socket, "error", failure)
                 return {"status": "error", "execution_count": self.execution_count, **failure}
         reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
+        if reply.get("ename") == StoppedHere.__name__:
+            # It was asked for: the cells behind it are executed.
+            reply = {"status": "ok", "execution_count": reply["execution_count"], "payload": [], "user_expressions": {}}
         if self.agent is not None:
             if reply["status"] == "error" and not silent:
                 make_room_after(self.agent, reply)

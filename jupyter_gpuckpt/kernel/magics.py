@@ -19,6 +19,7 @@ from ..errors import GpuckptError, StoreError, Unavailable
 from . import show
 from .agent import Agent
 from .hooks import generation_id
+from .stopping import end_cell
 from .words import Commands, Parser, Usage, duration, gpus, number
 
 HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a name; it runs on
@@ -28,6 +29,7 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
     --from NOTEBOOK:NAME                      to a snapshot of another notebook
     --lazy                                    and answer before all of its GPU memory is back
     --in-place                                and give this kernel up before the other one has come up
+    --stop-here                               and do not run the rest of the cell that it was saved in
 %gpuckpt fork [NAME] [-n COUNT] [--reseed]    a copy of this kernel beside it (with a name: of that snapshot);
               [--save NAME] [--gpu N[,N ...]]   --reseed: with other random numbers; --save: and save it
 %gpuckpt sleep · wake                         give what it has on the GPU up for host memory, and take it back;
@@ -102,6 +104,7 @@ def _parser() -> tuple[Parser, Commands]:
     restore.add_argument("--gpu", type=gpus, default=[])
     restore.add_argument("--lazy", action="store_true")
     restore.add_argument("--in-place", action="store_true")
+    restore.add_argument("--stop-here", action="store_true")
     fork = commands.add_parser("fork")
     fork.add_argument("name", nargs="?", default="")
     fork.add_argument("-n", "--count", type=number, default=1)
@@ -201,8 +204,11 @@ class Gpuckpt:
         }
         with self._progress(agent, f"Saving {args.name}") as progress:
             writing = _Writing(progress)
-            saved = show.Saved(agent.request("save", request, progress.take, None if args.wait else writing.take))
+            done = agent.request("save", request, progress.take, None if args.wait else writing.take)
+            saved = show.Saved(done)
             progress.finish(saved)
+        if done.get("stop_here"):
+            end_cell(self._shell)
         if not saved.written:
             writing.begin(saved)
         return saved
@@ -215,7 +221,8 @@ class Gpuckpt:
             asked = agent.cells.describe(progress.display_id())
             # A keeper of an older version, which knows no `from`, must not take this for a restore of the latest.
             wanted = {"name": args.name or args.of_any, "from": args.of_any, "gpus": args.gpu, "lazy": args.lazy}
-            agent.request("restore", {**wanted, "in_place": args.in_place, **asked}, progress.take)
+            how = {"in_place": args.in_place, "stop_here": args.stop_here}
+            agent.request("restore", {**wanted, **how, **asked}, progress.take)
         raise GpuckptError("The restore gave no answer.", "", "Look at `%gpuckpt status`.")
 
     def _fork(self, args: argparse.Namespace) -> show.Forked:
@@ -228,8 +235,11 @@ class Gpuckpt:
             "reseed": args.reseed,
         }
         with self._progress(agent, "Forking") as progress:
-            forked = show.Forked(agent.request("fork", request, progress.take))
+            done = agent.request("fork", request, progress.take)
+            forked = show.Forked(done)
             progress.finish(forked)
+        if done.get("stop_here"):
+            end_cell(self._shell)
         return forked
 
     def _move(self, args: argparse.Namespace) -> None:

@@ -225,7 +225,7 @@ class RestoreHandler(_Handler):
     @_costly
     async def post(self, kernel_id: str) -> None:
         """Begin to restore a kernel."""
-        fields = {"name": str, "from": str, "lazy": bool, "in_place": bool}
+        fields = {"name": str, "from": str, "lazy": bool, "in_place": bool, "stop_here": bool}
         asked = self.arguments_in_body(**fields)
         if asked["name"] and asked["from"]:
             raise _bad_request("It has both 'name' and 'from'.", fields)

@@ -130,7 +130,7 @@ class Service:
 
         Without a ``name``, to the latest of its notebook; with ``from`` to one of any notebook. With ``lazy`` it
         answers before all of its GPU memory is back; the operation ends when it is. With ``in_place`` it is given up
-        before the other one has come up.
+        before the other one has come up. With ``stop_here`` the rest of the saved cell is not run.
 
         Raises
         ------

@@ -327,3 +327,41 @@ def test_a_restore_tells_what_it_gives_up_that_is_in_no_snapshot(notebook: Noteb
     given_up = Requested(notebook, "restore", {"name": "here"}).outcome()["given_up"]
     assert (given_up["cells"], given_up["cell"]) == (2, running)
     assert notebook.value("x") == "1"
+
+
+_TRAINING = """
+done = []
+for epoch in range(3):
+    done.append(epoch)
+    try:
+        get_ipython().run_line_magic("gpuckpt", f"save epoch-{epoch} --replace")
+    except Exception:
+        done.append("an exception of the training's")
+after = True
+"""
+
+
+def test_a_snapshot_from_inside_a_loop_is_looked_at_without_running_the_loop_on(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    notebook.run(_TRAINING)
+    restored = Asked(notebook, "%gpuckpt restore epoch-1 --stop-here")
+    behind = Asked(notebook, "seen = (done, 'after' in globals())")
+    assert restored.answer()["status"] == "ok"
+    assert behind.answer()["status"] == "ok"
+    assert notebook.value("seen") == "([0, 1], False)"
+    restored = notebook.run("%gpuckpt restore epoch-0 --stop-here")
+    assert "Stopped here: the rest of the saved cell is not run." in restored.text
+    assert restored.ename == ""
+    assert notebook.fails("1 / 0").ename == "ZeroDivisionError", "errors are shown as ever"
+    notebook.run("%gpuckpt restore epoch-1")
+    assert notebook.value("done, after") == "[0, 1, 2] True", "without it the loop goes on"
+    go = tmp_path / "go"
+    notebook.client.execute(f"import os, time; x = 1\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nx = 2")
+    wait_until(lambda: (status(notebook)["unsaved"] or {}).get("cell"))
+    Requested(notebook, "save", {"name": "outside"}).outcome()
+    go.touch()
+    assert notebook.value("x") == "2"
+    go.unlink()
+    assert notebook.fails("%gpuckpt restore outside --stop-here").ename == "KeyboardInterrupt"
+    assert notebook.value("x") == "1"

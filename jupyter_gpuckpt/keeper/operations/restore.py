@@ -21,6 +21,7 @@ from ...errors import (
     DriverError,
     GpuckptError,
     KernelLost,
+    Refused,
     RestoreFailed,
 )
 from ...freeze import images, processes
@@ -54,6 +55,7 @@ _LINGERING = 70.0  # how long to wait for a port that nobody has and nobody can 
 async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
     """Put the kernel back to a snapshot, and answer the cell that asked from there.
 
+    With ``stop_here`` in `args` the cell that the snapshot was taken in ends; else the rest of it is run.
     With ``lazy`` in `args` the kernel runs, and has answered, before what it had on GPUs is read; it is then woken.
 
     Raises
@@ -69,6 +71,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     key = await asyncio.to_thread(_key, keeper, args)
     name = operation.name = name_of(key)
     manifest, request = await asyncio.to_thread(request_of, keeper, key)
+    _refuse_to_stop(manifest, args)
     program = await asyncio.to_thread(usable_criu)
     before = keeper.space  # None where a job comes up that does not run
     leaving = processes.descendants(before.pid) if before is not None else []
@@ -119,6 +122,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         # criu is done with them, and the memory that they lie in may be much.
         tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
         told = {"restored": True, "lazy": lazily, "warnings": warnings, "given_up": given_up}
+        told["stop_here"] = bool(args.get("stop_here"))
         result = {**summary(snapshot.manifest), **told}
         operation.answering = True
         if lazily:
@@ -172,6 +176,15 @@ async def _clear_away(keeper: Keeper, verified: Verified, waking: asyncio.Task[d
             await verified.late.close()
     except Exception:
         log.exception("what was left of the restore could not be ended")
+
+
+def _refuse_to_stop(manifest: Manifest, args: Mapping[str, Any]) -> None:
+    if args.get("stop_here") and manifest.kernel.get("cells") is None:
+        raise Refused(
+            "The snapshot was not restored; nothing was touched.",
+            "It cannot be stopped where it was saved: what runs in it is no kernel, or is of an older version.",
+            "Restore it without --stop-here: the rest of the saved cell is run.",
+        )
 
 
 def _not_restored(name: str, cause: Exception, *, has_ended: bool) -> Exception:
