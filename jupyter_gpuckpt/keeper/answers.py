@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -13,6 +14,8 @@ from ..errors import GpuckptError, KeeperGone
 from .operations.stages import Tell
 
 log = logging.getLogger("gpuckpt.keeper")
+
+_MAGIC = re.compile(r"`%gpuckpt (autosleep|awake|fork|hibernate|move|restore|save|sleep|wake)\b")
 
 PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
 
@@ -41,6 +44,15 @@ async def answer_to(
         return {"error": unforeseen(op, e, folder).as_dict()}
     finally:
         beating.cancel()
+
+
+def without_magic(answer: dict[str, Any], kernel_id: str) -> dict[str, Any]:
+    """Return an answer of a kernel that has no ``%gpuckpt``: what an error advises can be typed at a terminal."""
+    error = answer.get("error")
+    if error is None:
+        return answer
+    then = error["then"].replace("`%gpuckpt list`, or in a terminal `", "`")
+    return {**answer, "error": {**error, "then": _MAGIC.sub(rf"`jupyter gpuckpt \1 {kernel_id[:8]}", then)}}
 
 
 def without_keeper(why: str) -> KeeperGone:

@@ -9,7 +9,7 @@ import os
 import socket
 from typing import Any
 
-from .answers import answer_to
+from .answers import answer_to, without_magic
 from .holders import send
 from .operations.shut_down import shut_down
 from .protocol import REQUEST_LIMIT, peer_pid, peer_uid, short_path
@@ -91,6 +91,9 @@ class SocketServer:
             return await self._requests.do(op, args, tell)
 
         answer = await answer_to(op, done(), tell, self._requests.stage, self._keeper.folder.path)
+        launch = self._keeper.launch
+        if not launch.agent and not launch.job:
+            answer = without_magic(answer, launch.kernel_id)
         await send(writer, {"id": number, **answer})
 
     async def _attach(self, writer: asyncio.StreamWriter, end_after: float | None) -> None:

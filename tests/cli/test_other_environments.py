@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Cli
-from notebooks import StartKernel
+from notebooks import PATIENCE, Notebook, StartKernel
 from small_environment import SPEC, small_environment
 
 from jupyter_gpuckpt.launch_command import with_agent
@@ -36,10 +36,25 @@ def test_a_kernel_of_another_environment_on_the_same_python_runs_and_is_saved_fr
     assert kernel.value("__import__('sys').prefix") == str(made / "env")
     kernel.run("x = 1")
     kernel_id = kernel.manager.provisioner.kernel_id
+    # It has no %gpuckpt that an advice could name.
+    assert f"`jupyter gpuckpt save {kernel_id[:8]} NAME`" in cli("restore", kernel_id).err
     assert cli("save", kernel_id, "one").status == 0
     kernel.run("x = 2")
+    before = _history_session(kernel)
     assert cli("restore", kernel_id, "one").status == 0
+    kernel.wait_for_ready()
+    # What follows the save in that session is the kernel's before it: IPython would print an error into a cell.
+    assert _history_session(kernel) != before
     assert kernel.value("x") == "1"
+
+
+def _history_session(kernel: Notebook) -> str:
+    """Return the number of the session that the next cell will be in."""
+    wanted = {"session": "get_ipython().history_manager.session_number"}
+    silently = {"silent": True, "store_history": False, "reply": True, "timeout": PATIENCE}
+    reply = kernel.client.execute("", user_expressions=wanted, **silently)
+    number: str = reply["content"]["user_expressions"]["session"]["data"]["text/plain"]
+    return number
 
 
 def test_a_kernelspec_that_ipykernel_installs_has_the_magic(

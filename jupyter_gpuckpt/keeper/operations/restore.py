@@ -30,6 +30,7 @@ from .. import fit, ports
 from ..answers import unforeseen
 from ..deputy import usable_criu
 from ..gpu import sharing
+from ..ipython_history import begin_session
 from ..link import AgentSilent
 from ..naming import Owner, find, find_own, latest_own
 from ..ports import Places
@@ -130,6 +131,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
             operation.kind, operation.cancellable = "wake", True
             waking = asyncio.create_task(_waken_soon(keeper, answered, stages))
         warnings += await resume(new.link, snapshot, predecessor.asked, result, stages)
+        await asyncio.to_thread(begin_session, keeper.launch)
         answered.set()
         if lazily:
             result["answered"] = stages.seconds()
