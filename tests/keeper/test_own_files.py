@@ -15,7 +15,7 @@ from keeper_faults import names, small_disk, store
 from notebooks import Notebook, StartKernel
 from small_environment import SPEC, small_environment
 
-from jupyter_gpuckpt.keeper.files.kept_files import Kept, KeptFile, from_json, survey
+from jupyter_gpuckpt.keeper.files.kept_files import Kept, KeptFile, from_json, keep, survey
 from jupyter_gpuckpt.keeper.files.needs import NeededFile
 from jupyter_gpuckpt.keeper.files.placed_files import missing
 from jupyter_gpuckpt.store import Contents, Store
@@ -180,6 +180,16 @@ def test_a_disk_too_small_for_the_files_leaves_no_snapshot_and_the_kernel_as_it_
         assert not names()
         assert not list((disk / "store" / "saving").iterdir())
         kernel.close()
+
+
+def test_who_keeps_many_files_can_be_told_to_stop_at_each_of_them(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_text(name)
+    files = survey(Path("/"), [NeededFile(str(tmp_path / name), stat.S_IFREG, 1) for name in "abc"], {})
+    left = iter(files[:-1])
+    with Store(tmp_path / "store").writer("never") as writer, pytest.raises(StopIteration):
+        keep(files, Path("/"), writer, 10**6, lambda: next(left))
+    assert Store(tmp_path / "store").list() == []
 
 
 def test_links_are_followed_as_the_processes_see_them(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import shutil
 import stat
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -265,8 +265,12 @@ def survey(root: Path, needed: Sequence[NeededFile], environment: Mapping[str, S
     ]
 
 
-def keep(files: Sequence[KeptFile], root: Path, writer: Writer, limit: int) -> Kept:
+def keep(
+    files: Sequence[KeptFile], root: Path, writer: Writer, limit: int, go_on: Callable[[], object] = lambda: None
+) -> Kept:
     """Make the files parts of the snapshot that `writer` writes, and the list of them.
+
+    `go_on` is called at each of them, and may raise where the rest is not wanted any more.
 
     Raises
     ------
@@ -279,6 +283,7 @@ def keep(files: Sequence[KeptFile], root: Path, writer: Writer, limit: int) -> K
     bundles = _Bundles(folder)
     kept = []
     for number, file in enumerate(files, 1):
+        go_on()
         at = root / file.path[1:]
         if not file.size:
             kept.append(file)

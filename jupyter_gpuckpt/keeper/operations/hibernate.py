@@ -89,7 +89,7 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
         taken = await take(keeper, operation, writer.directory, program, stages, RoomInStore(keeper), left="stopped")
         try:
             await stages.enter("writing")
-            await describe(keeper, writer, taken, {})
+            await describe(keeper, writer, taken, stages, {})
             writing = commit(keeper, writer, taken, program, stages, {"message": "Hibernated."})
             manifest = await (writing if ends or at_once else _unless_a_cell_comes(keeper, operation, writing))
             await _make_sure(keeper, manifest, said, "end" if ends else "at once" if at_once else "")

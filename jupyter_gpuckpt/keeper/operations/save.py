@@ -116,7 +116,7 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         try:
             await stages.enter("writing")
             # The kernel runs: it does not wait for what is written about files, nor for their copies.
-            await describe(keeper, writer, taken, args)
+            await describe(keeper, writer, taken, stages, args)
             operation.let_kernel_go()
             letting_go = asyncio.create_task(_let_go(operation, args, writer.id, taken.frozen, stages, tell))
             try:
@@ -160,7 +160,7 @@ async def _let_go(
     await tell({"stage": "writing", "seconds": stages.seconds(), "taken": taken})
 
 
-async def describe(keeper: Keeper, writer: Writer, taken: Taken, args: Mapping[str, Any]) -> None:
+async def describe(keeper: Keeper, writer: Writer, taken: Taken, stages: Stages, args: Mapping[str, Any]) -> None:
     """Write beside what was taken what there is to say of it; `args` may have ``with_files``.
 
     The kernel's namespace is needed for this, and not afterwards.
@@ -168,6 +168,7 @@ async def describe(keeper: Keeper, writer: Writer, taken: Taken, args: Mapping[s
     Raises
     ------
     SaveFailed : a file could not be read or written, or they are too many.
+    Cancelled : what of them is kept was not waited for.
     """
     staging = taken.staging
     # What lives from the files of a snapshot is no use without them.
@@ -176,7 +177,7 @@ async def describe(keeper: Keeper, writer: Writer, taken: Taken, args: Mapping[s
     for folder, inside in ((staging.outside, CRIU_IMAGES), (staging.vram.outside, VRAM)):
         if not folder.is_relative_to(writer.directory):
             writer.include(folder, inside)
-    described = await asyncio.to_thread(_describe, keeper, keeper.namespace(), writer, taken, with_files)
+    described = await asyncio.to_thread(_describe, keeper, keeper.namespace(), writer, taken, stages, with_files)
     taken.frozen.process.update(described)
 
 
@@ -202,7 +203,9 @@ async def commit(
     )
 
 
-def _describe(keeper: Keeper, space: Namespace, writer: Writer, taken: Taken, with_files: bool) -> dict[str, Any]:
+def _describe(
+    keeper: Keeper, space: Namespace, writer: Writer, taken: Taken, stages: Stages, with_files: bool
+) -> dict[str, Any]:
     """Write the kernel's variables and the files that it uses into the snapshot; return what the manifest says of them.
 
     Those that live as long as the kernel are kept; with `with_files` all of them, and those that Python may import.
@@ -224,7 +227,7 @@ def _describe(keeper: Keeper, space: Namespace, writer: Writer, taken: Taken, wi
         if not with_files:
             return {}
         files = kept_files.survey(root, needed, agent.get("environment", {}))
-        return {"files": kept_files.keep(files, root, writer, settings.files_limit()).summary()}
+        return {"files": kept_files.keep(files, root, writer, settings.files_limit(), stages.check).summary()}
     except OSError as e:
         raise SaveFailed(
             "The kernel was not saved; it goes on as before.",
