@@ -15,7 +15,7 @@ from . import client, jobs
 from .record import KernelFolder, Launch, State
 from .summary import HIBERNATED, summary
 
-__all__ = ["STATUS_TIMEOUT", "all_jobs", "hibernated", "running_kernels", "with_snapshots"]
+__all__ = ["STATUS_TIMEOUT", "all_jobs", "hibernated", "left_running", "running_kernels", "with_snapshots"]
 
 Lister = Callable[[CudaWorker], tuple[list[dict[str, Any]], list[GpuckptError]]]
 
@@ -63,6 +63,18 @@ def with_snapshots(list_them: Lister) -> tuple[list[dict[str, Any]], list[Manife
     except GpuckptError as e:
         return found, [], [*faults, e]
     return found, manifests, faults
+
+
+def left_running(own: Launch) -> list[dict[str, Any]]:
+    """Return the status of each other kernel of the same notebook that outlived the server that held it."""
+    found = []
+    for folder in KernelFolder.all() if own.notebook else ():
+        with contextlib.suppress(GpuckptError, OSError, ValueError):  # it has ended meanwhile, or does not answer
+            launch = folder.launch()
+            is_other = launch.notebook == own.notebook and launch.kernel_id != own.kernel_id and not launch.copy_of
+            if is_other and folder.has_keeper():
+                found.append(_status(folder))
+    return [status for status in found if not status["attended"] and status["state"] != "ended"]
 
 
 def _ended(launch: Launch, state: State) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from .gpu import sharing
 from .idle.auto_sleep import AutoSleep
 from .kernel_life import Keeper
 from .link import AgentSilent
+from .listing import left_running
 from .naming import Owner, find, new_key
 from .operations.fork import fork
 from .operations.hibernate import hibernate
@@ -81,6 +82,8 @@ class Requests:
         keeper = self.keeper
         if op == "status":
             return status(keeper)
+        if op == "left":
+            return await asyncio.to_thread(left_running, keeper.launch)
         if op == "cancel":
             return keeper.operations.cancel(str(args.get("operation") or ""), str(args.get("kind") or ""))
         if op == "signal":

@@ -341,7 +341,8 @@ class Gpuckpt:
                 ("memory", show.size(s["memory"])),
                 *_asleep(s["gpu"]),
                 ("generation", generation_id()),
-            ]
+            ],
+            [show.still_running(kernel) for kernel in self._keeper().request("left")],
         )
 
     def complete(self, _: Any, event: Any) -> list[str]:

@@ -488,9 +488,22 @@ def snapshot(found: dict[str, Any]) -> Listing:
     )
 
 
-def details(pairs: Sequence[tuple[str, str]]) -> Listing:
-    """Return a table of names and values."""
-    return Listing(["", ""], [list(pair) for pair in pairs if pair[1]], "", [])
+def details(pairs: Sequence[tuple[str, str]], notes: Sequence[str] = ()) -> Listing:
+    """Return a table of names and values, with notes below it."""
+    return Listing(["", ""], [list(pair) for pair in pairs if pair[1]], "", notes)
+
+
+def still_running(kernel: dict[str, Any]) -> str:
+    """Say that another kernel of the notebook outlived its server, and how to go on with it."""
+    since, memory = moment(kernel["started"]), size(kernel["memory"])
+    return "\n".join(
+        [
+            f"Another kernel of this notebook is still running, since {since} ({memory}): it outlived its server.",
+            "To have it back, open the notebook anew in JupyterLab, which offers it; or go on with it in a terminal:",
+            f"    jupyter console --existing {kernel['connection_file']}",
+            f"To end it, in a terminal: jupyter gpuckpt stop {kernel['kernel_id']}",
+        ]
+    )
 
 
 def progress_text(verb: str, progress: dict[str, Any]) -> str:

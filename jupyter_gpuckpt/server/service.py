@@ -87,11 +87,16 @@ class Service:
     async def kernels(self, of_server: Mapping[str, str]) -> dict[str, Any]:
         """Return every kernel that can be saved, and those of `of_server` (names by id) that cannot be.
 
+        Each has its notebook's path as ``reconnect`` where it outlived the server that held it, else null.
         ``unavailable`` says why none can be saved on this machine; it is null where nothing speaks against it.
         ``features`` is what this version can do with them that an earlier one could not.
         """
         found, faults = await asyncio.to_thread(running_kernels, self._worker)
         held = {kernel["kernel_id"] for kernel in found}
+        for kernel in found:
+            is_left = not kernel["attended"] and kernel["kernel_id"] not in of_server and kernel["state"] != "ended"
+            # A copy has its notebook's name from the kernel that it was made of.
+            kernel["reconnect"] = self._path(kernel["notebook"]) if is_left and not kernel.get("copy_of") else None
         reason = await self._reason()
         plain = [
             {"kernel_id": kernel_id, "name": name, "why": (reason or _plain()).as_dict()}

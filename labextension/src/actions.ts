@@ -11,7 +11,8 @@ import type { Follower } from './follow';
 import { ago, size } from './format';
 import type { Model } from './model';
 import { nameOf, suggest } from './names';
-import type { IError, ILog, ISnapshot } from './types';
+import { kernelText } from './sleeping';
+import type { IError, IKernel, ILog, ISnapshot } from './types';
 import { unsavedText } from './unsaved';
 
 /** A notebook that is open, and ways to make another of it. */
@@ -20,6 +21,8 @@ export interface INotebooks {
   copyOnto(path: string, kernelId: string): Promise<string>;
   /** Open a notebook, or show it where it is open. */
   open(path: string): Promise<unknown>;
+  /** Have a notebook that is open run by another kernel, which this server holds; the one that it had ends. */
+  changeKernel(path: string, kernelId: string): Promise<unknown>;
   /** End a kernel that no notebook has. */
   shutDown(kernelId: string): Promise<void>;
 }
@@ -198,9 +201,8 @@ export class Actions {
   /** Ask whether a hibernated kernel is to come back where its notebook was opened; not where work has begun anew. */
   async offerResume(snapshot: ISnapshot): Promise<void> {
     const { model, trans } = this;
-    const kernelId = model.kernel?.kernel_id;
-    const [executed, held] = await Promise.all([kernelId && model.api.executed(kernelId), this._isHeld(snapshot)]);
-    if (!executed || held || executed.others.length > 0 || Object.keys(executed.cells).length > 0) {
+    const [hasBegun, held] = await Promise.all([this._hasBegun(), this._isHeld(snapshot)]);
+    if (model.kernel === undefined || hasBegun || held) {
       return;
     }
     const asked = await showDialog({
@@ -221,6 +223,43 @@ export class Actions {
     if (asked.button.accept) {
       await this.resume(snapshot);
     }
+  }
+
+  /** Ask whether a notebook is to have the kernel back that outlived its server; not where work has begun anew. */
+  async offerReconnect(kernel: IKernel): Promise<void> {
+    const { model, trans } = this;
+    const path = model.notebook?.path;
+    if (path === undefined || (await this._hasBegun())) {
+      return;
+    }
+    const asked = await showDialog({
+      title: trans.__('The kernel of this notebook is still running. Reconnect?'),
+      body: new ParagraphsBody([
+        trans.__(
+          'It outlived the server that started it, with its variables, threads and GPU memory: %1.',
+          kernelText(kernel, kernel.state, trans)
+        ),
+        trans.__('If you use a new kernel, this one runs on. `jupyter gpuckpt stop %1` ends it.', kernel.kernel_id)
+      ]),
+      buttons: [
+        Dialog.cancelButton({ label: trans.__('Use a new kernel') }),
+        Dialog.okButton({ label: trans.__('Reconnect') })
+      ]
+    });
+    if (asked.button.accept) {
+      await this._change(async () => {
+        await model.api.adopt(kernel.kernel_id);
+        await this.notebooks.changeKernel(path, kernel.kernel_id);
+        this.follower.tell(trans.__('Reconnected: the notebook has its kernel back.'));
+      });
+    }
+  }
+
+  /** Tell whether the kernel that the notebook has now has executed anything. */
+  private async _hasBegun(): Promise<boolean> {
+    const kernelId = this.model.kernel?.kernel_id;
+    const executed = kernelId && (await this.model.api.executed(kernelId));
+    return Boolean(executed && (executed.others.length > 0 || Object.keys(executed.cells).length > 0));
   }
 
   /** Bring a hibernated kernel back in the notebook's kernel; that of another notebook where that one is opened. */

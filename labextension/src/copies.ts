@@ -38,6 +38,10 @@ export function copiesOf(
       return copy;
     },
     open: path => commands.execute('docmanager:open', { path }),
+    async changeKernel(path, kernelId) {
+      const panel = tracker.find(candidate => candidate.context.localPath === path);
+      await panel?.sessionContext.changeKernel({ id: kernelId });
+    },
     shutDown: kernelId => services.kernels.shutdown(kernelId)
   };
 }

@@ -12,7 +12,7 @@ import { addCommands } from './commands';
 import { Follower } from './follow';
 import { CommandIDs } from './ids';
 import { Model } from './model';
-import { markStaleCells, offerToResume, trackNotebook } from './notebooks';
+import { markStaleCells, offerToReconnect, offerToResume, trackNotebook } from './notebooks';
 import { addRunning } from './running';
 import { Sidebar } from './sidebar';
 import { StatusItem } from './status';
@@ -78,6 +78,7 @@ function activate(
   trackNotebook(tracker, model);
   markStaleCells(tracker, model, trans);
   offerToResume(model, actions);
+  offerToReconnect(tracker, model, actions);
   // Terminals and consoles save, too.
   labShell?.currentChanged.connect(() => model.refresh());
   void app.restored.then(() => {

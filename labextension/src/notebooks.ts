@@ -62,6 +62,20 @@ export function offerToResume(model: Model, actions: () => Promise<Actions>): vo
   });
 }
 
+/** Ask once whether a notebook is to have the kernel back that outlived its server. */
+export function offerToReconnect(tracker: INotebookTracker, model: Model, actions: () => Promise<Actions>): void {
+  const offered = new Set<string>();
+  model.changed.connect(() => {
+    model.kernels.filter(({ attended }) => attended).forEach(({ kernel_id }) => offered.delete(kernel_id));
+    const { notebook } = model;
+    const found = notebook && model.kernels.find(({ reconnect }) => reconnect === notebook.path);
+    if (found && !offered.has(found.kernel_id) && tracker.currentWidget?.sessionContext.isReady) {
+      offered.add(found.kernel_id);
+      void actions().then(does => does.offerReconnect(found));
+    }
+  });
+}
+
 function describe(panel: NotebookPanel): INotebook {
   return { path: panel.context.localPath, kernelId: panel.sessionContext.session?.kernel?.id ?? null };
 }

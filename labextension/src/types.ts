@@ -62,6 +62,8 @@ export interface IKernel {
   state: State;
   /** Whether a server or another program holds it. */
   attended: boolean;
+  /** Where it outlived the server that held it: the notebook's path; null where somebody holds it. */
+  reconnect: string | null;
   memory: number;
   /** What it holds on GPUs; null where the driver does not tell. */
   gpu_memory: number | null;
