@@ -16,6 +16,7 @@ help:
 	@echo 'make bench-gpu     the same of GPU kernels, beside criu and the driver by hand'
 	@echo 'make bench-store   measure the store beside cp, tar, and (where they are installed) restic and borg'
 	@echo 'make soak          save and restore for two hours, and see that nothing grows (SOAK="--cycles 300 --minutes 0")'
+	@echo 'make test-peers    run other projects'\'' test suites over our kernels and jobs (PEERS="nbclient zdtm")'
 	@echo 'make labextension  build the JupyterLab extension for .venv'
 	@echo 'make screenshots   make the pictures in the README anew'
 	@echo 'make setup         only what these need: packages in .venv, and CRIU for you alone'
@@ -49,6 +50,7 @@ lint: $(READY) labextension/node_modules/.package-lock.json
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m ruff format --check .
 	@$(BIN)/python -m mypy
+	@MYPYPATH=tests $(BIN)/python -m mypy --package peers
 	@$(NPM) run lint
 	@$(NPM) test
 
@@ -65,6 +67,11 @@ bench-gpu: setup
 bench-store: setup
 	@$(BIN)/python -m benchmarks.store
 	@$(BIN)/python -m benchmarks.growth
+
+# By hand, and before a release: it downloads what it runs, and takes hours.
+.PHONY: test-peers
+test-peers: setup
+	@PYTHONPATH=tests $(BIN)/python -m peers $(if $(ZDTM),--zdtm $(ZDTM)) $(PEERS)
 
 .PHONY: soak
 soak: setup
@@ -134,5 +141,5 @@ python3-venv:
 
 clean:
 	rm -rf labextension/node_modules labextension/lib jupyter_gpuckpt/labextension
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

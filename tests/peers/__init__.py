@@ -1,0 +1,1 @@
+"""Other projects' test suites, run over kernels and jobs that are ours: ``make test-peers``."""
