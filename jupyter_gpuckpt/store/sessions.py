@@ -26,6 +26,7 @@ from .names import is_id
 __all__ = ["Holder", "Lock", "Session", "held", "holder"]
 
 _MAX_TEXT = 4096
+_MOST_BY = 200
 _LOOKS = 20
 _BETWEEN_LOOKS = 0.02
 """How often, and after how many seconds again, it is seen whether somebody is at work on a snapshot."""
@@ -99,6 +100,10 @@ class Holder:
     host: str
     since: str
     """UTC, ISO 8601."""
+    name: str = ""
+    """The key of the snapshot that is saved; empty where none is."""
+    by: str = ""
+    """Which notebook or kernel is saved so, for people."""
 
 
 class Session:
@@ -106,8 +111,8 @@ class Session:
 
     __slots__ = ("_lock", "_path", "id")
 
-    def __init__(self, locks: Path, work: str, of: str | None = None) -> None:
-        """Begin; `work` says what for. It has an id of its own, or that of the snapshot `of`.
+    def __init__(self, locks: Path, work: str, of: str | None = None, *, name: str = "", by: str = "") -> None:
+        """Begin; `work`, `name` and `by` are as `Holder` has them. Its id is its own, or that of the snapshot `of`.
 
         Raises
         ------
@@ -139,6 +144,8 @@ class Session:
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "name": name,
+            "by": by[-_MOST_BY:],
         }
         with suppress(OSError):  # it is for people only, and a full disk must not keep anybody from reading
             lock.write(json.dumps(about).encode("ascii"))
@@ -188,6 +195,7 @@ def holder(locks: Path, session: str) -> Holder | None:
     """Return who holds a session by its own words; None where it has not said so or is over."""
     try:
         found = json.loads(read_small(locks / session, _MAX_TEXT))
-        return Holder(session, str(found["work"]), int(found["pid"]), str(found["host"]), str(found["since"]))
+        named = (str(found.get(key, "")) for key in ("name", "by"))
+        return Holder(session, str(found["work"]), int(found["pid"]), str(found["host"]), str(found["since"]), *named)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -6,7 +6,7 @@ import difflib
 import errno
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,16 +19,17 @@ from .durable import make_folder, name_new, read_small, sync_folder, write_new
 from .failures import storing
 from .filling import Taker, fill, is_below, make_files
 from .incoming import Incoming
+from .index import pack_sizes
 from .labels import Labels, read_labels, write_labels
 from .layout import Layout
 from .listing import listed
 from .manifest import MAX_SIZE, Manifest
-from .names import check_key, check_name, name_of
+from .names import check_key, check_name, name_of, session_of
 from .outgoing import Outgoing
 from .parallel import Progress
 from .postponed import Postponed
 from .reading import Parts, locate, read_contents, read_whole
-from .sessions import Lock, Session
+from .sessions import Lock, Session, held, holder
 from .signatures import split
 from .snapshot import Snapshot
 from .trust import Trust
@@ -39,6 +40,17 @@ from .upkeep.repair import Repaired, repair
 from .writer import Choose, Writer
 
 __all__ = ["Store"]
+
+
+@dataclass(frozen=True)
+class BeingSaved:
+    """A snapshot that is not there yet."""
+
+    by: str
+    """Which notebook or kernel is saved so."""
+    since: str
+    written: int
+    """Bytes."""
 
 
 class Store:
@@ -56,12 +68,18 @@ class Store:
         self._layout = Layout(root)
 
     def writer(
-        self, name: str, *, replace: bool = False, quota: int | None = None, choose: Choose | None = None
+        self,
+        name: str,
+        *,
+        replace: bool = False,
+        quota: int | None = None,
+        choose: Choose | None = None,
+        by: str = "",
     ) -> Writer:
         """Begin a snapshot called `name`; with `replace` its commit may replace one.
 
         Where `choose` is given, it says both once more when the snapshot is about to get its name: others may have
-        taken it by then.
+        taken it by then. `by` tells others meanwhile who saves it.
 
         A commit after which the store would take more than `quota` bytes fails, and leaves it as it was.
 
@@ -83,6 +101,7 @@ class Store:
             name,
             replace=replace,
             room=room,
+            by=by,
             sign=self.trust.sign,
             collect=self.collect,
             choose=choose or (lambda: (name, replace)),
@@ -588,7 +607,27 @@ class Store:
             except FileNotFoundError:
                 raise self._no_such(name) from None
 
+    def being_saved(self, name: str) -> BeingSaved | None:
+        """Return who saves a snapshot of this name at this moment, and how far that is; None where nobody does."""
+        with suppress(OSError):
+            for session in held(self._layout.locks):
+                found = holder(self._layout.locks, session)
+                if found is not None and found.work == "save" and name_of(found.name) == name_of(name):
+                    sizes = pack_sizes(self._layout).items()
+                    written = sum(size for pack, size in sizes if session_of(pack) == session)
+                    return BeingSaved(found.by or f"Process {found.pid}", found.since, written)
+        return None
+
     def _no_such(self, name: str) -> NoSuchSnapshot:
+        saving = self.being_saved(name)
+        if saving is not None:
+            return NoSuchSnapshot(
+                f"The snapshot {name} is still being saved.",
+                f"{saving.by} has been saving it since {saving.since}; {saving.written / 1e6:,.0f} MB are written.",
+                "Ask again when that is done. `%gpuckpt restore` waits for it by itself.",
+                name=name,
+                saving=True,
+            )
         try:
             names = sorted(set(map(name_of, self._layout.names())))
         except OSError:

@@ -71,11 +71,13 @@ class Writer:
         sign: Callable[[bytes], bytes],
         collect: Callable[[], object],
         choose: Choose,
+        by: str,
     ) -> None:
         """Begin; `Store.writer` checks the name and the store first. Raises `StoreError`.
 
         `room` is how many bytes may be added to the packs; `sign` adds to a manifest who made it; `collect` deletes
-        what only a replaced snapshot needed. `choose` is called when the snapshot is to get its name.
+        what only a replaced snapshot needed. `choose` is called when the snapshot is to get its name. `by` says for
+        people who saves it.
         """
         self._layout = layout
         self._name = name
@@ -84,7 +86,7 @@ class Writer:
         self._sign = sign
         self._collect = collect
         with storing(f"The snapshot {name} cannot be written.", layout.root):
-            self._session = Session(layout.locks, "save")
+            self._session = Session(layout.locks, "save", name=name, by=by)
             self.id = self._session.id
             self._folders: dict[str, Path] = {"": self.directory}
             self._files: list[Source] = []

@@ -365,3 +365,33 @@ def test_a_snapshot_from_inside_a_loop_is_looked_at_without_running_the_loop_on(
     go.unlink()
     assert notebook.fails("%gpuckpt restore outside --stop-here").ename == "KeyboardInterrupt"
     assert notebook.value("x") == "1"
+
+
+_HELD_SAVE = """
+import os, time, jupyter_gpuckpt
+@jupyter_gpuckpt.before_save
+def held():
+    while not os.path.exists({go!r}):
+        open({reached!r}, "w").close()
+        time.sleep(0.01)
+"""
+
+
+def test_what_another_kernel_is_just_saving_is_named_and_waited_for(start: StartKernel, tmp_path: Path) -> None:
+    one, other = start(env={**os.environ, "JPY_SESSION_NAME": ""}), start(env={**os.environ, "JPY_SESSION_NAME": ""})
+    reached, go = tmp_path / "reached", tmp_path / "go"
+    one.run(_HELD_SAVE.format(go=str(go), reached=str(reached)))
+    one.run("x = 1")
+    save = Asked(one, "%gpuckpt save there")
+    wait_until(reached.exists)
+    shown = other.fails("%gpuckpt show there")
+    assert "The snapshot there is still being saved." in shown.text
+    assert "has been saving it since" in shown.text
+    assert "Did you mean" not in shown.text
+    restore = Asked(other, "%gpuckpt restore there")
+    with other.keeper as keeper:
+        wait_until(lambda: keeper.request("status")["stage"].startswith("waiting until there is saved"))
+    go.touch()
+    assert save.answer()["status"] == "ok"
+    assert restore.answer()["status"] == "ok"
+    assert other.value("x") == "1"

@@ -21,6 +21,7 @@ from ...errors import (
     DriverError,
     GpuckptError,
     KernelLost,
+    NoSuchSnapshot,
     Refused,
     RestoreFailed,
 )
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gpuckpt.keeper")
 
 _ANSWERS = 1.0  # how long a restored kernel has to answer before it is woken all the same, in seconds
+_LOOK = 0.5  # how often to look whether a snapshot has been saved, in seconds
 _LINGERING = 70.0  # how long to wait for a port that nobody has and nobody can have, in seconds; Linux keeps it for 60
 
 
@@ -69,7 +71,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     """
     stages = Stages(operation, tell)
     await stages.enter("checking")
-    key = await asyncio.to_thread(_key, keeper, args)
+    key = await _key_once_saved(keeper, args, stages)
     name = operation.name = name_of(key)
     manifest, request = await asyncio.to_thread(request_of, keeper, key)
     _refuse_to_stop(manifest, args)
@@ -264,6 +266,29 @@ async def _until_awake(keeper: Keeper, waking: asyncio.Task[dict[str, Any]]) -> 
         if keeper.link is not None:
             await tell_not_woken(keeper.link, e)
         raise
+
+
+async def _key_once_saved(keeper: Keeper, args: Mapping[str, Any], stages: Stages) -> str:
+    """Return the key of the snapshot that is meant, and wait for it where another kernel is just saving it.
+
+    Raises
+    ------
+    BadName, NoSuchSnapshot, Refused, Cancelled : as `_key`; or nobody wants to wait any longer.
+    """
+    waited = False
+    while True:
+        try:
+            key = await asyncio.to_thread(_key, keeper, args)
+            await asyncio.to_thread(keeper.store.get, key)
+            return key
+        except NoSuchSnapshot as e:
+            saving = bool(e.data.get("saving"))
+            if not saving and not waited:
+                raise
+            waited = saving  # it may have been saved between the two looks: one more
+            if saving:
+                await stages.enter(f"waiting until {e.data['name']} is saved. {e.why}")
+        await stages.or_cancelled(asyncio.sleep(_LOOK))
 
 
 def _key(keeper: Keeper, args: Mapping[str, Any]) -> str:

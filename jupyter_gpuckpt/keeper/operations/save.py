@@ -137,7 +137,8 @@ def _writer(keeper: Keeper, name: str, replace: bool) -> Writer:
     """Begin a snapshot that the kernel's notebook is to have under this name. Raises as `Store.writer`."""
     choose = functools.partial(choose_key, keeper.store, name, Owner.of(keeper), replace=replace)
     key, replaces = choose()
-    return keeper.store.writer(key, replace=replaces, quota=settings.store_quota(), choose=choose)
+    by = keeper.launch.notebook or keeper.launch.job or f"Kernel {keeper.launch.kernel_id}"
+    return keeper.store.writer(key, replace=replaces, quota=settings.store_quota(), choose=choose, by=by)
 
 
 async def _let_go(
