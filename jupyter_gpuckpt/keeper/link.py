@@ -4,8 +4,8 @@ FIFOs, since a connected socket that leaves the namespace cannot be dumped, whil
 back waiting on the FIFO of the same path. Lines of JSON:
 
 - agent to keeper: ``{"hello": {...}}``, ``{"request": n, "op": o, "args": {...}}``,
-  ``{"reply": n, "result"|"error": ...}``, and ``{"busy": b, "used": b, "cells": n, "cell": {...}}`` when a
-  cell begins or has ended
+  ``{"reply": n, "result"|"error": ...}``, and ``{"busy": b, "used": b, "cells": n, "cell": {...},
+  "asked": {...}}`` when a cell begins or has ended
 - keeper to agent: ``{"call": name, "id": n, "args": {...}}``, ``{"for": n, "progress"|"result"|"error": ...}``
 
 User code can write to the FIFO too: what is no message is passed over, and so are requests beyond `MOST_REQUESTS`.
@@ -53,6 +53,7 @@ class Link:
     busy : whether a cell is being executed.
     cells : how many cells have begun, as the kernel counts them; None until it says so.
     cell : the one that is being executed: its ``number``, and how it ``begins``; None where there is none.
+    asked : that one, to be answered by another kernel (`kernel.cells`); nothing in it where that is not known.
     last_active : when a cell of the person's last began or ended, as the manifests write times; at first, when the link
         was made.
     """
@@ -77,6 +78,7 @@ class Link:
         self.busy = False
         self.cells: int | None = None
         self.cell: dict[str, Any] | None = None
+        self.asked: dict[str, Any] = {}
         self.last_active = now()
         self.hello: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(self._in, self._read)
@@ -171,7 +173,8 @@ class Link:
         self.busy = bool(told.get("busy"))
         if isinstance(told.get("cells"), int):
             self.cells = told["cells"]
-        cell = told.get("cell")
+        asked, cell = told.get("asked"), told.get("cell")
+        self.asked = asked if isinstance(asked, dict) else {}
         self.cell = None
         if self.busy and isinstance(cell, dict):
             self.cell = {"number": int(cell["number"]), "begins": str(cell["begins"])}

@@ -13,6 +13,7 @@ import logging
 import os
 import platform
 import queue
+import select
 import signal
 import sys
 import threading
@@ -153,8 +154,10 @@ class Agent:
     def _tell_busy(self, busy: bool, used: bool) -> None:
         # Where nobody reads, the cell does not wait.
         with self._sending, contextlib.suppress(BlockingIOError):
-            # Whole or not at all: it is shorter than PIPE_BUF.
-            os.write(self._out, self._line({"busy": busy, "used": used, **self._about_cells()}))
+            line = self._line({"busy": busy, "used": used, **self._about_cells(), "asked": self.cells.describe()})
+            if len(line) > select.PIPE_BUF:
+                line = self._line({"busy": busy, "used": used, **self._about_cells()})
+            os.write(self._out, line)  # whole or not at all, since it is no longer than that
             self._is_cut = False
 
     def _about_cells(self) -> dict[str, Any]:
@@ -355,7 +358,8 @@ class Agent:
         with self._sending:
             for request, waiting in list(self._waiting.items()):
                 self._hear(request, {"error": _broken_off(waiting.op, "It has a new one: ask again.").as_dict()})
-            self._send({"reply": number, "result": {"busy": self.cells.are_running(), **self._about_cells()}})
+            about = {**self._about_cells(), "asked": self.cells.describe()}
+            self._send({"reply": number, "result": {"busy": self.cells.are_running(), **about}})
 
     def _after_broken_save(self) -> None:
         if self._saving:
@@ -604,6 +608,7 @@ class Agent:
     def _answer_restored(self, asked: Asked, account: show.Restored) -> None:
         self.cells.show(asked, account.mime())
         if self.cells.adopt(asked):
+            self._tell_busy(True, True)  # it is another one now
             self.cells.take_queued(asked)
         elif asked.get("from_outside"):
             # The cell that ran did not ask: it ends as it would by a restart.

@@ -178,6 +178,20 @@ libc.poll(ctypes.create_string_buffer(wait), 1, -1)
         assert notebook.value("n") == "0"
 
 
+def test_a_cell_that_keeps_python_s_lock_is_answered_when_the_kernel_is_restored(notebook: Notebook) -> None:
+    """Nothing of the kernel can say by then which cell it is."""
+    notebook.run("x = 1")
+    with notebook.keeper as keeper:
+        keeper.request("save", {"name": "here"})
+    cell = Asked(notebook, "x = 2; import ctypes; print('begun', flush=True); ctypes.PyDLL(None).poll(None, 0, -1)")
+    notebook.until_printed("begun")
+    pid = status(notebook)["pid"]
+    wait_until(lambda: Path(f"/proc/{pid}/syscall").read_text().split()[0] == str(_POLL))
+    assert not isinstance(Requested(notebook, "restore", {"name": "here"}).outcome(), Exception)
+    assert cell.answer()["ename"] == "RestoreFailed"
+    assert notebook.value("x") == "1"
+
+
 def test_the_cells_behind_a_refused_restore_are_executed_all_the_same(notebook: Notebook) -> None:
     refused = """
         try:

@@ -191,10 +191,11 @@ class Predecessor:
         asked = {"cell": args["cell"]} if "cell" in args else {}
         if not keeper.launch.agent or keeper.link is None:
             return asked
+        link = keeper.link
         try:
-            found: dict[str, Any] = await keeper.link.call("interrupted", {}, 2.0)
+            found: dict[str, Any] = await link.call("interrupted", {}, 2.0)
         except AgentSilent:
-            return asked
+            found = link.asked  # a call into C keeps Python's lock: nobody there can say what waits behind it
         return {**found, **asked, "from_outside": not asked}
 
 
