@@ -10,7 +10,7 @@ from typing import Any
 from .. import settings
 from ..errors import GpuckptError
 from ..keeper.naming import find, new_key
-from ..keeper.summary import is_of_notebook, summaries, summary
+from ..keeper.summary import is_of_notebook, labels, summaries, summary
 from ..kernel import show
 from ..store import Manifest, Store
 from ..store.upkeep.retention import beyond_last, beyond_size
@@ -109,8 +109,8 @@ def keep(args: argparse.Namespace) -> int:
         names = beyond_last(store, args.last, _chosen(args))
     else:
         names = beyond_size(store, args.under, _chosen(args))
-    labels = {name: str(summary(store.get(name))["label"]) for name in names}
-    document, text, errors = remove(args, store, labels, asks=True)
+    shown = labels(store.list())
+    document, text, errors = remove(args, store, {name: shown.get(name, name) for name in names}, asks=True)
     if not args.dry_run:
         document["removed"] = [one["key"] for one in document["removed"]]
     document = {**document, "used": store.used(), "errors": [e.as_dict() for e in errors]}

@@ -76,6 +76,9 @@ def test_a_name_that_several_notebooks_have_is_asked_back(cli: Cli, tmp_path: Pa
     for said in ("two/train.ipynb:base", "/home/me/two/train.ipynb:base"):
         assert cli("show", said, "--json").json.get("notebook") == "/home/me/two/train.ipynb"
     assert cli("show", "train.ipynb:base").status == 1
+    told = cli("keep", "--last", "1", "--dry-run").out
+    assert "Would remove one/train.ipynb:base." in told
+    assert "Would remove two/train.ipynb:base." in told
     missing = cli("show", "three.ipynb:base")
     assert missing.status == 3
     assert "one/train.ipynb:base" in missing.err
