@@ -52,7 +52,7 @@ def counter(alice: Person) -> Iterator[int]:
     port = free_port("udp")
     program = str(alice.home / "counter.py")
     alice.does(f"open({program!r}, 'w').write({COUNTER!r})")
-    done(alice, "exec", "counter", "--", "/usr/bin/env", "python3", program, "udp", str(port))
+    done(alice, "exec", "counter", "--", "/usr/bin/env", "python3", program, "udp", str(port), "1")
     wait_until(lambda: "ready" in done(alice, "logs", "counter"))
     assert ask("udp", port) == "101"
     done(alice, "save", "counter", "at-101")
