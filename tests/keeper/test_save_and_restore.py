@@ -178,13 +178,25 @@ libc.poll(ctypes.create_string_buffer(wait), 1, -1)
         assert notebook.value("n") == "0"
 
 
-def test_a_cell_that_keeps_python_s_lock_is_answered_when_the_kernel_is_restored(notebook: Notebook) -> None:
+def test_a_cell_that_keeps_python_s_lock_is_answered_when_the_kernel_is_restored(
+    notebook: Notebook, tmp_path: Path
+) -> None:
     """Nothing of the kernel can say by then which cell it is."""
     notebook.run("x = 1")
     with notebook.keeper as keeper:
         keeper.request("save", {"name": "here"})
-    cell = Asked(notebook, "x = 2; import ctypes; print('begun', flush=True); ctypes.PyDLL(None).poll(None, 0, -1)")
+    go = tmp_path / "go"
+    cell = Asked(
+        notebook,
+        f"""
+import ctypes, os, time
+print('begun', flush=True)
+while not os.path.exists({str(go)!r}): time.sleep(0.01)
+ctypes.PyDLL(None).poll(None, 0, -1)
+""",
+    )
     notebook.until_printed("begun")
+    go.touch()
     pid = status(notebook)["pid"]
     wait_until(lambda: Path(f"/proc/{pid}/syscall").read_text().split()[0] == str(_POLL))
     assert not isinstance(Requested(notebook, "restore", {"name": "here"}).outcome(), Exception)
