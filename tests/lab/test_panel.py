@@ -37,6 +37,7 @@ def _save(panel: Locator, name: str, note: str = "") -> None:
 def _press(panel: Locator, button: str, answer: str = "") -> None:
     panel.get_by_role("button", name=button, exact=True).click()
     if answer:
+        expect(panel.get_by_role("button", name="Never mind", exact=True)).to_be_focused()
         panel.get_by_role("button", name=answer, exact=True).click()
 
 
