@@ -6,12 +6,15 @@ Or, for a new kernel that was started before (`starter.py`), ``hold RUN SLEEPER 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import signal
 import sys
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from ..freeze.processes import start_time
 from .process import keep
 from .record import LOG, KernelFolder
 
@@ -45,15 +48,23 @@ def main(folder: str, lock_fd: str, ready_fd: str, how: str, *started: str) -> N
     os.umask(0o077)
     for fd in (lock_fd, ready_fd):
         os.set_inheritable(int(fd), False)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=[_Log(Path(folder) / LOG)]
-    )
 
     def ready(error: str) -> None:
         with open(int(ready_fd), "w") as f:
             f.write(error or "ready")
 
-    asyncio.run(keep(KernelFolder(Path(folder)), how, ready, started))
+    sleeper = int(started[1]) if started else 0
+    begun = start_time(sleeper)
+    try:
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=[_Log(Path(folder) / LOG)]
+        )
+        asyncio.run(keep(KernelFolder(Path(folder)), how, ready, started))
+    finally:
+        # Where the folder was removed meanwhile, nobody else would ever find the kernel that was started.
+        if started and begun is not None and start_time(sleeper) == begun:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(sleeper, signal.SIGKILL)
 
 
 if __name__ == "__main__":

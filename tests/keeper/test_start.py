@@ -73,6 +73,15 @@ def test_a_kernel_runs_before_its_keeper_has_begun(
     assert_nothing_left(tmp_path)
 
 
+def test_a_start_whose_folder_is_removed_meanwhile_leaves_nothing(
+    launch: Launch, tmp_path: Path, keepers_first: Callable[[str], None]
+) -> None:
+    keepers_first("import shutil; shutil.rmtree(sys.orig_argv[3])")
+    with pytest.raises(GpuckptError):
+        client.start_keeper(launch)
+    wait_until(lambda: not processes_of(tmp_path), what="the kernel or its process 1 is left")
+
+
 def test_what_comes_before_the_kernel_imports_next_to_nothing() -> None:
     """Python's own beginning, and the little that making namespaces takes: each import more is a person's wait."""
     folder = str(Path(jupyter_gpuckpt.keeper.__file__).parent)
