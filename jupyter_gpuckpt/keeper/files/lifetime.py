@@ -16,14 +16,12 @@ import tarfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from . import databases
+from .needs import NeededFile
+from .temporary import temporary_above
 
-if TYPE_CHECKING:
-    from .needs import NeededFile
-
-__all__ = ["ARCHIVE", "can_be_made", "keep", "make", "unmake"]
+__all__ = ["ARCHIVE", "keep", "make", "unmake"]
 
 ARCHIVE = "lifetime.tar"
 """The part of a snapshot that holds them."""
@@ -51,7 +49,7 @@ def keep(
     """
     mains = [(file.path, file.database) for file in needed if file.database == databases.DUCKDB]
     sizes = {file.path: file.size for file in needed if file.size is not None and _is_its_own(file, mains)}
-    above = {one for path in (*sizes, *folders) for one in _temporary_above(root, path)}
+    above = {one for path in (*sizes, *folders) for one in temporary_above(root, path)}
     inside = [path for folder in folders for path in _in(root, folder) if path not in sizes]
     candidates = [*inside[:_MOST], *sizes]
     room = _TOGETHER
@@ -64,7 +62,7 @@ def keep(
             if size is not None:
                 room -= size
                 kept.add(path)
-    temporary = {*inside, *(path for path in sizes if _temporary_above(root, path))}
+    temporary = {*inside, *(path for path in sizes if temporary_above(root, path))}
     large = sorted(path for path in temporary - kept if (root / path[1:]).is_file())
     return [replace(file, kept=True) if file.path in kept else file for file in needed], large
 
@@ -72,24 +70,6 @@ def keep(
 def _is_its_own(file: NeededFile, duckdb: Sequence[tuple[str, str]]) -> bool:
     """Tell whether a file goes with the kernel; the log of a DuckDB that went on would destroy what that has now."""
     return file.writable and not databases.main_of(file.path, duckdb)
-
-
-def _is_for_all(folder: Path) -> bool:
-    """Tell whether a folder is one for temporary files, in which everybody may make some (inode(7), sticky bit)."""
-    try:
-        return bool(folder.stat().st_mode & stat.S_ISVTX)
-    except OSError:
-        return False
-
-
-def _temporary_above(root: Path, path: str) -> list[str]:
-    """Return the folders between one for temporary files and a path; none for what lies elsewhere."""
-    found: list[str] = []
-    for above in map(str, Path(path).parents):
-        if _is_for_all(root / above[1:]):
-            return found
-        found.append(above)
-    return []
 
 
 def _in(root: Path, folder: str) -> list[str]:
@@ -129,11 +109,6 @@ def _add(tar: tarfile.TarFile, root: Path, path: str, size: int | None, room: in
     return member.size
 
 
-def can_be_made(at: Path) -> bool:
-    """Tell whether a kept file that is gone can stand there again: in its folder, or below one for temporary files."""
-    return at.parent.is_dir() or any(map(_is_for_all, at.parents))
-
-
 def make(archive: Path, needed: Collection[NeededFile]) -> list[Path]:
     """Make what is not there any more of the files in `archive`; return what was made, parents first.
 
@@ -171,7 +146,7 @@ def _refuse_strange(at: Path, owner: int) -> None:
     ------
     PermissionError : it is another user's, or a link.
     """
-    for folder in _temporary_above(Path("/"), str(at)):
+    for folder in temporary_above(Path("/"), str(at)):
         about = Path(folder).lstat()
         if not stat.S_ISDIR(about.st_mode) or about.st_uid not in (owner, os.geteuid()):
             raise PermissionError(errno.EPERM, "the folder is another user's", folder)

@@ -18,7 +18,8 @@ from blake3 import blake3
 
 from ...freeze import images
 from ...freeze.elf import build_id, is_same_build
-from . import databases, lifetime
+from . import databases
+from .temporary import can_be_made
 
 __all__ = [
     "ELSEWHERE",
@@ -196,7 +197,7 @@ def difference(file: NeededFile, root: Path) -> str:
     try:
         now = at.stat(follow_symlinks=not stat.S_ISLNK(file.mode))  # of a link itself, that is open (O_PATH)
     except FileNotFoundError:
-        if file.kept and lifetime.can_be_made(at):
+        if file.kept and can_be_made(at):
             return ""
         return f"{file.path}: {'was' if file.size is None else 'had'} {was}, is gone"
     except OSError as e:

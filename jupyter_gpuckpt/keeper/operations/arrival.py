@@ -30,6 +30,7 @@ from .. import deputy, fit
 from ..files import kept_files, lifetime, needs, placed_files
 from ..files.needs import NeededFile
 from ..files.placed_files import Placement
+from ..files.temporary import can_be_made
 from ..gpu import gate
 from ..gpu.freeze import GpuReturn, parked_in
 from ..gpu.late_vram import LateVram
@@ -85,7 +86,7 @@ def request_of(keeper: Keeper, name: str) -> tuple[Manifest, Request]:
     try:
         kept = kept_files.from_json(read[kept_files.TABLE]) if kept_files.TABLE in read else kept_files.Kept([])
         needed = needs.from_json(read[needs.NEEDS]) if needs.NEEDS in read else []
-        made = {file.path for file in needed if file.kept and lifetime.can_be_made(Path(file.path))}
+        made = {file.path for file in needed if file.kept and can_be_made(Path(file.path))}
         missing = [file for file in placed_files.missing(kept, contents) if file.path not in made]
         placed = placed_files.bytes_of(missing, contents)
     except ValueError as e:
