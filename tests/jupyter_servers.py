@@ -78,7 +78,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(folder: Path, config: str = "", app: str = "server", **environment: str) -> Iterator[Server]:
+def running(folder: Path, config: str = "", app: str = "server", port: int = 0, **environment: str) -> Iterator[Server]:
     """Start a server whose folders all lie in `folder`; `config` is Python for its configuration file."""
     for name in ("work", "config"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def running(folder: Path, config: str = "", app: str = "server", **environment: 
         "IPYTHONDIR": "ipython",
     }
     words = [
-        *(sys.executable, "-m", "jupyter", app, "--allow-root", "--no-browser", "--ip=127.0.0.1", "--port=0"),
+        *(sys.executable, "-m", "jupyter", app, "--allow-root", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
         *(f"--ServerApp.root_dir={folder / 'work'}", f"--IdentityProvider.token={TOKEN}"),
         *("--ServerApp.answer_yes=True",),
     ]

@@ -7,7 +7,7 @@ import type { Actions } from './actions';
 import { isHibernated, isOf } from './arrange';
 import type { Model } from './model';
 import { isStale } from './stale';
-import type { IExecuted, INotebook, ISnapshot } from './types';
+import type { IExecuted, IKernel, INotebook, ISnapshot } from './types';
 
 const STALE = 'jp-gpuckpt-mod-stale';
 
@@ -68,7 +68,10 @@ export function offerToReconnect(tracker: INotebookTracker, model: Model, action
   model.changed.connect(() => {
     model.kernels.filter(({ attended }) => attended).forEach(({ kernel_id }) => offered.delete(kernel_id));
     const { notebook } = model;
-    const found = notebook && model.kernels.find(({ reconnect }) => reconnect === notebook.path);
+    // A page that was open sees its own kernel go some time after the server has.
+    const isLeft = ({ kernel_id, reconnect }: IKernel): boolean =>
+      reconnect === notebook?.path && kernel_id !== notebook.kernelId;
+    const found = notebook ? model.kernels.find(isLeft) : undefined;
     if (found && !offered.has(found.kernel_id) && tracker.currentWidget?.sessionContext.isReady) {
       offered.add(found.kernel_id);
       void actions().then(does => does.offerReconnect(found));

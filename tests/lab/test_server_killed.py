@@ -1,4 +1,4 @@
-"""A kernel that outlived its server is offered where its notebook is opened."""
+"""A kernel that outlived its server is offered where its notebook is opened, or is open still."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _kill(server: Server) -> None:
 
 
 def _has_its_kernel_back(window: Window) -> None:
-    expect(window.dialog).to_contain_text(_OFFER)
+    expect(window.dialog.filter(has_text=_OFFER)).to_be_visible()
     assert window.accessibility_faults(".jp-Dialog") == []
     window.accept("Reconnect")
     window.is_told("Reconnected")
@@ -51,4 +51,17 @@ def test_it_is_offered_where_its_notebook_is_opened(open_window: OpenWindow, tmp
         window.restart_kernel()
         window.page.reload()
         window.loaded()
+        _has_its_kernel_back(window)
+
+
+def test_it_is_offered_where_its_notebook_is_open(open_window: OpenWindow, tmp_path: Path) -> None:
+    environment = prepare(tmp_path)
+    with running(tmp_path, CONFIG, "lab", **environment) as first:
+        window = open_window(first, "work.ipynb")
+        window.run("x = 41")
+        _kill(first)
+        lost = window.dialog.filter(has_text="Server Connection Error")  # which JupyterLab may say more than once
+        window.page.add_locator_handler(lost, lambda dialog: dialog.get_by_role("button", name="Close").click())
+    port = int(first.url.rpartition(":")[2].strip("/"))
+    with running(tmp_path, CONFIG, "lab", port, **environment):
         _has_its_kernel_back(window)
