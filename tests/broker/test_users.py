@@ -64,7 +64,7 @@ def test_a_save_that_hangs_in_criu_is_cancelled(alice: Person) -> None:
     assert alice.does("keeper.request('cancel', {'kind': 'save'})")
     assert alice.does("type(asked.outcome()).__name__") == "Cancelled"
     assert alice.runs("print(x)") == "41"
-    assert "Saved after" in alice.runs("%gpuckpt save after")
+    assert "Saved mended" in alice.runs("%gpuckpt save mended")
 
 
 KEEPERS_WAIT = """
