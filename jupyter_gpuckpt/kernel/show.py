@@ -312,7 +312,7 @@ class Listing(_Shown):
         return "\n".join(lines + self._faults)
 
     def html(self) -> str:
-        faults = "".join(f"<div>{html.escape(fault)}</div>" for fault in self._faults)
+        faults = "".join(f'<div style="white-space:pre-line">{html.escape(fault)}</div>' for fault in self._faults)
         if not self._rows:
             return f"<div>{html.escape(self._empty)}</div>{faults}"
 
