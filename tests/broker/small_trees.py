@@ -65,7 +65,7 @@ async def restored(folder: str, edit: Callable[[Path], None] = lambda _: None, c
             if check:
                 await asyncio.to_thread(space.deputy.check, seen)
                 return {"status": 0}
-            status = await asyncio.to_thread(space.deputy.restore, seen, 60)
+            status = await asyncio.to_thread(space.deputy.restore, seen, 60, lambda _: None)
         except GpuckptError as e:
             return {"error": e.why, "kind": type(e).__name__, "pids": processes.descendants(space.pid)}
         log = copy / "restore.log"
