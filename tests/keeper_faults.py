@@ -81,15 +81,22 @@ class Criu:
 
     def hang_in_mid_dump(self) -> None:
         """Have the next dumps hang (criu is stopped) when criu has put code of its own into a process of the tree."""
-        # Its code and criu talk by a socket of this name. Another criu of the machine may have one, too: this one holds
-        # the tree by then in any case.
+        # Its code and criu talk by a socket of this name. Another criu of the machine may have one, too.
         script = self.folder / "hang.py"
         script.write_text(
             "import os, signal, sys\n"
+            "from pathlib import Path\n"
             f"open({str(self.folder / 'watching')!r}, 'w').close()\n"
             "criu, kernel = sys.argv[1], sys.argv[sys.argv.index('-t') + 1]\n"
             "def is_held(): return f'TracerPid:\\t{criu}\\n' in open(f'/proc/{kernel}/status').read()\n"
-            "while not (is_held() and b'@/crtools-pr-' in open('/proc/net/unix', 'rb').read()): pass\n"
+            "def own():\n"
+            "    for fd in Path(f'/proc/{criu}/fd').iterdir():\n"
+            "        try: yield os.readlink(fd)\n"
+            "        except FileNotFoundError: pass\n"
+            "def talks():\n"
+            "    rows = [row.split() for row in open('/proc/net/unix', errors='replace') if '@/crtools-pr-' in row]\n"
+            "    return bool({f'socket:[{row[6]}]' for row in rows} & set(own())) if rows else False\n"
+            "while not (is_held() and talks()): pass\n"
             "os.kill(int(criu), signal.SIGSTOP)\n"
         )
         watching = self.folder / "watching"
