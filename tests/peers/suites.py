@@ -112,6 +112,9 @@ def _outcomes(
             "no:cacheprovider",
             "-W",
             "default",
+            # Their own limits are for machines that do nothing else; and one test that hangs ends as one.
+            "--timeout=300",
+            "--timeout-method=signal",
             *wanted,
         ]
         more = {
