@@ -53,7 +53,8 @@ def test_all_before_a_deadline_the_most_valuable_first(cli: Cli, start: StartKer
         os.kill(keeper_pid(silent), signal.SIGCONT)
     assert (first["kernel_id"], first["saved"]) == (worked.manager.provisioner.kernel_id, True)
     assert (second["kernel_id"], second["saved"]) == (idle.manager.provisioner.kernel_id, False)
-    assert "time was up" in second["why"]
+    # On a slow machine the first one may have had all of the time.
+    assert second["why"] in ("The time was up before it was saved.", "There was no time left.")
     report = Path(done.json["report"])
     assert report.parent == tmp_path / "logs"
     assert json.loads(report.read_text())["kernels"] == [first, second, last]
