@@ -423,9 +423,10 @@ class Service:
         ------
         BadName, NoSuchSnapshot, Pinned, Incompatible : as `Store.remove`.
         """
-        freed = await asyncio.to_thread(self._store.remove, await self._key(name))
-        self._events.snapshots("removed", name)
-        return {"name": name, "freed": freed}
+        key = await self._key(name)
+        freed = await asyncio.to_thread(self._store.remove, key)
+        self._events.snapshots("removed", key)
+        return {"name": key, "freed": freed}
 
     async def rename(self, name: str, new: str) -> dict[str, Any]:
         """Give a snapshot another name, and return all about it.
@@ -447,9 +448,10 @@ class Service:
         ------
         BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.pin`.
         """
-        labels = await asyncio.to_thread(self._store.pin, await self._key(name), pinned)
-        self._events.snapshots("labelled", name)
-        return {"name": name, **dataclasses.asdict(labels)}
+        key = await self._key(name)
+        labels = await asyncio.to_thread(self._store.pin, key, pinned)
+        self._events.snapshots("labelled", key)
+        return {"name": key, **dataclasses.asdict(labels)}
 
     # -- on their way
 

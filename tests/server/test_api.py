@@ -304,5 +304,5 @@ def test_names_belong_to_notebooks(server: Server) -> None:
         assert sorted(ambiguous["error"]["data"]["names"]) == ["one/a.ipynb:shared", "two/a.ipynb:shared"]
         renamed = server.ask("POST", f"snapshots/{saved['name']}/rename", {"name": "mine"})
         assert (renamed["name"], renamed["label"]) == ("mine", "mine")
-        server.ask("DELETE", "snapshots/one%2Fa.ipynb:shared")
+        assert server.ask("DELETE", "snapshots/one%2Fa.ipynb:shared")["name"] == told["one/a.ipynb:shared"]
         server.ask("DELETE", "snapshots/mine")
