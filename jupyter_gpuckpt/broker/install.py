@@ -13,8 +13,8 @@ from .. import settings
 from ..errors import GpuckptError, Unavailable
 from ..freeze.criu_program import CriuProgram, find_criu
 from ..machine.criu_install import install_criu
+from .changeable import refuse_changeable
 from .rights import NEEDED
-from .service import refuse_changeable
 
 __all__ = ["CRIU_PREFIX", "UNITS", "install", "uninstall", "units"]
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from ..freeze import processes
+from .changeable import refuse_changeable_folder
 
 __all__ = ["Register"]
 
@@ -22,10 +23,13 @@ class Register:
 
         Raises
         ------
+        Unavailable : others than root could replace them, or what is in them.
         OSError : they cannot be made.
         """
+        self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        refuse_changeable_folder(self.folder)
         for path, mode in ((self.folder, 0o755), (self._sleepers, 0o700), (Path(self.images_at), 0o755)):
-            path.mkdir(mode=mode, parents=True, exist_ok=True)
+            path.mkdir(mode=mode, exist_ok=True)
             path.chmod(mode)
         for path in self._sleepers.iterdir():
             if not path.read_text().startswith(f"{processes.start_time(int(path.name))} "):

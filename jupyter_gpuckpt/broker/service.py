@@ -14,18 +14,17 @@ import struct
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from .. import settings
 from ..errors import Refused, Unavailable
-from ..freeze import criu
 from ..freeze.criu_program import CriuProgram, find_criu, version_text
 from ..readiness import readable
+from .changeable import refuse_changeable
 from .deputy import Deputy
 from .register import Register
 from .rights import act_as
 
-__all__ = ["refuse_changeable", "run"]
+__all__ = ["run"]
 
 log = logging.getLogger("gpuckpt.broker")
 
@@ -35,7 +34,6 @@ _MOST = 256  # deputies that a user may have at once: one for a kernel, two whil
 _BURST, _SECOND = 60, 1.0  # connections of a user in so many seconds
 _BACKLOG = 128
 _REAPING = 5.0  # seconds between two looks at ended children, at most
-_OTHERS_MAY_WRITE = 0o022
 
 
 def run(group: str) -> None:
@@ -47,7 +45,7 @@ def run(group: str) -> None:
 
     Raises
     ------
-    Unavailable : this process is not root, or there is no criu that users cannot change.
+    Unavailable : this process is not root, or users could change what it runs or where its socket is.
     Refused : there is no such group, or another broker listens.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -55,44 +53,17 @@ def run(group: str) -> None:
         raise Unavailable("The broker was not started.", f"This is user {os.geteuid()}.", "Start it as root.")
     program = find_criu()
     refuse_changeable(program)
-    os.umask(0o077)
     os.chdir("/")
+    os.umask(0o022)  # users find the socket in the folders that are made for it
     register = Register(settings.broker_socket().parent)
     register.make()
+    os.umask(0o077)
     # Sleepers and what enters them are orphaned on purpose: they become this process's children, and are reaped by it.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with _listener(group) as listener:
         log.info("the broker listens, with CRIU %s", version_text(program.version))
         _tell_systemd("READY=1")
         _Broker(listener, program, register).run()
-
-
-def refuse_changeable(program: CriuProgram) -> None:
-    """Refuse to serve with programs that others than root could change, or that users cannot read.
-
-    Raises
-    ------
-    Unavailable : naming the file or folder.
-    """
-    modules = [path for path in sys.path if Path(path).exists()]
-    for path in (*program.argv[:1], program.path, sys.executable, __file__, str(criu.AT_POST_DUMP), *modules):
-        _refuse_changeable_file(path)
-
-
-def _refuse_changeable_file(path: str) -> None:
-    real = Path(path).resolve()
-    for part in (real, *real.parents):
-        about = part.stat()
-        readable = 0o5 if part.is_dir() or (part == real and os.access(real, os.X_OK)) else 0o4
-        if about.st_uid != 0 or (about.st_mode & _OTHERS_MAY_WRITE and not about.st_mode & 0o1000):
-            why, then = f"{part} can be changed by others than root.", "Install it where only root can write"
-        elif about.st_mode & readable != readable and not (part.is_dir() and about.st_mode & 0o1):
-            why, then = f"{part} cannot be read by users.", "Install it where users can read"
-        else:
-            continue
-        raise Unavailable(
-            "The broker does not work from here.", why, f"{then} (such as /opt), and start it from there."
-        )
 
 
 def _listener(group: str) -> socket.socket:
