@@ -43,6 +43,18 @@ def test_a_kernel_is_saved_and_restored_with_the_same_rights(alice: Person) -> N
     assert alice.runs("print(x, child.poll())") == "41 None"
 
 
+def test_a_file_that_was_only_read_is_made_again_in_the_users_own_folder(alice: Person) -> None:
+    alice.runs("import os; os.makedirs(os.path.expanduser('~/own')); os.chdir(os.path.expanduser('~/own'))")
+    alice.runs("open('read', 'w').write('text'); read = open('read')")
+    # Its Python is root's, and large, and goes nowhere.
+    alice.runs("from jupyter_gpuckpt.kernel import environment; environment.describe = dict")
+    assert "Saved own" in alice.runs("%gpuckpt save own --with-files")
+    path = alice.runs("os.unlink('read'); read.close(); print(os.path.abspath('read'))").strip()
+    assert f"were created again: {path}." in alice.runs("%gpuckpt restore own")
+    assert alice.runs("print(read.read(), open('new', 'w').write('new'))") == "text 3"
+    assert (Path(path).stat().st_uid, Path(path).read_text()) == (alice.uid, "text")
+
+
 def test_a_kernel_is_forked_and_outlives_its_keeper(alice: Person) -> None:
     alice.runs("y = 7")
     assert "Forked" in alice.runs("%gpuckpt fork")

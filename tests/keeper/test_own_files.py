@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from keeper_faults import names, small_disk, store
+from keeper_faults import Criu, names, small_disk, store
 from notebooks import Notebook, StartKernel
 from small_environment import SPEC, small_environment
 
 from jupyter_gpuckpt.keeper.files.kept_files import Kept, KeptFile, from_json, keep, survey
 from jupyter_gpuckpt.keeper.files.needs import NeededFile
+from jupyter_gpuckpt.keeper.files.own_folders import environments, make, makeable
 from jupyter_gpuckpt.keeper.files.placed_files import missing
 from jupyter_gpuckpt.store import Contents, Store
 from jupyter_gpuckpt.store.chunks import Chunk
@@ -45,19 +46,21 @@ def _tree(folder: Path) -> set[str]:
 
 
 def test_a_kernel_comes_back_where_its_environment_is_not(
-    environment: Path, start: StartKernel, tmp_path: Path, top: Path
+    criu: Criu, environment: Path, start: StartKernel, tmp_path: Path, top: Path
 ) -> None:
     project = environment.parent
     (project / "notes").mkdir()
     (project / "edited.py").write_text("version = 1")
     (project / "deleted.py").write_text("version = 1")
     (project / "config.txt").write_text("as saved")
+    (project / "read only").mkdir()
+    (project / "read only" / "once.txt").write_text("abc")
     (top / "read.txt").write_text("0123456789")
     kernel = start(SPEC, cwd=str(project))
     kernel.run(
         f"import sys, os; x = [1]; read = open({str(top / 'read.txt')!r}); read.read(3); log = open('run.log', 'w')"
     )
-    kernel.run("log.write('begun '); log.flush(); config = open('config.txt')")
+    kernel.run("log.write('begun '); log.flush(); config = open('config.txt'); once = open('read only/once.txt')")
     kernel.run("w = open('gone.txt', 'w'); w.write('deleted'); w.close(); gone = open('gone.txt')")
     kernel.run("os.unlink('gone.txt')")
     assert kernel.value("sys.prefix") == str(environment)
@@ -67,6 +70,7 @@ def test_a_kernel_comes_back_where_its_environment_is_not(
     kernel.close()
     environment.rename(tmp_path / "hidden")
     shutil.rmtree(top)
+    shutil.rmtree(project / "read only")
     for name in ("run.log", "deleted.py"):
         (project / name).unlink()
     (project / "edited.py").write_text("version = 22")
@@ -74,8 +78,15 @@ def test_a_kernel_comes_back_where_its_environment_is_not(
     before = _tree(project)
 
     kernel = start()
+    criu.first("restore", "exit 1")
+    kernel.fails("%gpuckpt restore here")
+    assert _tree(project) == before
+    criu.honest()
     answer = kernel.run("%gpuckpt restore here")
     assert "stand in for what is not here" in answer.text
+    assert "were created again: " in answer.text
+    assert str(project / "deleted.py") in answer.text
+    assert "No new files can be created directly in /." in answer.text
     _is_as_saved(kernel, environment)
     assert kernel.value("gone.read()") == "deleted"
     # A person's own code is what it is now; a file in use is what it was, for this kernel alone.
@@ -87,8 +98,10 @@ def test_a_kernel_comes_back_where_its_environment_is_not(
     kernel.run("%gpuckpt save again")
     kernel.run("x.append(3)")
     kernel.close()
-    # What it writes is no part of what only this kernel sees.
-    assert _tree(project) == before | {"run.log"}
+    # What it reads and writes in the user's own folders is no part of what only this kernel sees; its Python is.
+    own = {"run.log", "deleted.py", "read only", "read only/once.txt", "new.txt", "read only/new.txt"}
+    assert _tree(project) == before | own | {"env"}
+    assert not list(environment.iterdir())
     assert (project / "run.log").read_text() == "begun and gone on"
     assert not top.exists()
     assert not kernel.folder.exists()
@@ -101,11 +114,11 @@ def test_a_kernel_comes_back_where_its_environment_is_not(
     assert (project / "notes" / "out.txt").read_text() == "kept"
     assert Store(store()).get("again").stored < Store(store()).get("here").stored / 2
     kernel.close()
-    assert _tree(project) == before | {"run.log", "notes/out.txt"}
+    assert _tree(project) == before | own | {"env", "notes/out.txt"}
 
 
 def _is_as_saved(kernel: Notebook, environment: Path) -> None:
-    assert not environment.exists()
+    assert not list(environment.iterdir())
     assert kernel.value("x, read.read()") == "[1] 3456789"
     kernel.run("import latecomer")
     assert kernel.value("latecomer.__file__").startswith(f"{environment}/lib")
@@ -113,8 +126,62 @@ def _is_as_saved(kernel: Notebook, environment: Path) -> None:
     kernel.run("log.write('and gone on'); log.flush()")
     assert kernel.value("open('run.log').read()") == "begun and gone on"
     assert kernel.value("__import__('subprocess').check_output([sys.executable, '-c', 'print(6*7)'])") == r"b'42\n'"
-    # Lost with the sleeper, if it was let happen.
-    assert kernel.fails("open('new.txt', 'w')").ename == "OSError"
+    assert kernel.value("once.read()") == "abc"
+    # It can create files wherever it could; but in the system's folders they would be lost with the sleeper.
+    for folder in (".", "read only", str(environment)):
+        kernel.run(f"with open({folder!r} + '/new.txt', 'w') as f: f.write('new')")
+    assert kernel.fails("open('/gpuckpt-new.txt', 'w')").ename == "OSError"
+
+
+def _file(path: Path, kind: int = stat.S_IFREG) -> KeptFile:
+    return KeptFile(str(path), kind | 0o644, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "where", ["a stranger's", "below a stranger's", "for all", "a link to a stranger's", "/usr/lib"]
+)
+def test_files_are_made_again_on_the_disk_only_where_nobody_else_has_a_say(tmp_path: Path, where: str) -> None:
+    own, folder = tmp_path / "own", tmp_path / "other"
+    (folder / "below").mkdir(parents=True)
+    own.mkdir()
+    os.chown(folder, 12345, 12345)
+    odd = {
+        "a stranger's": folder,
+        "below a stranger's": folder / "below",
+        "for all": tmp_path / "all",
+        "a link to a stranger's": own / "link",
+        "/usr/lib": Path("/usr/lib"),
+    }[where]
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all").chmod(0o777)
+    (own / "link").symlink_to(folder)
+    new = [_file(own / "new"), _file(own / "data", stat.S_IFDIR), _file(own / "data" / "new")]
+    assert makeable([*new, _file(odd / "new")], []) == {file.path for file in new}
+    if where != "/usr/lib":  # also if it came to be so only now
+        with pytest.raises(PermissionError, match="another user can change it"):
+            make(_file(odd / "new"), None)
+        assert not (odd / "new").exists()
+    (own / "new").write_text("there")
+    assert makeable(new[:1], []) == frozenset()
+    with pytest.raises(FileExistsError):
+        make(new[0], None)
+    assert (own / "new").read_text() == "there"
+
+
+def test_of_python_s_own_folders_nothing_is_made_but_the_outermost(tmp_path: Path) -> None:
+    packages = tmp_path / ".venv" / "lib" / "site-packages"
+    venv, mark, module = (
+        _file(tmp_path / ".venv", stat.S_IFDIR),
+        _file(tmp_path / ".venv" / "pyvenv.cfg"),
+        packages / "a",
+    )
+    kept = [venv, mark, _file(packages, stat.S_IFDIR), _file(module)]
+    found = environments(kept, [])
+    assert makeable(kept, found) == {venv.path}
+    packages.mkdir(parents=True)
+    assert makeable(kept, found) == frozenset()
+    # A notebook in it makes it a folder as others are.
+    assert venv.path not in environments(kept, [NeededFile(venv.path, stat.S_IFDIR)])
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,20 @@
-"""Puts the files that a snapshot keeps where they stood, in the sleeper that it is restored into, and only there.
+"""Puts the files that a snapshot keeps where they stood.
 
-What the machine has already, with the same bytes, is left as it is. The rest is written into the sleeper's run folder,
-and mounted in the sleeper's own mount namespace by `placing`: it goes with the sleeper.
+What the machine has already, with the same bytes, is left as it is. What is gone from the user's own folders is made on
+the disk again (`own_folders`). The rest is written into the run folder of the sleeper that the snapshot is restored
+into, and mounted in the sleeper's own mount namespace by `placing`: it goes with the sleeper.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,10 +25,11 @@ from ...errors import Refused
 from ...store import Contents
 from ..kernel_start import run_path
 from ..namespace import Namespace
-from . import placing
+from . import own_folders, placing
 from .kept_files import Kept, KeptFile
+from .needs import NeededFile
 
-__all__ = ["Placement", "bytes_of", "missing", "parts_of"]
+__all__ = ["Lacking", "Placement", "bytes_of", "lacking", "missing", "parts_of"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -35,6 +38,36 @@ _FOLDER = "files"
 _RAW, _ALONE, _TOGETHER, _PLAN = "raw", "alone", "together", "plan.json"
 _OUTPUT = "placing.out"
 _TIMEOUT = 120.0  # seconds
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """What of a snapshot's own files this machine lacks.
+
+    Attributes
+    ----------
+    files : parents before what is in them.
+    makeable : the paths of those that can be made on the disk; the others stand in for one kernel alone.
+    environments : the folders of Python and its packages: what a kernel creates in them goes with it.
+    """
+
+    files: Sequence[KeptFile] = ()
+    makeable: frozenset[str] = frozenset()
+    environments: frozenset[str] = frozenset()
+
+    @property
+    def stand_ins(self) -> list[KeptFile]:
+        """Those that are not made on the disk."""
+        return [file for file in self.files if file.path not in self.makeable]
+
+
+def lacking(kept: Kept, needed: Iterable[NeededFile], contents: Contents, elsewhere: Collection[str]) -> Lacking:
+    """Return what this machine lacks of the kept files, but for what is made `elsewhere`. Raises `ValueError`."""
+    files = [file for file in missing(kept, contents) if file.path not in elsewhere]
+    if not files:
+        return Lacking()
+    environments = own_folders.environments(kept.files, needed)
+    return Lacking(files, own_folders.makeable(files, environments), environments)
 
 
 def missing(kept: Kept, contents: Contents) -> list[KeptFile]:
@@ -102,12 +135,16 @@ class Placement:
 
     Attributes
     ----------
-    folders : those of the machine of which the sleeper sees a copy, with more in them.
+    made : what was made on the machine's disk, parents first.
+    sealed : the folders of the machine of which the sleeper sees a copy, with more in it, that nothing is created in.
+    mixed : those of Python's packages, in which something is: it goes with the sleeper.
     """
 
     space: Namespace
-    files: Sequence[KeptFile]
-    folders: list[str] = field(default_factory=list)
+    lacking: Lacking
+    made: list[Path] = field(default_factory=list)
+    sealed: list[str] = field(default_factory=list)
+    mixed: list[str] = field(default_factory=list)
     _alone: list[tuple[str, str]] = field(default_factory=list)
     _own: dict[str, list[str]] = field(default_factory=dict)
 
@@ -122,7 +159,7 @@ class Placement:
         return self.space.run_dir / _FOLDER / _RAW
 
     async def place(self) -> None:
-        """Have every file stand in the sleeper where it stood.
+        """Have every file stand where it stood, on the disk or in the sleeper.
 
         Raises
         ------
@@ -132,6 +169,11 @@ class Placement:
             await asyncio.to_thread(self._build)
         except OSError as e:
             raise _not_placed(f"{e.strerror or e}: {e.filename}") from e
+        if not (self._alone or self._own):
+            return
+        for folder in sorted(self._own):
+            is_mixed = folder in self.lacking.environments or own_folders.is_in(folder, self.lacking.environments)
+            (self.mixed if is_mixed else self.sealed).append(folder)
         inside = run_path(_FOLDER)
         plan = {
             "files": [(f"{inside}/{source}", target) for source, target in self._alone],
@@ -139,15 +181,15 @@ class Placement:
                 (f"{inside}/{self._together(folder)}", folder, self._own[folder])
                 for folder in sorted(self._own, key=lambda path: (-path.count("/"), path == "/"))
             ],
+            "sealed": self.sealed,
         }
         (self._top / _PLAN).write_text(json.dumps(plan))
         if failure := await self._run("place"):
             raise _not_placed(failure)
-        self.folders = sorted(self._own)
 
     async def seal(self) -> None:
-        """Keep the restored kernel from creating what would be lost with the sleeper, in the folders of `folders`."""
-        if failure := await self._run("seal"):
+        """Keep the restored kernel from creating what would be lost with the sleeper, in the folders of `sealed`."""
+        if self.sealed and (failure := await self._run("seal")):
             log.warning("folders could not be made read-only: %s", failure)
 
     async def _run(self, step: str) -> str:
@@ -164,13 +206,17 @@ class Placement:
         return f"{_TOGETHER}/{list(self._own).index(folder)}"
 
     def _build(self) -> None:
-        """Write the files into the run folder, and decide where each is mounted."""
+        """Make files on the disk, write the others into the run folder, and decide where each of these is mounted."""
         built: dict[str, Path] = {}
         folders: list[tuple[Path, KeptFile]] = []
         content, part = b"", ""
-        for number, file in enumerate(self.files):
+        for number, file in enumerate(self.lacking.files):
             if file.hash and file.part != part:
                 part, content = file.part, (self.raw / Path(file.part).name).read_bytes()
+            inside = content[file.offset : file.offset + file.size] if file.hash else b""
+            if file.path in self.lacking.makeable:
+                self._make(file, inside)
+                continue
             at = self._place_of(file, built, number)
             if stat.S_ISDIR(file.mode):
                 at.mkdir(mode=0o700)
@@ -179,15 +225,26 @@ class Placement:
                 continue
             if stat.S_ISLNK(file.mode):
                 at.symlink_to(file.link)
-            elif file.hash:
-                at.write_bytes(content[file.offset : file.offset + file.size])
-            elif file.part:
+            elif file.part and not file.hash:
                 (self.raw / Path(file.part).name).rename(at)
             else:
-                at.touch()
+                at.write_bytes(inside)
             _finish(at, file)
         for at, file in reversed(folders):  # what is put into a folder changes its time
             _finish(at, file)
+        for file in reversed(self.lacking.files):
+            if file.path in self.lacking.makeable and stat.S_ISDIR(file.mode):
+                own_folders.finish(file)
+
+    def _make(self, file: KeptFile, inside: bytes) -> None:
+        if file.part and not file.hash:
+            raw = self.raw / Path(file.part).name
+            with raw.open("rb") as large:
+                own_folders.make(file, large)
+            raw.unlink()
+        else:
+            own_folders.make(file, io.BytesIO(inside))
+        self.made.append(Path(file.path))
 
     def _place_of(self, file: KeptFile, built: dict[str, Path], number: int) -> Path:
         above, _, name = file.path.rpartition("/")

@@ -5,8 +5,9 @@ processes are restored, `seal PLAN`). The plan is JSON:
 
 - ``files``: pairs of a file and the file that it stands in place of.
 - ``folders``, the deepest first: what stands in place of a folder, that folder, and the names of what only the first
-  one has. The rest of the folder shows through, each entry by itself. Sealed, the folder itself is read-only: what
-  would be created in it would be lost with the sleeper. criu creates files there, for those that are open and deleted.
+  one has. The rest of the folder shows through, each entry by itself. What is created in it is lost with the sleeper.
+- ``sealed``: those of the folders that are made read-only by themselves, for that reason; after criu, which creates
+  files there for those that are open and deleted.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def main(step: str, plan: str) -> None:
     if step == "place":
         _place(what)
     else:
-        for _, folder, _ in what["folders"]:
+        for folder in what["sealed"]:
             _seal(folder)
 
 

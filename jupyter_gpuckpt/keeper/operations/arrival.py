@@ -29,7 +29,7 @@ from ...store import Manifest, Snapshot, Store
 from .. import deputy, fit
 from ..files import kept_files, lifetime, needs, placed_files
 from ..files.needs import NeededFile
-from ..files.placed_files import Placement
+from ..files.placed_files import Lacking, Placement
 from ..files.temporary import can_be_made
 from ..gpu import gate
 from ..gpu.freeze import GpuReturn, parked_in
@@ -54,6 +54,8 @@ log = logging.getLogger("gpuckpt.keeper")
 
 _TURN = 2.0  # how long a kernel's clients may take to leave it when the other one is complete, in seconds
 _CRIU_STARTS = 10.0  # how long criu may take to say its version, in seconds
+_SHOWN = 10  # how many files a note names
+_NOTHING = Lacking()
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Request:
 
     needed: Sequence[NeededFile]
     """What its processes use of the machine's files, but for what it brings along itself; empty in old snapshots."""
-    missing: Sequence[kept_files.KeptFile]
+    lacking: Lacking
     """What of its own files this machine lacks."""
     images: int
     """Bytes of what is taken out of the store for criu."""
@@ -87,15 +89,15 @@ def request_of(keeper: Keeper, name: str) -> tuple[Manifest, Request]:
         kept = kept_files.from_json(read[kept_files.TABLE]) if kept_files.TABLE in read else kept_files.Kept([])
         needed = needs.from_json(read[needs.NEEDS]) if needs.NEEDS in read else []
         made = {file.path for file in needed if file.kept and can_be_made(Path(file.path))}
-        missing = [file for file in placed_files.missing(kept, contents) if file.path not in made]
-        placed = placed_files.bytes_of(missing, contents)
+        lacking = placed_files.lacking(kept, needed, contents, made)
+        placed = placed_files.bytes_of(lacking.files, contents)
     except ValueError as e:
         raise Damaged(f"The snapshot {name} is damaged.", f"{e}", "Restore another snapshot.", name=name) from e
-    brought = {file.path for file in missing}
-    parts = frozenset(placed_files.parts_of(missing))
+    brought = {file.path for file in lacking.files}
+    parts = frozenset(placed_files.parts_of(lacking.files))
     outside = (VRAM + "/", kept_files.FILES + "/")
     images_size = sum(contents.size_of(path) for path in contents.files if not path.startswith(outside))
-    return manifest, Request([file for file in needed if file.path not in brought], missing, images_size, placed, parts)
+    return manifest, Request([file for file in needed if file.path not in brought], lacking, images_size, placed, parts)
 
 
 def make_lifetime_files(folder: Path) -> list[Path]:
@@ -134,16 +136,16 @@ class Arrival:
     """What was made of the files that live as long as the kernel, since it was gone."""
 
     @classmethod
-    async def prepare(cls, keeper: Keeper, needed: int, missing: Sequence[kept_files.KeptFile] = ()) -> Arrival:
+    async def prepare(cls, keeper: Keeper, needed: int, lacking: Lacking = _NOTHING) -> Arrival:
         """Start a sleeper, and choose where it gets files of `needed` bytes: in its memory, or on the disk.
 
-        `missing` are the files of the snapshot's own that are to be put in place.
+        `lacking` are the files of the snapshot's own that are to be put in place.
         """
-        if missing and deputy.is_needed():
+        if (stand_ins := lacking.stand_ins) and deputy.is_needed():
             raise Refused(
                 "The snapshot was not restored; nothing was touched.",
-                f"This machine lacks {len(missing)} of the files that the snapshot brings along, such as "
-                f"{missing[0].path}, and only root can put them in place for a kernel.",
+                f"This machine lacks {len(stand_ins)} of the files that the snapshot brings along, such as "
+                f"{stand_ins[0].path}, and only root can put them in place for a kernel.",
                 "Install them (the same versions of the same packages), or restore it as root.",
             )
         space, link = await keeper.new_namespace()
@@ -153,8 +155,8 @@ class Arrival:
             new.files = keeper.folder.path / WORKING_COPY
             new.files_inside = str(new.files)
             await asyncio.to_thread(shutil.rmtree, new.files, ignore_errors=True)  # of one whose keeper was killed
-        if missing:
-            new.placement = Placement(space, missing)
+        if lacking.files:
+            new.placement = Placement(space, lacking)
         return new
 
     @property
@@ -162,14 +164,28 @@ class Arrival:
         """Where folders of the snapshot are put that do not go into `files`."""
         return {VRAM: self.vram, **({kept_files.FILES: self.placement.raw} if self.placement else {})}
 
+    @property
+    def has_stand_ins(self) -> bool:
+        """Tell whether files of the snapshot's own stand in the kernel's mount namespace alone."""
+        return self.placement is not None and bool(self.placement.lacking.stand_ins)
+
     def notes(self) -> list[str]:
         """Return what the person must know of the files that were put in place."""
         if self.placement is None:
             return []
-        kept = f"{len(self.placement.files)} files and folders of the snapshot's own stand in for what is not here."
-        if not self.placement.folders:
-            return [kept]
-        return [kept, f"No new files can be created directly in {', '.join(self.placement.folders)}."]
+        found = []
+        if made := [str(path) for path in self.placement.made]:
+            more = f" and {len(made) - _SHOWN} more" if len(made) > _SHOWN else ""
+            found.append(f"Files and folders that were gone were created again: {', '.join(made[:_SHOWN])}{more}.")
+        if stand_ins := self.placement.lacking.stand_ins:
+            found.append(f"{len(stand_ins)} files and folders of the snapshot's own stand in for what is not here.")
+        if mixed := self.placement.mixed:
+            found.append(
+                f"What is installed or created directly in {', '.join(mixed)} is this kernel's alone, and goes with it."
+            )
+        if sealed := self.placement.sealed:
+            found.append(f"No new files can be created directly in {', '.join(sealed)}.")
+        return found
 
     @property
     def vram(self) -> Path:
@@ -220,7 +236,7 @@ class Arrival:
         ------
         Refused : with what criu said.
         """
-        if self.placement is None:
+        if not self.has_stand_ins:
             return
         said = "criu.start"
         arguments = [*program.argv, "--version"]
@@ -238,7 +254,7 @@ class Arrival:
         """End it and everything in it."""
         self.link.close()
         await self.space.kill()
-        await asyncio.to_thread(lifetime.unmake, self.made)
+        await asyncio.to_thread(lifetime.unmake, [*self.made, *(self.placement.made if self.placement else ())])
         await asyncio.to_thread(shutil.rmtree, self.files, ignore_errors=True)
 
 
@@ -281,7 +297,7 @@ class Verified:
         Refused, StoreError, Cancelled : nothing is left behind.
         """
         await stages.enter("verifying")
-        new = await Arrival.prepare(keeper, request.images, request.missing)
+        new = await Arrival.prepare(keeper, request.images, request.lacking)
         parked = parked_in(manifest.cuda)
         read_again = functools.partial(_read_parked, keeper.store, manifest, new, parked)
         gpu = GpuReturn(keeper.worker, new.space, parked, fits.gpu_map, vram_files(new.space), read_again)
@@ -465,7 +481,7 @@ async def put_in_place(
     await new.space.adopt(pid)
     if new.placement is not None:
         await new.placement.seal()
-    keeper.state.own_files, keeper.state.sleep, keeper.state.worked = new.placement is not None, None, 0.0
+    keeper.state.own_files, keeper.state.sleep, keeper.state.worked = new.has_stand_ins, None, 0.0
     keeper.state.output = output
     if asleep is not None:
         keeper.state.sleep = {"stage": ASLEEP, "since": now(), **asleep.note()}

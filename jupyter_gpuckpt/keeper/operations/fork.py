@@ -234,10 +234,10 @@ async def _of_snapshot(
     """Take a snapshot out of the store, every byte of it verified; the kernel is not touched."""
     await stages.enter("checking")
     manifest, request = await asyncio.to_thread(request_of, keeper, wanted.snapshot)
-    if request.missing:
+    if lacking := request.lacking.files:
         raise Refused(
             _NOT_FORKED,
-            f"{request.missing[0].path} and {len(request.missing) - 1} other files of the snapshot's own are not here.",
+            f"{lacking[0].path} and {len(lacking) - 1} other files of the snapshot's own are not here.",
             "Restore it in a notebook of its own, which gets them.",
         )
     check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, ())
