@@ -11,6 +11,7 @@ from pathlib import Path
 from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 
 from .errors import Refused
+from .private_folders import why_not_private
 
 NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"  # noqa: S108 - inside the sleeper's own tmpfs
 """Where a kernel finds its run folder (FIFOs and log). The same path in every sleeper."""
@@ -91,8 +92,22 @@ def broker_socket() -> Path:
 
 
 def kernels_dir() -> Path:
-    """Return the folder that holds one folder a kernel: ``gpuckpt`` in Jupyter's runtime folder."""
-    return Path(jupyter_runtime_dir(), "gpuckpt")
+    """Return the folder that holds one folder a kernel: ``gpuckpt`` in Jupyter's runtime folder.
+
+    Raises
+    ------
+    Refused : somebody else could have put there what stands in it, which says what is run.
+    """
+    folder = Path(jupyter_runtime_dir(), "gpuckpt")
+    if why := why_not_private(folder):
+        raise Refused(
+            "The folder of the running kernels is not used.",
+            f"{why}; what stands in it would be run in your name.",
+            f"If it is yours and you trust what is in it, make it yours alone (`chmod 700 {folder}`); otherwise set "
+            "JUPYTER_RUNTIME_DIR to a folder of your own, here and where the Jupyter server starts.",
+            folder=str(folder),
+        )
+    return folder
 
 
 def connection_file(kernel_id: str) -> Path:

@@ -37,10 +37,16 @@ def hibernate(args: argparse.Namespace) -> int:
 
 def _hibernate_all(args: argparse.Namespace) -> int:
     outcomes = hibernate_all(client.folders(), args.deadline, _how)
-    report = write_report(outcomes, args.deadline)
-    document = {"kernels": [asdict(outcome) for outcome in outcomes], "report": str(report)}
+    report, told = None, ""
+    try:
+        report = str(write_report(outcomes, args.deadline))
+    except OSError as e:  # the table says the same
+        told = f"None was written: {e}"
+    document = {"kernels": [asdict(outcome) for outcome in outcomes], "report": report}
     head = ["kernel", "notebook", "computed", "saved as", "took", "why not"]
-    listing = show.Listing(head, [_row(one) for one in outcomes], "No kernels are running.", [f"\nReport: {report}"])
+    listing = show.Listing(
+        head, [_row(one) for one in outcomes], "No kernels are running.", [f"\nReport: {report or told}"]
+    )
     output.result(args.json, document, listing.text())
     return output.DONE if all(outcome.saved for outcome in outcomes) else output.FAILED
 

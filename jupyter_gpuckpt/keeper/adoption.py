@@ -50,9 +50,9 @@ def _asked(pid: int, kernel_id: str) -> bool:
 
 def _server(pid: int) -> dict[str, Any]:
     """Return what a server with this pid tells of itself; nothing where it is none, or somebody else's."""
-    file = Path(jupyter_runtime_dir(), f"jpserver-{pid}.json")
-    with contextlib.suppress(OSError, ValueError):
-        if file.stat().st_uid == os.getuid():
-            found = json.loads(file.read_text())
+    path = Path(jupyter_runtime_dir(), f"jpserver-{pid}.json")
+    with contextlib.suppress(OSError, ValueError), path.open() as file:
+        if os.fstat(file.fileno()).st_uid == os.getuid():
+            found = json.load(file)
             return found if isinstance(found, dict) else {}
     return {}

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from .. import settings
+from ..private_folders import make_private
 
 KEPT = 20
 """So many logs are kept, the newest."""
@@ -20,7 +21,7 @@ def keep(log: Path) -> Path | None:
     copy = folder / f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H-%M-%S.%f}-{os.getpid()}-{log.name}"
     try:
         content = log.read_bytes()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder)
         with open(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
             f.write(content)
     except OSError:

@@ -19,6 +19,7 @@ from typing import Any
 from .. import settings
 from ..freeze.processes import start_time
 from ..lock_files import KEEPER_LOCK, is_locked
+from ..private_folders import why_not_private
 from .protocol import listener_pid
 
 LAUNCH, STATE, SOCKET, LOG = "launch.json", "state.json", "keeper.sock", "keeper.log"
@@ -130,9 +131,8 @@ class KernelFolder:
 
         Who lists kernels removes the folders of dead ones: this one is held before it can be seen.
         """
-        root = settings.kernels_dir()
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = cls(root / launch.kernel_id)
+        settings.kernels_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = cls(settings.kernels_dir() / launch.kernel_id)  # looked at again: somebody may have been faster
         folder.path.mkdir(mode=0o700)
         lock = folder.lock()
         assert lock is not None
@@ -142,10 +142,16 @@ class KernelFolder:
 
     @classmethod
     def all(cls) -> Iterator[KernelFolder]:
-        """Yield the folder of every kernel of this user."""
+        """Yield the folder of every kernel of this user.
+
+        Raises
+        ------
+        Refused : somebody else could have put them there.
+        """
+        root = settings.kernels_dir()
         with contextlib.suppress(OSError):
-            for path in sorted(settings.kernels_dir().iterdir()):
-                if (path / LAUNCH).exists():
+            for path in sorted(root.iterdir()):
+                if (path / LAUNCH).exists() and not why_not_private(path):
                     yield cls(path)
 
     def launch(self) -> Launch:

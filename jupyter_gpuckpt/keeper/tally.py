@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from .. import settings
+from ..private_folders import make_private
 
 __all__ = ["RESULTS", "WAKE_BOUNDS", "Tally", "note", "read"]
 
@@ -49,7 +50,7 @@ def note(kind: str, result: str, seconds: float) -> None:
     """Count an operation; where that cannot be written down, it is only logged: nothing hangs on it."""
     try:
         folder = settings.logs_dir()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder)
         with open(os.open(folder / _NAME, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as f:
             fcntl.flock(f, fcntl.LOCK_EX)  # other keepers count, too
             tally = _parse(f.read())

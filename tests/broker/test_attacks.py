@@ -793,3 +793,42 @@ def test_the_socket_is_of_packets(machine: Machine) -> None:
     """A message is whole or not there: nobody can send half of one and wait."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream, pytest.raises(OSError, match="wrong type"):
         stream.connect(str(machine.socket))
+
+
+PLANT = """
+import json, os, pathlib
+def plant(runtime, trace):
+    # A kernel that was lost in the middle of a restore: whoever finds it starts a fresh one by the argv of its launch.
+    folder = pathlib.Path(runtime, "gpuckpt", "planted")
+    folder.mkdir(parents=True)
+    (folder / "run-1").mkdir()
+    launch = {"kernel_id": "planted", "argv": ["/usr/bin/touch", trace], "env": {}, "cwd": "/", "umask": 0,
+              "connection_file": "", "agent": False}
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    state = {"run": "run-1", "operation": {"kind": "restore"}, "boot": boot, "protocol": 1}
+    for name, content in {"launch.json": launch, "state.json": state}.items():
+        (folder / name).write_text(json.dumps(content))
+    (folder / "keeper.lock").touch()
+    for path in (pathlib.Path(runtime), *pathlib.Path(runtime).rglob("*")):
+        path.chmod(0o777)
+"""
+
+
+@pytest.mark.parametrize("words", [["kernels"], ["ps"], ["stop", "planted"]], ids=" ".join)
+def test_29_a_runtime_folder_that_somebody_planted_is_not_used(
+    machine: Machine, bob: Person, alice: Person, words: list[str]
+) -> None:
+    """What stands in it would be run in the name of whoever lists kernels."""
+    name = "-".join(words)
+    runtime, trace = machine.folder / "bob" / f"runtime-{name}", machine.folder / "alice" / f"ran-{name}"
+    bob.does(PLANT, f"runtime = {str(runtime)!r}", f"plant(runtime, {str(trace)!r})")
+    told = alice.does(
+        "import os, subprocess",
+        f"environment = {{**os.environ, 'JUPYTER_RUNTIME_DIR': {str(runtime)!r}}}",
+        f"done = subprocess.run(['jupyter', 'gpuckpt', *{words!r}], env=environment, capture_output=True, text=True)",
+        "[done.returncode, done.stderr]",
+    )
+    assert told[0] == 1
+    assert f"belongs to uid {UIDS['bob']}" in told[1]
+    assert bob.does("pathlib.Path(runtime, 'gpuckpt', 'planted', 'keeper.log').exists()") is False
+    assert not trace.exists()

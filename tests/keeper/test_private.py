@@ -18,7 +18,11 @@ from keeper_faults import Requested, assert_works, keeper_pid, names, store
 from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.errors import Refused
+from jupyter_gpuckpt.keeper import criu_logs, tally
+from jupyter_gpuckpt.keeper.idle.preemption import write_report
 from jupyter_gpuckpt.keeper.protocol import short_path
+from jupyter_gpuckpt.keeper.record import KernelFolder
 
 _NOBODY = 65534
 
@@ -230,3 +234,50 @@ os.close(fifo)""")
         assert notebook.run("%gpuckpt list").status == "ok", said[:100]
         assert keeper_pid(notebook) == before, said[:100]
         assert notebook.manager.is_alive()
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    """A folder of somebody else's, in which there are a link to a file of this user's, and one to a folder."""
+    planted, own = tmp_path / "planted", tmp_path / "own"
+    for folder in (planted, own, own / "kernel"):
+        folder.mkdir()
+    (own / "kernel" / "launch.json").write_text("{}")
+    (own / "diary").write_text("dear diary")
+    (planted / "operations.json").symlink_to(own / "diary")
+    (planted / "gpuckpt").symlink_to(own)
+    for path in (planted, *planted.iterdir()):
+        os.chown(path, _NOBODY, _NOBODY, follow_symlinks=False)
+    planted.chmod(0o777)
+    return planted
+
+
+def test_kernels_are_only_looked_for_where_nobody_else_can_put_any(
+    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch says what is run. That `jupyter gpuckpt kernels` does not run another's is attack 29."""
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(planted))
+    with pytest.raises(Refused, match=f"uid {_NOBODY}"):  # by way of somebody else's link
+        list(KernelFolder.all())
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "mine"))
+    kernels = tmp_path / "mine" / "gpuckpt"
+    for name in ("mine", "theirs"):
+        (kernels / name).mkdir(parents=True, mode=0o700)
+        (kernels / name / "launch.json").write_text("{}")
+    os.chown(kernels / "theirs", _NOBODY, _NOBODY)  # from a time when the folder was open to others
+    assert [folder.path.name for folder in KernelFolder.all()] == ["mine"]
+    kernels.chmod(0o770)
+    with pytest.raises(Refused, match=r"others can write in .* mode is 0770"):
+        list(KernelFolder.all())
+
+
+def test_nothing_is_written_by_way_of_a_folder_of_somebody_else_s(
+    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUCKPT_LOGS", str(planted))
+    tally.note("save", "done", 1.0)
+    assert (tmp_path / "own" / "diary").read_text() == "dear diary"
+    assert criu_logs.keep(tmp_path / "own" / "diary") is None
+    with pytest.raises(OSError, match=f"uid {_NOBODY}"):
+        write_report([], None)
+    assert sorted(path.name for path in planted.iterdir()) == ["gpuckpt", "operations.json"]

@@ -22,6 +22,7 @@ from ... import settings
 from ...errors import Busy, GpuckptError, Refused
 from ...freeze import processes
 from ...freeze.cuda_calls import Gpu, Usage
+from ...private_folders import make_private
 from .. import client
 
 if TYPE_CHECKING:
@@ -68,9 +69,10 @@ async def turn(gpus: Iterable[str], stages: Stages) -> AsyncIterator[None]:
     Raises
     ------
     Busy : another has had its turn for too long.
+    OSError : the locks are somebody else's.
     """
     folder = settings.gpu_locks_dir()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
     deadline = time.monotonic() + settings.share_timeout()
     with contextlib.ExitStack() as held:
         for gpu in sorted(gpus):

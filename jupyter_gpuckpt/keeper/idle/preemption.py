@@ -20,6 +20,7 @@ from typing import Any
 
 from ... import settings
 from ...errors import GpuckptError, NoSuchKernel
+from ...private_folders import make_private
 from .. import client
 from ..listing import STATUS_TIMEOUT
 from ..protocol import new_operation_id
@@ -133,7 +134,7 @@ def _cancelled_after(folder: KernelFolder, operation: str, seconds: float | None
 def write_report(outcomes: Iterable[Outcome], deadline: float | None) -> Path:
     """Write down what became of the kernels, in the folder of the logs, and return where. Raises `OSError`."""
     folder = settings.logs_dir()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
     moment = now()
     path = folder / f"hibernated-{moment[:19].replace(':', '')}-{os.getpid()}.json"
     document = {"at": moment, "deadline": deadline, "kernels": [asdict(outcome) for outcome in outcomes]}
