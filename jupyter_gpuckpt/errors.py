@@ -23,6 +23,7 @@ __all__ = [
     "OtherVersion",
     "Pinned",
     "Refused",
+    "RemoteChanged",
     "RemoteError",
     "Replayed",
     "RestoreFailed",
@@ -31,6 +32,7 @@ __all__ = [
     "Sealed",
     "StoreError",
     "Unavailable",
+    "Unconfirmed",
     "UnknownKey",
     "Unsigned",
     "Untrusted",
@@ -204,6 +206,14 @@ class RemoteError(StoreError):
 
 class Sealed(RemoteError):
     """What was sent elsewhere is encrypted, and no key that is here opens it."""
+
+
+class RemoteChanged(RemoteError):
+    """A remote is not encrypted as it was when it was used from here before."""
+
+
+class Unconfirmed(RemoteError):
+    """It is not known who can read what would be sent to a remote."""
 
 
 class NoSuchKernel(GpuckptError):

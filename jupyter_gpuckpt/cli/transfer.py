@@ -20,6 +20,7 @@ from ..kernel import show
 from ..kernel.words import Usage
 from ..store import Manifest, Store, name_of
 from ..store.transfer.container import export_snapshot, import_snapshot, write_file
+from ..store.transfer.known_remotes import FORGET, KnownRemotes
 from ..store.transfer.pull import pull as fetch
 from ..store.transfer.push import push as send
 from ..store.transfer.remote_collect import GRACE, collect_remote
@@ -45,10 +46,11 @@ def push(args: argparse.Namespace) -> int:
     key = find(store, args.name)
     store.trusted(key)  # first: nothing is made at the remote for what is not there
     at = RemoteStore(remote_at(args.url), _secrets(args), create=True)
-    with output.Progress(f"Sending {args.name}") as progress:
+    how = _encryption(at)
+    with output.Progress(f"Sending {args.name}, {how}") as progress:
         done = send(store, key, at, replace=args.replace, progress=_Rate(progress).take)
-    document = {**summary(done.manifest), "url": at.shown, "sent": done.sent, "found": done.found}
-    text = f"Sent {args.name} to {at.shown}: {show.size(done.sent)}; {show.size(done.found)} were there."
+    document = {**summary(done.manifest), "url": at.shown, "sent": done.sent, "found": done.found, **at.encryption}
+    text = f"Sent {args.name} to {at.shown}, {how}: {show.size(done.sent)}; {show.size(done.found)} were there."
     output.result(args.json, document, text)
     return output.DONE
 
@@ -74,8 +76,19 @@ def pull(args: argparse.Namespace) -> int:
 
 
 def remote(args: argparse.Namespace) -> int:
-    """List what a remote holds, or remove a snapshot there."""
-    at = RemoteStore(remote_at(args.url), _secrets(args))
+    """List what a remote holds, remove a snapshot there, or say which key it is to be encrypted with."""
+    place = remote_at(args.url)
+    if args.accept is not None:
+        KnownRemotes(settings.keys_dir()).accept(place.shown, args.accept)
+        if args.accept == FORGET:
+            text = f"How {place.shown} was encrypted is forgotten: the next use counts as the first."
+            output.result(args.json, {"url": place.shown, "accepted": None}, text)
+            return output.DONE
+    at = RemoteStore(place, _secrets(args))
+    if args.accept is not None:
+        text = f"From now on what is sent to {at.shown} is {_encryption(at)}."
+        output.result(args.json, {"url": at.shown, "accepted": args.accept, **at.encryption}, text)
+        return output.DONE
     if args.remove is not None:
         key = _at_remote(at, args.remove)
         at.manifest(key)
@@ -87,14 +100,32 @@ def remote(args: argparse.Namespace) -> int:
     snapshots = summaries(_usable(found))
     document = {
         "url": at.shown,
+        **at.encryption,
         "snapshots": snapshots,
         "faults": [{"name": one.name, **one.error.as_dict()} for one in found if one.error is not None],
     }
     shown = {said["name"]: said["label"] for said in snapshots}
     rows = [_row(one, shown.get(one.name, one.name)) for one in found]
     table = show.Listing(["name", "saved", "size", "message"], rows, f"No snapshots at {at.shown}.", [])
-    output.result(args.json, document, table.text())
+    output.result(args.json, document, f"{table.text()}\n{_sentence(at)}")
     return output.DONE
+
+
+def _encryption(at: RemoteStore) -> str:
+    """Return whether and for whom it is encrypted what lies at a remote."""
+    how = at.encryption
+    if not how["encrypted"]:
+        return "not encrypted"
+    return f"encrypted for {', '.join(how['recipients'])}" if how["recipients"] else "encrypted with a passphrase"
+
+
+def _sentence(at: RemoteStore) -> str:
+    """Return all that there is to say of how a remote is encrypted."""
+    how, text = at.encryption, _encryption(at)
+    if not how["encrypted"]:
+        return "It is not encrypted: whoever keeps it can read it."
+    signed = f"signed by {how['signed']}" if how["signed"] else "signed by nobody, so that it is believed only once"
+    return f"It is {text}, by the key {how['key']}; that was {signed}."
 
 
 def _usable(found: Sequence[Listed]) -> list[Manifest]:
@@ -138,8 +169,10 @@ def export(args: argparse.Namespace) -> int:
             return output.DONE
         manifest = write_file(Path(args.file), fill, replace=args.replace)
     size = Path(args.file).stat().st_size
-    text = f"Exported {args.name} to {args.file}: {show.size(size)}."
-    output.result(args.json, {**summary(manifest), "file": args.file, "bytes": size}, text)
+    how = "encrypted" if secrets.encrypting else "not encrypted"
+    text = f"Exported {args.name} to {args.file}, {how}: {show.size(size)}."
+    document = {**summary(manifest), "file": args.file, "bytes": size, "encrypted": secrets.encrypting}
+    output.result(args.json, document, text)
     return output.DONE
 
 

@@ -53,6 +53,11 @@ def add_transfer_parsers(command: _Command) -> None:
     remote.add_argument(
         "--remove", metavar="NAME", help="remove this one there; `gc URL` frees what it needed, a day later"
     )
+    remote.add_argument(
+        "--accept",
+        metavar="KEY",
+        help="send there what is encrypted with this key, which an error has named; none: forget how it was encrypted",
+    )
     _add_opening(remote)
     export = command("export", _later("export"), "write a snapshot into one file")
     export.add_argument("name", metavar="NAME", help="the snapshot")

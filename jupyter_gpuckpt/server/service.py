@@ -470,7 +470,8 @@ class Service:
         def work(progress: Progress) -> dict[str, Any]:
             there = RemoteStore(remote, own_secrets(), create=True)
             done = push(self._store, name, there, replace=replace, progress=progress)
-            return {**summary(done.manifest), "url": there.shown, "sent": done.sent, "found": done.found}
+            told = {"url": there.shown, "sent": done.sent, "found": done.found}
+            return {**summary(done.manifest), **told, **there.encryption}
 
         return self.operations.do(Operation("push", "", name), work)
 

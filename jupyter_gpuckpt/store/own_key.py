@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import StoreError
 from .durable import make_folder, make_parents, name_new, read_small, sync_folder, write_new
-from .signatures import DOMAIN, Signature
+from .signatures import Signature
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -38,10 +38,10 @@ class OwnKey:
         """Tell whether there is one already."""
         return self._path.exists()
 
-    def sign(self, sealed: bytes) -> Signature:
-        """Sign a manifest. Errors as `public`."""
+    def sign(self, domain: bytes, content: bytes) -> Signature:
+        """Sign what counts in one of the domains of `signatures`. Errors as `public`."""
         key = self._load()
-        return Signature(key.public_key().public_bytes_raw().hex(), key.sign(DOMAIN + sealed))
+        return Signature(key.public_key().public_bytes_raw().hex(), key.sign(domain + content))
 
     def retire(self) -> None:
         """Put the key aside, so that the next signature makes a new one. Errors as `public`."""

@@ -7,11 +7,7 @@ the newest snapshot was made that came from or went to other machines.
 
 from __future__ import annotations
 
-import json
 import re
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,21 +18,18 @@ from ..errors import (
     Refused,
     Replayed,
     RevokedKey,
-    StoreError,
     UnknownKey,
     Unsigned,
     WrongSignature,
 )
-from .durable import read_small, sync_folder, write_new
+from .kept_record import KeptRecord, using_keys
 from .manifest import Manifest
-from .own_key import OwnKey, check_private, private_folder
-from .sessions import Lock
-from .signatures import Signature, append, split, verifies
+from .own_key import OwnKey
+from .signatures import MANIFEST, Signature, append, split, verifies
 
 __all__ = ["Trust", "Trusted", "parse_key"]
 
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_LIMIT = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -58,33 +51,38 @@ class Trust:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._own = OwnKey(folder)
-        self._list = folder / "trusted.json"
-        self._newest = folder / "newest.json"
+        self._list = KeptRecord(folder / "trusted.json")
+        self._newest = KeptRecord(folder / "newest.json")
 
     # -- signing
 
     def own(self) -> str:
         """Return one's own public key in hexadecimal; it is made where there is none."""
-        with self._using():
+        with using_keys(self.folder):
             return self._own.public()
 
     def sign(self, sealed: bytes) -> bytes:
         """Return a manifest with one's own signature."""
-        with self._using():
-            return append(sealed, self._own.sign(sealed))
+        with using_keys(self.folder):
+            return append(sealed, self._own.sign(MANIFEST, sealed))
+
+    def sign_as(self, domain: bytes, content: bytes) -> Signature:
+        """Return one's own signature of what is no manifest: it counts in that domain only."""
+        with using_keys(self.folder):
+            return self._own.sign(domain, content)
 
     # -- whom to trust
 
     def known(self) -> dict[str, Trusted]:
         """Return the keys of others that were trusted or revoked."""
-        with self._using():
-            found = self._read(self._list)
+        with using_keys(self.folder):
+            found = self._list.read()
             try:
                 return {
                     key: Trusted(str(s["comment"]), str(s["since"]), bool(s["revoked"])) for key, s in found.items()
                 }
             except (KeyError, TypeError) as e:
-                raise _damaged(self._list) from e
+                raise self._list.damaged() from e
 
     def add(self, key: str, comment: str = "") -> None:
         """Trust what the holder of `key` signs; also of one that was revoked."""
@@ -93,7 +91,7 @@ class Trust:
     def revoke(self, key: str) -> None:
         """Trust nothing any more that the holder of `key` signed; where it is one's own, a new one is made."""
         self._say(key, Trusted("", _now(), revoked=True))
-        with self._using():
+        with using_keys(self.folder):
             if self._own.exists() and self._own.public() == key:
                 self._own.retire()
 
@@ -102,8 +100,8 @@ class Trust:
             comment = said.comment or found.get(key, {}).get("comment", "")
             found[key] = {**asdict(said), "comment": comment}
 
-        with self._using():
-            self._change(self._list, change)
+        with using_keys(self.folder):
+            self._list.change(change)
 
     # -- judging
 
@@ -127,7 +125,7 @@ class Trust:
                 name=name,
             )
         about = {"name": name, "key": signature.key}
-        if not verifies(sealed, signature):
+        if not verifies(MANIFEST, sealed, signature):
             raise WrongSignature(
                 f"The signature of the snapshot {name} is wrong.",
                 f"the holder of the key {signature.key} did not sign these bytes: they were changed, or signed by "
@@ -144,7 +142,7 @@ class Trust:
                 f"To trust this one once more: `jupyter gpuckpt trust {signature.key}`.",
                 **about,
             )
-        if said is None and not self._is_own(signature.key):
+        if said is None and not self.is_own(signature.key):
             raise UnknownKey(
                 f"The snapshot {name} was signed by somebody who is not trusted.",
                 f"the key {signature.key} is neither yours nor one that you trust; a snapshot is code that would run "
@@ -163,8 +161,8 @@ class Trust:
         Replayed : it is older.
         """
         _, signature = self._signature(raw, manifest.name)
-        with self._using():
-            newest = self._read(self._newest).get(_of(signature, manifest), "")
+        with using_keys(self.folder):
+            newest = self._newest.read().get(_of(signature, manifest), "")
         if manifest.created < str(newest):
             raise Replayed(
                 f"The snapshot {manifest.name} is older than one of that name that was here before.",
@@ -178,7 +176,7 @@ class Trust:
     def is_foreign(self, raw: bytes, name: str) -> bool:
         """Tell whether somebody else signed a manifest."""
         _, signature = self._signature(raw, name)
-        return signature is not None and not self._is_own(signature.key)
+        return signature is not None and not self.is_own(signature.key)
 
     def note_newest(self, raw: bytes, manifest: Manifest) -> None:
         """Remember that this snapshot was sent, or accepted by whoever fetched it, and counts as the newest."""
@@ -187,11 +185,12 @@ class Trust:
         def change(found: dict[str, Any]) -> None:
             found[_of(signature, manifest)] = manifest.created
 
-        with self._using():
-            self._change(self._newest, change)
+        with using_keys(self.folder):
+            self._newest.change(change)
 
-    def _is_own(self, key: str) -> bool:
-        with self._using():
+    def is_own(self, key: str) -> bool:
+        """Tell whether a public key is one's own, as it is now."""
+        with using_keys(self.folder):
             return self._own.exists() and self._own.public() == key
 
     @staticmethod
@@ -202,47 +201,6 @@ class Trust:
             raise Damaged(
                 f"The snapshot {name} is damaged.", str(e), "Use another snapshot, or fetch it again.", name=name
             ) from e
-
-    # -- files
-
-    @contextmanager
-    def _using(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as e:
-            raise StoreError(
-                "The keys that snapshots are signed and trusted with cannot be used.",
-                f"{e.strerror or e}: {self.folder}",
-                "Make that folder readable and writable for you, or set GPUCKPT_KEYS to another one.",
-                folder=str(self.folder),
-            ) from e
-
-    def _read(self, path: Path) -> dict[str, Any]:
-        try:
-            check_private(self.folder)
-            raw = read_small(path, _LIMIT)
-        except FileNotFoundError:
-            return {}
-        try:
-            found = json.loads(raw)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise _damaged(path)
-        return found
-
-    def _change(self, path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-        private_folder(self.folder)
-        lock = Lock.wait(self.folder / "lock")
-        try:
-            found = self._read(path)
-            change(found)
-            draft = path.with_name(f"{uuid.uuid4().hex}.tmp")
-            write_new(draft, json.dumps(found, indent=1, sort_keys=True).encode("ascii") + b"\n")
-            draft.rename(path)
-            sync_folder(self.folder)
-        finally:
-            lock.release()
 
 
 def parse_key(text: str) -> str:
@@ -261,15 +219,6 @@ def parse_key(text: str) -> str:
             "Give the key, or a file with it, as `jupyter gpuckpt trust --own` prints it for its owner.",
         )
     return found[0]
-
-
-def _damaged(path: Path) -> StoreError:
-    return StoreError(
-        "What says whose snapshots are trusted is damaged.",
-        f"{path} is not as it was written",
-        "Have it back from a copy, or move it away and say again whom you trust.",
-        file=str(path),
-    )
 
 
 def _of(signature: Signature | None, manifest: Manifest) -> str:

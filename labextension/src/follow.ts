@@ -225,7 +225,7 @@ export class Follower {
       case 'hibernate':
         return trans.__('Hibernated in %1 s. The next cell brings the kernel back.', seconds);
       case 'push':
-        return trans.__('Sent %1.', name);
+        return result?.encrypted ? trans.__('Sent %1, encrypted.', name) : trans.__('Sent %1, not encrypted.', name);
       case 'pull':
         return trans.__('Fetched %1.', name);
       default:

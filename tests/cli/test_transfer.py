@@ -133,6 +133,27 @@ def test_what_is_sent_is_encrypted_for_somebody(cli: Cli, bob: Cli, store: Store
     assert cli("pull", remote, "--json", **eve).json["error"]["kind"] == "Sealed"
 
 
+def test_whether_it_is_encrypted_is_said_and_a_change_of_that_is_refused(
+    cli: Cli, bob: Cli, store: Store, tmp_path: Path
+) -> None:
+    remote, plain, own = tmp_path / "remote", str(tmp_path / "plain"), cli("recipient").out.strip()
+    assert f"to {plain}, not encrypted: " in cli("push", "it", plain).out
+    assert "It is not encrypted" in cli("remote", plain).out
+    assert "not encrypted" in cli("export", "it", str(tmp_path / "file")).out
+    sent = cli("push", "it", str(remote), "--encrypt-to", own, "--json").json
+    assert (sent["encrypted"], sent["recipients"]) == (True, [own])
+    told = cli("remote", str(remote)).out
+    assert f"encrypted for {own}, by the key {sent['key']}; that was signed by {sent['signed']}" in told
+    (remote / "format.json").write_text('{"features":[],"format":2}')
+    refused = cli("push", "it", str(remote))
+    assert refused.status == 1
+    (command,) = re.findall(r"`jupyter gpuckpt (remote \S+ --accept none)`", refused.err)
+    assert cli(*command.split()).status == 0
+    assert "not encrypted" in cli("push", "it", str(remote), "--replace").out
+    assert cli("remote", plain, "--accept", sent["key"], "--json").json["error"]["kind"] == "RemoteChanged"
+    assert cli("remote", plain, "--accept", "odd").status == 1
+
+
 def test_a_passphrase_is_asked_for_on_the_terminal_or_read_from_a_file(
     cli: Cli, bob: Cli, store: Store, tmp_path: Path
 ) -> None:

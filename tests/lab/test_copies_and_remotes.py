@@ -59,7 +59,7 @@ def test_snapshots_are_sent_and_fetched(lab: Server, window: Window, tmp_path: P
     assert window.accessibility_faults(".jp-Dialog") == []
     window.dialog.get_by_label("Where to").fill(str(tmp_path / "remote"))
     window.accept("Send")
-    window.is_told("Sent one")
+    window.is_told("Sent one, not encrypted")
     # Another of that name goes there only where that is asked for.
     (session,) = lab.request("GET", "api/sessions").json()
     again = lab.ask("POST", f"kernels/{session['kernel']['id']}/save", {"name": "one", "replace": True}, 202)

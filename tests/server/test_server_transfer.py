@@ -60,6 +60,7 @@ def test_a_snapshot_is_pushed_and_pulled(server: Server, saved: str, tmp_path: P
     pushed = server.finish(begun)
     assert (pushed["state"], pushed["result"]["name"], pushed["result"]["url"]) == ("done", "it", url)
     assert pushed["result"]["sent"] > 0
+    assert pushed["result"]["encrypted"] is False
     server.ask("DELETE", "snapshots/it")
     pulled = server.finish(begin(server, "pull", url=url))
     assert (pulled["state"], pulled["name"]) == ("done", "it")

@@ -20,8 +20,11 @@ from ..manifest import FORMAT, Manifest, check_format
 from ..manifest import MAX_SIZE as MAX_MANIFEST
 from ..names import check_key, is_id, is_pack
 from ..pack import PackBuilder
+from ..trust import Trust
+from .known_remotes import KnownRemotes
 from .remotes.remote import Remote
-from .sealing import Plain, Seal, Secrets, keep_key, make_seal, open_seal
+from .sealing import Encrypted, Plain, Seal, Secrets, keep_key, key_of_mark, make_seal, open_seal, recipients_of
+from .vouching import vouch, vouched
 
 __all__ = ["RemoteStore"]
 
@@ -42,24 +45,40 @@ class RemoteStore:
     """
 
     def __init__(self, remote: Remote, secrets: Secrets, *, create: bool = False) -> None:
-        """Use a remote; with `create`, make a store of it where it is none, encrypted if `secrets` ask for that.
+        """Use a remote; with `create`, to send something there.
+
+        It is made a store then where it is none, encrypted if `secrets` ask for that.
 
         Raises
         ------
         NoSuchSnapshot : it is no store.
         Incompatible : a newer version wrote it.
         Sealed : it is encrypted, and no key that is here opens it.
+        RemoteChanged : it is not encrypted as it was when it was used from here before.
+        Unconfirmed : something is to be sent there, and it is not known who can read it.
         """
         self.remote = remote
         self.seal: Seal = self._open(secrets, create)
-        keep_key(self.seal, secrets)
 
     @property
     def shown(self) -> str:
         """The address as it may be shown."""
         return self.remote.shown
 
+    @property
+    def encryption(self) -> dict[str, Any]:
+        """How it is encrypted, as JSON types: ``encrypted``, its ``key``, the ``recipients``, and who ``signed`` that.
+
+        There are no recipients where that is with a passphrase, and nobody has signed it in versions of before.
+        """
+        if not isinstance(self.seal, Encrypted):
+            return {"encrypted": False, "key": None, "recipients": [], "signed": None}
+        said = vouched(self.seal.text, self.seal.key)
+        readers = recipients_of(self.seal.text)
+        return {"encrypted": True, "key": self.seal.key, "recipients": readers, "signed": said and said.signer}
+
     def _open(self, secrets: Secrets, create: bool) -> Seal:
+        known = KnownRemotes(secrets.folder)
         try:
             raw = self.remote.read_small(MARK, _MARK_LIMIT)
         except FileNotFoundError:
@@ -70,12 +89,23 @@ class RemoteStore:
                     "Check the address.",
                     remote=self.shown,
                 ) from None
-            members, seal = make_seal(secrets)
+            known.check_same(self.shown, "")
+            trust = Trust(secrets.folder)
+            members, made = make_seal(secrets, lambda named, key: vouch(named, key, self.shown, trust))
             raw = json.dumps({**members, "format": FORMAT}, separators=(",", ":"), sort_keys=True).encode() + b"\n"
             if self.remote.create(MARK, raw):
-                return seal
+                if isinstance(made, Encrypted):
+                    known.note_made(self.shown, made)
+                    keep_key(made, secrets)
+                return made
             raw = self.remote.read_small(MARK, _MARK_LIMIT)  # another one was first
-        return open_seal(self._mark(raw), secrets, self.shown)
+        mark = self._mark(raw)
+        known.check_same(self.shown, key_of_mark(mark, self.shown))
+        seal = open_seal(mark, secrets, self.shown)
+        if isinstance(seal, Encrypted):
+            known.check(self.shown, seal, secrets, sending=create)
+            keep_key(seal, secrets)
+        return seal
 
     def _mark(self, raw: bytes) -> dict[str, Any]:
         try:

@@ -2,13 +2,13 @@
 
 An encrypted remote has a key of its own: an age identity, made by whoever writes there first and kept at the remote in
 its mark, encrypted for the recipients or with the passphrase. Everything else there is encrypted for that identity, and
-names that would tell something are replaced by keyed hashes of them.
+names that would tell something are replaced by keyed hashes of them. Whoever keeps the remote can put another mark in
+its place: whether this one is the right one is judged by `known_remotes`.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -24,11 +24,27 @@ from ...errors import Refused, Sealed, StoreError
 from ..durable import read_small, sync_folder, write_new
 from ..own_key import private_folder
 
-__all__ = ["Plain", "Seal", "Secrets", "keep_key", "make_seal", "open_seal", "own_recipient", "own_secrets"]
+__all__ = [
+    "KEY",
+    "Encrypted",
+    "Plain",
+    "Seal",
+    "Secrets",
+    "keep_key",
+    "key_of_mark",
+    "make_seal",
+    "named_recipients",
+    "open_seal",
+    "own_recipient",
+    "own_secrets",
+    "recipients_of",
+]
 
 _NAMES = "jupyter_gpuckpt 2025 names of snapshots at an encrypted remote"
 _RECIPIENT = "# recipient: "
 _LIMIT = 64 * 1024
+KEY = re.compile(r"age1[0-9a-z]{1,200}", re.ASCII)
+"""A public key of age, as it is written."""
 _IDENTITY = "identity.txt"
 
 
@@ -68,13 +84,18 @@ class Plain(Seal):
         return size
 
 
-class _Age(Seal):
-    def __init__(self, identity: Any, text: str) -> None:
+class Encrypted(Seal):
+    """Encrypted with age, for the holders of one identity."""
+
+    def __init__(self, identity: Any, text: str, *, by_passphrase: bool = False) -> None:
         self._identity = identity
         self.text = text
-        """The identity as it lies in the mark, with the recipients."""
+        """The identity as it lies in the mark, with the recipients, and what is vouched for (`vouching`)."""
+        self.by_passphrase = by_passphrase
+        """Whether a passphrase has opened the mark, and not a key: nobody makes such a mark without knowing it."""
         self._recipient = identity.to_public()
-        self.recipient = str(self._recipient)
+        self.key = str(self._recipient)
+        """The public key that everything is encrypted for."""
         self._key = blake3(str(identity).encode("ascii"), derive_key_context=_NAMES).digest()
 
     def close(self, content: bytes) -> bytes:
@@ -135,8 +156,10 @@ def own_secrets(
     )
 
 
-def make_seal(secrets: Secrets) -> tuple[dict[str, Any], Seal]:
+def make_seal(secrets: Secrets, vouch: Callable[[str, str], str] | None = None) -> tuple[dict[str, Any], Seal]:
     """Make a seal with a new key; return as well the members of the mark that say how to open it.
+
+    `vouch` returns what is to be said beside the key, by the text that names the recipients, and the public key.
 
     Raises
     ------
@@ -150,14 +173,30 @@ def make_seal(secrets: Secrets) -> tuple[dict[str, Any], Seal]:
             "Nothing was encrypted.", "both recipients and a passphrase were given", "Give either of the two."
         )
     identity = pyrage.x25519.Identity.generate()
-    texts = _recipients(secrets.recipients)
-    text = "".join(f"{_RECIPIENT}{one}\n" for one in texts) + f"{identity}\n"
+    texts = named_recipients(secrets)
+    key, named = str(identity.to_public()), "".join(f"{_RECIPIENT}{one}\n" for one in texts)
+    text = named + (vouch(named, key) if vouch is not None else "") + f"{identity}\n"
     if secrets.with_passphrase:
         sealed = pyrage.passphrase.encrypt(text.encode("ascii"), _ask(secrets))
     else:
         sealed = pyrage.encrypt(text.encode("ascii"), [_recipient(one) for one in texts])
-    key = base64.b64encode(sealed).decode("ascii")
-    return {"features": ["age"], "key": key, "recipient": str(identity.to_public())}, _Age(identity, text)
+    members = {"features": ["age"], "key": base64.b64encode(sealed).decode("ascii"), "recipient": key}
+    return members, Encrypted(identity, text)
+
+
+def key_of_mark(mark: dict[str, Any], where: str) -> str:
+    """Return the public key of age that a mark names, which stands at `where`; empty where nothing is encrypted.
+
+    Raises
+    ------
+    Sealed : it names none.
+    """
+    if "age" not in mark["features"]:
+        return ""
+    key = str(mark.get("recipient"))
+    if not KEY.fullmatch(key):
+        raise Sealed(f"{where} cannot be opened.", "its mark names no key of age", "Ask whoever keeps it.")
+    return key
 
 
 def open_seal(mark: dict[str, Any], secrets: Secrets, where: str) -> Seal:
@@ -167,7 +206,8 @@ def open_seal(mark: dict[str, Any], secrets: Secrets, where: str) -> Seal:
     ------
     Sealed : no key that is here opens it; or it is not for the recipients, or not encrypted where it is to be.
     """
-    if "age" not in mark["features"]:
+    key = key_of_mark(mark, where)
+    if not key:
         if secrets.encrypting:
             raise Sealed(
                 "Nothing was sent.",
@@ -176,33 +216,53 @@ def open_seal(mark: dict[str, Any], secrets: Secrets, where: str) -> Seal:
             )
         return Plain()
     try:
-        recipient, sealed = str(mark["recipient"]), base64.b64decode(str(mark["key"]), validate=True)
-    except (KeyError, binascii.Error) as e:
+        sealed = base64.b64decode(str(mark["key"]), validate=True)
+    except (KeyError, ValueError) as e:
         raise Sealed(f"{where} cannot be opened.", f"its mark is damaged: {e}", "Ask whoever keeps it.") from e
-    if not re.fullmatch(r"age1[0-9a-z]{1,200}", recipient):
-        raise Sealed(f"{where} cannot be opened.", "its mark names no key of age", "Ask whoever keeps it.")
-    text = _kept(secrets, recipient) or _open_key(sealed, secrets, where)
-    seal = _Age(_identity(text, recipient, where), text)
-    known = [line.removeprefix(_RECIPIENT) for line in text.splitlines() if line.startswith(_RECIPIENT)]
-    strangers = [one for one in _recipients(secrets.recipients) if one not in known]
+    kept = _kept(secrets, key)
+    text, by_passphrase = (kept, False) if kept is not None else _open_key(sealed, secrets, where)
+    seal = Encrypted(_identity(text, key, where), text, by_passphrase=by_passphrase)
+    strangers = [one for one in named_recipients(secrets) if one not in recipients_of(text)]
     if strangers:
         raise Sealed(
             "Nothing was sent.",
             f"{where} is encrypted for others, and not for {strangers[0]}",
             "Give the address of another folder: for whom one is encrypted is said at its first use.",
         )
+    if secrets.with_passphrase and recipients_of(text):
+        raise Sealed(
+            "Nothing was sent.",
+            f"{where} is encrypted for {', '.join(recipients_of(text))}, and not with a passphrase",
+            "Leave out the passphrase, or give the address of another folder.",
+        )
     return seal
 
 
-def keep_key(seal: Seal, secrets: Secrets) -> None:
+def recipients_of(text: str) -> list[str]:
+    """Return for whom the text of a mark was encrypted, as it says itself; none where that was with a passphrase."""
+    return [line.removeprefix(_RECIPIENT) for line in text.splitlines() if line.startswith(_RECIPIENT)]
+
+
+def keep_key(seal: Encrypted, secrets: Secrets) -> None:
     """Keep the key of a remote among the person's own, so that it is opened the next time without being asked for.
 
     Raises
     ------
     StoreError : the folder of keys cannot be written.
     """
-    if isinstance(seal, _Age):
-        _keep(secrets, seal.recipient, seal.text)
+    path = _kept_at(secrets, seal.key)
+    try:
+        private_folder(secrets.folder)
+        private_folder(path.parent)
+        with suppress(FileExistsError):
+            write_new(path, seal.text.encode("ascii"))
+            sync_folder(path.parent)
+    except OSError as e:
+        raise StoreError(
+            "The key of the remote cannot be kept.",
+            f"{e.strerror or e}: {path}",
+            "Make that folder writable for you, or set GPUCKPT_KEYS to another one.",
+        ) from e
 
 
 def own_recipient(folder: Path) -> str:
@@ -230,7 +290,8 @@ def own_recipient(folder: Path) -> str:
     return str(identity.to_public())
 
 
-def _open_key(sealed: bytes, secrets: Secrets, where: str) -> str:
+def _open_key(sealed: bytes, secrets: Secrets, where: str) -> tuple[str, bool]:
+    """Return the text that holds the key, and whether it was the passphrase that has opened it."""
     pyrage = _pyrage()
     own = secrets.folder / _IDENTITY
     identities: list[Any] = []
@@ -243,10 +304,10 @@ def _open_key(sealed: bytes, secrets: Secrets, where: str) -> str:
             ) from e
     with suppress(pyrage.DecryptError, UnicodeDecodeError):
         if identities:
-            return str(pyrage.decrypt(sealed, identities).decode("ascii"))
+            return str(pyrage.decrypt(sealed, identities).decode("ascii")), False
     if secrets.passphrase is not None:
         with suppress(pyrage.DecryptError, UnicodeDecodeError):
-            return str(pyrage.passphrase.decrypt(sealed, _ask(secrets)).decode("ascii"))
+            return str(pyrage.passphrase.decrypt(sealed, _ask(secrets)).decode("ascii")), True
     tried = "neither a key that is here nor the passphrase" if secrets.passphrase else "no key that is here"
     raise Sealed(
         f"{where} is encrypted, and cannot be opened.",
@@ -280,10 +341,10 @@ def _identities_of(path: Path) -> list[Any]:
         raise ValueError(str(e)) from e
 
 
-def _recipients(given: Sequence[str]) -> list[str]:
-    """Return public keys one by one, also those from files."""
+def named_recipients(secrets: Secrets) -> list[str]:
+    """Return the public keys that were given one by one, also those from files. Raises `Refused`."""
     texts: list[str] = []
-    for one in given:
+    for one in secrets.recipients:
         if one.startswith(("age1", "ssh-")):
             texts.append(" ".join(one.split()[:2]))
             continue
@@ -331,22 +392,6 @@ def _kept(secrets: Secrets, recipient: str) -> str | None:
         return read_small(_kept_at(secrets, recipient), _LIMIT).decode("ascii")
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def _keep(secrets: Secrets, recipient: str, text: str) -> None:
-    path = _kept_at(secrets, recipient)
-    try:
-        private_folder(secrets.folder)
-        private_folder(path.parent)
-        with suppress(FileExistsError):
-            write_new(path, text.encode("ascii"))
-            sync_folder(path.parent)
-    except OSError as e:
-        raise StoreError(
-            "The key of the remote cannot be kept.",
-            f"{e.strerror or e}: {path}",
-            "Make that folder writable for you, or set GPUCKPT_KEYS to another one.",
-        ) from e
 
 
 def _pyrage() -> Any:
