@@ -336,6 +336,10 @@ class Machine:
                     found.append(int(path.name))
         return found
 
+    @property
+    def broker_pid(self) -> int:
+        return self._broker.pid
+
     def children(self) -> int:
         """Return how many processes the broker has: deputies, and what they leave to it."""
         return len(descendants(self._broker.pid))

@@ -34,6 +34,7 @@ from ..keeper.deputy import MESSAGE_LIMIT, PROOF
 from ..keeper.namespace import SLEEPER
 from ..readiness import readable
 from . import cgroups, images
+from .descriptors import turn_away
 from .person import Person, has_only
 from .register import Register
 from .rights import CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE, act_as, become
@@ -263,7 +264,7 @@ class Deputy:
 
         def work() -> None:
             _place({_IMAGES: folder, _SNAPSHOT: snapshot})
-            become(person, capabilities)
+            become(person, capabilities, (_IMAGES, _SNAPSHOT))
             self._become_criu(arguments)
 
         return self._inside(person, work, seconds)
@@ -414,6 +415,7 @@ def _in_child(work: Callable[[], None], report: int) -> NoReturn:
     """Do something in this forked process, and end it; a failure is told through `report`."""
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        turn_away()
         work()
     except GpuckptError as e:
         _report(report, {"error": e.as_dict()})
@@ -463,7 +465,6 @@ def _be_looked_into(person: Person, stay: int, secret: str) -> None:
 
 def _make_namespaces(person: Person, run_dir: int, listener: int, report: int) -> None:
     """Become a sleeper's parent for a moment, and let it go."""
-    os.setsid()
     cgroups.join(person.cgroups)
     # A folder is bound from the mount namespace that it is seen in, and only the working folder follows into a new one.
     # No right of root's is wanted for the user's folders, nor had by a broker with few capabilities.
@@ -480,11 +481,8 @@ def _make_namespaces(person: Person, run_dir: int, listener: int, report: int) -
 def _become_sleeper(person: Person, listener: int) -> None:
     spawning.furnish(".", person.uid, person.gid)
     os.chdir("/")
-    null = os.open("/dev/null", os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
     _place({_LISTENER: listener})
-    become(person)
+    become(person, descriptors=(_LISTENER,))
     # The keeper connects at once; whoever connects is told the pid and the user of who listens (unix(7)): this one.
     listening = socket.socket(fileno=_LISTENER)
     listening.listen()
@@ -521,16 +519,13 @@ def _run_inside(
 
 
 def _work_inside(work: Callable[[], None], report: int) -> None:
-    os.setsid()
     _report(report, {"inner": os.getpid()})
-    null = os.open("/dev/null", os.O_RDONLY)
-    os.dup2(null, 0)
     work()
     os._exit(0)
 
 
 def _place(descriptors: dict[int, int]) -> None:
-    """Give these descriptors these numbers, over exec; all others from 3 on are closed by it."""
+    """Give these descriptors these numbers, to be kept over an exec."""
     moved = {number: os.dup(descriptor) for number, descriptor in descriptors.items()}
     while any(held in moved for held in moved.values()):
         moved = {number: os.dup(held) for number, held in moved.items()}

@@ -20,9 +20,10 @@ from ..errors import Refused
 from ..readiness import readable
 from . import cgroups
 
-__all__ = ["Person", "has_only"]
+__all__ = ["Person", "has_only", "login_of"]
 
 _SO_PEERGROUPS, _SO_PEERPIDFD = 59, 77  # asm-generic/socket.h
+_NO_LOGIN = 2**32 - 1
 _GROUPS = 1024  # bytes, four for a group: Python's limit
 _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")
 
@@ -49,13 +50,17 @@ _LIMIT = re.compile(r"(\S.*?)\s{2,}(\d+|unlimited)\s+(\d+|unlimited)\b")
 
 @dataclass(frozen=True)
 class Person:
-    """A user as one process of theirs is: ids, supplementary groups, resource limits (soft and hard) and cgroups."""
+    """A user as one process of theirs is: ids, supplementary groups, resource limits (soft and hard), cgroups, login.
+
+    The login is what audit records name, and None where the system keeps none.
+    """
 
     uid: int
     gid: int
     groups: tuple[int, ...]
     limits: dict[int, tuple[int, int]]
     cgroups: cgroups.Places
+    login: int | None
 
     @classmethod
     def at(cls, connection: socket.socket) -> Person:
@@ -75,7 +80,9 @@ class Person:
             if not has_only(pid, uid, gid):
                 raise _refused(f"Process {pid} runs with other rights than those of user {uid}.")
             _refuse_confined(pid)
-            found = cls(uid, gid, groups, _limits(pid), cgroups.of(pid))
+            login = login_of(pid)
+            login = uid if login == _NO_LOGIN else login
+            found = cls(uid, gid, groups, _limits(pid), cgroups.of(pid), login)
             if readable(pidfd, seconds=0):
                 raise _refused("The process that asked has ended.")
             return found
@@ -116,6 +123,19 @@ def has_only(pid: int, uid: int, gid: int) -> bool:
 def _status(pid: int | str) -> dict[str, str]:
     lines = proc.lines(f"/proc/{pid}/status")
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def login_of(pid: int | str) -> int | None:
+    """Return the uid that a process was logged in as, as audit records name it; None where the system keeps none.
+
+    Raises
+    ------
+    OSError : it has ended.
+    """
+    try:
+        return int(proc.read(f"/proc/{pid}/loginuid"))
+    except FileNotFoundError:
+        return None
 
 
 def _refuse_confined(pid: int) -> None:

@@ -11,7 +11,8 @@ import resource
 from collections.abc import Collection
 from pathlib import Path
 
-from .person import Person
+from .descriptors import close_at_exec
+from .person import Person, login_of
 
 __all__ = ["CAP_CHECKPOINT_RESTORE", "CAP_SYS_PTRACE", "NEEDED", "act_as", "become"]
 
@@ -46,15 +47,19 @@ class _Data(ctypes.Structure):
     _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
 
 
-def become(person: Person, capabilities: Collection[int] = ()) -> None:
-    """Make this process the person's: ids, groups, keys, limits; of all capabilities it keeps those named, over exec.
+def become(person: Person, capabilities: Collection[int] = (), descriptors: Collection[int] = ()) -> None:
+    """Make this process the person's: ids, groups, keys, limits, login.
 
+    Of all capabilities it keeps those named, over exec, and of all descriptors those named and the standard ones.
     ``no_new_privs`` is set for good: no set-user-id program gives it, or what it starts, anything more.
 
     Raises
     ------
     OSError : a step failed; the process must end.
     """
+    act_as(0, 0)
+    close_at_exec(descriptors)
+    _set_login(person.login)
     for kind, (soft, hard) in person.limits.items():
         _limit(kind, soft, hard)
     for number in range(_LAST_CAPABILITY + 1):
@@ -74,6 +79,19 @@ def become(person: Person, capabilities: Collection[int] = ()) -> None:
     for number in capabilities:
         _check(_libc.prctl(_PR_CAP_AMBIENT, _RAISE, number, 0, 0), "keep a capability over exec")
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+
+
+def _set_login(login: int | None) -> None:
+    """Have audit records name the person's login, in a session of its own (pam_loginuid(8)).
+
+    Where there was none, as in a service, whose process it is could otherwise choose one, for that is given once.
+    """
+    if login is not None and login != login_of("self"):
+        try:
+            Path("/proc/self/loginuid").write_text(str(login))
+        except OSError as e:
+            why = "the login that audit records name cannot be set: run the broker as a service, not from a login"
+            raise OSError(e.errno, f"{why} ({e.strerror})") from e
 
 
 def _leave_keyring() -> None:

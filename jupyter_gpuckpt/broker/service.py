@@ -21,6 +21,7 @@ from ..freeze.criu_program import CriuProgram, find_criu, version_text
 from ..readiness import readable
 from .changeable import refuse_changeable
 from .deputy import Deputy
+from .descriptors import close_all
 from .register import Register
 from .rights import act_as
 
@@ -29,7 +30,7 @@ __all__ = ["run"]
 log = logging.getLogger("gpuckpt.broker")
 
 _PR_SET_CHILD_SUBREAPER = 36
-_FIRST_DESCRIPTOR = 3  # sd_listen_fds(3)
+_HANDED_OVER = 3  # its descriptor: sd_listen_fds(3)
 _MOST = 256  # deputies that a user may have at once: one for a kernel, two while it is restored
 _BURST, _SECOND = 60, 1.0  # connections of a user in so many seconds
 _BACKLOG = 128
@@ -51,6 +52,7 @@ def run(group: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     if os.geteuid() != 0:
         raise Unavailable("The broker was not started.", f"This is user {os.geteuid()}.", "Start it as root.")
+    close_all(but=[_HANDED_OVER] if _is_activated() else [])
     program = find_criu()
     refuse_changeable(program)
     os.chdir("/")
@@ -66,9 +68,13 @@ def run(group: str) -> None:
         _Broker(listener, program, register).run()
 
 
+def _is_activated() -> bool:
+    return os.environ.get("LISTEN_PID") == str(os.getpid()) and os.environ.get("LISTEN_FDS") == "1"
+
+
 def _listener(group: str) -> socket.socket:
-    if os.environ.get("LISTEN_PID") == str(os.getpid()) and os.environ.get("LISTEN_FDS") == "1":
-        return socket.socket(fileno=_FIRST_DESCRIPTOR)
+    if _is_activated():
+        return socket.socket(fileno=_HANDED_OVER)
     try:
         gid = grp.getgrnam(group).gr_gid
     except KeyError:
@@ -150,6 +156,7 @@ class _Broker:
 
     def _be_deputy(self, connection: socket.socket) -> None:
         try:
+            os.setsid()  # what is typed to end the broker in a terminal ends no deputy at what it does
             self._listener.close()
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):

@@ -74,6 +74,7 @@ async def restored(folder: str, edit: Callable[[Path], None] = lambda _: None, c
             "status": status,
             "log": log.read_text() if log.exists() else "",
             "rights": [rights(pid) for pid in pids],
+            "logins": [path.read_text() for pid in pids if (path := Path(f"/proc/{pid}/loginuid")).exists()],
             "mounts": Path(f"/proc/{space.pid}/mountinfo").read_text().count("gpuckpt-images"),
         }
     finally:
