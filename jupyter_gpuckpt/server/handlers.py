@@ -136,12 +136,14 @@ class _Handler(APIHandler):
         return {name: found.get(name, None if kind is int else kind()) for name, kind in fields.items()}
 
     def members_of_body(self, **fields: type) -> dict[str, Any]:
-        """Return those of the members that the request's JSON object has; a number may not be negative.
+        """Return those of the members that the request's JSON object has; a number is from 0 to `_LARGEST`.
 
         Raises
         ------
-        BadRequest : it is no JSON object, or has other members or types.
+        BadRequest : it is no JSON object, is too long, or has other members or types.
         """
+        if len(self.request.body) > _LONGEST_BODY:
+            raise _bad_request(f"It has more than {_LONGEST_BODY:,} bytes.", fields)
         try:
             found = json.loads(self.request.body or b"{}")
         except (ValueError, RecursionError):
@@ -149,10 +151,11 @@ class _Handler(APIHandler):
         if not isinstance(found, Mapping):
             raise _bad_request("It is not a JSON object.", fields)
         if odd := sorted(found.keys() - fields.keys()):
-            raise _bad_request(f"It has {', '.join(map(repr, odd))}.", fields)
+            raise _bad_request(f"It has {', '.join(ascii(name[:_SHOWN]) for name in odd[:_SHOWN])}.", fields)
         for name, kind in fields.items():
-            is_negative = kind is int and isinstance(found.get(name), int) and found[name] < 0
-            if type(found.get(name, kind())) is not kind or is_negative:  # to Python, true is an int
+            value = found.get(name, kind())
+            is_beyond = isinstance(value, int) and not 0 <= value <= _LARGEST
+            if type(value) is not kind or is_beyond:  # to Python, true is an int
                 raise _bad_request(f"Its {name!r} is not of that type.", fields)
         return dict(found)
 
@@ -176,7 +179,11 @@ def _bad_request(why: str, fields: Mapping[str, type]) -> BadRequest:
     return BadRequest("The request's body cannot be used.", why, f"Send a JSON object; it can have: {known}.")
 
 
-_TYPES = {str: "a string", bool: "true or false", int: "a number"}
+_LONGEST_BODY = 256 * 1024  # bytes: a keeper takes a mebibyte, in which a character can be three times as long
+_SHOWN = 20
+"""Of how many odd members an error tells, and how many characters of each."""
+_LARGEST = 10**9 - 1
+_TYPES = {str: "a string", bool: "true or false", int: f"a number from 0 to {_LARGEST}"}
 
 
 class KernelsHandler(_Handler):

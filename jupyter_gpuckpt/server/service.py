@@ -40,7 +40,7 @@ from .operations import Operation, Operations
 
 __all__ = ["Service"]
 
-_ID = re.compile(r"[A-Za-z0-9-]+", re.ASCII)
+_ID = re.compile(r"[A-Za-z0-9-]{1,200}", re.ASCII)
 """What a kernel's id may look like: it becomes the name of a folder."""
 _ANSWER = STATUS_TIMEOUT + 5.0
 """For how long a keeper may be silent that waits for its kernel to answer a question, in seconds."""

@@ -1,4 +1,9 @@
-"""A remote that is a folder of this machine: a disk that is carried about, or one of the network."""
+"""A remote that is a folder of this machine: a disk that is carried about, or one of the network.
+
+Somebody else may keep it, and change what it is made of at any moment. So the folders in it are opened once for each
+request, and none that is a link: it could lead into a folder of one's own, such as the store, where files would be
+read, replaced or collected.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +22,7 @@ from .remote import DRAFT, Remote
 __all__ = ["FolderRemote"]
 
 _READ = 4 * 1024 * 1024
+_OPEN = os.O_RDONLY | os.O_DIRECTORY
 
 
 class FolderRemote(Remote):
@@ -27,12 +33,12 @@ class FolderRemote(Remote):
         self.shown = str(root)
 
     def read(self, path: str, start: int, size: int) -> bytes:
-        with self._using():
+        with self._folder_of(path) as (folder, name):
             # Nothing else than a file: somebody else may have made the folder.
-            fd = os.open(self._at(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            fd = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
-                    raise OSError(errno.EINVAL, "not a file", str(self._at(path)))
+                    raise OSError(errno.EINVAL, "not a file")
                 found = bytearray()
                 while len(found) < size and (more := os.pread(fd, min(_READ, size - len(found)), start + len(found))):
                     found += more
@@ -41,59 +47,86 @@ class FolderRemote(Remote):
                 os.close(fd)
 
     def write(self, path: str, content: bytes) -> None:
-        with self._using():
-            draft = self._draft(path, content)
-            draft.rename(self._at(path))
-            sync_folder(draft.parent)
+        with self._folder_of(path, create=True) as (folder, name):
+            _draft(folder, content).rename(folder / name)
+            sync_folder(folder)
 
     def create(self, path: str, content: bytes) -> bool:
-        with self._using():
-            draft = self._draft(path, content)
+        with self._folder_of(path, create=True) as (folder, name):
+            draft = _draft(folder, content)
             try:
-                name_new(draft, self._at(path))
+                name_new(draft, folder / name)
             except FileExistsError:
                 return False
             finally:
                 draft.unlink(missing_ok=True)
-            sync_folder(draft.parent)
+            sync_folder(folder)
             return True
 
     def list(self, folder: str) -> dict[str, int]:
         found = {}
-        with self._using(), suppress(FileNotFoundError), os.scandir(self._at(folder)) as entries:
+        with (
+            suppress(FileNotFoundError),
+            self._folder_of(f"{folder}/") as (opened, _),
+            os.scandir(opened) as entries,
+        ):
             for entry in entries:
                 if entry.is_file(follow_symlinks=False):
                     found[entry.name] = entry.stat(follow_symlinks=False).st_size
         return found
 
     def delete(self, path: str) -> None:
-        with self._using():
-            self._at(path).unlink(missing_ok=True)
-
-    def _at(self, path: str) -> Path:
-        return self._root / path
-
-    def _draft(self, path: str, content: bytes) -> Path:
-        """Have the content on the disk under a name that means nothing."""
-        folder = self._at(path).parent
-        if not folder.is_dir():
-            make_parents(folder)
-            make_folder(folder)
-            sync_folder(folder.parent)
-        draft = folder / f"{uuid.uuid4().hex}{DRAFT}"
-        write_new(draft, content)
-        return draft
+        with suppress(FileNotFoundError), self._folder_of(path) as (folder, name):
+            (folder / name).unlink(missing_ok=True)
 
     @contextmanager
-    def _using(self) -> Iterator[None]:
+    def _folder_of(self, path: str, *, create: bool = False) -> Iterator[tuple[Path, str]]:
+        """Give the folder of a file, by a path that leads there until the end, and the file's name in it."""
+        folder, _, name = path.rpartition("/")
+        fds: list[int] = []
         try:
-            yield
+            if create and not self._root.is_dir():
+                make_parents(self._root)
+                make_folder(self._root)
+                sync_folder(self._root.parent)
+            fds.append(os.open(self._root, _OPEN))
+            self._refuse_store(_opened(fds[0]))
+            if folder:
+                if create and make_folder(_opened(fds[0]) / folder):
+                    sync_folder(_opened(fds[0]))
+                fds.append(os.open(folder, _OPEN | os.O_NOFOLLOW, dir_fd=fds[0]))
+            yield _opened(fds[-1]), name
         except FileNotFoundError:
             raise
         except OSError as e:
             raise RemoteError(
                 f"The folder {self.shown} cannot be used.",
-                f"{e.strerror or e}" + (f": {os.fsdecode(e.filename)}" if e.filename is not None else ""),
+                f"{e.strerror or e}: {self._root / path}",
                 "Check that it is yours and its disk has room.",
                 remote=self.shown,
             ) from e
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _refuse_store(self, root: Path) -> None:
+        """Refuse a store: it has what is under way in it, which a remote has not and does not look at."""
+        if (root / "locks").exists():
+            raise RemoteError(
+                f"{self.shown} is a store of snapshots, not a remote.",
+                f"it may have been put there by a link: it leads to {root.readlink()}",
+                "Give another folder; what is in a store is moved by `jupyter gpuckpt push` with that store as "
+                "GPUCKPT_STORE.",
+                remote=self.shown,
+            )
+
+
+def _opened(fd: int) -> Path:
+    return Path(f"/proc/self/fd/{fd}")
+
+
+def _draft(folder: Path, content: bytes) -> Path:
+    """Have the content on the disk under a name that means nothing."""
+    draft = folder / f"{uuid.uuid4().hex}{DRAFT}"
+    write_new(draft, content)
+    return draft
