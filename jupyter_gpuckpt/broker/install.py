@@ -13,7 +13,8 @@ from .. import settings
 from ..errors import GpuckptError, Unavailable
 from ..freeze.criu_program import CriuProgram, find_criu
 from ..machine.criu_install import install_criu
-from .changeable import refuse_changeable
+from ..root_only import SYSTEM_PATH, environment
+from .changeable import refuse_changeable, refuse_changeable_folder
 from .rights import NEEDED
 
 __all__ = ["CRIU_PREFIX", "UNITS", "install", "uninstall", "units"]
@@ -69,9 +70,10 @@ def install(group: str, note: Callable[[str], None]) -> str:
     """
     _refuse_without_root("installed")
     os.umask(0o022)
+    refuse_changeable_folder(settings.broker_socket().parent)
     program = _criu(note)
     refuse_changeable(program)
-    if shutil.which("groupadd"):
+    if shutil.which("groupadd", path=SYSTEM_PATH):
         _run("groupadd", "--system", "--force", group)
     if not _has_systemd():
         return (
@@ -151,7 +153,7 @@ def _has_systemd() -> bool:
 
 def _run(*argv: str) -> None:
     try:
-        subprocess.run(argv, check=True, capture_output=True, text=True, timeout=120)
+        subprocess.run(argv, env=environment(), check=True, capture_output=True, text=True, timeout=120)
     except (OSError, subprocess.SubprocessError) as e:
         said: Sequence[str] = (getattr(e, "stderr", "") or str(e)).strip().splitlines()
         raise GpuckptError(

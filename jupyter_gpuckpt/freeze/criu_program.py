@@ -6,17 +6,19 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import Unavailable
+from jupyter_gpuckpt.root_only import SYSTEM_PATH, below, changeable
 
 __all__ = [
     "CriuProgram",
     "check",
+    "files_of",
     "find_criu",
     "first_error",
     "minimum_version",
@@ -179,7 +181,7 @@ def version_text(version: tuple[int, int, int]) -> str:
 
 def _environment() -> dict[str, str]:
     return {
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PATH": SYSTEM_PATH,
         "LC_ALL": "C",
     }
 
@@ -252,12 +254,24 @@ def _first_file(candidates: Iterable[Path]) -> Path | None:
 _known_versions: dict[tuple[tuple[str, ...], int, int], tuple[int, int, int]] = {}
 
 
+def files_of(argv: Sequence[str], path: str) -> Iterator[Path]:
+    """Yield a criu's file, and those of the loader and the libraries that its command line names."""
+    yield Path(path)
+    for word in argv:
+        for named in map(Path, word.split(":")):
+            if named.is_absolute():
+                yield named
+                yield from below(named)
+
+
 def _judge(start: tuple[str, ...], path: str, origin: Origin) -> CriuProgram:
     argv = (*start, *_OPTIONS)
     try:
         state = Path(path).stat()
     except OSError as error:
         raise _UnfitError(error.strerror or str(error)) from None
+    if os.geteuid() == 0:
+        _refuse_changeable(files_of(start, path))
     key = (argv, state.st_mtime_ns, state.st_ino)
     version = _known_versions.get(key)
     if version is None:
@@ -265,6 +279,14 @@ def _judge(start: tuple[str, ...], path: str, origin: Origin) -> CriuProgram:
     if version < minimum_version():
         raise _UnfitError(f"version {version_text(version)} is older than {version_text(minimum_version())}")
     return CriuProgram(argv, version, path, origin)
+
+
+def _refuse_changeable(files: Iterable[Path]) -> None:
+    """Refuse what others could change: root's environment, by which it was found, may be theirs (`sudo -E`)."""
+    known: dict[Path, Path] = {}
+    for file in files:
+        if (part := changeable(file, known)) is not None:
+            raise _UnfitError(f"{part} can be changed by others than root")
 
 
 def _ask_version(argv: tuple[str, ...]) -> tuple[int, int, int]:

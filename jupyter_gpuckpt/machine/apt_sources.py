@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from jupyter_gpuckpt.root_only import environment
+
 __all__ = ["AptSource", "configured_sources", "parse_lines", "parse_stanzas"]
 
 _OPTION_NAMES = {"arch": "architectures", "lang": "languages", "target": "targets"}
@@ -52,6 +54,7 @@ def configured_sources() -> list[AptSource]:
     wanted = ("file", "Dir::Etc::sourcelist/f", "parts", "Dir::Etc::sourceparts/d")
     said = subprocess.run(
         ["apt-config", "shell", *wanted],
+        env=environment(),
         capture_output=True,
         text=True,
         check=True,

@@ -27,6 +27,7 @@ from jupyter_gpuckpt.freeze.criu_program import (
     program_in_prefix,
     version_text,
 )
+from jupyter_gpuckpt.root_only import SYSTEM_PATH, changeable, environment
 
 from .apt_sources import AptSource, configured_sources
 from .distribution import Distribution, this_distribution
@@ -66,6 +67,12 @@ def install_criu(prefix: Path, progress: Callable[[str], None]) -> CriuProgram:
         a person can do instead.
     """
     prefix = prefix.absolute()
+    if os.geteuid() == 0 and (part := changeable(prefix, {})) is not None:
+        raise Unavailable(
+            _NOT_INSTALLED,
+            f"{part} can be changed by others than root, who would run what is there.",
+            "Set GPUCKPT_CRIU_PREFIX to a folder where only root can write, here and where the Jupyter server starts.",
+        )
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
         with _alone(prefix):
@@ -97,7 +104,7 @@ def _alone(prefix: Path) -> Iterator[None]:
 def _install(prefix: Path, progress: Callable[[str], None]) -> CriuProgram:
     system = this_distribution()
     family = next((name for name in system.ids if name in _RELEASES), None)
-    if family is None or not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
+    if family is None or not _is_there("apt-get") or not _is_there("dpkg-deb"):
         raise Unavailable(
             _NOT_INSTALLED,
             f"On {system.name} it cannot be installed for you: that needs apt and dpkg.",
@@ -123,6 +130,10 @@ def _install(prefix: Path, progress: Callable[[str], None]) -> CriuProgram:
         "PATH, or name it in GPUCKPT_CRIU.",
         tried=tried,
     )
+
+
+def _is_there(program: str) -> bool:
+    return shutil.which(program, path=SYSTEM_PATH) is not None
 
 
 def _own_archive(system: Distribution, releases: frozenset[str]) -> list[AptSource]:
@@ -157,7 +168,7 @@ def _install_from(stanza: str, release: str, prefix: Path, progress: Callable[[s
             progress(f"{release}: unpacking {len(packages)} packages")
             for package in packages:
                 argv = ["dpkg-deb", "--extract", str(package), str(folder)]
-                run(argv, {**os.environ, "LC_ALL": "C"}, _UNPACK_TIMEOUT)
+                run(argv, environment(), _UNPACK_TIMEOUT)
             program = program_in_prefix(folder)
             if os.geteuid() == 0:
                 check(program)

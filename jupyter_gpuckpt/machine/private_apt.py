@@ -7,12 +7,13 @@ needs, whatever this system has.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import tempfile
 from pathlib import Path
 from types import TracebackType
+
+from jupyter_gpuckpt.root_only import environment, temporary_folder
 
 __all__ = ["AptFailed", "PrivateApt"]
 
@@ -60,7 +61,7 @@ class PrivateApt:
         self._source = source
 
     def __enter__(self) -> PrivateApt:
-        self._temporary = tempfile.TemporaryDirectory(prefix="gpuckpt-apt-")
+        self._temporary = tempfile.TemporaryDirectory(prefix="gpuckpt-apt-", dir=temporary_folder())
         folder = self._folder = Path(self._temporary.name)
         # apt downloads as a user of its own, who has to get in.
         folder.chmod(0o755)
@@ -111,11 +112,10 @@ class PrivateApt:
 
     def _run(self, program: str, *arguments: str, timeout: float) -> str:
         argv = [program, "-c", str(self._folder / "apt.conf"), *arguments]
-        environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
-        return run(argv, environment, timeout)
+        return run(argv, environment(DEBIAN_FRONTEND="noninteractive"), timeout)
 
 
-def run(argv: list[str], environment: dict[str, str], timeout: float) -> str:
+def run(argv: list[str], env: dict[str, str], timeout: float) -> str:
     """Run a program of apt's or dpkg's and return what it printed.
 
     Raises
@@ -125,7 +125,7 @@ def run(argv: list[str], environment: dict[str, str], timeout: float) -> str:
     try:
         done = subprocess.run(
             argv,
-            env=environment,
+            env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",

@@ -30,7 +30,7 @@ TRAVELLER = 10_000
 
 CRIU_TIMEOUT = 60.0
 ANSWER_TIMEOUT = 20.0
-CRIU_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+CRIU_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}  # as `root_only` has it
 CRIU_OPTIONS = ("--manage-cgroups=ignore", "-v2")
 
 _libc = ctypes.CDLL(None, use_errno=True)

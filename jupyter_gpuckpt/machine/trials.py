@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jupyter_gpuckpt.freeze.criu_program import CriuProgram, first_error
+from jupyter_gpuckpt.root_only import temporary_folder
 
 from . import room
 
@@ -42,7 +43,7 @@ def try_namespaces() -> Outcome:
 def try_save_and_restore(program: CriuProgram) -> Outcome:
     """Save a small process in one namespace and have it back, with its memory, in another."""
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="gpuckpt-trial-") as folder:
+    with tempfile.TemporaryDirectory(prefix="gpuckpt-trial-", dir=temporary_folder()) as folder:
         for step in ("save", "restore"):
             failed, why = _in_room((step, folder, *program.argv), _SAVE_TIMEOUT)
             if failed:

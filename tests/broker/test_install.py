@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from people import UIDS, Person
+from people import UIDS, Machine, Person
 
 from jupyter_gpuckpt.broker import install
 from jupyter_gpuckpt.freeze.criu_program import CriuProgram
@@ -82,3 +82,58 @@ def test_uninstall_removes_the_units_and_says_so_where_there_are_none() -> None:
     assert "no service any more" in removed
     assert left == "[]"
     assert "no broker" in none
+
+
+_ROOT_S_OWN_ETC = """
+mount -t tmpfs none /etc && mount -t tmpfs none /run && cp /usr/lib/os-release /etc/ && exec "$@"
+"""
+
+_COMMAND = [sys.executable, "-c", "import sys; from jupyter_gpuckpt.cli import main; sys.exit(main())"]
+
+_PLANT = """
+import os, pathlib, platform
+from jupyter_gpuckpt.freeze import criu_program
+def plant(trace):
+    home = pathlib.Path.home()
+    prefix = home / ".local/share/jupyter/gpuckpt/criu"
+    programs = [home / "bin" / name for name in ("criu", "groupadd", "systemctl", "apt-get", "apt-config", "dpkg-deb")]
+    programs += [prefix / "usr/sbin/criu", prefix / "usr/lib" / criu_program._LOADERS[platform.machine()]]
+    for path in programs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/bin/sh\\necho "$(id -u) $0 $@" >>{trace}\\necho Version: 4.2.1\\n')
+        path.chmod(0o755)
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("GPUCKPT_CRIU", "bin/criu"),
+        ("GPUCKPT_CRIU_PREFIX", ".local/share/jupyter/gpuckpt/criu"),
+        ("HOME", ""),
+        ("PATH", "bin"),
+    ],
+)
+def test_33_root_runs_no_program_of_the_user_who_called_sudo(
+    machine: Machine, bob: Person, variable: str, value: str
+) -> None:
+    """`sudo -E` lets the environment through; criu was asked for its version before anybody looked whose it is."""
+    trace = bob.home / f"ran-by-{variable}"
+    bob.does(_PLANT, f"plant({str(trace)!r})")
+    environment = {**machine.environment, "GPUCKPT_CRIU_PREFIX": str(machine.folder / "none"), "HOME": "/root"}
+    environment.pop("GPUCKPT_CRIU", None)
+    if variable == "HOME":
+        del environment["GPUCKPT_CRIU_PREFIX"]  # it is looked for there
+    environment[variable] = ":".join([str(bob.home / value), *([environment["PATH"]] if variable == "PATH" else [])])
+    commands = [["broker", "run"], ["doctor", "--quick"], ["setup"]]
+    if variable != "HOME":
+        commands.append(["broker", "install"])  # which does not look there
+    for words in commands:
+        if variable == "PATH" and "install" in words:  # it has its criu, and goes on to other programs
+            environment["GPUCKPT_CRIU_PREFIX"] = machine.environment["GPUCKPT_CRIU_PREFIX"]
+        inside = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", _ROOT_S_OWN_ETC, "sh"]
+        done = machine.as_root(*inside, *_COMMAND, *words, environment=environment)
+        assert "CRIU" in done.stdout + done.stderr or "groupadd" in done.stderr, (words, done)
+        if variable != "PATH":
+            assert f"{bob.home} can be changed by others than root" in " ".join((done.stdout + done.stderr).split())
+    assert not trace.exists(), trace.read_text()

@@ -25,6 +25,7 @@ from ...errors import (
 from ...freeze import criu, cuda, images, processes, random_state
 from ...freeze.criu_program import CriuProgram
 from ...freeze.parking import Parked
+from ...root_only import environment
 from ...store import Manifest, Snapshot, Store
 from .. import deputy, fit
 from ..files import kept_files, lifetime, needs, placed_files
@@ -206,6 +207,7 @@ class Arrival:
             str(snapshot.directory / SHARED_MEMORY),
             "-C",
             str(self.space.shared_memory),
+            env=environment(),
             stdin=asyncio.subprocess.DEVNULL,
         )
         limit = settings.criu_timeout((snapshot.directory / SHARED_MEMORY).stat().st_size)
