@@ -202,6 +202,12 @@ def areas(raw: bytes) -> Iterator[tuple[int, int, int, int]]:
             yield vma.start, vma.end, vma.status, vma.shmid
 
 
+def mapped_files(images: Path) -> set[str]:
+    """Return the paths of the files that areas of the tree's memory lie in."""
+    paths = paths_by_id((images / "files.img").read_bytes())
+    return {paths[file] for mm in images.glob("mm-*.img") for *_, file in areas(mm.read_bytes()) if file in paths}
+
+
 def frozen_seconds(images: Path) -> float:
     """Return for how long criu kept the tree stopped during a dump, in seconds, as it writes down itself."""
     (stats,) = _entries((images / "stats-dump").read_bytes(), "stats")

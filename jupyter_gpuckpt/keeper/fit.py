@@ -18,7 +18,7 @@ from ..freeze.criu_program import CriuProgram, version_text
 from ..store import Manifest, Snapshot
 from . import ports
 from .files import needs
-from .files.databases import DUCKDB
+from .files.databases import DUCKDB, log_of
 from .files.needs import ELSEWHERE, Marks, NeededFile
 from .record import Launch
 from .staging import likely_in_memory
@@ -174,13 +174,26 @@ def _notes(saved: Mapping[str, Any], files: Sequence[NeededFile], marks: Marks) 
         named = [f"{_what(file)} ({how})" for file, how in odd.items()]
         more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
         notes.append(f"Files that the kernel uses are not as they were at the save: {', '.join(named[:_SHOWN])}{more}.")
-    notes += [
-        f"DuckDB goes on with {file.path} as it was at the save: what was added to it since is not seen, and is lost "
-        "when the kernel writes to it or closes it. Copy the file first if you need that."
-        for file in odd
-        if file.database == DUCKDB
-    ]
+    for file in odd:
+        if file.database == DUCKDB and file.writable:
+            notes.append(
+                f"DuckDB goes on with {file.path} as it was at the save: what was added to it since is not seen. It is "
+                f"in {log_of(file.path)}, until the kernel closes the database: copy both files now if you need it. "
+                "Then execute CHECKPOINT."
+            )
+        elif file.writable and _is_shorter(file):
+            notes.append(
+                f"{file.path} is shorter than it was: what the kernel writes to it stands where it would have, behind "
+                "zeros, unless it appends."
+            )
     return notes
+
+
+def _is_shorter(file: NeededFile) -> bool:
+    try:
+        return Path(file.path).stat().st_size < (file.size or 0)
+    except OSError:
+        return False
 
 
 def _what(file: NeededFile) -> str:
@@ -419,6 +432,7 @@ def check_files(snapshot: Snapshot, root: Path) -> None:
 
 
 def _same_files(files: Sequence[NeededFile], root: Path) -> None:
+    _duckdb_as_it_was(files, root)
     wrong = sorted({change for change in (needs.difference(file, root) for file in files) if change})
     if wrong:
         more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
@@ -429,6 +443,25 @@ def _same_files(files: Sequence[NeededFile], root: Path) -> None:
             "`save --with-files` keeps them in the snapshot.",
             files=wrong,
         )
+
+
+def _duckdb_as_it_was(files: Sequence[NeededFile], root: Path) -> None:
+    paths = {file.path for file in files}
+    for file in files:
+        if file.database != DUCKDB or not file.writable or file.mtime is None:
+            continue
+        if why := needs.obstacle_in_duckdb(file, paths, root):
+            log = log_of(file.path)
+            raise Refused(
+                _NOT_RESTORED,
+                f"The kernel has {file.path} open, a database of DuckDB's, and goes on with it as it was at the save. "
+                f"But {why}: the kernel would destroy it.",
+                f"Move it and {log} away, if they are there, and restore again: the snapshot has a copy from the save."
+                if file.kept
+                else "Put back a copy from before, or restore an earlier snapshot. CHECKPOINT and close the database "
+                "before you save.",
+                files=[file.path],
+            )
 
 
 def _room_in_memory(manifest: Manifest, leaving: Sequence[int], copies: int) -> None:

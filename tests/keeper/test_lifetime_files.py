@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from copies import forking
 from keeper_faults import Criu
-from notebooks import Notebook, StartKernel
+from notebooks import Notebook
 
 
 def restart(notebook: Notebook) -> None:
@@ -171,15 +171,62 @@ def test_a_transaction_goes_on_where_nothing_was_written_since_and_is_refused_el
     assert str(database) in refused(notebook)
 
 
-def test_a_database_of_duckdb_that_went_on_is_named_with_what_is_lost(start: StartKernel, tmp_path: Path) -> None:
-    path = tmp_path / "numbers.duckdb"
-    path.write_bytes(bytes(8) + b"DUCK" + bytes(4096))
-    notebook = start()
-    notebook.run(f"f = open({str(path)!r}, 'r+b')")
-    notebook.run("%gpuckpt save here")
+def test_a_database_of_duckdb_is_gone_on_with_only_as_it_was(notebook: Notebook, tmp_path: Path) -> None:
+    path, log = tmp_path / "numbers.duckdb", tmp_path / "numbers.duckdb.wal"
+    as_saved = bytes(8) + b"DUCK" + bytes(3 * 4096)  # its headers, and something behind them
+    path.write_bytes(as_saved)
+    notebook.run(f"f = open({str(path)!r}, 'r+b'); log = open({str(log)!r}, 'ab', 0); log.write(b'rows')")
+    assert "DuckDB" not in notebook.run("%gpuckpt save here").text
     assert "DuckDB" not in notebook.run("%gpuckpt restore here").text
-    with path.open("ab") as f:
-        f.write(bytes(4096))
+    # What is not in the database yet, for want of a checkpoint, takes nothing from what was there.
+    notebook.run("log.write(b'more'); f.seek(3 * 4096); f.write(b'rows'); f.flush()")
     answer = notebook.run("%gpuckpt restore here").text
-    assert f"{path}, a database of DuckDB's (had 4,108 bytes, has 8,204)" in answer
-    assert f"DuckDB goes on with {path} as it was at the save" in answer
+    assert f"{path}, a database of DuckDB's (" in answer
+    assert f"It is in {log}, until the kernel closes the database" in answer
+    with path.open("r+b") as f:
+        f.seek(4096)
+        f.write(b"another header")
+    log.unlink()
+    answer = refused(notebook)
+    assert "it was written to since: the kernel would destroy it" in answer
+    assert f"Move it and {log} away" in answer
+    path.unlink()
+    notebook.run("%gpuckpt restore here")
+    assert (path.read_bytes(), log.read_bytes()) == (as_saved, b"rows")
+
+
+def test_a_log_of_duckdb_is_not_joined_with_another_database(notebook: Notebook, tmp_path: Path) -> None:
+    path, log = tmp_path / "numbers.duckdb", tmp_path / "numbers.duckdb.wal"
+    path.write_bytes(bytes(8) + b"DUCK" + bytes(17 << 20))
+    notebook.run(f"f = open({str(path)!r}, 'r+b')")
+    assert f"DuckDB has {path} open, and the snapshot has no copy of it" in notebook.run("%gpuckpt save here").text
+    log.write_bytes(b"of what came since")
+    assert f"{path}, a database of DuckDB's (what is beside it is new)" in notebook.run("%gpuckpt restore here").text
+    with path.open("r+b") as f:
+        f.truncate(4096)
+    notebook.run("%gpuckpt save here --replace")
+    path.unlink()
+    assert f"its log ({log}) is there" in refused(notebook)
+    assert log.read_bytes() == b"of what came since"
+
+
+def test_files_that_were_written_may_have_another_size_or_be_gone(notebook: Notebook, tmp_path: Path) -> None:
+    shorter, appended, mapped = tmp_path / "shorter", tmp_path / "appended", tmp_path / "mapped"
+    mapped.write_bytes(bytes(8192))
+    notebook.run(f"""
+        import mmap
+        shorter, appended = open({str(shorter)!r}, "w"), open({str(appended)!r}, "a")
+        for f in shorter, appended: f.write("saved"); f.flush()
+        with open({str(mapped)!r}, "r+b") as f: memory = mmap.mmap(f.fileno(), 8192)
+    """)
+    notebook.run("%gpuckpt save here")
+    shorter.write_text("new")
+    appended.unlink()
+    answer = notebook.run("%gpuckpt restore here").text
+    assert f"{shorter} (had 5 bytes, has 3)" in answer
+    assert f"{shorter} is shorter than it was: what the kernel writes to it stands where it would have" in answer
+    notebook.run("for f in shorter, appended: f.write(' on'); f.flush()")
+    assert (shorter.read_text(), appended.read_text()) == ("new\0\0 on", "saved on")
+    # Memory behind the end of a file would kill whoever touches it.
+    mapped.write_bytes(bytes(4096))
+    assert f"{mapped}: had 8192 bytes, here 4096" in refused(notebook)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from blake3 import blake3
+
 from ...freeze.images import Lock
 
-__all__ = ["DUCKDB", "SQLITE", "changing", "is_index", "kind", "main_of"]
+__all__ = ["DUCKDB", "SQLITE", "changing", "heads", "is_index", "kind", "log_of", "main_of"]
 
 SQLITE, DUCKDB = "SQLite", "DuckDB"
 
@@ -17,6 +19,8 @@ _MARKS = ((0, b"SQLite format 3\0", SQLITE), (8, b"DUCK", DUCKDB))
 # SQLite's os.h and wal.c: the bytes that it locks for as long as a transaction may write
 _RESERVED = 0x40000001
 _WAL_WRITER = 120
+_HEADS = 3 * 4096
+"""Bytes of DuckDB's headers: its MainHeader, and two DatabaseHeaders that are written in turn, counting."""
 
 
 def kind(file: Path) -> str:
@@ -24,6 +28,20 @@ def kind(file: Path) -> str:
     with file.open("rb") as f:
         head = f.read(16)
     return next((name for at, mark, name in _MARKS if head[at:].startswith(mark)), "")
+
+
+def heads(file: Path) -> str:
+    """Return the BLAKE3 of the headers of a database of DuckDB's, in hexadecimal. Raises `OSError`.
+
+    A checkpoint writes one of them last of all, and nothing else does: until then all that they lead to stays as it is.
+    """
+    with file.open("rb") as f:
+        return blake3(f.read(_HEADS)).hexdigest()
+
+
+def log_of(duckdb: str) -> str:
+    """Return the path of the log of a database of DuckDB's."""
+    return duckdb + _BESIDE[DUCKDB][0]
 
 
 def main_of(path: str, databases: Iterable[tuple[str, str]]) -> str:

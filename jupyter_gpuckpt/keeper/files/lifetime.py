@@ -47,8 +47,8 @@ def keep(
     ------
     OSError : it cannot be written.
     """
-    mains = [(file.path, file.database) for file in needed if file.database == databases.DUCKDB]
-    sizes = {file.path: file.size for file in needed if file.size is not None and _is_its_own(file, mains)}
+    # criu says no size of those that are appended to
+    sizes = {file.path: file.size for file in needed if file.writable and stat.S_ISREG(file.mode)}
     above = {one for path in (*sizes, *folders) for one in temporary_above(root, path)}
     inside = [path for folder in folders for path in _in(root, folder) if path not in sizes]
     candidates = [*inside[:_MOST], *sizes]
@@ -57,19 +57,29 @@ def keep(
     with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
         for folder in sorted(above):
             _add(tar, root, folder, None, 0)
-        for path in sorted(candidates, key=lambda path: (sizes.get(path, 0), path)):
+        for path in sorted(candidates, key=lambda path: (sizes.get(path) or 0, path)):
             size = _add(tar, root, path, sizes.get(path), min(room, _LARGEST))
             if size is not None:
                 room -= size
                 kept.add(path)
+    kept -= _torn(needed, root)
     temporary = {*inside, *(path for path in sizes if temporary_above(root, path))}
     large = sorted(path for path in temporary - kept if (root / path[1:]).is_file())
     return [replace(file, kept=True) if file.path in kept else file for file in needed], large
 
 
-def _is_its_own(file: NeededFile, duckdb: Sequence[tuple[str, str]]) -> bool:
-    """Tell whether a file goes with the kernel; the log of a DuckDB that went on would destroy what that has now."""
-    return file.writable and not databases.main_of(file.path, duckdb)
+def _torn(needed: Sequence[NeededFile], root: Path) -> set[str]:
+    """Return the paths of DuckDB's databases, and of their logs, that were written to before all of them was read."""
+    found = set()
+    for file in needed:
+        if file.database == databases.DUCKDB:
+            try:
+                is_whole = (root / file.path[1:]).stat().st_mtime_ns == file.mtime
+            except OSError:
+                is_whole = False
+            if not is_whole:
+                found |= {file.path, databases.log_of(file.path)}
+    return found
 
 
 def _in(root: Path, folder: str) -> list[str]:
@@ -124,13 +134,15 @@ def make(archive: Path, needed: Collection[NeededFile]) -> list[Path]:
                 at = Path("/", member.name)
                 if os.path.lexists(at) or not at.parent.is_dir():
                     continue
+                if (file := known.get(str(at))) is not None and not file.kept:
+                    continue
                 _refuse_strange(at, member.uid)
                 fd = _new_folder(at) if member.isdir() else os.open(at, _NEW, 0o600)
                 made.append(at)
                 try:
                     if (content := tar.extractfile(member)) is not None:
                         _write(fd, _content(str(at), content.read(), known, made))
-                    _finish(fd, member, known.get(str(at)))
+                    _finish(fd, member, file)
                 finally:
                     os.close(fd)
     except BaseException:
@@ -162,10 +174,11 @@ def unmake(made: Sequence[Path]) -> None:
 def _content(path: str, saved: bytes, known: Mapping[str, NeededFile], made: Collection[Path]) -> bytes:
     """Return what a file is made of: what it was, but zeros where a database beside it may have taken that in by now.
 
-    SQLite takes them for a log and an index without anything in them, and reads the database itself.
+    SQLite takes them for a log and an index without anything in them, and reads the database itself. One of DuckDB's
+    that has taken its log in is refused.
     """
     main = known.get(databases.main_of(path, [(file.path, file.database) for file in known.values()]))
-    if main is None or main.in_transaction:
+    if main is None or main.in_transaction or main.database == databases.DUCKDB:
         return saved
     if databases.is_index(path):
         return bytes(len(saved))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ __all__ = [
     "difference",
     "from_json",
     "marked",
+    "obstacle_in_duckdb",
     "of_images",
     "of_snapshot",
     "to_json",
@@ -53,10 +54,12 @@ class NeededFile:
     ----------
     path : absolute.
     mode : as stat(2) has it.
-    size : in bytes; None but for regular files.
-    writable : whether a saved process has it open for writing: it may have grown by the time of the restore.
+    size : in bytes; None but for regular files, and for those that are appended to.
+    writable : whether a saved process has it open for writing: it may have another size by the time of the restore.
+    mapped : whether memory of a saved process lies in it: it must not be shorter then. Old snapshots do not say.
     build_id : of a program or library, in hexadecimal; else empty.
-    hash : the BLAKE3 of its bytes, in hexadecimal, where it has no build id, is small and not `writable`; else empty.
+    hash : the BLAKE3 of its bytes, in hexadecimal, where it has no build id, is small and not `writable`; of one of
+        DuckDB's that is, of its headers; else empty.
     mtime : when it was last written, in nanoseconds, as stat(2) has it; 0 where it was written again at once, and None
         where nothing is known of that.
     database : whose database it is, where it is one (`databases.kind`).
@@ -74,6 +77,7 @@ class NeededFile:
     database: str = ""
     in_transaction: bool = False
     kept: bool = False
+    mapped: bool = True
 
 
 _MOST_MARKS = 20_000
@@ -99,8 +103,16 @@ class Marks:
 def of_images(folder: Path) -> list[NeededFile]:
     """Return the files that a dump names, as criu's images in `folder` describe them: without hashes."""
     named = [file for file in images.named_files(folder) if not file.path.startswith(ELSEWHERE)]
+    mapped = images.mapped_files(folder)
     return _in_order(
-        NeededFile(file.path, file.mode, file.size, images.is_written(file.flags), file.build_id.hex())
+        NeededFile(
+            file.path,
+            file.mode,
+            file.size,
+            images.is_written(file.flags),
+            file.build_id.hex(),
+            mapped=file.path in mapped,
+        )
         for file in named
     )
 
@@ -146,9 +158,11 @@ def _marked(file: NeededFile, root: Path, marks: Marks, frozen: int, in_transact
         is_as_taken = now.st_size == file.size
         built, digest = ("", "") if file.writable or not is_as_taken else marks.of(at, now)
         database = "" if built else databases.kind(at)
+        mtime = now.st_mtime_ns if is_as_taken and now.st_mtime_ns < frozen else 0
+        if file.writable and database == databases.DUCKDB and mtime:
+            digest = databases.heads(at)
     except OSError:
         return file
-    mtime = now.st_mtime_ns if is_as_taken and now.st_mtime_ns < frozen else 0
     return replace(
         file,
         build_id=built if is_as_taken and not file.writable else file.build_id,
@@ -189,8 +203,8 @@ def _file(found: dict[str, Any]) -> NeededFile:
 def difference(file: NeededFile, root: Path) -> str:
     """Return what keeps a file from being opened again, with its path and both values; empty where nothing does.
 
-    A file that is open for writing may have grown: a log goes on, and the kernel with it from its saved offset. So may
-    one that somebody else writes, where what the kernel knows of it is still its beginning.
+    A file that is open for writing may have another size: a log goes on, or is begun anew, and the kernel goes on at
+    its saved offset. One that somebody else writes may have grown, where what the kernel knows of it is its beginning.
     """
     was = _kind(file.mode) if file.size is None else "1 byte" if file.size == 1 else f"{file.size} bytes"
     at = root / file.path[1:]
@@ -206,7 +220,7 @@ def difference(file: NeededFile, root: Path) -> str:
         return f"{file.path}: was {_kind(file.mode)}, here {_kind(now.st_mode)}"
     if file.size is None:
         return ""
-    if now.st_size != file.size and not (now.st_size > file.size and (file.writable or _begins_as(file, at))):
+    if now.st_size != file.size and not _may_have_size(now.st_size, file, at):
         return f"{file.path}: had {was}, here {now.st_size}"
     if file.in_transaction and file.mtime != now.st_mtime_ns:
         return f"{file.path}: SQLite was in the middle of a transaction, and it was written to since"
@@ -215,12 +229,38 @@ def difference(file: NeededFile, root: Path) -> str:
     return ""
 
 
+def _may_have_size(size: int, file: NeededFile, at: Path) -> bool:
+    """Tell whether a file can be opened again that has another size."""
+    if file.writable:
+        return not file.mapped or size > (file.size or 0)  # memory behind the end of a file kills who touches it
+    return size > (file.size or 0) and _begins_as(file, at)
+
+
 def _begins_as(file: NeededFile, at: Path) -> bool:
     """Tell whether a file that has grown begins with all that it was."""
     if not file.hash:
         return False
     with at.open("rb") as f:
         return blake3(f.read(file.size)).hexdigest() == file.hash
+
+
+def obstacle_in_duckdb(file: NeededFile, files: Container[str], root: Path) -> str:
+    """Return why a database of DuckDB's that was open for writing cannot be gone on with; empty where nothing is wrong.
+
+    DuckDB has in memory what is where in the file, and what is free in it: from there it would destroy one that went
+    on. `files` are the paths of all that the snapshot needs.
+    """
+    at, log = root / file.path[1:], databases.log_of(file.path)
+    try:
+        now = at.stat()
+        is_as_was = databases.heads(at) == file.hash if file.hash else now.st_mtime_ns == file.mtime
+        return "" if is_as_was and now.st_size >= (file.size or 0) else "it was written to since"
+    except FileNotFoundError:
+        # Made again, it would be read with a log that is not its own.
+        is_strange = file.kept and log not in files and os.path.lexists(root / log[1:])
+        return f"it is gone, and its log ({log}) is there" if is_strange else ""
+    except OSError as e:
+        return f"{e.strerror}"
 
 
 def changed(files: Collection[NeededFile], root: Path, marks: Marks) -> dict[NeededFile, str]:
@@ -233,7 +273,11 @@ def changed(files: Collection[NeededFile], root: Path, marks: Marks) -> dict[Nee
     mains = [(file.path, file.database) for file in files if file.database]
     for file in files:
         main = databases.main_of(file.path, mains)
-        if (how := _change(file, root, marks)) and (not main or known[main] not in found):
+        how = _change(file, root, marks)
+        if not how and file.database == databases.DUCKDB:
+            log = databases.log_of(file.path)
+            how = "what is beside it is new" if log not in known and os.path.lexists(root / log[1:]) else ""
+        if how and (not main or known[main] not in found):
             found[known[main] if main else file] = f"what is beside it {how}" if main else how
     return found
 
@@ -246,7 +290,7 @@ def _change(file: NeededFile, root: Path, marks: Marks) -> str:
         now = at.stat()
         if now.st_size != file.size:
             return f"had {file.size:,} bytes, has {now.st_size:,}"
-        if file.hash:
+        if file.hash and not file.writable:
             return "other contents, of the same size" if marks.of(at, now)[1] != file.hash else ""
     except OSError:
         return ""  # gone: it is refused, or brought

@@ -32,6 +32,7 @@ from ...store.upkeep.retention import keep_last, keep_under
 from .. import comparison, fit, lost_names, ports
 from ..deputy import usable_criu
 from ..files import kept_files, lifetime, needs
+from ..files.databases import DUCKDB
 from ..gpu.freeze import GpuFreeze
 from ..gpu.sleep import FrozenAsleep
 from ..link import AgentSilent, Link
@@ -244,6 +245,12 @@ def _about_files(needed: Sequence[needs.NeededFile], large: Sequence[str]) -> li
         f"A transaction of {file.path} is open: {_IN_TRANSACTION}"
         for file in needed
         if file.in_transaction and file.database
+    ]
+    notes += [
+        f"DuckDB has {file.path} open, and the snapshot has no copy of it: it cannot be restored once that was written "
+        "to. Close the database before you save, or copy the file, too."
+        for file in needed
+        if file.database == DUCKDB and file.writable and not file.kept
     ]
     if large:
         more = f" and {len(large) - 1} more" if len(large) > 1 else ""
