@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from traitlets import Unicode, default
 from . import settings
 from .errors import GpuckptError, KeeperGone, KernelLost, NoSuchKernel, Refused, Unavailable
 from .freeze import processes
+from .in_thread import begin_in_thread, in_thread
 from .keeper import client
 from .keeper.protocol import KeeperClient
 from .keeper.record import KernelFolder, Launch
@@ -89,7 +90,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         """Settle command and connection (called by the manager at a start and at a restart)."""
         # A kernel is only adopted once: the manager says so again at every restart.
         self._adopting = bool(kwargs.pop(ADOPT, False)) and self._folder is None and self._exit_status is None
-        launch = await asyncio.to_thread(self._running_launch) if self._adopting else None
+        launch = await in_thread(self._running_launch) if self._adopting else None
         if launch is not None:
             self.parent.connection_file = launch.connection_file
             self.parent.load_connection_file()
@@ -100,7 +101,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         for name in (settings.ENV_RUN_DIR, settings.ENV_UNAVAILABLE):  # of a kernel that this one is started in
             found["env"].pop(name, None)
         self.cwd = launch.cwd if launch is not None else str(found.get("cwd") or Path.cwd())
-        found["cmd"], self._has_agent = await asyncio.to_thread(with_agent, found["cmd"], found["env"], self.cwd)
+        found["cmd"], self._has_agent = await in_thread(with_agent, found["cmd"], found["env"], self.cwd)
         if not self._has_agent:
             self._let_ports_go()  # what does not bind with SO_REUSEADDR would find them taken
         return found
@@ -158,7 +159,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         """Start the kernel (called by the manager at a start and at a restart, after `pre_launch`)."""
         if self._adopting:
             folder = KernelFolder(settings.kernels_dir() / self.kernel_id)
-            self._keeper = await asyncio.to_thread(self._attach, folder)
+            self._keeper = await in_thread(self._attach, folder)
             self._folder = folder
             self.pid = folder.state().keeper[0]  # type: ignore[index]  # a keeper has just answered
             return self.connection_info
@@ -167,12 +168,10 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         # A kernel that watches its parent would end itself when its keeper changes.
         environment.pop("JPY_PARENT_PID", None)
         # Without a trial: the start itself is one, and where it fails a trial says more plainly why.
-        reason = await asyncio.to_thread(why_unavailable, with_trial=False)
+        reason = await in_thread(why_unavailable, with_trial=False)
         if reason is None:
             launch = self._launch(cmd, environment, kwargs)
-            thread = ThreadPoolExecutor(1)
-            starting = thread.submit(self._start, launch)
-            thread.shutdown(wait=False)
+            starting = begin_in_thread(self._start, launch)
             try:
                 process, folder, keeper = await asyncio.wrap_future(starting)
                 self._process, self._folder, self._keeper, self._exit_status = process, folder, keeper, None
@@ -186,7 +185,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
                 starting.add_done_callback(_end_unwanted)
                 raise
             except GpuckptError as e:
-                reason = await asyncio.to_thread(why_unavailable) or Unavailable(e.what, e.why, e.then)
+                reason = await in_thread(why_unavailable) or Unavailable(e.what, e.why, e.then)
         self.log.warning("The kernel starts as a plain one, without save and restore. %s", reason)
         kwargs["env"] = {**environment, settings.ENV_UNAVAILABLE: json.dumps(reason.as_dict())}
         return await super().launch_kernel(cmd, **kwargs)
@@ -200,7 +199,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         ports = {port for name, port in self.connection_info.items() if name.endswith("_port")}
         deadline = time.monotonic() + _TO_LISTEN
         while self.connection_info["transport"] == "tcp" and time.monotonic() < deadline:
-            if ports <= await asyncio.to_thread(_listened_at):
+            if ports <= await in_thread(_listened_at):
                 return
             await asyncio.sleep(_LOOK)
 
@@ -257,7 +256,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             status: int | None = await super().poll()
             return status
         if self._exit_status is None:
-            await asyncio.to_thread(self._listen)
+            await in_thread(self._listen)
         return self._exit_status
 
     def _listen(self) -> None:
@@ -302,7 +301,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             return status
         while await self.poll() is None:
             await asyncio.sleep(0.05)
-        await asyncio.to_thread(self._close)
+        await in_thread(self._close)
         return self._exit_status
 
     async def send_signal(self, signum: int) -> None:
@@ -311,7 +310,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             await super().send_signal(signum)
         elif await self.poll() is None:
             try:
-                await asyncio.to_thread(self._send, signum)
+                await in_thread(self._send, signum)
             except GpuckptError as e:
                 if signum == signal.SIGKILL:
                     raise
@@ -336,7 +335,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             await self.send_signal(signal.SIGKILL)
         except GpuckptError as e:
             self.log.warning("The keeper of kernel %s does not end it, so it is ended by force. %s", self.kernel_id, e)
-            await asyncio.to_thread(client.end, self._folder)
+            await in_thread(client.end, self._folder)
             self._exit_status = _LOST
 
     async def terminate(self, restart: bool = False) -> None:
@@ -348,7 +347,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
 
     async def cleanup(self, restart: bool = False) -> None:
         """Leave nothing behind (called by the manager after the kernel has ended, or is given up)."""
-        await asyncio.to_thread(self._close)
+        await in_thread(self._close)
         await super().cleanup(restart)
         if not restart:
             self._let_ports_go()
@@ -391,7 +390,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         await super().load_provisioner_info(provisioner_info)
         if path := provisioner_info.get("gpuckpt_folder"):
             self._folder = KernelFolder(Path(path))
-            self._keeper = await asyncio.to_thread(self._attach, self._folder)
+            self._keeper = await in_thread(self._attach, self._folder)
             self.cwd = self._folder.launch().cwd
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import nbformat
 import pexpect
 import pytest
 from nbclient import NotebookClient
-from notebooks import SPEC
+from notebooks import PATIENCE, SPEC
 
 from jupyter_gpuckpt.keeper import client
 
@@ -56,6 +58,37 @@ def test_nbclient(notebook_file: Path) -> None:
     NotebookClient(notebook, timeout=60, kernel_name=SPEC).execute()
     nbformat.write(notebook, notebook_file)
     assert_executed(notebook_file)
+
+
+_IN_A_POOL = """
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+import nbformat
+from nbclient import NotebookClient
+
+def run(code):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    NotebookClient(notebook, timeout=60, kernel_name="python3-gpuckpt").execute()
+    return notebook.cells[0].outputs[0]["data"]["text/plain"]
+
+print(run("1 + 1"))
+with ProcessPoolExecutor(2, get_context("fork")) as pool:
+    print(*pool.map(run, ["1 + 2", "1 + 3", "1 + 4"]))
+"""
+
+
+def test_notebooks_are_run_by_workers_that_were_forked_off(tmp_path: Path) -> None:
+    program = tmp_path / "in_a_pool.py"
+    program.write_text(_IN_A_POOL)
+    with subprocess.Popen(
+        [sys.executable, program], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        try:
+            said, _ = running.communicate(timeout=2 * PATIENCE)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+    assert said == "2\n3 4 5\n"
 
 
 def test_jupyter_execute(notebook_file: Path) -> None:
