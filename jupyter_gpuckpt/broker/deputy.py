@@ -52,6 +52,7 @@ _BURST, _SECOND = 10, 1.0  # requests that are answered in so many seconds
 _LISTENER, _IMAGES, _SNAPSHOT = 100, 101, 102
 """The descriptors of a sleeper's socket, and of criu's folders: numbers that a deputy does not use otherwise."""
 _START_TIMEOUT, _CHECK_TIMEOUT = 20.0, 60.0  # seconds
+_TURN, _LOOK = 5.0, 0.01  # how long what else is done in a sleeper is waited for, and how often it is looked for
 _KERNEL_LOG, _CRIU_OUTPUT = "kernel.log", "criu.out"
 """In the run folder."""
 
@@ -247,7 +248,8 @@ class Deputy:
         def work() -> None:
             Path("/proc/sys/kernel/ns_last_pid").write_text(str(after))
 
-        return self._inside(person, work, _START_TIMEOUT) == 0
+        with self._alone():
+            return self._inside(person, work, _START_TIMEOUT) == 0
 
     # -- criu
 
@@ -256,7 +258,6 @@ class Deputy:
     ) -> int | None:
         for descriptor in (folder, snapshot):
             _refuse_strange_folder(person, descriptor)
-        self._refuse_strange_processes(person)
         capabilities = [CAP_CHECKPOINT_RESTORE]
         if yama.ptrace_scope() >= yama.ANCESTORS:
             capabilities.append(CAP_SYS_PTRACE)
@@ -267,7 +268,9 @@ class Deputy:
             become(person, capabilities, (_IMAGES, _SNAPSHOT))
             self._become_criu(arguments)
 
-        return self._inside(person, work, seconds)
+        with self._alone():
+            self._refuse_strange_processes(person, pid)
+            return self._inside(person, work, seconds)
 
     def _restore(self, person: Person, left: criu.Left, seconds: float, folder: int) -> int | None:
         _refuse_strange_folder(person, folder)
@@ -282,13 +285,15 @@ class Deputy:
             become(person, [CAP_CHECKPOINT_RESTORE])
             self._become_criu(arguments)
 
-        return self._inside(person, work, seconds, lambda: images.take_away(at))
+        with self._alone():
+            return self._inside(person, work, seconds, lambda: images.take_away(at))
 
     def _check_images(self, person: Person, folder: int) -> bool:
         _refuse_strange_folder(person, folder)
         at = self._register.images_at
         lay_out = functools.partial(images.lay_out, folder, at, person)
-        return self._inside(person, lay_out, _CHECK_TIMEOUT, lambda: images.take_away(at)) == 0
+        with self._alone():
+            return self._inside(person, lay_out, _CHECK_TIMEOUT, lambda: images.take_away(at)) == 0
 
     def _become_criu(self, arguments: Sequence[str]) -> NoReturn:
         run_dir = settings.NAMESPACE_RUN_DIR
@@ -304,9 +309,20 @@ class Deputy:
         argv = [*self._program.argv, *arguments, criu.UNPRIVILEGED]
         os.execve(argv[0], argv, environment)
 
-    def _refuse_strange_processes(self, person: Person) -> None:
-        """Refuse to dump what is not the user's alone: root's, set-user-id, or with capabilities."""
-        for pid in processes.descendants(self._pid):
+    def _refuse_strange_processes(self, person: Person, top: int) -> None:
+        """Refuse to dump what is not the user's alone: root's, set-user-id, or with capabilities.
+
+        Nor is anything dumped but what is below the sleeper, whose pid in its namespace is `top`: beside it, criu and
+        others of the broker's may be there.
+        """
+        below = processes.descendants(self._pid)
+        if top not in processes.pids_beside(self._pid, below):
+            raise Refused(
+                "The save was refused; nothing was touched.",
+                f"Process {top} is none that runs in this kernel or job.",
+                "Save it again; if that is refused, too, start it anew.",
+            )
+        for pid in below:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 dead = processes.start_time(pid) is None  # a restored one has what criu had when it made it
                 if not dead and not has_only(pid, person.uid, person.gid):
@@ -318,6 +334,30 @@ class Deputy:
 
     # -- inside
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Have nothing else done in the sleeper meanwhile, by no deputy of any broker.
+
+        Raises
+        ------
+        KernelLost : the sleeper has ended.
+        Refused : something else is being done there.
+        """
+        if self._pidfd < 0:
+            raise _nonsense()
+        deadline = time.monotonic() + _TURN
+        with self._register.opened(self._pid) as note:
+            # The processes that work there hold it, too, until they become another program: also without this one.
+            while not _lock(note):
+                if time.monotonic() > deadline:
+                    raise Refused(
+                        "The broker refused a request.",
+                        "Something else is being done with this kernel or job.",
+                        "Wait until that has ended, and try again.",
+                    )
+                time.sleep(_LOOK)
+            yield
+
     def _inside(
         self, person: Person, work: Callable[[], None], seconds: float, afterwards: Callable[[], None] = lambda: None
     ) -> int | None:
@@ -328,8 +368,6 @@ class Deputy:
         KernelLost : the sleeper has ended.
         GpuckptError : the work raised it.
         """
-        if self._pidfd < 0:
-            raise _nonsense()
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
@@ -406,6 +444,14 @@ def _refuse_where_users_may_not_trace() -> None:
             f"Its users may not trace their own processes (kernel.yama.ptrace_scope is {scope}), as CRIU does.",
             "Whoever has root can set it to 1 or 0 in /etc/sysctl.d, and restart the machine.",
         )
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 # -- processes of the deputy's

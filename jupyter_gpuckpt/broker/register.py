@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+from ..errors import KernelLost
 from ..freeze import processes
 from .changeable import refuse_changeable_folder
 
@@ -49,6 +52,23 @@ class Register:
             return (self._sleepers / str(pid)).read_text() == _entry(pid, uid)
         except OSError:
             return False
+
+    @contextlib.contextmanager
+    def opened(self, pid: int) -> Iterator[int]:
+        """Hold the note of a sleeper open, as a descriptor.
+
+        Raises
+        ------
+        KernelLost : it has ended.
+        """
+        try:
+            descriptor = os.open(self._sleepers / str(pid), os.O_RDONLY)
+        except FileNotFoundError:
+            raise KernelLost("The kernel's namespace is gone.", "Its process 1 ended.") from None
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     def forget(self, pid: int) -> None:
         """Forget a process that has ended, if it was a sleeper."""

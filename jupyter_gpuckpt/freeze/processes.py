@@ -100,11 +100,26 @@ def held(pids: Iterable[int]) -> list[int]:
 
 
 def inner_pid(pid: int) -> int:
-    """Return a process's pid in its own, innermost namespace (proc_pid_status(5), NSpid)."""
+    """Return a process's pid in its own, innermost namespace."""
+    return _namespace_pids(pid)[-1]
+
+
+def pids_beside(top: int, pids: Iterable[int]) -> list[int]:
+    """Return the pids of processes in the namespace of another, though they may have made some of their own in it."""
+    depth = len(_namespace_pids(top)) - 1
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            found += _namespace_pids(pid)[depth : depth + 1]
+    return found
+
+
+def _namespace_pids(pid: int) -> list[int]:
+    """Return a process's pid in each of its namespaces, the innermost last (proc_pid_status(5), NSpid)."""
     for line in proc.lines(f"/proc/{pid}/status"):
         if line.startswith("NSpid:"):
-            return int(line.split()[-1])
-    return pid
+            return [int(one) for one in line.split()[1:]]
+    return [pid]
 
 
 def outer_thread(pid: int, inner: int) -> int | None:
