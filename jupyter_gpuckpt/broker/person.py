@@ -77,12 +77,13 @@ class Person:
         try:
             raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS)
             groups = struct.unpack(f"{len(raw) // 4}I", raw)
-            if not has_only(pid, uid, gid):
-                raise _refused(f"Process {pid} runs with other rights than those of user {uid}.")
+            _refuse_other_rights(pid, uid, gid)
             _refuse_confined(pid)
             login = login_of(pid)
             login = uid if login == _NO_LOGIN else login
             found = cls(uid, gid, groups, _limits(pid), cgroups.of(pid), login)
+            # It may have become a set-user-id program meanwhile: then these are not its user's.
+            _refuse_other_rights(pid, uid, gid)
             if readable(pidfd, seconds=0):
                 raise _refused("The process that asked has ended.")
             return found
@@ -105,6 +106,11 @@ def _pidfd(connection: socket.socket, pid: int) -> int:
 
 def _refused(why: str) -> Refused:
     return Refused("The broker does not serve this process.", why, "`jupyter gpuckpt doctor` tells more.")
+
+
+def _refuse_other_rights(pid: int, uid: int, gid: int) -> None:
+    if not has_only(pid, uid, gid):
+        raise _refused(f"Process {pid} runs with other rights than those of user {uid}.")
 
 
 def has_only(pid: int, uid: int, gid: int) -> bool:
@@ -143,13 +149,24 @@ def _refuse_confined(pid: int) -> None:
         with contextlib.suppress(FileNotFoundError):  # a kernel without namespaces of that kind
             if os.readlink(f"/proc/{pid}/ns/{name}") != os.readlink(f"/proc/self/ns/{name}"):  # noqa: PTH115
                 raise _refused(f"Process {pid} lives in another {name} namespace than the broker.")
-    if os.stat(f"/proc/{pid}/root/.").st_ino != os.stat("/.").st_ino:  # noqa: PTH116
+    if _root_folder(pid) != _root_folder("self"):
         raise _refused(f"Process {pid} has another root folder than the broker (chroot).")
     for name in ("Seccomp", "Seccomp_filters"):
         if _status(pid).get(name) != _status("self").get(name):
             raise _refused(f"Process {pid} is confined by seccomp otherwise than the broker.")
     if _label(pid) != _label("self"):
         raise _refused(f"Process {pid} has another label of the security module (AppArmor, SELinux) than the broker.")
+
+
+def _root_folder(pid: int | str) -> tuple[int, int, str]:
+    """Return what tells a process's root folder from all others, and from itself mounted elsewhere, too."""
+    folder = os.open(f"/proc/{pid}/root", os.O_PATH)
+    try:
+        about = os.fstat(folder)
+        mount = next(line for line in proc.lines(f"/proc/self/fdinfo/{folder}") if line.startswith("mnt_id:"))
+        return about.st_dev, about.st_ino, mount
+    finally:
+        os.close(folder)
 
 
 def _label(pid: int | str) -> bytes:
