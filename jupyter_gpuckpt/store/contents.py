@@ -23,6 +23,9 @@ MAGIC = b"gpuckpt contents 2\n"
 MAX_SIZE = 2**30
 """How long it may be, in bytes: enough for 50 TiB."""
 
+MAX_TOTAL = 2**50
+"""How many bytes all files may have together, holes included: more than any machine has."""
+
 _RECORD = struct.Struct("<32sQ")
 _MAX_HEAD = 64 * 1024 * 1024
 
@@ -79,9 +82,13 @@ class Contents:
             raise ValueError("its last record is cut")
         chunks = itertools.starmap(Chunk, _RECORD.iter_unpack(records))
         files: dict[str, Sequence[Chunk]] = {}
+        total = 0
         for path, size, count in _head(raw[len(MAGIC) : end]):
             if path in files:
                 raise ValueError(f"{path[:200]!a} is there twice")
+            total += size
+            if total > MAX_TOTAL:
+                raise ValueError(f"its files have more than {MAX_TOTAL:,} bytes together")
             own = list(itertools.islice(chunks, count))
             if len(own) != count or sum(c.size for c in own) != size:
                 raise ValueError(f"the chunks of {path[:200]!a} do not make up the file")

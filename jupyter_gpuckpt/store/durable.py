@@ -34,6 +34,8 @@ _START = 2  # SYNC_FILE_RANGE_WRITE of linux/fs.h
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1  # linux/fcntl.h, linux/fs.h
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # link(2): the file system does not support hard links
 
+_STEP = 1024 * 1024
+
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 
@@ -133,7 +135,11 @@ def read_small(path: Path, limit: int) -> bytes:
 def _read_small(path: Path, limit: int) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as f:
-        return f.read(limit + 1)
+        # Room is made for as much as is asked for: no more than there is.
+        found = f.read(min(os.fstat(fd).st_size, limit) + 1)
+        while len(found) <= limit and (more := f.read(min(_STEP, limit + 1 - len(found)))):
+            found += more
+        return found
 
 
 def sync_file(path: Path) -> None:

@@ -11,7 +11,7 @@ import os
 import stat
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 
@@ -121,6 +121,15 @@ class Part:
     def index(self) -> Index:
         """Return where all of its chunks lie. Raises `ValueError` as `part_from_bytes`."""
         return {key: _location(*where) for key, *where in _RECORD.iter_unpack(self._records)}
+
+    def among(self, keys: Container[bytes]) -> Index:
+        """Return where those of these chunks lie that it names. Raises `ValueError` as `part_from_bytes`."""
+        return {key: _location(*where) for key, *where in _RECORD.iter_unpack(self._records) if key in keys}
+
+    def packs_among(self, packs: Container[str]) -> set[str]:
+        """Return those of these packs that it names."""
+        named = (_pack(writer, number) for writer, number in _PACK_OF.iter_unpack(self._records))
+        return {pack for pack in named if pack in packs}
 
     def first_bits(self) -> list[int]:
         """Return the first 64 bits of the hash of each chunk, in their order."""

@@ -526,7 +526,7 @@ def test_an_index_that_points_elsewhere_is_found_out(ann: Store, bob: Store, tmp
     manifest = save(ann, "it")
     there = at(remote, ann)
     push(ann, "it", there)
-    good = there.part(manifest.id, 10**6)
+    good = there.part(manifest.id, 10**6).index()
     keys = sorted(good)
     for lie in (
         {key: where._replace(offset=2**60) for key, where in good.items()},

@@ -34,6 +34,7 @@ MAGIC = b"gpuckpt export 2\n"
 _RECORD = struct.Struct("<4sQ")
 _CHUNK = struct.Struct("<B3xI32s")
 _MARK_LIMIT = 64 * 1024
+_PIECE = 4 * 1024 * 1024
 
 
 class Sink(Protocol):
@@ -235,7 +236,11 @@ class _Reading:
         return self._exactly(length)
 
     def _exactly(self, size: int) -> bytes:
-        content = self._source.read(size)
-        if len(content) != size:
-            raise self.odd("it is cut")
-        return content
+        # Piece by piece: room is made for as much as is asked for, and that is only said to be there.
+        content = bytearray()
+        while len(content) < size:
+            piece = self._source.read(min(_PIECE, size - len(content)))
+            if not piece:
+                raise self.odd("it is cut")
+            content += piece
+        return bytes(content)

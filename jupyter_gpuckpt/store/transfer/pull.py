@@ -106,10 +106,12 @@ def _fetch(
         return 0
     sizes = incoming.sizes()
     try:
-        index = at.part(manifest.id, part_size(len(sizes)))
+        named = at.part(manifest.id, part_size(len(sizes))).among(missing)
     except FileNotFoundError:
         raise at.unusable(f"index/{manifest.id}", "it is missing") from None
-    wanted: Index = {key: index[key] for key in missing if key in index and index[key].size == sizes[key]}
+    except ValueError as e:
+        raise at.unusable(f"index/{manifest.id}", str(e)) from e
+    wanted: Index = {key: where for key, where in named.items() if where.size == sizes[key]}
     if len(wanted) < len(missing):
         raise at.unusable(f"index/{manifest.id}", f"it lacks {len(missing) - len(wanted)} chunks of the snapshot")
     total = sum(where.stored for where in wanted.values())

@@ -95,11 +95,10 @@ def _known(at: RemoteStore, needed: Mapping[bytes, Location]) -> Index:
     known: Index = {}
 
     def read(part: str, tally: Tally) -> None:
-        with suppress(FileNotFoundError, Damaged):  # deleted meanwhile; or nothing new relies on it
-            found = at.part(part, _PART_LIMIT)
-            for key in found.keys() & needed.keys():
-                if found[key].size == needed[key].size and _is_there(found[key], packs, at):
-                    known[key] = found[key]
+        with suppress(FileNotFoundError, Damaged, ValueError):  # deleted meanwhile; or nothing new relies on it
+            for key, where in at.part(part, _PART_LIMIT).among(needed).items():
+                if where.size == needed[key].size and _is_there(where, packs, at):
+                    known[key] = where
         tally.add(0)
 
     parts = sorted(part for part, size in at.parts().items() if size <= at.seal.room(_PART_LIMIT))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Container
 
 from ...errors import Damaged
 from ..names import is_id
-from ..pack import Location
 from ..upkeep.collect import Collected
 from .remote_store import RemoteStore
 from .remotes.remote import DRAFT
@@ -58,7 +58,7 @@ class _Collection:
         for i in lists.keys() - needed:
             self._delete(f"contents/{i}", lists[i])
         packs = self._at.packs()
-        named = {where.pack for i in self._at.parts().keys() - gone for where in self._part(i)}
+        named = {pack for i in self._at.parts().keys() - gone for pack in self._named(i, packs)}
         for pack in packs.keys() - named:
             self._delete(f"packs/{pack}", packs[pack])
         for folder in ("snapshots", "contents", "index", "packs"):
@@ -82,11 +82,11 @@ class _Collection:
             needed |= found
         return needed
 
-    def _part(self, part: str) -> list[Location]:
+    def _named(self, part: str, packs: Container[str]) -> set[str]:
         try:
-            return list(self._at.part(part, _PART_LIMIT).values())
+            return self._at.part(part, _PART_LIMIT).packs_among(packs)
         except FileNotFoundError:
-            return []  # its push has ended
+            return set()  # its push has ended
 
     def _delete(self, path: str, size: int) -> bool:
         """Delete a file, if its time has come; tell whether it is gone."""

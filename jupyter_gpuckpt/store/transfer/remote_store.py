@@ -9,13 +9,14 @@ parts a push finds again what an earlier one, which was broken off, has sent.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ...errors import Damaged, NoSuchSnapshot
 from ..contents import MAX_SIZE as MAX_CONTENTS
-from ..index import Index, part_from_bytes, part_to_bytes
+from ..index import Index, Part, part_to_bytes
 from ..manifest import FORMAT, Manifest, check_format
 from ..manifest import MAX_SIZE as MAX_MANIFEST
 from ..names import check_key, is_id, is_pack
@@ -197,8 +198,8 @@ class RemoteStore:
         """Send the list of a snapshot's files."""
         self.remote.write(f"contents/{manifest.id}", self.seal.close(raw))
 
-    def part(self, part_id: str, limit: int) -> Index:
-        """Return a part of the index, of at most `limit` bytes.
+    def part(self, part_id: str, limit: int) -> Part:
+        """Return a part of the index, of at most `limit` bytes, to ask for those of its chunks that are known here.
 
         Raises
         ------
@@ -207,7 +208,7 @@ class RemoteStore:
         """
         path = f"index/{part_id}"
         try:
-            return part_from_bytes(self._read(path, limit))
+            return Part(self._read(path, limit))
         except ValueError as e:
             raise self.unusable(path, str(e)) from e
 
@@ -256,9 +257,10 @@ class RemoteStore:
         """Return since when files are known to be needless, by path. A damaged record counts as none."""
         try:
             found = json.loads(self.remote.read_small(CONDEMNED, _CONDEMNED_LIMIT))
-            return {str(path): float(since) for path, since in found.items()}
-        except (FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError):
+            times = {str(path): float(since) for path, since in found.items()}
+        except (FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError, OverflowError):
             return {}
+        return {path: since for path, since in times.items() if math.isfinite(since)}
 
     def write_condemned(self, paths: dict[str, float]) -> None:
         """Remember that."""

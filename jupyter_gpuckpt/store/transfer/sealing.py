@@ -46,6 +46,9 @@ _LIMIT = 64 * 1024
 KEY = re.compile(r"age1[0-9a-z]{1,200}", re.ASCII)
 """A public key of age, as it is written."""
 _IDENTITY = "identity.txt"
+_WORK = re.compile(rb"age-encryption\.org/v1\n-> scrypt \S+ ([0-9]{1,9})\n")
+_MOST_WORK = 21
+"""The logarithm of how much work, and memory in KiB, a passphrase may be made to cost: 2 GiB, twice what is usual."""
 
 
 class Seal(ABC):
@@ -306,6 +309,13 @@ def _open_key(sealed: bytes, secrets: Secrets, where: str) -> tuple[str, bool]:
         if identities:
             return str(pyrage.decrypt(sealed, identities).decode("ascii")), False
     if secrets.passphrase is not None:
+        work = _WORK.match(sealed)
+        if work is not None and int(work[1]) > _MOST_WORK:
+            raise Sealed(
+                f"{where} cannot be opened.",
+                f"its passphrase would have to be tried with 2^{int(work[1])} KiB of memory",
+                "Ask whoever keeps it what was done to it.",
+            )
         with suppress(pyrage.DecryptError, UnicodeDecodeError):
             return str(pyrage.passphrase.decrypt(sealed, _ask(secrets)).decode("ascii")), True
     tried = "neither a key that is here nor the passphrase" if secrets.passphrase else "no key that is here"

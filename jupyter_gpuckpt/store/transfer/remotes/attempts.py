@@ -1,4 +1,8 @@
-"""Asking a remote: what fails is tried again, and what fails for good is told without what is secret."""
+"""Asking a remote: what fails is tried again, and what fails for good is told without what is secret.
+
+Nobody is waited for without end: a remote that is silent for `PATIENCE` has failed once, and one that answers, but so
+slowly that a request takes longer than `time_limit`, has failed for good.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,34 @@ from typing import TypeVar
 from ....errors import Refused, RemoteError
 from .remote import Address
 
-__all__ = ["Attempts", "package_missing"]
+__all__ = ["PATIENCE", "Attempts", "TooSlowError", "package_missing", "time_limit"]
 
 _T = TypeVar("_T")
 
 _PAUSES = (0.5, 2.0)
 """Seconds before a request that failed is made again; the libraries repeat some as well."""
 
-_LASTING = (PermissionError, NotImplementedError)
+PATIENCE = 60.0
+"""Seconds without any answer after which a connection counts as broken."""
+
+_SLOWEST = 8000
+"""Bytes a second below which nobody waits for the rest of an answer."""
+
+
+class TooSlowError(OSError):
+    """A request has taken longer than its size allows."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the answer was not whole after {seconds:.0f} s")
+
+
+_LASTING = (PermissionError, NotImplementedError, TooSlowError)
 """Failures that another attempt does not mend."""
+
+
+def time_limit(size: int) -> float:
+    """Return how long a request for so many bytes may take, in seconds."""
+    return PATIENCE + size / _SLOWEST
 
 
 class Attempts:
@@ -33,13 +56,13 @@ class Attempts:
 
         Raises
         ------
-        FileNotFoundError, FileExistsError : by `ask`.
+        FileNotFoundError, FileExistsError, RemoteError : by `ask`.
         RemoteError : it failed with anything else.
         """
         for pause in (*_PAUSES, None):
             try:
                 return ask()
-            except (FileNotFoundError, FileExistsError):
+            except (FileNotFoundError, FileExistsError, RemoteError):
                 raise
             except Exception as e:  # noqa: BLE001 - each library has its own
                 if pause is None or isinstance(e, _LASTING) or self._is_final(e):

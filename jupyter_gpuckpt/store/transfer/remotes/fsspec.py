@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ....errors import Refused, RemoteError
-from .attempts import Attempts, package_missing
+from . import attempts
+from .attempts import Attempts, TooSlowError, package_missing, time_limit
 from .remote import PACKAGES, Address, Remote
 
 __all__ = ["FsspecRemote"]
 
 _READ_ONLY = ("http", "https")
+
+_S3 = ("s3", "s3a")
+
+_STEP = 1 << 20
+"""How much of an answer is asked for at once, in bytes."""
+
+_LISTING = 4 << 20
+"""How long a list of files counts for its time limit, in bytes."""
+
+_MOST_LEADS = 5
+"""How often a web server may lead on to another of its addresses."""
 
 
 class FsspecRemote(Remote):
@@ -57,38 +70,87 @@ class FsspecRemote(Remote):
 
     def read(self, path: str, start: int, size: int) -> bytes:
         if self._web:
-            return self._attempts.make(lambda: self._read_web(path, start, size), f"{path} cannot be read")
-        return self._attempts.make(
-            lambda: bytes(self._fs.cat_file(self._at(path), start=start, end=start + size)), f"{path} cannot be read"
+            read = partial(self._run, self._get, size)
+        elif self._address.scheme in _S3:
+            read = partial(self._run, self._get_object, size)
+        else:
+            read = partial(self._call, "cat_file", size)
+        ask = partial(read, self._at(path), start=start, end=start + size)
+        return self._attempts.make(lambda: bytes(ask()), f"{path} cannot be read")
+
+    def _run(self, do: Callable[..., Coroutine[Any, Any, Any]], size: int, *words: Any, **how: Any) -> Any:
+        """Run what moves `size` bytes on the loop of the library. Raises `TooSlowError`, and whatever that raises."""
+        from fsspec.asyn import sync
+        from fsspec.exceptions import FSTimeoutError
+
+        seconds = time_limit(size)
+        try:
+            return sync(self._fs.loop, do, *words, timeout=seconds, **how)
+        except FSTimeoutError:
+            raise TooSlowError(seconds) from None
+
+    def _call(self, name: str, size: int, *words: Any, **how: Any) -> Any:
+        """Do by the library what moves `size` bytes. Raises as `_run`."""
+        if self._fs.async_impl:
+            return self._run(getattr(self._fs, f"_{name}"), size, *words, **how)
+        return getattr(self._fs, name)(*words, **how)
+
+    # By hand, since the library would take in whatever a server sends, however long it is.
+
+    async def _get(self, url: str, *, start: int, end: int) -> bytes:
+        import aiohttp
+        from yarl import URL
+
+        session = await self._fs.set_session()
+        headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+        silent = aiohttp.ClientTimeout(sock_connect=attempts.PATIENCE, sock_read=attempts.PATIENCE)
+        there = self._fs.encode_url(url)
+        for _ in range(_MOST_LEADS):
+            async with session.get(there, headers=headers, timeout=silent, allow_redirects=False) as response:
+                if response.status in (301, 302, 303, 307, 308):
+                    there = self._led_to(response.url, URL(response.headers.get("Location", "")))
+                    continue
+                if response.status == 416:  # nothing is there from this byte on
+                    return b""
+                if response.status == 404:
+                    raise FileNotFoundError(url)
+                response.raise_for_status()
+                if response.headers.get("Content-Encoding", "identity") != "identity":
+                    raise self._odd("it sends what it was not asked for: something compressed")
+                skip = 0 if response.status == 206 else start
+                return await _first(response.content, skip, end - start)
+        raise self._odd(f"it leads on more than {_MOST_LEADS} times")
+
+    def _led_to(self, here: Any, there: Any) -> Any:
+        """Return the address that a web server leads to, if it is one of its own.
+
+        It could be one of this machine, or of a network that the server's keeper cannot reach.
+        """
+        led = here.join(there)
+        is_secure_now = here.scheme == "http" and (here.port, led.port) == (80, 443)
+        if led.host == here.host and (led.origin() == here.origin() or (is_secure_now and led.scheme == "https")):
+            return led
+        raise self._odd(f"it leads on to {led.scheme}://{led.authority.rpartition('@')[2]}, which you did not name")
+
+    def _odd(self, why: str) -> RemoteError:
+        return RemoteError(
+            f"What {self.shown} answers cannot be used.",
+            why,
+            "Check the address; if it leads on to a place that you know, give the address of that.",
+            remote=self.shown,
         )
 
-    def _read_web(self, path: str, start: int, size: int) -> bytes:
-        # By hand: fsspec would take in whatever a server sends, however long it is, and leaves its refusals open.
-        from fsspec.asyn import sync
-
-        return bytes(sync(self._fs.loop, self._get, self._at(path), start, size))
-
-    async def _get(self, url: str, start: int, size: int) -> bytes:
-        session = await self._fs.set_session()
-        headers = {"Range": f"bytes={start}-{start + size - 1}", "Accept-Encoding": "identity"}
-        async with session.get(self._fs.encode_url(url), headers=headers) as response:
-            if response.status == 416:  # nothing is there from this byte on
-                return b""
-            if response.status == 404:
-                raise FileNotFoundError(url)
-            response.raise_for_status()
-            to_skip = 0 if response.status == 206 else start
-            found = bytearray()
-            while len(found) < size and (
-                more := await response.content.read(min(1 << 20, size - len(found) + to_skip))
-            ):
-                found += more[to_skip:]
-                to_skip = max(0, to_skip - len(more))
-            return bytes(found)
+    async def _get_object(self, path: str, *, start: int, end: int) -> bytes:
+        bucket, key, _ = self._fs.split_path(path)
+        asked = {"Bucket": bucket, "Key": key, "Range": f"bytes={start}-{end - 1}"}
+        answer = await self._fs._call_s3("get_object", **asked)
+        skip = 0 if answer["ResponseMetadata"]["HTTPStatusCode"] == 206 else start
+        async with answer["Body"] as body:
+            return await _first(body, skip, end - start)
 
     def write(self, path: str, content: bytes) -> None:
         self._refuse_web()
-        self._write(lambda: self._fs.pipe_file(self._at(path), content), path)
+        self._write(lambda: self._call("pipe_file", len(content), self._at(path), content), path)
 
     def create(self, path: str, content: bytes) -> bool:
         self._refuse_web()
@@ -102,13 +164,13 @@ class FsspecRemote(Remote):
     def _put_new(self, path: str, content: bytes) -> None:
         try:
             # Object stores have a write that fails where something is; for others, fsspec looks first.
-            self._fs.pipe_file(self._at(path), content, mode="create")
+            self._call("pipe_file", len(content), self._at(path), content, mode="create")
         except Exception as e:
             if not _knows_no_create(e):
                 raise
-            if self._fs.exists(self._at(path)):
+            if self._call("exists", 0, self._at(path)):
                 raise FileExistsError(path) from None
-            self._fs.pipe_file(self._at(path), content)
+            self._call("pipe_file", len(content), self._at(path), content)
 
     def list(self, folder: str) -> dict[str, int]:
         if self._web:
@@ -120,7 +182,7 @@ class FsspecRemote(Remote):
             )
         try:
             entries = self._attempts.make(
-                lambda: self._fs.ls(self._at(folder), detail=True), f"{folder} cannot be listed"
+                lambda: self._call("ls", _LISTING, self._at(folder), detail=True), f"{folder} cannot be listed"
             )
         except FileNotFoundError:
             return {}
@@ -134,7 +196,7 @@ class FsspecRemote(Remote):
     def delete(self, path: str) -> None:
         self._refuse_web()
         with suppress(FileNotFoundError):
-            self._attempts.make(lambda: self._fs.rm_file(self._at(path)), f"{path} cannot be deleted")
+            self._attempts.make(lambda: self._call("rm_file", 0, self._at(path)), f"{path} cannot be deleted")
 
     def _at(self, path: str) -> str:
         query = f"?{self._address.query}" if self._web and self._address.query else ""
@@ -154,6 +216,15 @@ class FsspecRemote(Remote):
             self._attempts.make(put, what)
         except FileNotFoundError as e:  # there is no such bucket, or none that one may see
             raise self._attempts.failed(what, e) from None
+
+
+async def _first(stream: Any, skip: int, size: int) -> bytes:
+    """Return at most `size` bytes of a stream, after so many that are passed over."""
+    found = bytearray()
+    while len(found) < size and (more := await stream.read(min(_STEP, skip + size - len(found)))):
+        found += more[skip:]
+        skip = max(0, skip - len(more))
+    return bytes(found)
 
 
 def _knows_no_create(error: Exception) -> bool:

@@ -14,23 +14,26 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Timer
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from ....errors import RemoteError
+from . import attempts
 from .attempts import Attempts, package_missing
 from .remote import DRAFT, Address, Remote
 
 if TYPE_CHECKING:
     import paramiko
 
+    from .sftp_channel import LimitedSftp
+
 __all__ = ["SftpRemote"]
 
 _T = TypeVar("_T")
 
-_PATIENCE = 60.0
-"""Seconds without any answer after which a connection counts as broken."""
+_LISTING = 128 << 20
+"""How long a list of files can be, in bytes: of some hundred thousand."""
 
 _CONFIG = Path("~/.ssh/config")
 _KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
@@ -58,21 +61,21 @@ class SftpRemote(Remote):
         self._attempts = Attempts(address, _is_final)
         self._lock = Lock()
         self._client: paramiko.SSHClient | None = None
-        self._idle: queue.SimpleQueue[paramiko.SFTPClient] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[LimitedSftp] = queue.SimpleQueue()
 
     def read(self, path: str, start: int, size: int) -> bytes:
-        def ask(sftp: paramiko.SFTPClient) -> bytes:
+        def ask(sftp: LimitedSftp) -> bytes:
             with sftp.open(self._at(path), "rb") as file:
                 there = min(size, (file.stat().st_size or 0) - start)
                 return b"".join(file.readv([(start, there)])) if there > 0 else b""
 
-        return self._ask(ask, f"{path} cannot be read")
+        return self._ask(ask, f"{path} cannot be read", size)
 
     def write(self, path: str, content: bytes) -> None:
         self._write(path, content, lambda sftp, draft: sftp.posix_rename(draft, self._at(path)))
 
     def create(self, path: str, content: bytes) -> bool:
-        def put_in_place(sftp: paramiko.SFTPClient, draft: str) -> None:
+        def put_in_place(sftp: LimitedSftp, draft: str) -> None:
             try:
                 sftp.stat(self._at(path))  # a server may not know the rename that fails where something is
             except FileNotFoundError:
@@ -92,24 +95,24 @@ class SftpRemote(Remote):
 
     def list(self, folder: str) -> dict[str, int]:
         try:
-            found = self._ask(lambda sftp: sftp.listdir_attr(self._at(folder)), f"{folder} cannot be listed")
+            found = self._ask(lambda sftp: sftp.listdir_attr(self._at(folder)), f"{folder} cannot be listed", _LISTING)
         except FileNotFoundError:
             return {}
         return {one.filename: one.st_size or 0 for one in found if stat.S_ISREG(one.st_mode or 0)}
 
     def delete(self, path: str) -> None:
         with suppress(FileNotFoundError):
-            self._ask(lambda sftp: sftp.remove(self._at(path)), f"{path} cannot be deleted")
+            self._ask(lambda sftp: sftp.remove(self._at(path)), f"{path} cannot be deleted", 0)
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"
 
-    def _write(self, path: str, content: bytes, put_in_place: Callable[[paramiko.SFTPClient, str], None]) -> None:
+    def _write(self, path: str, content: bytes, put_in_place: Callable[[LimitedSftp, str], None]) -> None:
         """Write a file under another name, whole, and have it put in its place."""
         folder = self._at(path).rpartition("/")[0]
         draft = f"{folder}/{uuid.uuid4().hex}{DRAFT}"
 
-        def ask(sftp: paramiko.SFTPClient) -> None:
+        def ask(sftp: LimitedSftp) -> None:
             try:
                 try:
                     _put(sftp, draft, content)
@@ -124,26 +127,27 @@ class SftpRemote(Remote):
 
         what = f"{path} cannot be written"
         try:
-            self._ask(ask, what)
+            self._ask(ask, what, len(content))
         except FileNotFoundError as e:
             raise self._attempts.failed(what, e) from None
 
-    def _ask(self, ask: Callable[[paramiko.SFTPClient], _T], what: str) -> _T:
+    def _ask(self, ask: Callable[[LimitedSftp], _T], what: str, size: int) -> _T:
+        """Return what `ask` returns, by which `size` bytes travel."""
+
         def once() -> _T:
-            with self._connection() as sftp:
+            with self._connection() as sftp, sftp.limited(size):
                 return ask(sftp)
 
         return self._attempts.make(once, what)
 
     @contextmanager
-    def _connection(self) -> Iterator[paramiko.SFTPClient]:
+    def _connection(self) -> Iterator[LimitedSftp]:
         """Give a channel that nobody else uses meanwhile; where it breaks, all others are given up as well."""
         client = self._connect()
         try:
             sftp = self._idle.get_nowait()
         except queue.Empty:
-            sftp = client.open_sftp()
-            sftp.sock.settimeout(_PATIENCE)
+            sftp = _channel(client)
         try:
             yield sftp
         except (FileNotFoundError, FileExistsError, PermissionError):
@@ -179,6 +183,21 @@ def _lives(client: paramiko.SSHClient) -> bool:
     return transport is not None and transport.is_active()
 
 
+def _channel(client: paramiko.SSHClient) -> LimitedSftp:
+    """Open a channel; the library waits for some of the answers without end."""
+    from .sftp_channel import LimitedSftp
+
+    giving_up = Timer(attempts.PATIENCE, client.close)
+    giving_up.start()
+    try:
+        transport = client.get_transport()
+        assert transport is not None  # it is connected
+        found: LimitedSftp = LimitedSftp.from_transport(transport)
+        return found
+    finally:
+        giving_up.cancel()
+
+
 def _connected(address: Address) -> paramiko.SSHClient:
     """Connect as `ssh` would, by the person's keys, agent, known hosts, and what the configuration says of the host."""
     import paramiko
@@ -208,9 +227,10 @@ def _connected(address: Address) -> paramiko.SSHClient:
             username=unquote(parts.username) if parts.username else said.get("user"),
             password=unquote(parts.password) if parts.password else None,
             key_filename=said.get("identityfile"),
-            timeout=_PATIENCE,
-            banner_timeout=_PATIENCE,
-            auth_timeout=_PATIENCE,
+            timeout=attempts.PATIENCE,
+            banner_timeout=attempts.PATIENCE,
+            auth_timeout=attempts.PATIENCE,
+            channel_timeout=attempts.PATIENCE,
         )
     except BaseException:
         client.close()
@@ -218,11 +238,11 @@ def _connected(address: Address) -> paramiko.SSHClient:
     return client
 
 
-def _put(sftp: paramiko.SFTPClient, path: str, content: bytes) -> None:
+def _put(sftp: LimitedSftp, path: str, content: bytes) -> None:
     sftp.putfo(io.BytesIO(content), path, len(content))  # it looks afterwards whether all of it arrived
 
 
-def _make_folders(sftp: paramiko.SFTPClient, folder: str) -> None:
+def _make_folders(sftp: LimitedSftp, folder: str) -> None:
     above = folder.rpartition("/")[0]
     if above:
         try:
@@ -245,4 +265,4 @@ def _is_final(error: Exception) -> bool:
 
     if type(error) is paramiko.SSHException or isinstance(error, paramiko.ssh_exception.ChannelException):
         return False
-    return isinstance(error, (RemoteError, paramiko.SSHException))
+    return isinstance(error, paramiko.SSHException)
