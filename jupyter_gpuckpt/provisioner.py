@@ -23,6 +23,7 @@ from .errors import GpuckptError, KeeperGone, KernelLost, NoSuchKernel, Refused,
 from .freeze import processes
 from .in_thread import begin_in_thread, in_thread
 from .keeper import client
+from .keeper.foreign_sockets import hold
 from .keeper.protocol import KeeperClient
 from .keeper.record import KernelFolder, Launch
 from .keeper.reserved_ports import Reserved
@@ -131,6 +132,21 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             raise
         self._reserved, self.ports_cached = reserved, True
 
+    def _hold_ports_of(self, folder: KernelFolder) -> None:
+        """Hold the ports of a kernel that runs already: they are its own also when it starts anew."""
+        if not folder.launch().agent or self.connection_info["transport"] != "tcp":
+            return  # it could not take them
+        state = folder.state()
+        pids = [pid for pid, _ in filter(None, (state.keeper, state.sleeper))]
+        self._reserved = self._reserved or Reserved()
+        try:
+            hold(self._reserved, self._ports(), [*pids, *(one for pid in pids for one in processes.descendants(pid))])
+        except OSError as e:
+            self.log.warning("The ports of kernel %s are not held for its next start. %s", self.kernel_id, e)
+
+    def _ports(self) -> set[int]:
+        return {port for name, port in self.connection_info.items() if name.endswith("_port")}
+
     def _let_ports_go(self) -> None:
         reserved, self._reserved = self._reserved, None
         if reserved is not None:
@@ -161,6 +177,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             folder = KernelFolder(settings.kernels_dir() / self.kernel_id)
             self._keeper = await in_thread(self._attach, folder)
             self._folder = folder
+            await in_thread(self._hold_ports_of, folder)
             self.pid = folder.state().keeper[0]  # type: ignore[index]  # a keeper has just answered
             return self.connection_info
         self._is_independent = bool(kwargs.get("independent"))  # as jupyter_client's own launcher takes it
@@ -196,10 +213,9 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         The kernel is not held up by that, and its first client gains by it: one that finds nobody at a port looks there
         again after 0.1 to 0.2 s only (zmq_setsockopt(3), ZMQ_RECONNECT_IVL).
         """
-        ports = {port for name, port in self.connection_info.items() if name.endswith("_port")}
         deadline = time.monotonic() + _TO_LISTEN
         while self.connection_info["transport"] == "tcp" and time.monotonic() < deadline:
-            if ports <= await in_thread(_listened_at):
+            if self._ports() <= await in_thread(_listened_at):
                 return
             await asyncio.sleep(_LOOK)
 
@@ -392,6 +408,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             self._folder = KernelFolder(Path(path))
             self._keeper = await in_thread(self._attach, self._folder)
             self.cwd = self._folder.launch().cwd
+            await in_thread(self._hold_ports_of, self._folder)
 
 
 def _end_started(process: subprocess.Popen[bytes], folder: KernelFolder) -> None:

@@ -66,7 +66,6 @@ AT_POST_DUMP = Path(__file__).parent / "at_post_dump.sh"
 _STAMP = re.compile(r"^\([\d.]+\)\s*(\d+: )?")
 _OWN = re.compile(r"^(\([\d.]+\)\s*(\d+: )?)?(Error|Warn) |^\s*$")
 
-PORT_TAKEN = "Address already in use"
 """What criu says where another program listens at a port that it restores."""
 
 _ADVICE = (
@@ -82,7 +81,7 @@ _ADVICE = (
         "A process of the kernel maps a device that cannot be saved; end that process and try again.",
     ),
     ("bad size", "Put the file back as it was when the kernel was saved."),
-    (PORT_TAKEN, "Another program listens at a port of the snapshot; end it and try again."),
+    ("Address already in use", "Another program listens at a port of the snapshot; end it and try again."),
     (
         "Can't lookup mount",
         "Close files on file systems that were mounted or unmounted after the kernel's start, and try again.",

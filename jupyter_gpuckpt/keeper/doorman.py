@@ -23,6 +23,7 @@ from zmq.error import ZMQError
 from zmq.sugar.socket import Socket
 
 from ..errors import GpuckptError
+from ..listening import listen
 from .clients import Connections
 from .ports import of_connection_file
 from .ports import peers as connected
@@ -111,7 +112,7 @@ class Doorman:
                     one.curve_secretkey = str(self._connection["curve_secretkey"]).encode()
                     one.curve_publickey = str(self._connection["curve_publickey"]).encode()
                     one.curve_server = True
-                one.bind(self._address(name))
+                listen(one, self._connection["ip"], self._ports[f"{name}_port"])
         except ZMQError as e:
             log.warning("a port of the hibernated kernel cannot be had (%s); it is tried again", e)
             self._close_sockets()

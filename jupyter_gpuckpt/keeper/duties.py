@@ -47,6 +47,8 @@ class Duties:
     async def do(self, how: str) -> None:
         """Do what is asked for, and look after the kernel, until the keeper is to end."""
         keeper = self._keeper
+        if keeper.launch.agent:  # others could not take their ports themselves then
+            await keeper.hold_ports()
         if how == "take-over":
             await recover(keeper)
         keeper.held.set()

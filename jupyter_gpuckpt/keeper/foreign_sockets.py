@@ -9,8 +9,9 @@ import socket
 from collections.abc import Collection
 
 from ..freeze import processes
+from .reserved_ports import Reserved
 
-__all__ = ["SharedPorts", "sockets_of"]
+__all__ = ["SharedPorts", "hold", "sockets_of"]
 
 _PIDFD_GETFD = 438  # the same on every architecture (asm-generic/unistd.h)
 
@@ -119,3 +120,22 @@ class SharedPorts:
             with contextlib.suppress(OSError):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, before)
             one.close()
+
+
+def hold(reserved: Reserved, ports: Collection[int], pids: Collection[int]) -> None:
+    """Hold ports at which these processes may listen, or begin to.
+
+    Raises
+    ------
+    OSError : somebody else has one, or a socket of theirs cannot be reached; the others are held.
+    """
+    taken = []
+    for port in ports:
+        try:
+            reserved.hold(port)
+        except OSError:
+            taken.append(port)
+    if taken:
+        with contextlib.closing(SharedPorts(pids)):
+            for port in taken:
+                reserved.hold(port)

@@ -22,6 +22,7 @@ from .namespace import Namespace
 from .one_at_a_time import OneAtATime
 from .operations.stages import Tell, to_nobody
 from .record import KERNEL_LOG, OUTPUT, KernelFolder, now
+from .reserved_ports import Reserved
 from .stand_in import StandIn
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ class Keeper:
             self.wake_if_asked,
             lambda: self.in_background(self.ended(0)),
         )
+        self._ports = Reserved()
+        """Those of the kernel's channels, at which no other user may listen while it does not itself."""
         self._sleepers: list[Namespace] = []
         self._tidying: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -163,6 +166,8 @@ class Keeper:
 
     async def start_kernel(self) -> None:
         """Start the kernel afresh, in a new sleeper."""
+        if not self.launch.agent:
+            self._ports.close()  # it could not take them
         space, link = await self.new_namespace()
         try:
             pid = await space.spawn(**kernel_program(self.launch))
@@ -186,6 +191,25 @@ class Keeper:
         self.note_state()
 
     # -- while it is hibernated
+
+    async def hold_ports(self) -> None:
+        """See to it that nobody of another user's can listen where clients look for the kernel."""
+        from .foreign_sockets import hold  # here, since a start is not to wait for that
+        from .ports import endpoint, of_connection_file
+
+        file = self.launch.connection_file
+        tree = processes.descendants(self.space.pid) if self.space is not None else []
+        try:
+            if endpoint(file).get("transport") != "tcp":
+                return
+            channels = of_connection_file(file).values()
+            await asyncio.to_thread(hold, self._ports, channels, [*tree, os.getpid()])
+        except (OSError, ValueError, KeyError) as e:
+            log.warning("the kernel's ports are not held for it while it is not there: %s", e)
+
+    def let_ports_go(self) -> None:
+        """Leave the ports to whoever wants them: no kernel comes back to them."""
+        self._ports.close()
 
     def without_kernel(self) -> None:
         """Keep no kernel but its snapshot: what stands in for it takes its ports."""
@@ -266,6 +290,7 @@ class Keeper:
         Without `wait`, nothing of it is executed any more, but only the next operation waits until it is gone.
         """
         self.let_go()
+        await self.hold_ports()
         self.state.untold = None
         link, self.link = self.link, None
         if link is not None:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import secrets
-import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -71,11 +70,20 @@ def have_two_listeners(connection_file: str) -> bool:
 class Choice:
     """Gives every saved port the one it gets here: a channel's own, the same, or a free one if that is taken.
 
-    Those that are `shared` are free, too. With `aside`, the channels get free ones, where no client looks for them.
+    Those that are `shared` are free, too; those that are chosen here are `reserved`. With `aside`, the channels get
+    free ones, where no client looks for them.
     """
 
-    def __init__(self, saved: Mapping[str, int], connection_file: str, shared: Collection[int], *, aside: bool) -> None:
-        self._shared = shared
+    def __init__(
+        self,
+        saved: Mapping[str, int],
+        connection_file: str,
+        reserved: Reserved,
+        shared: Collection[int],
+        *,
+        aside: bool,
+    ) -> None:
+        self._reserved, self._shared = reserved, shared
         here = of_connection_file(connection_file)
         self._taken = set(here.values())
         self.table: dict[int, int] = {}
@@ -86,19 +94,20 @@ class Choice:
 
     def __call__(self, port: int) -> int:
         if port not in self.table:
-            same = port not in self._taken and (port in self._shared or _is_free(port))
-            chosen = port if same else self._free()
+            if port in self._taken:
+                chosen = self._free()
+            elif port in self._shared:
+                chosen = port
+            else:
+                chosen = self._reserved.same_or_free(port)
             self._taken.add(chosen)
             self.table[port] = chosen
         return self.table[port]
 
     def _free(self) -> int:
-        while True:
-            with socket.socket() as s:
-                s.bind(("127.0.0.1", 0))
-                port = int(s.getsockname()[1])
-            if port not in self._taken:
-                return port
+        while (port := self._reserved.free()) in self._taken:
+            pass
+        return port
 
 
 def _is_free(port: int) -> bool:
@@ -121,13 +130,20 @@ class Places:
 
     @classmethod
     def of_restore(
-        cls, saved: Mapping[str, int], connection_file: str, shared: Collection[int] = (), *, aside: bool = False
+        cls,
+        saved: Mapping[str, int],
+        connection_file: str,
+        reserved: Reserved,
+        shared: Collection[int] = (),
+        *,
+        aside: bool = False,
     ) -> Places:
         """The channels' ports are the connection file's, and whatever else is free, or `shared`, stays as it was.
 
         With `aside`, the channels' are free ones: the kernel goes to those of the connection file when it has its keys.
+        What is chosen here is `reserved`, which is to be closed when the kernel listens.
         """
-        choice = Choice(saved, connection_file, shared, aside=aside)
+        choice = Choice(saved, connection_file, reserved, shared, aside=aside)
         return cls(choice, choice.table, free_abstract_name, lambda path: path)
 
     @classmethod

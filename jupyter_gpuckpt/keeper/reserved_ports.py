@@ -1,4 +1,10 @@
-"""Ports that nobody else is given, whether anybody listens there yet or not."""
+"""Ports that only processes of this user can listen at, whether one does yet or not.
+
+Whoever listens at a kernel's port is sent its clients' cells. So a port is held from when it is chosen: by a socket
+that is bound, does not listen, and has SO_REUSEPORT without SO_REUSEADDR. Beside it the system lets nobody bind, and
+gives the port to nobody, but for sockets of the same user that have SO_REUSEPORT too (socket(7)), as our kernels'
+(`listening`) and criu's. With SO_REUSEADDR it would let every user.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +26,8 @@ def bound(port: int) -> socket.socket:
     ------
     OSError : somebody has it.
     """
-    s = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
+    s = _socket()
     try:
-        if s.family == socket.AF_INET6:
-            s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        if port:  # what has just been closed is free; the system itself only gives out what nobody has in any way
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _bind(s, port)
         with socket.socket(s.family, socket.SOCK_DGRAM) as datagrams:
             datagrams.bind(("", s.getsockname()[1]))
@@ -35,14 +37,32 @@ def bound(port: int) -> socket.socket:
     return s
 
 
+def _socket() -> socket.socket:
+    """Return one for all addresses."""
+    s = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
+    if s.family == socket.AF_INET6:
+        s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    return s
+
+
 def _bind(s: socket.socket, port: int) -> None:
     """Bind a socket to a port, also to one that the system keeps for connections that nobody has any more."""
     try:
         s.bind(("", port))
+        return
     except OSError as e:
-        if not port or e.errno != errno.EADDRINUSE or not _is_left_over(port):
+        if not port or e.errno != errno.EADDRINUSE:
+            raise
+    # Only now: for as long as nobody else has the port, the system remembers how the first one bound it.
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        s.bind(("", port))
+    except OSError as e:
+        if e.errno != errno.EADDRINUSE or not _is_left_over(port):
             raise
         s.bind(("", port))
+    finally:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
 
 def _is_left_over(port: int) -> bool:
@@ -54,19 +74,28 @@ def _is_left_over(port: int) -> bool:
 
 
 class Reserved:
-    """Ports for kernels that are about to come up: each is given out once, until `close`.
-
-    A reserved port is bound by a socket of ours that does not listen. Nobody else is given it by the system, and
-    criu and zmq, which bind with SO_REUSEADDR as we do, get it all the same (socket(7)).
-    """
+    """Ports for kernels that are about to come up: each is given out once, and held until `close`."""
 
     def __init__(self) -> None:
         self._held: dict[int, socket.socket] = {}
 
     def hold(self, port: int) -> None:
-        """Reserve this port, if it is free."""
-        with contextlib.suppress(OSError):
-            self._hold(bound(port))
+        """Hold this port, also where other sockets of this user that have SO_REUSEPORT do.
+
+        Raises
+        ------
+        OSError : somebody else has it, or listens there.
+        """
+        if port in self._held:
+            return
+        s = _socket()
+        try:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            _bind(s, port)
+        except BaseException:
+            s.close()
+            raise
+        self._held[port] = s
 
     def free(self) -> int:
         """Return a free port.
@@ -92,7 +121,8 @@ class Reserved:
         return self.free()
 
     def _hold(self, s: socket.socket) -> int:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Only now: before, it would have been bound also to what another process holds.
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         port = int(s.getsockname()[1])
         self._held[port] = s
         return port

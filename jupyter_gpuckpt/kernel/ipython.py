@@ -14,6 +14,7 @@ from ipykernel.ipkernel import IPythonKernel
 from ..errors import GpuckptError
 from . import parking
 from .agent import Agent, is_held, start_agent
+from .channels import come_up_at_held_ports
 from .executed import cell_id
 from .gpu_room import make_room_after
 from .magics import register
@@ -23,6 +24,9 @@ from .waking import wake_for_cell
 log = logging.getLogger("gpuckpt.agent")
 
 _PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+# ipykernel's app imports its kernel's class before it binds anything, and makes the kernel afterwards.
+come_up_at_held_ports()
 
 
 class GpuckptKernel(IPythonKernel):  # type: ignore[misc]

@@ -7,13 +7,13 @@ its own gives the connection up for good.
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+
+from ..listening import is_listened_at, listen
 
 __all__ = ["can_rebind", "is_at", "is_encrypted", "rebind"]
 
@@ -81,7 +81,7 @@ def _rebind(one: Any, connection: Mapping[str, Any], channel: str) -> None:
     one.unbind(one.last_endpoint)
     _encrypt(one, connection)
     _until_free(connection, channel)
-    one.bind(f"tcp://{connection['ip']}:{connection[f'{channel}_port']}")
+    listen(one, connection["ip"], connection[f"{channel}_port"])
 
 
 def _encrypt(one: Any, connection: Mapping[str, Any]) -> None:
@@ -113,11 +113,6 @@ def _begin_another_heartbeat(app: Any, connection: Mapping[str, Any]) -> None:
 
 def _until_free(connection: Mapping[str, Any], channel: str) -> None:
     """Wait until nobody listens at a channel's port: the kernel before this one is ending, or zmq lets go of it."""
-    host = "" if connection["ip"] == "*" else connection["ip"]
     deadline = time.monotonic() + _TAKEN
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.socket() as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.bind((host, connection[f"{channel}_port"]))
-            return
+    while is_listened_at(connection[f"{channel}_port"]) and time.monotonic() < deadline:
         time.sleep(_LOOK)

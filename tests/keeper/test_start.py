@@ -14,10 +14,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
+import zmq
 from jupyter_client import AsyncKernelManager, KernelManager
 from keeper_faults import assert_nothing_left, processes_of
 from notebooks import PATIENCE, SPEC, Notebook, StartKernel, wait_for_ready, wait_until
@@ -27,9 +29,11 @@ from jupyter_gpuckpt import provisioner, settings
 from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.freeze.processes import open_files
 from jupyter_gpuckpt.keeper import client
+from jupyter_gpuckpt.keeper.foreign_sockets import hold
 from jupyter_gpuckpt.keeper.kernel_start import kernel_program
 from jupyter_gpuckpt.keeper.record import LOG, KernelFolder, Launch
 from jupyter_gpuckpt.keeper.reserved_ports import Reserved
+from jupyter_gpuckpt.listening import listen
 
 pytestmark = pytest.mark.criu
 
@@ -179,6 +183,33 @@ def test_where_no_port_can_be_had_that_is_said_and_nothing_hangs() -> None:
             Reserved().free()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_two_kernels_of_one_user_never_listen_at_one_port() -> None:
+    """What holds a port for both would let them, and the system would give a client to either."""
+    with closing(Reserved()) as reserved, zmq.Context() as context:
+        port = reserved.free()
+        first, second, client = (context.socket(kind) for kind in (zmq.ROUTER, zmq.ROUTER, zmq.DEALER))
+        with first, second, client:
+            listen(first, "127.0.0.1", port)
+            with pytest.raises(zmq.ZMQError, match="in use"):
+                listen(second, "127.0.0.1", port)
+            client.connect(f"tcp://127.0.0.1:{port}")
+            client.send(b"hello")
+            assert first.recv_multipart()[-1] == b"hello"
+
+
+def test_a_port_is_held_beside_a_kernel_that_listens_and_has_clients() -> None:
+    with closing(Reserved()) as reserved, socket.create_server(("127.0.0.1", 0)) as kernel:
+        port = int(kernel.getsockname()[1])
+        with socket.create_connection(("127.0.0.1", port)), kernel.accept()[0]:
+            hold(reserved, [port], [os.getpid()])
+            kernel.close()
+            for is_shared in (False, True):
+                with socket.socket() as other:
+                    other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, is_shared)
+                    with pytest.raises(OSError, match="in use"):
+                        other.bind(("127.0.0.1", port))
 
 
 def ports_bound_here() -> set[int]:

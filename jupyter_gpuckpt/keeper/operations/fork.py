@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import functools
 import json
-import logging
 import os
 import secrets
 import shutil
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...errors import ForkFailed, GpuckptError, NoSuchKernel, Refused
-from ...freeze import criu, cuda, images, processes
+from ...freeze import cuda, images, processes
 from ...freeze.criu_program import CriuProgram
 from ...store import Manifest, Snapshot, name_of
 from .. import adoption, client, fit, ports
@@ -45,12 +44,8 @@ from .stages import Stages, Tell, to_nobody
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
 
-log = logging.getLogger("gpuckpt.keeper")
-
 MOST = 64
 """How many copies one fork makes at most."""
-_TRIES = 3
-"""How often a copy is given other ports, where another program has taken one of them meanwhile."""
 
 _NOT_FORKED = "The kernel was not forked; it goes on as before."
 
@@ -369,19 +364,9 @@ async def _bring_up(
     async def start(index: int) -> dict[str, Any]:
         nonlocal up
         async with slots:
-            for left in reversed(range(_TRIES)):
-                copy = plan.copy(index)
-                copies.append(copy)
-                try:
-                    process, folder = await asyncio.to_thread(client.start_keeper, copy.launch, copy.order)
-                    break
-                except GpuckptError as e:
-                    # Whoever was told before us that a port is free (Jupyter, of a kernel's) binds it after us.
-                    if criu.PORT_TAKEN not in e.why or not left:
-                        raise
-                    log.warning("a copy is tried again with other ports: %s", e.why)
-                    copies.remove(copy)
-                    await asyncio.to_thread(_end_all, [copy])
+            copy = plan.copy(index)
+            copies.append(copy)
+            process, folder = await asyncio.to_thread(client.start_keeper, copy.launch, copy.order)
             _reap(process)
             status = await asyncio.to_thread(_status, folder)
         up += 1

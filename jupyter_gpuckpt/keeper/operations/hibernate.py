@@ -37,6 +37,7 @@ from ..gpu import sharing
 from ..link import AgentSilent, Link
 from ..ports import Places
 from ..record import now
+from ..reserved_ports import Reserved
 from ..summary import HIBERNATED, current_name, summary
 from .arrival import Verified, put_in_place, request_of
 from .save import RoomInStore, Taken, commit, describe, run_on, take
@@ -319,9 +320,10 @@ async def _bring_up(keeper: Keeper, operation: Operation, args: Mapping[str, Any
         keeper.state.operation = {"kind": "wake", "name": name}
         keeper.save_state()
         await keeper.stand_in.give_ports_up()
-        places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file)
-        put = functools.partial(put_in_place, keeper, snapshot, verified.new, program, verified.gpu, places, peers)
-        tidying = await put(hold=True, stages=stages)
+        with contextlib.closing(Reserved()) as reserved:
+            places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file, reserved)
+            put = functools.partial(put_in_place, keeper, snapshot, verified.new, program, verified.gpu, places, peers)
+            tidying = await put(hold=True, stages=stages)
         await tidying
     except BaseException:
         await verified.discard()

@@ -36,6 +36,7 @@ from ..link import AgentSilent
 from ..naming import Owner, find, find_own, latest_own
 from ..ports import Places
 from ..record import Operation
+from ..reserved_ports import Reserved
 from ..summary import summary
 from ..unsaved import saved_with, unsaved
 from .arrival import Verified, put_in_place, request_of, resume
@@ -101,6 +102,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         warnings.append(f"All of it was waited for: {why_at_once}.")
     waking: asyncio.Task[dict[str, Any]] | None = None
     answered = asyncio.Event()
+    reserved = Reserved()
     try:
         places: Places | None = None
         if keeper.launch.job:
@@ -116,7 +118,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         else:
             connection, file = manifest.kernel["connection"], keeper.launch.connection_file
             aside = ports.endpoint_differs(manifest.kernel, file)
-            places = Places.of_restore(connection, file, shared or (), aside=aside)
+            places = Places.of_restore(connection, file, reserved, shared or (), aside=aside)
         put = functools.partial(put_in_place, keeper, snapshot, new, program, gpu, places, predecessor.peers)
         if shared is None:
             tidying_gpu = await put(late=verified.late)
@@ -159,6 +161,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
             await predecessor.stay()
         raise
     finally:
+        reserved.close()
         await asyncio.to_thread(snapshot.close)
     keeper.state.parent = {"name": name, "id": snapshot.manifest.id}
     saved_with(keeper, manifest.kernel.get("cells"))

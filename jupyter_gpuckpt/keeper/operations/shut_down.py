@@ -33,6 +33,7 @@ async def shut_down(keeper: Keeper) -> None:
     if keeper.link is not None:
         keeper.link.close()
     await keeper.stand_in.close()
+    keeper.let_ports_go()
     await asyncio.to_thread(keeper.worker.close)
     if operations.writes is None:
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
