@@ -34,6 +34,10 @@ GATE = "gpu-away"
 PARKING_LIBRARY = Path(__file__).parent / "kernel" / "libgpuckpt-parking.so"
 """What is built of `kernel/parking.c`; missing where there was no C compiler."""
 
+CRIU_SOCKETS_LIBRARY = Path(__file__).parent / "freeze" / "libgpuckpt-criu-sockets.so.1"
+"""What is built of `freeze/criu_sockets.c`, likewise. criu, which is given its folder for plugins, would take one of
+its own from any name that ends in ``.so``."""
+
 NAMESPACE_SOCKETS_DIR = "/dev/shm/multiprocessing"  # noqa: S108 - likewise
 """Where Python's multiprocessing binds its sockets in a kernel with an agent. The same path in every sleeper."""
 

@@ -94,7 +94,7 @@ class Criu:
             "        try: yield os.readlink(fd)\n"
             "        except FileNotFoundError: pass\n"
             "def talks():\n"
-            "    rows = [row.split() for row in open('/proc/net/unix', errors='replace') if '@/crtools-pr-' in row]\n"
+            "    rows = [row.split() for row in open('/proc/net/unix', errors='replace') if '/gpuckpt-criu/' in row]\n"
             "    return bool({f'socket:[{row[6]}]' for row in rows} & set(own())) if rows else False\n"
             "while not (is_held() and talks()): pass\n"
             "os.kill(int(criu), signal.SIGSTOP)\n"

@@ -105,7 +105,7 @@ for line in sys.stdin:
 
 
 class Person:
-    """A process of a user's, which runs Python as it is told to."""
+    """A process of a user's, or of root's, which runs Python as it is told to."""
 
     def __init__(
         self,
@@ -117,8 +117,9 @@ class Person:
         groups: Sequence[int] = (),
     ) -> None:
         """Start it by `before`, programs that are run as root, and `wrapper`, which are run as the user."""
-        self.name, self.uid = name, UIDS[name]
+        self.name, self.uid = name, UIDS.get(name, 0)
         self.home = machine.folder / name
+        self.home.mkdir(exist_ok=True)
         self.environment = machine.environment_of(name)
         read, write = os.pipe()
         script = _PERSON.format(paths=[str(_TESTS), str(_TESTS / "broker")])
@@ -194,9 +195,10 @@ class Machine:
         furnishing: Sequence[str] = (),
         umask: int = 0o022,
         activated: bool = False,
+        namespaces: Sequence[str] = ("--mount",),
     ) -> None:
-        """Make it; `furnishing` is run in the namespace before anything else, `wrapper` runs the broker."""
-        self.umask = umask
+        """Make it; `furnishing` is run in its namespaces before anything else, `wrapper` runs the broker."""
+        self.umask, self._namespaces = umask, namespaces
         self.folder = Path(tempfile.mkdtemp(prefix="gpuckpt-broker-"))
         self.folder.chmod(0o755)
         self.log = self.folder / "broker.log"
@@ -227,12 +229,13 @@ class Machine:
         self._start()
 
     def _begin(self, opening_ways: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Make the namespace, which is held by a process that does nothing."""
+        """Make the namespaces, which are held by a process that does nothing."""
         ready = self.folder / "ready"
         hold = ["/bin/sh", "-c", f"touch {ready}; exec sleep infinity"]
-        holder = subprocess.Popen(["unshare", "--mount", "--propagation", "private", *opening_ways, *hold], cwd="/")
+        unsharing = ["unshare", *self._namespaces, "--propagation", "private"]
+        holder = subprocess.Popen([*unsharing, *opening_ways, *hold], cwd="/")
         wait_until(lambda: holder.poll() is not None or ready.exists())
-        self.entering = ["nsenter", "--mount", f"--target={holder.pid}"]
+        self.entering = ["nsenter", *self._namespaces, f"--target={holder.pid}"]
         return holder
 
     @classmethod
@@ -284,6 +287,7 @@ class Machine:
     def environment_of(self, name: str) -> dict[str, str]:
         home = self.folder / name
         return {
+            **(self.environment if name == "root" else {}),
             "HOME": str(home),
             "USER": name,
             "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .. import proc
+from .. import proc, settings
 from ..errors import Unavailable
 from ..freeze import criu
 from ..freeze.criu_program import CriuProgram, files_of
@@ -29,7 +29,8 @@ def refuse_changeable(program: CriuProgram) -> None:
     Unavailable : naming the file or folder.
     """
     folders = [Path(path) for path in sys.path if Path(path).exists()]
-    for path in (Path(program.argv[0]), Path(program.path), Path(sys.executable), criu.AT_POST_DUMP, *folders):
+    run_by_users = (Path(program.argv[0]), Path(program.path), settings.CRIU_SOCKETS_LIBRARY, criu.AT_POST_DUMP)
+    for path in (*run_by_users, Path(sys.executable), *folders):
         _refuse_unreadable(path.resolve())
     known: dict[Path, Path] = {}
     for path in (*folders, *_of_python(folders), *files_of(program.argv, program.path)):

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from .. import settings
 from ..errors import Refused, Unavailable
-from ..freeze.criu_program import CriuProgram, find_criu, version_text
+from ..freeze.criu_program import CriuProgram, find_criu, refuse_open_sockets, version_text
 from ..readiness import readable
 from .changeable import refuse_changeable
 from .deputy import Deputy
@@ -46,7 +46,7 @@ def run(group: str) -> None:
 
     Raises
     ------
-    Unavailable : this process is not root, or users could change what it runs or where its socket is.
+    Unavailable : this process is not root, or users could change what it runs or where its socket is, or reach criu's.
     Refused : there is no such group, or another broker listens.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -54,6 +54,7 @@ def run(group: str) -> None:
         raise Unavailable("The broker was not started.", f"This is user {os.geteuid()}.", "Start it as root.")
     close_all(but=[_HANDED_OVER] if _is_activated() else [])
     program = find_criu()
+    refuse_open_sockets(program)
     refuse_changeable(program)
     os.chdir("/")
     os.umask(0o022)  # users find the socket in the folders that are made for it

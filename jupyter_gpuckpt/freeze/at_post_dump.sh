@@ -3,5 +3,5 @@
 # /dev/shm belongs to the same instant as its memory.
 [ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] || exit 0
 tar -c --sparse -f "$GPUCKPT_SNAPSHOT/shm.tar" --one-file-system -C /dev/shm \
-    --exclude=./gpuckpt --exclude=./gpuckpt-staging --exclude=./gpuckpt-vram . &&
+    --exclude=./gpuckpt --exclude=./gpuckpt-criu --exclude=./gpuckpt-staging --exclude=./gpuckpt-vram . &&
 cp "$GPUCKPT_LOG" "$GPUCKPT_SNAPSHOT/kernel.log"

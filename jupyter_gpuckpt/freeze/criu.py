@@ -86,6 +86,10 @@ _ADVICE = (
         "Can't lookup mount",
         "Close files on file systems that were mounted or unmounted after the kernel's start, and try again.",
     ),
+    (
+        "Unable to connect a transport socket",
+        "A process that has changed its root folder (chroot) cannot be saved; end it and try again.",
+    ),
     ("inotify", "Stop the file watcher in the kernel and try again."),
     ("io_uring", "Stop what uses io_uring in the kernel (criu cannot save it) and try again."),
     ("Permission denied", "Run `jupyter gpuckpt doctor`: it checks the rights that are needed."),

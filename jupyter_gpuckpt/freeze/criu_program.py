@@ -6,9 +6,10 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from jupyter_gpuckpt import settings
@@ -23,6 +24,7 @@ __all__ = [
     "first_error",
     "minimum_version",
     "program_in_prefix",
+    "refuse_open_sockets",
     "version_text",
 ]
 
@@ -34,6 +36,8 @@ _LIBRARY_FOLDERS = ("usr/lib", "lib", "usr/lib64", "lib64")
 _PROGRAM_FOLDERS = ("usr/sbin", "sbin", "usr/bin", "usr/local/sbin")
 _VERSION_TIMEOUT = 10.0
 _CHECK_TIMEOUT = 60.0
+_PRIVATE_SOCKETS = "Sockets: private"
+"""What our library says in a program that heeds it (`criu_sockets.c`)."""
 
 _OPTIONS = (
     # A default configuration file (/etc/criu/default.conf, ~/.criu/default.conf) could change
@@ -69,18 +73,22 @@ class CriuProgram:
     path : the program's file.
     origin : "environment" (named by ``GPUCKPT_CRIU``), "prefix" (put there by
         ``jupyter gpuckpt setup``) or "system".
+    private_sockets : whether no other user can reach the sockets by which its processes find each other, as
+        those who look for a program find out.
     """
 
     argv: tuple[str, ...]
     version: tuple[int, int, int]
     path: str
     origin: Origin
+    private_sockets: bool = True
 
     def environment(self) -> dict[str, str]:
         """Return the environment to start it with: nothing of the caller's passes through.
 
         ``CRIU_CONFIG_FILE`` and ``LD_*`` could change what criu does. The path is for the
-        programs that criu itself starts (``ip``, ``tar``, action scripts).
+        programs that criu itself starts (``ip``, ``tar``, action scripts). ``LD_PRELOAD`` is our
+        library of `criu_sockets.c`.
         """
         return _environment()
 
@@ -174,6 +182,28 @@ def first_error(log: str) -> str:
     return (errors or lines or [""])[0]
 
 
+def refuse_open_sockets(program: CriuProgram) -> None:
+    """Refuse a CRIU whose sockets other users of the machine can reach.
+
+    Raises
+    ------
+    Unavailable
+        They could keep its dumps and restores from succeeding, and take the place of a process that is saved.
+    """
+    if program.private_sockets:
+        return
+    built = settings.CRIU_SOCKETS_LIBRARY.exists()
+    raise Unavailable(
+        "Other users of this machine could disturb saves and restores, and take part in them.",
+        f"{program.path} does not heed the library that keeps them from its sockets (LD_PRELOAD)."
+        if built
+        else "The library that keeps them from CRIU's sockets was not built.",
+        "Use a CRIU that is linked dynamically, as `jupyter gpuckpt setup` installs it."
+        if built
+        else "Install a C compiler (`apt-get install gcc`) and this package once more.",
+    )
+
+
 def version_text(version: tuple[int, int, int]) -> str:
     """Return a version as people write it: ``4.2.1``, ``4.2``."""
     return ".".join(map(str, version if version[2] else version[:2]))
@@ -183,6 +213,7 @@ def _environment() -> dict[str, str]:
     return {
         "PATH": SYSTEM_PATH,
         "LC_ALL": "C",
+        **({"LD_PRELOAD": str(settings.CRIU_SOCKETS_LIBRARY)} if settings.CRIU_SOCKETS_LIBRARY.exists() else {}),
     }
 
 
@@ -249,9 +280,9 @@ def _first_file(candidates: Iterable[Path]) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-# What a program said of itself, by its command line and the file's identity, so that a
-# program that was replaced meanwhile is asked again.
-_known_versions: dict[tuple[tuple[str, ...], int, int], tuple[int, int, int]] = {}
+# What a program said of itself (its version, and whether its sockets are private), by its command line
+# and the file's identity, so that a program that was replaced meanwhile is asked again.
+_known: dict[tuple[tuple[str, ...], int, int], tuple[tuple[int, int, int], bool]] = {}
 
 
 def files_of(argv: Sequence[str], path: str) -> Iterator[Path]:
@@ -273,12 +304,12 @@ def _judge(start: tuple[str, ...], path: str, origin: Origin) -> CriuProgram:
     if os.geteuid() == 0:
         _refuse_changeable(files_of(start, path))
     key = (argv, state.st_mtime_ns, state.st_ino)
-    version = _known_versions.get(key)
-    if version is None:
-        version = _known_versions[key] = _ask_version(argv)
+    if key not in _known:
+        _known[key] = _ask(argv)
+    version, private_sockets = _known[key]
     if version < minimum_version():
         raise _UnfitError(f"version {version_text(version)} is older than {version_text(minimum_version())}")
-    return CriuProgram(argv, version, path, origin)
+    return CriuProgram(argv, version, path, origin, private_sockets)
 
 
 def _refuse_changeable(files: Iterable[Path]) -> None:
@@ -289,9 +320,9 @@ def _refuse_changeable(files: Iterable[Path]) -> None:
             raise _UnfitError(f"{part} can be changed by others than root")
 
 
-def _ask_version(argv: tuple[str, ...]) -> tuple[int, int, int]:
+def _ask(argv: tuple[str, ...]) -> tuple[tuple[int, int, int], bool]:
     try:
-        done = _run((*argv, "--version"), _VERSION_TIMEOUT)
+        done = _run((*argv, "--version"), _VERSION_TIMEOUT, {"GPUCKPT_TELL_SOCKETS": "1"})
     except subprocess.TimeoutExpired:
         raise _UnfitError(f"did not tell its version within {_VERSION_TIMEOUT:.0f} s") from None
     except OSError as error:
@@ -300,13 +331,16 @@ def _ask_version(argv: tuple[str, ...]) -> tuple[int, int, int]:
     if done.returncode != 0 or match is None:
         said = first_error(done.stderr + done.stdout) or f"exit status {done.returncode}"
         raise _UnfitError(f"does not tell its version ({said})")
-    return int(match[1]), int(match[2]), int(match[3] or 0)
+    private_sockets = _PRIVATE_SOCKETS in done.stdout.splitlines()
+    return (int(match[1]), int(match[2]), int(match[3] or 0)), private_sockets
 
 
-def _run(argv: tuple[str, ...], timeout: float) -> subprocess.CompletedProcess[str]:
+def _run(
+    argv: tuple[str, ...], timeout: float, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         argv,
-        env=_environment(),
+        env={**_environment(), **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jupyter_gpuckpt.errors import Unavailable
-from jupyter_gpuckpt.freeze.criu_program import CriuProgram, check, find_criu, version_text
+from jupyter_gpuckpt.freeze.criu_program import CriuProgram, check, find_criu, refuse_open_sockets, version_text
 
 from .checks import Check, judge
 from .trials import try_save_and_restore
@@ -21,7 +21,7 @@ def criu_checks(deep: bool) -> list[Check]:
     except Unavailable as unavailable:
         found = _missing(unavailable)
         return [found, *(_not_tried(name) for name in ("kernel features", "trial")[: 1 + deep])]
-    checks = [_found(program), _features(program)]
+    checks = [_found(program), _features(program), _sockets(program)]
     return [*checks, _trial(program)] if deep else checks
 
 
@@ -51,6 +51,15 @@ def _features(program: CriuProgram) -> Check:
             "(CONFIG_CHECKPOINT_RESTORE and others, see https://criu.org/Linux_kernel).",
         )
     return judge("kernel features", True, "`criu check` looks good", _CHECK_MEANS, "")
+
+
+def _sockets(program: CriuProgram) -> Check:
+    found, means, mend = "out of other users' reach", "Nobody else can disturb saves and restores by them.", ""
+    try:
+        refuse_open_sockets(program)
+    except Unavailable as unavailable:
+        found, means, mend = unavailable.why, unavailable.what, unavailable.then
+    return judge("criu's sockets", program.private_sockets, found, means, mend, required=False)
 
 
 def _trial(program: CriuProgram) -> Check:

@@ -5,8 +5,9 @@ that it starts in milliseconds. It makes a fresh PID and mount namespace the way
 does, furnishes it, and prints one line of JSON: ``{"failed": step, "why": text}``, with an empty
 step when all went well. Nothing of it is left when it ends.
 
-With ``save`` it also starts a small process there and has criu dump it; with ``restore`` it has
-criu bring that process back, in another namespace, and lets it prove that its memory came along.
+Its environment is criu's. With ``save`` it also starts a small process there and has criu dump it;
+with ``restore`` it has criu bring that process back, in another namespace, and lets it prove that
+its memory came along.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ TRAVELLER = 10_000
 
 CRIU_TIMEOUT = 60.0
 ANSWER_TIMEOUT = 20.0
-CRIU_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}  # as `root_only` has it
 CRIU_OPTIONS = ("--manage-cgroups=ignore", "-v2")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -123,7 +123,6 @@ def run_criu(step: str, folder: str, criu: list[str], *arguments: str) -> None:
     try:
         done = subprocess.run(
             argv,
-            env=CRIU_ENVIRONMENT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

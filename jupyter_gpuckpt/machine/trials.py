@@ -36,7 +36,7 @@ class Outcome:
 def try_namespaces() -> Outcome:
     """Make and furnish a fresh PID and mount namespace, choose a pid in it, and leave it again."""
     begun = time.monotonic()
-    failed, why = _in_room((), _NAMESPACES_TIMEOUT)
+    failed, why = _in_room((), {}, _NAMESPACES_TIMEOUT)
     return Outcome(failed, why, time.monotonic() - begun)
 
 
@@ -45,19 +45,20 @@ def try_save_and_restore(program: CriuProgram) -> Outcome:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpuckpt-trial-", dir=temporary_folder()) as folder:
         for step in ("save", "restore"):
-            failed, why = _in_room((step, folder, *program.argv), _SAVE_TIMEOUT)
+            failed, why = _in_room((step, folder, *program.argv), program.environment(), _SAVE_TIMEOUT)
             if failed:
                 why = _first_error_of(Path(folder, f"{failed}.log")) or why
                 return Outcome(failed, why, time.monotonic() - begun)
     return Outcome("", "", time.monotonic() - begun)
 
 
-def _in_room(arguments: tuple[str, ...], timeout: float) -> tuple[str, str]:
+def _in_room(arguments: tuple[str, ...], environment: dict[str, str], timeout: float) -> tuple[str, str]:
     # A process of its own, because making namespaces is for single-threaded processes.
     argv = [sys.executable, "-I", "-S", str(Path(room.__file__).absolute()), *arguments]
     try:
         done = subprocess.run(
             argv,
+            env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",

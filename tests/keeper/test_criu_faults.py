@@ -179,6 +179,8 @@ def test_row_17_criu_is_killed_at_a_stage_of_a_dump(criu: Criu, notebook: Notebo
     assert not names()
     criu.honest()
     assert_runs_on(notebook)
+    notebook.run("%gpuckpt save after")  # what the killed one left of its own is gone with this one's
+    assert notebook.value("[name for name in __import__('os').listdir('/dev/shm') if 'criu' in name]") == "[]"
     assert_works(notebook)
 
 

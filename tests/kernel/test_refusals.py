@@ -151,6 +151,17 @@ def test_io_uring(notebook: Notebook, cannot_save: Callable[[], Answer]) -> None
     saves_and_restores(notebook)
 
 
+def test_a_process_that_has_changed_its_root_folder(
+    notebook: Notebook, tmp_path: Path, cannot_save: Callable[[], Answer]
+) -> None:
+    notebook.run(f"import os, signal; ready, tell = os.pipe(); empty = {str(tmp_path)!r}")
+    notebook.run("child = os.fork() or (os.chroot(empty), os.write(tell, b'!'), signal.pause(), os._exit(0))")
+    notebook.run("os.read(ready, 1)")
+    assert "chroot" in cannot_save().text
+    notebook.run("os.kill(child, signal.SIGKILL); os.waitpid(child, 0)")
+    notebook.run("%gpuckpt save here")
+
+
 def test_system_v_shared_memory_is_named_before_anything_is_frozen(
     notebook: Notebook, cannot_save: Callable[[], Answer]
 ) -> None:

@@ -15,6 +15,7 @@ from jupyter_gpuckpt.freeze.criu_program import (
     first_error,
     minimum_version,
     program_in_prefix,
+    refuse_open_sockets,
     version_text,
 )
 
@@ -135,13 +136,29 @@ def test_a_prefix_without_a_loader_is_refused(tmp_path: Path) -> None:
 
 def test_nothing_of_the_callers_environment_reaches_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRIU_CONFIG_FILE", "/etc/passwd")
-    monkeypatch.setenv("LD_PRELOAD", "")
+    monkeypatch.setenv("LD_PRELOAD", "/nonexistent.so")
     seen = tmp_path / "seen"
     _program(tmp_path, f"#!/bin/sh\nenv > {seen}\necho 'Version: 4.2'\n")
     program = find_criu()
-    names = {line.partition("=")[0] for line in seen.read_text().splitlines()}
-    assert names <= {"PATH", "LC_ALL", "PWD", "SHLVL", "_"}
-    assert set(program.environment()) == {"PATH", "LC_ALL"}
+    names = {line.partition("=")[0] for line in seen.read_text().splitlines() if "=" in line}
+    assert names <= {"PATH", "LC_ALL", "LD_PRELOAD", "GPUCKPT_TELL_SOCKETS", "PWD", "SHLVL", "_"}
+    assert set(program.environment()) == {"PATH", "LC_ALL", "LD_PRELOAD"}
+    assert program.environment()["LD_PRELOAD"] == str(settings.CRIU_SOCKETS_LIBRARY)
+
+
+def test_a_program_whose_sockets_are_open_to_other_users_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _program(tmp_path, NEW)
+    refuse_open_sockets(find_criu())
+    library = tmp_path / "library"
+    monkeypatch.setattr(settings, "CRIU_SOCKETS_LIBRARY", library)
+    for library_is, said in (("not built", "C compiler"), ("not one that the program loads", "does not heed")):
+        if library_is != "not built":
+            library.touch()
+        _program(tmp_path, f"{NEW}# {library_is}\n")
+        with pytest.raises(Unavailable, match=said):
+            refuse_open_sockets(find_criu())
 
 
 def test_a_failed_check_quotes_the_first_error_that_matters(tmp_path: Path) -> None:

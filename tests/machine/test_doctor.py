@@ -22,7 +22,7 @@ pytestmark = pytest.mark.criu
 
 NAMES = [
     *("system", "rights", "namespaces", "process ids", "shared memory", "ptrace scope", "memory"),
-    *("criu", "kernel features", "trial"),
+    *("criu", "kernel features", "criu's sockets", "trial"),
     "NVIDIA driver",
     *("store", "disk space", "filesystem"),
     *("jupyter_client", "ipykernel", "provisioner", "kernelspec"),
@@ -242,7 +242,7 @@ def test_setup_installs_once_and_tells_where(tmp_path: Path, monkeypatch: pytest
     document = json.loads(run("setup", "--json").stdout)
     assert document["ok"] is True
     assert document["criu"]["origin"] == "prefix"
-    assert set(document["criu"]) == {"argv", "version", "path", "origin"}
+    assert set(document["criu"]) == {"argv", "version", "path", "origin", "private_sockets"}
     assert document["unavailable"] is None
 
 

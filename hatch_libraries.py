@@ -1,0 +1,58 @@
+"""Building what is written in C, for a wheel or an editable installation (called by hatchling).
+
+Without a C compiler it is left out. Then saves of GPU kernels take longer, other users of the machine can disturb saves
+and restores, and the broker does not start; `jupyter gpuckpt doctor` says so.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+_FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-shared"]
+_SOCKETS = ("jupyter_gpuckpt/freeze/criu_sockets.c", "jupyter_gpuckpt/freeze/libgpuckpt-criu-sockets.so.1")
+_PARKING = ("jupyter_gpuckpt/kernel/parking.c", "jupyter_gpuckpt/kernel/libgpuckpt-parking.so")
+_LIBRARIES = (_SOCKETS, _PARKING) if platform.machine() == "x86_64" else (_SOCKETS,)
+"""Source and library of each; parking is for x86-64 alone."""
+
+
+class LibrariesHook(BuildHookInterface):
+    """Compiles the libraries, and makes the wheel one for this kind of machine."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build them, for wheels and editable installations alike.
+
+        Raises
+        ------
+        OSError, subprocess.CalledProcessError : the compiler failed, and GPUCKPT_LIBRARIES is ``required``.
+        """
+        del version
+        if self.target_name != "wheel":
+            return
+        for source, library in _LIBRARIES:
+            try:
+                self._compile(Path(self.root, source), Path(self.root, library))
+            except (OSError, subprocess.CalledProcessError) as e:
+                if os.environ.get("GPUCKPT_LIBRARIES") == "required":
+                    raise
+                Path(self.root, library).unlink(missing_ok=True)
+                print(f"{library} is left out: {e}", file=sys.stderr)
+                continue
+            build_data["artifacts"].append(library)
+            build_data["pure_python"] = False
+            build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+    @staticmethod
+    def _compile(source: Path, library: Path) -> None:
+        compiler = shutil.which(os.environ.get("CC", "cc"))
+        if compiler is None:
+            raise FileNotFoundError("there is no C compiler")
+        subprocess.run([compiler, *_FLAGS, "-o", str(library), str(source), "-ldl", "-lpthread"], check=True)
