@@ -16,6 +16,7 @@ import json
 import logging
 import math
 import os
+import resource
 import signal
 import socket
 import stat
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .. import settings
+from .. import proc, settings
 from ..errors import GpuckptError, KernelLost, Refused, Unavailable
 from ..freeze import criu, processes, random_state, yama
 from ..freeze.criu_program import CriuProgram
@@ -53,6 +54,8 @@ _LISTENER, _IMAGES, _SNAPSHOT = 100, 101, 102
 """The descriptors of a sleeper's socket, and of criu's folders: numbers that a deputy does not use otherwise."""
 _START_TIMEOUT, _CHECK_TIMEOUT = 20.0, 60.0  # seconds
 _TURN, _LOOK = 5.0, 0.01  # how long what else is done in a sleeper is waited for, and how often it is looked for
+_MEMORY = 64 << 20
+"""Bytes of memory of its own that a deputy, and what it begins as root, may have: some 10 MiB are Python's."""
 _KERNEL_LOG, _CRIU_OUTPUT = "kernel.log", "criu.out"
 """In the run folder."""
 
@@ -72,6 +75,8 @@ class Deputy:
         person: Person | None = None
         refusal: dict[str, Any] = {}
         recent: collections.deque[float] = collections.deque(maxlen=_BURST)
+        # Of the soft limit alone: the hard one is what users' processes can still be given.
+        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
         try:
             person = Person.at(self._connection)
         except GpuckptError as e:
@@ -126,6 +131,7 @@ class Deputy:
         given = (verb, sorted(arguments), len(descriptors))
         if given == ("criu", [], 0):
             _refuse_where_users_may_not_trace()
+            _refuse_under_seccomp()
             return {"version": self._program.version, "path": self._program.path}
         if given == ("start", [], 2):
             return self._start(person, *descriptors)
@@ -452,6 +458,19 @@ def _lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _refuse_under_seccomp() -> None:
+    """Refuse to serve where every kernel would have a filter, which this process cannot keep from it.
+
+    Who traces a process that has one suspends it (PTRACE_O_SUSPEND_SECCOMP): that takes root, outside of any filter.
+    """
+    if "Seccomp:\t0" not in proc.lines("/proc/self/status"):
+        raise Unavailable(
+            "Kernels cannot be saved on this machine.",
+            "The broker, and all that it starts, is under a seccomp filter, as in a container. CRIU cannot save that.",
+            "Start the container with `--security-opt seccomp=unconfined`, or the broker outside of it.",
+        )
 
 
 # -- processes of the deputy's

@@ -92,6 +92,10 @@ _ADVICE = (
     ),
     ("inotify", "Stop the file watcher in the kernel and try again."),
     ("io_uring", "Stop what uses io_uring in the kernel (criu cannot save it) and try again."),
+    (
+        "suspending seccomp",
+        "End what has a filter of system calls (a browser, a sandbox) in the kernel and try again: it takes root.",
+    ),
     ("Permission denied", "Run `jupyter gpuckpt doctor`: it checks the rights that are needed."),
 )
 

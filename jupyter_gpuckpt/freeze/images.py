@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
 
 TCP_ESTABLISHED, TCP_LISTEN = 1, 10  # include/net/tcp_states.h
 SOCK_STREAM = 1
@@ -38,7 +37,7 @@ _REPEATED = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
 
 _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
     # message: (field, number, type, message type); numbers from fdinfo, regfile, sk-inet, sk-unix,
-    # remap-file-path, pstree, mm, vma, core, creds and file-lock
+    # remap-file-path, pstree, mm, vma, core and file-lock
     "vma": [("start", 1, _U64, ""), ("end", 2, _U64, ""), ("shmid", 4, _U64, ""), ("status", 7, _U32, "")],
     "mm": [("vmas", 14, _MESSAGE, "vma")],
     "reg": [
@@ -70,18 +69,8 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("isk", 4, _MESSAGE, "inet"),
         ("usk", 16, _MESSAGE, "unix"),
     ],
-    "creds": [
-        *((name, number, _U32, "") for number, name in enumerate(("uid", "gid", "euid", "egid"), 1)),
-        *((name, number, _U32, "") for number, name in enumerate(("suid", "sgid", "fsuid", "fsgid"), 5)),
-        *((name, number, _U32, "") for number, name in enumerate(("cap_inh", "cap_prm", "cap_eff", "cap_bnd"), 9)),
-        ("secbits", 13, _U32, ""),
-        ("groups", 14, _U32, ""),
-        ("no_new_privs", 18, _U32, ""),
-        ("cap_amb", 19, _U32, ""),
-    ],
-    "thread": [("creds", 10, _MESSAGE, "creds")],
     "task": [("task_state", 1, _U32, ""), ("comm", 6, _BYTES, "")],
-    "core": [("tc", 3, _MESSAGE, "task"), ("thread_core", 5, _MESSAGE, "thread")],
+    "core": [("tc", 3, _MESSAGE, "task")],
     "filelock": [
         ("flag", 1, _U32, ""),
         ("type", 2, _U32, ""),
@@ -108,12 +97,6 @@ _LISTS = (
     "build_id",
     "threads",
     "vmas",
-    "groups",
-    "cap_inh",
-    "cap_prm",
-    "cap_eff",
-    "cap_bnd",
-    "cap_amb",
     "src_addr",
     "dst_addr",
 )
@@ -212,39 +195,6 @@ def frozen_seconds(images: Path) -> float:
     """Return for how long criu kept the tree stopped during a dump, in seconds, as it writes down itself."""
     (stats,) = _entries((images / "stats-dump").read_bytes(), "stats")
     return float(stats.dump.freezing_time + stats.dump.frozen_time) / 1e6
-
-
-def rewrite_core(raw: bytes, judge: Callable[[Any], None]) -> bytes:
-    """Return a ``core-N.img`` as it was read here, after `judge` has seen the credentials of every thread in it.
-
-    What `judge` is given has the fields of CRIU's ``creds_entry``; `unknown_bytes` are those of a newer CRIU, or of a
-    security module. Whoever reads what is returned reads the same credentials: each stands in it once.
-
-    Raises
-    ------
-    ValueError : it is no such image.
-    """
-    out = bytearray(raw[:8])
-    try:
-        for e in _entries(raw, "core"):
-            if e.HasField("thread_core"):  # only the dead have none
-                judge(e.thread_core.creds)
-            out += _packed(e)
-    except (struct.error, DecodeError) as error:
-        raise ValueError(f"an image cannot be read: {error}") from error
-    if len(out) <= 8:
-        raise ValueError("an image is empty")
-    return bytes(out)
-
-
-def unknown_bytes(entry: Any) -> bytes:
-    """Return what an entry holds beside the fields that are declared here."""
-    rest = type(entry)()
-    rest.CopyFrom(entry)
-    for declared in entry.DESCRIPTOR.fields:
-        rest.ClearField(declared.name)
-    body: bytes = rest.SerializeToString()
-    return body
 
 
 def _nameless(images: Path) -> set[int]:

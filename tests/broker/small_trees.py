@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from core_images import rewrite_core
+
 from jupyter_gpuckpt.errors import GpuckptError
-from jupyter_gpuckpt.freeze import images, processes, ptrace
+from jupyter_gpuckpt.freeze import processes, ptrace
 from jupyter_gpuckpt.keeper.kernel_start import FIRST_PID
 from jupyter_gpuckpt.keeper.namespace import Namespace
 
@@ -93,7 +95,7 @@ def edit_core(change: Callable[[Any], None]) -> Callable[[Path], None]:
 
     def edit(folder: Path) -> None:
         path = folder / f"core-{FIRST_PID}.img"
-        path.write_bytes(images.rewrite_core(path.read_bytes(), change))
+        path.write_bytes(rewrite_core(path.read_bytes(), change))
 
     return edit
 
@@ -108,6 +110,45 @@ def append_to_core(more: bytes) -> Callable[[Path], None]:
         path.write_bytes(raw[:8] + struct.pack("<I", size + len(more)) + raw[12:] + more)
 
     return edit
+
+
+def in_the_old_form(change: Callable[[Any], None]) -> Callable[[Path], None]:
+    """Return an edit that has criu read other credentials in a core image than who expects today's form of it.
+
+    The first images of criu had one number in front of their entries, not two, and criu reads both forms. What is the
+    second number to one reader is a length to the other; from then on, lengths to the one are fields to the other.
+    """
+
+    def edit(folder: Path) -> None:
+        path = folder / f"core-{FIRST_PID}.img"
+        raw = path.read_bytes()
+        evil = rewrite_core(raw, change)[12:]
+        unknown = _varint(1000 << 3 | 2)  # the tag of a field that nobody has, which has a length
+        # As a message: field 2148 is 0. As a length: 100,000 bytes, in which there are no credentials.
+        nothing = b"\xa0\x86\x01\x00" + unknown + _varint(99_995) + bytes(99_995)
+        # As a message: field 2148 has these and seven bytes more, and the fields of a core image follow.
+        skipped = unknown + _varint(99_996) + bytes(2)
+        rest = 100_001 - len(skipped) - len(evil)
+        more = b"\xa1\x86\x01\x00" + skipped + evil + unknown + _varint(rest - 5) + bytes(rest - 5)
+        message = nothing + more
+        path.write_bytes(raw[:8] + struct.pack("<I", len(message)) + message)
+        for image in folder.glob("*.img"):
+            raw = image.read_bytes()
+            if image.name == "inventory.img":
+                assert raw[8:10] == b"\x08\x02"  # of the second form
+                image.write_bytes(raw[:9] + b"\x01" + raw[10:])
+            elif not image.name.startswith("pages-"):
+                image.write_bytes(raw[4:])
+
+    return edit
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*out, number))
 
 
 def make_unshare(pid: int) -> None:

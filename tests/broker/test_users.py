@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -257,6 +258,43 @@ def test_where_yama_restricts_tracing_users_are_served_or_told_that_they_are_not
         assert alice.runs("print(x)") == "41"
     finally:
         restricted.close()
+
+
+UNDER_A_FILTER = """
+import ctypes, os, struct, sys
+libc = ctypes.CDLL(None)
+allow = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0x7fff0000))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 1, ctypes.addressof(allow)))
+libc.prctl(38, 1, 0, 0, 0)
+assert libc.prctl(22, 2, program, 0, 0) == 0
+if sys.argv[1:]:
+    os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_where_a_filter_of_system_calls_is_on_the_broker_users_are_told_that_nothing_can_be_saved() -> None:
+    """As in most containers: who is under one traces nobody who is."""
+    filtered = Machine.or_skip(wrapper=[sys.executable, "-c", UNDER_A_FILTER])
+    try:
+        alice = filtered.person("alice", wrapper=[sys.executable, "-c", UNDER_A_FILTER])
+        found = alice.does("from jupyter_gpuckpt.machine.capability import why_unavailable", "str(why_unavailable())")
+        assert "seccomp" in found
+    finally:
+        filtered.close()
+
+
+def test_a_process_with_a_filter_of_system_calls_is_named_as_what_keeps_a_kernel_from_being_saved(
+    alice: Person,
+) -> None:
+    alice.runs(
+        f"import subprocess, sys; code = {UNDER_A_FILTER!r} + 'import time; print(1, flush=True); time.sleep(1e6)'"
+    )
+    alice.runs(
+        "child = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE); child.stdout.readline()"
+    )
+    assert "filter of system calls" in alice.fails("%gpuckpt save filtered")
+    alice.runs("child.kill(); child.wait(); child.stdout.close()")
+    assert "Saved" in alice.runs("%gpuckpt save filtered")
 
 
 def test_a_broker_takes_the_socket_that_systemd_hands_over() -> None:
