@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import errno
 import fcntl
 import functools
 import hmac
@@ -38,7 +39,7 @@ from . import cgroups, images
 from .descriptors import turn_away
 from .person import Person, has_only
 from .register import Register
-from .rights import CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE, act_as, become
+from .rights import CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE, act_as, become, counting_to
 
 __all__ = ["Deputy"]
 
@@ -535,7 +536,18 @@ def _make_namespaces(person: Person, run_dir: int, listener: int, report: int) -
     # No right of root's is wanted for the user's folders, nor had by a broker with few capabilities.
     act_as(person.uid, person.gid)
     os.fchdir(run_dir)
-    _check(_libc.unshare(spawning.CLONE_NEWPID | spawning.CLONE_NEWNS), "unshare")
+    try:
+        with counting_to(person.uid):
+            _check(_libc.unshare(spawning.CLONE_NEWPID | spawning.CLONE_NEWNS), "unshare")
+    except OSError as e:
+        if e.errno != errno.ENOSPC:
+            raise
+        raise Refused(
+            "No fresh process could be put to sleep for the kernel.",
+            "Its user has as many namespaces as one may have here (max_pid_namespaces, max_mnt_namespaces).",
+            "Shut down a kernel; whoever has root can raise the numbers in /proc/sys/user.",
+        ) from e
+    act_as(person.uid, person.gid)
     pid = os.fork()
     if pid:
         _report(report, {"pid": pid})

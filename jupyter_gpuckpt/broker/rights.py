@@ -8,15 +8,16 @@ import errno
 import os
 import platform
 import resource
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from .descriptors import close_at_exec
 from .person import Person, login_of
 
-__all__ = ["CAP_CHECKPOINT_RESTORE", "CAP_SYS_PTRACE", "NEEDED", "act_as", "become"]
+__all__ = ["CAP_CHECKPOINT_RESTORE", "CAP_SYS_PTRACE", "NEEDED", "act_as", "become", "counting_to"]
 
 CAP_SYS_PTRACE, CAP_CHECKPOINT_RESTORE = 19, 40  # linux/capability.h
+_CAP_SYS_ADMIN = 21
 
 NEEDED = (
     "CAP_SYS_ADMIN",  # namespaces and mounts
@@ -79,6 +80,24 @@ def become(person: Person, capabilities: Collection[int] = (), descriptors: Coll
     for number in capabilities:
         _check(_libc.prctl(_PR_CAP_AMBIENT, _RAISE, number, 0, 0), "keep a capability over exec")
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+
+
+@contextlib.contextmanager
+def counting_to(uid: int) -> Iterator[None]:
+    """Have the namespaces that this process makes meanwhile count to a user (namespaces(7), ``/proc/sys/user``).
+
+    They count to whose effective id makes them. Of root's rights it has CAP_SYS_ADMIN meanwhile, and all afterwards;
+    file accesses are root's again.
+    """
+    os.seteuid(uid)
+    try:
+        header, data = _Header(_VERSION_3, 0), (_Data * 2)()
+        _check(_libc.capget(ctypes.byref(header), data), "get capabilities")
+        data[0].effective |= 1 << _CAP_SYS_ADMIN
+        _check(_libc.capset(ctypes.byref(header), data), "set capabilities")
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def _set_login(login: int | None) -> None:
