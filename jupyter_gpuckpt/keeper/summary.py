@@ -37,7 +37,12 @@ def listing(store: Store) -> dict[str, Any]:
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:
-    """Return what listings and results say of a snapshot, as JSON types."""
+    """Return what listings and results say of a snapshot, as JSON types.
+
+    What its maker has put into it is somebody else's word: a member of another type counts as left out, so that one
+    odd snapshot cannot keep the others from being listed.
+    """
+    kernel, process = manifest.kernel, manifest.process
     return {
         "name": manifest.name,
         "label": name_of(manifest.name),
@@ -47,13 +52,19 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "size": manifest.size,
         "stored": manifest.stored,
         "parent": manifest.parent,
-        "notebook": manifest.kernel.get("notebook", ""),
-        "kernel_id": manifest.kernel.get("kernel_id", ""),
-        "job": manifest.kernel.get("job", ""),
-        "execution_count": manifest.kernel.get("execution_count"),
+        "notebook": _of(kernel, "notebook", str) or "",
+        "kernel_id": _of(kernel, "kernel_id", str) or "",
+        "job": _of(kernel, "job", str) or "",
+        "execution_count": _of(kernel, "execution_count", int),
         "gpu_memory": gpu_memory(manifest),
-        "frozen_seconds": manifest.process.get("frozen_seconds"),
+        "frozen_seconds": _of(process, "frozen_seconds", int, float),
     }
+
+
+def _of(said: Mapping[str, Any], member: str, *kinds: type) -> Any:
+    """Return a member that has one of these types; None where it has not."""
+    value = said.get(member)
+    return value if type(value) in kinds else None
 
 
 def summaries(manifests: Iterable[Manifest]) -> list[dict[str, Any]]:
@@ -125,8 +136,12 @@ def origins(store: Store, name: str) -> list[dict[str, Any]]:
 
 
 def gpu_memory(manifest: Manifest) -> int:
-    """Return the GPU memory that the saved processes held, in bytes."""
-    return held_by(manifest.cuda)
+    """Return the GPU memory that the saved processes held, in bytes; 0 where that is not said as it has to be."""
+    try:
+        held = held_by(manifest.cuda)
+    except (TypeError, AttributeError):
+        return 0
+    return held if type(held) is int else 0
 
 
 def held_by(described: Mapping[str, Any]) -> int:

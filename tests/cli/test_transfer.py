@@ -233,3 +233,27 @@ def test_a_kernel_comes_back_in_a_store_that_has_fetched_it(
 def test_progress_says_how_fast_it_goes() -> None:
     progress = {"stage": "send", "done": 5 * 10**8, "total": 10**9, "rate": 12.5e6, "seconds": 40.0}
     assert progress_text("Sending it", progress) == "Sending it: send 50 % of 1.0 GB, 12.5 MB/s (40.0 s)"
+
+
+def test_an_odd_snapshot_of_somebody_who_is_trusted_keeps_no_other_from_being_listed(cli: Cli, store: Store) -> None:
+    odd: list[dict[str, Any]] = [
+        *({"kernel": {member: value}} for member in ("notebook", "kernel_id", "job") for value in ([], {}, 5, None)),
+        *({"kernel": {"execution_count": value}} for value in ([], "x", True)),
+        *({"process": {"frozen_seconds": value}} for value in ([], "x", {})),
+        *(
+            {"cuda": {"processes": value}}
+            for value in (5, [5], [{"used": 5}], [{"used": {"a": "x"}}], [{"used": {"a": 1.5}}])
+        ),
+    ]
+    for number, members in enumerate(odd):
+        with store.writer(f"odd{number}") as writer:
+            writer.commit(
+                message="", parent=None, **{"kernel": {}, "machine": {}, "cuda": {}, "process": {}, **members}
+            )
+    listed = cli("list", "--json").json["snapshots"]
+    assert len(listed) == len(odd) + 1
+    for one in listed:
+        assert [type(one[member]) for member in ("notebook", "kernel_id", "job")] == [str] * 3
+        assert type(one["gpu_memory"]) is int
+    assert "about it" in cli("list").out
+    assert cli("check").status == 0
