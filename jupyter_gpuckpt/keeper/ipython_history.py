@@ -38,7 +38,7 @@ def begin_session(launch: Launch) -> None:
         client.execute(_NEW_SESSION, silent=True, store_history=False, allow_stdin=False)
         with contextlib.suppress(queue.Empty):
             client.get_shell_msg(timeout=_ANSWER)
-    except (OSError, ValueError) as e:
+    except Exception as e:  # noqa: BLE001 - the kernel is back and runs: no error of this ends it
         log.warning("IPython's history goes on in the session that was saved: %s", e)
     finally:
         client.stop_channels()

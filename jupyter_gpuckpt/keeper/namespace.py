@@ -210,7 +210,15 @@ class Namespace:
         ------
         GpuckptError : it does not end.
         """
-        pid = await self.spawn(argv, env=env, stdout=stdout)
+        spawning = asyncio.create_task(self.spawn(argv, env=env, stdout=stdout))
+        try:
+            pid = await asyncio.shield(spawning)
+        except asyncio.CancelledError:
+            # It may be on its way already: nobody else would ever end it.
+            with contextlib.suppress(OSError, KernelLost):
+                pid = await spawning
+                await self.end(pid, self._exit(pid))
+            raise
         leader = self.outer(pid)
         failed = True
         if started is not None:

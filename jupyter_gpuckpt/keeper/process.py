@@ -67,7 +67,7 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
         except Exception as e:
             log.exception("the kernel could not be held")
             error = e if isinstance(e, GpuckptError) else unforeseen("start", e, folder.path)
-            is_left = how == "take-over" and folder.has_kernel()
+            is_left = _is_left(folder, how)
             with contextlib.suppress(OSError):
                 ready(json.dumps((without_keeper(error.why or error.what) if is_left else error).as_dict()))
             if is_left:
@@ -83,7 +83,7 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
             await duties.do(how)
         except Exception:
             log.exception("what the keeper before this one had begun could not be brought to an end")
-            if how == "take-over" and folder.has_kernel():
+            if _is_left(folder, how):
                 _leave()
             raise
     finally:
@@ -92,6 +92,16 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
         await shut_down(keeper)
         await keeper.operations.idle.wait()
         await asyncio.sleep(0)  # the last answers go out
+
+
+def _is_left(folder: KernelFolder, how: str) -> bool:
+    """Tell whether a kernel was taken over that is to run on without this keeper; one whose record is gone is not."""
+    try:
+        return how == "take-over" and folder.has_kernel()
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):  # it cannot be read just now
+        return True
 
 
 def _leave() -> NoReturn:

@@ -53,6 +53,13 @@ def test_row_16_a_dump_that_fails_leaves_the_kernel_as_it_was(criu: Criu, notebo
     assert_works(notebook)
 
 
+def test_a_dump_that_fails_continues_nothing_that_had_not_stopped(criu: Criu, notebook: Notebook) -> None:
+    notebook.run("import signal; told = []; signal.signal(signal.SIGCONT, lambda *_: told.append(1))")
+    criu.first("dump", "exit 1")
+    assert notebook.fails("%gpuckpt save never").ename == "SaveFailed"
+    assert notebook.value("told") == "[]"
+
+
 def test_the_log_of_a_criu_that_failed_outlives_its_kernel(criu: Criu, notebook: Notebook) -> None:
     logs = Path(os.environ["GPUCKPT_LOGS"])
     logs.mkdir(mode=0o700)

@@ -110,7 +110,8 @@ def _add(tar: tarfile.TarFile, root: Path, path: str, size: int | None, room: in
         member.size = about.st_size if size is None else size
         if not stat.S_ISREG(about.st_mode) or about.st_size < member.size or member.size > room:
             return None
-        content = at.read_bytes()[: member.size]
+        with at.open("rb") as f:
+            content = f.read(member.size)
     except OSError:
         return None  # deleted meanwhile
     if len(content) < member.size:

@@ -7,7 +7,6 @@ into, and mounted in the sleeper's own mount namespace by `placing`: it goes wit
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import logging
@@ -21,7 +20,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from ... import settings
-from ...errors import Refused
+from ...errors import GpuckptError, Refused
 from ...store import Contents
 from ..kernel_start import run_path
 from ..namespace import Namespace
@@ -131,7 +130,7 @@ def bytes_of(files: Sequence[KeptFile], contents: Contents) -> int:
 
 @dataclass
 class Placement:
-    """What is put in place for one restore: first `raw` is filled, then follow `place` and, after criu, `seal`.
+    """What is put in place for one restore: `raw` is filled, then follow `build`, `mount` and, after criu, `seal`.
 
     Attributes
     ----------
@@ -158,17 +157,20 @@ class Placement:
         """The folder in which the snapshot's parts are wanted, by the names that they have in its folder of files."""
         return self.space.run_dir / _FOLDER / _RAW
 
-    async def place(self) -> None:
-        """Have every file stand where it stood, on the disk or in the sleeper.
+    def build(self) -> None:
+        """Make files on the disk, write the others into the run folder, and decide where each of these is mounted.
 
         Raises
         ------
         Refused : it cannot be done here; the text says why.
         """
         try:
-            await asyncio.to_thread(self._build)
+            self._build()
         except OSError as e:
             raise _not_placed(f"{e.strerror or e}: {e.filename}") from e
+
+    async def mount(self) -> None:
+        """Have what was built stand in the sleeper where it stood. Raises as `build`."""
         if not (self._alone or self._own):
             return
         for folder in sorted(self._own):
@@ -197,6 +199,8 @@ class Placement:
         program = [sys.executable, "-I", "-S", placing.__file__, step, f"{run_path(_FOLDER)}/{_PLAN}"]
         try:
             status = await self.space.run(program, env={}, stdout=run_path(_OUTPUT), timeout=_TIMEOUT)
+        except GpuckptError as e:
+            return f"{e.what} {e.why}"
         except OSError as e:
             return e.strerror or str(e) or f"it took more than {_TIMEOUT:.0f} s"
         said = (self.space.run_dir / _OUTPUT).read_text("utf-8", "replace").splitlines()
@@ -206,7 +210,6 @@ class Placement:
         return f"{_TOGETHER}/{list(self._own).index(folder)}"
 
     def _build(self) -> None:
-        """Make files on the disk, write the others into the run folder, and decide where each of these is mounted."""
         built: dict[str, Path] = {}
         folders: list[tuple[Path, KeptFile]] = []
         content, part = b"", ""

@@ -224,9 +224,10 @@ class Arrival:
                 "Its shared memory (/dev/shm) could not be put in place.",
                 "Check with `df /dev/shm` that there is room for it.",
             )
-        self.made = await asyncio.to_thread(make_lifetime_files, snapshot.directory)
+        await to_its_end(lambda: self.made.extend(make_lifetime_files(snapshot.directory)))
         if self.placement is not None:
-            await self.placement.place()
+            await to_its_end(self.placement.build)
+            await self.placement.mount()
         if self.space.deputy is not None:
             work = Path(self.files_inside, CRIU_IMAGES)
             await asyncio.to_thread(self.space.deputy.check, self.space.path(str(work)))
@@ -255,9 +256,22 @@ class Arrival:
     async def discard(self) -> None:
         """End it and everything in it."""
         self.link.close()
-        await self.space.kill()
-        await asyncio.to_thread(lifetime.unmake, [*self.made, *(self.placement.made if self.placement else ())])
-        await asyncio.to_thread(shutil.rmtree, self.files, ignore_errors=True)
+        try:
+            await self.space.kill()
+        finally:
+            await asyncio.to_thread(lifetime.unmake, [*self.made, *(self.placement.made if self.placement else ())])
+            await asyncio.to_thread(shutil.rmtree, self.files, ignore_errors=True)
+
+
+async def to_its_end(work: Callable[[], object]) -> None:
+    """Have a thread do something, and wait for it also where nobody wants it any more: so that it can be undone."""
+    doing = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        await asyncio.wait({doing})
+        doing.exception()  # seen
+        raise
 
 
 @dataclass

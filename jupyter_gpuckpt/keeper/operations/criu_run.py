@@ -156,9 +156,7 @@ async def let_run(kernel: int | None, still: Collection[int]) -> None:
     SaveFailed : some do not.
     """
     tree = [kernel, *processes.descendants(kernel)] if kernel is not None else []
-    for pid in set(tree).difference(still):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+    _continue(tree, still)
     deadline = time.monotonic() + _LET_GO
     while held := {pid: tracer for pid in processes.held(tree) if (tracer := processes.tracer(pid)) not in tree}:
         if time.monotonic() > deadline:
@@ -170,9 +168,17 @@ async def let_run(kernel: int | None, still: Collection[int]) -> None:
                 held=list(held),
             )
         await asyncio.sleep(_LOOK)
+    _continue(tree, still)
     for pid in set(still).difference(processes.stopped(still)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)  # criu had continued it, and was killed
+
+
+def _continue(tree: Collection[int], still: Collection[int]) -> None:
+    """Continue what criu has stopped; the others may have a handler of SIGCONT, and have nothing to be told."""
+    for pid in set(processes.stopped(tree)).difference(still):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def _command(pid: int) -> str:

@@ -139,7 +139,9 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         answered.set()
         if lazily:
             result["answered"] = stages.seconds()
-        await asyncio.gather(tidying, tidying_gpu)
+        for fault in await asyncio.gather(tidying, tidying_gpu, return_exceptions=True):
+            if isinstance(fault, Exception):  # the kernel is back and runs: that does not end it
+                log.error("what is left of the restore of %r could not be tidied up", name, exc_info=fault)
     except Exception as e:
         log.exception("the restore of %r failed", name)
         cause = e if isinstance(e, GpuckptError | OSError) else unforeseen("restore", e, keeper.folder.path)
