@@ -19,6 +19,33 @@ function nameOf({ label }) {
   return label.slice(label.lastIndexOf(':') + 1);
 }
 
+function ago(since) {
+  const seconds = (Date.now() - new Date(since).getTime()) / 1000;
+  const relative = new Intl.RelativeTimeFormat('en');
+  for (const [unit, length] of [
+    ['day', 86400],
+    ['hour', 3600],
+    ['minute', 60]
+  ]) {
+    if (seconds >= length) {
+      return relative.format(-Math.floor(seconds / length), unit);
+    }
+  }
+  return 'less than a minute ago';
+}
+
+/** What the kernel has done that is in no snapshot, before it is given up. */
+function unsavedText(unsaved) {
+  if (!unsaved) {
+    return '';
+  }
+  const { since, cells, cell, computed } = unsaved;
+  const done = cells ? `${cells} ${cells === 1 ? 'cell' : 'cells'}, run` : `${computed.toFixed(1)} s of computing`;
+  const kept = `Not saved yet: ${done} since the last save, restore or start of the kernel (${ago(since)}). `;
+  const running = cell ? `The running cell will be stopped: [${cell.number}] ${cell.begins} ` : '';
+  return (cells || !cell ? kept : '') + running;
+}
+
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
   made.append(...children.filter(child => child !== null && child !== ''));
@@ -141,7 +168,8 @@ function render({ model, el }) {
     drawError(failed ?? null);
     const here = kernel?.parent?.id;
     const busy = operation !== null;
-    const looksOfLists = JSON.stringify([own, others, older, here, busy, asking]);
+    const { cells, cell } = kernel?.unsaved ?? {};
+    const looksOfLists = JSON.stringify([own, others, older, here, busy, asking, asking && [cells, cell]]);
     if (looksOfLists === listed) {
       return;
     }
@@ -236,6 +264,9 @@ function render({ model, el }) {
     const disabled = busy;
     const wonder = what => () => {
       asking = { what, id };
+      if (what === 'restore') {
+        say('look'); // what the kernel has done since it was last looked at
+      }
       draw();
     };
     const row = element(
@@ -279,7 +310,8 @@ function render({ model, el }) {
     if (asking.what === 'restore') {
       const foreign = (state().others ?? []).some(one => one.id === snapshot.id);
       const whose = foreign ? `It is not this notebook’s: ${notebook || 'a kernel without a notebook'} saved it. ` : '';
-      const text = `Put the kernel back to ${called}? ${whose}What came since is lost: variables, threads, GPU memory.`;
+      const lost = 'Everything computed since then will be lost: variables, threads, GPU memory.';
+      const text = `Put the kernel back to ${called}? ${whose}${unsavedText(state().kernel?.unsaved)}${lost}`;
       return question(text, 'Restore', () => act('restore', { key, name: called }));
     }
     if (asking.what === 'remove') {

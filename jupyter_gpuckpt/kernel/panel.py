@@ -76,7 +76,7 @@ class Panel(anywidget.AnyWidget):
         others = [s for s in found if s["id"] not in ids]
         self._show(
             kernel={
-                **{key: status[key] for key in ("state", "memory", "parent")},
+                **{key: status.get(key) for key in ("state", "memory", "parent", "unsaved")},
                 "freed": status["gpu"]["freed"],
             },
             own=[_told(s) for s in own[:_MOST]],
@@ -115,6 +115,8 @@ class Panel(anywidget.AnyWidget):
         if asked == "cancel" and self._operation:
             with contextlib.suppress(GpuckptError):
                 self._agent.request("cancel", {"operation": self._operation})
+        elif asked == "look":
+            self.look()
         elif asked == "see":
             self._see(str(content.get("view")), bool(content.get("seen")))
         elif asked in ("save", "restore", "mv", "pin", "rm"):

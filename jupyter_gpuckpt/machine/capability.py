@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 
 from jupyter_gpuckpt import proc
 from jupyter_gpuckpt.errors import GpuckptError, Unavailable
@@ -13,12 +14,14 @@ from jupyter_gpuckpt.keeper.deputy import usable_criu
 
 from .trials import try_namespaces
 
-__all__ = ["ARCHITECTURES", "NEEDED_CAPABILITIES", "missing_capabilities", "why_unavailable"]
+__all__ = ["ARCHITECTURES", "HELPFUL_CAPABILITIES", "NEEDED_CAPABILITIES", "missing_capabilities", "why_unavailable"]
 
 ARCHITECTURES = ("x86_64", "aarch64")
 
 NEEDED_CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21}
 """By their numbers in linux/capability.h. Root in a container may lack them."""
+HELPFUL_CAPABILITIES = {"CAP_SYS_RESOURCE": 24}
+"""Those that only some kernels need to be saved."""
 
 _WHAT = "Kernels cannot be saved on this machine."
 _DOCTOR = "`jupyter gpuckpt doctor` tells more."
@@ -42,7 +45,7 @@ def why_unavailable(*, with_trial: bool = True) -> Unavailable | None:
         except GpuckptError as error:
             return Unavailable(_WHAT, error.why, error.then)
         return None
-    missing = missing_capabilities()
+    missing = missing_capabilities(NEEDED_CAPABILITIES)
     if missing:
         return Unavailable(
             _WHAT,
@@ -68,8 +71,8 @@ def why_unavailable(*, with_trial: bool = True) -> Unavailable | None:
     return None
 
 
-def missing_capabilities() -> list[str]:
-    """Return the names of the needed capabilities that this process does not have in effect."""
+def missing_capabilities(wanted: Mapping[str, int]) -> list[str]:
+    """Return the names of those capabilities, given with their numbers, that this process does not have in effect."""
     status = proc.lines("/proc/self/status")
     effective = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
-    return [name for name, bit in NEEDED_CAPABILITIES.items() if not effective >> bit & 1]
+    return [name for name, bit in wanted.items() if not effective >> bit & 1]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from .capability import ARCHITECTURES, missing_capabilities
+from .capability import ARCHITECTURES, HELPFUL_CAPABILITIES, NEEDED_CAPABILITIES, missing_capabilities
 from .checks import Check, judge
 from .confinement_checks import confinement_checks
 from .trials import Outcome, try_namespaces
@@ -33,6 +33,7 @@ def system_checks(served: Check | None = None) -> list[Check]:
     return [
         system,
         _rights(),
+        _rights_over_others(),
         _namespaces(namespaces),
         _pids(namespaces),
         _shared_memory(),
@@ -52,13 +53,26 @@ def _platform() -> Check:
 
 
 def _rights() -> Check:
-    missing = missing_capabilities()
+    missing = missing_capabilities(NEEDED_CAPABILITIES)
     return judge(
         "rights",
         not missing,
         f"root without {' and '.join(missing)}" if missing else "root",
         "CRIU reads and rebuilds whole processes, which takes root.",
         "Start the container privileged.",
+    )
+
+
+def _rights_over_others() -> Check:
+    missing = missing_capabilities(HELPFUL_CAPABILITIES)
+    return judge(
+        "other users' processes",
+        not missing,
+        f"root without {' and '.join(missing)}" if missing else "can be saved",
+        "A kernel is not saved while a process that it has started runs as another user (a database server, say): CRIU "
+        "may not read that one's limits (\"Can't get rlimit\").",
+        "Start the container with `--cap-add SYS_RESOURCE`, or have no such processes when you save.",
+        required=False,
     )
 
 

@@ -13,7 +13,7 @@ import type { Model } from './model';
 import { nameOf, suggest } from './names';
 import { kernelText } from './sleeping';
 import type { IError, IKernel, ILog, ISnapshot } from './types';
-import { unsavedText } from './unsaved';
+import { sinceText, unsavedText } from './unsaved';
 
 /** A notebook that is open, and ways to make another of it. */
 export interface INotebooks {
@@ -72,9 +72,15 @@ export class Actions {
       title: trans.__('Restore %1?', label),
       body: new ParagraphsBody([
         isOf(snapshot, model.notebook) ? '' : whose,
-        trans.__('The kernel goes back to where it was when %1 was saved (%2).', label, ago(created, new Date())),
+        trans.__(
+          'The kernel goes back to where it was when %1 was saved (%2).',
+          label,
+          sinceText(created, new Date(), trans)
+        ),
         ...unsavedText(model.kernel?.unsaved ?? null, new Date(), trans),
-        trans.__('What came since is lost: variables, threads, GPU memory. Cells, outputs and files stay as they are.')
+        trans.__(
+          'Everything computed since then will be lost: variables, threads, GPU memory. Cells, outputs and files stay as they are.'
+        )
       ]),
       buttons: [
         Dialog.cancelButton({ label: trans.__('Cancel') }),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from pathlib import Path
@@ -71,15 +72,18 @@ def test_what_is_in_no_snapshot_is_told_before_it_is_lost(lab: Server, open_wind
 
     ask()
     expect(window.dialog).to_contain_text("when one was saved")
-    expect(window.dialog).not_to_contain_text("In no snapshot")
+    expect(window.dialog).not_to_contain_text("Not saved yet")
     window.accept("Cancel")
     window.run("x = 2")
     window.run("x = 3")
     window.begin(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)")
     ask()
-    expect(window.dialog).to_contain_text("In no snapshot: 3 cells, run since")
-    expect(window.dialog).to_contain_text(re.compile(r"A cell is running, and is ended: \[\d+\] import os, time"))
+    expect(window.dialog).to_contain_text(
+        "Not saved yet: 3 cells, run since the last save, restore or start of the kernel (less"
+    )
+    expect(window.dialog).to_contain_text(re.compile(r"The running cell will be stopped: \[\d+\] import os, time"))
     assert window.accessibility_faults(".jp-Dialog") == []
+    window.dialog.screenshot(path=Path(os.environ.get("GPUCKPT_SCREENSHOTS") or tmp_path) / "unsaved.png")
     window.accept("Restore")
     window.is_told("Restored one")
     assert window.value("x") == "1"

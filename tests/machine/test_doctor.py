@@ -39,6 +39,9 @@ _READING = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
 NOBODY = ("setpriv", "--reuid=65534", "--clear-groups", *_READING)
 
 
+_WITHOUT_RESOURCE = ("setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource")
+
+
 def by_name(checks: list[Check]) -> dict[str, Check]:
     return {check.name: check for check in checks}
 
@@ -108,6 +111,19 @@ def test_root_without_rights_fails_and_every_failure_has_a_mend() -> None:
     amiss = {check["name"] for check in document["checks"] if check["required"] and not check["ok"]}
     assert amiss >= {"rights", "namespaces", "process ids", "trial"}
     assert_each_failure_has_a_mend(document["checks"])
+
+
+@pytest.mark.parametrize("has", [False, True])
+def test_root_without_rights_over_other_users_processes_is_told_and_saves_all_the_same(has: bool) -> None:
+    effective = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff:"))
+    if has and not int(effective.split()[1], 16) >> 24 & 1:
+        pytest.skip("this root has no CAP_SYS_RESOURCE")
+    found = json.loads(run("doctor", "--json", under=() if has else _WITHOUT_RESOURCE).stdout)["checks"]
+    (check,) = (check for check in found if check["name"] == "other users' processes")
+    assert (check["ok"], check["required"]) == (has, False)
+    assert ("CAP_SYS_RESOURCE" in check["found"]) != has
+    assert_each_failure_has_a_mend(found)
+    assert {check["name"]: check["ok"] for check in found}["rights"]
 
 
 def test_another_user_is_told_the_one_thing_that_is_missing() -> None:
