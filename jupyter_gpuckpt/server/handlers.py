@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 from collections.abc import Callable, Coroutine, Mapping
@@ -444,7 +445,7 @@ class ExportHandler(_Handler):
                 self.set_header("Content-Disposition", f'attachment; filename="{name.rpartition(":")[2]}.gpuckpt"')
                 self.set_header("Cache-Control", "no-store")
             self.write(piece)
-            await self.flush()
+            await asyncio.wait_for(self.flush(), _PATIENCE)  # else it would stay one of those that are limited
 
         try:
             await self.service.export(name, send)
@@ -461,6 +462,8 @@ class ExportHandler(_Handler):
 
 
 _FILE = "application/octet-stream"
+_PATIENCE = 300.0
+"""For how long a client may take nothing of a download, in seconds."""
 
 
 class PullHandler(_Handler):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import requests
-from jupyter_servers import Server
+from jupyter_servers import Server, running
 from notebooks import wait_until
 
 from jupyter_gpuckpt.store import Store
@@ -183,3 +183,22 @@ def reads_its_store(server: Server) -> bool:
         with contextlib.suppress(FileNotFoundError):
             found.add(fd.readlink())
     return any(path.is_relative_to(server.store) for path in found)
+
+
+def test_a_client_that_takes_nothing_of_its_download_is_hung_up_on(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    impatient = "import jupyter_gpuckpt.server.handlers\njupyter_gpuckpt.server.handlers._PATIENCE = 2.0\n"
+    with running(tmp_path_factory.mktemp("impatient"), impatient) as server:
+        store = Store(server.store, Trust(server.folder / "keys"))
+        with store.writer("it") as writer:
+            (writer.directory / "pages").write_bytes(os.urandom(160_000_000))
+            writer.commit(message="", parent=None, kernel={}, machine={}, cuda={}, process={})
+        with download(server, stream=True) as answer:
+            pieces = answer.iter_content(1 << 20)
+            next(pieces)
+            assert reads_its_store(server)
+            wait_until(lambda: not reads_its_store(server))
+            with pytest.raises(requests.exceptions.ChunkedEncodingError):
+                list(pieces)
+        wait_until(lambda: "it was broken off" in server.log.read_text())
