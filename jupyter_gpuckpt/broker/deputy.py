@@ -54,7 +54,7 @@ _BURST, _SECOND = 10, 1.0  # requests that are answered in so many seconds
 _LISTENER, _IMAGES, _SNAPSHOT = 100, 101, 102
 """The descriptors of a sleeper's socket, and of criu's folders: numbers that a deputy does not use otherwise."""
 _START_TIMEOUT, _CHECK_TIMEOUT = 20.0, 60.0  # seconds
-_TURN, _LOOK = 5.0, 0.01  # how long what else is done in a sleeper is waited for, and how often it is looked for
+_TURN, _END, _LOOK = 5.0, 2.0, 0.01  # seconds: for what else is done in a sleeper; for a child to end; between looks
 _MEMORY = 64 << 20
 """Bytes of memory of its own that a deputy, and what it begins as root, may have: some 10 MiB are Python's."""
 _KERNEL_LOG, _CRIU_OUTPUT = "kernel.log", "criu.out"
@@ -182,7 +182,7 @@ class Deputy:
             os.close(leave)  # it ends, as long as its user lets it
             with contextlib.suppress(PermissionError):  # without CAP_KILL
                 os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            _reap(child)
         if not hmac.compare_digest(said, json.dumps({"proof": secret}).encode()):
             raise Refused(
                 "The broker does not serve this process.",
@@ -518,6 +518,16 @@ def _lines(child: int, read: int, seconds: float) -> Iterator[dict[str, Any]]:
             for line in lines:
                 yield json.loads(line)
     os.waitpid(child, 0)
+
+
+def _reap(child: int) -> None:
+    """Wait a moment for the end of a child; what its user keeps (by tracing it, or stopping it) is left to the broker.
+
+    Which reaps it, as the parent of all orphans, when both this process and that one have ended.
+    """
+    deadline = time.monotonic() + _END
+    while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+        time.sleep(_LOOK)
 
 
 def _be_looked_into(person: Person, stay: int, secret: str) -> None:

@@ -80,9 +80,11 @@ def test_42_namespaces_count_to_the_user_whom_they_are_for(limited: LimitedMachi
     """Whoever had as many as there may be would keep all others, and the machine's own services, from having any."""
     limited.limit(kind, 2)
     alice, bob = limited.person("alice"), limited.person("bob")
+    for person in (bob, alice):
+        person.does(MANY)
     try:
         for person in (bob, alice):
-            count, why = person.does(MANY, "asyncio.run(begun(3))")
+            count, why = person.does("asyncio.run(begun(3))")
             assert count == 2
             assert f"max_{kind}_namespaces" in why
         assert limited.as_root("unshare", "--pid", "--mount", "--fork", "true").returncode == 0

@@ -93,6 +93,33 @@ def attack_the_proof(request, descriptors):
         return found
 """
 
+KEEP = """
+HOLDER = '''
+import sys, time
+sys.path[:0] = {path!r}
+from jupyter_gpuckpt.freeze import ptrace
+ptrace.Tracer().seize({pid})
+print(flush=True)
+time.sleep(1000)
+'''
+
+def keep_the_proof(request):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+        s.settimeout(60)
+        s.connect(os.environ["GPUCKPT_BROKER"])
+        s.send(json.dumps(request).encode())
+        pid = json.loads(s.recv(65536))["prove"]
+        proof = _proof(pid)
+        code = HOLDER.format(path=sys.path, pid=pid)
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as holder:
+            try:
+                holder.stdout.readline()
+                s.send(json.dumps({"proof": proof}).encode())
+                return json.loads(s.recv(65536))
+            finally:
+                holder.kill()
+"""
+
 
 class Administrator:
     """Who started the broker: what is theirs."""
@@ -153,6 +180,12 @@ def test_30_a_proof_process_has_no_terminal_and_no_log_of_root_s(
     assert "forged" not in machine.log.read_text() + administrator.secret.read_text()
     assert not set(found["descriptors"]) & (what_the_broker_has(machine) | administrator.opened)
     check_login(found["login"], alice, machine)
+
+
+def test_30_a_proof_process_that_its_user_keeps_does_not_keep_a_deputy(alice: Person) -> None:
+    """Who traces a process is told first that it has ended: its parent would wait until the tracer has heard that."""
+    alice.does(ATTACK, KEEP)
+    assert alice.does(f"keep_the_proof({{'do': 'hold', 'pid': {sleeper_of(alice)}}})") == {"done": True}
 
 
 def test_31_no_descriptor_of_root_s_reaches_a_user(
