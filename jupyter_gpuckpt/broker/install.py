@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .. import settings
 from ..errors import GpuckptError, Unavailable
-from ..freeze.criu_program import CriuProgram, find_criu
+from ..freeze.criu_program import CriuProgram, find_criu, refuse_open_sockets
 from ..machine.criu_install import install_criu
 from ..root_only import SYSTEM_PATH, environment
 from .changeable import refuse_changeable, refuse_changeable_folder
@@ -65,13 +65,14 @@ def install(group: str, note: Callable[[str], None]) -> str:
     Raises
     ------
     Unavailable : this process is not root, there is no criu and none can be installed, or others could change the
-        programs.
+        programs, or reach criu's sockets.
     GpuckptError : a step failed.
     """
     _refuse_without_root("installed")
     os.umask(0o022)
     refuse_changeable_folder(settings.broker_socket().parent)
     program = _criu(note)
+    refuse_open_sockets(program)
     refuse_changeable(program)
     if shutil.which("groupadd", path=SYSTEM_PATH):
         _run("groupadd", "--system", "--force", group)

@@ -35,7 +35,7 @@ enum { NAMES = sizeof names / sizeof *names, BEFORE_PATH = offsetof(struct socka
 
 static pid_t owner; /* who made the folder, and takes it away; not what is forked from it */
 
-/* Open the folder; it is made, or emptied of what a criu that was killed has left in it. -1: it cannot be had. */
+/* Open the folder. -1: there is none that is this user's. */
 static int open_folder(void)
 {
 	struct stat about;
@@ -48,6 +48,7 @@ static int open_folder(void)
 	return folder;
 }
 
+/* Also of what a criu that was killed has left in it. */
 static void empty_folder(void)
 {
 	int folder = open_folder();
@@ -63,13 +64,15 @@ static int make_folder(void)
 {
 	if (owner != 0)
 		return 0;
-	owner = getpid();
 	empty_folder();
-	/* Others may pass through: a process of the tree's can be another user's. */
-	if ((mkdir(FOLDER, 0711) != 0 && errno != EEXIST) || chmod(FOLDER, 0711) != 0)
+	if (mkdir(FOLDER, 0700) != 0 && errno != EEXIST)
 		return -1;
 	int folder = open_folder();
-	return folder < 0 ? -1 : close(folder);
+	/* Others may pass through: a process of the tree's can be another user's. */
+	if (folder < 0 || fchmod(folder, 0711) != 0 || close(folder) != 0)
+		return -1;
+	owner = getpid();
+	return 0;
 }
 
 __attribute__((destructor)) static void remove_folder(void)

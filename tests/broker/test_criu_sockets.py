@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from people import Machine, Person
+from people import GROUP, Machine, Person
+
+from jupyter_gpuckpt.settings import CRIU_SOCKETS_LIBRARY
 
 pytestmark = pytest.mark.criu
 
@@ -70,3 +72,10 @@ def test_39_nobody_else_takes_part_in_a_dump_or_restore(machine: Machine, carol:
         assert told == {"connections": 0, "packets": 0, "files": []}
         alive = "sum(child.poll() is None for child in children)"
         assert saver.runs(f"print(x, {alive}, 'gpuckpt-criu' in os.listdir('/dev/shm'))") == f"{x} 12 False"
+
+
+def test_39_no_broker_starts_whose_criu_can_be_reached(machine: Machine) -> None:
+    without = ["unshare", "--mount", "sh", "-c", f'mount --bind /dev/null {CRIU_SOCKETS_LIBRARY} && exec "$@"', "sh"]
+    done = machine.as_root(*without, *machine._broker_argv(GROUP), environment=machine.environment)
+    assert done.returncode != 0
+    assert "Other users of this machine could disturb saves" in done.stderr
