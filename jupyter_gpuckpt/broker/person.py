@@ -20,10 +20,10 @@ from ..errors import Refused
 from ..readiness import readable
 from . import cgroups
 
-__all__ = ["Person", "has_only", "login_of"]
+__all__ = ["NO_LOGIN", "Person", "has_only", "login_of"]
 
 _SO_PEERGROUPS, _SO_PEERPIDFD = 59, 77  # asm-generic/socket.h
-_NO_LOGIN = 2**32 - 1
+NO_LOGIN = 2**32 - 1
 _GROUPS = 1024  # bytes, four for a group: Python's limit
 _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")
 
@@ -80,7 +80,7 @@ class Person:
             _refuse_other_rights(pid, uid, gid)
             _refuse_confined(pid)
             login = login_of(pid)
-            login = uid if login == _NO_LOGIN else login
+            login = uid if login == NO_LOGIN else login
             found = cls(uid, gid, groups, _limits(pid), cgroups.of(pid), login)
             # It may have become a set-user-id program meanwhile: then these are not its user's.
             _refuse_other_rights(pid, uid, gid)

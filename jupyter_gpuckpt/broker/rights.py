@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from .descriptors import close_at_exec
-from .person import Person, login_of
+from .person import NO_LOGIN, Person, login_of
 
 __all__ = ["CAP_CHECKPOINT_RESTORE", "CAP_SYS_PTRACE", "NEEDED", "act_as", "become", "counting_to"]
 
@@ -105,10 +105,14 @@ def _set_login(login: int | None) -> None:
 
     Where there was none, as in a service, whose process it is could otherwise choose one, for that is given once.
     """
-    if login is not None and login != login_of("self"):
-        try:
-            Path("/proc/self/loginuid").write_text(str(login))
-        except OSError as e:
+    own = login_of("self")
+    if login is None or login == own:
+        return
+    try:
+        Path("/proc/self/loginuid").write_text(str(login))
+    except OSError as e:
+        # There is one all the same, of somebody who has no id in this user namespace: nobody here can change it.
+        if own != NO_LOGIN:
             why = "the login that audit records name cannot be set: run the broker as a service, not from a login"
             raise OSError(e.errno, f"{why} ({e.strerror})") from e
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from notebooks import wait_until
@@ -91,3 +92,31 @@ def test_42_namespaces_count_to_the_user_whom_they_are_for(limited: LimitedMachi
     finally:
         for person in (alice, bob):
             person.does("asyncio.run(end())")
+
+
+LOGGED_IN = 'echo 100000 > /proc/self/loginuid; exec "$@"'
+"""As somebody who has no id in the user namespace."""
+
+
+class ContainerOfAnother(LimitedMachine):
+    """One that was started from a login which is not to be seen in it, as that of a container without root."""
+
+    def _begin(self, opening_ways: Sequence[str]) -> subprocess.Popen[bytes]:
+        holder = super()._begin(opening_ways)
+        self.entering = ["sh", "-c", LOGGED_IN, "sh", *self.entering]
+        return holder
+
+
+def test_a_login_that_cannot_be_seen_or_changed_is_left_as_it_is() -> None:
+    if not Path("/proc/self/loginuid").exists():
+        pytest.skip("no audit here")
+    if Path("/proc/self/loginuid").read_text() != str(2**32 - 1):
+        pytest.skip("the tests run in a login")
+    container = ContainerOfAnother.or_skip()
+    try:
+        alice = container.person("alice")
+        assert alice.does("open('/proc/self/loginuid').read()") == str(2**32 - 1)
+        assert alice.does(MANY, "asyncio.run(begun(1))") == [1, ""]
+        alice.does("asyncio.run(end())")
+    finally:
+        container.close()
