@@ -71,6 +71,8 @@ class State:
     """The name of the run folder in use."""
     kernel_pid: int = 0
     started: str = ""
+    renamed: str = ""
+    """What the notebook is called now, as in `Launch.notebook`, where it was renamed while it was open."""
     parent: dict[str, str] | None = None
     """Name and id of the snapshot that the kernel last came from or went to."""
     saved: dict[str, Any] | None = None

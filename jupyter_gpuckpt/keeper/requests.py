@@ -83,7 +83,11 @@ class Requests:
         if op == "status":
             return status(keeper)
         if op == "left":
-            return await asyncio.to_thread(left_running, keeper.launch)
+            return await asyncio.to_thread(left_running, keeper.launch, keeper.state)
+        if op == "renamed":
+            keeper.state.renamed = str(args["notebook"])
+            keeper.note_state()
+            return None
         if op == "cancel":
             return keeper.operations.cancel(str(args.get("operation") or ""), str(args.get("kind") or ""))
         if op == "signal":

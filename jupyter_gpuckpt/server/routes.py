@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_server.utils import url_path_join
@@ -10,6 +11,7 @@ from . import handlers
 from .events import Events
 from .instead import install
 from .metrics import register
+from .renames import tell_of_renames
 from .service import Service
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ def add_routes(app: ServerApp) -> None:
     service = Service(Events(app.event_logger), app.kernel_manager)
     register(service.look)
     install(app.kernel_manager)
+    tell_of_renames(app.session_manager, Path(app.kernel_manager.root_dir).absolute())
     base = url_path_join(app.web_app.settings["base_url"], "api/gpuckpt")
     routes = [*ROUTES.items(), (r".*", handlers.NowhereHandler)]
     app.web_app.add_handlers(  # type: ignore[no-untyped-call]

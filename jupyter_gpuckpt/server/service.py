@@ -96,7 +96,8 @@ class Service:
         for kernel in found:
             is_left = not kernel["attended"] and kernel["kernel_id"] not in of_server and kernel["state"] != "ended"
             # A copy has its notebook's name from the kernel that it was made of.
-            kernel["reconnect"] = self._path(kernel["notebook"]) if is_left and not kernel.get("copy_of") else None
+            notebook = kernel.get("renamed") or kernel["notebook"]
+            kernel["reconnect"] = self._path(notebook) if is_left and not kernel.get("copy_of") else None
         reason = await self._reason()
         plain = [
             {"kernel_id": kernel_id, "name": name, "why": (reason or _plain()).as_dict()}

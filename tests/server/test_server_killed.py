@@ -43,7 +43,9 @@ def test_the_kernel_of_a_killed_server_is_reconnected_to_its_notebook(tmp_path: 
     path = "deep/train.ipynb"
     (tmp_path / "work" / "deep").mkdir(parents=True)
     with running(tmp_path) as first:
-        old = _open(first, path)["kernel"]["id"]
+        opened = _open(first, "deep/Untitled.ipynb")
+        old = opened["kernel"]["id"]
+        first.request("PATCH", f"api/sessions/{opened['id']}", json={"path": path}).raise_for_status()  # a rename
         with _connected(first, old) as notebook:
             notebook.run("x = 41")
         assert _kernels(first) == {old: None}
