@@ -31,7 +31,7 @@ from .. import proc, settings
 from ..errors import GpuckptError, KernelLost, Refused, Unavailable
 from ..freeze import criu, processes, random_state, yama
 from ..freeze.criu_program import CriuProgram
-from ..keeper import spawning
+from ..keeper import proof, spawning
 from ..keeper.deputy import MESSAGE_LIMIT, PROOF
 from ..keeper.namespace import SLEEPER
 from ..readiness import readable
@@ -51,8 +51,9 @@ _MOST_PIDS = 1 << 22  # proc(5), pid_max
 _VERBS = ("criu", "start", "hold", "next_pid", "dump", "check", "restore")
 _DESCRIPTORS = 4  # that a request may bring
 _BURST, _SECOND = 10, 1.0  # requests that are answered in so many seconds
-_LISTENER, _IMAGES, _SNAPSHOT = 100, 101, 102
-"""The descriptors of a sleeper's socket, and of criu's folders: numbers that a deputy does not use otherwise."""
+_LISTENER, _IMAGES, _SNAPSHOT, _PROOF = 100, 101, 102, 103
+"""The descriptors of a sleeper's socket, of criu's folders, and of what a sleeper's clients are to say: numbers that a
+deputy does not use otherwise."""
 _START_TIMEOUT, _CHECK_TIMEOUT = 20.0, 60.0  # seconds
 _TURN, _END, _LOOK = 5.0, 2.0, 0.01  # seconds: for what else is done in a sleeper; for a child to end; between looks
 _MEMORY = 64 << 20
@@ -570,11 +571,15 @@ def _become_sleeper(person: Person, listener: int) -> None:
     os.chdir("/")
     _place({_LISTENER: listener})
     become(person, descriptors=(_LISTENER,))
+    arguments = [str(_LISTENER)]
+    if Path(spawning.NAMESPACE_RUN_DIR, proof.WANTED).exists():
+        os.dup2(proof.make(), _PROOF)
+        arguments.append(str(_PROOF))
     # The keeper connects at once; whoever connects is told the pid and the user of who listens (unix(7)): this one.
     listening = socket.socket(fileno=_LISTENER)
     listening.listen()
     listening.detach()
-    program = [sys.executable, "-I", "-S", "-B", str(SLEEPER), str(_LISTENER)]
+    program = [sys.executable, "-I", "-S", "-B", str(SLEEPER), *arguments]
     os.execve(program[0], program, {})
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from .. import settings
 from ..lock_files import KEEPER_LOCK
-from . import deputy, spawning
-from .protocol import short_path
+from . import deputy, proof, spawning
+from .protocol import peer_pid, short_path
 from .record import KERNEL_LOG, Launch
 
 __all__ = [
@@ -48,6 +48,7 @@ def new_run_folder(kernel_dir: Path) -> Path:
     run_dir.mkdir(mode=0o700)
     with open(os.open(run_dir / settings.RUN_ID, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as f:
         f.write(secrets.token_hex(16))
+    (run_dir / proof.WANTED).touch(0o600)
     # By it the agent sees whether the keeper lives.
     (run_dir / KEEPER_LOCK).hardlink_to(kernel_dir / KEEPER_LOCK)
     for name in (TO_KERNEL, FROM_KERNEL):
@@ -88,6 +89,7 @@ def start_by_deputy(kernel_dir: Path, run_dir: Path, program: dict[str, Any]) ->
         connection.settimeout(_START_TIMEOUT)
         with short_path(listening_at) as short:
             connection.connect(short)
+        connection.sendall(proof.first_line(peer_pid(connection)))
         connection.sendall(json.dumps({"spawn": {**program, "after_pid": 0}, "tag": 0}).encode() + b"\n")
         with connection.makefile("rb") as told:
             answer = json.loads(told.readline() or '{"failed": "its process 1 ended"}')

@@ -19,7 +19,7 @@ from ..freeze import processes
 from . import deputy
 from .deputy import Deputy
 from .kernel_start import socket_of
-from .protocol import connect_unix
+from .protocol import connect_sleeper
 
 SLEEPER = Path(__file__).with_name("sleeper.py")
 """A program: the package does not import it."""
@@ -90,7 +90,7 @@ class Namespace:
         return space
 
     async def _connect(self) -> None:
-        reader, self._writer = await connect_unix(self._socket)
+        reader, self._writer = await connect_sleeper(self._socket)
         self._reader = asyncio.create_task(self._listen(reader))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:

@@ -1,8 +1,9 @@
 """How one talks to a keeper: lines of JSON over a Unix stream socket.
 
-A request is ``{"id": n, "op": name, "args": {...}}``; its answers are any number of ``{"id": n, "progress": {...}}``
-and then ``{"id": n, "result": ...}`` or ``{"id": n, "error": GpuckptError.as_dict()}``. A client that asked for
-``attach`` is also told ``{"event": "exited", "status": s}`` once, when the kernel has ended.
+A connection begins with the line that `proof` is about. A request is ``{"id": n, "op": name, "args": {...}}``; its
+answers are any number of ``{"id": n, "progress": {...}}`` and then ``{"id": n, "result": ...}`` or
+``{"id": n, "error": GpuckptError.as_dict()}``. A client that asked for ``attach`` is also told
+``{"event": "exited", "status": s}`` once, when the kernel has ended.
 
 An operation can be cancelled by whoever gave it an id when asking for it: ``operation`` in its args, and in those of
 ``cancel``, as `new_operation_id` makes them.
@@ -22,14 +23,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import GpuckptError, KeeperGone
+from ..errors import GpuckptError, KeeperGone, Refused
 from ..readiness import readable
+from . import proof
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The number of how one talks to this version's keepers: raised when an older client would be misunderstood."""
 
 OLDEST_PROTOCOL = 1
-"""The oldest that this version's clients talk to."""
+"""The oldest that this version's clients talk to: 1 asks for no proof."""
 
 LINE_LIMIT = 64 << 20
 """The longest line, in bytes: queued requests of a notebook travel in it."""
@@ -54,10 +56,12 @@ def short_path(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-async def connect_unix(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to a Unix socket whose path may be long."""
+async def connect_sleeper(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to the socket of a sleeper, whose path may be long."""
     with short_path(path) as short:
-        return await asyncio.open_unix_connection(short, limit=LINE_LIMIT)
+        reader, writer = await asyncio.open_unix_connection(short, limit=LINE_LIMIT)
+    writer.write(await asyncio.to_thread(proof.first_line, peer_pid(writer.get_extra_info("socket"))))
+    return reader, writer
 
 
 def peer_uid(connection: socket.socket) -> int:
@@ -93,6 +97,7 @@ class KeeperClient:
     Raises
     ------
     KeeperGone : from every method, when nobody answers at the socket.
+    Refused : this process is confined, and the keeper is not: it would not answer.
     """
 
     def __init__(self, path: Path, timeout: float = 10.0) -> None:
@@ -101,14 +106,30 @@ class KeeperClient:
         try:
             with short_path(path) as short:
                 self._socket.connect(short)
+            self._socket.sendall(self._first_line())
         except OSError as e:
             self._socket.close()
             raise _gone(str(e)) from e
+        except Refused:
+            self._socket.close()
+            raise
         self._timeout = timeout
         self._buffer = b""
         self._ids = 0
         self.exit_status: int | None = None
         """The kernel's exit code, once the keeper has told it."""
+
+    def _first_line(self) -> bytes:
+        keeper = peer_pid(self._socket)
+        try:
+            return proof.first_line(keeper)
+        except PermissionError as e:
+            raise Refused(
+                "The kernel's keeper does not serve this process; the kernel runs on.",
+                f"It may not look into the keeper's process ({keeper}): it is confined, as by Landlock or in a user "
+                "namespace, or has fewer rights.",
+                "Ask from outside of the sandbox.",
+            ) from e
 
     def close(self) -> None:
         """Hang up."""

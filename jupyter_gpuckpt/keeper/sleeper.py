@@ -3,11 +3,12 @@
 Run as a program by the keeper, with the standard library alone (`python -I -S -B sleeper.py KERNEL_DIR RUN_DIR`), so
 that it starts in milliseconds and needs nothing of the environment. A new kernel's is made by `starter.py`; and for
 users without root the broker makes the namespaces, and runs it in them without any right, with a listening socket
-(`sleeper.py FD`). Its death ends everything in its namespace. It outlives the keeper: a new keeper finds it by its
-socket.
+(`sleeper.py FD [PROOF_FD]`). Its death ends everything in its namespace. It outlives the keeper: a new keeper finds it
+by its socket.
 
 Inside the namespace /proc shows its processes alone, /dev/shm is its own, and the run folder stands at
-`NAMESPACE_RUN_DIR`; everything else is the machine's. Requests and answers are lines of JSON on a Unix stream socket:
+`NAMESPACE_RUN_DIR`; everything else is the machine's. Requests and answers are lines of JSON on a Unix stream socket.
+Before all else comes the line that `proof` is about, where the run folder says so; then:
 
 - ``{"spawn": {...}, "tag": t}``   → ``{"spawned": pid, "tag": t}`` or ``{"failed": text, "tag": t}``
 - whenever a child that was spawned ends → ``{"exited": pid, "status": s}``, s as `os.waitstatus_to_exitcode` gives it;
@@ -28,6 +29,7 @@ from collections.abc import Iterable
 from typing import Any
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out; nothing else is imported from there
+import proof  # type: ignore[import-not-found]
 import spawning  # type: ignore[import-not-found]
 
 LINE_LIMIT = 16 << 20  # bytes: a program's arguments and environment travel in a line
@@ -36,10 +38,11 @@ LINE_LIMIT = 16 << 20  # bytes: a program's arguments and environment travel in 
 class Sleeper:
     """The loop of process 1: one listening socket, the children, and who wants to hear of them."""
 
-    def __init__(self, listener: socket.socket, spawned: Iterable[int] = ()) -> None:
-        self.listener = listener
+    def __init__(self, listener: socket.socket, secret: str = "", spawned: Iterable[int] = ()) -> None:
+        self.listener, self.secret = listener, secret
         self.selector = selectors.DefaultSelector()
         self.clients: dict[socket.socket, bytes] = {}
+        self.served: set[socket.socket] = set()
         self.spawned = set(spawned)
         self.exits: collections.deque[dict[str, int]] = collections.deque(maxlen=100)
         self.wake, wake_write = socket.socketpair()
@@ -68,11 +71,17 @@ class Sleeper:
         client, _ = self.listener.accept()
         self.clients[client] = b""
         self.selector.register(client, selectors.EVENT_READ)
+        if not self.secret:
+            self._serve(client)
+
+    def _serve(self, client: socket.socket) -> None:
+        self.served.add(client)
         for exited in self.exits:
             self._send(client, exited)
 
     def _drop(self, client: socket.socket) -> None:
         if self.clients.pop(client, None) is not None:
+            self.served.discard(client)
             self.selector.unregister(client)
             client.close()
 
@@ -98,6 +107,12 @@ class Sleeper:
             return
         self.clients[client] = rest
         for line in lines:
+            if client not in self.served:
+                if not proof.is_right(line, self.secret):
+                    self._drop(client)
+                    return
+                self._serve(client)
+                continue
             try:
                 request = json.loads(line)
                 tag, what = request["tag"], request["spawn"]
@@ -122,7 +137,7 @@ class Sleeper:
                 self.spawned.discard(pid)
                 exited = {"exited": pid, "status": os.waitstatus_to_exitcode(status)}
                 self.exits.append(exited)
-                for client in list(self.clients):
+                for client in list(self.served):
                     self._send(client, exited)
 
     def _spawn(self, what: dict[str, Any]) -> int:
@@ -149,6 +164,13 @@ def listen(kernel_dir: str, run_dir: str) -> socket.socket:
     return listener
 
 
+def demanded() -> str:
+    """Return what clients have to say first; nothing where their version knows of nothing."""
+    if not os.path.exists(f"{spawning.NAMESPACE_RUN_DIR}/{proof.WANTED}"):
+        return ""
+    return str(proof.read(proof.make()))
+
+
 def turn_away() -> None:
     """Have nothing to do any more with the terminal, or the files, of whoever started this process."""
     null = os.open("/dev/null", os.O_RDWR)
@@ -160,13 +182,16 @@ def turn_away() -> None:
 
 if __name__ == "__main__":
     os.umask(0o077)
-    if len(sys.argv) == 2:  # a broker's deputy has made the namespaces, and given up all rights
-        os.set_inheritable(int(sys.argv[1]), False)
+    if sys.argv[1].isdecimal():  # a broker's deputy has made the namespaces, and given up all rights
+        for fd in map(int, sys.argv[1:]):
+            os.set_inheritable(fd, False)
         listening = socket.socket(fileno=int(sys.argv[1]))
+        asked = proof.read(int(sys.argv[2])) if len(sys.argv) > 2 else ""
     else:
         kernel_dir, run_dir = sys.argv[1:]
         pid = spawning.make_namespaces(run_dir)
+        asked = demanded()
         listening = listen(kernel_dir, run_dir)
         print("asleep", pid, flush=True)
     turn_away()
-    Sleeper(listening).run()
+    Sleeper(listening, asked).run()

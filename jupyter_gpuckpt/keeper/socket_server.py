@@ -9,6 +9,7 @@ import os
 import socket
 from typing import Any
 
+from . import proof
 from .answers import answer_to, without_magic
 from .holders import send
 from .operations.shut_down import shut_down
@@ -24,6 +25,7 @@ MOST_CLIENTS = 64
 """So many connections are served at once; more are hung up on."""
 MOST_REQUESTS = 16
 """So many requests of one connection are worked on at once; what it sends beyond is not read before one is answered."""
+_TO_PROVE = 30.0  # how long a client may take to say what only those know who may look into this process, in seconds
 
 
 class SocketServer:
@@ -32,6 +34,7 @@ class SocketServer:
     def __init__(self, requests: Requests) -> None:
         self._requests, self._keeper = requests, requests.keeper
         self._connections = 0
+        self._secret = proof.read(proof.make())
 
     async def open(self) -> asyncio.AbstractServer:
         """Open the socket (0600) and listen.
@@ -61,6 +64,8 @@ class SocketServer:
         self._connections += 1
         slots = asyncio.Semaphore(MOST_REQUESTS)
         try:
+            if not await self._is_proven(reader):
+                return
             while line := await reader.readline():
                 request = json.loads(line)
                 if not isinstance(request, dict):
@@ -76,6 +81,16 @@ class SocketServer:
             writer.close()
             if self._keeper.exit_status is not None and not self._keeper.holders.want_to_know:
                 self._keeper.closing.set()
+
+    async def _is_proven(self, reader: asyncio.StreamReader) -> bool:
+        try:
+            line = await asyncio.wait_for(reader.readline(), _TO_PROVE)
+        except (TimeoutError, asyncio.TimeoutError):
+            line = b"nothing"
+        if line and not proof.is_right(line, self._secret):
+            log.warning("a client was hung up on: it does not know what those know who may look into this process")
+            return False
+        return bool(line)  # who only looks whether somebody listens says nothing
 
     async def _answer(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         number, op, args = request.get("id"), str(request.get("op")), request.get("args") or {}

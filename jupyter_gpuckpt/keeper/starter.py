@@ -49,13 +49,14 @@ def _start_and_sleep(folder: str, run_dir: str, kernel: dict[str, object], tell:
     spawned = spawning.spawn(kernel)
     import sleeper  # type: ignore[import-not-found]  # only now: the kernel does not wait for it
 
+    secret = sleeper.demanded()
     listener = sleeper.listen(folder, run_dir)
     # Where whoever is to hear it was killed, this fails, and the kernel ends with this process. Once it is told, the
     # sleeper can be found.
     os.write(tell, f"{pid} {spawned}".encode())
     os.close(tell)
     sleeper.turn_away()
-    sleeper.Sleeper(listener, [spawned]).run()
+    sleeper.Sleeper(listener, secret, [spawned]).run()
 
 
 if __name__ == "__main__":

@@ -835,3 +835,94 @@ def test_29_a_runtime_folder_that_somebody_planted_is_not_used(
     assert f"belongs to uid {UIDS['bob']}" in told[1]
     assert bob.does("pathlib.Path(runtime, 'gpuckpt', 'planted', 'keeper.log').exists()") is False
     assert not trace.exists()
+
+
+CONFINED = """
+import ctypes, json, os, pathlib, socket, struct, threading
+from jupyter_gpuckpt.errors import Refused
+from jupyter_gpuckpt.keeper.protocol import KeeperClient, short_path
+def confined(work):
+    # By Landlock, of its thread alone: that one may read no file.
+    told = []
+    def confine_and_work():
+        libc = ctypes.CDLL(None, use_errno=True)
+        rules = libc.syscall(444, struct.pack("Q", 1 << 2), 8, 0)
+        libc.prctl(38, 1, 0, 0, 0)
+        assert libc.syscall(446, rules, 0) == 0, os.strerror(ctypes.get_errno())
+        try:
+            open("/etc/passwd")
+        except PermissionError:
+            told.append(work())
+    thread = threading.Thread(target=confine_and_work)
+    thread.start()
+    thread.join()
+    return told[0]
+def say(path, *messages):
+    with socket.socket(socket.AF_UNIX) as s, short_path(pathlib.Path(path)) as short:
+        s.settimeout(60)
+        s.connect(short)
+        try:
+            s.sendall(b"".join(json.dumps(message).encode() + b"\\n" for message in messages))
+            return s.recv(65536).decode()
+        except ConnectionError:
+            return ""
+def spawns(folder, secret, to):
+    program = {"argv": ["/bin/cp", secret, to], "env": {}, "cwd": "/", "stdout": "/dev/null"}
+    return say(next(pathlib.Path(folder).glob("run-*.sock")), {"spawn": program, "tag": 1})
+def asks(folder, *claim):
+    return say(pathlib.Path(folder, "keeper.sock"), *claim, {"id": 1, "op": "status"})
+def our_client_asks(folder):
+    try:
+        with KeeperClient(pathlib.Path(folder, "keeper.sock")) as keeper:
+            return keeper.request("status")["state"]
+    except Refused as e:
+        return e.why
+"""
+
+
+@pytest.fixture
+def attempts(alice: Person) -> tuple[str, str, Path]:
+    """What Alice does to have a sleeper and a keeper of hers serve her, and the file that the sleeper would make."""
+    secret, to = alice.home / "secret", alice.home / "to-outside"
+    alice.runs("x = 6")
+    alice.does(CONFINED, "folder = str(notebook.folder)", f"pathlib.Path({str(secret)!r}).write_text('not confined')")
+    return f"spawns({alice.does('folder')!r}, {str(secret)!r}, {str(to)!r})", f"asks({alice.does('folder')!r})", to
+
+
+def test_43_a_process_under_landlock_is_not_served_by_sleepers_and_keepers(
+    alice: Person, attempts: tuple[str, str, Path]
+) -> None:
+    """What they start, and what they do for whoever asks, is not confined."""
+    if ctypes.CDLL(None).syscall(444, None, 0, 1) < 1:
+        pytest.skip("this system has no Landlock")
+    spawning, asking, to = attempts
+    for _ in range(2):  # the second ones came up in a restore
+        for attempt in (spawning, asking, asking.replace(")", ", {'proof': ''})")):
+            assert alice.does(f"confined(lambda: {attempt})") == "", attempt
+        assert "Landlock" in alice.does("confined(lambda: our_client_asks(folder))")
+        alice.runs("%gpuckpt save unconfined --replace")
+        alice.runs("%gpuckpt restore unconfined")
+    assert alice.does("our_client_asks(folder)") == "running"
+    assert not to.exists()
+
+
+def test_43_a_process_in_a_user_namespace_is_not_served_by_sleepers_and_keepers(
+    alice: Person, attempts: tuple[str, str, Path]
+) -> None:
+    """There one has the same uid; and what of the rest of the machine is seen, whoever made it has chosen."""
+    spawning, asking, to = attempts
+    alice.does(
+        f"""
+import subprocess, sys
+def in_a_user_namespace(attempt):
+    argv = ["unshare", "--user", "--map-current-user", "--", sys.executable, "-c"]
+    done = subprocess.run([*argv, {CONFINED!r} + f"print({{attempt}}, end='')"], capture_output=True, text=True)
+    return done.stdout + done.stderr
+""",
+    )
+    if "unshare failed" in (said := alice.does(f"in_a_user_namespace({asking!r})")):
+        pytest.skip(f"no user namespaces for users here: {said}")
+    assert said == ""
+    assert alice.does(f"in_a_user_namespace({spawning!r})") == ""
+    assert "may not look into" in alice.does("in_a_user_namespace(f'our_client_asks({folder!r})')")
+    assert not to.exists()

@@ -9,19 +9,20 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from keeper_faults import Requested, assert_works, keeper_pid, names, store
+from keeper_faults import Requested, assert_works, keeper_pid, kill_keeper, names, store
 from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import Refused
-from jupyter_gpuckpt.keeper import criu_logs, tally
+from jupyter_gpuckpt.keeper import criu_logs, proof, tally
 from jupyter_gpuckpt.keeper.idle.preemption import write_report
-from jupyter_gpuckpt.keeper.protocol import short_path
+from jupyter_gpuckpt.keeper.protocol import peer_pid, short_path
 from jupyter_gpuckpt.keeper.record import KernelFolder
 
 _NOBODY = 65534
@@ -217,6 +218,7 @@ def test_nonsense_at_its_doors_does_not_end_a_keeper(notebook: Notebook, tmp_pat
             s.settimeout(60)
             with short_path(notebook.folder / "keeper.sock") as path:
                 s.connect(path)
+            s.sendall(proof.first_line(peer_pid(s)))
             with contextlib.suppress(OSError):  # it may hang up in the middle
                 s.sendall(said)
                 s.shutdown(socket.SHUT_WR)
@@ -281,3 +283,52 @@ def test_nothing_is_written_by_way_of_a_folder_of_somebody_else_s(
     with pytest.raises(OSError, match=f"uid {_NOBODY}"):
         write_report([], None)
     assert sorted(path.name for path in planted.iterdir()) == ["gpuckpt", "operations.json"]
+
+
+def test_a_process_of_root_s_with_fewer_rights_is_not_served(notebook: Notebook) -> None:
+    """As in a container, or a service, that gave them up: what a keeper and a sleeper of root's do is not bounded."""
+    attempt = """
+import pathlib, socket, sys
+from jupyter_gpuckpt.errors import Refused
+from jupyter_gpuckpt.keeper.protocol import KeeperClient
+try:
+    with KeeperClient(pathlib.Path("keeper.sock")) as keeper:
+        print(keeper.request("status")["state"])
+except Refused:
+    print("refused")
+for path, line in zip(sys.argv[1::2], sys.argv[2::2]):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.settimeout(60)
+        s.connect(path)
+        s.sendall(line.encode() + b"\\n")
+        try:
+            print(s.recv(100))
+        except ConnectionError:
+            print(b"")
+"""
+    status, spawn = {"id": 1, "op": "status"}, {"tag": 1, "spawn": {"adopt": 1}}
+    (sleeper,) = notebook.folder.glob("run-*.sock")
+    asked = ["keeper.sock", json.dumps(status), sleeper.name, json.dumps(spawn)]
+    python = [sys.executable, "-c", attempt, *asked]
+    fewer = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"]
+    for wrapper, told in ((fewer, "refused"), ([], "running")):
+        done = subprocess.run([*wrapper, *python], cwd=notebook.folder, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == [told, "b''", "b''"], done  # nor is anybody who says nothing first
+
+
+def test_a_sleeper_of_before_is_taken_over_and_its_kernel_saved_and_restored(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks its clients for no proof, as their keepers know of none; the next one does."""
+    monkeypatch.setattr(proof, "WANTED", "not-known-then")
+    notebook = start()
+    notebook.run("x = 1")
+    (before,) = KernelFolder(notebook.folder).sleepers()
+    assert proof.first_line(before) == b""
+    kill_keeper(notebook)
+    assert notebook.manager.is_alive()  # it gets a new one
+    assert_works(notebook)
+    assert notebook.value("x") == "1"
+    (now,) = KernelFolder(notebook.folder).sleepers()
+    assert now != before
+    assert proof.first_line(now) != b""
