@@ -463,11 +463,8 @@ def _lock(descriptor: int) -> bool:
 
 
 def _refuse_under_seccomp() -> None:
-    """Refuse to serve where every kernel would have a filter, which this process cannot keep from it.
-
-    Who traces a process that has one suspends it (PTRACE_O_SUSPEND_SECCOMP): that takes root, outside of any filter.
-    """
-    if "Seccomp:\t0" not in proc.lines("/proc/self/status"):
+    """Refuse to serve where every kernel would have a filter, which this process cannot keep from it."""
+    if proc.is_filtered():
         raise Unavailable(
             "Kernels cannot be saved on this machine.",
             "The broker, and all that it starts, is under a seccomp filter, as in a container. CRIU cannot save that.",

@@ -94,7 +94,7 @@ _ADVICE = (
     ("io_uring", "Stop what uses io_uring in the kernel (criu cannot save it) and try again."),
     (
         "suspending seccomp",
-        "End what has a filter of system calls (a browser, a sandbox) in the kernel and try again: it takes root.",
+        "End what has a filter of system calls (a browser, a sandbox) in the kernel and try again.",
     ),
     ("Permission denied", "Run `jupyter gpuckpt doctor`: it checks the rights that are needed."),
 )

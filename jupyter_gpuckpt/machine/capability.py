@@ -52,6 +52,12 @@ def why_unavailable(*, with_trial: bool = True) -> Unavailable | None:
             f"This root lacks {' and '.join(missing)}, as in a container it does.",
             "Start the container privileged.",
         )
+    if proc.is_filtered():
+        return Unavailable(
+            _WHAT,
+            "This process and all that it starts are under a seccomp filter, as in a container. CRIU cannot save that.",
+            "Start the container privileged, or with `--security-opt seccomp=unconfined`.",
+        )
     if yama.ptrace_scope() >= yama.NOBODY:
         return Unavailable(
             _WHAT,

@@ -154,6 +154,19 @@ found += [tried(lambda: open(f"/proc/{reading}/{{name}}", "rb+")) for name in ("
     assert alice.does(tried, "found") == ["denied"] * 4
 
 
+LOADED = """
+import sys
+before = set(sys.modules)
+import jupyter_gpuckpt.broker.__main__, jupyter_gpuckpt.broker.service
+print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names))
+"""
+
+
+def test_root_loads_no_library_beside_python_s_own_but_two_that_name_folders() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["jupyter_core", "jupyter_gpuckpt", "platformdirs"]
+
+
 FORBIDDEN = {
     "open to write": "os.open('/dev/null', os.O_WRONLY)",
     "make a file": "os.open('x', os.O_RDONLY | os.O_CREAT)",

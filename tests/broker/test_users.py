@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yama
+from filtered import UNDER_A_FILTER, under_a_filter
 from notebooks import wait_until
 from people import GID, GROUP, UIDS, Machine, Person
 
@@ -260,23 +260,11 @@ def test_where_yama_restricts_tracing_users_are_served_or_told_that_they_are_not
         restricted.close()
 
 
-UNDER_A_FILTER = """
-import ctypes, os, struct, sys
-libc = ctypes.CDLL(None)
-allow = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0x7fff0000))
-program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 1, ctypes.addressof(allow)))
-libc.prctl(38, 1, 0, 0, 0)
-assert libc.prctl(22, 2, program, 0, 0) == 0
-if sys.argv[1:]:
-    os.execvp(sys.argv[1], sys.argv[1:])
-"""
-
-
 def test_where_a_filter_of_system_calls_is_on_the_broker_users_are_told_that_nothing_can_be_saved() -> None:
     """As in most containers: who is under one traces nobody who is."""
-    filtered = Machine.or_skip(wrapper=[sys.executable, "-c", UNDER_A_FILTER])
+    filtered = Machine.or_skip(wrapper=under_a_filter())
     try:
-        alice = filtered.person("alice", wrapper=[sys.executable, "-c", UNDER_A_FILTER])
+        alice = filtered.person("alice", wrapper=under_a_filter())
         found = alice.does("from jupyter_gpuckpt.machine.capability import why_unavailable", "str(why_unavailable())")
         assert "seccomp" in found
     finally:
