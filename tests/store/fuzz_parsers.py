@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -25,7 +26,10 @@ with atheris.instrument_imports(include=["jupyter_gpuckpt"]):
     from jupyter_gpuckpt.store.names import is_plain_path
     from jupyter_gpuckpt.store.signatures import split
     from jupyter_gpuckpt.store.transfer.container import export_snapshot, import_snapshot
-    from jupyter_gpuckpt.store.transfer.sealing import Secrets
+    from jupyter_gpuckpt.store.transfer.remote_store import RemoteStore
+    from jupyter_gpuckpt.store.transfer.remotes.remote import Remote
+    from jupyter_gpuckpt.store.transfer.sealing import Secrets, make_seal
+    from jupyter_gpuckpt.store.transfer.vouching import vouch, vouched
     from jupyter_gpuckpt.store.trust import Trust
 
 from blake3 import blake3
@@ -71,8 +75,42 @@ def read_chunk(data: bytes) -> None:
                 assert len(decode(codec, data, size)) == size
 
 
+class Files(Remote):
+    """A remote with these files, which nobody writes."""
+
+    shown = "/remote"
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+
+    def read(self, path: str, start: int, size: int) -> bytes:
+        return self.files[path][start : start + size]
+
+    def list(self, folder: str) -> dict[str, int]:
+        return {}
+
+    def write(self, path: str, content: bytes) -> None:
+        raise NotImplementedError
+
+    def create(self, path: str, content: bytes) -> bool:
+        raise NotImplementedError
+
+    def delete(self, path: str) -> None:
+        raise NotImplementedError
+
+
+def read_remote(data: bytes) -> None:
+    vouched(data.decode("ascii", "replace").replace("\ufffd", "?"), "age1")
+    with contextlib.suppress(GpuckptError):
+        RemoteStore(Files({"format.json": data}), SECRETS)
+    assert (
+        RemoteStore(Files({"format.json": b'{"features":[],"format":2}', "condemned.json": data}), SECRETS).condemned()
+        is not None
+    )
+
+
 def each(data: bytes) -> None:
-    for read in (import_it, read_manifest, read_lists, read_chunk):
+    for read in (import_it, read_manifest, read_lists, read_chunk, read_remote):
         read(data)
 
 
@@ -86,6 +124,10 @@ def seeds() -> None:
         export_snapshot(maker, "it", out, SECRETS)
     for kind, path in (("manifest", "snapshots/it.json"), ("contents", f"contents/{manifest.id}")):
         (corpus / kind).write_bytes((maker.root / path).read_bytes())
+    (corpus / "mark").write_bytes(
+        json.dumps({**make_seal(SECRETS)[0], "format": 2, "key": "", "recipient": "age1"}).encode()
+    )
+    (corpus / "said").write_text(vouch("# recipient: age1\n", "age1", "/remote", STORE.trust))
     (corpus / "index").write_bytes((maker.root / "index" / manifest.id).read_bytes())
 
 
