@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from . import __version__
@@ -20,24 +21,29 @@ _OPTIONS = frozenset("EIsS")
 _VARIABLES = ("PYTHONHOME", "PYTHONPATH", "PYTHONNOUSERSITE", "PYTHONUSERBASE")
 """These, and Python's options before them, say where it looks for packages."""
 # Python begins to look in the working folder; ipykernel's launcher does not.
-_ASK = "import sys; sys.path = list(filter(None, sys.path)); import jupyter_gpuckpt as our; print(our.__version__)"
+_ASK = (
+    "import sys; sys.path = list(filter(None, sys.path)); import jupyter_gpuckpt as our; "
+    "from importlib.metadata import version; print(our.__version__, version('ipykernel'))"
+)
 _TO_ANSWER = 10.0  # seconds
 
 
-def with_agent(cmd: Sequence[str], env: Mapping[str, str], cwd: str) -> tuple[list[str], bool]:
-    """Return the command, with our kernel class where it starts an ipykernel that can import it, and whether it does.
+def with_agent(cmd: Sequence[str], env: Mapping[str, str], cwd: str) -> tuple[list[str], str]:
+    """Return the command, with our kernel class where it starts an ipykernel that can import it, and its version.
 
-    `env` and `cwd` are what it is started with. Another interpreter than this one is asked, which takes some 30 ms.
+    Without it the version is empty. `env` and `cwd` are what the command is started with. Another interpreter than this
+    one is asked, which takes some 30 ms.
     """
     at = _module_at(cmd)
     # Somebody else's kernel class is not replaced.
     if at is None or cmd[at] not in _MODULES or any(word.startswith(_OPTION) for word in cmd):
-        return list(cmd), False
+        return list(cmd), ""
     python = shutil.which(Path(cwd, cmd[0]) if os.sep in cmd[0] else cmd[0], path=env.get("PATH"))
     options = [*cmd[1 : at - 1], cmd[at - 1].removesuffix("m")]
-    if python is None or not (_is_this_one(python, options, env) or _has_ours([python, *options], env, cwd)):
-        return list(cmd), False
-    return [*cmd, _KERNEL_CLASS], True
+    if python is None:
+        return list(cmd), ""
+    found = version("ipykernel") if _is_this_one(python, options, env) else _ipykernel([python, *options], env, cwd)
+    return ([*cmd, _KERNEL_CLASS] if found else list(cmd)), found
 
 
 def _module_at(cmd: Sequence[str]) -> int | None:
@@ -62,14 +68,15 @@ def _is_this_one(python: str, options: Sequence[str], env: Mapping[str, str]) ->
     return not looks_elsewhere and _environment(python) == _environment(sys.executable)
 
 
-def _has_ours(asking: Sequence[str], env: Mapping[str, str], cwd: str) -> bool:
-    """Ask an interpreter, given with its options, whether it has this version of the package."""
+def _ipykernel(asking: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
+    """Ask an interpreter, given with its options, for its ipykernel's version; empty unless it has our package."""
     asking = [*asking[:-1], asking[-1] + "c", _ASK]
     try:
         asked = subprocess.run(asking, env=env, cwd=cwd, timeout=_TO_ANSWER, capture_output=True, text=True, check=True)
     except (OSError, ValueError, subprocess.SubprocessError):
-        return False
-    return asked.stdout.strip() == __version__
+        return ""
+    ours, _, found = asked.stdout.strip().partition(" ")
+    return found if ours == __version__ else ""
 
 
 def _environment(python: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import zmq
 from jupyter_client.connect import KernelConnectionInfo, LocalPortCache, port_names
 from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning import LocalProvisioner
@@ -65,6 +67,16 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         is_server = isinstance(self.parent.parent, MultiKernelManager)
         return os.environ.get("GPUCKPT_END_AFTER") or ("off" if is_server else "1m")
 
+    encryption = Unicode(
+        help="Whether kernels' channels are encrypted (CurveZMQ), so that no other user of the machine reads what they "
+        "print: auto, where client and kernel can, or off. What KernelManager.transport_encryption says is done, too."
+    ).tag(config=True)
+
+    @default("encryption")
+    def _default_encryption(self) -> str:
+        # Whoever is not root has a machine that others may use as well.
+        return os.environ.get("GPUCKPT_ENCRYPTION") or ("off" if os.geteuid() == 0 else "auto")
+
     _keeper: KeeperClient | None = None
     _folder: KernelFolder | None = None
     _process: subprocess.Popen[bytes] | None = None
@@ -92,20 +104,35 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         # A kernel is only adopted once: the manager says so again at every restart.
         self._adopting = bool(kwargs.pop(ADOPT, False)) and self._folder is None and self._exit_status is None
         launch = await in_thread(self._running_launch) if self._adopting else None
+        is_first = False
         if launch is not None:
             self.parent.connection_file = launch.connection_file
             self.parent.load_connection_file()
             self.ports_cached = True  # its ports are settled: the manager is not to choose others
         elif self.parent.transport == "tcp" and self.parent.cache_ports:
+            is_first = not self.ports_cached
             self._reserve_ports()
         found: dict[str, Any] = await super().pre_launch(**kwargs)
         for name in (settings.ENV_RUN_DIR, settings.ENV_UNAVAILABLE):  # of a kernel that this one is started in
             found["env"].pop(name, None)
         self.cwd = launch.cwd if launch is not None else str(found.get("cwd") or Path.cwd())
-        found["cmd"], self._has_agent = await in_thread(with_agent, found["cmd"], found["env"], self.cwd)
+        found["cmd"], ipykernel = await in_thread(with_agent, found["cmd"], found["env"], self.cwd)
+        self._has_agent = bool(ipykernel)
         if not self._has_agent:
-            self._let_ports_go()  # what does not bind with SO_REUSEADDR would find them taken
+            self._let_ports_go()  # it could not take them
+        elif is_first and self.encryption == "auto" and _can_encrypt(self.parent, ipykernel):
+            self._encrypt()
         return found
+
+    def _encrypt(self) -> None:
+        """Give the kernel and its clients keys, where they have none; both have them still when it starts anew."""
+        manager = self.parent
+        if manager.curve_publickey is None:
+            manager.curve_publickey, manager.curve_secretkey = zmq.curve_keypair()
+            self.connection_info = manager.get_connection_info()
+            file = Path(manager.connection_file)
+            keys = {name: self.connection_info[name] for name in ("curve_publickey", "curve_secretkey")}
+            file.write_text(json.dumps({**json.loads(file.read_text()), **keys}, indent=2))
 
     def _reserve_ports(self) -> None:
         """Choose the kernel's ports, unless it has some, and see to it that nobody else is given them.
@@ -122,7 +149,8 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         try:
             for name in port_names:
                 if self.ports_cached:
-                    reserved.hold(getattr(self.parent, name))
+                    with contextlib.suppress(OSError):  # the kernel says what it cannot have
+                        reserved.hold(getattr(self.parent, name))
                 else:
                     port = reserved.free()
                     LocalPortCache.instance().currently_used_ports.add(port)
@@ -422,6 +450,12 @@ def _end_unwanted(started: Future[tuple[subprocess.Popen[bytes], KernelFolder, K
         process, folder, keeper = started.result()
         keeper.close()
         _end_started(process, folder)
+
+
+def _can_encrypt(manager: Any, ipykernel: str) -> bool:
+    """Tell whether the clients of a manager (jupyter_client 8.10), and kernels of a version of ipykernel (7.3), can."""
+    major, minor, *_ = ipykernel.split(".")
+    return hasattr(manager, "curve_publickey") and zmq.has("curve") and (int(major), int(minor)) >= (7, 3)
 
 
 def _listened_at() -> set[int]:

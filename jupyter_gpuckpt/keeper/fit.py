@@ -367,7 +367,8 @@ def _can_be_reached(manifest: Manifest, launch: Launch) -> None:
         _NOT_RESTORED,
         "Its clients reached it at another address, or with other keys (CurveZMQ, `transport_encryption`), than they "
         "reach this kernel, and it cannot change them itself: it has no agent, or an older one, or an older ipykernel.",
-        "Restore it in the kernel that it was saved from, or in one without encryption if that had none.",
+        "Restore it in the kernel that it was saved from; or, if that had no encryption, in one without: start Jupyter "
+        "with GPUCKPT_ENCRYPTION=off.",
     )
 
 

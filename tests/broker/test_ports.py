@@ -1,4 +1,4 @@
-"""What another user gets of a kernel's ports, at every moment: nothing; the number is that of docs/security.md."""
+"""What another user gets of a kernel's ports, at every moment: nothing; the numbers are those of docs/security.md."""
 
 from __future__ import annotations
 
@@ -160,3 +160,48 @@ def test_38_also_when_who_chose_them_is_gone(person: Callable[..., Person], mall
     assert_got_nothing(mallory)
     alice.does("manager.start_kernel()", "notebook.wait_for_ready()")
     assert_got_nothing(mallory)
+
+
+# Whoever connects may subscribe; what is printed and every cell come to all who have. By ZMTP 3, and by 1.0 (RFC 13),
+# which knows no encryption.
+EAVESDROP = """
+import select, socket, time, zmq
+def subscribe(port):
+    global heard, raw
+    heard = zmq.Context.instance().socket(zmq.SUB)
+    heard.subscribe(b"")
+    heard.connect(f"tcp://127.0.0.1:{port}")
+    raw = socket.create_connection(("127.0.0.1", port))
+    raw.sendall(bytes([1, 0, 2, 0, 1]))
+def hears(word, seconds):
+    until, everything, said, is_open = time.monotonic() + seconds, b"", b"", True
+    while not (word in everything and word in said) and time.monotonic() < until:
+        if heard.poll(50):
+            everything += b"".join(heard.recv_multipart())
+        if is_open and select.select([raw], [], [], 0.05)[0]:
+            try:
+                more = raw.recv(65536)
+            except ConnectionError:
+                more = b""
+            is_open = bool(more)
+            said += more
+    return [word in everything, word in said]
+"""
+
+
+def test_44_another_user_listens_to_what_a_kernel_prints(person: Callable[..., Person]) -> None:
+    alice, mallory = person("alice"), person("bob")
+    mallory.does(EAVESDROP)
+    alice.starts_kernel()
+    mallory.does(f"subscribe({alice.does('manager.iopub_port')})")
+    alice.runs("print('geheim')")
+    alice.runs("%gpuckpt save encrypted")
+    alice.runs("%gpuckpt restore encrypted")
+    assert alice.runs("print('geheim')") == "geheim"
+    assert mallory.does("hears(b'geheim', 2)") == [False, False]
+    # Not that he could not: one that is not encrypted he hears.
+    alice.does("notebook.close()", "import os", "os.environ['GPUCKPT_ENCRYPTION'] = 'off'")
+    alice.starts_kernel()
+    mallory.does(f"subscribe({alice.does('manager.iopub_port')})")
+    alice.does("client.execute('import time\\nwhile True: print(\"geheim\", flush=True); time.sleep(0.05)')")
+    assert mallory.does("hears(b'geheim', 600)") == [True, True]

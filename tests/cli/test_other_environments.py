@@ -71,7 +71,7 @@ def test_a_kernelspec_that_ipykernel_installs_has_the_magic(
 
 
 def _has_agent(*cmd: str, cwd: str = "/", **env: str) -> bool:
-    return with_agent(cmd, {**os.environ, **env}, cwd)[1]
+    return bool(with_agent(cmd, {**os.environ, **env}, cwd)[1])
 
 
 @pytest.mark.parametrize("options", ["", "-Xfrozen_modules=off", "-X utf8", "-u", "-I", "-W ignore -uB -E"])
@@ -82,7 +82,7 @@ def test_pythons_own_options_do_not_keep_the_agent_away(options: str) -> None:
 
 @pytest.mark.parametrize("cmd", [["-S", *_MODULE], ["-Sm", *_MODULE[1:]], ["-c", "0", *_MODULE], ["-m"], []])
 def test_a_command_that_could_not_import_the_kernel_class_is_left_alone(cmd: list[str]) -> None:
-    assert with_agent([sys.executable, *cmd], os.environ, "/") == ([sys.executable, *cmd], False)
+    assert with_agent([sys.executable, *cmd], os.environ, "/") == ([sys.executable, *cmd], "")
 
 
 def test_a_kernel_class_of_somebody_elses_is_not_replaced() -> None:

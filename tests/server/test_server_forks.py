@@ -7,14 +7,19 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from copies import Copy
+from jupyter_core.paths import jupyter_runtime_dir
 from jupyter_servers import Server
 from notebooks import StartKernel, wait_for_ready
+
+from jupyter_gpuckpt.keeper import adoption
 
 PROGRAM = str(Path(sys.executable).with_name("jupyter-gpuckpt"))
 
@@ -22,6 +27,33 @@ PROGRAM = str(Path(sys.executable).with_name("jupyter-gpuckpt"))
 def of_server(server: Server) -> set[str]:
     """Return the ids of the kernels that the server holds."""
     return {kernel["id"] for kernel in server.request("GET", "api/kernels").json()}
+
+
+def test_the_token_of_a_server_is_told_to_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append((self.server, self.headers["Authorization"]))
+            self.send_response(200)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as here, HTTPServer(("127.0.0.1", 0), Answer) as proxy:
+        for one in (here, proxy):
+            threading.Thread(target=one.serve_forever).start()
+        try:
+            for name in ("no_proxy", "NO_PROXY"):
+                monkeypatch.delenv(name, raising=False)
+            monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.server_port}")
+            about = {"url": f"http://127.0.0.1:{here.server_port}/", "token": "secret"}
+            runtime = Path(jupyter_runtime_dir())
+            runtime.mkdir(parents=True, exist_ok=True)
+            (runtime / f"jpserver-{os.getpid()}.json").write_text(json.dumps(about))
+            assert adoption.ask([os.getpid()], "kernel")
+        finally:
+            here.shutdown()
+            proxy.shutdown()
+    assert asked == [(here, "token secret")]
 
 
 @contextlib.contextmanager
