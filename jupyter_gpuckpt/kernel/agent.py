@@ -7,33 +7,26 @@ same path in the new run folder. The messages are described in `keeper/link.py`.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 import logging
 import os
 import platform
 import queue
-import select
 import signal
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .. import settings
-from ..errors import GpuckptError, KeeperGone, RestoreFailed
-from ..lock_files import KEEPER_LOCK, is_locked
-from ..readiness import has_room
+from ..errors import GpuckptError, RestoreFailed
 from . import (
     cpu_time,
     debugger,
     devices,
     environment,
     hooks,
-    interrupts,
     parking,
     rebinding,
     renewal,
@@ -42,40 +35,20 @@ from . import (
 )
 from .builtin_hooks import Housekeeping
 from .cells import Asked, Cells, introduced, wait_for_peers
+from .channel import Channel
 from .child_output import ChildOutput
 from .executed import Executed
+from .requests import Progress, Requests, broken_off
 from .sleeping import Sleeping
 
 log = logging.getLogger("gpuckpt.agent")
 
-_ALIVE_EVERY = 0.5  # how often a waiting request looks whether the keeper still lives, in seconds
-_QUIET = 10.0  # after how long a silence a keeper, which is heard of every two seconds, is taken to hang, in seconds
-
 _PREPARED_FOR = frozenset({"save", "fork", "move"})
 """What a cell asks for that the kernel is prepared for: the cell does nothing else meanwhile."""
+_TAKEN_FOR = frozenset({"save", "fork"})
+"""What a cell asks for whose end a restored kernel tells it: what was restored was taken for that."""
 _MENDING = 5.0  # how long a restored kernel waits for the debugger to be mended, in seconds
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
-
-Progress = Callable[[dict[str, Any]], None]
-
-
-class _Waiting:
-    """A request to the keeper that has not been answered yet.
-
-    Attributes
-    ----------
-    operation : the id by which it can be cancelled.
-    afterwards : takes what the keeper says after it has ``taken`` the kernel: the cell that asked does not wait for it.
-    """
-
-    def __init__(self, op: str, operation: str, afterwards: Progress | None) -> None:
-        self.op, self.operation = op, operation
-        self.is_cells = threading.current_thread() is threading.main_thread()
-        """Whether a cell waits for it, and nothing beside the cells."""
-        self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.afterwards = afterwards
-        self.is_left = False
-        """Whether nobody waits for the end of it any more."""
 
 
 class Agent:
@@ -99,8 +72,9 @@ class Agent:
         self._housekeeping = Housekeeping(kernel.shell)
         self._child_output = ChildOutput(getattr(kernel, "iopub_thread", None))
         self.sleeping = Sleeping(self, run_dir, self._housekeeping)
-        self._waiting: dict[int, _Waiting] = {}
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._channel = Channel(run_dir)
+        self._requests = Requests(self._channel, run_dir, self._calls.put)
         self._saving = False
         self._clients: dict[str, int] = {}
         self._token = ""
@@ -110,12 +84,6 @@ class Agent:
         self._heard.set()
         self._mended = threading.Event()
         self._mended.set()
-        self._ids = itertools.count(1)
-        self._sending = threading.RLock()
-        self._is_cut = False
-        """Whether the last line was left off in its middle: the next one ends it."""
-        self._in = os.open(run_dir / "to-kernel", os.O_RDWR)
-        self._out = os.open(run_dir / "from-kernel", os.O_RDWR | os.O_NONBLOCK)
 
     def start(self) -> None:
         """Say hello to the keeper and listen to it from now on."""
@@ -123,7 +91,7 @@ class Agent:
         _own_folder_of_multiprocessing()
         self.in_background(self._listen, "gpuckpt-agent")
         self.in_background(self._do_calls, "gpuckpt-hooks")
-        self._send({"hello": {"pid": self._pid}})
+        self._channel.send({"hello": {"pid": self._pid}})
 
     def in_background(self, work: Callable[[], None], name: str = "gpuckpt") -> None:
         """Do something in a thread of its own."""
@@ -149,16 +117,13 @@ class Agent:
     def tell_ending(self) -> None:
         """Have the keeper know that this kernel ends in its sleep, where its end could wait for the GPU for ever."""
         with contextlib.suppress(GpuckptError):
-            self._send({"request": next(self._ids), "op": "ending", "args": {}})
+            self._requests.send("ending", {})
 
     def _tell_busy(self, busy: bool, used: bool) -> None:
         # Where nobody reads, the cell does not wait.
-        with self._sending, contextlib.suppress(BlockingIOError):
-            line = self._line({"busy": busy, "used": used, **self._about_cells(), "asked": self.cells.describe()})
-            if len(line) > select.PIPE_BUF:
-                line = self._line({"busy": busy, "used": used, **self._about_cells()})
-            os.write(self._out, line)  # whole or not at all, since it is no longer than that
-            self._is_cut = False
+        with self._channel.sending:
+            about = {"busy": busy, "used": used, **self._about_cells()}
+            self._channel.send_if_room({**about, "asked": self.cells.describe()}, about)
 
     def _about_cells(self) -> dict[str, Any]:
         """Say how many cells have begun, and which one runs."""
@@ -186,29 +151,13 @@ class Agent:
         ------
         GpuckptError : whatever the keeper answered, or that it has not answered an interrupt; KeeperGone if it died.
         """
-        if os.getpid() != self._pid:
-            raise KeeperGone(
-                "Only the kernel itself can talk to its keeper.",
-                f"This is process {os.getpid()}, a child of it.",
-                "Use %gpuckpt in a cell.",
-            )
-        number = next(self._ids)
-        args = {"operation": uuid.uuid4().hex, **(args or {})}
-        waiting = _Waiting(op, str(args["operation"]), afterwards)
         clients = self._clients_now() if op == "restore" else {}
-        with interrupts.told(lambda: waiting.messages.put({"interrupted": True})):
-            try:
-                with self._sending:
-                    self._waiting[number] = waiting
-                    self._send({"request": number, "op": op, "args": args})
-                return self._wait(waiting, progress)
-            except GpuckptError:
-                # A restore that failed late has sent them away to the other kernel; they come back.
-                wait_for_peers(clients, encrypted=rebinding.is_encrypted(self._kernel.parent))
-                raise
-            finally:
-                if not waiting.is_left:
-                    self._waiting.pop(number, None)
+
+        def failed() -> None:
+            # A restore that failed late has sent them away to the other kernel; they come back.
+            wait_for_peers(clients, encrypted=rebinding.is_encrypted(self._kernel.parent))
+
+        return self._requests.ask(op, args or {}, progress, afterwards, failed)
 
     def _clients_now(self) -> dict[int, int]:
         """Return how many clients there are at the ports where a cell is answered, and asks."""
@@ -216,81 +165,18 @@ class Agent:
         there = introduced(encrypted=rebinding.is_encrypted(app))
         return {port: there.get(port, 0) for port in (app.shell_port, app.iopub_port, app.stdin_port)}
 
-    def _wait(self, waiting: _Waiting, progress: Progress | None) -> Any:
-        interrupted = False
-        quiet = 0.0  # counted, not measured: the time for which this process stands still is not the keeper's silence
-        while True:
-            try:
-                message = waiting.messages.get(timeout=_ALIVE_EVERY)
-            except queue.Empty:
-                if not is_locked(self._run_dir / KEEPER_LOCK):
-                    raise _broken_off(waiting.op, "The kernel gets a new one by itself within seconds.") from None
-                quiet += _ALIVE_EVERY
-                if quiet >= _QUIET:
-                    if interrupted:
-                        silence = f"The kernel's keeper is stopped or hangs: nothing was heard of it for {quiet:.0f} s."
-                        raise _not_waited_for(waiting.op, silence) from None
-                    if progress is not None:
-                        progress({"stage": "the keeper is silent (interrupt to stop waiting)", "seconds": quiet})
-                continue
-            if "interrupted" in message:
-                if interrupted:
-                    raise _not_waited_for(waiting.op, "It was interrupted twice, and the keeper cannot stop it now.")
-                interrupted = True
-                named = {"operation": waiting.operation, "kind": waiting.op}
-                self._send({"request": next(self._ids), "op": "cancel", "args": named})
-                continue
-            quiet = 0.0
-            if "taken" in message.get("progress", ()):
-                return {**message["progress"]["taken"], "taken": True}
-            if "progress" in message:
-                if progress is not None:
-                    progress(message["progress"])
-            elif "error" in message:
-                raise GpuckptError.from_dict(message["error"])
-            else:
-                return message.get("result")
-
-    def _send(self, message: dict[str, Any]) -> None:
-        with self._sending:
-            data = memoryview(self._line(message))
-            while data:
-                try:
-                    data = data[os.write(self._out, data) :]
-                    self._is_cut = bool(data)
-                except BlockingIOError:
-                    if not has_room(self._out, 5.0):
-                        raise KeeperGone(
-                            "The kernel's keeper does not listen.",
-                            "It has not read what the kernel told it for 5 s.",
-                            "Ask again in a few seconds.",
-                        ) from None
-
-    def _line(self, message: dict[str, Any]) -> bytes:
-        return b"\n" * self._is_cut + json.dumps(message, default=str).encode() + b"\n"
-
     # -- what the keeper asks of the kernel
 
     def _listen(self) -> None:
-        begun = bytearray()
-        while True:
-            *ends, rest = os.read(self._in, 1 << 20).split(b"\n")
-            for end in ends:
-                line = begun + end
-                begun.clear()
-                try:
-                    message = json.loads(line)
-                except ValueError:
-                    continue  # a keeper was killed in the middle of a line
-                try:
-                    self._take(message)
-                except Exception:
-                    log.exception("a message of the keeper's could not be handled")
-            begun += rest
+        for message in self._channel.messages():
+            try:
+                self._take(message)
+            except Exception:
+                log.exception("a message of the keeper's could not be handled")
 
     def _take(self, message: dict[str, Any]) -> None:
         if "for" in message:
-            self._hear(message["for"], message)
+            self._requests.hear(message["for"], message)
             return
         if message["call"] == "new_keeper":
             self._new_keeper(message["id"])
@@ -298,19 +184,6 @@ class Agent:
             self._call(message)
         else:
             self._calls.put(partial(self._call, message))
-
-    def _hear(self, number: int, message: dict[str, Any]) -> None:
-        """Pass on what the keeper says about a request."""
-        waiting = self._waiting.get(number)
-        if waiting is None:
-            return
-        if waiting.is_left and waiting.afterwards is not None:
-            if "progress" not in message:
-                self._waiting.pop(number, None)
-            self._calls.put(partial(waiting.afterwards, message))
-            return
-        waiting.is_left = waiting.afterwards is not None and "taken" in message.get("progress", ())
-        waiting.messages.put(message)
 
     def _do_calls(self) -> None:
         """Run hooks and what waits for clients: a hook that hangs must not keep answers from the cell that waits."""
@@ -349,21 +222,20 @@ class Agent:
             what = f"The kernel could not do its part ({message['call']})."
             reply = {"error": GpuckptError(what, f"{type(e).__name__}: {e}").as_dict()}
         if message["id"]:
-            self._send({"reply": message["id"], **reply})
+            self._channel.send({"reply": message["id"], **reply})
 
     def _new_keeper(self, number: int) -> None:
         """The keeper died and another holds the kernel now: nothing that was asked of the old one will be answered."""
         self._calls.put(self._after_broken_save)
         # The new keeper passes over every request that comes before the reply: these, and no others, end here.
-        with self._sending:
-            for request, waiting in list(self._waiting.items()):
-                self._hear(request, {"error": _broken_off(waiting.op, "It has a new one: ask again.").as_dict()})
+        with self._channel.sending:
+            self._requests.end_all((), None, _broken_off)
             about = {**self._about_cells(), "asked": self.cells.describe()}
-            self._send({"reply": number, "result": {"busy": self.cells.are_running(), **about}})
+            self._channel.send({"reply": number, "result": {"busy": self.cells.are_running(), **about}})
 
     def _after_broken_save(self) -> None:
         if self._saving:
-            self._after_save(_broken_off("save", "Save again.").as_dict())
+            self._after_save(broken_off("save", "Save again.").as_dict())
 
     def _before_save(self) -> dict[str, Any]:
         debugger.refuse_stopped(self._kernel)
@@ -397,7 +269,7 @@ class Agent:
         return self.cells.are_running() and not self._waits_to_be_taken()
 
     def _waits_to_be_taken(self) -> bool:
-        return any(waiting.op in _PREPARED_FOR and not waiting.is_left for waiting in self._waiting.values())
+        return self._requests.awaited(_PREPARED_FOR)
 
     def _after_save(self, error: dict[str, Any] | None) -> dict[str, Any]:
         """The freeze is over in the kernel that was saved, or it did not come to one."""
@@ -501,14 +373,10 @@ class Agent:
             self._answer_restored(asked, account)
         else:
             self.cells.refuse_queued(asked)
-        waits = any(w.is_cells and not w.is_left and w.op in ("save", "fork") for w in self._waiting.values())
+        waits = self._requests.awaited_by_cell(_TAKEN_FOR)
         if result.get("stop_here") and self.cells.are_running() and not waits:
             os.kill(self._pid, signal.SIGINT)  # it was saved from outside, in its middle
-        for number, waiting in list(self._waiting.items()):
-            if waiting.op in ("save", "fork"):  # what was restored was taken for it
-                self._hear(number, {"result": result})
-            else:
-                self._hear(number, {"error": _overtaken(waiting.op).as_dict()})
+        self._requests.end_all(_TAKEN_FOR, result, _overtaken)
         # Not before the answer: clients may be long in coming back, and widgets take a moment to import.
         self._calls.put(partial(self._be_seen, asked.get("panels", []), "" if copy else show.label_of(result)))
         return {"faults": faults, "notes": notes}
@@ -553,11 +421,7 @@ class Agent:
             self._heard.set()
             self.cells.take_queued({"queued": filter(None, requests)})
             self._kernel.io_loop.add_callback(self._kernel.hold, False)
-        for number, waiting in list(self._waiting.items()):
-            if waiting.op == "hibernate":
-                self._hear(number, {"result": {"woken": True}})
-            else:
-                self._hear(number, {"error": _overtaken(waiting.op).as_dict()})
+        self._requests.end_all(("hibernate",), {"woken": True}, _overtaken)
         self._calls.put(partial(self._be_heard, "awake"))
         return {"faults": faults}
 
@@ -631,16 +495,8 @@ class Agent:
         self.cells.refuse_queued(asked)
 
 
-def _broken_off(op: str, then: str) -> KeeperGone:
-    return KeeperGone(f"The {op} was broken off; the kernel goes on as before.", "The kernel's keeper died.", then)
-
-
-def _not_waited_for(op: str, why: str) -> GpuckptError:
-    return GpuckptError(
-        f"The {op} is not waited for any longer; it may still be done.",
-        why,
-        "Ask for `%gpuckpt status`; if it does not answer either, restart the kernel.",
-    )
+def _broken_off(op: str) -> GpuckptError:
+    return broken_off(op, "It has a new one: ask again.")
 
 
 def _overtaken(op: str) -> GpuckptError:
