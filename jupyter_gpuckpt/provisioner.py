@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -454,8 +455,8 @@ def _end_unwanted(started: Future[tuple[subprocess.Popen[bytes], KernelFolder, K
 
 def _can_encrypt(manager: Any, ipykernel: str) -> bool:
     """Tell whether the clients of a manager (jupyter_client 8.10), and kernels of a version of ipykernel (7.3), can."""
-    major, minor, *_ = ipykernel.split(".")
-    return hasattr(manager, "curve_publickey") and zmq.has("curve") and (int(major), int(minor)) >= (7, 3)
+    found = tuple(map(int, re.findall(r"\d+", ipykernel)[:2]))  # the second part of 8.0rc1 is no number
+    return hasattr(manager, "curve_publickey") and zmq.has("curve") and found >= (7, 3)
 
 
 def _listened_at() -> set[int]:

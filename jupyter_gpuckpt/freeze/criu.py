@@ -66,8 +66,6 @@ AT_POST_DUMP = Path(__file__).parent / "at_post_dump.sh"
 _STAMP = re.compile(r"^\([\d.]+\)\s*(\d+: )?")
 _OWN = re.compile(r"^(\([\d.]+\)\s*(\d+: )?)?(Error|Warn) |^\s*$")
 
-"""What criu says where another program listens at a port that it restores."""
-
 _ADVICE = (
     # what criu says, what a person can do; the first that matches is given
     ("Can't get 1:16 opt", "This CRIU is too old for this Linux: run `jupyter gpuckpt setup`, and try again."),
