@@ -80,8 +80,9 @@ class Criu:
             go.touch()
 
     def hang_in_mid_dump(self) -> None:
-        """Have the next dumps hang (criu is stopped) when criu has put code of its own into a process of the tree."""
-        # Its code and criu talk by a socket of this name. Another criu of the machine may have one, too.
+        """Have the next dumps hang (criu is stopped) when criu talks with its own code in a process of the tree."""
+        # By a socket of this name, which is no listening one. Another criu of the machine may have one, too. Who stops
+        # or kills criu before, while it puts that code there, can kill the process with it.
         script = self.folder / "hang.py"
         script.write_text(
             "import os, signal, sys\n"
@@ -95,7 +96,8 @@ class Criu:
             "        except FileNotFoundError: pass\n"
             "def talks():\n"
             "    rows = [row.split() for row in open('/proc/net/unix', errors='replace') if '/gpuckpt-criu/' in row]\n"
-            "    return bool({f'socket:[{row[6]}]' for row in rows} & set(own())) if rows else False\n"
+            "    talking = {f'socket:[{row[6]}]' for row in rows if row[3] != '00010000'}\n"
+            "    return bool(talking & set(own())) if talking else False\n"
             "while not (is_held() and talks()): pass\n"
             "os.kill(int(criu), signal.SIGSTOP)\n"
         )
