@@ -8,6 +8,7 @@ from jupyter_gpuckpt.freeze import criu
 
 _LOG = """\
 (00.000012) Error (criu/util.c:1): Can't setup RLIMIT_NOFILE for self
+(00.020113) Error (criu/sk-inet.c:839): inet: Can't check shutdown state of inet socket
 (00.031207) Warn  (criu/kerndat.c:2): harmless
 (00.102233)  10000: Error (criu/sockets.c:500): Can't get 1:16 opt: Operation not supported
 (00.102300) Error (criu/cr-dump.c:2111): Dumping FAILED.
