@@ -404,13 +404,19 @@ def large(code: str) -> str:
     return f"y = {'a' * (15 << 20)!r}\n{code}"
 
 
+def command(pid: int) -> bytes:
+    """Return a process's arguments; none where it has just ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 @contextlib.contextmanager
 def standing_still(notebook: Notebook) -> Iterator[None]:
     """Have the kernel, which is about to be woken, stand still."""
     named = os.fsencode(notebook.manager.connection_file)
-    (kernel,) = (
-        pid for pid in processes.descendants(keeper_pid(notebook)) if named in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
+    (kernel,) = (pid for pid in processes.descendants(keeper_pid(notebook)) if named in command(pid))
     os.kill(kernel, signal.SIGSTOP)
     try:
         yield
