@@ -202,8 +202,8 @@ def operate(kernel: str, op: str, request: dict[str, Any], verb: str) -> dict[st
     with (
         about_a_job(is_job),
         client.connect(folder) as keeper,
-        _Cancelling(folder, named) as cancelling,
         output.Progress(verb) as progress,
+        _Cancelling(folder, named, progress) as cancelling,
     ):
 
         def take(message: dict[str, Any]) -> None:
@@ -221,8 +221,8 @@ class _Cancelling:
     Some stages cannot be left; the keeper is then asked again at each later one. A second Ctrl-C stops the waiting.
     """
 
-    def __init__(self, folder: KernelFolder, named: dict[str, str]) -> None:
-        self._folder, self._named = folder, named
+    def __init__(self, folder: KernelFolder, named: dict[str, str], progress: output.Progress) -> None:
+        self._folder, self._named, self._progress = folder, named, progress
         self._wanted = self._accepted = False
         self._before: Any = None
 
@@ -245,6 +245,7 @@ class _Cancelling:
         if self._wanted:
             raise KeyboardInterrupt
         self._wanted = True
+        self._progress.cancel()
         self.ask_again()
 
 

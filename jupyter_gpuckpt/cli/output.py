@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from ..errors import Cancelled, GpuckptError, NoSuchKernel, NoSuchSnapshot, Unavailable
 from ..kernel.show import progress_text
 from ..kernel.words import Usage
+from ..pace import Pace
 
 DONE, FAILED, USAGE, NOT_FOUND, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -111,7 +112,9 @@ def _discard(stream: TextIO) -> None:
 
 
 class Progress:
-    """One line on a terminal that says how far an operation is; shown from the first second on, and gone at the end.
+    """One line on a terminal that says how far an operation is; gone at the end.
+
+    It is shown from the first second on, and at once where somebody wants the operation cancelled.
 
     Where standard error is no terminal nothing is shown.
     """
@@ -119,8 +122,11 @@ class Progress:
     def __init__(self, verb: str) -> None:
         self._verb = verb
         self._latest: dict[str, Any] = {"stage": "asking"}
+        self._pace = Pace()
         self._began = time.monotonic()
+        self._cancelling = self._shown = False
         self._over = threading.Event()
+        self._writing = threading.RLock()
         # A thread: the keeper is silent through a long stage, and the seconds must go on all the same.
         terminal = sys.stderr is not None and sys.stderr.isatty()
         self._drawing = threading.Thread(target=self._draw, daemon=True) if terminal else None
@@ -139,16 +145,31 @@ class Progress:
         """Take in what the keeper reports."""
         self._latest = progress
 
+    def amount(self, _: str, done: int, total: int) -> None:
+        """Take in how much of what the verb says is done, in bytes."""
+        self._latest = {"stage": "", **self._pace.take(time.monotonic(), done, total)}
+
+    def cancel(self) -> None:
+        """Say from now on that it is being cancelled."""
+        self._cancelling = True
+        if self._drawing is not None:
+            self._show()
+
     def _draw(self) -> None:
-        shown = False
         wait = _PROGRESS_AFTER
         while not self._over.wait(wait):
-            seconds = time.monotonic() - self._began
-            line = progress_text(self._verb, {**self._latest, "seconds": seconds})
-            width = shutil.get_terminal_size().columns
-            sys.stderr.write(_CLEAR_LINE + printable(line)[: width - 1])
-            sys.stderr.flush()
-            shown, wait = True, _REDRAW
-        if shown:
-            sys.stderr.write(_CLEAR_LINE)
+            self._show()
+            wait = _REDRAW
+        if self._shown:
+            self._write(_CLEAR_LINE)
+
+    def _show(self) -> None:
+        about = {"seconds": time.monotonic() - self._began, "cancelling": self._cancelling}
+        line = progress_text(self._verb, {**self._latest, **about})
+        self._shown = True
+        self._write(_CLEAR_LINE + printable(line)[: shutil.get_terminal_size().columns - 1])
+
+    def _write(self, text: str) -> None:
+        with self._writing:  # by the main thread, too, in the middle of whatever it does
+            sys.stderr.write(text)
             sys.stderr.flush()

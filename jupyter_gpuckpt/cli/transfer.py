@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import getpass
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from .. import settings
 from ..errors import GpuckptError, Refused
@@ -48,7 +47,7 @@ def push(args: argparse.Namespace) -> int:
     at = RemoteStore(remote_at(args.url), _secrets(args), create=True)
     how = _encryption(at)
     with output.Progress(f"Sending {args.name}, {how}") as progress:
-        done = send(store, key, at, replace=args.replace, progress=_Rate(progress).take)
+        done = send(store, key, at, replace=args.replace, progress=progress.amount)
     document = {**summary(done.manifest), "url": at.shown, "sent": done.sent, "found": done.found, **at.encryption}
     text = f"Sent {args.name} to {at.shown}, {how}: {show.size(done.sent)}; {show.size(done.found)} were there."
     output.result(args.json, document, text)
@@ -66,7 +65,7 @@ def pull(args: argparse.Namespace) -> int:
             replace=args.replace,
             older=args.older,
             quota=settings.store_quota(),
-            progress=_Rate(progress).take,
+            progress=progress.amount,
         )
     document = {**summary(done.manifest), "url": at.shown, "fetched": done.fetched, "found": done.found}
     name = name_of(done.manifest.name)
@@ -157,10 +156,9 @@ def export(args: argparse.Namespace) -> int:
     """Write a snapshot into a file."""
     store, secrets = _store(), _secrets(args)
     with output.Progress(f"Exporting {args.name}") as progress:
-        rate = _Rate(progress)
 
         def fill(out: BinaryIO) -> Manifest:
-            return export_snapshot(store, find(store, args.name), out, secrets, rate.take)
+            return export_snapshot(store, find(store, args.name), out, secrets, progress.amount)
 
         if args.file == "-":
             if args.json:
@@ -191,7 +189,7 @@ def bring_in(args: argparse.Namespace) -> int:
                 replace=args.replace,
                 older=args.older,
                 quota=settings.store_quota(),
-                progress=_Rate(progress).take,
+                progress=progress.amount,
             )
 
     if args.file == "-":
@@ -304,19 +302,3 @@ def _from_terminal() -> str:
                 "there is no terminal",
                 "Give it by --passphrase-file, or set GPUCKPT_PASSPHRASE.",
             ) from None
-
-
-class _Rate:
-    """Adds to a progress how fast it goes."""
-
-    def __init__(self, progress: output.Progress) -> None:
-        self._progress = progress
-        self._began = time.monotonic()
-
-    def take(self, stage: str, done: int, total: int) -> None:
-        """Take in how far it is."""
-        seconds = time.monotonic() - self._began
-        about: dict[str, Any] = {"stage": stage, "done": done, "total": total}
-        if done and seconds > 0:
-            about["rate"] = done / seconds
-        self._progress.take(about)

@@ -146,9 +146,7 @@ def collect(args: argparse.Namespace) -> int:
 def check(args: argparse.Namespace) -> int:
     """Say what is damaged."""
     with output.Progress("Checking") as progress:
-        found = _store().check(
-            args.read_data, lambda stage, done, total: progress.take({"stage": stage, "done": done, "total": total})
-        )
+        found = _store().check(args.read_data, progress.amount)
     lines = [
         f"{fault.what}: {fault.why}" + (f" (needed by {', '.join(fault.snapshots)})" if fault.snapshots else "")
         for fault in found.faults

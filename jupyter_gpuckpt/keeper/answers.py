@@ -21,22 +21,29 @@ PULSE = 2.0  # how often a client that waits hears that its request is being wor
 
 
 async def answer_to(
-    op: str, work: Coroutine[Any, Any, Any], pulse: Tell, stage: Callable[[], str], folder: Path
+    op: str, work: Callable[[Tell], Coroutine[Any, Any, Any]], tell: Tell, pulse: Tell, folder: Path
 ) -> dict[str, Any]:
     """Do what was asked for, and return its ``result`` or ``error``.
 
-    `pulse` is told now and then that it is being done, and in which `stage` it is; `folder` is the kernel's.
+    `work` gets something to be told how far it is, which `tell` is told at once. `pulse` is told the same once more now
+    and then: it is being done. `folder` is the kernel's.
     """
+    latest: dict[str, Any] = {"stage": "asking"}
+
+    async def note(progress: dict[str, Any]) -> None:
+        nonlocal latest
+        latest = {key: value for key, value in progress.items() if key != "taken"}
+        await tell(progress)
 
     async def beat() -> None:
         began = time.monotonic()
         while True:
             await asyncio.sleep(PULSE)
-            await pulse({"stage": stage(), "seconds": time.monotonic() - began})
+            await pulse({**latest, "seconds": time.monotonic() - began})
 
     beating = asyncio.create_task(beat())
     try:
-        return {"result": await work}
+        return {"result": await work(note)}
     except GpuckptError as e:
         return {"error": e.as_dict()}
     except Exception as e:

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from .. import settings
@@ -66,11 +67,6 @@ class Requests:
         keeper.equip(Store(settings.store_dir()), Marks(), self.do, self._answer_agent)
         self.auto_sleep = AutoSleep(self.keeper)
         self._looking = asyncio.Semaphore(_MOST_LOOKS)
-
-    def stage(self) -> str:
-        """Return how far the operation under way is; empty where there is none."""
-        current = self.keeper.operations.current
-        return current.stage if current is not None else ""
 
     async def do(self, op: str, args: dict[str, Any], tell: Tell) -> Any:
         """Do what a client or the agent asks for; `tell` passes progress on.
@@ -244,7 +240,7 @@ class Requests:
             with contextlib.suppress(AgentSilent):
                 await link.pulse({"for": number, "progress": progress})
 
-        answer = await answer_to(op, self.do(op, args, tell), pulse, self.stage, keeper.folder.path)
+        answer = await answer_to(op, partial(self.do, op, args), tell, pulse, keeper.folder.path)
         # A restore that succeeded has closed this link, and answers through the restored kernel.
         with contextlib.suppress(AgentSilent):
             await link.send({"for": number, **answer})

@@ -13,6 +13,7 @@ from . import proof
 from .answers import answer_to, without_magic
 from .holders import send
 from .operations.shut_down import shut_down
+from .operations.stages import Tell
 from .protocol import REQUEST_LIMIT, peer_pid, peer_uid, short_path
 from .record import SOCKET
 from .requests import Requests
@@ -98,14 +99,14 @@ class SocketServer:
         async def tell(progress: dict[str, Any]) -> None:
             await send(writer, {"id": number, "progress": progress})
 
-        async def done() -> Any:
+        async def done(tell: Tell) -> Any:
             if op == "attach":
                 return await self._attach(writer, args.get("end_after"))
             if op == "close":
                 return await self._close()
             return await self._requests.do(op, args, tell)
 
-        answer = await answer_to(op, done(), tell, self._requests.stage, self._keeper.folder.path)
+        answer = await answer_to(op, done, tell, tell, self._keeper.folder.path)
         launch = self._keeper.launch
         if not launch.agent and not launch.job:
             answer = without_magic(answer, launch.kernel_id)

@@ -390,7 +390,8 @@ class _Progress:
         """Show what the keeper reports."""
         if progress["stage"] == _FREEZING:
             return  # it might be on its way when the kernel is taken, and be sent once more by each that is restored
-        if self._handle is None and time.monotonic() - self._began < _PROGRESS_AFTER:
+        soon = time.monotonic() - self._began < _PROGRESS_AFTER
+        if self._handle is None and soon and not progress.get("cancelling"):
             return
         self._display({"text/plain": show.progress_text(self._verb, progress)})
 
@@ -458,7 +459,7 @@ class _Writing:
             saved.fail(GpuckptError.from_dict(message["error"]))
             print(f"{saved.name} was NOT saved. {saved.error}", file=sys.stderr)
         elif "progress" in message:
-            saved.progress = show.progress_text("Being written", message["progress"])
+            saved.progress = message["progress"]
             if not self._progress.updates:
                 return  # a line for every part of it would be too many
         else:

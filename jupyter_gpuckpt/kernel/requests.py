@@ -92,6 +92,7 @@ class Requests:
 
     def _wait(self, waiting: _Waiting, progress: Progress | None) -> Any:
         interrupted = False
+        latest: dict[str, Any] = {"stage": "asking", "seconds": 0.0}
         quiet = 0.0  # counted, not measured: the time for which this process stands still is not the keeper's silence
         while True:
             try:
@@ -111,18 +112,27 @@ class Requests:
                 if interrupted:
                     raise _not_waited_for(waiting.op, "It was interrupted twice, and the keeper cannot stop it now.")
                 interrupted = True
-                self.send("cancel", {"operation": waiting.operation, "kind": waiting.op})
+                self._cancel(waiting)
+                if progress is not None:
+                    progress({**latest, "cancelling": True})
                 continue
             quiet = 0.0
             if "taken" in message.get("progress", ()):
-                return {**message["progress"]["taken"], "taken": True}
+                taken: dict[str, Any] = message["progress"].pop("taken")
+                return {**taken, "taken": True, "progress": message["progress"]}
             if "progress" in message:
+                if interrupted and message["progress"]["stage"] != latest["stage"]:
+                    self._cancel(waiting)  # the stage before may have been one that cannot be left
+                latest = message["progress"]
                 if progress is not None:
-                    progress(message["progress"])
+                    progress({**latest, "cancelling": interrupted})
             elif "error" in message:
                 raise GpuckptError.from_dict(message["error"])
             else:
                 return message.get("result")
+
+    def _cancel(self, waiting: _Waiting) -> None:
+        self.send("cancel", {"operation": waiting.operation, "kind": waiting.op})
 
     def hear(self, number: int, message: dict[str, Any]) -> None:
         """Pass on what the keeper says about a request."""

@@ -36,6 +36,16 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min {seconds % 60:.0f} s"
 
 
+def remaining(seconds: float) -> str:
+    """Return how long something may still take: roughly, since it is an estimate."""
+    if seconds < 3:
+        return "a moment left"
+    for unit, length, upto, step in (("s", 1, 20, 1), ("s", 1, 90, 5), ("min", 60, 90, 1)):
+        if (count := round(seconds / length / step) * step) < upto:
+            return f"about {count} {unit} left"
+    return f"about {seconds / 3600:.0f} h left"
+
+
 def unsaved(done: dict[str, Any]) -> str:
     """Say what a kernel has done that is in no snapshot, as `keeper.unsaved` tells of it."""
     since = max(0.0, time.time() - datetime.datetime.fromisoformat(done["since"]).timestamp())
@@ -101,10 +111,11 @@ class Saved(_Shown):
     error : why it could not be written after the cell had gone on; None where nothing is known to be wrong.
     size, gpu_memory : of the snapshot, in bytes.
     seconds : how long the save took; None in a restored kernel.
-    frozen_seconds : for how long the kernel stood still.
+    frozen_seconds : for how long the kernel was paused.
     """
 
-    progress = "Being written"
+    progress: dict[str, Any]
+    """How far the writing is; the keeper's last word of it."""
     error: GpuckptError | None = None
 
     def __init__(self, result: dict[str, Any]) -> None:
@@ -116,6 +127,7 @@ class Saved(_Shown):
         self.id: str = result["id"]
         self.message: str = result["message"]
         self.written = not result.get("taken")
+        self.progress = result.get("progress") or {"stage": "writing"}
         self._notes = result.get("notes") or []
         self.created: str = result["created"]
         self.size: int = result["size"]
@@ -134,11 +146,13 @@ class Saved(_Shown):
             return f"Back at {self.name}, saved {moment(self.created)}."
         if self.error is not None:
             return f"{self.name} was NOT saved. {self.error}"
-        gpu = f", {size(self.gpu_memory)} of it GPU memory" if self.gpu_memory else ""
-        stood_still = f"the {self._who} stood still for {duration(self.frozen_seconds)}."
+        paused = duration(self.frozen_seconds)
         if not self.written:
-            return f"Took {self.name}{gpu}; {stood_still} {self.progress}; not saved until that is done."
-        lines = [f"Saved {self.name}: {size(self.size)}{gpu}, in {duration(self.seconds or 0)}; {stood_still}"]
+            far = how_far({**self.progress, "stage": "Writing"})
+            return f"{self.name} captured ({self._who} paused {paused}). {far}; not safe until written."
+        gpu = f" ({size(self.gpu_memory)} of it GPU memory)" if self.gpu_memory else ""
+        took = f"in {duration(self.seconds or 0)}; the {self._who} was paused for {paused}."
+        lines = [f"Saved {self.name}: {size(self.size)}{gpu} {took}"]
         return "\n".join(lines + self._notes)
 
 
@@ -188,7 +202,7 @@ class Forked(_Shown):
     kernels : an object for each copy: ``id``, ``connection_file``, ``ports`` and more; empty where restored.
     warnings : what kernel and copies share.
     seconds : how long the fork took; None where restored.
-    frozen_seconds : for how long the kernel stood still; None for a fork from a snapshot.
+    frozen_seconds : for how long the kernel was paused; None for a fork from a snapshot.
     """
 
     def __init__(self, result: dict[str, Any]) -> None:
@@ -208,8 +222,8 @@ class Forked(_Shown):
         if self.restored:
             return f"Back at {self._name}."
         many = f"{len(self.kernels)} copies" if len(self.kernels) > 1 else "one copy"
-        stood = f"; the kernel stood still for {duration(self.frozen_seconds)}" if self.frozen_seconds else ""
-        lines = [f"Forked: {many}, in {duration(self.seconds or 0)}{stood}."]
+        paused = f"; the kernel was paused for {duration(self.frozen_seconds)}" if self.frozen_seconds else ""
+        lines = [f"Forked: {many}, in {duration(self.seconds or 0)}{paused}."]
         for kernel in self.kernels:
             lines += fork_lines(kernel)
         return "\n".join(lines + self.warnings)
@@ -479,7 +493,7 @@ def snapshot(found: dict[str, Any]) -> Listing:
             ("job", found.get("job", "")),
             ("kernel", "" if found.get("job") else found["kernel_id"]),
             ("processes", str(len(found["process"]["processes"]))),
-            ("stood still for", duration(found["frozen_seconds"])),
+            ("paused for", duration(found["frozen_seconds"])),
             ("GPUs", gpus),
             ("driver", str(found["cuda"].get("driver") or "")),
             ("CRIU", found["machine"]["criu"]),
@@ -508,13 +522,19 @@ def still_running(kernel: dict[str, Any]) -> str:
 
 def progress_text(verb: str, progress: dict[str, Any]) -> str:
     """Return one line that says how far an operation is."""
-    amount = ""
+    return f"{verb}: {'cancelling…' if progress.get('cancelling') else how_far(progress)}"
+
+
+def how_far(progress: dict[str, Any]) -> str:
+    """Return how far an operation is: its stage, how much of that is done, and how long it will or did take."""
+    words = [progress["stage"]] if progress["stage"] else []
     if progress.get("total"):
-        done, total = progress["done"], progress["total"]
-        amount = f" {100 * done // total} % of {size(total)}"
-        if progress.get("rate"):
-            amount += f", {size(progress['rate'])}/s"
-    return f"{verb}: {progress['stage']}{amount} ({duration(progress['seconds'])})"
+        words.append(f"{100 * progress['done'] // progress['total']} % of {size(progress['total'])}")
+    parts = [" ".join(words)]
+    if progress.get("rate"):
+        parts += [f"{size(progress['rate'])}/s", remaining(progress["left"])]
+        return ", ".join(parts)
+    return parts[0] + (f" ({duration(progress['seconds'])})" if "seconds" in progress else "")
 
 
 def error_content(error: GpuckptError) -> dict[str, Any]:

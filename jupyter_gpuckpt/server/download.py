@@ -21,22 +21,27 @@ Send = Callable[[bytes], Coroutine[Any, Any, None]]
 """Sends a piece, and returns when there is room for the next."""
 
 
-async def download(store: Store, name: str, send: Send) -> None:
+async def download(store: Store, name: str, begin: Callable[[int], None], send: Send) -> None:
     """Send the snapshot `name` as the file that `export` writes; where `send` fails, no more is read.
 
-    What is sent is not encrypted.
+    `begin` is called in the event loop before the first piece is sent, with how many bytes the file has. What is sent
+    is not encrypted.
 
     Raises
     ------
     BadName, NoSuchSnapshot, Damaged, Untrusted, Incompatible : as `Store.trusted`; maybe after some pieces were sent.
     Exception : what `send` raised.
     """
-    pieces = _Pieces(asyncio.get_running_loop(), send)
+    loop = asyncio.get_running_loop()
+    pieces = _Pieces(loop, send)
     ended: Future[Manifest] = Future()
+
+    def announce(size: int) -> None:
+        loop.call_soon_threadsafe(begin, size)
 
     def work() -> None:
         try:
-            ended.set_result(export_snapshot(store, name, pieces, own_secrets()))
+            ended.set_result(export_snapshot(store, name, pieces, own_secrets(), announce=announce))
         except Exception as e:  # noqa: BLE001 - it is raised where this is waited for
             ended.set_exception(e)
 

@@ -438,17 +438,19 @@ class ExportHandler(_Handler):
     async def get(self, name: str) -> None:
         """Send a snapshot as one file."""
 
+        def begin(size: int) -> None:
+            self.set_header("Content-Type", _FILE)
+            # The store holds it, so that its name, behind a notebook's, has only letters, digits and . _ - ~
+            self.set_header("Content-Disposition", f'attachment; filename="{name.rpartition(":")[2]}.gpuckpt"')
+            self.set_header("Content-Length", str(size))  # by which a browser says how much is left
+            self.set_header("Cache-Control", "no-store")
+
         async def send(piece: bytes) -> None:
-            if not self._headers_written:
-                self.set_header("Content-Type", _FILE)
-                # The store holds it, so that its name, behind a notebook's, has only letters, digits and . _ - ~
-                self.set_header("Content-Disposition", f'attachment; filename="{name.rpartition(":")[2]}.gpuckpt"')
-                self.set_header("Cache-Control", "no-store")
             self.write(piece)
             await asyncio.wait_for(self.flush(), _PATIENCE)  # else it would stay one of those that are limited
 
         try:
-            await self.service.export(name, send)
+            await self.service.export(name, begin, send)
         except StreamClosedError:
             return  # the client has gone
         except Exception:

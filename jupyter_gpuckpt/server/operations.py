@@ -19,6 +19,7 @@ from typing import Any
 from ..errors import Cancelled, GpuckptError
 from ..keeper import client
 from ..keeper.record import KernelFolder
+from ..pace import Pace
 from ..store import Progress
 from .limits import Limit
 from .logs import criu_log, keeper_log, keeper_log_size
@@ -59,6 +60,10 @@ class Operation:
     stage: str = "asking"
     percent: int | None = None
     """How much of the stage is done; None where that is not known."""
+    total: int | None = None
+    """How many bytes the stage is about; None where that is not known."""
+    left: int | None = None
+    """How many seconds the stage will still take, by its pace; None where nothing can be said."""
     started: str = field(default_factory=_now)
     ended: str | None = None
     result: dict[str, Any] | None = None
@@ -78,13 +83,15 @@ class Operation:
             "state": self.state,
             "stage": self.stage,
             "percent": self.percent,
+            "total": self.total,
+            "left": self.left,
+            "cancelling": self.cancelling,
         }
 
     def as_dict(self) -> dict[str, Any]:
         """Return all there is to say, as JSON types."""
         return {
             **self.outline(),
-            "cancelling": self.cancelling,
             "started": self.started,
             "ended": self.ended,
             "result": self.result,
@@ -163,14 +170,19 @@ class Operations:
         operation = self.get(operation_id)
         if operation.ended is None and not operation.cancelling:
             operation.cancelling = True
+            self._changed(operation)
             if folder is not None:
                 await asyncio.to_thread(_ask_to_cancel, folder, operation)
         return operation
 
-    def moved(self, operation: Operation, stage: str, percent: int | None) -> None:
-        """Take in how far it is."""
-        if (stage, percent) != (operation.stage, operation.percent) and operation.ended is None:
-            operation.stage, operation.percent = stage, percent
+    def moved(self, operation: Operation, progress: dict[str, Any]) -> None:
+        """Take in how far it is, as keepers tell of it."""
+        before = operation.outline()
+        total, left = progress.get("total") or None, progress.get("left")
+        operation.stage, operation.total = str(progress["stage"]), total
+        operation.percent = 100 * progress["done"] // total if total else None
+        operation.left = None if left is None else round(left)
+        if operation.outline() != before and operation.ended is None:
             self._changed(operation)
 
     def end(
@@ -181,7 +193,8 @@ class Operations:
         logs: list[dict[str, Any]],
     ) -> None:
         """Take in how it ended."""
-        operation.result, operation.error, operation.percent, operation.logs = result, error, None, logs
+        operation.result, operation.error, operation.logs = result, error, logs
+        operation.percent = operation.total = operation.left = None
         if error is None:
             operation.state, operation.name = "done", str((result or {}).get("name", operation.name))
         else:
@@ -228,9 +241,9 @@ class _Thread:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
             self.loop.call_soon_threadsafe(do, *args)
 
-    def moved(self, stage: str, done: int, total: int) -> None:
+    def moved(self, progress: dict[str, Any]) -> None:
         """Tell how far it is."""
-        self.tell(self.operations.moved, self.operation, stage, 100 * done // total if total else None)
+        self.tell(self.operations.moved, self.operation, progress)
 
 
 @dataclass
@@ -238,6 +251,7 @@ class _Working(_Thread):
     """The thread that does an operation itself."""
 
     work: Callable[[Progress], dict[str, Any]]
+    _pace: Pace = field(default_factory=Pace)
 
     def work_out(self) -> dict[str, Any]:
         began = time.monotonic()
@@ -250,7 +264,7 @@ class _Working(_Thread):
                 "It was interrupted.",
                 "What was sent or fetched is found again by the next attempt.",
             )
-        self.moved(stage, done, total)
+        self.moved({"stage": stage, **self._pace.take(time.monotonic(), done, total)})
 
 
 @dataclass
@@ -277,7 +291,7 @@ class _Waiting(_Thread):
         return keeper_log(self.folder, self._log_began)
 
     def _take(self, progress: dict[str, Any]) -> None:
-        self.moved(str(progress["stage"]), progress.get("done", 0), progress.get("total") or 0)
+        self.moved(progress)
         if self.operation.cancelling and not self._agreed:
             self._agreed = _ask_to_cancel(self.folder, self.operation)
 

@@ -8,7 +8,7 @@ import dataclasses
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -500,14 +500,14 @@ class Service:
 
         return self.operations.do(Operation("pull", "", name), work)
 
-    async def export(self, name: str, send: Send) -> None:
-        """Send a snapshot as one file, by `send`.
+    async def export(self, name: str, begin: Callable[[int], None], send: Send) -> None:
+        """Send a snapshot as one file, by `send`, once `begin` was told how many bytes that has.
 
         Raises
         ------
         BadName, NoSuchSnapshot, Damaged, Incompatible, Untrusted : as `download`.
         """
-        await download(self._store, await self._key(name), send)
+        await download(self._store, await self._key(name), begin, send)
 
     # -- the machine
 

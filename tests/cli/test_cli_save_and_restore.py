@@ -118,16 +118,17 @@ def test_a_save_while_a_cell_runs(cli: Cli, notebook: Notebook) -> None:
 
 
 @pytest.mark.usefixtures("held")
-def test_ctrl_c_cancels_a_save(cli: Cli, notebook: Notebook) -> None:
-    saving = subprocess.Popen(
-        [PROGRAM, "save", _id(notebook), "never"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def test_ctrl_c_cancels_a_save_and_says_so_at_once(cli: Cli, notebook: Notebook) -> None:
+    terminal, end = pty.openpty()
+    saving = subprocess.Popen([PROGRAM, "save", _id(notebook), "never"], stdout=subprocess.PIPE, stderr=end, text=True)
+    os.close(end)
     _until_it_saves(cli)
     saving.send_signal(signal.SIGINT)
-    out, err = saving.communicate(timeout=60)
+    out, _ = saving.communicate(timeout=60)
+    shown = _all_of(terminal)
     assert (saving.returncode, out) == (130, "")
-    assert "The save of 'never' was cancelled." in err
-    assert "Traceback" not in err
+    assert "Saving never: cancelling…\r\x1b[KThe save of 'never' was cancelled." in shown
+    assert "Traceback" not in shown
     assert _names(cli) == []
     assert cli("kernels", "--json").json["kernels"][0]["state"] == "running"
     assert notebook.value("1 + 1") == "2"
@@ -188,6 +189,16 @@ def test_a_keeper_that_dies_during_a_save_is_noticed(cli: Cli, notebook: Noteboo
     assert notebook.value("x") == "5"
 
 
+def _all_of(terminal: int) -> str:
+    """Return all that is shown on a terminal which no program has any more, and close it."""
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of it
+        while True:
+            shown += os.read(terminal, 1 << 16)
+    os.close(terminal)
+    return shown.decode()
+
+
 def test_progress_is_shown_on_a_terminal_after_a_second(cli: Cli, notebook: Notebook, held: Path) -> None:
     terminal, end = pty.openpty()
     saving = subprocess.Popen([PROGRAM, "save", _id(notebook), "slow"], stdout=subprocess.PIPE, stderr=end)
@@ -198,8 +209,7 @@ def test_progress_is_shown_on_a_terminal_after_a_second(cli: Cli, notebook: Note
     assert float(said[1]) >= 1.0
     held.touch()
     saving.communicate(timeout=60)
-    shown += os.read(terminal, 1 << 16).decode()
-    os.close(terminal)
+    shown += _all_of(terminal)
     assert saving.returncode == 0
     assert shown.endswith("\r\x1b[K"), "the line is gone at the end"
 

@@ -17,7 +17,6 @@ from notebooks import StartKernel
 from remote_servers import KEY, S3, SECRET
 
 from jupyter_gpuckpt import settings
-from jupyter_gpuckpt.kernel.show import progress_text
 from jupyter_gpuckpt.store import Store
 from jupyter_gpuckpt.store.signatures import split
 
@@ -228,11 +227,6 @@ def test_a_kernel_comes_back_in_a_store_that_has_fetched_it(
     second.run("x = 5")
     assert second.fails("%gpuckpt restore here").ename == "RevokedKey"
     assert second.value("x") == "5"
-
-
-def test_progress_says_how_fast_it_goes() -> None:
-    progress = {"stage": "send", "done": 5 * 10**8, "total": 10**9, "rate": 12.5e6, "seconds": 40.0}
-    assert progress_text("Sending it", progress) == "Sending it: send 50 % of 1.0 GB, 12.5 MB/s (40.0 s)"
 
 
 def test_an_odd_snapshot_of_somebody_who_is_trusted_keeps_no_other_from_being_listed(cli: Cli, store: Store) -> None:

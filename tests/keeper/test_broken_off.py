@@ -22,7 +22,7 @@ from keeper_faults import (
     status,
     until_stage,
 )
-from notebooks import Notebook, StartKernel, wait_until
+from notebooks import PATIENCE, Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.freeze import processes
@@ -44,7 +44,11 @@ def test_an_interrupt_while_the_hooks_run_cancels_a_save(notebook: Notebook, tmp
     notebook.run(f"x = 1; slow({str(reached)!r}, {str(go)!r})")
     cell = Asked(notebook, "%gpuckpt save never")
     wait_until(reached.exists)
+    while notebook.client.iopub_channel.msg_ready():
+        notebook.client.get_iopub_msg()
     notebook.manager.interrupt_kernel()
+    shown = notebook.client.get_iopub_msg(timeout=PATIENCE)["content"]["data"]["text/plain"]
+    assert shown == "Saving never: cancelling…"  # at once, whatever it was doing
     assert cell.answer()["ename"] == "Cancelled"  # it does not wait for the hook
     go.touch()
     assert not names()

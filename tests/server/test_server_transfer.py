@@ -125,6 +125,7 @@ def test_a_snapshot_is_downloaded_as_the_file_that_import_reads(
     assert answer.status_code == 200
     assert answer.headers["Content-Type"] == "application/octet-stream"
     assert answer.headers["Content-Disposition"] == 'attachment; filename="it.gpuckpt"'
+    assert int(answer.headers["Content-Length"]) == len(answer.content), "a browser says how much is left"
     other = Store(tmp_path / "other", Trust(server.folder / "keys"))
     import_snapshot(other, io.BytesIO(answer.content), "the file", Secrets(tmp_path))
     assert other.read_files("it", ["pages"])[2] == {"pages": memory}

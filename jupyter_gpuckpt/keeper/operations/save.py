@@ -159,7 +159,7 @@ async def _let_go(
         "frozen_seconds": frozen.seconds,
         "notes": frozen.notes,
     }
-    await tell({"stage": "writing", "seconds": stages.seconds(), "taken": taken})
+    await tell({**stages.latest, "taken": taken})
 
 
 async def describe(keeper: Keeper, writer: Writer, taken: Taken, stages: Stages, args: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import Cancelled
+from ...pace import Pace
 
 if TYPE_CHECKING:
     from ..record import Operation
@@ -29,12 +30,15 @@ class Stages:
         self._operation, self._tell = operation, tell
         self._began = time.monotonic()
         self._loop = asyncio.get_running_loop()
-        self._last = 0.0
+        self._pace = Pace()
+        self._reported = 0.0
+        self.latest: dict[str, Any] = {}
+        """What was told last."""
 
     async def enter(self, stage: str, *, cancellable: bool = True) -> None:
         self.check()
         self._operation.stage, self._operation.cancellable = stage, cancellable
-        await self._tell({"stage": stage, "seconds": self.seconds()})
+        await self._forward({"stage": stage, "seconds": self.seconds()})
 
     def check(self) -> None:
         if self._operation.cancelling.is_set():
@@ -64,15 +68,19 @@ class Stages:
     def seconds(self) -> float:
         return time.monotonic() - self._began
 
-    def amount(self, stage: str, done: int, total: int) -> None:
-        """Report from a thread how much of a stage's bytes is done, four times a second at most."""
+    def amount(self, _: str, done: int, total: int) -> None:
+        """Report from a thread how much of the stage's bytes is done, four times a second at most.
+
+        It is that of the stage which was entered, whatever the store calls what it does.
+        """
         self.check()
         now = time.monotonic()
-        if now - self._last < 0.25 and done < total:
+        if now - self._reported < 0.25 and done < total:
             return
-        self._last = now
-        progress = {"stage": stage, "done": done, "total": total, "seconds": self.seconds()}
+        self._reported = now
+        progress = {"stage": self._operation.stage, **self._pace.take(now, done, total), "seconds": self.seconds()}
         asyncio.run_coroutine_threadsafe(self._forward(progress), self._loop)
 
     async def _forward(self, progress: dict[str, Any]) -> None:
+        self.latest = progress
         await self._tell(progress)

@@ -26,7 +26,7 @@ from ..manifest import MAX_SIZE as MAX_MANIFEST
 from ..pack import plausible, verified
 from ..parallel import Progress
 from ..store import Store
-from .sealing import Seal, Secrets, make_seal, open_seal
+from .sealing import Plain, Seal, Secrets, make_seal, open_seal
 
 __all__ = ["Sink", "export_snapshot", "import_snapshot", "write_file"]
 
@@ -47,8 +47,17 @@ class Sink(Protocol):
         """Pass on what was taken in: no more comes."""
 
 
-def export_snapshot(store: Store, name: str, out: Sink, secrets: Secrets, progress: Progress | None = None) -> Manifest:
+def export_snapshot(
+    store: Store,
+    name: str,
+    out: Sink,
+    secrets: Secrets,
+    progress: Progress | None = None,
+    announce: Callable[[int], object] | None = None,
+) -> Manifest:
     """Write the snapshot `name` to a stream, encrypted if `secrets` ask for that; `progress` gets the stage ``write``.
+
+    `announce` is told first how many bytes that will be; not where it is encrypted.
 
     Raises
     ------
@@ -59,11 +68,16 @@ def export_snapshot(store: Store, name: str, out: Sink, secrets: Secrets, progre
     with store.outgoing(name) as outgoing:
         members, seal = make_seal(secrets)
         mark = json.dumps({**members, "format": FORMAT}, separators=(",", ":"), sort_keys=True)
-        out.write(MAGIC + mark.encode("ascii") + b"\n")
-        _write(out, b"MNFT", seal.close(outgoing.raw))
-        _write(out, b"CONT", seal.close(outgoing.raw_contents))
+        begins = MAGIC + mark.encode("ascii") + b"\n"
         chunks = outgoing.chunks()
         total, done = sum(at.stored for at in chunks.values()), 0
+        if announce is not None and isinstance(seal, Plain):
+            records = [begins, outgoing.raw, outgoing.raw_contents]
+            framing = (3 + len(chunks)) * _RECORD.size + len(chunks) * _CHUNK.size
+            announce(sum(map(len, records)) + total + framing)
+        out.write(begins)
+        _write(out, b"MNFT", seal.close(outgoing.raw))
+        _write(out, b"CONT", seal.close(outgoing.raw_contents))
         for key, at in chunks.items():
             _write(out, b"CHNK", seal.close(_CHUNK.pack(at.codec, at.size, key) + outgoing.stored(key)))
             done += at.stored

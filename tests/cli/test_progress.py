@@ -1,0 +1,72 @@
+"""How far something is, how long it will still take, and what is said of that: without a kernel."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_gpuckpt.keeper import answers
+from jupyter_gpuckpt.keeper.operations.stages import Tell
+from jupyter_gpuckpt.kernel.show import progress_text, remaining
+from jupyter_gpuckpt.pace import Pace
+
+
+def test_what_is_left_follows_the_pace_of_late() -> None:
+    pace = Pace()
+    assert pace.take(0.0, 0, 1000) == {"done": 0, "total": 1000}, "nothing is known at the beginning"
+    assert pace.take(2.0, 100, 1000) == {"done": 100, "total": 1000, "rate": 50, "left": 18}
+    assert pace.take(10.0, 200, 1000)["rate"] == 20
+    assert pace.take(15.0, 700, 1000)["left"] == pytest.approx(3), "the slow beginning is forgotten"
+    assert "left" not in pace.take(40.0, 700, 1000), "where nothing moves nothing is promised"
+    assert pace.take(41.0, 0, 500) == {"done": 0, "total": 500}, "of what has another total nothing is known yet"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.2, "a moment"),
+        (7.4, "about 7 s"),
+        (47, "about 45 s"),
+        (88, "about 1 min"),
+        (89 * 60, "about 89 min"),
+        (6.8 * 3600, "about 7 h"),
+    ],
+)
+def test_what_is_left_is_said_roughly(seconds: float, said: str) -> None:
+    assert remaining(seconds) == f"{said} left"
+
+
+def test_a_line_says_the_stage_and_how_much_and_how_long() -> None:
+    stage: dict[str, Any] = {"stage": "writing", "seconds": 4.0}
+    much = {**stage, "done": 48 * 10**7, "total": 10**9}
+    fast = {**much, "rate": 12.5e6, "left": 41.6}
+    assert progress_text("Saving x", stage) == "Saving x: writing (4.0 s)"
+    assert progress_text("Saving x", much) == "Saving x: writing 48 % of 1.0 GB (4.0 s)"
+    assert progress_text("Saving x", fast) == "Saving x: writing 48 % of 1.0 GB, 12.5 MB/s, about 40 s left"
+    assert progress_text("Sending x", {**fast, "stage": ""}) == "Sending x: 48 % of 1.0 GB, 12.5 MB/s, about 40 s left"
+    assert progress_text("Saving x", {**fast, "cancelling": True}) == "Saving x: cancelling…"
+
+
+def test_the_sign_of_life_repeats_what_was_told_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A percentage that is followed by a bare word looks as if all began anew."""
+    monkeypatch.setattr(answers, "PULSE", 0.0)
+    told: list[dict[str, Any]] = []
+    pulses: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def tell(progress: dict[str, Any]) -> None:
+        told.append(progress)
+
+    async def work(tell: Tell) -> str:
+        await pulses.get()
+        await tell({"stage": "writing", "done": 1, "total": 2, "taken": {"name": "x"}})
+        while "done" not in (latest := await pulses.get()):
+            pass
+        assert {**latest, "seconds": 0} == {"stage": "writing", "done": 1, "total": 2, "seconds": 0}
+        return "done"
+
+    answer = asyncio.run(asyncio.wait_for(answers.answer_to("save", work, tell, pulses.put, tmp_path), 60))
+    assert answer == {"result": "done"}
+    assert len(told) == 1
