@@ -29,26 +29,34 @@ demo: setup
 test:
 	@$(MAKE) --no-print-directory --jobs=2 lint setup labextension $(BIN)/chromium
 	@test -e /dev/nvidiactl || echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
-	@echo 'The tests run in four parts at once, and their lines alternate (about twenty minutes on two processors) ...'
-	@$(MAKE) --no-print-directory --jobs=4 --keep-going test-keeper test-keeper-more test-pages test-others
+	@echo 'The tests run in six parts at once, and their lines alternate (about twenty minutes on two processors) ...'
+	@$(MAKE) --no-print-directory --jobs=6 --keep-going $(PARTS)
 
-# Most of a test is waiting: for a kernel, for criu, for a page.
-KEEPER := tests/keeper
-KEEPER_MORE := $(wildcard $(KEEPER)/test_[m-z]*.py)
-PAGES := tests/lab tests/kernel tests/jobs
+# Most of a test is waiting: for a kernel, for criu, for a page. The parts take about as long as each other.
+PARTS := test-keeper-a test-keeper-f test-keeper-s test-pages test-users test-others
+KEEPER_A := $(wildcard tests/keeper/test_[a-e]*.py)
+KEEPER_F := $(wildcard tests/keeper/test_[f-r]*.py)
+PAGES := tests/lab
+USERS := tests/broker tests/cli
 
-.PHONY: test-keeper test-keeper-more test-pages test-others
-test-keeper:
-	@$(BIN)/python -m pytest $(KEEPER) $(patsubst %,--ignore=%,$(KEEPER_MORE))
+.PHONY: $(PARTS)
+test-keeper-a:
+	@$(BIN)/python -m pytest $(KEEPER_A)
 
-test-keeper-more:
-	@$(BIN)/python -m pytest $(KEEPER_MORE)
+test-keeper-f:
+	@$(BIN)/python -m pytest $(KEEPER_F)
+
+test-keeper-s:
+	@$(BIN)/python -m pytest tests/keeper $(patsubst %,--ignore=%,$(KEEPER_A) $(KEEPER_F))
 
 test-pages:
 	@$(BIN)/python -m pytest $(PAGES)
 
+test-users:
+	@$(BIN)/python -m pytest $(USERS)
+
 test-others:
-	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(KEEPER) $(PAGES))
+	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper $(PAGES) $(USERS))
 
 lint: $(READY) labextension/node_modules/.package-lock.json
 	@$(BIN)/python -m ruff check .
