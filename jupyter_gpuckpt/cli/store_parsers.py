@@ -35,7 +35,7 @@ def add_store_parsers(command: _Command) -> None:
         "diff",
         _later("diff"),
         "say what differs between two snapshots",
-        "Say which variables, kinds of memory, GPU memory and files changed from the first to the second.",
+        "Say which variables changed from the first to the second, by how much they differ, and which files they use.",
     )
     diff.add_argument("old", metavar="A", help="a snapshot")
     diff.add_argument("new", metavar="B", help="another one")

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from . import images, pages
 
-__all__ = ["Area", "Memory", "memories", "wanted"]
+__all__ = ["OWN", "Area", "Memory", "memories", "wanted"]
+
+OWN = frozenset({"heap", "stack", "anonymous memory"})
+"""What an area can be whose bytes are all in the page image."""
 
 _STACK, _HEAP = 1 << 1, 1 << 5  # criu/include/image.h, VMA_AREA_*
 _FILE = 1 << 6 | 1 << 7

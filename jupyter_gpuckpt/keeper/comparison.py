@@ -22,17 +22,24 @@ VARIABLES = "variables.json"
 """The part of a snapshot that names the kernel's variables."""
 
 _CRIU, _VRAM = "criu/", "vram/"
-_WHOLE = 4 << 20
-"""Bytes that an array has at least whose contents are compared."""
+_SETTLED = frozenset(
+    {"int", "float", "complex", "bool", "str", "bytes", "range", "NoneType"}
+    | {"module", "type", "function", "builtin_function_or_method", "numpy.ufunc"}
+)
+"""Types of which the same object is the same value, or was not defined anew."""
 
 
 def compare(store: Store, old: str, new: str) -> dict[str, Any]:
     """Return what became of the snapshot `old` in `new`, as JSON types.
 
-    ``variables``: each that is new, gone or changed, with what is known of it in both. ``memory``: by process and kind
-    of area, ``changed`` bytes that `old` has nowhere, and ``old`` and ``new`` sizes. ``gpu_memory``: the same by file,
-    of which each process has its own. ``used_files`` and ``kept_files``: those that the kernel began or ceased to use,
-    and that the snapshots keep otherwise. ``files``: the parts of the snapshots as the store has them.
+    ``variables``: each that changed, then those that are new, then those that were deleted, the largest first, with
+    what is known of it in both. ``unchanged``: how many were compared and are the same, None where a snapshot tells of
+    no variables. ``not_compared``: the names of those that seem to be the same but may hold something else.
+    ``same_origin``: whether both come from one process. ``memory``: by process and kind of area, without programs and
+    libraries, ``changed`` bytes that `old` has nowhere, and ``old`` and ``new`` sizes. ``gpu_memory``: the same by
+    file, of which each process has its own. ``used_files`` and ``kept_files``: those that the kernel began or ceased to
+    use, libraries apart, and that the snapshots keep otherwise. ``files``: the parts of the snapshots as the store has
+    them.
 
     Raises
     ------
@@ -41,14 +48,13 @@ def compare(store: Store, old: str, new: str) -> dict[str, Any]:
     before, after = _read(store, old), _read(store, new)
     changes = difference(before.contents, after.contents)
     memory, touched = _memory(before, after)
-    rows, doubtful = _variables(before, after, _related(store, before.manifest, after.manifest), touched)
-    if doubtful:
-        rows += _changed_inside(store, before, after, doubtful)
+    same_origin = _have_one_origin(store, before, after)
     shown = labels([after.manifest, before.manifest])
     return {
         "old": shown[before.manifest.name],
         "new": shown[after.manifest.name],
-        "variables": sorted(rows, key=lambda row: row["name"]),
+        **_variables(store, before, after, same_origin, touched),
+        "same_origin": same_origin,
         "memory": memory,
         "gpu_memory": [
             {
@@ -72,12 +78,20 @@ class _Side:
 
     def __init__(self, manifest: Manifest, contents: Contents, files: Mapping[str, bytes]) -> None:
         self.manifest, self.contents = manifest, contents
-        self.variables: dict[str, dict[str, Any]] = {}
-        if VARIABLES in files:
-            self.variables = {one["name"]: one for one in json.loads(files[VARIABLES])["variables"]}
+        self.tells_variables = VARIABLES in files
+        told: dict[str, Any] = {"variables": [], "left_out": 0}
+        if self.tells_variables:
+            told = json.loads(files[VARIABLES])
+        self.variables: dict[str, dict[str, Any]] = {one["name"]: one for one in told["variables"]}
+        self.lacks_some: bool = told["left_out"] > 0
         images = {path.removeprefix(_CRIU): raw for path, raw in files.items() if path.startswith(_CRIU)}
         self.memories = {one.pid: one for one in areas.memories(images)} if "files.img" in images else {}
-        self.used = {file.path for file in needs.from_json(files[needs.NEEDS])} if needs.NEEDS in files else set()
+        used = needs.from_json(files[needs.NEEDS]) if needs.NEEDS in files else []
+        self.memory = self.memories.get(manifest.process.get("pid", 0))
+        """The kernel's own."""
+        self.used = {file.path for file in used}
+        self.programs = {file.path for file in used if file.build_id}
+        """Programs and libraries."""
         table = kept_files.TABLE
         self.kept = {one.path: one for one in kept_files.from_json(files[table]).files} if table in files else {}
 
@@ -89,7 +103,7 @@ def _read(store: Store, name: str) -> _Side:
     return _Side(*store.read_files(name, [*wanted, *images]))
 
 
-def _related(store: Store, old: Manifest, new: Manifest) -> bool:
+def _have_one_origin(store: Store, before: _Side, after: _Side) -> bool:
     """Tell whether both come from one process, so that what lies at the same address may be the same object."""
     parents = {manifest.id: manifest.parent for manifest in store.list()}
 
@@ -101,7 +115,9 @@ def _related(store: Store, old: Manifest, new: Manifest) -> bool:
             yield one
             one = parents.get(one)
 
-    return not set(line(old)).isdisjoint(line(new))
+    if before.memory is None or after.memory is None or before.memory.pid != after.memory.pid:
+        return False
+    return not set(line(before.manifest)).isdisjoint(line(after.manifest))
 
 
 # -- memory
@@ -112,15 +128,15 @@ def _memory(before: _Side, after: _Side) -> tuple[list[dict[str, Any]], list[tup
     known = {chunk.hash for chunk in before.contents.chunks()}
     touched: list[tuple[int, int]] = []
     rows = []
-    kernel = after.manifest.process.get("pid")
     for pid in sorted({*before.memories, *after.memories}):
         old, new = before.memories.get(pid), after.memories.get(pid)
         ranges = sorted(_changed(new, after.contents, known)) if new else []
-        if pid == kernel:
+        if new is after.memory:
             touched = ranges
         changed = _by_kind(new, ranges) if new else {}
         sizes = [_by_kind(one, [(begin, end) for begin, end, _ in one.runs]) if one else {} for one in (old, new)]
-        for what in sorted({*sizes[0], *sizes[1]}, key=lambda kind: -changed.get(kind, 0)):
+        kinds = {*sizes[0], *sizes[1]} - before.programs - after.programs
+        for what in sorted(kinds, key=lambda kind: -changed.get(kind, 0)):
             row = {"changed": changed.get(what, 0), "old": sizes[0].get(what, 0), "new": sizes[1].get(what, 0)}
             if row["changed"] or row["old"] != row["new"]:
                 rows.append({"process": pid, "area": what, **row})
@@ -152,65 +168,89 @@ _Ranges = list[tuple[int, int]]
 
 
 def _variables(
-    before: _Side, after: _Side, related: bool, touched: Sequence[tuple[int, int]]
-) -> tuple[list[dict[str, Any]], dict[str, _Ranges]]:
-    """Return the variables that changed, and where in memory to look for changes of others, by name."""
-    rows = []
-    doubtful: dict[str, _Ranges] = {}
-    for name in sorted({*before.variables, *after.variables}):
-        old, new = before.variables.get(name), after.variables.get(name)
-        how = _how(old, new, related)
-        if how:
-            rows.append(_row(before, after, name, how))
-        elif related and new is not None and (inside := _inside(new, touched)):
-            doubtful[name] = inside
-    return rows, doubtful
+    store: Store, before: _Side, after: _Side, same_origin: bool, touched: Sequence[tuple[int, int]]
+) -> dict[str, Any]:
+    """Return the variables that changed, and what can be said of the others."""
+    if not (before.tells_variables and after.tells_variables):
+        return {"variables": [], "unchanged": None, "not_compared": []}
+    found = {name: _how(before, after, name, same_origin) for name in {*before.variables, *after.variables}}
+    same = {name for name, how in found.items() if how == ""}
+    compared = {name for name in same if same_origin and _is_settled(after.variables[name], before, after)}
+    doubtful = {name: inside for name in compared if (inside := _inside(after.variables[name], touched))}
+    changed = _changed_inside(store, before, after, doubtful)
+    found |= dict.fromkeys(changed, "contents changed")
+    unknown = {name for name, how in found.items() if not how} - compared
+    rows = [
+        {"name": name, "how": how, "old": _told(before.variables.get(name)), "new": _told(after.variables.get(name))}
+        for name, how in found.items()
+        if how
+    ]
+    return {
+        "variables": sorted(rows, key=_place),
+        "unchanged": len(compared) - len(changed),
+        "not_compared": sorted(unknown),
+    }
 
 
-def _row(before: _Side, after: _Side, name: str, how: str) -> dict[str, Any]:
-    old, new = _told(before.variables.get(name)), _told(after.variables.get(name))
-    return {"name": name, "how": how, "old": old, "new": new}
+def _place(row: Mapping[str, Any]) -> tuple[int, int, str]:
+    """Return what puts rows in order: changed ones, then new ones, then deleted ones, each the largest first."""
+    sizes = [about.get("size", 0) for about in (row["old"], row["new"]) if about]
+    return {"new": 1, "deleted": 2}.get(row["how"], 0), -max(sizes), row["name"]
 
 
-def _how(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None, related: bool) -> str:
-    """Return in a word what became of a variable; empty where it seems to be the same."""
-    if old is None or new is None:
-        return "new" if old is None else "gone"
+def _how(before: _Side, after: _Side, name: str, same_origin: bool) -> str | None:
+    """Return in words what became of a variable; empty where it seems to be the same, None where that is not known."""
+    old, new = before.variables.get(name), after.variables.get(name)
+    if old is None:
+        return None if before.lacks_some else "new"
+    if new is None:
+        return None if after.lacks_some else "deleted"
     if old["type"] != new["type"]:
-        return "another type"
-    if any(old.get(key) != new.get(key) for key in ("shape", "length", "dtype", "device")):
-        return "another shape"
-    if old.get("size") != new.get("size"):
-        return "another size"
-    if related and old["identity"] != new["identity"]:
-        return "another object"
-    return ""
+        return "type changed"
+    other = [key for key in ("length", "shape", "dtype", "device") if old.get(key) != new.get(key)]
+    other = other or ["size"] * (old.get("size") != new.get("size"))
+    if other:
+        return f"{' and '.join(other)} changed"
+    return "reassigned" if same_origin and old["identity"] != new["identity"] else ""
+
+
+def _is_settled(variable: Mapping[str, Any], before: _Side, after: _Side) -> bool:
+    """Tell whether a variable is as it was where neither its object nor the bytes at its address are others."""
+    if "address" not in variable:
+        return variable["type"] in _SETTLED
+    ranges = [(variable["address"], variable["address"] + variable["size"])]
+    # What is shared with others, or lies in a file, is not in the process's pages.
+    return all(set(_by_kind(side.memory, ranges)) <= areas.OWN for side in (before, after) if side.memory)
 
 
 def _inside(variable: Mapping[str, Any], touched: Sequence[tuple[int, int]]) -> _Ranges:
-    """Return the parts of what changed in memory that are a large array's."""
-    begin, size = variable.get("address"), variable.get("size", 0)
-    if begin is None or size < _WHOLE:
-        return []
-    return [(max(a, begin), min(b, begin + size)) for a, b in touched if a < begin + size and b > begin]
+    """Return the parts of what changed in memory that are an array's."""
+    begin = variable.get("address", 0)
+    end = begin + variable.get("size", 0) if begin else 0
+    found = []
+    for a, b in touched[bisect_right(touched, begin, key=lambda one: one[1]) :]:
+        if a >= end:
+            break
+        found.append((max(a, begin), min(b, end)))
+    return found
 
 
-def _changed_inside(store: Store, before: _Side, after: _Side, doubtful: Mapping[str, _Ranges]) -> list[dict[str, Any]]:
-    """Return those of these variables that hold other bytes.
+def _changed_inside(store: Store, before: _Side, after: _Side, doubtful: Mapping[str, _Ranges]) -> list[str]:
+    """Return the names of those of these variables that hold other bytes.
 
     A chunk that only one of the snapshots has does not tell: what changed in it may be what lies beside an array, or
     only where it begins.
     """
-    old, new = (side.memories.get(side.manifest.process.get("pid", 0)) for side in (before, after))
-    if old is None or new is None:
+    old, new = before.memory, after.memory
+    if old is None or new is None or not doubtful:
         return []
     with (
         store.parts(before.manifest, [_CRIU + old.image]) as parts_before,
         store.parts(after.manifest, [_CRIU + new.image]) as parts_after,
     ):
         return [
-            _row(before, after, name, "other contents")
-            for name, ranges in doubtful.items()
+            name
+            for name, ranges in sorted(doubtful.items(), key=lambda one: one[1])  # in the order of the images
             if any(_bytes_at(parts_before, old, *one) != _bytes_at(parts_after, new, *one) for one in ranges)
         ]
 
@@ -239,8 +279,8 @@ def _used_files(before: _Side, after: _Side) -> list[dict[str, str]]:
     if not before.used or not after.used:
         return []  # one of them does not say
     return [
-        {"path": path, "how": "used now" if path in after.used else "used no more"}
-        for path in sorted(before.used ^ after.used)
+        {"path": path, "how": "in use" if path in after.used else "no longer in use"}
+        for path in sorted((before.used ^ after.used) - before.programs - after.programs)
     ]
 
 
@@ -251,7 +291,7 @@ def _kept_files(before: _Side, after: _Side) -> list[dict[str, str]]:
     for path in sorted({*before.kept, *after.kept}):
         old, new = before.kept.get(path), after.kept.get(path)
         if old is None or new is None:
-            rows.append({"path": path, "how": "new" if old is None else "gone"})
+            rows.append({"path": path, "how": "new" if old is None else "deleted"})
         elif _bytes(old, before.contents) != _bytes(new, after.contents):
             rows.append({"path": path, "how": "changed"})
     return rows

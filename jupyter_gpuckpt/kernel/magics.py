@@ -280,7 +280,7 @@ class Gpuckpt:
     def _log(self, _: argparse.Namespace) -> show.Tree:
         return show.Tree(self._keeper().request("list"))
 
-    def _diff(self, args: argparse.Namespace) -> show.Tables:
+    def _diff(self, args: argparse.Namespace) -> show.Blocks:
         return show.comparison(self._keeper().request("diff", {"old": args.old, "new": args.new}))
 
     def _mv(self, args: argparse.Namespace) -> None:

@@ -379,60 +379,96 @@ def _branches(found: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-class Tables(_Shown):
-    """Several tables, one below the other; `empty` is said when there are none."""
+class Blocks(_Shown):
+    """Texts and tables, one below the other."""
 
-    def __init__(self, tables: Sequence[Listing], empty: str, notes: Sequence[str]) -> None:
-        self._tables, self._notes = list(tables), [*([] if tables else [empty]), *notes]
+    def __init__(self, blocks: Sequence[str | Listing]) -> None:
+        self._blocks = [block for block in blocks if block]
 
     def text(self) -> str:
-        return "\n\n".join([*(table.text() for table in self._tables), "\n".join(self._notes)])
+        return "\n\n".join(block if isinstance(block, str) else block.text() for block in self._blocks)
 
     def html(self) -> str:
-        notes = "".join(f"<div>{html.escape(note)}</div>" for note in self._notes)
-        return "".join(table.html() for table in self._tables) + notes
+        return "".join(
+            f'<div style="white-space:pre-line">{html.escape(block)}</div>' if isinstance(block, str) else block.html()
+            for block in self._blocks
+        )
 
 
 _ROWS = 30
 """How many rows of each kind a comparison shows; `--json` has all."""
+_NAMES = 20
+"""How many names a line of it has."""
+_TELLING = 1000
+"""From how many bytes on the size of a variable is said."""
 
 
-def comparison(found: dict[str, Any]) -> Tables:
+def comparison(found: dict[str, Any]) -> Blocks:
     """Return what changed from one snapshot to another, as the keeper gives it."""
     old, new = found["old"], found["new"]
-    variables = [[v["name"], v["how"], _variable(v["old"]), _variable(v["new"])] for v in found["variables"]]
-    memory = [
-        [f"{row['area']} (process {row['process']})", size(row["changed"]), size(row["old"]), size(row["new"])]
-        for row in found["memory"]
-    ]
-    on_gpu = [
-        [f"GPU memory of {row['path']}", size(row["changed"]), size(row["old"] or 0), size(row["new"] or 0)]
-        for row in found["gpu_memory"]
-    ]
+    rows = [[v["name"], v["how"], *_both(v["old"], v["new"])] for v in found["variables"]]
     files = [[file["path"], file["how"]] for file in (*found["used_files"], *found["kept_files"])]
-    tables = [
-        _longest(["variable", "", old, new], variables),
-        _longest(["memory", "changed", old, new], [*on_gpu, *memory]),
-        _longest(["file", ""], files),
+    parts = [] if found["unchanged"] is not None else _parts(found["files"])  # nothing else is known of what is in it
+    return Blocks(
+        [
+            f"{_about_variables(found)}\n{_about_memory(found)}",
+            _longest(["variable", "change", old, new], rows),
+            _longest(["file", "change"], files),
+            _longest(["part of the snapshot", "change", old, new], parts),
+        ]
+    )
+
+
+def _about_variables(found: dict[str, Any]) -> str:
+    """Say how many variables changed, and which of the others may have."""
+    if found["unchanged"] is None:
+        return "Nothing is known of variables: one of the two is not of a Python kernel with our agent."
+    hows = [row["how"] for row in found["variables"]]
+    new, deleted = hows.count("new"), hows.count("deleted")
+    counts = {"changed": len(hows) - new - deleted, "new": new, "deleted": deleted, "unchanged": found["unchanged"]}
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    lines = [f"Variables: {told or 'none changed'}."]
+    if names := found["not_compared"]:
+        more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+        why = "" if found["same_origin"] else ", as the snapshots are of different kernels"
+        lines.append(f"May have changed: {', '.join(names[:_NAMES])}{more} (only types and sizes are known{why}).")
+    return "\n".join(lines)
+
+
+def _about_memory(found: dict[str, Any]) -> str:
+    """Say in a line by how much the snapshots differ."""
+    if not found["changed"]:
+        return f"{found['old']} and {found['new']} hold the same."
+    amounts = [
+        f"{size(changed)} of {what}"
+        for what in ("memory", "GPU memory")
+        if (changed := sum(row["changed"] for row in found[what.lower().replace(" ", "_")]))
     ]
-    if not variables and not memory and not on_gpu:  # a kernel without an agent, or files that are no kernel's
-        tables.append(_longest(["part", "changed", old, new], _parts(found["files"])))
-    note = f"{size(found['changed'])} of {new} are not in {old}."
-    return Tables([table for table in tables if table is not None], f"{old} and {new} hold the same.", [note])
+    of_it = f" ({', '.join(amounts)})" if amounts else ""
+    return f"{found['new']} differs from {found['old']} by {size(found['changed'])}{of_it}."
 
 
-def _longest(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Listing | None:
-    more = [f"... and {len(rows) - _ROWS} more"] if len(rows) > _ROWS else []
-    return Listing(head, rows[:_ROWS], "", more) if rows else None
+def _longest(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Listing | str:
+    more = [f"... and {len(rows) - _ROWS} more (--json has all)"] if len(rows) > _ROWS else []
+    return Listing(head, rows[:_ROWS], "", more) if rows else ""
 
 
-def _variable(about: dict[str, Any] | None) -> str:
+def _both(old: dict[str, Any] | None, new: dict[str, Any] | None) -> tuple[str, str]:
+    """Return what is known of a variable in both, with the modules of its types where these have the same name."""
+    types = [about["type"] for about in (old, new) if about]
+    full = len(set(types)) > len({kind.rpartition(".")[2] for kind in types})
+    return _variable(old, full=full), _variable(new, full=full)
+
+
+def _variable(about: dict[str, Any] | None, *, full: bool) -> str:
     if about is None:
         return ""
+    kind = about["type"] if full else about["type"].rpartition(".")[2]
     shape = f"({', '.join(map(str, about['shape']))})" if "shape" in about else ""
-    length = f"{about['length']} long" if "length" in about else ""
-    words = [about["type"], shape, about.get("dtype", ""), about.get("device", ""), length]
-    return " ".join([word for word in words if word] + ([size(about["size"])] if about.get("size") else []))
+    length = f"of length {about['length']}" if "length" in about else ""
+    words = [kind, shape, about.get("dtype", ""), about.get("device", ""), length]
+    large = size(about["size"]) if about.get("size", 0) >= _TELLING else ""
+    return ", ".join(filter(None, [" ".join(filter(None, words)), large]))
 
 
 def _parts(parts: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -440,9 +476,9 @@ def _parts(parts: Sequence[dict[str, Any]]) -> list[list[str]]:
     for part in parts:
         if not part["changed"] and part["old"] == part["new"]:
             continue
-        how = "gone" if part["new"] is None else size(part["changed"])
+        how = "deleted" if part["new"] is None else f"{size(part['changed'])} changed"
         if part["old"] is None:
-            how = f"new, {how} of it"
+            how = "new"
         rows.append([part["path"], how, size(part["old"] or 0), size(part["new"] or 0)])
     return rows
 

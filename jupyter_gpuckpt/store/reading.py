@@ -152,12 +152,13 @@ def read_whole(layout: Layout, manifest: Manifest, contents: Contents, index: In
 
 
 class Parts:
-    """Reads parts of the files of a snapshot, without reading the files."""
+    """Reads parts of the files of a snapshot, without reading the files; the chunk read last is at hand."""
 
     def __init__(self, layout: Layout, manifest: Manifest, contents: Contents, index: Index) -> None:
         self._manifest, self._files, self._index = manifest, contents.files, index
         self._reader = PackReader(layout.packs)
         self._ends: dict[str, list[int]] = {}
+        self._last = (HOLE, b"")
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Return `size` verified bytes of a file from `offset` on; fewer where it ends. Raises `Damaged`."""
@@ -173,9 +174,14 @@ class Parts:
             if chunk.hash == HOLE:
                 found += bytes(last - first)
             else:
-                data = read_chunk(self._manifest, self._reader, path, chunk, self._index[chunk.hash])
-                found += memoryview(data)[first:last]
+                found += memoryview(self._whole(path, chunk))[first:last]
         return bytes(found)
+
+    def _whole(self, path: str, chunk: Chunk) -> bytes:
+        if self._last[0] != chunk.hash:
+            data = read_chunk(self._manifest, self._reader, path, chunk, self._index[chunk.hash])
+            self._last = chunk.hash, bytes(data)
+        return self._last[1]
 
 
 def read_chunk(manifest: Manifest, reader: PackReader, path: str, chunk: Chunk, at: Location) -> Bytes:

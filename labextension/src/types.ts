@@ -120,8 +120,42 @@ export interface IHibernated extends ISnapshot {
   path: string | null;
 }
 
-/** What differs between two snapshots: each member that is a list is one kind of contents. */
-export type IDifference = Record<string, unknown>;
+/** What is known of a variable of a kernel. */
+export interface IVariable {
+  type: string;
+  size?: number;
+  length?: number;
+  shape?: number[];
+  dtype?: string;
+  device?: string;
+}
+
+/** How much of some part of two snapshots is in the second alone, and its sizes in both; null where it is not there. */
+export interface IChange {
+  changed: number;
+  old: number | null;
+  new: number | null;
+}
+
+/** What differs between two snapshots. */
+export interface IDifference {
+  /** The most important first. */
+  variables: { name: string; how: string; old: IVariable | null; new: IVariable | null }[];
+  /** How many variables were compared and are the same; null where nothing is known of variables. */
+  unchanged: number | null;
+  /** The names of those that seem to be the same, but may hold something else. */
+  not_compared: string[];
+  /** Whether both come from one process. */
+  same_origin: boolean;
+  memory: IChange[];
+  gpu_memory: IChange[];
+  used_files: { path: string; how: string }[];
+  kept_files: { path: string; how: string }[];
+  /** The sum of all, in bytes. */
+  changed: number;
+  /** The parts of the snapshots. */
+  files: (IChange & { path: string })[];
+}
 
 export interface ILog {
   name: string;

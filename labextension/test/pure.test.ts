@@ -1,5 +1,5 @@
 import { arrange, isHibernated, isOf, matches } from '../src/arrange';
-import { differences } from '../src/difference';
+import { both, counts } from '../src/difference';
 import { ago, basename, seconds, size } from '../src/format';
 import { forkPath, isName, nameOf, suggest } from '../src/names';
 import { isStale } from '../src/stale';
@@ -162,49 +162,28 @@ describe('forkPath', () => {
   ])('puts a copy of %j beside it', (path, taken, copy) => expect(forkPath(path, new Set(taken))).toBe(copy));
 });
 
-describe('differences', () => {
-  const texts = (found: IDifference): unknown =>
-    differences(found, 'a', 'b').map(({ kind, head, rows }) => [kind, head, rows.map(row => row.map(c => c.text))]);
+describe('what differs', () => {
+  const array = { type: 'numpy.ndarray', size: 8000, shape: [10, 100], dtype: 'float64' };
 
-  it('has a table of each kind of contents, without what is the same', () => {
-    const files = [
-      { path: 'pages', old: 1000, new: 2000, changed: 1500 },
-      { path: 'same', old: 1000, new: 1000, changed: 0 },
-      { path: 'new', old: null, new: 5, changed: 5 }
-    ];
-    expect(texts({ old: 'a', new: 'b', files })).toEqual([
-      [
-        'files',
-        ['Path', 'a', 'b', 'Changed'],
-        [
-          ['pages', '1.0 kB', '2.0 kB', '1.5 kB'],
-          ['new', '–', '5 B', '5 B']
-        ]
-      ]
+  it('counts variables by what became of them, and drops none whose type and shape are equal', () => {
+    const variables = ['contents changed', 'reassigned', 'new', 'deleted'].map(how => ({
+      name: how,
+      how,
+      old: how === 'new' ? null : array,
+      new: how === 'deleted' ? null : array
+    }));
+    const found = { variables, unchanged: 5 } as unknown as IDifference;
+    expect(counts(found)).toEqual({ changed: 2, new: 1, deleted: 1, same: 5 });
+  });
+
+  it('describes a variable in few words', () => {
+    expect(both(null, array)).toEqual(['', 'ndarray (10, 100) float64, 8.0 kB']);
+    expect(both({ type: 'float', size: 24 }, { type: 'list', size: 88, length: 0 })).toEqual([
+      'float',
+      'list of length 0'
     ]);
   });
 
-  it('shows kinds that it does not know', () => {
-    expect(texts({ new_ones: ['x', 'y'], memory: { heap: { bytes: 5 }, stack: 7 }, item_count: 3 })).toEqual([
-      ['new_ones', ['Name'], [['x'], ['y']]],
-      [
-        'memory',
-        ['Name', 'Bytes', 'Value'],
-        [
-          ['heap', '5 B', '–'],
-          ['stack', '–', '7 B']
-        ]
-      ]
-    ]);
-  });
-
-  it('describes a variable in a line', () => {
-    const array = { type: 'ndarray', size: 8000, shape: [10, 100] };
-    const variables = [{ name: 'x', how: 'another object', old: null, new: array }];
-    expect(texts({ variables })).toEqual([
-      ['variables', ['Name', 'How', 'a', 'b'], [['x', 'another object', '–', 'ndarray, 8.0 kB, shape [10,100]']]]
-    ]);
-  });
-
-  it('is empty where they hold the same', () => expect(texts({ old: 'a', new: 'b', files: [] })).toEqual([]));
+  it('says of which modules two types are that have one name', () =>
+    expect(both({ type: 'one.Model' }, { type: 'other.Model' })).toEqual(['one.Model', 'other.Model']));
 });

@@ -205,19 +205,27 @@ def test_a_pinned_snapshot_is_not_removed_by_mistake(lab: Server, open_window: O
 
 def test_two_snapshots_are_compared(lab: Server, open_window: OpenWindow) -> None:
     window = open_window(lab, "compare.ipynb")
+    window.run("import numpy; weights = numpy.zeros(1_000_000); bias = 0.5; config = {}")
     for name in ("small", "large"):
         window.save(name)
-        window.run("import os; grown = os.urandom(20_000_000)")
+        window.run("import os; grown = os.urandom(20_000_000); weights += 1; bias = bias / 2")
     window.save("largest")
     window.show_sidebar()
     window.more("large", "Compare Snapshot…")
     expect(window.dialog.get_by_label("With")).to_have_value(_id_of(lab, "small"))
     found = window.dialog.get_by_role("region", name="What differs")
-    expect(found.get_by_role("columnheader", name="large").first).to_be_visible()
-    expect(found.get_by_role("row", name="grown")).to_contain_text("bytes")
-    expect(found).to_contain_text("of large are not in small.")
+    expect(found.get_by_role("columnheader", name="large")).to_be_visible()
+    # What changed is seen first, also where type and shape are the same.
+    expect(found.get_by_role("row").nth(1)).to_have_text("weightscontents changedndarray (1000000) float64, 8.0 MB")
+    expect(found.get_by_role("row", name="bias")).to_have_text("biasreassignedfloat")
+    expect(found.get_by_role("row", name="grown")).to_contain_text("new")
+    expect(found.locator("p").first).to_have_text(re.compile(r"^Variables: 2 changed, 2 new, \d+ unchanged\.$"))
+    expect(found).to_contain_text(re.compile(r"May have changed: .*config"))
+    expect(found).to_contain_text(re.compile(r"large differs from small by \d+\.\d MB \(\d+\.\d MB of memory\)\."))
+    expect(found).not_to_contain_text(".so")
     window.dialog.get_by_label("With").select_option("largest")
-    expect(found.get_by_role("columnheader", name="largest").first).to_be_visible()
+    expect(found.get_by_role("columnheader", name="largest")).to_be_visible()
+    expect(found.get_by_role("row", name="grown")).to_contain_text("reassigned")
     assert window.accessibility_faults(".jp-Dialog") == []
     window.accept("Close")
 

@@ -82,7 +82,8 @@ def test_snapshots_are_compared_and_their_origins_told(server: Server) -> None:
         server.save(kernel_id, "after")
     told = server.ask("GET", "snapshots/before/diff/after")
     assert (told["old"], told["new"]) == ("before", "after")
-    assert sum(file["changed"] for file in told["files"]) > 20_000_000
+    assert told["changed"] == sum(file["changed"] for file in told["files"]) > 20_000_000
+    assert ("grown", "new") in [(one["name"], one["how"]) for one in told["variables"]]
     assert [s["name"] for s in server.ask("GET", "snapshots/after/log")["snapshots"]] == ["after", "before"]
     assert server.ask("GET", "snapshots/before/diff/none", status=404)["error"]["kind"] == "NoSuchSnapshot"
 
