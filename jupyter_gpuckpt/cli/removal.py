@@ -32,20 +32,13 @@ def remove(
     ------
     Refused : it was not confirmed; nothing was removed.
     """
-    errors: list[GpuckptError] = []
-    going = []
-    for key in named:
-        try:
-            store.refuse_to_remove(key)
-            going.append(key)
-        except GpuckptError as e:
-            errors.append(e)
-    would = store.would_collect(going).freed if going else 0
+    going, would, refused = store.would_remove(named)
+    errors = [*refused]
     many = f"{len(going)} {'snapshot' if len(going) == 1 else 'snapshots'}"
     if args.dry_run:
         lines = [f"Would remove {named[key]}." for key in going]
         total = [f"{many} would go, {show.size(would)} would be freed."] if going else []
-        return {"would_remove": going, "freed": would}, "\n".join(lines + total), errors
+        return {"would_remove": [*going], "freed": would}, "\n".join(lines + total), errors
     if asks and going and not args.yes:
         _confirm(f"Remove {many} ({show.size(would)}): {', '.join(named[key] for key in going)}?")
     removed: list[dict[str, Any]] = []

@@ -42,6 +42,9 @@ def add_store_parsers(command: _Command) -> None:
     move = command("mv", _later("move"), "give a snapshot another name")
     move.add_argument("name", metavar="NAME", help="the snapshot")
     move.add_argument("new", metavar="NEW", help="its name from now on")
+    note = command("note", _later("note"), "give a snapshot another note")
+    note.add_argument("name", metavar="NAME", help="the snapshot")
+    note.add_argument("text", metavar="TEXT", nargs="+", help="its note from now on; '' for none")
     for name, summary in (
         ("pin", "keep snapshots from being removed or replaced"),
         ("unpin", "let snapshots be removed and replaced again"),

@@ -1,4 +1,4 @@
-"""`log`, `diff`, `mv`, `pin`, `unpin`, `tag`, `keep`, `gc`, `check` and `repair`: keeping the store in order."""
+"""`log`, `diff`, `mv`, `note`, `pin`, `unpin`, `tag`, `keep`, `gc`, `check` and `repair`: the store in order."""
 
 from __future__ import annotations
 
@@ -58,6 +58,14 @@ def move(args: argparse.Namespace) -> int:
     key = find(store, args.name)
     renamed = store.rename(key, new_key(store, key, args.new))
     output.result(args.json, summary(renamed), f"{args.name} is now {args.new}.")
+    return output.DONE
+
+
+def note(args: argparse.Namespace) -> int:
+    """Give a snapshot another note."""
+    store = _store()
+    noted = store.note(find(store, args.name), " ".join(args.text))
+    output.result(args.json, summary(noted), f"{args.name}: {noted.message or 'no note'}")
     return output.DONE
 
 

@@ -101,7 +101,7 @@ class Requests:
         if op in ("list", "show", "diff"):
             async with self._looking:
                 return await asyncio.to_thread(self._look, op, args)
-        if op in ("mv", "pin", "tag", "rm"):
+        if op in ("mv", "note", "pin", "tag", "rm"):
             return await asyncio.to_thread(self._change, op, args)
         if op == "executed":
             return await self._executed()
@@ -179,6 +179,8 @@ class Requests:
         store, key = self.keeper.store, self._key(args)
         if op == "mv":
             return summary(store.rename(key, new_key(store, key, str(args["new"]))))
+        if op == "note":
+            return summary(store.note(key, str(args["message"])))
         if op == "pin":
             return asdict(store.pin(key, bool(args["pinned"])))
         if op == "tag":

@@ -45,6 +45,7 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
 %gpuckpt rm NAME [NAME ...]                   remove snapshots
 %gpuckpt mv NAME NEW                          give one another name
 %gpuckpt pin NAME · unpin NAME                keep one from being removed or replaced, or no longer
+%gpuckpt note NAME "TEXT"                     give one another note ("" for none)
 %gpuckpt tag NAME TAG [--remove TAG]          add tags to one, or take them away
 %gpuckpt panel                                all of that with buttons, in the cell
 %gpuckpt status                               this kernel, and the snapshot that it came from or went to
@@ -60,7 +61,7 @@ _IN_A_TERMINAL = frozenset(
 )
 _STATES = {"awake": ("on", "off"), "autosleep": ("off",)}
 _OPTION = re.compile(r"--[a-z-]+")
-_NAME_SNAPSHOTS = ("diff", "fork", "mv", "pin", "restore", "rm", "show", "tag", "unpin")
+_NAME_SNAPSHOTS = ("diff", "fork", "mv", "note", "pin", "restore", "rm", "show", "tag", "unpin")
 _PROGRESS_AFTER = 1.0  # seconds
 _FREEZING = "freezing"
 """The stage of a save in which the kernel stands still."""
@@ -120,6 +121,9 @@ def _parser() -> tuple[Parser, Commands]:
     move = commands.add_parser("mv")
     move.add_argument("name")
     move.add_argument("new")
+    note = commands.add_parser("note")
+    note.add_argument("name")
+    note.add_argument("text", nargs="+")
     for name in ("pin", "unpin"):
         commands.add_parser(name).add_argument("name")
     tag = commands.add_parser("tag")
@@ -286,6 +290,10 @@ class Gpuckpt:
     def _mv(self, args: argparse.Namespace) -> None:
         self._keeper().request("mv", {"name": args.name, "new": args.new})
         print(f"{args.name} is now {args.new}.")
+
+    def _note(self, args: argparse.Namespace) -> None:
+        noted = self._keeper().request("note", {"name": args.name, "message": " ".join(args.text)})
+        print(f"{args.name}: {noted['message'] or 'no note'}")
 
     def _pin(self, args: argparse.Namespace) -> None:
         self._keeper().request("pin", {"name": args.name, "pinned": True})

@@ -56,6 +56,7 @@ __all__ = [
     "PinHandler",
     "PullHandler",
     "PushHandler",
+    "RemovalHandler",
     "RenameHandler",
     "RestoreHandler",
     "ResumeHandler",
@@ -156,7 +157,8 @@ class _Handler(APIHandler):
         for name, kind in fields.items():
             value = found.get(name, kind())
             is_beyond = isinstance(value, int) and not 0 <= value <= _LARGEST
-            if type(value) is not kind or is_beyond:  # to Python, true is an int
+            is_odd = isinstance(value, list) and not all(isinstance(one, str) for one in value)
+            if type(value) is not kind or is_beyond or is_odd:  # to Python, true is an int
                 raise _bad_request(f"Its {name!r} is not of that type.", fields)
         return dict(found)
 
@@ -184,7 +186,7 @@ _LONGEST_BODY = 256 * 1024  # bytes: a keeper takes a mebibyte, in which a chara
 _SHOWN = 20
 """Of how many odd members an error tells, and how many characters of each."""
 _LARGEST = 10**9 - 1
-_TYPES = {str: "a string", bool: "true or false", int: f"a number from 0 to {_LARGEST}"}
+_TYPES = {str: "a string", list: "a list of strings", bool: "true or false", int: f"a number from 0 to {_LARGEST}"}
 
 
 class KernelsHandler(_Handler):
@@ -388,9 +390,31 @@ class SnapshotHandler(_Handler):
     @web.authenticated
     @authorized
     @_costly
+    async def patch(self, name: str) -> None:
+        """Change what people say of a snapshot."""
+        changes = self.members_of_body(message=str, tags=list)
+        self.finish(await self.service.describe(name, changes.get("message"), changes.get("tags")))
+
+    @web.authenticated
+    @authorized
+    @_costly
     async def delete(self, name: str) -> None:
         """Remove a snapshot."""
         self.finish(await self.service.remove(name))
+
+
+class RemovalHandler(_Handler):
+    """``removal``"""
+
+    @web.authenticated
+    @authorized
+    @_costly
+    async def post(self) -> None:
+        """Remove several snapshots, or say what that would free."""
+        asked = self.arguments_in_body(names=list, dry_run=bool)
+        if not asked["names"]:
+            raise _bad_request("It has no 'names'.", {"names": list, "dry_run": bool})
+        self.finish(await self.service.remove_all(asked["names"], asked["dry_run"]))
 
 
 class RenameHandler(_Handler):

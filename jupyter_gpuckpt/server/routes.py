@@ -38,6 +38,7 @@ ROUTES: dict[str, type[Any]] = {
     r"hibernated/([^/]+)/resume": handlers.ResumeHandler,
     r"snapshots": handlers.SnapshotsHandler,
     _SNAPSHOT: handlers.SnapshotHandler,
+    r"removal": handlers.RemovalHandler,
     rf"{_SNAPSHOT}/rename": handlers.RenameHandler,
     rf"{_SNAPSHOT}/pin": handlers.PinHandler,
     rf"{_SNAPSHOT}/push": handlers.PushHandler,

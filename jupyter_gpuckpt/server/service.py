@@ -382,13 +382,19 @@ class Service:
     # -- snapshots
 
     async def snapshots(self) -> dict[str, Any]:
-        """Return all snapshots, newest first, and as ``faults`` an error for each that cannot be used.
+        """Return all snapshots, newest first, an error for each that cannot be used, and the room that they take.
 
         Raises
         ------
         StoreError, Incompatible : the store cannot be used.
         """
-        return await asyncio.to_thread(listing, self._store)
+
+        def look() -> dict[str, Any]:
+            store = self._store
+            room = {"used": store.used(), "free": store.free(), "quota": settings.store_quota()}
+            return {**listing(store), "store": {"folder": str(store.root), **room}}
+
+        return await asyncio.to_thread(look)
 
     async def snapshot(self, name: str) -> dict[str, Any]:
         """Return all about one snapshot.
@@ -429,6 +435,23 @@ class Service:
         self._events.snapshots("removed", key)
         return {"name": key, "freed": freed}
 
+    async def remove_all(self, names: list[str], dry_run: bool) -> dict[str, Any]:
+        """Remove those of these snapshots that can be, and say why of each other one; or say what that would free."""
+        keys: list[str] = []
+        unknown: list[GpuckptError] = []
+        for name in dict.fromkeys(names):
+            try:
+                keys.append(await self._key(name))
+            except GpuckptError as e:
+                unknown.append(e)
+        do = self._store.would_remove if dry_run else self._store.remove_all
+        gone, freed, errors = await asyncio.to_thread(do, keys)
+        if not dry_run:
+            for key in gone:
+                self._events.snapshots("removed", key)
+        told = [error.as_dict() for error in (*unknown, *errors)]
+        return {"would_remove" if dry_run else "removed": gone, "freed": freed, "errors": told}
+
     async def rename(self, name: str, new: str) -> dict[str, Any]:
         """Give a snapshot another name, and return all about it.
 
@@ -441,6 +464,28 @@ class Service:
         manifest = await asyncio.to_thread(self._store.rename, key, wanted)
         self._events.snapshots("renamed", manifest.name)
         return details(manifest)
+
+    async def describe(self, name: str, message: str | None, tags: list[str] | None) -> dict[str, Any]:
+        """Give a snapshot another note and other tags, where they are given, and return all about it.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible, Untrusted, Refused : as `Store.note` and `Store.tag`.
+        """
+        key = await self._key(name)
+
+        def change() -> dict[str, Any]:
+            for tag in tags or ():
+                check_name(tag, "a tag")  # first: all or nothing
+            manifest = self._store.get(key) if message is None else self._store.note(key, message)
+            labels = self._store.labels(manifest)
+            if tags is not None:
+                labels = self._store.tag(key, tags, set(labels.tags) - set(tags))
+            return {**details(manifest), **dataclasses.asdict(labels)}
+
+        changed = await asyncio.to_thread(change)
+        self._events.snapshots("labelled", key)
+        return changed
 
     async def pin(self, name: str, pinned: bool) -> dict[str, Any]:
         """Have a snapshot kept, or no longer; return its labels.

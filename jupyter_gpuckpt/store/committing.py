@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ..errors import NameTaken, StoreError
 from .durable import name_new, read_small, sync_folder, write_new
 from .layout import Layout
 from .manifest import MAX_SIZE
-from .sessions import Session
+from .sessions import Lock, Session
 
-__all__ = ["Commit", "name_taken"]
+__all__ = ["Commit", "changing", "name_taken"]
 
 
 def name_taken(name: str, *, replaceable: bool = True) -> NameTaken:
@@ -24,6 +25,16 @@ def name_taken(name: str, *, replaceable: bool = True) -> NameTaken:
         then,
         name=name,
     )
+
+
+@contextmanager
+def changing(layout: Layout) -> Iterator[None]:
+    """Have nobody else remove or replace a manifest meanwhile. Raises `OSError`."""
+    lock = Lock.wait(layout.mark)  # a file that is there: a full disk must not keep anybody from removing
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class Commit:
@@ -59,7 +70,8 @@ class Commit:
         self.kept = True  # first: an interrupt may come right after the call
         try:
             if self._replace:
-                draft.rename(target)
+                with changing(self._layout):
+                    draft.rename(target)
             else:
                 name_new(draft, target)
         except FileExistsError:

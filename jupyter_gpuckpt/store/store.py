@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from .. import settings
 from ..errors import Damaged, GpuckptError, NoSuchSnapshot, Pinned, Refused, StoreError
-from .committing import name_taken
+from .committing import changing, name_taken
 from .contents import Contents
 from .durable import make_folder, name_new, read_small, sync_folder, write_new
 from .failures import storing
@@ -401,14 +402,45 @@ class Store:
         Pinned : it is to be kept.
         Incompatible : a newer version wrote it.
         """
+        self._unlink(name)
+        return self.collect().freed
+
+    def remove_all(self, names: Iterable[str]) -> tuple[Sequence[str], int, Sequence[GpuckptError]]:
+        """Remove those of these snapshots that can be; return them, the bytes freed, and an error for each other one.
+
+        What `remove` says of the bytes and raises holds for each.
+        """
+        removed: list[str] = []
+        errors: list[GpuckptError] = []
+        for name in names:
+            try:
+                self._unlink(name)
+                removed.append(name)
+            except GpuckptError as e:
+                errors.append(e)
+        return removed, self.collect().freed if removed else 0, errors
+
+    def would_remove(self, names: Iterable[str]) -> tuple[Sequence[str], int, Sequence[GpuckptError]]:
+        """Return what `remove_all` would, were nobody at work; nothing is changed."""
+        going: list[str] = []
+        errors: list[GpuckptError] = []
+        for name in names:
+            try:
+                self.refuse_to_remove(name)
+                going.append(name)
+            except GpuckptError as e:
+                errors.append(e)
+        return going, self.would_collect(going).freed if going else 0, errors
+
+    def _unlink(self, name: str) -> None:
         self.refuse_to_remove(name)
         with storing(f"The snapshot {name} could not be removed.", self.root):
             try:
-                self._layout.manifest(name).unlink()
+                with changing(self._layout):
+                    self._layout.manifest(name).unlink()
             except FileNotFoundError:
                 raise self._no_such(name) from None
             sync_folder(self._layout.snapshots)
-        return self.collect().freed
 
     def refuse_to_remove(self, name: str) -> None:
         """Raise what `remove` would raise beforehand, and do nothing else."""
@@ -454,6 +486,37 @@ class Store:
             finally:
                 lock.release()
         return manifest
+
+    def note(self, name: str, message: str) -> Manifest:
+        """Give the snapshot `name` another note, sign it anew, and return its manifest.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `get`.
+        Untrusted : as `trusted`.
+        Refused : somebody else signed it, note included.
+        """
+        failed = f"The note of {name} could not be changed."
+        self.trusted(name)  # first: nothing is written for one that is not there
+        with storing(failed, self.root), changing(self._layout):
+            manifest, raw = self._trusted(name)
+            if self.trust.is_foreign(raw, name):
+                raise Refused(
+                    failed,
+                    "somebody else made and signed this snapshot, and the note is part of what they signed",
+                    f"Add a tag instead, which nobody signs: `jupyter gpuckpt tag {name} TAG`.",
+                    name=name,
+                )
+            noted = replace(manifest, message=message)
+            session = Session(self._layout.locks, "note")
+            try:
+                draft = self._layout.draft(session.id)
+                write_new(draft, self.trust.sign(noted.to_json()))
+                draft.rename(self._layout.manifest(name))
+                sync_folder(self._layout.snapshots)
+            finally:
+                session.close()
+        return noted
 
     def sign(self, name: str) -> Manifest:
         """Sign a snapshot that has no signature: it counts as one's own from then on.
@@ -528,6 +591,12 @@ class Store:
             return 0
         with storing("The store cannot be read.", self.root):
             return used(self._layout)
+
+    def free(self) -> int:
+        """Return how many bytes are free on the disk that the store is on, or will be."""
+        folder = next(folder for folder in (self.root, *self.root.absolute().parents) if folder.is_dir())
+        with storing("The store's disk cannot be read.", self.root):
+            return shutil.disk_usage(folder).free
 
     def check(self, read_data: bool = False, progress: Progress | None = None) -> Checked:
         """Look for damage; with `read_data` in every byte, else in what is written about them. Nothing is changed."""

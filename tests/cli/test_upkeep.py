@@ -1,4 +1,4 @@
-"""`jupyter gpuckpt log`, `diff`, `mv`, `pin`, `tag`, `keep`, `gc`, `check` and `repair`, on a store of files."""
+"""`jupyter gpuckpt log`, `diff`, `mv`, `note`, `pin`, `tag`, `keep`, `gc`, `check` and `repair`, on a store."""
 
 from __future__ import annotations
 
@@ -74,6 +74,15 @@ def test_a_snapshot_gets_another_name(cli: Cli, store: Store) -> None:
     assert cli("mv", "old", "newer").status == 3
     assert cli("mv", "new", "other", "--json").json["error"]["kind"] == "NameTaken"
     assert sorted(m.name for m in store.list()) == ["new", "other"]
+
+
+def test_a_note_is_changed_in_words_and_by_several(cli: Cli, store: Store) -> None:
+    save(store, "it")
+    assert cli("note", "it", "the", "best so far").out == "it: the best so far\n"
+    assert cli("list", "--json").json["snapshots"][0]["message"] == "the best so far"
+    assert cli("note", "it", "", "--json").json["message"] == ""
+    assert cli("note", "nothing", "x").status == 3
+    assert cli("note", "it").status == 2
 
 
 def test_pins_and_tags_are_kept_and_listed(cli: Cli, store: Store) -> None:

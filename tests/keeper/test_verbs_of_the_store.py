@@ -1,4 +1,4 @@
-"""``%gpuckpt diff``, ``log``, ``mv``, ``pin`` and ``tag``: the store's verbs in a notebook, on snapshots of kernels."""
+"""``%gpuckpt diff``, ``log``, ``mv``, ``note``, ``pin`` and ``tag``: in a notebook, on snapshots of kernels."""
 
 from __future__ import annotations
 
@@ -108,6 +108,9 @@ def test_the_store_is_kept_in_order_from_a_notebook(notebook: Notebook) -> None:
     assert notebook.run("%gpuckpt mv other branch").text == "other is now branch."
     assert names() == {"first", "second", "branch"}
     assert notebook.run("%gpuckpt pin branch").text == "Pinned branch."
+    assert notebook.run('%gpuckpt note branch "the best" so far').text == "branch: the best so far"
+    assert "the best so far" in notebook.run("%gpuckpt list").text
+    assert notebook.run('%gpuckpt note branch ""').text == "branch: no note"
     assert notebook.run("%gpuckpt tag branch good best --remove good").text == "branch: best"
     assert "pinned best" in notebook.run("%gpuckpt list").text
     assert notebook.fails("%gpuckpt rm branch").ename == "Pinned"

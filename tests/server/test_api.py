@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 import uuid
 from pathlib import Path
@@ -14,6 +15,8 @@ from jupyter_servers import TOKEN, Server
 from notebooks import wait_until
 
 from jupyter_gpuckpt.server.events import OPERATION, SNAPSHOTS
+from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.store.trust import Trust
 
 needs_criu = pytest.mark.criu
 
@@ -72,6 +75,55 @@ def test_a_snapshot_is_renamed_and_pinned(server: Server) -> None:
     assert server.ask("DELETE", "snapshots/new", status=409)["error"]["kind"] == "Pinned"
     assert server.ask("POST", "snapshots/new/pin", {"pinned": False})["pinned"] is False
     server.ask("DELETE", "snapshots/new")
+
+
+def _keep(server: Server, *names: str) -> Store:
+    """Put snapshots into the server's store that have bytes in common, and return the store."""
+    store = Store(server.store, Trust(server.folder / "keys"))
+    for name in names:
+        with store.writer(name) as writer:
+            (writer.directory / "pages").write_bytes(random.Random(1).randbytes(200_000))
+            writer.commit(message="", parent=None, kernel={"notebook": "a.ipynb"}, machine={}, cuda={}, process={})
+    return store
+
+
+def test_a_note_and_tags_are_changed(server: Server) -> None:
+    store = _keep(server, "noted")
+    store.tag("noted", ["hibernated", "old"])
+    changed = server.ask("PATCH", "snapshots/noted", {"message": "the best", "tags": ["best", "hibernated"]})
+    assert (changed["message"], changed["tags"], changed["pinned"]) == ("the best", ["best", "hibernated"], False)
+    for only in ({"message": "another"}, {"tags": ["v2"]}):
+        server.ask("PATCH", "snapshots/noted", only)
+    (listed,) = [s for s in server.ask("GET", "snapshots")["snapshots"] if s["name"] == "noted"]
+    assert (listed["message"], listed["tags"]) == ("another", ["v2"])
+    assert store.trusted("noted").message == "another"
+    # All or nothing.
+    assert server.ask("PATCH", "snapshots/noted", {"message": "x", "tags": ["/"]}, 400)["error"]["kind"] == "BadName"
+    assert server.ask("PATCH", "snapshots/noted", {"tags": [1]}, 400)["error"]["kind"] == "BadRequest"
+    assert server.ask("PATCH", "snapshots/none", {"message": "x"}, 404)["error"]["kind"] == "NoSuchSnapshot"
+    assert server.ask("GET", "snapshots/noted")["message"] == "another"
+    store.remove("noted")
+
+
+def test_several_are_removed_at_once_and_pinned_ones_are_left(server: Server) -> None:
+    store = _keep(server, "first", "second", "kept")
+    before = server.ask("GET", "snapshots")["store"]
+    assert (before["folder"], before["used"], before["quota"]) == (str(server.store), store.used(), None)
+    assert before["free"] > 0
+    store.pin("kept", True)
+    alone = server.ask("POST", "removal", {"names": ["first"], "dry_run": True})
+    wanted = ["first", "second", "kept", "none"]
+    would = server.ask("POST", "removal", {"names": wanted, "dry_run": True})
+    assert would["would_remove"] == ["first", "second"]
+    assert [(e["kind"], e["data"]["name"]) for e in would["errors"]] == [("Pinned", "kept"), ("NoSuchSnapshot", "none")]
+    assert {"first", "second", "kept"} <= {m.name for m in store.list()}
+    store.pin("kept", False)
+    done = server.ask("POST", "removal", {"names": ["first", "second", "kept", "none"]})
+    assert (done["removed"], [e["kind"] for e in done["errors"]]) == (["first", "second", "kept"], ["NoSuchSnapshot"])
+    # What they had in common is freed with the last of them alone.
+    assert done["freed"] > 3 * alone["freed"]
+    assert not {"first", "second", "kept"} & {m.name for m in store.list()}
+    assert store.used() < before["used"]
 
 
 @needs_criu
@@ -262,7 +314,9 @@ def test_without_criu_the_server_says_so(bare_server: Server) -> None:
         assert found["kernels"] == []
         assert bare_server.ask("POST", f"kernels/{kernel_id}/save", {"name": "x"}, 503)["error"]["then"]
     assert bare_server.ask("GET", "doctor")["works"] is False
-    assert bare_server.ask("GET", "snapshots") == {"snapshots": [], "faults": []}
+    nothing = bare_server.ask("GET", "snapshots")
+    assert (nothing["snapshots"], nothing["faults"], nothing["store"]["used"]) == ([], [], 0)
+    assert nothing["store"]["free"] > 0, "of the disk that it will be on"
 
 
 def test_a_store_that_cannot_be_used_is_an_error_with_a_reason(bare_server: Server) -> None:

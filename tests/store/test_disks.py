@@ -144,6 +144,8 @@ def test_a_store_that_cannot_be_written_is_read_and_left_untouched(store: Store,
             lambda: view.writer("new"),
             lambda: view.writer("it", replace=True),
             lambda: view.remove("it"),
+            lambda: view.note("it", "another"),
+            lambda: view.tag("it", ["best"]),
             lambda: view.collect(),
         ):
             with pytest.raises(StoreError) as caught:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from store_helpers import FILES, everything, litter, read_back, save
 from jupyter_gpuckpt.errors import (
     Damaged,
     GpuckptError,
+    NoSuchSnapshot,
     Refused,
     Replayed,
     RevokedKey,
@@ -163,6 +166,43 @@ def test_a_renamed_snapshot_of_somebody_else_counts_as_one_s_own(store: Store, o
     store.rename("it", "mine")
     store.trust.revoke(other.trust.own())
     assert read_back(store, "mine") == FILES
+
+
+def test_a_note_is_changed_by_whoever_signed_it_and_by_nobody_else(store: Store, other: Store) -> None:
+    was = save(store, "it", message="typo")
+    noted = store.note("it", "a note")
+    assert noted == store.trusted("it") == dataclasses.replace(was, message="a note")
+    assert read_back(store, "it") == FILES
+    save(other, "theirs")
+    store.trust.add(other.trust.own())
+    before = everything(store.root)
+    with pytest.raises(Refused, match="somebody else made and signed"):
+        store.note("theirs", "mine")
+    assert everything(store.root) == before
+    with pytest.raises(NoSuchSnapshot):
+        store.note("nothing", "x")
+
+
+def test_a_note_never_brings_back_what_somebody_replaced_or_removed_meanwhile(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(store, "it")
+    done: list[str] = []
+    others = threading.Thread(target=lambda: (save(store, "it", replace=True), store.remove("it"), done.append("both")))
+    sign = store.trust.sign
+
+    def sign_while_others_come(sealed: bytes) -> bytes:
+        if threading.current_thread() is threading.main_thread():
+            others.start()
+            others.join(0.3)  # they wait for the note: nothing tells that they do
+            assert not done
+        return sign(sealed)
+
+    monkeypatch.setattr(store.trust, "sign", sign_while_others_come)
+    store.note("it", "a note")
+    others.join()
+    assert done == ["both"]
+    assert store.list() == []
 
 
 def test_one_s_own_key_can_be_revoked_and_a_new_one_is_made(store: Store) -> None:
