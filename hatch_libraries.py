@@ -55,4 +55,10 @@ class LibrariesHook(BuildHookInterface):
         compiler = shutil.which(os.environ.get("CC", "cc"))
         if compiler is None:
             raise FileNotFoundError("there is no C compiler")
-        subprocess.run([compiler, *_FLAGS, "-o", str(library), str(source), "-ldl", "-lpthread"], check=True)
+        # Kernels may have the one that is there open: it is replaced, not written over.
+        made = library.with_name(f"{library.name}.{os.getpid()}")
+        try:
+            subprocess.run([compiler, *_FLAGS, "-o", str(made), str(source), "-ldl", "-lpthread"], check=True)
+            made.replace(library)
+        finally:
+            made.unlink(missing_ok=True)
