@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from .spelling import Spell, in_a_terminal
+
 __all__ = [
     "BadName",
     "Busy",
@@ -48,7 +50,7 @@ class GpuckptError(Exception):
     ----------
     what : what happened, one sentence.
     why : the cause, with the cause's own words where there are any.
-    then : what the person can do next.
+    then : what the person can do next; commands as in `spelling`.
     data : whatever describes the case further (JSON types only): it crosses process borders.
     """
 
@@ -67,7 +69,12 @@ class GpuckptError(Exception):
             lines.append(f"Why: {self.why}")
         if self.then:
             lines.append(f"Next: {self.then}")
-        return "\n".join(lines)
+        return in_a_terminal("\n".join(lines))
+
+    def spelled(self, spell: Spell) -> GpuckptError:
+        """Have its commands spelled as they are typed where it is shown; return it."""
+        self.what, self.why, self.then = map(spell, (self.what, self.why, self.then))
+        return self
 
     def as_dict(self) -> dict[str, Any]:
         """Return the error as JSON types; `from_dict` is its inverse."""

@@ -105,7 +105,7 @@ def _pidfd(connection: socket.socket, pid: int) -> int:
 
 
 def _refused(why: str) -> Refused:
-    return Refused("The broker does not serve this process.", why, "`jupyter gpuckpt doctor` tells more.")
+    return Refused("The broker does not serve this process.", why, "`gpuckpt doctor` tells more.")
 
 
 def _refuse_other_rights(pid: int, uid: int, gid: int) -> None:

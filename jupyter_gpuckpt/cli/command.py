@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -10,6 +12,7 @@ from collections.abc import Callable, Sequence
 from .. import __version__
 from ..errors import Cancelled, GpuckptError
 from ..kernel.words import Commands, Parser, duration, gpus, number
+from ..spelling import in_a_terminal
 from . import output
 from .removal import add_removal_options
 from .store_parsers import add_store_parsers
@@ -354,8 +357,9 @@ def _parser() -> tuple[Parser, Commands]:
         _exec,
         "start a command as a job, which can be saved and restored",
         "Start a command as a job. It runs on when this terminal is closed; what it writes is kept (`logs`), and\n"
-        "it can be saved and restored as a kernel can. Two dashes stand before the command: exec NAME -- COMMAND ...",
+        "it can be saved and restored as a kernel can. Two dashes stand before the command.",
     )
+    starting.usage = "%(prog)s [-h] [--json] [--replace] [--debug] NAME -- COMMAND [ARGUMENT ...]"
     starting.add_argument("name", metavar="NAME", help="the job's name: letters, digits, and . _ -, at most 100")
     starting.add_argument("--replace", action="store_true", help="forget a job of that name that has ended")
     starting.set_defaults(words=[])
@@ -431,7 +435,12 @@ def _obey(words: Sequence[str], behind: Sequence[str]) -> int:
     if behind:
         args.words = list(behind)
     run: _Run = args.run
-    return run(args)
+    try:
+        return run(args)
+    except GpuckptError as e:
+        named = shlex.quote(getattr(args, "kernel", None) or "KERNEL")
+        e.spelled(functools.partial(in_a_terminal, kernel=named))
+        raise
 
 
 def _as_told(error: BaseException) -> GpuckptError:

@@ -12,8 +12,7 @@ from ..errors import GpuckptError
 __all__ = ["about_a_job", "told_of_a_job"]
 
 _PHRASES = (
-    ("`%gpuckpt ", "`jupyter gpuckpt "),
-    ("`jupyter gpuckpt kernels`", "`jupyter gpuckpt ps`"),
+    ("gpuckpt kernels`", "gpuckpt ps`"),
     ("Restart the kernel", "Stop the job"),
     ("restart the kernel", "stop the job"),
     ("Restart it", "Start it again"),

@@ -93,7 +93,7 @@ def list_jobs(args: argparse.Namespace) -> int:
     found, manifests, faults = with_snapshots(all_jobs)
     for job in found:
         job["snapshots"] = [m.name for m in manifests if m.kernel.get("kernel_id") == job["kernel_id"]]
-    document = {"jobs": found, "faults": [fault.as_dict() for fault in faults]}
+    document = {"jobs": found, "faults": [output.told(fault) for fault in faults]}
     output.result(args.json, document, _table(found, faults))
     return output.DONE
 
@@ -321,7 +321,7 @@ def forget(args: argparse.Namespace) -> int:
         except GpuckptError as e:
             errors.append(e)
     text = "\n".join(f"Forgot job {name}." for name in forgotten)
-    output.result(args.json, {"forgotten": forgotten, "errors": [e.as_dict() for e in errors]}, text)
+    output.result(args.json, {"forgotten": forgotten, "errors": [output.told(e) for e in errors]}, text)
     if not args.json:
         for error in errors:
             output.note(str(error))

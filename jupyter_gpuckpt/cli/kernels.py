@@ -7,7 +7,7 @@ import contextlib
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -38,7 +38,7 @@ def list_kernels(args: argparse.Namespace) -> int:
     """List the kernels that keepers hold; one whose keeper died gets a new one."""
     kernels, manifests, faults = with_snapshots(running_kernels)
     _add_snapshots(kernels, manifests)
-    document = {"kernels": kernels, "faults": [fault.as_dict() for fault in faults]}
+    document = {"kernels": kernels, "faults": [output.told(fault) for fault in faults]}
     output.result(args.json, document, _table(kernels, faults))
     return output.DONE
 
@@ -142,20 +142,9 @@ def restore(args: argparse.Namespace) -> int:
             "in_place": args.in_place,
             "stop_here": args.stop_here,
         }
-        with _in_a_terminal(args.kernel):
-            found = operate(args.kernel, "restore", request, verb)
+        found = operate(args.kernel, "restore", request, verb)
     output.result(args.json, found, show.Restored(found, time.time() - found["seconds"], []).text())
     return output.DONE
-
-
-@contextlib.contextmanager
-def _in_a_terminal(kernel: str) -> Iterator[None]:
-    """Have an error say what to type here, where what it says next is a cell's."""
-    try:
-        yield
-    except GpuckptError as e:
-        e.then = e.then.replace("%gpuckpt restore", f"jupyter gpuckpt restore {shlex.quote(kernel)}")
-        raise
 
 
 def fork(args: argparse.Namespace) -> int:

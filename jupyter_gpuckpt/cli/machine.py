@@ -38,7 +38,7 @@ def setup(args: argparse.Namespace) -> int:
     document = {
         "ok": True,
         "criu": dataclasses.asdict(program) | {"version": version},
-        "unavailable": unavailable.as_dict() if unavailable else None,
+        "unavailable": output.told(unavailable) if unavailable else None,
     }
     output.result(args.json, document, text)
     return output.DONE

@@ -16,6 +16,7 @@ from ..errors import Cancelled, GpuckptError, NoSuchKernel, NoSuchSnapshot, Unav
 from ..kernel.show import progress_text
 from ..kernel.words import Usage
 from ..pace import Pace
+from ..spelling import in_a_terminal
 
 DONE, FAILED, USAGE, NOT_FOUND, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -35,6 +36,11 @@ def exit_status(error: GpuckptError) -> int:
     return INTERRUPTED if isinstance(error, Cancelled) else FAILED
 
 
+def told(error: GpuckptError) -> dict[str, Any]:
+    """Return an error as JSON types, as a terminal is told it."""
+    return error.spelled(in_a_terminal).as_dict()
+
+
 def result(as_json: bool, document: dict[str, Any], text: str) -> None:
     """Print what a command found or did: one JSON document, or text for people."""
     if as_json:
@@ -47,7 +53,7 @@ def failure(as_json: bool, error: GpuckptError) -> None:
     """Print an error: as JSON on standard output, where a program reads on, or for people on standard error."""
     if as_json:
         try:
-            _write(sys.stdout, json.dumps({"error": error.as_dict()}, indent=2))
+            _write(sys.stdout, json.dumps({"error": told(error)}, indent=2))
             return
         except OSError:  # it may be the very error to print
             pass

@@ -9,6 +9,7 @@ from ..errors import GpuckptError
 from ..keeper.naming import find
 from ..keeper.summary import details, listing
 from ..kernel import show
+from ..spelling import in_a_terminal
 from ..store import Store
 from . import output
 from .removal import remove
@@ -16,8 +17,8 @@ from .removal import remove
 
 def list_snapshots(args: argparse.Namespace) -> int:
     """List all snapshots, newest first."""
-    document = listing(_store())
-    output.result(args.json, document, show.snapshots(document).text())
+    document = listing(_store(), in_a_terminal)
+    output.result(args.json, document, show.snapshots(document, in_a_terminal).text())
     return output.DONE
 
 
@@ -41,7 +42,7 @@ def remove_snapshots(args: argparse.Namespace) -> int:
             unknown.append(e)
     document, text, errors = remove(args, store, named, asks=len(named) > 1)
     errors = [*unknown, *errors]
-    output.result(args.json, {**document, "errors": [e.as_dict() for e in errors]}, text)
+    output.result(args.json, {**document, "errors": [output.told(e) for e in errors]}, text)
     if not args.json:
         for error in errors:
             output.note(str(error))

@@ -101,7 +101,7 @@ def remote(args: argparse.Namespace) -> int:
         "url": at.shown,
         **at.encryption,
         "snapshots": snapshots,
-        "faults": [{"name": one.name, **one.error.as_dict()} for one in found if one.error is not None],
+        "faults": [{"name": one.name, **output.told(one.error)} for one in found if one.error is not None],
     }
     shown = {said["name"]: said["label"] for said in snapshots}
     rows = [_row(one, shown.get(one.name, one.name)) for one in found]
@@ -252,7 +252,7 @@ def sign(args: argparse.Namespace) -> int:
         except GpuckptError as e:
             errors.append(e)
     text = "\n".join(f"Signed {name}." for name in signed)
-    output.result(args.json, {"signed": signed, "errors": [e.as_dict() for e in errors]}, text)
+    output.result(args.json, {"signed": signed, "errors": [output.told(e) for e in errors]}, text)
     if not args.json:
         for error in errors:
             output.note(str(error))

@@ -34,7 +34,7 @@ def log(args: argparse.Namespace) -> int:
     """Draw the tree of snapshots: each below the one that its kernel came from."""
     manifests, faults = _store().scan()
     chosen = [m for m in manifests if _chosen(args)(m)]
-    document = {"snapshots": summaries(chosen), "faults": [fault.as_dict() for fault in faults]}
+    document = {"snapshots": summaries(chosen), "faults": [output.told(fault) for fault in faults]}
     output.result(args.json, document, show.Tree(document).text())
     return output.DONE
 
@@ -91,7 +91,7 @@ def _pin(args: argparse.Namespace, pinned: bool) -> int:
             errors.append(e)
     verb = "Pinned" if pinned else "Unpinned"
     text = "\n".join(f"{verb} {one['name']}." for one in done)
-    output.result(args.json, {"pins": done, "errors": [e.as_dict() for e in errors]}, text)
+    output.result(args.json, {"pins": done, "errors": [output.told(e) for e in errors]}, text)
     if not args.json:
         for error in errors:
             output.note(str(error))
@@ -121,7 +121,7 @@ def keep(args: argparse.Namespace) -> int:
     document, text, errors = remove(args, store, {name: shown.get(name, name) for name in names}, asks=True)
     if not args.dry_run:
         document["removed"] = [one["key"] for one in document["removed"]]
-    document = {**document, "used": store.used(), "errors": [e.as_dict() for e in errors]}
+    document = {**document, "used": store.used(), "errors": [output.told(e) for e in errors]}
     output.result(args.json, document, text if names else "Nothing had to be removed.")
     if not args.json:
         for error in errors:

@@ -68,7 +68,7 @@ _OWN = re.compile(r"^(\([\d.]+\)\s*(\d+: )?)?(Error|Warn) |^\s*$")
 
 _ADVICE = (
     # what criu says, what a person can do; the first that matches is given
-    ("Can't get 1:16 opt", "This CRIU is too old for this Linux: run `jupyter gpuckpt setup`, and try again."),
+    ("Can't get 1:16 opt", "This CRIU is too old for this Linux: run `gpuckpt setup`, and try again."),
     ("No space left", "Free disk space, or set GPUCKPT_STORE to a larger disk, and try again."),
     (
         "half of stream unix",
@@ -94,7 +94,7 @@ _ADVICE = (
         "suspending seccomp",
         "End what has a filter of system calls (a browser, a sandbox) in the kernel and try again.",
     ),
-    ("Permission denied", "Run `jupyter gpuckpt doctor`: it checks the rights that are needed."),
+    ("Permission denied", "Run `gpuckpt doctor`: it checks the rights that are needed."),
 )
 
 
@@ -118,4 +118,4 @@ def advice(error: str) -> str:
     for said, then in _ADVICE:
         if said in error:
             return then
-    return "Run `jupyter gpuckpt doctor`; if it finds nothing, look into criu's log above that line."
+    return "Run `gpuckpt doctor`; if it finds nothing, look into criu's log above that line."

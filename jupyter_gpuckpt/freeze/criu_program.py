@@ -130,7 +130,7 @@ def find_criu() -> CriuProgram:
             tried[path] = str(unfit)
     if len(tried) == 1:
         tried["PATH and " + ", ".join(_SYSTEM_FOLDERS)] = "no program named criu"
-    raise _unavailable(tried, "Run `jupyter gpuckpt setup` to install one for this project alone.")
+    raise _unavailable(tried, "Run `gpuckpt setup` to install one for this project alone.")
 
 
 def program_in_prefix(prefix: Path) -> CriuProgram:
@@ -150,7 +150,7 @@ def program_in_prefix(prefix: Path) -> CriuProgram:
         why = str(unfit)
     except OSError as error:
         why = error.strerror or str(error)
-    raise Unavailable(f"The folder {prefix} holds no CRIU that can be used.", why, "Run `jupyter gpuckpt setup`.")
+    raise Unavailable(f"The folder {prefix} holds no CRIU that can be used.", why, "Run `gpuckpt setup`.")
 
 
 def check(program: CriuProgram) -> None:
@@ -161,7 +161,7 @@ def check(program: CriuProgram) -> None:
     Unavailable
         It does not look good; `why` quotes criu's first error line.
     """
-    then = "Run `jupyter gpuckpt doctor` to see what this machine lacks."
+    then = "Run `gpuckpt doctor` to see what this machine lacks."
     what = f"CRIU {version_text(program.version)} cannot work on this machine."
     try:
         done = _run((*program.argv, "check"), _CHECK_TIMEOUT)
@@ -200,7 +200,7 @@ def refuse_open_sockets(program: CriuProgram) -> None:
         f"{program.path} does not heed the library that keeps them from its sockets (LD_PRELOAD)."
         if built
         else "The library that keeps them from CRIU's sockets was not built.",
-        "Use a CRIU that is linked dynamically, as `jupyter gpuckpt setup` installs it."
+        "Use a CRIU that is linked dynamically, as `gpuckpt setup` installs it."
         if built
         else "Install a C compiler (`apt-get install gcc`) and this package once more.",
     )

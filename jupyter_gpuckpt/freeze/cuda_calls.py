@@ -241,4 +241,4 @@ def _next(name: str) -> Iterator[str]:
         yield "see `nvidia-smi` and the system log for a hung GPU"
         yield "GPUCKPT_DRIVER_TIMEOUT sets the seconds that a call may take"
     else:
-        yield "`jupyter gpuckpt doctor` checks the driver"
+        yield "`gpuckpt doctor` checks the driver"

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import GpuckptError, KeeperGone
+from ..spelling import in_a_terminal
 from .operations.stages import Tell
 
 log = logging.getLogger("gpuckpt.keeper")
-
-_MAGIC = re.compile(r"`%gpuckpt (autosleep|awake|fork|hibernate|move|restore|save|sleep|wake)\b")
 
 PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
 
@@ -53,13 +52,12 @@ async def answer_to(
         beating.cancel()
 
 
-def without_magic(answer: dict[str, Any], kernel_id: str) -> dict[str, Any]:
-    """Return an answer of a kernel that has no ``%gpuckpt``: what an error advises can be typed at a terminal."""
-    error = answer.get("error")
-    if error is None:
+def without_magic(answer: dict[str, Any], named: str) -> dict[str, Any]:
+    """Return an answer of a kernel that has no ``%gpuckpt``, or of a job, which a terminal knows as `named`."""
+    if "error" not in answer:
         return answer
-    then = error["then"].replace("`%gpuckpt list`, or in a terminal `", "`")
-    return {**answer, "error": {**error, "then": _MAGIC.sub(rf"`jupyter gpuckpt \1 {kernel_id[:8]}", then)}}
+    error = GpuckptError.from_dict(answer["error"]).spelled(partial(in_a_terminal, kernel=named))
+    return {**answer, "error": error.as_dict()}
 
 
 def without_keeper(why: str) -> KeeperGone:
@@ -67,7 +65,7 @@ def without_keeper(why: str) -> KeeperGone:
     return KeeperGone(
         "The kernel got no new keeper; it runs on without one.",
         why,
-        "Correct that and ask again, by `jupyter gpuckpt kernels` for instance: each time it is tried anew.",
+        "Correct that and ask again, by `gpuckpt kernels` for instance: each time it is tried anew.",
     )
 
 

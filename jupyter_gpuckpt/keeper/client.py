@@ -163,7 +163,7 @@ def _no_such_kernel() -> NoSuchKernel:
     return NoSuchKernel(
         "The kernel is gone.",
         "Neither its keeper nor its processes live any more.",
-        "Start a new one; `%gpuckpt restore` brings a snapshot back into it.",
+        "Start a new one; `gpuckpt restore @` brings a snapshot back into it.",
     )
 
 
@@ -174,7 +174,7 @@ def _start_kernel(folder: KernelFolder, lock: int) -> subprocess.Popen[bytes]:
         run_dir = new_run_folder(folder.path)
         started = start_by_deputy(folder.path, run_dir, program) if deputy.is_needed() else None
     except OSError as e:
-        raise GpuckptError("The kernel could not be started.", str(e), "Run `jupyter gpuckpt doctor`.") from e
+        raise GpuckptError("The kernel could not be started.", str(e), "Run `gpuckpt doctor`.") from e
     if started is not None:
         return run_keeper(folder, lock, "hold", run_dir.name, *map(str, started))
     starter = [sys.executable, "-I", "-S", "-B", str(_STARTER), str(folder.path), str(run_dir)]
@@ -246,7 +246,7 @@ def _run(
     raise KeeperGone(
         "The kernel's keeper did not start.",
         words.splitlines()[-1] if words else f"It said nothing within {timeout:.0f} s.",
-        "Run `jupyter gpuckpt doctor`.",
+        "Run `gpuckpt doctor`.",
     )
 
 
@@ -323,8 +323,8 @@ def find(text: str) -> KernelFolder:
     raise NoSuchKernel(
         f"{'Several kernels fit' if found else 'No kernel fits'} {text!r}.",
         f"These do: {', '.join(ids)}." if ids else f"Kernels running: {len(launches)}, none of them of that name.",
-        '`jupyter gpuckpt kernels` lists them; a kernel that was not started as "Python 3 (gpuckpt)" is not there. '
-        "`jupyter gpuckpt ps` lists jobs.",
+        '`gpuckpt kernels` lists them; a kernel that was not started as "Python 3 (gpuckpt)" is not there. '
+        "`gpuckpt ps` lists jobs.",
         kernels=ids,
     )
 

@@ -24,6 +24,7 @@ from zmq.sugar.socket import Socket
 
 from ..errors import GpuckptError
 from ..listening import listen
+from ..spelling import in_a_cell
 from .clients import Connections
 from .ports import of_connection_file
 from .ports import peers as connected
@@ -224,7 +225,7 @@ class Doorman:
 
     async def refuse(self, requests: Sequence[Sequence[bytes]], error: GpuckptError) -> None:
         """Answer requests that no kernel came up for."""
-        text = str(error)
+        text = str(error.spelled(in_a_cell))
         content = {"ename": type(error).__name__, "evalue": text, "traceback": text.splitlines()}
         if requests:
             await self.settled()

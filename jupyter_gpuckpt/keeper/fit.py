@@ -326,13 +326,13 @@ def _is_for_this_kernel(manifest: Manifest, launch: Launch) -> None:
         raise Refused(
             _NOT_RESTORED,
             f"It was saved from the job {job}, and here is a kernel.",
-            f"Bring it up as a job: `jupyter gpuckpt restore {job} {manifest.name}`; `--as NAME` makes it a new one.",
+            f"Bring it up as a job: `gpuckpt restore {job} {manifest.name}`; `--as NAME` makes it a new one.",
         )
     if launch.job:
         raise Refused(
             _NOT_RESTORED,
             f"It was saved from a notebook's kernel, and here is the job {launch.job}.",
-            "Restore it in a notebook; `jupyter gpuckpt list` shows what was saved from what.",
+            "Restore it in a notebook; `gpuckpt list` shows what was saved from what.",
         )
     if not manifest.kernel["agent"] and manifest.kernel["kernel_id"] != launch.kernel_id:
         raise Refused(

@@ -89,7 +89,7 @@ def find(name: str) -> KernelFolder:
     raise NoSuchKernel(
         f"There is no job {name!r}.",
         f"These there are: {', '.join(names)}." if names else "There is none at all.",
-        "`jupyter gpuckpt ps` lists them; `exec` starts one.",
+        "`gpuckpt ps` lists them; `gpuckpt exec` starts one.",
         jobs=names,
     )
 
@@ -227,7 +227,7 @@ def forget(folder: KernelFolder) -> None:
         raise Busy(
             f"The job {folder.launch().job} was not forgotten.",
             "It runs, or has not quite ended yet.",
-            "`jupyter gpuckpt stop` ends it.",
+            f"`gpuckpt stop {folder.launch().job}` ends it.",
         )
     folder.remove()
     os.close(lock)

@@ -155,7 +155,7 @@ class Keeper:
             raise Refused(
                 "The kernel is hibernated.",
                 f"It is on the disk alone, as the snapshot {name}.",
-                "Wake it (run a cell, or `jupyter gpuckpt wake KERNEL`), and ask again.",
+                "Wake it (run a cell, or `gpuckpt wake @`), and ask again.",
                 name=name,
             )
         if self.space is None or self.exit_status is not None:

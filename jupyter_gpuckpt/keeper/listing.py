@@ -10,6 +10,7 @@ from .. import settings
 from ..errors import GpuckptError, NoSuchKernel
 from ..freeze.cuda_calls import CudaWorker
 from ..freeze.gpu_processes import cuda_pids
+from ..spelling import in_a_terminal
 from ..store import Manifest, Store
 from . import client, jobs
 from .record import KernelFolder, Launch, State
@@ -151,7 +152,12 @@ def _status(folder: KernelFolder) -> dict[str, Any]:
 def _about(folder: KernelFolder, error: GpuckptError) -> GpuckptError:
     """Say in an error which kernel it is about."""
     kind = type(error)
-    return kind(f"Kernel {folder.path.name}: {error.what}", error.why, error.then, **error.data)
+    return kind(
+        f"Kernel {folder.path.name}: {error.what}",
+        error.why,
+        in_a_terminal(error.then, folder.path.name[:8]),
+        **error.data,
+    )
 
 
 def _add_gpu_memory(kernels: Sequence[dict[str, Any]], worker: CudaWorker) -> None:

@@ -355,7 +355,7 @@ async def _put_to_sleep(kernel_dir: Path, run_dir: Path) -> int:
         raise GpuckptError(
             "No fresh process could be put to sleep for the kernel.",
             why.splitlines()[-1] if why else "it ended at once",
-            "Run `jupyter gpuckpt doctor`: it checks the rights and kernel features that are needed.",
+            "Run `gpuckpt doctor`: it checks the rights and kernel features that are needed.",
         )
     await program.wait()
     return int(said.split()[1])

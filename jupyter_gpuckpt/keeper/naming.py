@@ -153,7 +153,7 @@ def _of_notebook(found: Sequence[Manifest], name: str, notebook: str) -> list[Ma
     raise NoSuchSnapshot(
         f"There is no snapshot named {name} of a notebook {notebook}.",
         f"Of that name there are: {others}." if others else "There is none of that name at all.",
-        "`%gpuckpt list`, or in a terminal `jupyter gpuckpt list`, shows all names.",
+        "`gpuckpt list` shows all names.",
         name=name,
     )
 
@@ -203,8 +203,8 @@ def _not_own(text: str, owner: Owner, names: Sequence[str]) -> NotOwn:
 
 
 def _from(label: str) -> str:
-    """Return what to type in a cell for the snapshot of another notebook."""
-    return f"`%gpuckpt restore --from {shlex.quote(label)}`"
+    """Return what to type for the snapshot of another notebook."""
+    return f"`gpuckpt restore @ --from {shlex.quote(label)}`"
 
 
 def latest_own(store: Store, owner: Owner) -> str:
@@ -222,11 +222,11 @@ def latest_own(store: Store, owner: Owner) -> str:
         raise NoSuchSnapshot(
             "There is no snapshot to restore.",
             "The job has none.",
-            "Save one first: `jupyter gpuckpt save JOB NAME`.",
+            "Save one first: `gpuckpt save @ NAME`.",
         )
     what = f"Nothing was restored: {owner.word[0].lower()}{owner.word[1:]} has no snapshot."
     if not manifests:
-        raise NoSuchSnapshot(what, "No other has one.", "Save one first: `%gpuckpt save NAME`.")
+        raise NoSuchSnapshot(what, "No other has one.", "Save one first: `gpuckpt save @ NAME`.")
     shown = labels(manifests, always=True)
     names = [shown[manifest.name] for manifest in manifests[:_MOST]]
     more = f" and {len(manifests) - _MOST} more" if len(manifests) > _MOST else ""

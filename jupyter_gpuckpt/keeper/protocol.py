@@ -210,5 +210,5 @@ def _gone(why: str) -> KeeperGone:
     return KeeperGone(
         "The kernel's keeper is not there.",
         why,
-        "Run `jupyter gpuckpt kernels`: it finds the kernel and gives it a new keeper if it still runs.",
+        "Run `gpuckpt kernels`: it finds the kernel and gives it a new keeper if it still runs.",
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import settings
 from ..errors import Busy, Cancelled, GpuckptError, Refused
+from ..spelling import in_a_cell
 from ..store import Store, name_of
 from . import tally
 from .answers import answer_to
@@ -165,7 +166,7 @@ class Requests:
     def _look(self, op: str, args: dict[str, Any]) -> Any:
         store = self.keeper.store
         if op == "list":
-            return {**listing(store), "writing": self.keeper.operations.writes}
+            return {**listing(store, in_a_cell), "writing": self.keeper.operations.writes}
         if op == "show":
             return details(store.get(self._key(args)))
         owner = Owner.of(self.keeper)

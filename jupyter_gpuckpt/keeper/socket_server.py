@@ -108,8 +108,8 @@ class SocketServer:
 
         answer = await answer_to(op, done, tell, tell, self._keeper.folder.path)
         launch = self._keeper.launch
-        if not launch.agent and not launch.job:
-            answer = without_magic(answer, launch.kernel_id)
+        if not launch.agent:
+            answer = without_magic(answer, launch.job or launch.kernel_id[:8])
         await send(writer, {"id": number, **answer})
 
     async def _attach(self, writer: asyncio.StreamWriter, end_after: float | None) -> None:

@@ -10,14 +10,17 @@ from typing import Any
 
 from .. import __version__
 from ..errors import GpuckptError
+from ..spelling import Spell
 from ..store import Labels, Manifest, Store, name_of
 
 HIBERNATED = "hibernated"
 """The tag of the snapshot of a kernel that is on the disk alone, and how its name begins."""
 
 
-def listing(store: Store) -> dict[str, Any]:
+def listing(store: Store, spell: Spell) -> dict[str, Any]:
     """Return all snapshots, newest first, each with its tags and pin, and what is wrong with those that are damaged.
+
+    What to type about those is spelled as where it is shown.
 
     Raises
     ------
@@ -32,7 +35,7 @@ def listing(store: Store) -> dict[str, Any]:
         "snapshots": [
             {**said, "label": shown[said["name"]], **marks.get(said["id"], nothing)} for said in newest_first
         ],
-        "faults": [fault.as_dict() for fault in faults],
+        "faults": [fault.spelled(spell).as_dict() for fault in faults],
     }
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from .. import settings
 from ..errors import GpuckptError, RestoreFailed
+from ..spelling import in_a_cell
 from . import (
     cpu_time,
     debugger,
@@ -279,7 +280,7 @@ class Agent:
             faults = self._housekeeping.after_save_asleep(restored=False)
         else:
             faults = self._housekeeping.after(restored=False)
-        failure = GpuckptError.from_dict(error) if error else None
+        failure = GpuckptError.from_dict(error).spelled(in_a_cell) if error else None
         for fault in [*faults, *hooks.run_after(hooks.Resumed(restored=False, error=failure))]:
             print(fault, file=sys.stderr)
         return {"waited": waited}
@@ -491,7 +492,7 @@ class Agent:
         """This kernel is fresh, in place of one whose restore failed: say so to the cell that asked."""
         self._clients = peers
         self._wait_for_clients()
-        self.cells.answer(asked, show.error_content(GpuckptError.from_dict(error)))
+        self.cells.answer(asked, show.error_content(GpuckptError.from_dict(error).spelled(in_a_cell)))
         self.cells.refuse_queued(asked)
 
 

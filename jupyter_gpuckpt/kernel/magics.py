@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from .. import settings
 from ..errors import GpuckptError, StoreError, Unavailable
+from ..spelling import in_a_cell
 from . import show
 from .agent import Agent
 from .hooks import generation_id
@@ -187,7 +188,7 @@ class Gpuckpt:
             return self._agent
         reason = os.environ.get(settings.ENV_UNAVAILABLE)
         if reason:
-            error = GpuckptError.from_dict(json.loads(reason))
+            error = GpuckptError.from_dict(json.loads(reason)).spelled(in_a_cell)
             # It was looked at when this kernel started, and is not looked at again.
             error.then = f"{error.then} Then restart this kernel.".strip()
             raise error
@@ -276,7 +277,7 @@ class Gpuckpt:
         print(show.auto_sleep(self._keeper().request("autosleep", {"after": args.after})))
 
     def _list(self, _: argparse.Namespace) -> show.Listing:
-        return show.snapshots(self._keeper().request("list"))
+        return show.snapshots(self._keeper().request("list"), in_a_cell)
 
     def _show(self, args: argparse.Namespace) -> show.Listing:
         return show.snapshot(self._keeper().request("show", {"name": args.name}))
@@ -464,7 +465,7 @@ class _Writing:
 
     def _note(self, saved: show.Saved, message: dict[str, Any]) -> None:
         if "error" in message:
-            saved.fail(GpuckptError.from_dict(message["error"]))
+            saved.fail(GpuckptError.from_dict(message["error"]).spelled(in_a_cell))
             print(f"{saved.name} was NOT saved. {saved.error}", file=sys.stderr)
         elif "progress" in message:
             saved.progress = message["progress"]

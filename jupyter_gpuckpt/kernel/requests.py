@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import GpuckptError, KeeperGone
 from ..lock_files import KEEPER_LOCK, is_locked
+from ..spelling import in_a_cell
 from . import interrupts
 from .channel import Channel
 
@@ -127,7 +128,7 @@ class Requests:
                 if progress is not None:
                     progress({**latest, "cancelling": interrupted})
             elif "error" in message:
-                raise GpuckptError.from_dict(message["error"])
+                raise GpuckptError.from_dict(message["error"]).spelled(in_a_cell)
             else:
                 return message.get("result")
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import GpuckptError
+from ..spelling import Spell
 
 
 def size(count: int) -> str:
@@ -489,8 +490,8 @@ def label_of(snapshot: dict[str, Any]) -> str:
     return label
 
 
-def snapshots(found: dict[str, Any]) -> Listing:
-    """Return the listing of snapshots, as the keeper gives it."""
+def snapshots(found: dict[str, Any], spell: Spell) -> Listing:
+    """Return the listing of snapshots, as the keeper gives it, with commands spelled as where it is shown."""
     rows = [
         [
             label_of(s),
@@ -508,7 +509,7 @@ def snapshots(found: dict[str, Any]) -> Listing:
     if found.get("writing"):
         faults.append(f"{found['writing']} is being written.")
     head = ["name", "saved", "size", "new bytes", "GPU memory", "tags", "notebook", "message"]
-    return Listing(head, rows, "No snapshots yet. Save one: %gpuckpt save NAME", faults)
+    return Listing(head, rows, spell("No snapshots yet. Save one: `gpuckpt save @ NAME`"), faults)
 
 
 def snapshot(found: dict[str, Any]) -> Listing:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .. import settings
 from ..errors import Busy, Cancelled, GpuckptError, KeeperGone
 from ..lock_files import KEEPER_LOCK, is_locked
+from ..spelling import in_a_cell
 from . import hooks, parking, show
 from .cells import Asked
 
@@ -85,7 +86,7 @@ class Sleeping:
         self._agent.cells.announce("asleep")
         asked = self._agent.cells.describe()
         if asked:
-            text = f"This cell waits for the GPU. {GpuckptError.from_dict(error)}"
+            text = f"This cell waits for the GPU. {GpuckptError.from_dict(error).spelled(in_a_cell)}"
             self._agent.cells.show(asked, {"text/plain": text})
 
     def after_sleep(self) -> list[str]:

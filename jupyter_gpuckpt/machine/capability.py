@@ -24,7 +24,7 @@ HELPFUL_CAPABILITIES = {"CAP_SYS_RESOURCE": 24}
 """Those that only some kernels need to be saved."""
 
 _WHAT = "Kernels cannot be saved on this machine."
-_DOCTOR = "`jupyter gpuckpt doctor` tells more."
+_DOCTOR = "`gpuckpt doctor` tells more."
 
 
 def why_unavailable(*, with_trial: bool = True) -> Unavailable | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..spelling import in_a_terminal
+
 __all__ = ["Check", "works"]
 
 
@@ -36,5 +38,5 @@ def works(checks: Iterable[Check]) -> bool:
 
 
 def judge(name: str, ok: bool, found: str, means: str, mend: str, *, required: bool = True) -> Check:
-    """Return a check; what to do is left out where nothing is to be done."""
-    return Check(name, ok, required, found, means, "" if ok else mend)
+    """Return a check, as it is said in a terminal; what to do is left out where nothing is to be done."""
+    return Check(name, ok, required, in_a_terminal(found), in_a_terminal(means), "" if ok else in_a_terminal(mend))

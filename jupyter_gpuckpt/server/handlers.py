@@ -31,6 +31,7 @@ from ..errors import (
     Untrusted,
 )
 from ..keeper.operations.fork import MOST
+from ..spelling import in_a_cell
 from .limits import TooMany
 from .operations import NoSuchOperation
 from .service import Service
@@ -111,7 +112,7 @@ class _Handler(APIHandler):
         self.set_status(next((status for kind, status in _STATUSES if isinstance(error, kind)), 500))
         if isinstance(error, TooMany):
             self.set_header("Retry-After", str(error.data["retry_after"]))
-        self.finish({"message": error.what, "reason": error.why or None, "error": error.as_dict()})
+        self.finish({"message": error.what, "reason": error.why or None, "error": error.spelled(in_a_cell).as_dict()})
 
     def set_status(self, status_code: int, reason: str | None = None) -> None:
         """Set the answer's status; with the methods that there are where it is that another is not one of them."""

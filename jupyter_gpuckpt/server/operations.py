@@ -20,6 +20,7 @@ from ..errors import Cancelled, GpuckptError
 from ..keeper import client
 from ..keeper.record import KernelFolder
 from ..pace import Pace
+from ..spelling import in_a_cell
 from ..store import Progress
 from .limits import Limit
 from .logs import criu_log, keeper_log, keeper_log_size
@@ -95,7 +96,7 @@ class Operation:
             "started": self.started,
             "ended": self.ended,
             "result": self.result,
-            "error": self.error.as_dict() if self.error else None,
+            "error": self.error.spelled(in_a_cell).as_dict() if self.error else None,
         }
 
 

@@ -25,6 +25,7 @@ from ..keeper.summary import details, listing, origins, summary
 from ..machine import doctor
 from ..machine.capability import why_unavailable
 from ..provisioner import ADOPT
+from ..spelling import in_a_cell
 from ..store import Manifest, Progress, Store, check_key, check_name
 from ..store.transfer.pull import pull
 from ..store.transfer.push import push
@@ -100,15 +101,15 @@ class Service:
             kernel["reconnect"] = self._path(notebook) if is_left and not kernel.get("copy_of") else None
         reason = await self._reason()
         plain = [
-            {"kernel_id": kernel_id, "name": name, "why": (reason or _plain()).as_dict()}
+            {"kernel_id": kernel_id, "name": name, "why": (reason or _plain()).spelled(in_a_cell).as_dict()}
             for kernel_id, name in of_server.items()
             if kernel_id not in held
         ]
         return {
             "kernels": found,
             "plain": plain,
-            "faults": [fault.as_dict() for fault in faults],
-            "unavailable": reason.as_dict() if reason else None,
+            "faults": [fault.spelled(in_a_cell).as_dict() for fault in faults],
+            "unavailable": reason.spelled(in_a_cell).as_dict() if reason else None,
             "version": __version__,
             "features": list(_FEATURES),
         }
@@ -392,7 +393,7 @@ class Service:
         def look() -> dict[str, Any]:
             store = self._store
             room = {"used": store.used(), "free": store.free(), "quota": settings.store_quota()}
-            return {**listing(store), "store": {"folder": str(store.root), **room}}
+            return {**listing(store, in_a_cell), "store": {"folder": str(store.root), **room}}
 
         return await asyncio.to_thread(look)
 

@@ -230,7 +230,7 @@ def _refuse_second(manifest: Manifest, names: Sequence[str]) -> None:
         raise NameTaken(
             f"The snapshot {manifest.name} is here already, as {names[0]}.",
             "both have the same id: they are one snapshot, and it was given another name",
-            f"Use that one, or `jupyter gpuckpt mv {names[0]} {manifest.name}`.",
+            f"Use that one, or `gpuckpt mv {names[0]} {manifest.name}`.",
             name=names[0],
         )
 

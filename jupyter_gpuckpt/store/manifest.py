@@ -124,7 +124,7 @@ class Manifest:
             raise WrongName(
                 f"The snapshot {name} is not the one of that name.",
                 f"its manifest is that of the snapshot {manifest.name}, which somebody put in its place",
-                f"Use another snapshot; `jupyter gpuckpt mv` gives a snapshot another name. `rm {name}` removes this "
+                f"Use another snapshot; `gpuckpt mv` gives a snapshot another name. `gpuckpt rm {name}` removes this "
                 "one here.",
                 name=name,
             )
@@ -195,7 +195,7 @@ def _damaged(name: str, why: str) -> NoReturn:
     raise Damaged(
         f"The snapshot {name} is damaged.",
         why,
-        f"Restore another snapshot; `rm {name}` removes this one.",
+        f"Restore another snapshot; `gpuckpt rm {name}` removes this one.",
         name=name,
     )
 

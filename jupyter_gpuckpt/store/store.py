@@ -534,7 +534,7 @@ class Store:
                 raise Refused(
                     f"The snapshot {name} is signed already.",
                     "by you" if own else f"by the holder of the key {signature.key}",
-                    "" if own else f"To trust all that they sign: `jupyter gpuckpt trust {signature.key}`.",
+                    "" if own else f"To trust all that they sign: `gpuckpt trust {signature.key}`.",
                     name=name,
                     key=signature.key,
                 )
@@ -658,7 +658,7 @@ class Store:
             raise Pinned(
                 f"The snapshot {manifest.name} is not {verb}.",
                 "it is pinned",
-                f"If it is no longer needed: `jupyter gpuckpt unpin {manifest.name}`.",
+                f"If it is no longer needed: `gpuckpt unpin {manifest.name}`.",
                 name=manifest.name,
             )
 
@@ -693,7 +693,7 @@ class Store:
             return NoSuchSnapshot(
                 f"The snapshot {name} is still being saved.",
                 f"{saving.by} has been saving it since {saving.since}; {saving.written / 1e6:,.0f} MB are written.",
-                "Ask again when that is done. `%gpuckpt restore` waits for it by itself.",
+                "Ask again when that is done. `gpuckpt restore @` waits for it by itself.",
                 name=name,
                 saving=True,
             )
@@ -705,9 +705,7 @@ class Store:
         return NoSuchSnapshot(
             f"There is no snapshot named {name}.",
             f"Snapshots in the store {self.root}: {len(names)}, none of them of that name.",
-            f"Did you mean {' or '.join(close)}?"
-            if close
-            else "`%gpuckpt list`, or in a terminal `jupyter gpuckpt list`, shows all names.",
+            f"Did you mean {' or '.join(close)}?" if close else "`gpuckpt list` shows all names.",
             name=name,
             close=close,
         )

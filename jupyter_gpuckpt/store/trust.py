@@ -120,7 +120,7 @@ class Trust:
             raise Unsigned(
                 f"The snapshot {name} is not signed.",
                 "it says nothing about who made it, and a snapshot is code that would run in your name",
-                f"If you made it yourself, in this store, before snapshots were signed: `jupyter gpuckpt sign {name}`. "
+                f"If you made it yourself, in this store, before snapshots were signed: `gpuckpt sign {name}`. "
                 "If not, have its maker send it again.",
                 name=name,
             )
@@ -139,7 +139,7 @@ class Trust:
                 f"The snapshot {name} was signed with a key that was revoked.",
                 f"the key {signature.key} was revoked on {said.since[:10]}: whoever holds it now may not be its owner",
                 "Have its maker send it again, signed with another key. "
-                f"To trust this one once more: `jupyter gpuckpt trust {signature.key}`.",
+                f"To trust this one once more: `gpuckpt trust {signature.key}`.",
                 **about,
             )
         if said is None and not self.is_own(signature.key):
@@ -147,8 +147,8 @@ class Trust:
                 f"The snapshot {name} was signed by somebody who is not trusted.",
                 f"the key {signature.key} is neither yours nor one that you trust; a snapshot is code that would run "
                 "in your name",
-                "Ask its maker what `jupyter gpuckpt trust --own` prints there. If it is this key: "
-                f"`jupyter gpuckpt trust {signature.key}`.",
+                "Ask its maker what `gpuckpt trust --own` prints there. If it is this key: "
+                f"`gpuckpt trust {signature.key}`.",
                 **about,
             )
         return sealed
@@ -216,7 +216,7 @@ def parse_key(text: str) -> str:
         raise Refused(
             "That is not a key.",
             "a key has 64 of the digits 0-9 and a-f" + (", and there are several" if found else ""),
-            "Give the key, or a file with it, as `jupyter gpuckpt trust --own` prints it for its owner.",
+            "Give the key, or a file with it, as `gpuckpt trust --own` prints it for its owner.",
         )
     return found[0]
 

@@ -54,6 +54,12 @@ def test_wrong_usage(cli: Cli, words: list[str]) -> None:
     assert cli(*words, "--json").json["error"]["kind"] == "Usage"
 
 
+def test_exec_says_where_the_command_stands(cli: Cli) -> None:
+    typed = "jupyter gpuckpt exec [-h] [--json] [--replace] [--debug] NAME -- COMMAND [ARGUMENT ...]"
+    assert f"usage: {typed}\n" in cli("exec", "--help").out
+    assert f"Usage: {typed}" in cli("exec").err
+
+
 def test_a_misspelt_command_is_told_what_may_be_meant(cli: Cli) -> None:
     told = cli("lisst")
     assert (told.status, told.out) == (2, "")

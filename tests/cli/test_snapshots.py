@@ -41,6 +41,16 @@ def test_snapshots_are_listed_shown_and_removed(cli: Cli, notebook: Notebook) ->
     assert [s["name"] for s in cli("list", "--json").json["snapshots"]] == ["second"]
 
 
+def test_a_hint_can_be_typed_where_it_is_read(cli: Cli, notebook: Notebook) -> None:
+    kernel = notebook.manager.provisioner.kernel_id
+    assert "`%gpuckpt save NAME`" in notebook.run("%gpuckpt list").text
+    assert "`jupyter gpuckpt save KERNEL NAME`" in cli("list").out
+    assert "`%gpuckpt list`" in notebook.fails("%gpuckpt show nothing").text
+    assert "`jupyter gpuckpt list`" in cli("show", "nothing").err
+    assert "`%gpuckpt save NAME`" in notebook.fails("%gpuckpt restore").text
+    assert f"`jupyter gpuckpt save {kernel} NAME`" in cli("restore", kernel, "--json").json["error"]["then"]
+
+
 def test_the_command_shows_the_same_text_as_the_notebook(cli: Cli, notebook: Notebook) -> None:
     notebook.run("%gpuckpt save same")
     assert cli("list").out.strip() == notebook.run("%gpuckpt list").text

@@ -55,7 +55,7 @@ def test_nothing_installed_says_what_to_run(tmp_path: Path) -> None:
         find_criu()
     assert version_text(minimum_version()) in caught.value.what
     assert str(tmp_path / "no-prefix") in caught.value.why
-    assert "jupyter gpuckpt setup" in caught.value.then
+    assert "`gpuckpt setup`" in caught.value.then
 
 
 def test_a_new_enough_program_in_path_is_used(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_somebody_else_s_snapshot_is_refused_until_their_key_is_trusted(store: S
     error = refused(store, UnknownKey)
     key = other.trust.own()
     assert key in error.why
-    assert f"jupyter gpuckpt trust {key}" in error.then
+    assert f"`gpuckpt trust {key}`" in error.then
     store.trust.add(key, "a colleague")
     assert read_back(store, "it") == FILES
     store.trust.revoke(key)
@@ -107,7 +107,7 @@ def test_a_snapshot_without_a_signature_is_refused_until_it_is_signed(store: Sto
     save(store, "it")
     path = manifest_of(store)
     path.write_bytes(split(path.read_bytes())[0])
-    assert "jupyter gpuckpt sign it" in refused(store, Unsigned).then
+    assert "`gpuckpt sign it`" in refused(store, Unsigned).then
     store.sign("it")
     assert read_back(store, "it") == FILES
     with pytest.raises(Refused, match="signed already") as caught:

@@ -267,7 +267,7 @@ def _no_room(gpus: Mapping[str, Gpu], needed: Mapping[str, int], holders: Sequen
     return Refused(
         what,
         "\n".join(lines),
-        "End or put to sleep (`jupyter gpuckpt sleep KERNEL`) one of them, and try again.",
+        "End or put to sleep (`gpuckpt sleep KERNEL`) one of them, and try again.",
         name="NO_ROOM",
         needed=dict(needed),
         holders=[{"name": h.name, "kernel_id": h.kernel_id, "held": dict(h.held), "state": h.state} for h in holders],

@@ -249,7 +249,7 @@ class Arrival:
             raise Refused(
                 "The snapshot was not restored; nothing was touched.",
                 f"criu does not start among the snapshot's own files: {words[-1] if words else f'status {status}'}",
-                "Run `jupyter gpuckpt setup` with GPUCKPT_CRIU_PREFIX set to an empty folder: that criu has libraries "
+                "Run `gpuckpt setup` with GPUCKPT_CRIU_PREFIX set to an empty folder: that criu has libraries "
                 "of its own.",
             )
 

@@ -127,8 +127,7 @@ async def fork(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         raise Refused(
             _NOT_FORKED,
             "It is a job, which nobody could tell that it is a copy.",
-            f"Save it, and bring the snapshot up beside it: `jupyter gpuckpt restore {keeper.launch.job} SNAPSHOT --as "
-            "NEW`.",
+            f"Save it, and bring the snapshot up beside it: `gpuckpt restore {keeper.launch.job} SNAPSHOT --as NEW`.",
         )
     if not keeper.launch.agent:
         raise Refused(

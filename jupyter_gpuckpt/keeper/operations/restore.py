@@ -205,7 +205,7 @@ def _not_restored(name: str, cause: Exception, *, has_ended: bool) -> Exception:
     error = RestoreFailed(what, str(cause))
     if isinstance(cause, GpuckptError):
         error.why, error.then, error.data = cause.why, cause.then, cause.data
-    in_place = f"If the two cannot be there at once, `%gpuckpt restore {name} --in-place` gives this kernel up first."
+    in_place = f"If the two cannot be there at once, `gpuckpt restore @ {name} --in-place` gives this kernel up first."
     error.then = f"{error.then} {in_place}".strip()
     return error
 
@@ -376,7 +376,7 @@ async def _start_afresh(
         lost = KernelLost(
             f"The restore of {name!r} failed, and so did a fresh start. The snapshot is as it was.",
             f"{error.why} Then: {e}",
-            "Restart the kernel, and run `jupyter gpuckpt doctor`.",
+            "Restart the kernel, and run `gpuckpt doctor`.",
         )
         await keeper.ended(-signal.SIGKILL)
         return lost

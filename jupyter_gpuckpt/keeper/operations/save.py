@@ -356,7 +356,7 @@ class RoomInStore:
             raise Refused(
                 "The save was refused: the store's disk has no room for it.",
                 f"The kernel holds {needed / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free in {self.keeper.store.root}",
-                "Remove snapshots (`%gpuckpt rm NAME`), free memory in the kernel, or set GPUCKPT_STORE to a larger "
+                "Remove snapshots (`gpuckpt rm NAME`), free memory in the kernel, or set GPUCKPT_STORE to a larger "
                 "disk.",
                 needed=needed,
                 free=free,

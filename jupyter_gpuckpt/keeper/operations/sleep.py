@@ -86,7 +86,7 @@ def _agent_of(keeper: Keeper) -> Link:
         raise Refused(
             _NOT_ASLEEP,
             "It is a job, which nothing would wake.",
-            f"Hibernate it: `jupyter gpuckpt hibernate {keeper.launch.job}`; `restore` brings it back.",
+            f"Hibernate it: `gpuckpt hibernate {keeper.launch.job}`; `gpuckpt restore` with its name brings it back.",
         )
     if keeper.link is None or not keeper.launch.agent:
         raise Refused(
@@ -99,7 +99,7 @@ def _agent_of(keeper: Keeper) -> Link:
 
 def _refuse_unless_idle(keeper: Keeper, link: Link, seconds: float) -> None:
     if keeper.state.awake:
-        raise Refused(_NOT_ASLEEP, "It is to be kept awake.", "`%gpuckpt awake off` in it allows it to sleep.")
+        raise Refused(_NOT_ASLEEP, "It is to be kept awake.", "`gpuckpt awake @ off` allows it to sleep.")
     last = datetime.datetime.fromisoformat(link.last_active)
     idle = (datetime.datetime.now(datetime.timezone.utc) - last).total_seconds()
     if link.busy or idle < seconds:

@@ -204,7 +204,7 @@ class _Reading:
         return Damaged(
             f"{self._shown} is not a whole exported snapshot.",
             why,
-            "Have its maker export it again (`jupyter gpuckpt export NAME FILE`), and compare the files' sizes.",
+            "Have its maker export it again (`gpuckpt export NAME FILE`), and compare the files' sizes.",
             file=self._shown,
         )
 

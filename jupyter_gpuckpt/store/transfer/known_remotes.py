@@ -68,7 +68,7 @@ class KnownRemotes:
             f"it had the key {known} when it was used from here before, and {now}: somebody who could not read what "
             "is sent there may want to",
             "Ask who uses it with you what it should be. If that is right: "
-            f"`jupyter gpuckpt remote {quote(address)} --accept {key or FORGET}`{then}. If it is not, send to another "
+            f"`gpuckpt remote {quote(address)} --accept {key or FORGET}`{then}. If it is not, send to another "
             "folder.",
             remote=address,
             key=key,
@@ -174,8 +174,8 @@ def _unconfirmed(address: str, seal: Encrypted, doubt: str) -> Unconfirmed:
     return Unconfirmed(
         f"Nothing was sent: it is not known who can read what is at {address}.",
         f"{doubt}. It says that it is encrypted for {readers}",
-        f"Ask who uses it with you for its key (`jupyter gpuckpt remote {quote(address)}` says it there). If that "
-        f"is {seal.key}: `jupyter gpuckpt remote {quote(address)} --accept {seal.key}`. If it is not, send to another "
+        f"Ask who uses it with you for its key (`gpuckpt remote {quote(address)}` says it there). If that "
+        f"is {seal.key}: `gpuckpt remote {quote(address)} --accept {seal.key}`. If it is not, send to another "
         "folder.",
         remote=address,
         key=seal.key,

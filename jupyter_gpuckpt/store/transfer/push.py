@@ -83,7 +83,7 @@ def _taken(name: str, at: RemoteStore) -> NameTaken:
     return NameTaken(
         f"Another snapshot named {name} is at {at.shown}.",
         "a snapshot is never overwritten unless that is asked for",
-        f"Give yours another name (`jupyter gpuckpt mv {name} NEW`), or add --replace.",
+        f"Give yours another name (`gpuckpt mv {name} NEW`), or add --replace.",
         name=name,
         remote=at.shown,
     )
@@ -187,6 +187,6 @@ def _commit(
         raise RemoteError(
             f"The snapshot {manifest.name} may not be at {at.shown}.",
             "its manifest reads back with other bytes: somebody may have sent another one at the same moment",
-            f"Look what is there (`jupyter gpuckpt remote {at.shown}`), and send it again.",
+            f"Look what is there (`gpuckpt remote {at.shown}`), and send it again.",
             remote=at.shown,
         )

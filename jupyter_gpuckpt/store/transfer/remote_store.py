@@ -126,7 +126,7 @@ class RemoteStore:
         return Damaged(
             f"What {self.shown} holds is damaged.",
             f"{path}: {why}",
-            "Have the snapshot sent there again: `jupyter gpuckpt push NAME URL --replace`.",
+            "Have the snapshot sent there again: `gpuckpt push NAME URL --replace`.",
             remote=self.shown,
             file=path,
         )
@@ -156,7 +156,7 @@ class RemoteStore:
             raise NoSuchSnapshot(
                 f"There is no snapshot named {name} at {self.shown}.",
                 "no manifest of that name is there",
-                f"`jupyter gpuckpt remote {self.shown}` lists those that are.",
+                f"`gpuckpt remote {self.shown}` lists those that are.",
                 name=name,
                 remote=self.shown,
             ) from None

@@ -323,7 +323,7 @@ def _open_key(sealed: bytes, secrets: Secrets, where: str) -> tuple[str, bool]:
         f"{where} is encrypted, and cannot be opened.",
         f"{tried} opens it",
         "Give the file with your key (--identity) or the passphrase (--passphrase), or have it sent for you: "
-        "`jupyter gpuckpt recipient` prints the key for that.",
+        "`gpuckpt recipient` prints the key for that.",
     )
 
 
@@ -364,7 +364,7 @@ def named_recipients(secrets: Secrets) -> list[str]:
             raise Refused(
                 "Nothing was encrypted.",
                 f"{one[:200]!r} is neither a public key nor a file with such: {e}",
-                "Give keys as `jupyter gpuckpt recipient`, age-keygen or ssh-keygen make them.",
+                "Give keys as `gpuckpt recipient`, age-keygen or ssh-keygen make them.",
             ) from e
         texts += [" ".join(line.split()[:2]) for line in lines if line.strip() and not line.startswith("#")]
     for text in texts:
@@ -381,7 +381,7 @@ def _recipient(text: str) -> Any:
         raise Refused(
             "Nothing was encrypted.",
             f"{text[:200]!r} is no public key: {e}",
-            "Give keys as `jupyter gpuckpt recipient`, age-keygen or ssh-keygen make them.",
+            "Give keys as `gpuckpt recipient`, age-keygen or ssh-keygen make them.",
         ) from e
 
 

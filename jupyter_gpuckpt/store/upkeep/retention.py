@@ -58,7 +58,7 @@ def beyond_size(
             raise StoreError(
                 "No old snapshots were removed.",
                 f"Nothing would be freed by it: {would.obstacle}.",
-                "`jupyter gpuckpt check` says what is damaged.",
+                "`gpuckpt check` says what is damaged.",
             )
         if used - (would.freed if names else 0) <= size:
             break

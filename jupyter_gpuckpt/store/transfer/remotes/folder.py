@@ -115,8 +115,7 @@ class FolderRemote(Remote):
             raise RemoteError(
                 f"{self.shown} is a store of snapshots, not a remote.",
                 f"it may have been put there by a link: it leads to {root.readlink()}",
-                "Give another folder; what is in a store is moved by `jupyter gpuckpt push` with that store as "
-                "GPUCKPT_STORE.",
+                "Give another folder; what is in a store is moved by `gpuckpt push` with that store as GPUCKPT_STORE.",
                 remote=self.shown,
             )
 

@@ -212,7 +212,7 @@ def _connected(address: Address) -> paramiko.SSHClient:
             raise RemoteError(
                 f"The remote {address.shown} could not be used: it is reached by way of another machine.",
                 f"{_CONFIG} has {option} for {name}, which this does not know",
-                f"Mount it (`sshfs`) and give the folder, or: jupyter gpuckpt export NAME - | ssh {name} 'cat > FILE'.",
+                f"Mount it (`sshfs`) and give the folder, or: `gpuckpt export NAME - | ssh {name} 'cat > FILE'`.",
                 remote=address.shown,
             )
     client = paramiko.SSHClient()
