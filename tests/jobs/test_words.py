@@ -62,7 +62,6 @@ def test_errors_of_jobs_speak_of_jobs(tmp_path: Path) -> None:
     [
         ("The kernel's keeper does not answer.", "The job's keeper does not answer."),
         ("Kernels cannot be saved on this machine.", "Jobs cannot be saved on this machine."),
-        ("Remove snapshots (`%gpuckpt rm NAME`).", "Remove snapshots (`jupyter gpuckpt rm NAME`)."),
         ("held by a.ipynb (kernel 0a1b2c3d)", "held by a.ipynb (kernel 0a1b2c3d)"),
         ("/home/kernel/x, kernel.log, my-kernel", "/home/kernel/x, kernel.log, my-kernel"),
         ("This Linux kernel lacks it; kernel features", "This Linux kernel lacks it; kernel features"),
