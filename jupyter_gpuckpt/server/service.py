@@ -450,7 +450,7 @@ class Service:
         if not dry_run:
             for key in gone:
                 self._events.snapshots("removed", key)
-        told = [error.as_dict() for error in (*unknown, *errors)]
+        told = [error.spelled(in_a_cell).as_dict() for error in (*unknown, *errors)]
         return {"would_remove" if dry_run else "removed": gone, "freed": freed, "errors": told}
 
     async def rename(self, name: str, new: str) -> dict[str, Any]:

@@ -504,7 +504,7 @@ class Store:
                 raise Refused(
                     failed,
                     "somebody else made and signed this snapshot, and the note is part of what they signed",
-                    f"Add a tag instead, which nobody signs: `jupyter gpuckpt tag {name} TAG`.",
+                    f"Add a tag instead, which nobody signs: `gpuckpt tag {name} TAG`.",
                     name=name,
                 )
             noted = replace(manifest, message=message)
