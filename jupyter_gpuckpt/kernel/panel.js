@@ -68,6 +68,8 @@ function render({ model, el }) {
   const view = Math.random().toString(36).slice(2);
   /** The snapshot that a question is asked about, and which question. */
   let asking = null;
+  /** Whether what is under way is to be cancelled. */
+  let cancelling = false;
   let number = 0;
   let timer = 0;
   let drawn = '';
@@ -164,6 +166,7 @@ function render({ model, el }) {
       about.textContent = `Kernel: ${kernel.state} · ${size(kernel.memory)} memory${freed} · ${place}`;
     }
     save.disabled = operation !== null;
+    cancelling &&= operation !== null;
     drawStatus(operation, told);
     drawError(failed ?? null);
     const here = kernel?.parent?.id;
@@ -202,26 +205,23 @@ function render({ model, el }) {
       const { args } = asking;
       status.replaceChildren(question(`${args.name} is taken. Replace it?`, 'Replace', () => act('save', args)));
     } else if (operation) {
-      const far = operation.percent === null ? operation.stage : `${operation.stage} ${operation.percent} %`;
-      const verbs = {
-        save: 'Saving',
-        restore: 'Restoring',
-        mv: 'Renaming',
-        pin: 'Pinning',
-        rm: 'Removing'
-      };
       const bar = element('progress', operation.percent === null ? {} : { max: 100, value: operation.percent });
       bar.setAttribute('aria-label', 'Progress');
-      const words = element('span', { textContent: `${verbs[operation.kind]} ${operation.name}: ${far}` });
+      const words = element('span', { textContent: cancelling ? 'Cancelling…' : operation.text });
       const shown = status.querySelector('progress');
       if (shown) {
         shown.previousSibling.replaceWith(words);
         shown.replaceWith(bar);
+        status.querySelector('button').disabled = cancelling;
       } else {
         status.replaceChildren(
           words,
           bar,
-          button('Cancel', 'Cancel', () => say('cancel'))
+          button('Cancel', 'Cancel', () => {
+            say('cancel');
+            cancelling = true; // at once: the kernel may stand still
+            drawStatus(operation, told);
+          })
         );
       }
     } else {

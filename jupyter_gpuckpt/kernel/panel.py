@@ -21,7 +21,7 @@ import comm
 import traitlets
 from ipykernel.kernelbase import Kernel
 
-from ..errors import GpuckptError
+from ..errors import Cancelled, GpuckptError
 from . import show
 from .agent import Agent
 
@@ -39,8 +39,8 @@ class Panel(anywidget.AnyWidget):
     Attributes
     ----------
     state : what is to be seen, as JSON types: ``kernel``, ``own`` and ``others`` (snapshots, newest first), ``older``
-        (how many more there are), ``operation`` (under way), ``note`` and ``error`` (what came of the last one), and
-        ``answered`` (the number of the last message that was heard).
+        (how many more there are), ``operation`` (what is under way: a ``text`` and a ``percent``), ``note`` and
+        ``error`` (what came of the last one), and ``answered`` (the number of the last message that was heard).
     """
 
     _esm = (_HERE / "panel.js").read_text("utf-8")
@@ -51,7 +51,7 @@ class Panel(anywidget.AnyWidget):
         self._agent = agent
         self._changing = threading.Lock()
         self._acting = threading.Lock()
-        self._operation = ""
+        self._operation, self._cancelling = "", False
         self._views: set[str] = set()
         self._seen = threading.Event()
         super().__init__(**kwargs)
@@ -113,15 +113,19 @@ class Panel(anywidget.AnyWidget):
         self._show(answered=content.get("number"))
         asked = content.get("do")
         if asked == "cancel" and self._operation:
-            with contextlib.suppress(GpuckptError):
-                self._agent.request("cancel", {"operation": self._operation})
+            self._cancelling = True
+            self._cancel()
         elif asked == "look":
             self.look()
         elif asked == "see":
             self._see(str(content.get("view")), bool(content.get("seen")))
-        elif asked in ("save", "restore", "mv", "pin", "rm"):
+        elif asked in _VERBS:
             args = content.get("args")
             self._act(asked, args if isinstance(args, dict) else {})
+
+    def _cancel(self) -> None:
+        with contextlib.suppress(GpuckptError):
+            self._agent.request("cancel", {"operation": self._operation})
 
     def _see(self, view: str, seen: bool) -> None:
         if seen:
@@ -138,16 +142,26 @@ class Panel(anywidget.AnyWidget):
             return
         name = str(args.get("name", ""))
 
+        stage = ""
+
         def progress(far: dict[str, Any]) -> None:
+            nonlocal stage
+            if self._cancelling and far["stage"] != stage:
+                self._cancel()  # the stage before may have been one that cannot be left
+            stage = far["stage"]
             total = far.get("total")
             percent = 100 * far["done"] // total if total else None
-            self._show(operation={"kind": asked, "name": name, "stage": far["stage"], "percent": percent})
+            text = show.progress_text(f"{_VERBS[asked]} {name}", {**far, "cancelling": self._cancelling})
+            self._show(operation={"text": text, "percent": percent})
 
         try:
-            self._show(operation={"kind": asked, "name": name, "stage": "asking", "percent": None}, note="", error=None)
+            self._cancelling = False
+            self._show(operation={"text": f"{_VERBS[asked]} {name} …", "percent": None}, note="", error=None)
             self._operation = uuid.uuid4().hex
             result = self._agent.request(asked, {**args, "operation": self._operation}, progress)
             self._show(note=_NOTES[asked](args, result))
+        except Cancelled:
+            self._show(note="Cancelled; the kernel is as it was.")
         except GpuckptError as e:
             self._show(error=e.as_dict())
         finally:
@@ -156,6 +170,7 @@ class Panel(anywidget.AnyWidget):
         self.look()
 
 
+_VERBS = {"save": "Saving", "restore": "Restoring", "mv": "Renaming", "pin": "Pinning", "rm": "Removing"}
 _NOTES: dict[str, Callable[[dict[str, Any], Any], str]] = {
     "save": lambda _, result: show.Saved(result).text(),
     "restore": lambda args, _: f"Restored {args['name']}.",

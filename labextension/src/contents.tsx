@@ -10,6 +10,7 @@ import { ago, basename, moment, size } from './format';
 import { CommandIDs } from './ids';
 import type { Model } from './model';
 import { Moon } from './moon';
+import { amountText, stepText } from './progress';
 import { kernelText, Sleep, SleepButtons } from './sleeping';
 import type { IError, IKernel, INotebook, ISnapshot } from './types';
 
@@ -178,12 +179,19 @@ function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { 
       </p>
       {operation ? (
         <>
-          <p role="status">{follower.progressText(operation)}</p>
+          <p>
+            <span role="status">{stepText(operation, trans)}</span>
+            <span aria-hidden="true"> {amountText(operation, trans)}</span>
+          </p>
           <progress
-            aria-label={follower.progressText(operation)}
+            aria-label={stepText(operation, trans)}
             {...(operation.percent === null ? {} : { max: 100, value: operation.percent })}
           />
-          <button className="jp-gpuckpt-Button" onClick={() => void follower.cancel(operation.id)}>
+          <button
+            className="jp-gpuckpt-Button"
+            disabled={operation.cancelling}
+            onClick={() => void follower.cancel(operation.id)}
+          >
             {trans.__('Cancel')}
           </button>
         </>

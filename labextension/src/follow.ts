@@ -6,6 +6,7 @@ import { asError } from './api';
 import { size } from './format';
 import type { Model } from './model';
 import { nameOf } from './names';
+import { progressText } from './progress';
 import type { IError, IOperation, IProgress } from './types';
 
 /** For how long a notification of a success stays, in milliseconds. */
@@ -83,39 +84,12 @@ export class Follower {
 
   /** Ask for an operation to be cancelled. */
   async cancel(id: string): Promise<void> {
+    this.model.cancelling(id, true);
     try {
       await this.model.api.cancel(id);
     } catch (reason) {
+      this.model.cancelling(id, false);
       this.complain(reason);
-    }
-  }
-
-  /** Say in one line how far an operation is. */
-  progressText({ kind, name: called, stage, percent }: IProgress): string {
-    const { trans } = this;
-    const name = nameOf(called);
-    const far = percent === null ? stage : `${stage} ${percent} %`;
-    switch (kind) {
-      case 'save':
-        return trans.__('Saving %1: %2', name, far);
-      case 'restore':
-        return trans.__('Restoring %1: %2', name || trans.__('the latest snapshot'), far);
-      case 'fork':
-        return trans.__('Forking the kernel: %1', far);
-      case 'move':
-        return trans.__('Moving the kernel: %1', far);
-      case 'sleep':
-        return trans.__('Putting the kernel to sleep: %1', far);
-      case 'wake':
-        return trans.__('Waking the kernel: %1', far);
-      case 'hibernate':
-        return trans.__('Hibernating the kernel: %1', far);
-      case 'push':
-        return trans.__('Sending %1: %2', name, far);
-      case 'pull':
-        return trans.__('Fetching %1: %2', name || trans.__('a snapshot'), far);
-      default:
-        return `${kind} ${name}: ${far}`;
     }
   }
 
@@ -142,7 +116,7 @@ export class Follower {
         event.preventDefault(); // it stays open
         void this.cancel(operation.id);
       };
-      followed.notification = Notification.emit(this.progressText(followed.progress), 'in-progress', {
+      followed.notification = Notification.emit(progressText(followed.progress, this.trans), 'in-progress', {
         autoClose: false,
         actions: [{ label: this.trans.__('Cancel'), callback: cancel }]
       });
@@ -158,7 +132,9 @@ export class Follower {
     followed.progress = progress;
     if (progress.state === 'running') {
       if (followed.notification !== null) {
-        Notification.update({ id: followed.notification, message: this.progressText(progress) });
+        const message = progressText(progress, this.trans);
+        // It is asked for once.
+        Notification.update({ id: followed.notification, message, ...(progress.cancelling ? { actions: [] } : {}) });
       }
       return;
     }

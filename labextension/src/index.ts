@@ -65,7 +65,12 @@ function activate(
   shell.add(sidebar, 'left', { rank: 350, type: 'Kernel Snapshots' });
   restorer?.add(sidebar, sidebar.id);
   const item = new StatusItem(model, follower, trans);
-  statusBar?.registerStatusItem(ID, { item, align: 'middle', isActive: () => model.running.length > 0 });
+  statusBar?.registerStatusItem(ID, {
+    item,
+    align: 'middle',
+    isActive: () => model.running.length > 0,
+    activeStateChanged: model.changed
+  });
   if (labShell === null || statusBar === null) {
     item.dispose(); // Notebook has no status bar; the notification and the sidebar say the same
   }

@@ -47,6 +47,8 @@ export class Model {
   /** The kernels that a cell is waking, and since when. */
   private readonly _waking = new Map<string, number>();
   private readonly _running = new Map<string, IProgress>();
+  /** The operations that this page wants cancelled: the server hears of it a moment later. */
+  private readonly _cancelling = new Set<string>();
   private readonly _changed = new Signal<this, void>(this);
   private readonly _moved = new Signal<this, IProgress>(this);
   private _wanted = false;
@@ -199,6 +201,19 @@ export class Model {
     return this._update();
   }
 
+  /** Note that an operation is to be cancelled, before the server says so; or that it could not be asked for. */
+  cancelling(id: string, wanted: boolean): void {
+    if (wanted) {
+      this._cancelling.add(id);
+    } else {
+      this._cancelling.delete(id);
+    }
+    const progress = this._running.get(id);
+    if (progress !== undefined) {
+      this._take({ ...progress, cancelling: wanted });
+    }
+  }
+
   /** Take in an operation that this page has begun, or found under way. */
   follow(operation: IOperation): void {
     // An event that came faster than the server's answer tells of a later stage.
@@ -214,11 +229,13 @@ export class Model {
     }
   }
 
-  private _take(progress: IProgress): void {
+  private _take(told: IProgress): void {
+    const progress = { ...told, cancelling: told.cancelling === true || this._cancelling.has(told.id) };
     if (progress.state === 'running') {
       this._running.set(progress.id, progress);
     } else {
       this._running.delete(progress.id);
+      this._cancelling.delete(progress.id);
       this.refresh();
     }
     this._moved.emit(progress);

@@ -6,6 +6,7 @@ import { UseSignal } from '@jupyterlab/ui-components';
 import * as React from 'react';
 import type { Follower } from './follow';
 import type { Model } from './model';
+import { progressText, stepText } from './progress';
 
 export class StatusItem extends ReactWidget {
   constructor(
@@ -24,9 +25,10 @@ export class StatusItem extends ReactWidget {
         {() =>
           model.running.map(operation => (
             <span key={operation.id}>
-              {follower.progressText(operation)}
+              {progressText(operation, trans)}
               <button
-                aria-label={trans.__('Cancel: %1', follower.progressText(operation))}
+                aria-label={trans.__('Cancel: %1', stepText(operation, trans))}
+                disabled={operation.cancelling}
                 onClick={() => void follower.cancel(operation.id)}
               >
                 {trans.__('Cancel')}

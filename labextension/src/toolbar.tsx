@@ -62,10 +62,13 @@ export class Indicator extends ReactWidget {
     const kernelId = this.panel.sessionContext.session?.kernel?.id;
     const state = this.model.stateOf(kernelId);
     const since = this.model.wakingSince(kernelId);
+    const text = this._text(state);
+    const { cancelling, percent } = this.model.operationOf(kernelId) ?? {};
     return (
       <>
         <Moon state={state} />
-        <span role="status">{this._text(state)}</span>
+        <span role="status">{cancelling ? this.trans.__('Cancelling…') : text}</span>
+        {!cancelling && typeof percent === 'number' && <span aria-hidden="true">{percent} %</span>}
         {since !== undefined && <Elapsed since={since} />}
       </>
     );

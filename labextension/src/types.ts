@@ -176,6 +176,11 @@ export interface IProgress {
   state: 'running' | 'done' | 'failed' | 'cancelled';
   stage: string;
   percent: number | null;
+  /** How many bytes the stage is about, and how many seconds it will still take; missing where the server is older. */
+  total?: number | null;
+  left?: number | null;
+  /** Whether somebody asked for it to be cancelled. */
+  cancelling?: boolean;
 }
 
 /** The same with how it ended. */

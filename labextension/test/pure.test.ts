@@ -1,9 +1,11 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
 import { arrange, isHibernated, isOf, matches } from '../src/arrange';
 import { both, counts } from '../src/difference';
 import { ago, basename, seconds, size } from '../src/format';
 import { forkPath, isName, nameOf, suggest } from '../src/names';
+import { amountText, progressText, remaining, stepText } from '../src/progress';
 import { isStale } from '../src/stale';
-import type { IDifference, ISnapshot } from '../src/types';
+import type { IDifference, IProgress, ISnapshot } from '../src/types';
 
 function snapshot(name: string, more: Partial<ISnapshot> = {}): ISnapshot {
   return {
@@ -186,4 +188,53 @@ describe('what differs', () => {
 
   it('says of which modules two types are that have one name', () =>
     expect(both({ type: 'one.Model' }, { type: 'other.Model' })).toEqual(['one.Model', 'other.Model']));
+});
+
+describe('progress', () => {
+  const trans = {
+    __: (text: string, ...args: unknown[]) => text.replace(/%(\d)/g, (_, n) => String(args[Number(n) - 1]))
+  } as unknown as TranslationBundle;
+  const saving: IProgress = {
+    id: 'o',
+    kind: 'save',
+    kernel_id: 'k',
+    name: 'base',
+    state: 'running',
+    stage: 'writing',
+    percent: null,
+    total: null,
+    left: null,
+    cancelling: false
+  };
+  const half = { ...saving, percent: 48, total: 2e9, left: 41 };
+
+  it.each([
+    [0, 'a moment left'],
+    [7.4, 'about 7 s left'],
+    [47, 'about 45 s left'],
+    [88, 'about 1 min left'],
+    [200, 'about 3 min left'],
+    [3 * 3600, 'about 3 h left']
+  ])('of %d seconds says roughly what is left', (span, text) => expect(remaining(span, trans)).toBe(text));
+
+  it('says the step, how much of it is done, and how long that will still take', () => {
+    expect(progressText(saving, trans)).toBe('Saving base: writing');
+    expect(progressText(half, trans)).toBe('Saving base: writing 48 % of 2.0 GB · about 40 s left');
+    expect(progressText({ ...half, left: null }, trans)).toBe('Saving base: writing 48 % of 2.0 GB');
+    expect(progressText({ ...half, kind: 'push', stage: 'send' }, trans)).toBe(
+      'Sending base: 48 % of 2.0 GB · about 40 s left'
+    );
+  });
+
+  it('does not go on counting what is being cancelled', () => {
+    const ending = { ...half, cancelling: true };
+    expect([stepText(ending, trans), amountText(ending, trans)]).toEqual(['Saving base: cancelling…', '']);
+    expect(progressText({ ...ending, kind: 'pull' }, trans)).toBe('Fetching base: cancelling…');
+  });
+
+  it('of a server of an older version is as it tells it', () => {
+    const { total, left, cancelling, ...told } = half;
+    expect([total, left, cancelling]).toHaveLength(3);
+    expect(progressText(told, trans)).toBe('Saving base: writing 48 %');
+  });
 });

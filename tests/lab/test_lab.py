@@ -12,7 +12,7 @@ import pytest
 from jupyter_servers import Server
 from lab_window import OpenWindow
 from notebooks import SPEC
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 pytestmark = pytest.mark.criu
 
@@ -339,6 +339,13 @@ def test_the_log_is_behind_an_error(lab: Server, open_window: OpenWindow) -> Non
     window.accept("Close")
 
 
+def _hold_if(route: Route, method: str, held: list[Route]) -> None:
+    if route.request.method == method:
+        held.append(route)
+    else:
+        route.continue_()
+
+
 def test_a_save_with_files_is_asked_for_and_is_cancelled(lab: Server, open_window: OpenWindow) -> None:
     window = open_window(lab, "cancel.ipynb")
     window.run("import jupyter_gpuckpt, time; jupyter_gpuckpt.before_save(lambda: time.sleep(60))")
@@ -349,11 +356,21 @@ def test_a_save_with_files_is_asked_for_and_is_cancelled(lab: Server, open_windo
         window.accept("Save")
     assert asked.value.post_data_json["with_files"] is True
     expect(window.sidebar).to_contain_text("preparing the kernel")
-    expect(window.page.locator(".jp-gpuckpt-Status")).to_contain_text("preparing the kernel")
+    status = window.page.locator(".jp-gpuckpt-Status")
+    expect(status).to_be_visible()
+    expect(status).to_contain_text("preparing the kernel")
     expect(window.toolbar("gpuckpt-state")).to_have_text("Saving")
+    asked_for: list[Route] = []
+    window.page.route(re.compile("/operations/"), lambda route: _hold_if(route, "DELETE", asked_for))
     window.sidebar.get_by_role("button", name="Cancel").click()
+    for place in (window.sidebar, status, window.page.locator(".Toastify__toast")):
+        expect(place).to_contain_text(re.compile("Saving .*: cancelling…"))
+    expect(window.toolbar("gpuckpt-state")).to_have_text("Cancelling…")
+    expect(window.sidebar.get_by_role("button", name="Cancel")).to_be_disabled()
+    asked_for[0].continue_()  # all of that before the server knew of it
     window.is_told("Cancelled; the kernel is as it was.")
     expect(window.toolbar("gpuckpt-state")).to_have_text("")
+    expect(status).to_be_hidden()
     assert lab.ask("GET", "snapshots")["snapshots"] == []
 
 

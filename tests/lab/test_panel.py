@@ -116,6 +116,12 @@ def test_it_shows_what_others_do_and_what_fails(lab: Server, open_window: OpenWi
     _press(panel, "Save")
     expect(panel.get_by_role("alert").first).to_contain_text("ZeroDivisionError")
     assert window.accessibility_faults(".gpuckpt-panel") == []
+    window.run("import time; jupyter_gpuckpt.before_save(lambda: time.sleep(60))")
+    panel.get_by_label("Name", exact=True).fill("never")
+    _press(panel, "Save")
+    _done(panel, "Saving never: preparing the kernel")
+    _press(panel, "Cancel")
+    _done(panel, "Cancelled; the kernel is as it was.")
     panel.get_by_label("Name", exact=True).fill("by-the-sidebar")
     _press(panel, "Save")
     _done(panel, "by-the-sidebar is taken. Replace it?")
