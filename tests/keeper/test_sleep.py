@@ -216,7 +216,7 @@ def test_a_cell_that_follows_one_that_asks_for_sleep_is_named_as_what_keeps_it_a
         while True:
             message = notebook.client.get_iopub_msg(timeout=20)
             text = str(message["content"].get("data", {}).get("text/plain", ""))
-            if "sleep" in text.lower() and not text.startswith("Falling"):
+            if text.startswith(("Asleep", "Not asleep")):
                 return text
 
     for _ in range(5):
