@@ -20,10 +20,11 @@ from . import ports
 from .files import needs
 from .files.databases import DUCKDB, log_of
 from .files.needs import ELSEWHERE, Marks, NeededFile
+from .naming import NOT_RESTORED as _NOT_RESTORED
+from .naming import refuse_other_kind
 from .record import Launch
 from .staging import likely_in_memory
 
-_NOT_RESTORED = "The snapshot was not restored; nothing was touched."
 _SHOWN = 20
 """How many files an error or a note names."""
 _PAIRS = 5
@@ -319,21 +320,9 @@ def _criu_is_new_enough(saved: Mapping[str, Any], program: CriuProgram) -> None:
 
 
 def _is_for_this_kernel(manifest: Manifest, launch: Launch) -> None:
-    job = str(manifest.kernel.get("job", ""))
-    if job and launch.job:
-        return
-    if job:
-        raise Refused(
-            _NOT_RESTORED,
-            f"It was saved from the job {job}, and here is a kernel.",
-            f"Bring it up as a job: `gpuckpt restore {job} {manifest.name}`; `--as NAME` makes it a new one.",
-        )
+    refuse_other_kind(manifest, launch.job)
     if launch.job:
-        raise Refused(
-            _NOT_RESTORED,
-            f"It was saved from a notebook's kernel, and here is the job {launch.job}.",
-            "Restore it in a notebook; `gpuckpt list` shows what was saved from what.",
-        )
+        return
     if not manifest.kernel["agent"] and manifest.kernel["kernel_id"] != launch.kernel_id:
         raise Refused(
             _NOT_RESTORED,

@@ -19,8 +19,19 @@ from .summary import is_of, is_of_notebook, labels
 if TYPE_CHECKING:
     from .kernel_life import Keeper
 
-__all__ = ["Owner", "choose_key", "find", "find_among", "find_own", "latest_own", "new_key"]
+__all__ = [
+    "NOT_RESTORED",
+    "Owner",
+    "choose_key",
+    "find",
+    "find_among",
+    "find_own",
+    "latest_own",
+    "new_key",
+    "refuse_other_kind",
+]
 
+NOT_RESTORED = "The snapshot was not restored; nothing was touched."
 _MOST = 10
 """How many names an error lists."""
 
@@ -179,6 +190,7 @@ def find_own(store: Store, text: str, owner: Owner) -> str:
     Raises
     ------
     BadName, NoSuchSnapshot, Refused : as `find`.
+    Refused : also where it is a job's and the owner is none, or the other way round.
     NotOwn : it is another notebook's; ``data["from"]`` is how to say that it is meant all the same.
     Damaged, Incompatible : it cannot be told whose it is.
     """
@@ -186,9 +198,34 @@ def find_own(store: Store, text: str, owner: Owner) -> str:
         key = find(store, text, owner)
     except Refused as e:
         raise _not_own(text, owner, list(e.data["names"])) from None
-    if _own(store, [store.get(key)], owner):
+    manifest = store.get(key)
+    if _own(store, [manifest], owner):
         return key
+    refuse_other_kind(manifest, owner.job)
     raise _not_own(text, owner, [labels(_read(store, store.keys(name_of(key))), always=True)[key]])
+
+
+def refuse_other_kind(manifest: Manifest, job: str) -> None:
+    """Raise `Refused` where a snapshot is a job's and is to be restored in a kernel, or the other way round.
+
+    Parameters
+    ----------
+    job : where it is to be restored; empty for a kernel.
+    """
+    saved = str(manifest.kernel.get("job", ""))
+    if saved and not job:
+        command = f"jupyter gpuckpt restore {saved} {name_of(manifest.name)}"
+        raise Refused(
+            NOT_RESTORED,
+            f"{name_of(manifest.name)} was saved from the job {saved}, and here is a kernel.",
+            f"In a terminal, `{command}` puts that job back; with `--as NEW` it comes up as a new job beside it.",
+        )
+    if job and not saved:
+        raise Refused(
+            NOT_RESTORED,
+            f"{name_of(manifest.name)} was saved from a notebook's kernel, and here is the job {job}.",
+            "Restore it in a notebook; `gpuckpt list` shows what was saved from what.",
+        )
 
 
 def _not_own(text: str, owner: Owner, names: Sequence[str]) -> NotOwn:

@@ -260,7 +260,8 @@ function render({ model, el }) {
 
   function row(snapshot, here, busy) {
     const { id, name: key, label: called, message, created, pinned, tags } = snapshot;
-    const marks = [here === id ? 'here' : '', pinned ? 'pinned' : '', ...tags].filter(Boolean);
+    const { job } = snapshot;
+    const marks = [here === id ? 'here' : '', job ? `job ${job}` : '', pinned ? 'pinned' : '', ...tags].filter(Boolean);
     const disabled = busy;
     const wonder = what => () => {
       asking = { what, id };
@@ -283,7 +284,10 @@ function render({ model, el }) {
       element('td', {}, size(snapshot.size)),
       element('td', {}, snapshot.gpu_memory ? size(snapshot.gpu_memory) : '–'),
       buttons(
-        button('Restore', `Restore ${called}`, wonder('restore'), { disabled }),
+        button('Restore', `Restore ${called}`, wonder('restore'), {
+          disabled: disabled || Boolean(job),
+          title: job ? `In a terminal: jupyter gpuckpt restore ${job} ${nameOf(snapshot)}` : ''
+        }),
         button('Rename', `Rename ${called}`, wonder('rename'), { disabled }),
         button(
           pinned ? 'Unpin' : 'Pin',

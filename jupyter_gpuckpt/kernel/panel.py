@@ -185,7 +185,7 @@ def _is_of(snapshot: dict[str, Any], status: dict[str, Any]) -> bool:
 
 
 def _told(snapshot: dict[str, Any]) -> dict[str, Any]:
-    return {**{key: snapshot[key] for key in _TOLD}, "label": show.label_of(snapshot)}
+    return {**{key: snapshot[key] for key in _TOLD}, "job": snapshot.get("job", ""), "label": show.label_of(snapshot)}
 
 
 def _in_thread(do: Callable[[], None]) -> None:

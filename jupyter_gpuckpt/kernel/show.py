@@ -371,7 +371,8 @@ def _branches(found: Sequence[dict[str, Any]]) -> list[str]:
     while pending:
         one, before, below = pending.pop()
         message = f"  {one['message']}" if one["message"] else ""
-        lines.append(f"{before}* {label_of(one)}  {moment(one['created'])}{message}")
+        job = f"  job {one['job']}" if one.get("job") else ""
+        lines.append(f"{before}* {label_of(one)}  {moment(one['created'])}{job}{message}")
         own = children[one["id"]]
         # The line goes straight on where nothing branches off.
         for child in reversed(own):

@@ -3,7 +3,17 @@
 import { Clipboard, Dialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Widget } from '@lumino/widgets';
-import { AddressBody, ChecksBody, element, ErrorBody, LogsBody, NameBody, ParagraphsBody, SaveBody } from './bodies';
+import {
+  AddressBody,
+  ChecksBody,
+  CommandsBody,
+  element,
+  ErrorBody,
+  LogsBody,
+  NameBody,
+  ParagraphsBody,
+  SaveBody
+} from './bodies';
 import { CompareBody } from './compare';
 import { ApiError } from './api';
 import { isOf } from './arrange';
@@ -101,6 +111,29 @@ export class Actions {
       undo = () => void this.follower.run(() => model.api.restore(kernelId, before));
     }
     await this.follower.run(() => model.api.restore(kernelId, name), undo);
+  }
+
+  /** Say what to type to bring the job back that a snapshot was saved from: a page holds no jobs. */
+  async restoreJob({ name, label, job }: ISnapshot): Promise<void> {
+    const { trans } = this;
+    const back = `jupyter gpuckpt restore ${job} ${nameOf(name)}`;
+    await this._show(
+      trans.__('Restore %1 as a job', label),
+      new CommandsBody(
+        trans.__('It was saved from the job %1: a command that runs without a notebook. In a terminal, type', job),
+        [
+          {
+            command: back,
+            does: trans.__('to put %1 back. If it still runs, everything computed since then will be lost.', job)
+          },
+          {
+            command: `${back} --as ${suggest(job, new Set([`${job}-1`]))}`,
+            does: trans.__('to start it as a new job, under another name, beside what runs.')
+          }
+        ],
+        trans
+      )
+    );
   }
 
   /** Ask for another name of a snapshot, and give it that. */

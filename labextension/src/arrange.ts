@@ -29,14 +29,14 @@ export function isOf(snapshot: ISnapshot, notebook: INotebook | null): boolean {
   );
 }
 
-/** Tell whether a snapshot is that of a hibernated kernel. */
+/** Tell whether a snapshot is that of a hibernated kernel, which can be resumed; nobody resumes a job. */
 export function isHibernated(snapshot: ISnapshot | undefined): boolean {
-  return snapshot?.tags.includes('hibernated') ?? false;
+  return snapshot !== undefined && snapshot.tags.includes('hibernated') && !snapshot.job;
 }
 
 /** Tell whether every word of a search is in what is known of a snapshot. */
 export function matches(snapshot: ISnapshot, search: string): boolean {
-  const text = `${snapshot.label}\n${snapshot.message}\n${snapshot.notebook}`.toLowerCase();
+  const text = `${snapshot.label}\n${snapshot.message}\n${snapshot.notebook}\n${snapshot.job}`.toLowerCase();
   return search
     .toLowerCase()
     .split(/\s+/)

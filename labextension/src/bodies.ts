@@ -1,6 +1,6 @@
 /** What stands in the dialogs. */
 
-import type { Dialog } from '@jupyterlab/apputils';
+import { Clipboard, type Dialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { Widget } from '@lumino/widgets';
 import '../style/dialogs.css';
@@ -24,6 +24,29 @@ export class ParagraphsBody extends Widget {
     super();
     this.addClass('jp-gpuckpt-Body');
     this.node.append(...paragraphs.filter(text => text).map(text => element('p', text)));
+  }
+}
+
+/** What to type in a terminal, each with what it does and a button that copies it. */
+export class CommandsBody extends Widget {
+  constructor(intro: string, commands: { command: string; does: string }[], trans: TranslationBundle) {
+    super();
+    this.addClass('jp-gpuckpt-Body');
+    this.addClass('jp-gpuckpt-mod-wide');
+    this.node.append(element('p', intro));
+    for (const { command, does } of commands) {
+      const line = element('div', '', { className: 'jp-gpuckpt-Command' });
+      const copy = element('button', trans.__('Copy'), {
+        className: 'jp-gpuckpt-Button',
+        ariaLabel: trans.__('Copy %1', command)
+      });
+      copy.addEventListener('click', () => {
+        Clipboard.copyToSystem(command);
+        copy.textContent = trans.__('Copied');
+      });
+      line.append(element('code', command), copy);
+      this.node.append(line, element('p', does));
+    }
   }
 }
 

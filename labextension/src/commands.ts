@@ -32,6 +32,8 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
     args.name === undefined ? clicked() : model.snapshots.find(snapshot => snapshot.name === args.name);
   const idle = (): boolean => model.kernel !== undefined && model.isIdle(model.kernel.kernel_id);
   const latest = (): ISnapshot | undefined => model.snapshots.find(snapshot => isOf(snapshot, model.notebook));
+  const isJobs = (args: Args): boolean => Boolean(named(args)?.job);
+  const isKernels = (args: Args): boolean => named(args)?.job === '';
   /** A command that is about one snapshot. */
   const about = (
     id: string,
@@ -95,12 +97,19 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
     (does, snapshot) => does.restore(snapshot),
     {
       caption: trans.__('Put the kernel of this notebook back to the snapshot'),
-      isEnabled: args => idle() && named(args) !== undefined
+      isEnabled: args => idle() && isKernels(args),
+      isVisible: args => named(args) === undefined || isKernels(args)
     }
   );
+  about(CommandIDs.restoreJob, trans.__('Restore as a Job…'), (does, snapshot) => does.restoreJob(snapshot), {
+    caption: trans.__('Say how to bring the job back that the snapshot was saved from'),
+    isEnabled: args => isJobs(args),
+    isVisible: args => isJobs(args)
+  });
   about(CommandIDs.resume, trans.__('Resume Kernel'), (does, snapshot) => does.resume(snapshot), {
     caption: trans.__('Bring the hibernated kernel back, with its notebook'),
-    isEnabled: args => isHibernated(named(args))
+    isEnabled: args => isHibernated(named(args)),
+    isVisible: args => isHibernated(named(args))
   });
   commands.addCommand(CommandIDs.restoreLatest, {
     label: trans.__('Restore Latest Snapshot…'),
@@ -145,8 +154,8 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
     (does, snapshot) => does.fork(snapshot),
     {
       caption: trans.__('Open a copy of this notebook with a kernel as it was at the snapshot'),
-      isEnabled: args => idle() && named(args) !== undefined,
-      isVisible: () => model.has('fork')
+      isEnabled: args => idle() && isKernels(args),
+      isVisible: args => model.has('fork') && !isJobs(args)
     }
   );
   aboutKernel(

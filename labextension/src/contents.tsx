@@ -80,7 +80,7 @@ export default function Contents(props: IProps): React.JSX.Element {
       )}
       {(rows.others.length > 0 || model.notebook === null) && (
         <List
-          title={model.notebook === null ? trans.__('All snapshots') : trans.__('Other notebooks')}
+          title={model.notebook === null ? trans.__('All snapshots') : trans.__('Other notebooks and jobs')}
           empty={search ? trans.__('None fits.') : trans.__('No snapshots yet.')}
           rows={others}
           {...props}
@@ -319,7 +319,8 @@ function Line({ row, active, onFocus, model, commands, trans }: ILineProps): Rea
     if (event.target !== event.currentTarget) {
       return;
     }
-    const command = KEYS[event.key];
+    const pressed = KEYS[event.key];
+    const command = pressed === CommandIDs.restore && snapshot.job ? CommandIDs.restoreJob : pressed;
     if (command === CommandIDs.restore && isHibernated(snapshot)) {
       event.preventDefault();
       void commands.execute(...resume);
@@ -353,6 +354,7 @@ function Line({ row, active, onFocus, model, commands, trans }: ILineProps): Rea
       <div className="jp-gpuckpt-Name">
         <span title={label}>{label}</span>
         {here && <em>{trans.__('here')}</em>}
+        {snapshot.job && <em>{trans.__('job %1', snapshot.job)}</em>}
         {snapshot.pinned && <em>{trans.__('pinned')}</em>}
         {snapshot.tags.map(tag => (
           <em key={tag}>{tag}</em>
@@ -380,11 +382,11 @@ function Line({ row, active, onFocus, model, commands, trans }: ILineProps): Rea
           <button
             className="jp-gpuckpt-Button"
             tabIndex={tab}
-            disabled={!restorable}
-            aria-label={trans.__('Restore %1', label)}
-            onClick={() => void commands.execute(CommandIDs.restore, { name })}
+            disabled={!snapshot.job && !restorable}
+            aria-label={snapshot.job ? trans.__('Restore… %1 as a job', label) : trans.__('Restore %1', label)}
+            onClick={() => void commands.execute(snapshot.job ? CommandIDs.restoreJob : CommandIDs.restore, { name })}
           >
-            {trans.__('Restore')}
+            {snapshot.job ? trans.__('Restore…') : trans.__('Restore')}
           </button>
         )}
         <button

@@ -4,6 +4,7 @@ export const CommandIDs = {
   save: 'gpuckpt:save',
   restore: 'gpuckpt:restore',
   restoreLatest: 'gpuckpt:restore-latest',
+  restoreJob: 'gpuckpt:restore-job',
   resume: 'gpuckpt:resume',
   rename: 'gpuckpt:rename',
   pin: 'gpuckpt:pin',

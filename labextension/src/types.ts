@@ -22,6 +22,8 @@ export interface ISnapshot {
   parent: string | null;
   notebook: string;
   kernel_id: string;
+  /** The job that it was saved from; empty for a kernel's. */
+  job: string;
   execution_count: number | null;
   /** Whether it must be neither removed nor replaced. */
   pinned: boolean;

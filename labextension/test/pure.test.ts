@@ -19,6 +19,7 @@ function snapshot(name: string, more: Partial<ISnapshot> = {}): ISnapshot {
     parent: null,
     notebook: '/home/me/train.ipynb',
     kernel_id: 'k',
+    job: '',
     execution_count: 3,
     pinned: false,
     tags: [],
@@ -38,6 +39,7 @@ describe('hibernated', () => {
   it('is told by the tag', () => {
     expect(isHibernated(snapshot('a', { tags: ['hibernated'] }))).toBe(true);
     expect(isHibernated(snapshot('hibernated'))).toBe(false);
+    expect(isHibernated(snapshot('a', { tags: ['hibernated'], job: 'train' }))).toBe(false);
     expect(isHibernated(undefined)).toBe(false);
   });
 });

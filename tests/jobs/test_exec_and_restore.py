@@ -319,7 +319,11 @@ def test_snapshots_of_jobs_and_of_kernels_are_kept_apart(notebook: Notebook) -> 
     notebook.run("x = 1")
     notebook.run("%gpuckpt save of-kernel")
     told = notebook.fails("%gpuckpt restore of-job")
-    assert "the job job" in told.text
+    # What is said next is what can be done with a job's: `--from`, which is for other notebooks', would fail.
+    assert "of-job was saved from the job job" in told.text
+    assert "In a terminal, `jupyter gpuckpt restore job of-job`" in told.text
+    assert "--from" not in told.text
+    assert [line.split("  ")[::2] for line in run("log").out.splitlines()] == [["* of-job", "job job"], ["* of-kernel"]]
     assert notebook.value("x") == "1"
     for words in (("restore", "job", "of-kernel"), ("restore", "job", "of-kernel", "--as", "new")):
         refused = run(*words)

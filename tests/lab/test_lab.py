@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from command_line import run
 from jupyter_servers import Server
 from lab_window import OpenWindow
 from notebooks import SPEC
@@ -228,6 +229,43 @@ def test_two_snapshots_are_compared(lab: Server, open_window: OpenWindow) -> Non
     expect(found.get_by_role("row", name="grown")).to_contain_text("reassigned")
     assert window.accessibility_faults(".jp-Dialog") == []
     window.accept("Close")
+
+
+def test_a_snapshot_of_a_job_is_told_from_a_kernel_s(lab: Server, open_window: OpenWindow) -> None:
+    where = {"GPUCKPT_STORE": str(lab.store), "JUPYTER_RUNTIME_DIR": str(lab.folder / "runtime")}
+    where["GPUCKPT_KEYS"] = str(lab.folder / "keys")
+    assert run("exec", "train", "--", "sleep", "100", **where).status == 0
+    try:
+        assert run("save", "train", "of-job", **where).status == 0
+        assert run("hibernate", "train", **where).status == 0
+        window = open_window(lab)
+        window.show_sidebar()
+        expect(window.line("of-job")).to_contain_text("job train")
+        # It is put back by a command, in a terminal, whatever asks for it; also where its job was hibernated.
+        line = window.line("hibernated-train")
+        line.hover()
+        line.get_by_role("button", name="Restore… hibernated-train as a job").click()
+        expect(window.dialog.locator("code").first).to_have_text("jupyter gpuckpt restore train hibernated-train")
+        assert window.accessibility_faults(".jp-Dialog") == []
+        window.accept("Close")
+        window.line("of-job").focus()
+        window.page.keyboard.press("Enter")
+        command = window.dialog.locator("code").last.inner_text()
+        window.accept("Close")
+        window.line("of-job").click(button="right")
+        offered = window.page.locator(".lm-Menu").get_by_role("menuitem")
+        expect(offered.filter(has_text="Export")).to_be_visible()
+        expect(offered.filter(has_text=re.compile("Restore|Resume|Fork"))).to_have_text(["Restore as a Job…"])
+        window.page.keyboard.press("Escape")
+        # What is to be typed does what it says.
+        assert run(*command.split()[2:], **where).status == 0
+        assert {job["job"]: job["state"] for job in run("ps", "--json", **where).json["jobs"]} == {
+            "train": "ended",
+            "train-2": "running",
+        }
+    finally:
+        for job in ("train", "train-2"):
+            run("stop", job, "--force", **where)
 
 
 def _id_of(server: Server, name: str) -> str:
