@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -250,6 +250,31 @@ def make_nameless(images: Path, contents: Mapping[int, BinaryIO]) -> None:
     (images / "files.img").write_bytes(out)
 
 
+def own_deleted_files(images: Path, uid: int, groups: Sequence[int]) -> None:
+    """Have all deleted files in the images belong to a user, who cannot give files to others.
+
+    `groups` are the user's; the first is that of files which have another.
+
+    Raises
+    ------
+    OSError : one cannot be written anew.
+    """
+    for path in images.glob("ghost-file-*.img"):
+        with path.open("rb") as image:
+            magic = image.read(len(_GHOST_MAGIC))
+            (length,) = struct.unpack("<I", image.read(4))
+            entry = _MESSAGES["ghost"].FromString(image.read(length))
+            if entry.uid == uid and entry.gid in groups:
+                continue
+            entry.uid = uid
+            entry.gid = entry.gid if entry.gid in groups else groups[0]
+            anew = path.with_suffix(".own")
+            with anew.open("xb") as out:
+                out.write(magic + _packed(entry))
+                shutil.copyfileobj(image, out)
+        anew.replace(path)
+
+
 def _highest_ghost(images: Path) -> int:
     return max((int(path.stem.rpartition("-")[2], 16) for path in images.glob("ghost-file-*.img")), default=0)
 
@@ -436,6 +461,7 @@ def rewrite_files(
     port: Callable[[int], int],
     abstract_name: Callable[[bytes], bytes],
     socket_path: Callable[[Path], Path],
+    deleted: Callable[[str], str],
     found: Callable[[str], os.stat_result | None],
 ) -> None:
     """Copy ``files.img`` with other ports, abstract socket names, and files as they are now.
@@ -445,6 +471,7 @@ def rewrite_files(
     port : gives the new port for a bound one (listening TCP, or UDP).
     abstract_name : gives the new name for an abstract Unix socket's (without its leading NUL).
     socket_path : gives the new path for one that a Unix socket is bound to.
+    deleted : gives the new path for that of a deleted file, beside which criu makes it anew, to delete it again.
     found : gives what a path is now: criu shall expect that mode, and look at the size of what is as it was and that
         nobody here writes; others may grow before it looks. None leaves it to expect the saved ones.
     """
@@ -462,7 +489,9 @@ def rewrite_files(
         elif e.HasField("usk") and (path := _socket_path(e.usk)) is not None:
             end = e.usk.name[len(os.fsencode(path)) :]
             e.usk.name = os.fsencode(socket_path(path)) + end
-        if e.HasField("reg") and e.id not in nameless and (now := found(_path(e.reg))) is not None:
+        if e.HasField("reg") and e.id in nameless:
+            e.reg.name = os.fsencode(deleted(_path(e.reg)))
+        elif e.HasField("reg") and (now := found(_path(e.reg))) is not None:
             if not stat.S_ISLNK(e.reg.mode):
                 e.reg.mode = now.st_mode
             if _path(e.reg) in written or e.reg.size != now.st_size:

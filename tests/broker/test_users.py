@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from filtered import UNDER_A_FILTER, under_a_filter
 from notebooks import wait_until
 from people import GID, GROUP, UIDS, Machine, Person
 
+from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.freeze import processes
 
 pytestmark = pytest.mark.criu
@@ -54,6 +56,24 @@ def test_a_file_that_was_only_read_is_made_again_in_the_users_own_folder(alice: 
     assert f"were created again: {path}." in alice.runs("%gpuckpt restore own")
     assert alice.runs("print(read.read(), open('new', 'w').write('new'))") == "text 3"
     assert (Path(path).stat().st_uid, Path(path).read_text()) == (alice.uid, "text")
+
+
+def test_a_library_that_root_replaces_under_a_kernel_comes_back_with_it(alice: Person, machine: Machine) -> None:
+    folder = machine.folder / "libraries"
+    folder.mkdir(mode=0o755, exist_ok=True)
+    library, newer = folder / "lib.so", folder / "newer"
+    for path in (library, newer):
+        shutil.copy(settings.PARKING_LIBRARY, path)
+    alice.runs(f"import ctypes; library = ctypes.CDLL({str(library)!r}); x = 1")
+    newer.replace(library)
+    alice.runs("%gpuckpt save replaced")
+    for _ in range(2):
+        alice.runs("x = 2")
+        alice.runs("%gpuckpt restore replaced")
+        in_use = "[line.split()[5] for line in open('/proc/self/maps') if 'lib.so' in line and '(deleted)' in line]"
+        assert "lib.so" in alice.runs(f"print(x, {in_use})")
+        alice.runs("%gpuckpt save replaced --replace")
+    assert sorted(path.name for path in folder.iterdir()) == ["lib.so"]
 
 
 def test_a_kernel_is_forked_and_outlives_its_keeper(alice: Person) -> None:

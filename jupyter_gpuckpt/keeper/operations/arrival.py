@@ -560,14 +560,28 @@ def _make_ready(work: Path, places: Places, space: Namespace) -> None:
     for path in map(places.socket_path, images.socket_paths(work)):
         # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.
         space.path(str(path.parent)).mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.geteuid() != 0:
+        images.own_deleted_files(work, os.geteuid(), [os.getegid(), *os.getgroups()])
     images.rewrite_files(
         work / "files.img",
         work / "files.img",
         port=places.port,
         abstract_name=places.abstract_name,
         socket_path=places.socket_path,
+        deleted=functools.partial(_place_of_deleted, root=space.path("/")),
         found=functools.partial(fit.found, root=space.path("/")),
     )
+
+
+def _place_of_deleted(path: str, root: Path) -> str:
+    """Return where a file that was deleted is made again for a moment: elsewhere, if it cannot be where it was.
+
+    A library that was replaced while the kernel had it loaded may have been in a folder that is root's, or read-only.
+    """
+    folder = root / path[1:]
+    while not folder.is_dir():
+        folder = folder.parent
+    return path if os.access(folder, os.W_OK | os.X_OK) else f"/dev/shm/{os.path.basename(path)}"  # noqa: S108, PTH119
 
 
 async def resume(
