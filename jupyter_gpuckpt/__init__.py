@@ -1,4 +1,4 @@
-"""Save a live GPU notebook kernel under a name, and have it back."""
+"""Save a live GPU notebook kernel under a name, and restore it."""
 
 from __future__ import annotations
 

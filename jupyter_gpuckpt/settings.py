@@ -335,4 +335,6 @@ def _size(variable: str) -> int | None:
 
 
 def _wrong(variable: str, why: str) -> Refused:
-    return Refused(f"The setting {variable} cannot be understood.", why, "Set it anew where the Jupyter server starts.")
+    return Refused(
+        f"The setting {variable} cannot be understood.", why, "Correct it where the Jupyter server is started."
+    )

@@ -328,7 +328,7 @@ class Deputy:
             raise Refused(
                 "The save was refused; nothing was touched.",
                 f"Process {top} is none that runs in this kernel or job.",
-                "Save it again; if that is refused, too, start it anew.",
+                "Save it again; if that is refused, too, restart it.",
             )
         for pid in below:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -23,7 +23,7 @@ Save a live notebook kernel (its variables, threads, open files and GPU memory) 
 a name, and put it back later. In a notebook, `%gpuckpt help` says how to do the same.
 
 A kernel can be saved when it was started as "Python 3 (gpuckpt)" (--kernel python3-gpuckpt)
-on a machine where `jupyter gpuckpt doctor` finds nothing amiss.
+on a machine where `jupyter gpuckpt doctor` finds no problem.
 """
 
 _EXAMPLES = """\
@@ -228,7 +228,7 @@ def _parser() -> tuple[Parser, Commands]:
         "save",
         _save,
         "save a running kernel under a name; it runs on",
-        "Save a running kernel under a name. It stands still for a moment, also in the middle of a cell, and runs on.",
+        "Save a running kernel under a name. It is paused for a moment, also in the middle of a cell, and runs on.",
     )
     saving.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
     saving.add_argument(
@@ -467,7 +467,7 @@ def _as_told(error: BaseException) -> GpuckptError:
             "what belongs to running kernels in JUPYTER_RUNTIME_DIR.",
         )
     return GpuckptError(
-        "The command failed in a way that was not foreseen.",
+        "The command failed with an unexpected error.",
         f"{type(error).__name__}: {error}",
         "Please report it to the project, with what the same command prints when --debug is added.",
     )

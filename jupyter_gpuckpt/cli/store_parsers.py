@@ -70,7 +70,7 @@ def add_store_parsers(command: _Command) -> None:
         "gc",
         _later("collect"),
         "free what no snapshot needs",
-        "Delete what no snapshot needs and nobody at work may rely on, and write packs anew of which little is needed.",
+        "Delete what no snapshot needs and nobody at work may rely on, and rewrite packs of which little is needed.",
     )
     gc.add_argument("url", metavar="URL", nargs="?", help="a remote; without it, the store of this machine")
     gc.add_argument("--dry-run", action="store_true", help="only say how much that is")
@@ -83,14 +83,14 @@ def add_store_parsers(command: _Command) -> None:
     check = command(
         "check",
         _later("check"),
-        "say what is damaged in the store, and which snapshots that touches",
+        "say what is damaged in the store, and which snapshots are affected",
         "Look for damage; nothing is changed. The exit status is 1 where there is any.",
     )
     check.add_argument("--read-data", action="store_true", help="read every byte of every snapshot")
     command(
         "repair",
         _later("repair"),
-        "mend what can be mended of a damaged store",
+        "repair a damaged store as far as possible",
         "Make the index of the store again from its packs. Every byte is read, and no snapshot is removed.\n"
         "The exit status is 1 where some cannot be restored all the same.",
     )

@@ -166,7 +166,7 @@ def check(args: argparse.Namespace) -> int:
     if not lines:
         lines = [f"No damage found: {looked}."]
     elif touched:
-        lines.append(f"Touched: {', '.join(touched)}. `jupyter gpuckpt repair` mends what can be mended.")
+        lines.append(f"Affected: {', '.join(touched)}. `jupyter gpuckpt repair` repairs what can be repaired.")
     output.result(args.json, {**asdict(found), "touched": touched}, "\n".join(lines))
     return output.FAILED if found.faults else output.DONE
 
@@ -176,5 +176,5 @@ def repair(args: argparse.Namespace) -> int:
     done = _store().repair()
     lines = [f"The index of {name} was made again." for name in done.mended if name not in done.lost]
     lines += [f"{name} cannot be restored: {why}. `rm` removes it." for name, why in done.lost.items()]
-    output.result(args.json, asdict(done), "\n".join(lines) or "Nothing had to be mended.")
+    output.result(args.json, asdict(done), "\n".join(lines) or "Nothing needed repair.")
     return output.FAILED if done.lost else output.DONE

@@ -100,4 +100,4 @@ class LineProgram:
         """Return the last line that it wrote on its standard error."""
         self._stderr.seek(0)
         lines = self._stderr.read().decode("utf-8", "replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "no word of why")
+        return next((line for line in reversed(lines) if line.strip()), "no error output")

@@ -65,14 +65,14 @@ def without_keeper(why: str) -> KeeperGone:
     return KeeperGone(
         "The kernel got no new keeper; it runs on without one.",
         why,
-        "Correct that and ask again, by `gpuckpt kernels` for instance: each time it is tried anew.",
+        "Correct that and ask again, by `gpuckpt kernels` for instance: each time it is tried again.",
     )
 
 
 def unforeseen(op: str, error: Exception, folder: Path) -> GpuckptError:
     """Return what to say of an error that nobody thought of; `folder` is the kernel's."""
     return GpuckptError(
-        f"The {op} failed in a way that was not foreseen.",
+        f"The {op} failed with an unexpected error.",
         f"{type(error).__name__}: {error}",
         f"The keeper's log has the details: {folder}/keeper.log",
     )

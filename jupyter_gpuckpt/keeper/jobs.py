@@ -88,7 +88,7 @@ def find(name: str) -> KernelFolder:
     names = [other.launch().job for other in all_folders()]
     raise NoSuchKernel(
         f"There is no job {name!r}.",
-        f"These there are: {', '.join(names)}." if names else "There is none at all.",
+        f"Existing jobs: {', '.join(names)}." if names else "No jobs exist.",
         "`gpuckpt ps` lists them; `gpuckpt exec` starts one.",
         jobs=names,
     )

@@ -80,7 +80,7 @@ def run_before() -> None:
             raise SaveFailed(
                 "The kernel was not saved; it goes on as before.",
                 f"The before_save function {_name(fn)} raised {type(e).__name__}: {e}",
-                "Mend the function, and save again.",
+                "Fix the function, and save again.",
             ) from e
 
 

@@ -162,7 +162,7 @@ class Gpuckpt:
         try:
             words = shlex.split(line)
         except ValueError as e:
-            raise Usage("That line cannot be read.", f"{e}.", "Close the quotation.") from None
+            raise Usage("That line cannot be read.", f"{e}.", "Add the missing quote, or escaped character.") from None
         parser, commands = _parser()
         if not words or words[0] in ("help", "-h", "--help"):
             print(HELP)

@@ -107,7 +107,7 @@ function render({ model, el }) {
     placeholder: 'Name'
   });
   name.setAttribute('aria-label', 'Name');
-  name.title = '1 to 100 letters, digits and . _ -, not . or - as the first';
+  name.title = 'Use letters, digits, . _ - (at most 100); start with a letter, digit or _.';
   const note = element('input', { placeholder: 'Note (optional)' });
   note.setAttribute('aria-label', 'Note (optional)');
   const save = element('button', {

@@ -167,12 +167,12 @@ class Requests:
 
 def broken_off(op: str, then: str) -> KeeperGone:
     """Return what to say of an operation whose keeper died."""
-    return KeeperGone(f"The {op} was broken off; the kernel goes on as before.", "The kernel's keeper died.", then)
+    return KeeperGone(f"The {op} was aborted; the kernel goes on as before.", "The kernel's keeper died.", then)
 
 
 def _not_waited_for(op: str, why: str) -> GpuckptError:
     return GpuckptError(
-        f"The {op} is not waited for any longer; it may still be done.",
+        f"Stopped waiting for the {op}; it may still be carried out.",
         why,
         "Ask for `%gpuckpt status`; if it does not answer either, restart the kernel.",
     )

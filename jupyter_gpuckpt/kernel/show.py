@@ -188,8 +188,8 @@ class Restored(_Shown):
             text += f"; it answered after {duration(self._answered)}"
         text += "."
         if self._follows:
-            text += f" {size(self._follows)} of GPU memory follow; what needs them waits."
-        given_up = [f"Given up, and in no snapshot: {unsaved(self._given_up)}."] if self._given_up else []
+            text += f" {size(self._follows)} of GPU memory are still loading; what needs them waits."
+        given_up = [f"Discarded, and in no snapshot: {unsaved(self._given_up)}."] if self._given_up else []
         return "\n".join([text, *given_up, *self._notes])
 
 
@@ -263,7 +263,7 @@ class Asleep(_Shown):
     def text(self) -> str:
         what = f"{size(self.freed)} of GPU memory freed" if self.freed else "it had no GPU memory to free"
         if self.already:
-            return f"Asleep already: {what}."
+            return f"Already asleep: {what}."
         return f"Asleep in {duration(self.seconds)}: {what}. A cell that is run wakes the kernel."
 
 
@@ -276,7 +276,7 @@ class Hibernated(_Shown):
     def text(self) -> str:
         result = self._result
         if result.get("woken"):
-            return "Hibernated, and woken again."
+            return "Hibernated, and awake again."
         took = f" in {duration(result['seconds'])}" if result["seconds"] else " already"
         job = result.get("job")
         back = f"`restore {job}` brings the job back." if job else "A cell that is run wakes the kernel."
@@ -293,9 +293,9 @@ class Awake(_Shown):
 
     def text(self) -> str:
         if self.already:
-            return "Awake already: the kernel did not sleep."
+            return "Already awake."
         back = f": {size(self.back)} are back on the GPU" if self.back else ""
-        return f"Woken in {duration(self.seconds)}{back}."
+        return f"Woke in {duration(self.seconds)}{back}."
 
 
 def auto_sleep(result: dict[str, Any]) -> str:
@@ -551,7 +551,7 @@ def still_running(kernel: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"Another kernel of this notebook is still running, since {since} ({memory}): it outlived its server.",
-            "To have it back, open the notebook anew in JupyterLab, which offers it; or go on with it in a terminal:",
+            "To reconnect, reopen the notebook in JupyterLab, which offers it; or continue in a terminal:",
             f"    jupyter console --existing {kernel['connection_file']}",
             f"To end it, in a terminal: jupyter gpuckpt stop {kernel['kernel_id']}",
         ]

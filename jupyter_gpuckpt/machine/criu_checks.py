@@ -71,7 +71,7 @@ def _trial(program: CriuProgram) -> Check:
         if outcome.failed
         else f"saved and restored in {outcome.seconds:.2f} s",
         _TRIAL_MEANS if outcome.failed == "" else "A small process could not be saved and brought back.",
-        "Mend the checks above first; if they are all well, report this with what was found.",
+        "Fix the problems above first; if there are none, report this with what was found.",
     )
 
 

@@ -95,7 +95,7 @@ def _pids(outcome: Outcome) -> Check:
         ok,
         "can be chosen" if ok else outcome.why if outcome.failed == "choose a pid" else _NOT_TRIED,
         "A restored process needs the id that it had.",
-        "Mend the namespaces first."
+        "Fix the namespaces first."
         if outcome.failed != "choose a pid"
         else "The kernel needs CONFIG_CHECKPOINT_RESTORE; in a container, start it privileged.",
     )

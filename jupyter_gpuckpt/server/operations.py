@@ -222,7 +222,7 @@ class _Thread:
             error = e
         except Exception as e:  # noqa: BLE001 - the operation must end, and say how
             error = GpuckptError(
-                f"The {self.operation.kind} failed in a way that was not foreseen.",
+                f"The {self.operation.kind} failed with an unexpected error.",
                 f"{type(e).__name__}: {e}",
                 "Please report it to the project, with the server's log.",
             )

@@ -57,8 +57,8 @@ def check_name(name: str, what: str = "the name of a snapshot") -> str:
     raise BadName(
         f"{shown} cannot be {what}.",
         why,
-        "Use 1 to 100 of the letters a-z and A-Z, digits and . _ - "
-        "(not . or - as the first), for example before_finetune.",
+        "Use letters, digits, `.`, `_`, `-` (at most 100); start with a letter, digit or `_`, "
+        "for example before_finetune.",
         name=name[:MAX_NAME].encode("ascii", "backslashreplace").decode("ascii"),
     )
 

@@ -87,7 +87,7 @@ class OwnKey:
             raise StoreError(
                 "The key that snapshots are signed with cannot be read.",
                 f"{self._path}: {why}",
-                "Have it back from a copy, or move it away: a new one is made, and `gpuckpt trust` with the "
+                "Restore it from a copy, or move it away: a new one is made, and `gpuckpt trust` with the "
                 "old public key keeps older snapshots trusted.",
                 file=str(self._path),
             )

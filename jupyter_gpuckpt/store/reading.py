@@ -43,8 +43,8 @@ def damage(manifest: Manifest, path: str, why: str) -> Damaged:
     return Damaged(
         f"The snapshot {manifest.name} is damaged.",
         f"{path}: {why}" if path else why,
-        "Restore another snapshot. `gpuckpt check` says what else is damaged, `gpuckpt repair` mends "
-        f"what can be mended, and `gpuckpt rm {manifest.name}` removes this one.",
+        "Restore another snapshot. `gpuckpt check` says what else is damaged, `gpuckpt repair` repairs "
+        f"what can be repaired, and `gpuckpt rm {manifest.name}` removes this one.",
         name=manifest.name,
         file=path,
     )

@@ -406,7 +406,7 @@ export class Actions {
   async explain(error: IError, operation?: string): Promise<void> {
     const { model, trans } = this;
     const logs = operation ? await model.api.log(operation).catch(() => []) : [];
-    const doctor = Dialog.createButton({ label: trans.__('Ask the doctor'), actions: ['doctor'] });
+    const doctor = Dialog.createButton({ label: trans.__('Check this machine'), actions: ['doctor'] });
     const log = Dialog.createButton({ label: trans.__('Show the log'), actions: ['log'] });
     const asked = await showDialog({
       title: error.what,

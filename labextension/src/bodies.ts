@@ -57,7 +57,7 @@ export class ErrorBody extends ParagraphsBody {
   }
 }
 
-/** What the doctor found; what is amiss comes first, with what to do about it. */
+/** What was found on this machine; problems come first, with what to do about it. */
 export class ChecksBody extends Widget {
   constructor(checks: ICheck[], trans: TranslationBundle) {
     super();
@@ -66,7 +66,7 @@ export class ChecksBody extends Widget {
     const list = element('dl', '', { className: 'jp-gpuckpt-Checks' });
     for (const check of [...checks].sort((a, b) => Number(a.ok) - Number(b.ok))) {
       list.append(
-        element('dt', trans.__('%1: %2', check.name, check.ok ? trans.__('fine') : trans.__('amiss'))),
+        element('dt', trans.__('%1: %2', check.name, check.ok ? trans.__('OK') : trans.__('problem'))),
         element('dd', check.found)
       );
       if (check.mend) {
@@ -121,7 +121,7 @@ class NameField {
     const { says, refuses } = isName(value)
       ? this.judge(value)
       : {
-          says: this.trans.__('1 to 100 of the letters a–z and A–Z, digits and . _ -, not . or - as the first.'),
+          says: this.trans.__('Use letters, digits, . _ - (at most 100); start with a letter, digit or _.'),
           refuses: true
         };
     this.hint.textContent = says;
@@ -174,8 +174,8 @@ export class SaveBody extends Widget implements Dialog.IBodyWidget<ISaveRequest>
     this.addClass('jp-gpuckpt-Body');
     this._withFiles = new Box(
       'jp-gpuckpt-with-files',
-      trans.__('Keep files (Python and its packages) with it'),
-      trans.__('It takes longer and more room, and can be restored where these files are others or missing.')
+      trans.__('Include Python and its packages'),
+      trans.__('It takes longer and more space, and can then be restored where these files differ or are missing.')
     );
     const replaces = trans.__('This replaces the snapshot of that name.');
     this._name = new NameField(suggested, name => ({ says: taken.has(name) ? replaces : '', refuses: false }), trans);
@@ -184,7 +184,7 @@ export class SaveBody extends Widget implements Dialog.IBodyWidget<ISaveRequest>
       element('label', trans.__('Note (optional)'), { htmlFor: this._message.id }),
       this._message,
       ...this._withFiles.nodes,
-      element('p', trans.__('The kernel stands still for a moment, and runs on.'))
+      element('p', trans.__('The kernel is paused for a moment, and runs on.'))
     );
   }
 

@@ -113,7 +113,7 @@ function Blank({ error, model, commands, trans }: IProps & { error: IError }): R
         </button>
       ) : (
         <button className="jp-gpuckpt-Button" onClick={() => void commands.execute(CommandIDs.doctor)}>
-          {trans.__('What the doctor says')}
+          {trans.__('Check this machine')}
         </button>
       )}
     </div>

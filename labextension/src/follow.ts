@@ -197,7 +197,7 @@ export class Follower {
           ? trans.__('Asleep: %1 of GPU memory freed in %2 s.', size(Number(result.freed)), seconds)
           : trans.__('Asleep in %1 s; there was no GPU memory to free.', seconds);
       case 'wake':
-        return trans.__('Woken in %1 s.', seconds);
+        return trans.__('Woke in %1 s.', seconds);
       case 'hibernate':
         return trans.__('Hibernated in %1 s. The next cell brings the kernel back.', seconds);
       case 'push':

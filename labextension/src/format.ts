@@ -33,7 +33,8 @@ export function ago(created: string, now: Date, locale?: string): string {
       return relative.format(-Math.floor(seconds / length), unit);
     }
   }
-  return relative.format(0, 'second');
+  // In a sentence a bare "now" would be read as what is done now.
+  return relative.resolvedOptions().locale.startsWith('en') ? 'just now' : relative.format(0, 'second');
 }
 
 /** Write a duration in seconds, with the digits that count. */

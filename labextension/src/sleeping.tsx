@@ -100,13 +100,13 @@ export function Sleep({ kernel, model, commands, trans }: IProps): React.JSX.Ele
       {asleep !== null ? (
         <p title={moment(asleep)}>
           {kernel.hibernated
-            ? trans.__('Went to the disk %1; the next cell wakes it.', ago(asleep, new Date()))
+            ? trans.__('Hibernated %1; the next cell wakes it.', ago(asleep, new Date()))
             : trans.__('Fell asleep %1; the next cell wakes it.', ago(asleep, new Date()))}
         </p>
       ) : (
         woken !== null && (
           <p title={moment(woken.at)}>
-            {trans.__('Woken %1, in %2.', ago(woken.at, new Date()), seconds(woken.seconds))}
+            {trans.__('Woke %1, in %2.', ago(woken.at, new Date()), seconds(woken.seconds))}
           </p>
         )
       )}

@@ -62,12 +62,12 @@ describe('format', () => {
   ])('writes %d seconds as %s', (span, text) => expect(seconds(span)).toBe(text));
 
   it.each([
-    [5, 'now'],
+    [5, 'just now'],
     [60, '1 minute ago'],
     [7200, '2 hours ago'],
     [86400, 'yesterday'],
     [40 * 86400, 'Jan 31, 2026'],
-    [-100, 'now']
+    [-100, 'just now']
   ])('writes %d seconds ago as %s', (seconds, text) => {
     const created = '2026-01-31T12:00:00+00:00';
     expect(ago(created, new Date(new Date(created).getTime() + seconds * 1000), 'en')).toBe(text);

@@ -28,7 +28,7 @@ def test_a_kernel_goes_to_the_disk_and_comes_back(cli: Cli, notebook: Notebook) 
     assert "on disk" in row
     assert "hibernated" in cli("save", kernel_id, "x").err
     assert "already" in cli("hibernate", kernel_id).out
-    assert cli("wake", kernel_id).out.startswith("Woken in")
+    assert cli("wake", kernel_id).out.startswith("Woke in")
     assert notebook.value("x + 1") == "42"
 
 

@@ -17,7 +17,7 @@ def test_a_kernel_sleeps_and_wakes_from_outside(cli: Cli, notebook: Notebook) ->
     assert (listed["state"], listed["pinned"]) == ("sleeping", False)
     assert listed["gpu"] == {"held": 0, "freed": 0, "host_memory": 0}
     assert cli("wake", kernel_id, "--json").json["already"] is False
-    assert "Awake already" in cli("wake", kernel_id).out
+    assert "Already awake" in cli("wake", kernel_id).out
     assert notebook.run("print(x)").shown == ["1\n"]
     assert cli("awake", kernel_id, "on").out == "It stays awake.\n"
     assert cli("kernels", "--json").json["kernels"][0]["pinned"] is True

@@ -118,7 +118,7 @@ def test_jupyter_console(tmp_path: Path) -> None:
         with client.connect(next(client.folders())) as keeper:
             keeper.request("sleep")
         console.sendline("n += 1")
-        console.expect_exact("Woken in ")
+        console.expect_exact("Woke in ")
         console.expect(_PROMPT)
         console.sendline("exit")
         console.expect(pexpect.EOF)

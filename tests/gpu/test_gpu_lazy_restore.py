@@ -85,7 +85,7 @@ def test_a_cell_is_answered_before_the_gpu_memory_is_there_and_one_that_needs_it
     make_cold()
     began = time.monotonic()
     answer = notebook.run("%gpuckpt restore here --lazy", timeout=120)
-    assert "of GPU memory follow; what needs them waits." in answer.text, answer.text
+    assert "of GPU memory are still loading; what needs them waits." in answer.text, answer.text
     assert notebook.value("marker") == "saved"
     cpu = time.monotonic() - began
     state, stage = status(notebook)["state"], status(notebook)["stage"]

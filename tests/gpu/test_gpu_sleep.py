@@ -94,7 +94,7 @@ def test_it_holds_nothing_asleep_and_has_all_of_it_back(
             assert is_asleep(notebook)
         answer = notebook.run(f"print({SAME})", timeout=120)
         assert answer.shown[-1] == "True\n", (answer.shown, _log(notebook))
-        assert answer.shown[1].startswith("Woken in"), answer.shown
+        assert answer.shown[1].startswith("Woke in"), answer.shown
         print(answer.shown[1])
     notebook.run("graph.replay()")
     assert says(notebook, "digest(b) == digest(a + a)") == "True"
@@ -189,7 +189,7 @@ def test_a_wake_without_room_leaves_it_asleep_and_it_wakes_later(notebook: Noteb
         for _ in range(2):
             failed = notebook.fails("must_not_run = 1", timeout=120)
             assert failed.ename == "Refused", failed.text
-            assert "sleeps on, and nothing of it is lost" in failed.text
+            assert "is still asleep; nothing of it is lost" in failed.text
             assert "process " in failed.text, "it does not say who holds the GPU: " + failed.text
             assert is_asleep(notebook)
     assert says(notebook, f"({SAME}, 'must_not_run' in globals())") == "(True, False)"

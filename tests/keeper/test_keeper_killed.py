@@ -76,7 +76,7 @@ def test_while_the_hooks_run_before_a_save(notebook: Notebook, tmp_path: Path) -
     assert notebook.manager.is_alive()
     # The after-hooks run once, and hear that the save failed.
     wait_until(lambda: notebook.value("len(told)") == "1")
-    assert "broken off" in notebook.value("told[0]")
+    assert "was aborted" in notebook.value("told[0]")
     assert not names()
     assert_works(notebook)
 
@@ -93,7 +93,7 @@ def test_while_criu_dumps(criu: Criu, notebook: Notebook, stage: str) -> None:
     assert answer["ename"] == "KeeperGone"
     assert "goes on as before" in answer["evalue"]
     wait_until(lambda: notebook.value("x, len(told)") == "1 1")
-    assert "broken off" in notebook.value("told[0]")
+    assert "was aborted" in notebook.value("told[0]")
     assert not names()
     assert_works(notebook)
 

@@ -340,7 +340,7 @@ def test_a_restore_tells_what_it_gives_up_that_is_in_no_snapshot(notebook: Noteb
     assert status(notebook)["unsaved"] is None
     notebook.run("x = 2")
     notebook.run("x = 3")
-    assert "Given up, and in no snapshot: 2 cells in the last " in notebook.run("%gpuckpt restore here").text
+    assert "Discarded, and in no snapshot: 2 cells in the last " in notebook.run("%gpuckpt restore here").text
     assert status(notebook)["unsaved"] is None
     assert "in no snapshot" not in notebook.run("%gpuckpt restore here").text
     number = notebook.run("x = 4").count

@@ -42,7 +42,7 @@ def test_a_cell_wakes_it_before_its_first_line_and_says_so(notebook: Notebook) -
     assert ask(notebook, "sleep")["already"]
     answer = notebook.run("print(x)")
     assert answer.shown[0] == "Waking the kernel …"
-    assert answer.shown[1].startswith("Woken in ")
+    assert answer.shown[1].startswith("Woke in ")
     assert answer.shown[2:] == ["1\n"]
     found = status(notebook)
     assert (found["state"], found["asleep_since"]) == ("running", None)
@@ -57,11 +57,11 @@ def test_a_cell_puts_it_to_sleep_when_it_has_ended(notebook: Notebook) -> None:
 
 
 def test_a_cell_of_ours_alone_need_not_wake_it(notebook: Notebook) -> None:
-    assert "Awake already" in notebook.run("%gpuckpt wake").text
+    assert "Already awake" in notebook.run("%gpuckpt wake").text
     ask(notebook, "sleep")
     assert "sleeping" in notebook.run("%gpuckpt status").text
     assert is_asleep(notebook)
-    assert "Woken in" in notebook.run("%gpuckpt wake").text
+    assert "Woke in" in notebook.run("%gpuckpt wake").text
     assert not is_asleep(notebook)
 
 

@@ -389,7 +389,7 @@ def test_a_save_with_files_is_asked_for_and_is_cancelled(lab: Server, open_windo
     window.run("import jupyter_gpuckpt, time; jupyter_gpuckpt.before_save(lambda: time.sleep(60))")
     window.show_sidebar()
     window.toolbar("gpuckpt-save").click()
-    window.dialog.get_by_label("Keep files (Python and its packages) with it").check()
+    window.dialog.get_by_label("Include Python and its packages").check()
     with window.page.expect_request(re.compile("/save")) as asked:
         window.accept("Save")
     assert asked.value.post_data_json["with_files"] is True
@@ -427,7 +427,7 @@ def test_a_name_that_cannot_be_is_refused_as_it_is_typed(lab: Server, open_windo
     window.kernel_is_ready()
     window.toolbar("gpuckpt-save").click()
     window.dialog.get_by_label("Name").fill("no good")
-    expect(window.dialog).to_contain_text("1 to 100 of the letters")
+    expect(window.dialog).to_contain_text("Use letters, digits")
     expect(window.dialog.get_by_role("button", name="Save", exact=True)).to_be_disabled()
     window.dialog.get_by_label("Name").fill("good")
     expect(window.dialog.get_by_role("button", name="Save", exact=True)).to_be_enabled()
@@ -455,7 +455,7 @@ def test_without_criu_the_sidebar_says_so(bare_lab: Server, open_window: OpenWin
     window = open_window(bare_lab, "bare.ipynb")
     window.show_sidebar()
     expect(window.sidebar).to_contain_text("No CRIU of version")
-    window.sidebar.get_by_role("button", name="What the doctor says").click()
+    window.sidebar.get_by_role("button", name="Check this machine").click()
     expect(window.dialog).to_contain_text("criu", ignore_case=True)
     expect(window.dialog).to_contain_text("Next:")
     assert window.accessibility_faults(".jp-Dialog") == []

@@ -55,10 +55,10 @@ def test_a_kernel_is_put_to_sleep_and_a_cell_wakes_it(lab: Server, open_window: 
         window.page.screenshot(path=folder / "waking-dark.png")
     finally:
         os.kill(keeper, signal.SIGCONT)
-    expect(cell).to_contain_text(re.compile(r"Woken in .*"))
+    expect(cell).to_contain_text(re.compile(r"Woke in .*"))
     expect(cell.locator(".jp-OutputArea-executeResult")).to_contain_text("1")
     expect(indicator).to_have_text("")
-    expect(box).to_contain_text(re.compile(r"Woken .*, in \d"))
+    expect(box).to_contain_text(re.compile(r"Woke .*, in \d"))
     expect(box.get_by_role("button", name="Sleep", exact=True)).to_be_visible()
 
 

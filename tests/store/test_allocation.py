@@ -81,7 +81,7 @@ def test_an_exported_file_takes_what_it_has_not_what_it_says(ann: Store, tmp_pat
         "    try:\n"
         "        import_snapshot(ann, file, 'file', secrets_of(ann))\n"
         "    except GpuckptError as e:\n"
-        "        assert 'it is cut' in e.why",
+        "        assert 'it ends too early' in e.why",
     )
 
 

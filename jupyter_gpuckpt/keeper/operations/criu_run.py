@@ -162,7 +162,7 @@ async def let_run(kernel: int | None, still: Collection[int]) -> None:
         if time.monotonic() > deadline:
             by = ", ".join(sorted(set(map(str, held.values()))))
             raise SaveFailed(
-                "The kernel was not saved, and it stands still.",
+                "The kernel was not saved, and it is stopped.",
                 f"criu (process {by}) does not end, and holds {', '.join(map(str, held))}, processes of the kernel.",
                 f"They run on as soon as it ends: try `kill -9 {by}`; `dmesg` may say what it waits for.",
                 held=list(held),

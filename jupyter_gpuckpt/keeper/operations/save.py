@@ -55,7 +55,7 @@ log = logging.getLogger("gpuckpt.keeper")
 _AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
 
 _IN_TRANSACTION = "it can be restored until something else is written there. Commit, and save again."
-_NO_MEMORY = "It had to wait for the disk: too little memory is free to keep what was taken there for a while."
+_NO_MEMORY = "It was paused until it was on the disk: too little memory is free to hold it until then."
 
 Check = Callable[[int, Mapping[str, Any]], None]
 """Refuses, before a freeze, what could not be done with the kernel's private bytes and `cuda.describe` of it."""

@@ -25,7 +25,7 @@ log = logging.getLogger("gpuckpt.keeper")
 
 READING = "reading what it had on the GPU"
 
-_STILL_ASLEEP = "The kernel was not woken; it sleeps on, and nothing of it is lost."
+_STILL_ASLEEP = "The kernel could not be woken and is still asleep; nothing of it is lost."
 
 
 async def wake(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:

@@ -202,7 +202,7 @@ class _Reading:
     def odd(self, why: str) -> Damaged:
         """Return the error for a stream that is not what was written."""
         return Damaged(
-            f"{self._shown} is not a whole exported snapshot.",
+            f"{self._shown} cannot be imported.",
             why,
             "Have its maker export it again (`gpuckpt export NAME FILE`), and compare the files' sizes.",
             file=self._shown,
@@ -211,17 +211,17 @@ class _Reading:
     def begin(self, secrets: Secrets) -> Seal:
         """Read what everything begins with."""
         if self._exactly(len(MAGIC)) != MAGIC:
-            raise self.odd("it does not begin as it must")
+            raise self.odd("it is not an exported snapshot")
         line = self._source.readline(_MARK_LIMIT)
         try:
             mark = json.loads(line) if line.endswith(b"\n") else None
         except (ValueError, RecursionError):
             mark = None
         if not isinstance(mark, dict) or not isinstance(mark.get("features"), list):
-            raise self.odd("it does not say a format")
+            raise self.odd("it names no format")
         check_format({**mark, "features": [one for one in mark["features"] if one != "age"]}, self._shown)
         if type(mark.get("format")) is not int or mark["format"] != FORMAT:
-            raise self.odd("it does not say a known format")
+            raise self.odd("its format is not known")
         return open_seal(mark, secrets, self._shown)
 
     def record(self, kind: bytes, seal: Seal, limit: int) -> bytes:
@@ -239,12 +239,12 @@ class _Reading:
         """Check that it ends here."""
         self._content(b"DONE", 0)
         if self._source.read(1):
-            raise self.odd("something stands behind its end")
+            raise self.odd("there is data after its end")
 
     def _content(self, kind: bytes, limit: int) -> bytes:
         found, length = _RECORD.unpack(self._exactly(_RECORD.size))
         if found != kind:
-            raise self.odd(f"{found!a} stands where {kind.decode()} has to")
+            raise self.odd(f"{found!a} is where {kind.decode()} is expected")
         if length > limit:
             raise self.odd(f"a {kind.decode()} is said to have {length:,} bytes, at most {limit:,} are possible")
         return self._exactly(length)
@@ -255,6 +255,6 @@ class _Reading:
         while len(content) < size:
             piece = self._source.read(min(_PIECE, size - len(content)))
             if not piece:
-                raise self.odd("it is cut")
+                raise self.odd("it ends too early")
             content += piece
         return bytes(content)

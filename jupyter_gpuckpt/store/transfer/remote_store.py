@@ -114,11 +114,11 @@ class RemoteStore:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or not isinstance(found.get("features"), list):
-            raise self.unusable(MARK, "it does not say a format")
+            raise self.unusable(MARK, "it names no format")
         others = {**found, "features": [feature for feature in found["features"] if feature != "age"]}
         check_format(others, f"The store at {self.shown}")
         if found.get("format") != FORMAT:
-            raise self.unusable(MARK, "it does not say a known format")
+            raise self.unusable(MARK, "its format is not known")
         return found
 
     def unusable(self, path: str, why: str) -> Damaged:

@@ -288,7 +288,7 @@ def own_recipient(folder: Path) -> str:
         raise StoreError(
             "The key for what is encrypted for you cannot be used.",
             f"{path}: {e}",
-            "Have it back from a copy, or move it away: a new one is made, for what others send from then on.",
+            "Restore it from a copy, or move it away: a new one is made, for what others send from then on.",
         ) from e
     return str(identity.to_public())
 
