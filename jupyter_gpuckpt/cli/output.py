@@ -127,7 +127,7 @@ class Progress:
 
     def __init__(self, verb: str) -> None:
         self._verb = verb
-        self._latest: dict[str, Any] = {"stage": "asking"}
+        self._latest: dict[str, Any] = {"stage": "starting"}
         self._pace = Pace()
         self._began = time.monotonic()
         self._cancelling = self._shown = False

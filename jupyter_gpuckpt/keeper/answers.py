@@ -27,7 +27,7 @@ async def answer_to(
     `work` gets something to be told how far it is, which `tell` is told at once. `pulse` is told the same once more now
     and then: it is being done. `folder` is the kernel's.
     """
-    latest: dict[str, Any] = {"stage": "asking"}
+    latest: dict[str, Any] = {"stage": "starting"}
 
     async def note(progress: dict[str, Any]) -> None:
         nonlocal latest

@@ -73,7 +73,7 @@ class OneAtATime:
             if under_way.kind in _BREAKS_OFF.get(kind, ()):
                 under_way.cancelling.set()
             with self._queue(operation, tell) as stages:
-                await stages.enter(f"waiting for the {under_way.kind} to end")
+                await stages.enter("waiting for its turn")
                 await stages.or_cancelled(under_way.settled.wait())
 
     @contextlib.contextmanager

@@ -93,7 +93,7 @@ class Requests:
 
     def _wait(self, waiting: _Waiting, progress: Progress | None) -> Any:
         interrupted = False
-        latest: dict[str, Any] = {"stage": "asking", "seconds": 0.0}
+        latest: dict[str, Any] = {"stage": "starting", "seconds": 0.0}
         quiet = 0.0  # counted, not measured: the time for which this process stands still is not the keeper's silence
         while True:
             try:

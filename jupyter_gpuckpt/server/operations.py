@@ -58,7 +58,7 @@ class Operation:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     state: str = "running"
     """``running``, ``done``, ``failed`` or ``cancelled``."""
-    stage: str = "asking"
+    stage: str = "starting"
     percent: int | None = None
     """How much of the stage is done; None where that is not known."""
     total: int | None = None

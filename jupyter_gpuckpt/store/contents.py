@@ -73,7 +73,7 @@ class Contents:
         ValueError : it is none; the text says why.
         """
         if not raw.startswith(MAGIC):
-            raise ValueError("it is not an exported snapshot")
+            raise ValueError("it does not begin with the expected line")
         end = raw.find(b"\n", len(MAGIC), len(MAGIC) + _MAX_HEAD)
         if end < 0:
             raise ValueError("its list of files has no end")

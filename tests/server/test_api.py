@@ -269,7 +269,7 @@ def test_events_tell_each_step(server: Server) -> None:
     steps = [event for event in events if event["schema_id"] == OPERATION]
     assert {step["id"] for step in steps} == {operation["id"]}
     stages = list(dict.fromkeys(step["stage"] for step in steps))
-    assert stages[:1] == ["asking"]
+    assert stages[:1] == ["starting"]
     assert {"checking", "preparing the kernel", "freezing", "writing"} <= set(stages)
     assert [step["state"] for step in steps][-1] == "done"
     assert (events[-1]["change"], events[-1]["name"]) == ("saved", "told")
