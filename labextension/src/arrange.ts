@@ -1,14 +1,16 @@
-/** Which snapshots are shown, in which order: those of the notebook as the tree they form, then all others. */
+/** Which snapshots are shown, in which order: those of the notebook as the history they form, then all others. */
 
 import type { INotebook, ISnapshot } from './types';
 
 /** A snapshot as a line of the list. */
 export interface IRow {
   snapshot: ISnapshot;
-  /** How many ancestors of it stand above it. */
+  /** How many branches lead to it from the line of the newest snapshot: 0 on that line. */
   depth: number;
-  /** The name of the snapshot that its kernel had come from; empty where there is none, or none any more. */
+  /** The name of the snapshot that it was saved after; empty where that is the next row, or where there is none. */
   origin: string;
+  /** Whether its history begins with it, and the next row belongs to another one. */
+  first: boolean;
 }
 
 export interface IRows {
@@ -43,35 +45,54 @@ export function matches(snapshot: ISnapshot, search: string): boolean {
     .every(word => text.includes(word));
 }
 
-/** Arrange snapshots, which come newest first. */
+/** Arrange snapshots, which come newest first, and stay so. */
 export function arrange(snapshots: readonly ISnapshot[], notebook: INotebook | null, search: string): IRows {
   const names = new Map(snapshots.map(snapshot => [snapshot.id, snapshot.label]));
-  const row = (snapshot: ISnapshot, depth: number): IRow => ({
-    snapshot,
-    depth,
-    origin: (snapshot.parent && names.get(snapshot.parent)) || ''
-  });
   const found = search.trim() ? snapshots.filter(snapshot => matches(snapshot, search.trim())) : snapshots;
-  const own = found.filter(snapshot => isOf(snapshot, notebook));
-  const others = found.filter(snapshot => !isOf(snapshot, notebook));
-  return { own: asTree(own, row), others: others.map(snapshot => row(snapshot, 0)) };
+  return {
+    own: asHistory(
+      found.filter(snapshot => isOf(snapshot, notebook)),
+      names
+    ),
+    others: found
+      .filter(snapshot => !isOf(snapshot, notebook))
+      .map((snapshot, place, all) => ({
+        snapshot,
+        depth: 0,
+        origin: all[place + 1]?.id === snapshot.parent ? '' : (names.get(snapshot.parent ?? '') ?? ''),
+        first: false
+      }))
+  };
 }
 
-function asTree(snapshots: readonly ISnapshot[], row: (snapshot: ISnapshot, depth: number) => IRow): IRow[] {
-  // A snapshot is younger than what it came from, so its place in the list is before; the other way round is no origin.
+/** What is drawn of some rows at first: the newest, and wherever it lies the one that the kernel is based on. */
+export function drawn(rows: readonly IRow[], limit: number, here: string | undefined): IRow[] {
+  return rows.filter(({ snapshot }, place) => place < limit || snapshot.id === here);
+}
+
+/** A line goes straight on from each snapshot to the newest that came from it; what else came from it is a branch. */
+function asHistory(snapshots: readonly ISnapshot[], names: ReadonlyMap<string, string>): IRow[] {
   const places = new Map(snapshots.map((snapshot, place) => [snapshot.id, place]));
-  const children = new Map<string | null, ISnapshot[]>();
-  for (const [place, snapshot] of snapshots.entries()) {
-    const parent = (places.get(snapshot.parent ?? '') ?? -1) > place ? snapshot.parent : null;
-    children.set(parent, [...(children.get(parent) ?? []), snapshot]);
+  const parents = snapshots.map(({ parent }, place) => {
+    // A snapshot is younger than what it came from, so its place is before; the other way round is no origin.
+    const at = places.get(parent ?? '') ?? -1;
+    return at > place ? at : undefined;
+  });
+  const depths: number[] = [];
+  for (const newest of snapshots.keys()) {
+    const line: number[] = [];
+    let at: number | undefined = newest;
+    while (at !== undefined && depths[at] === undefined) {
+      line.push(at);
+      at = parents[at];
+    }
+    const depth = at === undefined ? 0 : (depths[at] ?? 0) + 1;
+    line.forEach(place => (depths[place] = depth));
   }
-  const rows: IRow[] = [];
-  // Not recursive: a notebook saved a thousand times in a row is a thousand deep.
-  const pending = (children.get(null) ?? []).map(snapshot => row(snapshot, 0)).reverse();
-  for (let next = pending.pop(); next !== undefined; next = pending.pop()) {
-    rows.push(next);
-    const depth = next.depth + 1;
-    pending.push(...(children.get(next.snapshot.id) ?? []).map(snapshot => row(snapshot, depth)).reverse());
-  }
-  return rows;
+  return snapshots.map((snapshot, place) => ({
+    snapshot,
+    depth: depths[place] ?? 0,
+    origin: parents[place] === place + 1 ? '' : (names.get(snapshot.parent ?? '') ?? ''),
+    first: parents[place] === undefined && place + 1 < snapshots.length
+  }));
 }

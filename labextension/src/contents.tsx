@@ -3,7 +3,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
-import { arrange, isHibernated, isOf, type IRow } from './arrange';
+import { arrange, drawn, isHibernated, isOf, type IRow } from './arrange';
 import { openMenu, SNAPSHOT_COMMANDS } from './commands';
 import type { Follower } from './follow';
 import { ago, basename, moment, size } from './format';
@@ -20,9 +20,9 @@ const KEYS: Record<string, string> = {
   F2: CommandIDs.rename,
   Delete: CommandIDs.remove
 };
-/** How many lines are drawn at first, and with each wish for more: a thousand would take too long. */
+/** How many lines of a list are drawn at first, and with each wish for more: a thousand would take too long. */
 const PAGE = 100;
-/** Deeper ones are drawn at this depth; the sidebar is narrow. */
+/** Branches of branches that lie deeper are drawn at this depth; the sidebar is narrow. */
 const DEEPEST = 6;
 
 export interface IProps {
@@ -36,7 +36,6 @@ export interface IProps {
 export default function Contents(props: IProps): React.JSX.Element {
   const { model, trans } = props;
   const [search, setSearch] = React.useState('');
-  const [limit, setLimit] = React.useState(PAGE);
   const rows = React.useMemo(
     () => arrange(model.snapshots, model.notebook, search),
     [model.snapshots, model.notebook, search]
@@ -47,8 +46,6 @@ export default function Contents(props: IProps): React.JSX.Element {
   if (!model.loaded) {
     return <p className="jp-gpuckpt-Hint">{trans.__('Asking the server …')}</p>;
   }
-  const others = rows.others.slice(0, Math.max(0, limit - rows.own.length));
-  const hidden = rows.own.length + rows.others.length - limit;
   return (
     <>
       <KernelBox {...props} />
@@ -59,10 +56,7 @@ export default function Contents(props: IProps): React.JSX.Element {
           placeholder={trans.__('Search snapshots')}
           aria-label={trans.__('Search snapshots')}
           value={search}
-          onChange={event => {
-            setSearch(event.target.value);
-            setLimit(PAGE);
-          }}
+          onChange={event => setSearch(event.target.value)}
         />
       )}
       {model.faults.map(fault => (
@@ -74,7 +68,8 @@ export default function Contents(props: IProps): React.JSX.Element {
         <List
           title={trans.__('This notebook')}
           empty={search ? trans.__('None of this notebook fits.') : trans.__('No snapshots of this notebook yet.')}
-          rows={rows.own.slice(0, limit)}
+          key={`${model.notebook.path} ${search}`}
+          rows={rows.own}
           {...props}
         />
       )}
@@ -82,14 +77,10 @@ export default function Contents(props: IProps): React.JSX.Element {
         <List
           title={model.notebook === null ? trans.__('All snapshots') : trans.__('Other notebooks and jobs')}
           empty={search ? trans.__('None fits.') : trans.__('No snapshots yet.')}
-          rows={others}
+          key={search}
+          rows={rows.others}
           {...props}
         />
-      )}
-      {hidden > 0 && (
-        <button className="jp-gpuckpt-Button" onClick={() => setLimit(limit + PAGE)}>
-          {trans.__('Show %1 more', Math.min(hidden, PAGE))}
-        </button>
       )}
       {model.has('pull') && (
         <button className="jp-gpuckpt-Button" onClick={() => void props.commands.execute(CommandIDs.fetch)}>
@@ -261,12 +252,16 @@ function OtherKernels({ model, follower, commands, trans }: IProps): React.JSX.E
 }
 
 function List(props: IProps & { title: string; empty: string; rows: IRow[] }): React.JSX.Element {
-  const { title, empty, rows } = props;
+  const { title, empty, model, trans } = props;
   const [active, setActive] = React.useState(0);
-  const focus = (list: Element, place: number): void => {
+  const [limit, setLimit] = React.useState(PAGE);
+  const tree = React.useRef<HTMLUListElement>(null);
+  const rows = drawn(props.rows, limit, model.kernel?.parent?.id);
+  const hidden = props.rows.length - rows.length;
+  const focus = (place: number): void => {
     const to = Math.max(0, Math.min(rows.length - 1, place));
     setActive(to);
-    (list.children[to] as HTMLElement | undefined)?.focus();
+    (tree.current?.children[to] as HTMLElement | undefined)?.focus();
   };
   const onKeyDown = (event: React.KeyboardEvent): void => {
     const at = [...event.currentTarget.children].indexOf(event.target as Element);
@@ -274,26 +269,44 @@ function List(props: IProps & { title: string; empty: string; rows: IRow[] }): R
     const place = places[event.key];
     if (at >= 0 && place !== undefined) {
       event.preventDefault();
-      focus(event.currentTarget, place);
+      focus(place);
     }
   };
+  // Whoever asked for more by the keyboard goes on with the first that has come.
+  const shown = React.useRef(limit);
+  React.useEffect(() => {
+    if (shown.current !== limit) {
+      focus(shown.current);
+      shown.current = limit;
+    }
+  });
   return (
     <section className="jp-gpuckpt-Section">
-      <h3>{title}</h3>
+      <h3>
+        {title}
+        {props.rows.length > 0 && <span>{props.rows.length}</span>}
+      </h3>
       {rows.length === 0 ? (
         <p className="jp-gpuckpt-Hint">{empty}</p>
       ) : (
-        <ul role="tree" aria-label={title} onKeyDown={onKeyDown}>
+        <ul ref={tree} role="tree" aria-label={title} onKeyDown={onKeyDown}>
           {rows.map((row, place) => (
             <Line
               key={row.snapshot.id}
               row={row}
               active={place === Math.min(active, rows.length - 1)}
+              place={props.rows.indexOf(row)}
+              of={props.rows.length}
               onFocus={() => setActive(place)}
               {...props}
             />
           ))}
         </ul>
+      )}
+      {hidden > 0 && (
+        <button className="jp-gpuckpt-Button jp-gpuckpt-Older" onClick={() => setLimit(limit + PAGE)}>
+          {hidden > PAGE ? trans.__('Show %1 older of %2', PAGE, hidden) : trans.__('Show %1 older', hidden)}
+        </button>
       )}
     </section>
   );
@@ -302,11 +315,14 @@ function List(props: IProps & { title: string; empty: string; rows: IRow[] }): R
 interface ILineProps extends IProps {
   row: IRow;
   active: boolean;
+  /** Its place among all rows of its list, drawn or not. */
+  place: number;
+  of: number;
   onFocus: () => void;
 }
 
-function Line({ row, active, onFocus, model, commands, trans }: ILineProps): React.JSX.Element {
-  const { snapshot, depth, origin } = row;
+function Line({ row, active, place, of, onFocus, model, commands, trans }: ILineProps): React.JSX.Element {
+  const { snapshot, depth, origin, first } = row;
   const { name, label } = snapshot;
   const here = model.kernel?.parent?.id === snapshot.id;
   const restorable = model.kernel !== undefined && model.isIdle(model.kernel.kernel_id);
@@ -341,9 +357,10 @@ function Line({ row, active, onFocus, model, commands, trans }: ILineProps): Rea
   return (
     <li
       role="treeitem"
-      className="jp-gpuckpt-Line"
+      className={`jp-gpuckpt-Line${first ? ' jp-mod-first' : ''}`}
       data-snapshot={name}
-      aria-level={depth + 1}
+      aria-posinset={place + 1}
+      aria-setsize={of}
       aria-current={here ? 'true' : undefined}
       aria-selected={active}
       tabIndex={tab}

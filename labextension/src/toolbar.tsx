@@ -7,7 +7,7 @@ import { caretDownIcon, UseSignal } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
 import type { Menu } from '@lumino/widgets';
 import * as React from 'react';
-import { arrange } from './arrange';
+import { isOf } from './arrange';
 import { openMenu } from './commands';
 import { seconds } from './format';
 import { CommandIDs } from './ids';
@@ -24,8 +24,7 @@ export function restoreButton(model: Model, commands: CommandRegistry, trans: Tr
     icon: caretDownIcon,
     tooltip: trans.__('Restore a snapshot of this kernel'),
     onClick: () => {
-      const own = arrange(model.snapshots, model.notebook, '').own.map(row => row.snapshot);
-      const newest = own.sort((a, b) => b.created.localeCompare(a.created)).slice(0, OFFERED);
+      const newest = model.snapshots.filter(snapshot => isOf(snapshot, model.notebook)).slice(0, OFFERED);
       const items: Menu.IItemOptions[] = newest.map(({ name }) => ({ command: CommandIDs.restore, args: { name } }));
       if (items.length > 0) {
         items.push({ type: 'separator' });

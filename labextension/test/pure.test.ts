@@ -1,5 +1,5 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { arrange, isHibernated, isOf, matches } from '../src/arrange';
+import { arrange, drawn, isHibernated, isOf, matches } from '../src/arrange';
 import { both, counts } from '../src/difference';
 import { ago, basename, seconds, size } from '../src/format';
 import { forkPath, isName, nameOf, suggest } from '../src/names';
@@ -111,21 +111,68 @@ describe('arrange', () => {
     expect(isOf(snapshot('a'), null)).toBe(false);
   });
 
-  it('shows who came from whom', () => {
-    const c = snapshot('c', { parent: 'id-a' });
-    const b = snapshot('b', { parent: 'id-a' });
-    const rows = arrange([c, b, snapshot('lone', { parent: 'id-gone' }), snapshot('a')], here, '').own;
-    expect(rows.map(row => [row.snapshot.name, row.depth, row.origin])).toEqual([
-      ['lone', 0, ''],
-      ['a', 0, ''],
-      ['c', 1, 'a'],
-      ['b', 1, 'a']
+  const drawing = (...snapshots: ISnapshot[]): (string | number)[][] =>
+    arrange(snapshots, here, '').own.map(row => [row.snapshot.name, row.depth, row.origin]);
+
+  it('keeps the newest first, and indents at branches only', () => {
+    const base = snapshot('base');
+    const sweep = ['v1', 'v2', 'v3'].map(name => snapshot(name, { parent: 'id-base' })).reverse();
+    expect(drawing(snapshot('v4', { parent: 'id-v3' }), ...sweep, base)).toEqual([
+      ['v4', 0, ''],
+      ['v3', 0, 'base'],
+      ['v2', 1, 'base'],
+      ['v1', 1, ''],
+      ['base', 0, '']
     ]);
+    // The line that goes straight on is that of the newest snapshot, not that of the newest child.
+    expect(
+      drawing(
+        snapshot('d', { parent: 'id-b' }),
+        snapshot('y', { parent: 'id-x' }),
+        snapshot('x', { parent: 'id-a' }),
+        snapshot('b', { parent: 'id-a' }),
+        snapshot('a')
+      )
+    ).toEqual([
+      ['d', 0, 'b'],
+      ['y', 1, ''],
+      ['x', 1, 'a'],
+      ['b', 0, ''],
+      ['a', 0, '']
+    ]);
+  });
+
+  it('tells where a history begins and an unrelated one follows', () => {
+    const rows = arrange(
+      [snapshot('again', { parent: 'id-start' }), snapshot('start'), snapshot('lone', { parent: 'id-gone' })],
+      here,
+      ''
+    ).own;
+    expect(rows.map(row => [row.snapshot.name, row.first])).toEqual([
+      ['again', false],
+      ['start', true],
+      ['lone', false]
+    ]);
+  });
+
+  it('draws the newest, and wherever it lies the one that the kernel is based on', () => {
+    const rows = arrange(
+      ['d', 'c', 'b', 'a'].map(name => snapshot(name)),
+      here,
+      ''
+    ).own;
+    const names = (limit: number, id?: string): string[] => drawn(rows, limit, id).map(row => row.snapshot.name);
+    expect(names(2, 'id-a')).toEqual(['d', 'c', 'a']);
+    expect(names(2, 'id-c')).toEqual(['d', 'c']);
+    expect(names(2)).toEqual(['d', 'c']);
+    expect(names(9, 'id-a')).toEqual(['d', 'c', 'b', 'a']);
   });
 
   it('arranges a chain of thousands', () => {
     const chain = Array.from({ length: 5000 }, (_, i) => snapshot(`s${i}`, { parent: i ? `id-s${i - 1}` : null }));
-    expect(arrange(chain.reverse(), here, '').own.at(-1)?.depth).toBe(4999);
+    const rows = arrange(chain.reverse(), here, '').own;
+    expect(rows.map(row => row.depth)).toEqual(Array(5000).fill(0));
+    expect(rows[0]?.snapshot.name).toBe('s4999');
   });
 
   it('loses none whose parents go round in a circle', () => {

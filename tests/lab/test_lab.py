@@ -272,7 +272,7 @@ def _id_of(server: Server, name: str) -> str:
     return str(server.ask("GET", f"snapshots/{name}")["id"])
 
 
-def test_snapshots_form_a_tree_and_are_searched(lab: Server, open_window: OpenWindow) -> None:
+def test_snapshots_form_a_history_and_are_searched(lab: Server, open_window: OpenWindow) -> None:
     window = open_window(lab, "tree.ipynb")
     window.show_sidebar()
     expect(window.sidebar).to_contain_text("No snapshots of this notebook yet.")
@@ -280,10 +280,13 @@ def test_snapshots_form_a_tree_and_are_searched(lab: Server, open_window: OpenWi
         window.save(name)
     window.restore("root")
     window.save("right")
-    levels = {"root": "1", "left": "2", "right": "2"}
-    for name, level in levels.items():
-        expect(window.line(name)).to_have_attribute("aria-level", level)
-    expect(window.line("right")).to_contain_text("from root")
+    # The newest first, indented at branches only.
+    lines = window.sidebar.get_by_role("tree", name="This notebook").get_by_role("treeitem")
+    expect(lines.locator(".jp-gpuckpt-Name span")).to_have_text(["right", "left", "root"])
+    indents = [int(line.evaluate("it => parseInt(getComputedStyle(it).paddingLeft)")) for line in lines.all()]
+    assert indents[0] == indents[2] < indents[1]
+    # Said where it is not the one below.
+    expect(lines.filter(has_text="from root").locator(".jp-gpuckpt-Name span")).to_have_text(["right"])
     expect(window.line("right")).to_have_attribute("aria-current", "true")
     window.sidebar.get_by_label("Search snapshots").fill("lef")
     expect(window.line("root")).to_have_count(0)

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from jupyter_servers import Server
 from lab_window import OpenWindow, Window
-from many_snapshots import store_of
+from many_snapshots import history_after
 from playwright.sync_api import expect
+
+from jupyter_gpuckpt.store import Store
 
 pytestmark = pytest.mark.criu
 
@@ -93,9 +95,11 @@ def test_little_is_loaded_at_the_start(lab: Server, open_window: OpenWindow) -> 
 
 
 def test_a_thousand_snapshots_are_shown_at_once(lab: Server, open_window: OpenWindow) -> None:
-    store_of(lab.store, 1000)
+    with lab.notebook("elsewhere.ipynb") as (kernel_id, _):
+        lab.save(kernel_id, "of-another")
     window = open_window(lab, "many.ipynb")
-    window.kernel_is_ready()
+    window.save("base")
+    history_after(lab.store, Store(lab.store).get("base"), 999)
     took: list[float] = []
     # What else the machine does can hold up any one of them, but not all.
     while not took or (min(took) >= _OPENED and len(took) < 20):
@@ -103,9 +107,23 @@ def test_a_thousand_snapshots_are_shown_at_once(lab: Server, open_window: OpenWi
         expect(window.sidebar).to_be_hidden()
         took.append(window.page.evaluate(_OPEN))
     assert min(took) < _OPENED, took
-    lines = window.sidebar.locator(".jp-gpuckpt-Line")
-    expect(lines).to_have_count(100)
-    window.sidebar.get_by_role("button", name="Show 100 more").click()
-    expect(lines).to_have_count(200)
+    # The newest are drawn, and the one that the kernel is based on, which stays in view wherever the list is.
+    lines = window.sidebar.get_by_role("tree", name="This notebook").get_by_role("treeitem")
+    expect(lines).to_have_count(101)
+    expect(lines.first).to_contain_text("many-0999")
+    expect(lines.last).to_contain_text("base")
+    for place in (lines.first, lines.nth(60), window.line("of-another")):
+        place.scroll_into_view_if_needed()
+        expect(place).to_be_in_viewport()
+        expect(window.line("base")).to_be_in_viewport(ratio=1)
+        expect(window.line("base")).to_contain_text("here")
+    # What there is besides is said, and is to be had by the keyboard.
+    lines.first.focus()
+    window.page.keyboard.press("End")
+    expect(window.line("base")).to_be_focused()
+    expect(window.line("base")).to_have_attribute("aria-posinset", "1000")
+    window.sidebar.get_by_role("button", name="Show 100 older of 899").press("Enter")
+    expect(lines).to_have_count(201)
+    expect(window.line("many-0899")).to_be_focused()
     window.sidebar.get_by_label("Search snapshots").fill("many-0007")
-    expect(lines).to_have_count(1)
+    expect(window.sidebar.locator(".jp-gpuckpt-Line")).to_have_count(1)
