@@ -17,6 +17,7 @@ help:
 	@echo 'make bench-store   measure the store beside cp, tar, and (where they are installed) restic and borg'
 	@echo 'make soak          save and restore for two hours, and see that nothing grows (SOAK="--cycles 300 --minutes 0")'
 	@echo 'make test-peers    run other projects'\'' test suites over our kernels and jobs (PEERS="nbclient zdtm")'
+	@echo 'make first-minutes walk what a newcomer does, in a browser, from an empty machine, and count it'
 	@echo 'make labextension  build the JupyterLab extension for .venv'
 	@echo 'make screenshots   make the pictures in the README anew'
 	@echo 'make setup         only what these need: packages in .venv, and CRIU for you alone'
@@ -85,6 +86,10 @@ bench-store: setup
 test-peers: setup
 	@PYTHONPATH=tests $(BIN)/python -m peers $(if $(ZDTM),--zdtm $(ZDTM)) $(PEERS)
 
+.PHONY: first-minutes
+first-minutes: setup labextension $(BIN)/chromium
+	@$(BIN)/python -m benchmarks.first_minutes
+
 .PHONY: soak
 soak: setup
 	@PYTHONPATH=tests $(BIN)/python tests/soak.py $(SOAK)
@@ -129,6 +134,7 @@ $(BIN)/chromium: $(READY)
 .PHONY: screenshots
 screenshots: setup labextension $(BIN)/chromium
 	@GPUCKPT_SCREENSHOTS=docs $(BIN)/python -m pytest -q tests/lab/test_looks.py tests/lab/test_panel.py -k 'light or all_that'
+	@PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=tests:tests/lab $(BIN)/python tests/lab/film.py docs/first-restore.png
 
 .PHONY: install-chromium
 install-chromium:

@@ -17,10 +17,11 @@ from ..machine.criu_install import install_criu
 from . import output
 
 _WIDTH = 100
+_WORKS = "Kernels can be saved and restored here."
 
 
 def setup(args: argparse.Namespace) -> int:
-    """Install CRIU where none works, and say whether kernels can be saved now.
+    """Install CRIU where none works, try it, and say whether kernels can be saved now.
 
     Raises
     ------
@@ -29,19 +30,28 @@ def setup(args: argparse.Namespace) -> int:
     program = _working_criu()
     version = version_text(program.version)
     unavailable = why_unavailable()
-    if unavailable is None:
-        text = (
-            f"CRIU {version} is ready: {program.path}\nNext: `jupyter gpuckpt doctor` checks the rest of this machine."
-        )
-    else:
-        text = f"CRIU {version} is installed: {program.path}\n{unavailable}"
     document = {
         "ok": True,
         "criu": dataclasses.asdict(program) | {"version": version},
         "unavailable": output.told(unavailable) if unavailable else None,
     }
+    text = ""
+    if not args.json:
+        text = f"CRIU {version} is installed: {program.path}\n{unavailable or _tried()}"
     output.result(args.json, document, text)
     return output.DONE
+
+
+def _tried() -> str:
+    """Return what stands between this machine and saves, and where nothing does, how to begin."""
+    # Imported here: the checks bring in Jupyter, which nobody is to wait for while CRIU is installed.
+    from ..machine.doctor import examine
+
+    lacking = [check for check in examine(deep=True) if check.required and not check.ok]
+    if lacking:
+        return _as_text(lacking)
+    as_root = " --allow-root" if os.geteuid() == 0 else ""
+    return f"{_WORKS}\nNext: Start `jupyter lab{as_root}`, and choose the kernel Python 3 (gpuckpt)."
 
 
 def _working_criu() -> CriuProgram:
@@ -65,8 +75,7 @@ def _checked(program: CriuProgram) -> CriuProgram:
 
 def doctor(args: argparse.Namespace) -> int:
     """Judge the machine; the status says whether a save and a restore would work."""
-    # Imported here: the checks bring in Jupyter, which `setup` must not wait for.
-    from ..machine.doctor import examine
+    from ..machine.doctor import examine  # which brings in Jupyter
 
     checks = examine(deep=not args.quick)
     document = {"works": works(checks), "checks": [dataclasses.asdict(c) for c in checks]}
@@ -85,9 +94,7 @@ def _as_text(checks: Sequence[Check]) -> str:
         if not one.ok:
             lines += [_wrapped(indent, text, indent) for text in (one.means, f"Next: {one.mend}") if text]
     amiss = [check.name for check in checks if check.required and not check.ok]
-    verdict = (
-        f"Kernels cannot be saved here yet: {', '.join(amiss)}." if amiss else "Kernels can be saved and restored here."
-    )
+    verdict = f"Kernels cannot be saved here yet: {', '.join(amiss)}." if amiss else _WORKS
     return "\n".join([*lines, "", verdict])
 
 

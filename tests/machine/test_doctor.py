@@ -255,6 +255,7 @@ def test_setup_installs_once_and_tells_where(tmp_path: Path, monkeypatch: pytest
     text = run("setup")
     assert text.returncode == 0, text.stderr
     assert str(prefix) in text.stdout
+    assert "Kernels can be saved and restored here.\nNext: Start `jupyter lab --allow-root`" in text.stdout
     document = json.loads(run("setup", "--json").stdout)
     assert document["ok"] is True
     assert document["criu"]["origin"] == "prefix"
@@ -271,6 +272,20 @@ def test_setup_does_not_tell_another_user_that_all_is_ready() -> None:
     assert "Next: Start the Jupyter server as root" in text.stdout
     document = json.loads(run("setup", "--json", under=NOBODY).stdout)
     assert document["unavailable"]["kind"] == "Unavailable"
+
+
+@pytest.mark.usefixtures("with_criu")
+def test_setup_says_what_else_is_lacking_and_nothing_of_what_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GPUCKPT_STORE", str(tmp_path / "file" / "store"))
+    text = run("setup")
+    assert text.returncode == 0, text.stderr
+    assert "FAIL  store" in text.stdout
+    assert "Next: " in text.stdout
+    assert text.stdout.endswith("Kernels cannot be saved here yet: store.\n")
+    assert "ok    " not in text.stdout
 
 
 @pytest.mark.usefixtures("without_criu")
