@@ -249,7 +249,7 @@ def _parser() -> tuple[Parser, Commands]:
         "restore",
         _restore,
         "put a running kernel back to a snapshot",
-        "Put a running kernel back to a snapshot. What it holds now is given up; its notebook stays connected.",
+        "Put a running kernel back to a snapshot. Its present state is discarded; its notebook stays connected.",
     )
     restoring.add_argument("kernel", metavar="KERNEL", help=_KERNEL)
     which = restoring.add_mutually_exclusive_group()
@@ -267,12 +267,12 @@ def _parser() -> tuple[Parser, Commands]:
     restoring.add_argument(
         "--lazy",
         action="store_true",
-        help="have the kernel answer before all of its GPU memory is back; what needs it waits",
+        help="answer before all of its GPU memory is loaded; what needs that waits",
     )
     restoring.add_argument(
         "--in-place",
         action="store_true",
-        help="give the running kernel up before the snapshot has come up: they need not have room beside each other",
+        help="discard the running kernel before the snapshot is up: memory need not have room for both",
     )
     restoring.add_argument(
         "--stop-here", action="store_true", help="do not run the rest of the cell that the snapshot was taken in"
@@ -281,7 +281,7 @@ def _parser() -> tuple[Parser, Commands]:
         "--as", metavar="NEW", dest="new_job", default="", help="of a job: bring it up as a new job of that name"
     )
     restoring.add_argument(
-        "--other-ports", action="store_true", help="of a job: where somebody has a port of its, take another"
+        "--other-ports", action="store_true", help="of a job: use other ports where its own are taken"
     )
     forking = command(
         "fork",
@@ -294,7 +294,7 @@ def _parser() -> tuple[Parser, Commands]:
     forking.add_argument("--snapshot", metavar="NAME", default="", help="copy this snapshot, not the kernel as it is")
     forking.add_argument("-n", "--count", metavar="COUNT", type=number, default=1, help="how many copies, 64 at most")
     forking.add_argument("--save", metavar="NAME", default="", help="also save the kernel under this name")
-    forking.add_argument("--reseed", action="store_true", help="have random streams start afresh in the copies")
+    forking.add_argument("--reseed", action="store_true", help="reseed the random number generators of the copies")
     forking.add_argument("--gpu", metavar="N", type=gpus, default=[], help=_GPU)
     moving = command(
         "move",

@@ -29,15 +29,15 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
 %gpuckpt restore [NAME] [--gpu N[,N ...]]     put this kernel back (without a name: to this notebook's latest)
     --from NOTEBOOK:NAME                      to a snapshot of another notebook
     --lazy                                    and answer before all of its GPU memory is back
-    --in-place                                and give this kernel up before the other one has come up
+    --in-place                                and discard this kernel before the other one is up
     --stop-here                               and do not run the rest of the cell that it was saved in
 %gpuckpt fork [NAME] [-n COUNT] [--reseed]    a copy of this kernel beside it (with a name: of that snapshot);
               [--save NAME] [--gpu N[,N ...]]   --reseed: with other random numbers; --save: and save it
-%gpuckpt sleep · wake                         give what it has on the GPU up for host memory, and take it back;
+%gpuckpt sleep · wake                         move its GPU memory to host memory, and back;
                                               a kernel that sleeps wakes by itself when a cell is run
-%gpuckpt hibernate                            the same with all of the kernel, which goes to the disk
-%gpuckpt awake on · off                       keep this kernel awake whatever others need, or no longer
-%gpuckpt autosleep TIME · off                 have it sleep when it has been idle for so long (45s, 30m, 2h)
+%gpuckpt hibernate                            the same with all of the kernel, to the disk
+%gpuckpt awake on · off                       keep this kernel awake even if others need the GPU
+%gpuckpt autosleep TIME · off                 put it to sleep when it has been idle for so long (45s, 30m, 2h)
 %gpuckpt move --gpu N[,N ...]                 move what this kernel has on the GPU to another
 %gpuckpt list                                 the snapshots there are
 %gpuckpt log                                  which of them came from which
@@ -45,7 +45,7 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
 %gpuckpt diff A B                             what changed from one to another
 %gpuckpt rm NAME [NAME ...]                   remove snapshots
 %gpuckpt mv NAME NEW                          give one another name
-%gpuckpt pin NAME · unpin NAME                keep one from being removed or replaced, or no longer
+%gpuckpt pin NAME · unpin NAME                protect one from removal and replacement, or no longer
 %gpuckpt note NAME "TEXT"                     give one another note ("" for none)
 %gpuckpt tag NAME TAG [--remove TAG]          add tags to one, or take them away
 %gpuckpt panel                                all of that with buttons, in the cell
@@ -172,7 +172,7 @@ class Gpuckpt:
             if words[0] == "exec":  # what a kernel starts would end with it
                 then = "Run `jupyter gpuckpt exec …` in a terminal."
             raise Usage(
-                f"%gpuckpt has no {words[0]}: it is a command of the terminal's.",
+                f"%gpuckpt has no {words[0]}: it is a terminal command.",
                 "It is not about this kernel alone.",
                 then,
             )

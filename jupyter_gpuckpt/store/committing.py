@@ -16,9 +16,9 @@ __all__ = ["Commit", "changing", "name_taken"]
 
 def name_taken(name: str, *, replaceable: bool = True) -> NameTaken:
     """Return the error for a name that a snapshot has already; `replaceable` is whether --replace can be added."""
-    then = f"Choose another name, or give that one another (`gpuckpt mv {name} NEW`)."
+    then = f"Choose another name, or rename the existing one (`gpuckpt mv {name} NEW`)."
     if replaceable:
-        then = f"Choose another name, give that one another (`gpuckpt mv {name} NEW`), or add --replace."
+        then = f"Choose another name, rename the existing one (`gpuckpt mv {name} NEW`), or add --replace."
     return NameTaken(
         f"A snapshot named {name} exists already.",
         "a snapshot is never overwritten unless that is asked for",

@@ -59,7 +59,7 @@ class KeptRecord:
         return StoreError(
             "What says whom you trust is damaged.",
             f"{self._path} is not as it was written",
-            "Have it back from a copy, or move it away and say again whom you trust.",
+            "Restore it from a copy, or move it away and say again whom you trust.",
             file=str(self._path),
         )
 

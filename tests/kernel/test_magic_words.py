@@ -26,7 +26,7 @@ def test_every_command_of_the_terminal_is_one_here_or_said_to_be_the_terminals()
         assert isinstance(error, Usage)
         assert error.what in (
             f"`%gpuckpt {name}` cannot be run like this.",
-            f"%gpuckpt has no {name}: it is a command of the terminal's.",
+            f"%gpuckpt has no {name}: it is a terminal command.",
         )
 
 
