@@ -6,6 +6,7 @@ import argparse
 
 from .. import settings
 from ..errors import GpuckptError
+from ..keeper.based import based
 from ..keeper.naming import find
 from ..keeper.summary import details, listing
 from ..kernel import show
@@ -17,7 +18,7 @@ from .removal import remove
 
 def list_snapshots(args: argparse.Namespace) -> int:
     """List all snapshots, newest first."""
-    document = listing(_store(), in_a_terminal)
+    document = {**listing(_store(), in_a_terminal), "here": based()}
     output.result(args.json, document, show.snapshots(document, in_a_terminal).text())
     return output.DONE
 

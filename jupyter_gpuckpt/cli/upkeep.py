@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from .. import settings
 from ..errors import GpuckptError
-from ..keeper.naming import find, new_key
-from ..keeper.summary import is_of_notebook, labels, summaries, summary
+from ..keeper.based import based
+from ..keeper.naming import find, new_key, of_notebook
+from ..keeper.summary import labels, summaries, summary
 from ..kernel import show
 from ..store import Manifest, Store
 from ..store.upkeep.retention import beyond_last, beyond_size
@@ -23,19 +24,19 @@ def _store() -> Store:
     return Store(settings.store_dir())
 
 
-def _chosen(args: argparse.Namespace) -> Callable[[Manifest], bool]:
-    return lambda manifest: args.notebook is None or is_of_notebook(manifest, args.notebook)
+def _chosen(manifests: Iterable[Manifest], args: argparse.Namespace) -> list[Manifest]:
+    return list(manifests) if args.notebook is None else of_notebook(manifests, args.notebook)
 
 
 # -- what there is
 
 
 def log(args: argparse.Namespace) -> int:
-    """Draw the tree of snapshots: each below the one that its kernel came from."""
+    """Draw which snapshot came from which."""
     manifests, faults = _store().scan()
-    chosen = [m for m in manifests if _chosen(args)(m)]
-    document = {"snapshots": summaries(chosen), "faults": [output.told(fault) for fault in faults]}
-    output.result(args.json, document, show.Tree(document).text())
+    snapshots = summaries(_chosen(manifests, args))
+    document = {"snapshots": snapshots, "here": based(), "faults": [output.told(fault) for fault in faults]}
+    output.result(args.json, document, show.Histories(document).text())
     return output.DONE
 
 
@@ -113,10 +114,11 @@ def tag(args: argparse.Namespace) -> int:
 def keep(args: argparse.Namespace) -> int:
     """Remove old snapshots by a rule."""
     store = _store()
+    meant = {manifest.id for manifest in _chosen(store.list(), args)}
     if args.last is not None:
-        names = beyond_last(store, args.last, _chosen(args))
+        names = beyond_last(store, args.last, lambda manifest: manifest.id in meant)
     else:
-        names = beyond_size(store, args.under, _chosen(args))
+        names = beyond_size(store, args.under, lambda manifest: manifest.id in meant)
     shown = labels(store.list())
     document, text, errors = remove(args, store, {name: shown.get(name, name) for name in names}, asks=True)
     if not args.dry_run:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import GpuckptError, NoSuchSnapshot, NotOwn, Refused
 from ..store import Manifest, Store, check_key, check_name, key_of, name_of, name_taken
-from .summary import is_of, is_of_notebook, labels
+from .summary import is_of, is_of_notebook, labels, notebooks
 
 if TYPE_CHECKING:
     from .kernel_life import Keeper
@@ -138,6 +138,29 @@ def find(store: Store, text: str, owner: Owner | None = None) -> str:
     own = [] if owner is None else _own(store, found, owner)
     # That of a kernel without a notebook has no other way to be said.
     return _one(text, own or [manifest for manifest in found if not manifest.kernel.get("notebook")] or found, found)
+
+
+def of_notebook(manifests: Iterable[Manifest], notebook: str) -> list[Manifest]:
+    """Return the snapshots that were saved from a notebook, which a person names by its path, the end of it, or name.
+
+    Raises
+    ------
+    NoSuchSnapshot : there is none; the error says which notebooks have some.
+    """
+    manifests = list(manifests)
+    found = [manifest for manifest in manifests if is_of_notebook(manifest, notebook)]
+    if found:
+        return found
+    others = [shlex.quote(other) for other in notebooks(manifests)]
+    more = f" and {len(others) - _MOST} more" if len(others) > _MOST else ""
+    raise NoSuchSnapshot(
+        f"There is no snapshot of a notebook {notebook}.",
+        f"There are snapshots of: {', '.join(others[:_MOST])}{more}."
+        if others
+        else "There are no snapshots of any notebook.",
+        "`gpuckpt list` shows all snapshots, and whose they are.",
+        notebook=notebook,
+    )
 
 
 def find_among(manifests: Iterable[Manifest], text: str) -> str:

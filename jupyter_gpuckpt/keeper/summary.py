@@ -100,6 +100,12 @@ def _labels(snapshots: Iterable[tuple[str, str]], *, always: bool = False) -> di
     return found
 
 
+def notebooks(manifests: Iterable[Manifest]) -> list[str]:
+    """Return the notebooks that some snapshots are of, those of the newest first: each by as much as tells it apart."""
+    paths = list(dict.fromkeys(str(manifest.kernel.get("notebook", "")) for manifest in manifests))
+    return [_end_of(path, paths) for path in paths if path]
+
+
 def _end_of(notebook: str, all_of_them: Iterable[str]) -> str:
     """Return as much of the end of a notebook's path as no other one has."""
     others = [f"/{other}" for other in all_of_them if other != notebook]

@@ -277,13 +277,19 @@ class Gpuckpt:
         print(show.auto_sleep(self._keeper().request("autosleep", {"after": args.after})))
 
     def _list(self, _: argparse.Namespace) -> show.Listing:
-        return show.snapshots(self._keeper().request("list"), in_a_cell)
+        return show.snapshots(self._snapshots(), in_a_cell)
 
     def _show(self, args: argparse.Namespace) -> show.Listing:
         return show.snapshot(self._keeper().request("show", {"name": args.name}))
 
-    def _log(self, _: argparse.Namespace) -> show.Tree:
-        return show.Tree(self._keeper().request("list"))
+    def _log(self, _: argparse.Namespace) -> show.Histories:
+        return show.Histories(self._snapshots())
+
+    def _snapshots(self) -> dict[str, Any]:
+        """Return all snapshots, and the one ``here``: the one that this kernel is based on."""
+        agent = self._keeper()
+        parent = agent.request("status")["parent"]
+        return {**agent.request("list"), "here": {parent["id"]: []} if parent else {}}
 
     def _diff(self, args: argparse.Namespace) -> show.Blocks:
         return show.comparison(self._keeper().request("diff", {"old": args.old, "new": args.new}))

@@ -346,11 +346,11 @@ def _breaks(cell: str) -> str:
     return "white-space:nowrap" if len(cell) <= _SHORT else "overflow-wrap:anywhere"
 
 
-class Tree(_Shown):
-    """Which snapshot came from which, as lines: each below the one that its kernel came from."""
+class Histories(_Shown):
+    """Which snapshot came from which, as lines: the newest first, below it what it came from; the unrelated apart."""
 
     def __init__(self, found: dict[str, Any]) -> None:
-        self._lines = _branches(found["snapshots"]) or ["No snapshots yet."]
+        self._lines = _histories(found["snapshots"], found.get("here", {})) or ["No snapshots yet."]
         self._lines += [fault["what"] for fault in found["faults"]]
 
     def text(self) -> str:
@@ -360,25 +360,60 @@ class Tree(_Shown):
         return f"<pre>{html.escape(self.text())}</pre>"
 
 
-def _branches(found: Sequence[dict[str, Any]]) -> list[str]:
-    known = {one["id"] for one in found}
-    children: dict[str | None, list[dict[str, Any]]] = defaultdict(list)
-    for one in sorted(found, key=lambda one: str(one["created"])):
-        children[one["parent"] if one["parent"] in known else None].append(one)
+def _histories(found: Sequence[dict[str, Any]], here: dict[str, list[str]]) -> list[str]:
+    newest_first = sorted(found, key=lambda one: (str(one["created"]), one["name"]), reverse=True)
+    places = {one["id"]: place for place, one in enumerate(newest_first)}
+    # A line goes straight on from each snapshot to the newest that came from it; what else came from it branches off.
+    begun: list[list[int]] = []
+    branches: dict[int, list[list[int]]] = defaultdict(list)
+    known: set[int] = set()
+    for newest in range(len(newest_first)):
+        line, at = [], newest
+        while at not in known:
+            known.add(at)
+            line.append(at)
+            origin = places.get(newest_first[at]["parent"], -1)
+            if origin <= at:  # none that is older is there
+                begun.append(line)
+                break
+            at = origin
+        else:
+            branches[at] += [line] if line else []
+    several = len({_whose(one) for one in found}) > 1
     lines: list[str] = []
-    # A list in place of recursion: a chain of saves is as deep as it is long.
-    pending = [(root, "", "") for root in reversed(children[None])]
-    while pending:
-        one, before, below = pending.pop()
-        message = f"  {one['message']}" if one["message"] else ""
-        job = f"  job {one['job']}" if one.get("job") else ""
-        lines.append(f"{before}* {label_of(one)}  {moment(one['created'])}{job}{message}")
-        own = children[one["id"]]
-        # The line goes straight on where nothing branches off.
-        for child in reversed(own):
-            last = child is own[-1]
-            pending.append((child, below if last else f"{below}|\\ ", below if last else f"{below}| "))
+    for line in begun:
+        lines += [""] * bool(lines) + [f"{_whose(newest_first[line[0]])}:"] * several
+        # A list in place of recursion: branches can branch off each other as often as they like.
+        pending: list[str | tuple[list[int], str]] = [(line, "")]
+        while pending:
+            part = pending.pop()
+            if isinstance(part, str):
+                lines.append(part)
+                continue
+            own, before = part
+            drawn: list[str | tuple[list[int], str]] = []
+            for place in own:
+                for branch in branches[place]:
+                    drawn += [(branch, f"{before}| "), f"{before}|/"]
+                drawn.append(f"{before}* {_in_history(newest_first[place], here)}")
+            pending += reversed(drawn)
     return lines
+
+
+def _in_history(one: dict[str, Any], here: dict[str, list[str]]) -> str:
+    mark = f" ({_here(here[one['id']])})" if one["id"] in here else ""
+    job = f"  job {one['job']}" if one.get("job") else ""
+    message = f"  {one['message']}" if one["message"] else ""
+    return f"{label_of(one)}{mark}  {moment(one['created'])}{job}{message}"
+
+
+def _here(kernels: Sequence[str]) -> str:
+    """Say that kernels are based on a snapshot: those of these names, or the one that asks."""
+    return f"here: {', '.join(kernels)}" if kernels else "here"
+
+
+def _whose(snapshot: dict[str, Any]) -> str:
+    return f"job {snapshot['job']}" if snapshot.get("job") else snapshot["notebook"] or "without a notebook"
 
 
 class Blocks(_Shown):
@@ -493,6 +528,7 @@ def label_of(snapshot: dict[str, Any]) -> str:
 
 def snapshots(found: dict[str, Any], spell: Spell) -> Listing:
     """Return the listing of snapshots, as the keeper gives it, with commands spelled as where it is shown."""
+    here = found.get("here", {})
     rows = [
         [
             label_of(s),
@@ -500,7 +536,7 @@ def snapshots(found: dict[str, Any], spell: Spell) -> Listing:
             size(s["size"]),
             size(s["stored"]),
             size(s["gpu_memory"]) if s["gpu_memory"] else "",
-            " ".join([*(["pinned"] if s["pinned"] else []), *s["tags"]]),
+            " ".join([*([_here(here[s["id"]])] if s["id"] in here else []), *["pinned"] * s["pinned"], *s["tags"]]),
             f"job {s['job']}" if s.get("job") else s["notebook"].rpartition("/")[2],
             s["message"],
         ]

@@ -32,16 +32,44 @@ def save(store: Store, name: str, parent: str | None = None, notebook: str = "",
 
 def test_the_log_draws_which_snapshot_came_from_which(cli: Cli, store: Store) -> None:
     assert cli("log").out == "No snapshots yet.\n"
+    save(store, "stranger", "f" * 32)
     first = save(store, "first")
     second = save(store, "second", first.id)
-    save(store, "branch", first.id, notebook="work/other.ipynb")
-    save(store, "third", second.id)
-    save(store, "stranger", "f" * 32)
+    third = save(store, "third", second.id)
+    save(store, "branch", first.id)
+    save(store, "of-third", third.id)
+    save(store, "other-branch", first.id)
+    # The newest first; a line is that of its newest; what is unrelated stands apart.
     drawn = [line.split("  ")[0] for line in cli("log").out.splitlines()]
-    assert drawn == ["* first", "|\\ * second", "| * third", "* branch", "* stranger"]
+    assert drawn == [
+        "* other-branch",
+        "| * of-third",
+        "| * third",
+        "| * second",
+        "|/",
+        "| * branch",
+        "|/",
+        "* first",
+        "",
+        "* stranger",
+    ]
     document = cli("log", "--json").json
     assert {s["name"]: s["parent"] for s in document["snapshots"]}["third"] == second.id
-    assert [s["name"] for s in cli("log", "--notebook", "other", "--json").json["snapshots"]] == ["branch"]
+
+
+def test_the_log_of_one_notebook(cli: Cli, store: Store) -> None:
+    save(store, "base", notebook="work/train.ipynb")
+    save(store, "branch", notebook="work/my other.ipynb")
+    # Whose each history is, is said where there are several.
+    drawn = [line.split("  ")[0] for line in cli("log").out.splitlines()]
+    assert drawn == ["work/my other.ipynb:", "* branch", "", "work/train.ipynb:", "* base"]
+    assert [s["name"] for s in cli("log", "--notebook", "my other", "--json").json["snapshots"]] == ["branch"]
+    # One that is not there is an error, which says those that are: nothing is to be removed by a wrong name either.
+    for words in (["log"], ["keep", "--last", "1"]):
+        unknown = cli(*words, "--notebook", "trian")
+        assert (unknown.status, unknown.out) == (3, "")
+        assert "There are snapshots of: 'my other.ipynb', train.ipynb." in unknown.err
+        assert "`jupyter gpuckpt list` shows all" in unknown.err
 
 
 def test_what_differs_is_said_by_file(cli: Cli, store: Store) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from command_line import run
 from keeper_faults import names, store
 from notebooks import Notebook
 
@@ -103,7 +104,10 @@ def test_the_store_is_kept_in_order_from_a_notebook(notebook: Notebook) -> None:
     notebook.run("%gpuckpt restore first")
     notebook.run("%gpuckpt save other")
     drawn = [line.split("  ")[0] for line in notebook.run("%gpuckpt log").text.splitlines()]
-    assert drawn == ["* first", "|\\ * second", "* other"]
+    assert drawn == ["* other (here)", "| * second", "|/", "* first"]
+    listed = [line.split()[0] for line in notebook.run("%gpuckpt list").text.splitlines() if " here" in line]
+    assert listed == ["other"]
+    assert "* other (here: kernel " in run("log").out
     assert "beginning" in notebook.run("%gpuckpt log").text
     assert notebook.run("%gpuckpt mv other branch").text == "other is now branch."
     assert names() == {"first", "second", "branch"}

@@ -130,6 +130,7 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     keeper.state.parent = {"name": operation.name, "id": manifest.id}
     keeper.state.worked = worked
     saved_with(keeper, taken.agent.get("cells"), taken_at)
+    keeper.note_state()
     await asyncio.to_thread(_remove_old, keeper, manifest.id)
     return {**summary(manifest), "seconds": stages.seconds(), "notes": taken.frozen.notes}
 
