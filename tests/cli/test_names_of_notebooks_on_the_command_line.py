@@ -93,5 +93,5 @@ def test_a_name_that_several_notebooks_have_is_asked_back(cli: Cli, tmp_path: Pa
     assert cli("mv", "two/train.ipynb:base", "alone").status == 1
     assert cli("mv", "alone", "other").status == 0
     assert cli("mv", "one/train.ipynb:base", "other").status == 0
-    shown = [line.split()[0] for line in cli("log").out.replace("* ", "").splitlines()]
+    shown = [line.split()[1] for line in cli("log").out.splitlines() if line.startswith("* ")]
     assert sorted(shown) == ["base", "one/train.ipynb:other", "two/train.ipynb:other"]

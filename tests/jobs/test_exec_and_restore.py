@@ -323,7 +323,10 @@ def test_snapshots_of_jobs_and_of_kernels_are_kept_apart(notebook: Notebook) -> 
     assert "of-job was saved from the job job" in told.text
     assert "In a terminal, `jupyter gpuckpt restore job of-job`" in told.text
     assert "--from" not in told.text
-    assert [line.split("  ")[::2] for line in run("log").out.splitlines()] == [["* of-job", "job job"], ["* of-kernel"]]
+    kernels, jobs = run("log").out.split("\n\n")
+    assert kernels.startswith("without a notebook:\n* of-kernel (here: kernel ")
+    assert jobs.startswith("job job:\n* of-job (here: job job)  ")
+    assert jobs.endswith("  job job\n")
     assert notebook.value("x") == "1"
     for words in (("restore", "job", "of-kernel"), ("restore", "job", "of-kernel", "--as", "new")):
         refused = run(*words)
