@@ -12,10 +12,11 @@ import nbformat
 from jupyter_servers import TOKEN, Server
 from playwright.sync_api import Browser, ConsoleMessage, Error, Locator, expect
 
-CONFIG = "c.LabApp.expose_app_in_browser = True\n"
+CONFIG = "".join(f"c.{app}.expose_app_in_browser = True\n" for app in ("LabApp", "JupyterNotebookApp"))
 """For the server: tests reach the application by ``window.jupyterapp``."""
 PATIENCE = 180_000  # milliseconds: a page has much to load
-_KERNEL = "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel"
+_KERNEL = "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel"
+_CELLS = "window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells"
 _IN_FRONT = ".jp-NotebookPanel:not(.lm-mod-hidden)"
 _AXE = Path(__file__).parents[2] / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
 expect.set_options(timeout=PATIENCE)
@@ -132,7 +133,8 @@ class Window:
     def begin(self, code: str) -> Locator:
         """Type code into the last cell, run it, and return the cell."""
         cells = self.page.locator(f"{_IN_FRONT} .jp-Notebook .jp-CodeCell")
-        before = cells.count()
+        before = self.page.evaluate(f"{_CELLS}.length")
+        expect(cells).to_have_count(before)  # a page that was just loaded may not show all of them yet
         cell = cells.nth(before - 1)
         cell.locator(".cm-content").click()
         self.page.keyboard.insert_text(code)

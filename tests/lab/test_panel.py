@@ -153,6 +153,7 @@ def test_in_notebook(lab: Server, open_window: OpenWindow) -> None:
     window = open_window(lab)
     window.page.goto(f"{lab.url}notebooks/classic.ipynb")
     window.page.locator(".jp-Notebook .jp-Cell").first.wait_for()
+    window.kernel_is_idle()
     panel = _panel(window)
     _save(panel, "classic")
     _press(panel, "Restore classic", "Restore")
