@@ -15,7 +15,7 @@ __all__ = ["Spell", "in_a_cell", "in_a_terminal"]
 Spell = Callable[[str], str]
 
 _COMMAND = re.compile(r"`gpuckpt ([a-z]+)( @)?")
-_OF_THE_STORE = frozenset({"diff", "keep", "list", "log", "mv", "pin", "rm", "show", "tag", "unpin"})
+_OF_THE_STORE = frozenset({"diff", "keep", "list", "log", "mv", "note", "pin", "rm", "show", "tag", "unpin"})
 """The magic's commands that are about no kernel. All others of its are about its own, which is the `@`."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import shlex
 import sys
 import traceback
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from .. import __version__
 from ..errors import Cancelled, GpuckptError
-from ..kernel.words import Commands, Parser, duration, gpus, number
+from ..kernel.words import Commands, Parser, duration, folder, gpus, number
 from ..spelling import in_a_terminal
 from . import output
 from .removal import add_removal_options
@@ -51,6 +52,11 @@ exit status:
 With --json a command prints one JSON document; an error is {"error": {"kind", "what", "why", "then", "data"}}.
 """
 
+_OF_A_STORE = (
+    *("check", "diff", "export", "gc", "keep", "list", "log", "mv", "note", "pin", "push", "repair", "restore", "rm"),
+    *("show", "tag", "unpin"),
+)
+"""What can be done with the snapshots of a folder that something was saved --to."""
 _KERNEL = "the kernel: its id or the beginning of it, its notebook, its connection file, or its pid; or a job's name"
 _Run = Callable[[argparse.Namespace], int]
 
@@ -245,6 +251,12 @@ def _parser() -> tuple[Parser, Commands]:
         action="store_true",
         help="keep the files that it needs, Python and its packages, in the snapshot: for machines without them",
     )
+    saving.add_argument(
+        "--to",
+        metavar="FOLDER",
+        type=folder,
+        help="into a folder on another disk; `--store FOLDER` is how the snapshot is found there",
+    )
     restoring = command(
         "restore",
         _restore,
@@ -392,6 +404,10 @@ def _parser() -> tuple[Parser, Commands]:
     )
     serving.add_argument("action", metavar="run|install|uninstall", choices=("run", "install", "uninstall"))
     serving.add_argument("--group", metavar="GROUP", default="gpuckpt", help="whose members are served")
+    for name in _OF_A_STORE:
+        commands.choices[name].add_argument(
+            "--store", metavar="FOLDER", type=folder, help="in this folder, in place of the usual store"
+        )
     for added in commands.choices.values():
         added.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="with an error's traceback")
     return parser, commands
@@ -434,6 +450,8 @@ def _obey(words: Sequence[str], behind: Sequence[str]) -> int:
         return output.USAGE
     if behind:
         args.words = list(behind)
+    if getattr(args, "store", None):
+        os.environ["GPUCKPT_STORE"] = args.store  # for this command, and a job that it brings up
     run: _Run = args.run
     try:
         return run(args)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import GpuckptError, KeeperGone, OtherVersion, Refused
 from ..keeper import client, jobs
+from ..keeper.elsewhere import of_store
 from ..keeper.listing import STATUS_TIMEOUT, running_kernels, with_snapshots
 from ..keeper.protocol import new_operation_id
 from ..keeper.record import KernelFolder
@@ -117,6 +118,7 @@ def save(args: argparse.Namespace) -> int:
         "replace": args.replace,
         "with_files": args.with_files,
     }
+    request = of_store(args.to, request, "name")
     found = operate(args.kernel, "save", request, f"Saving {name}")
     output.result(args.json, found, show.Saved(found).text())
     return output.DONE
@@ -142,6 +144,7 @@ def restore(args: argparse.Namespace) -> int:
             "in_place": args.in_place,
             "stop_here": args.stop_here,
         }
+        request = of_store(args.store, request, "name", "from")
         found = operate(args.kernel, "restore", request, verb)
     output.result(args.json, found, show.Restored(found, time.time() - found["seconds"], []).text())
     return output.DONE

@@ -69,7 +69,7 @@ _OWN = re.compile(r"^(\([\d.]+\)\s*(\d+: )?)?(Error|Warn) |^\s*$")
 _ADVICE = (
     # what criu says, what a person can do; the first that matches is given
     ("Can't get 1:16 opt", "This CRIU is too old for this Linux: run `gpuckpt setup`, and try again."),
-    ("No space left", "Free disk space, or set GPUCKPT_STORE to a larger disk, and try again."),
+    ("No space left", "Free disk space, or save to a folder on another disk: `gpuckpt save @ NAME --to FOLDER`."),
     (
         "half of stream unix",
         "Close the connection to the other program (a database, a display, an ipc socket) and try again.",

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .. import settings
 from ..errors import GpuckptError, NoSuchSnapshot, NotOwn, Refused
 from ..store import Manifest, Store, check_key, check_name, key_of, name_of, name_taken
 from .summary import is_of, is_of_notebook, labels, notebooks
@@ -220,12 +221,12 @@ def find_own(store: Store, text: str, owner: Owner) -> str:
     try:
         key = find(store, text, owner)
     except Refused as e:
-        raise _not_own(text, owner, list(e.data["names"])) from None
+        raise _not_own(text, store, owner, list(e.data["names"])) from None
     manifest = store.get(key)
     if _own(store, [manifest], owner):
         return key
     refuse_other_kind(manifest, owner.job)
-    raise _not_own(text, owner, [labels(_read(store, store.keys(name_of(key))), always=True)[key]])
+    raise _not_own(text, store, owner, [labels(_read(store, store.keys(name_of(key))), always=True)[key]])
 
 
 def refuse_other_kind(manifest: Manifest, job: str) -> None:
@@ -237,11 +238,12 @@ def refuse_other_kind(manifest: Manifest, job: str) -> None:
     """
     saved = str(manifest.kernel.get("job", ""))
     if saved and not job:
-        command = f"jupyter gpuckpt restore {saved} {name_of(manifest.name)}"
+        name = name_of(manifest.name)
         raise Refused(
             NOT_RESTORED,
-            f"{name_of(manifest.name)} was saved from the job {saved}, and here is a kernel.",
-            f"In a terminal, `{command}` puts that job back; with `--as NEW` it comes up as a new job beside it.",
+            f"{name} was saved from the job {saved}, and here is a kernel.",
+            f"In a terminal, `jupyter gpuckpt restore {saved} {name}` puts that job back; with `--as NEW` it comes up as "
+            "a new job beside it.",
         )
     if job and not saved:
         raise Refused(
@@ -251,20 +253,21 @@ def refuse_other_kind(manifest: Manifest, job: str) -> None:
         )
 
 
-def _not_own(text: str, owner: Owner, names: Sequence[str]) -> NotOwn:
+def _not_own(text: str, store: Store, owner: Owner, names: Sequence[str]) -> NotOwn:
     others = (name if ":" in name else f"{name} of a kernel without a notebook" for name in names)
     return NotOwn(
         f"{text} was not restored; nothing was touched.",
         f"{owner.word} has no {'such snapshot' if ':' in text else 'snapshot of that name'}; others have: "
         f"{', '.join(others)}.",
-        f"If you mean {'one of these' if len(names) > 1 else 'that one'}: {_from(names[0])}.",
+        f"If you mean {'one of these' if len(names) > 1 else 'that one'}: {_from(names[0], store)}.",
         **{"from": names[0], "names": names},
     )
 
 
-def _from(label: str) -> str:
+def _from(label: str, store: Store) -> str:
     """Return what to type for the snapshot of another notebook."""
-    return f"`gpuckpt restore @ --from {shlex.quote(label)}`"
+    where = "" if store.root == settings.store_dir() else f" --store {shlex.quote(str(store.root))}"
+    return f"`gpuckpt restore @ --from {shlex.quote(label)}{where}`"
 
 
 def latest_own(store: Store, owner: Owner) -> str:
@@ -293,7 +296,7 @@ def latest_own(store: Store, owner: Owner) -> str:
     raise NoSuchSnapshot(
         what,
         f"Others have: {', '.join(names)}{more}.",
-        f"To restore one of these here: {_from(names[0])}.",
+        f"To restore one of these here: {_from(names[0], store)}.",
         **{"from": names[0], "names": names},
     )
 

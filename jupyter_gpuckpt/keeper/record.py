@@ -14,13 +14,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import settings
 from ..freeze.processes import start_time
 from ..lock_files import KEEPER_LOCK, is_locked
 from ..private_folders import why_not_private
 from .protocol import listener_pid
+
+if TYPE_CHECKING:
+    from ..store import Store
 
 LAUNCH, STATE, SOCKET, LOG = "launch.json", "state.json", "keeper.sock", "keeper.log"
 OUTPUT = "output"
@@ -285,6 +288,8 @@ class Operation:
 
     kind: str
     name: str
+    store: Store | None = None
+    """The store that its snapshot is in, where that is not the kernel's own."""
     id: str = ""
     """What whoever asked for it calls it, to cancel it and no other; empty where they call it nothing."""
     stage: str = "checking"

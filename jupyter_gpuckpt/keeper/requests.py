@@ -19,6 +19,7 @@ from . import tally
 from .answers import answer_to
 from .c_memory import give_memory_back
 from .comparison import compare
+from .elsewhere import store_of
 from .files.needs import Marks
 from .gpu import sharing
 from .idle.auto_sleep import AutoSleep
@@ -77,6 +78,7 @@ class Requests:
         GpuckptError : what there is to say to the person.
         """
         keeper = self.keeper
+        store, args = store_of(args)
         if op == "status":
             return status(keeper)
         if op == "left":
@@ -90,7 +92,8 @@ class Requests:
         if op == "signal":
             return keeper.signal(int(args["signum"]))
         if op in _OPERATIONS:
-            return await self._operate(Operation(op, _subject(op, args), str(args.get("operation") or "")), args, tell)
+            operation = Operation(op, _subject(op, args), store, str(args.get("operation") or ""))
+            return await self._operate(operation, args, tell)
         if op == "awake":
             keeper.state.awake = bool(args["on"])
             keeper.save_state()
@@ -101,9 +104,9 @@ class Requests:
             await keeper.operations.idle.wait()
         if op in ("list", "show", "diff"):
             async with self._looking:
-                return await asyncio.to_thread(self._look, op, args)
+                return await asyncio.to_thread(self._look, store or keeper.store, op, args)
         if op in ("mv", "note", "pin", "tag", "rm"):
-            return await asyncio.to_thread(self._change, op, args)
+            return await asyncio.to_thread(self._change, store or keeper.store, op, args)
         if op == "executed":
             return await self._executed()
         if op == "room":
@@ -163,21 +166,20 @@ class Requests:
 
     # -- the rest, which may be done beside an operation
 
-    def _look(self, op: str, args: dict[str, Any]) -> Any:
-        store = self.keeper.store
+    def _look(self, store: Store, op: str, args: dict[str, Any]) -> Any:
         if op == "list":
             return {**listing(store, in_a_cell), "writing": self.keeper.operations.writes}
         if op == "show":
-            return details(store.get(self._key(args)))
+            return details(store.get(self._key(store, args)))
         owner = Owner.of(self.keeper)
         return compare(store, find(store, str(args["old"]), owner), find(store, str(args["new"]), owner))
 
-    def _key(self, args: dict[str, Any]) -> str:
+    def _key(self, store: Store, args: dict[str, Any]) -> str:
         """Return the key of the snapshot that is meant: by its ``key``, or by a ``name`` as people say it."""
-        return str(args.get("key") or find(self.keeper.store, str(args["name"]), Owner.of(self.keeper)))
+        return str(args.get("key") or find(store, str(args["name"]), Owner.of(self.keeper)))
 
-    def _change(self, op: str, args: dict[str, Any]) -> Any:
-        store, key = self.keeper.store, self._key(args)
+    def _change(self, store: Store, op: str, args: dict[str, Any]) -> Any:
+        key = self._key(store, args)
         if op == "mv":
             return summary(store.rename(key, new_key(store, key, str(args["new"]))))
         if op == "note":

@@ -21,13 +21,15 @@ from . import show
 from .agent import Agent
 from .hooks import generation_id
 from .stopping import end_cell
-from .words import Commands, Parser, Usage, duration, gpus, number
+from .words import Commands, Parser, Usage, duration, folder, gpus, number
 
 HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a name; it runs on
     --with-files                              and keep the files that it needs, Python and its packages, with it
     --wait                                    and wait until it is on the disk
+    --to FOLDER                               into a folder on another disk; see --store
 %gpuckpt restore [NAME] [--gpu N[,N ...]]     put this kernel back (without a name: to this notebook's latest)
     --from NOTEBOOK:NAME                      to a snapshot of another notebook
+    --store FOLDER                            out of a folder that something was saved --to
     --lazy                                    and answer before all of its GPU memory is back
     --in-place                                and discard this kernel before the other one is up
     --stop-here                               and do not run the rest of the cell that it was saved in
@@ -99,11 +101,13 @@ def _parser() -> tuple[Parser, Commands]:
     save.add_argument("--replace", action="store_true")
     save.add_argument("--with-files", action="store_true")
     save.add_argument("--wait", action="store_true")
+    save.add_argument("--to", type=folder)
     restore = commands.add_parser("restore")
     which = restore.add_mutually_exclusive_group()
     which.add_argument("name", nargs="?", default="")
     which.add_argument("--from", dest="of_any", default="")
     restore.add_argument("--gpu", type=gpus, default=[])
+    restore.add_argument("--store", type=folder)
     restore.add_argument("--lazy", action="store_true")
     restore.add_argument("--in-place", action="store_true")
     restore.add_argument("--stop-here", action="store_true")
@@ -116,6 +120,10 @@ def _parser() -> tuple[Parser, Commands]:
     commands.add_parser("move").add_argument("--gpu", type=gpus, required=True)
     commands.add_parser("show").add_argument("name")
     commands.add_parser("rm").add_argument("names", nargs="+")
+    for name in ("list", "log"):
+        commands.add_parser(name)
+    for name in ("list", "log", "rm", "show"):
+        commands.choices[name].add_argument("--store", type=folder)
     diff = commands.add_parser("diff")
     diff.add_argument("old")
     diff.add_argument("new")
@@ -133,9 +141,14 @@ def _parser() -> tuple[Parser, Commands]:
     tag.add_argument("--remove", action="append", default=[])
     commands.add_parser("autosleep").add_argument("after", type=duration)
     commands.add_parser("awake").add_argument("state", choices=["on", "off"])
-    for plain in ("list", "log", "panel", "sleep", "hibernate", "status", "wake", "help"):
+    for plain in ("panel", "sleep", "hibernate", "status", "wake", "help"):
         commands.add_parser(plain)
     return parser, commands
+
+
+def _of_store(folder: str | None, **names: str) -> dict[str, Any]:
+    """Return what a request says of snapshots; those in the store in `folder` go with it, where one was given."""
+    return {"store": {"folder": folder, **names}} if folder else names
 
 
 class Gpuckpt:
@@ -201,11 +214,11 @@ class Gpuckpt:
     def _save(self, args: argparse.Namespace) -> show.Saved:
         agent = self._keeper()
         request = {
-            "name": args.name,
             "message": args.message,
             "replace": args.replace,
             "with_files": args.with_files,
             "patience": None if args.wait else settings.save_patience(),
+            **_of_store(args.to, name=args.name),
         }
         with self._progress(agent, f"Saving {args.name}") as progress:
             writing = _Writing(progress)
@@ -225,7 +238,8 @@ class Gpuckpt:
             # The restored kernel goes on from here: it completes the display, and the cell.
             asked = agent.cells.describe(progress.display_id())
             # A keeper of an older version, which knows no `from`, must not take this for a restore of the latest.
-            wanted = {"name": args.name or args.of_any, "from": args.of_any, "gpus": args.gpu, "lazy": args.lazy}
+            names = _of_store(args.store, **{"name": args.name or args.of_any, "from": args.of_any})
+            wanted = {**names, "gpus": args.gpu, "lazy": args.lazy}
             how = {"in_place": args.in_place, "stop_here": args.stop_here}
             agent.request("restore", {**wanted, **how, **asked}, progress.take)
         raise GpuckptError("The restore gave no answer.", "", "Look at `%gpuckpt status`.")
@@ -276,20 +290,20 @@ class Gpuckpt:
     def _autosleep(self, args: argparse.Namespace) -> None:
         print(show.auto_sleep(self._keeper().request("autosleep", {"after": args.after})))
 
-    def _list(self, _: argparse.Namespace) -> show.Listing:
-        return show.snapshots(self._snapshots(), in_a_cell)
+    def _list(self, args: argparse.Namespace) -> show.Listing:
+        return show.snapshots(self._snapshots(args.store), in_a_cell)
 
     def _show(self, args: argparse.Namespace) -> show.Listing:
-        return show.snapshot(self._keeper().request("show", {"name": args.name}))
+        return show.snapshot(self._keeper().request("show", _of_store(args.store, name=args.name)))
 
-    def _log(self, _: argparse.Namespace) -> show.Histories:
-        return show.Histories(self._snapshots())
+    def _log(self, args: argparse.Namespace) -> show.Histories:
+        return show.Histories(self._snapshots(args.store))
 
-    def _snapshots(self) -> dict[str, Any]:
+    def _snapshots(self, folder: str | None) -> dict[str, Any]:
         """Return all snapshots, and the one ``here``: the one that this kernel is based on."""
         agent = self._keeper()
         parent = agent.request("status")["parent"]
-        return {**agent.request("list"), "here": {parent["id"]: []} if parent else {}}
+        return {**agent.request("list", _of_store(folder)), "here": {parent["id"]: []} if parent else {}}
 
     def _diff(self, args: argparse.Namespace) -> show.Blocks:
         return show.comparison(self._keeper().request("diff", {"old": args.old, "new": args.new}))
@@ -319,7 +333,7 @@ class Gpuckpt:
         failures = []
         for name in args.names:
             try:
-                freed = agent.request("rm", {"name": name})["freed"]
+                freed = agent.request("rm", _of_store(args.store, name=name))["freed"]
             except StoreError as e:
                 failures.append(e)
             else:

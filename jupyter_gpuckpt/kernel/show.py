@@ -106,6 +106,7 @@ class Saved(_Shown):
     Attributes
     ----------
     name, id, message, created : of the snapshot.
+    store : the folder that it was saved to, where that was said.
     restored : False in the kernel that was saved, True in one restored from the snapshot.
     written : whether the snapshot is on the disk. The cell may have gone on before that: this changes when it is, and
         until then the name is not there, and `size` is what was taken.
@@ -125,6 +126,7 @@ class Saved(_Shown):
     def complete(self, result: dict[str, Any]) -> None:
         """Take in what the keeper says of the save."""
         self.name: str = label_of(result)
+        self.store: str = result.get("store", "")
         self.id: str = result["id"]
         self.message: str = result["message"]
         self.written = not result.get("taken")
@@ -153,7 +155,8 @@ class Saved(_Shown):
             return f"{self.name} captured ({self._who} paused {paused}). {far}; not safe until written."
         gpu = f" ({size(self.gpu_memory)} of it GPU memory)" if self.gpu_memory else ""
         took = f"in {duration(self.seconds or 0)}; the {self._who} was paused for {paused}."
-        lines = [f"Saved {self.name}: {size(self.size)}{gpu} {took}"]
+        where = f" to {self.store}" if self.store else ""
+        lines = [f"Saved {self.name}{where}: {size(self.size)}{gpu} {took}"]
         return "\n".join(lines + self._notes)
 
 

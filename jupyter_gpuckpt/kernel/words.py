@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from .. import settings
 from ..errors import GpuckptError
 
-__all__ = ["Commands", "Parser", "Usage", "duration", "gpus", "number"]
+__all__ = ["Commands", "Parser", "Usage", "duration", "folder", "gpus", "number"]
 
 
 class Usage(GpuckptError):
@@ -69,6 +70,11 @@ def duration(text: str) -> float | None:
         return settings.parse_duration(text)
     except ValueError as e:
         raise argparse.ArgumentTypeError(str(e)) from None
+
+
+def folder(text: str) -> str:
+    """Return a folder by its whole path: who opens it may be another process, in another folder."""
+    return str(Path(text).expanduser().absolute())
 
 
 def gpus(text: str) -> list[int]:

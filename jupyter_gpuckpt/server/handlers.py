@@ -222,7 +222,7 @@ class SaveHandler(_Handler):
     @_costly
     async def post(self, kernel_id: str) -> None:
         """Begin to save a kernel."""
-        asked = self.arguments_in_body(name=str, message=str, replace=bool, with_files=bool)
+        asked = self.arguments_in_body(name=str, message=str, replace=bool, with_files=bool, store=str)
         operation = await self.service.save(kernel_id, asked)
         self.set_status(202)
         self.finish(operation.as_dict())
@@ -236,7 +236,7 @@ class RestoreHandler(_Handler):
     @_costly
     async def post(self, kernel_id: str) -> None:
         """Begin to restore a kernel."""
-        fields = {"name": str, "from": str, "lazy": bool, "in_place": bool, "stop_here": bool}
+        fields = {"name": str, "from": str, "lazy": bool, "in_place": bool, "stop_here": bool, "store": str}
         asked = self.arguments_in_body(**fields)
         if asked["name"] and asked["from"]:
             raise _bad_request("It has both 'name' and 'from'.", fields)
@@ -375,7 +375,7 @@ class SnapshotsHandler(_Handler):
     @_costly
     async def get(self) -> None:
         """List the snapshots."""
-        self.finish(await self.service.snapshots())
+        self.finish(await self.service.snapshots(self.get_query_argument("store", "")))
 
 
 class SnapshotHandler(_Handler):

@@ -17,6 +17,7 @@ from ..errors import Busy, GpuckptError, NoSuchKernel, Refused, Unavailable
 from ..freeze.cuda_calls import CudaWorker
 from ..keeper import client
 from ..keeper.comparison import compare
+from ..keeper.elsewhere import of_store, store_in
 from ..keeper.listing import STATUS_TIMEOUT, hibernated, running_kernels
 from ..keeper.naming import find, find_among, new_key
 from ..keeper.operations.hibernate import forget
@@ -121,7 +122,8 @@ class Service:
         return self._judged[1]
 
     async def save(self, kernel_id: str, request: Mapping[str, Any]) -> Operation:
-        """Begin to save a kernel; the request has ``name``, ``message``, ``replace`` and ``with_files``.
+        """Begin to save a kernel; the request has ``name``, ``message``, ``replace`` and ``with_files``; with
+        ``store``, the folder to save to in place of the usual one.
 
         Raises
         ------
@@ -130,14 +132,17 @@ class Service:
         """
         name = check_name(request["name"])
         folder = await self._folder(kernel_id)
-        return self.operations.start(Operation("save", kernel_id, name), folder, dict(request))
+        own = {name: value for name, value in request.items() if name != "store"}
+        wanted = of_store(request["store"], own, "name")
+        return self.operations.start(Operation("save", kernel_id, name), folder, wanted)
 
     async def restore(self, kernel_id: str, request: Mapping[str, Any]) -> Operation:
         """Begin to put a kernel back to a snapshot, as ``POST kernels/ID/restore`` has it.
 
         Without a ``name``, to the latest of its notebook; with ``from`` to one of any notebook. With ``lazy`` it
         answers before all of its GPU memory is back; the operation ends when it is. With ``in_place`` it is given up
-        before the other one has come up. With ``stop_here`` the rest of the saved cell is not run.
+        before the other one has come up. With ``stop_here`` the rest of the saved cell is not run. With ``store`` the
+        snapshot is in that folder, in place of the usual one.
 
         Raises
         ------
@@ -145,13 +150,15 @@ class Service:
         NoSuchKernel, Unavailable : there is no such kernel, or it cannot be restored.
         """
         folder = await self._folder(kernel_id)
-        wanted = dict(request)
-        if wanted["from"]:
+        wanted = {name: value for name, value in request.items() if name != "store"}
+        if request["store"]:
+            wanted = of_store(request["store"], wanted, "name", "from")
+        elif wanted["from"]:
             # As `name`, too: a keeper of an older version, which knows neither, must not take it for one of the latest.
             wanted["key"] = wanted["name"] = await self._key(wanted["from"])
         elif wanted["name"]:
             check_key(wanted["name"])
-        operation = Operation("restore", kernel_id, wanted["name"])
+        operation = Operation("restore", kernel_id, request["name"] or wanted["name"])
         return self.operations.start(operation, folder, wanted)
 
     async def _key(self, name: str) -> str:
@@ -382,16 +389,19 @@ class Service:
 
     # -- snapshots
 
-    async def snapshots(self) -> dict[str, Any]:
+    async def snapshots(self, folder: str = "") -> dict[str, Any]:
         """Return all snapshots, newest first, an error for each that cannot be used, and the room that they take.
+
+        With a `folder`, of those in it, in place of the usual store.
 
         Raises
         ------
         StoreError, Incompatible : the store cannot be used.
+        Refused : the folder is no absolute path.
         """
 
         def look() -> dict[str, Any]:
-            store = self._store
+            store = store_in(folder) if folder else self._store
             room = {"used": store.used(), "free": store.free(), "quota": settings.store_quota()}
             return {**listing(store, in_a_cell), "store": {"folder": str(store.root), **room}}
 

@@ -32,8 +32,8 @@ def store_failure(what: str, cause: OSError, root: Path) -> StoreError:
         room = "" if free is None else f"; {free / 1e6:,.1f} MB are free there"
         why += f" (the store is {root}{room})"
         then = (
-            "Make room with `rm` of a snapshot that you no longer need, "
-            "or set GPUCKPT_STORE to a folder on a larger disk."
+            "Remove a snapshot that you no longer need (`gpuckpt rm NAME`), or save to a folder on another disk "
+            "(`gpuckpt save @ NAME --to FOLDER`; GPUCKPT_STORE, where the server starts, for all that follow)."
         )
     elif number in _CLOSED:
         why += f" (the store is {root})"

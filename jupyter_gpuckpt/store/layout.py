@@ -229,7 +229,7 @@ class Layout:
                 "The store belongs to somebody else.",
                 f"{self.root} is owned by uid {about.st_uid}, this process is uid {os.geteuid()}; "
                 "a snapshot is code that would run in your name",
-                "Set GPUCKPT_STORE to a folder of your own.",
+                "Give a folder of your own (--to, GPUCKPT_STORE).",
                 store=str(self.root),
                 owner=about.st_uid,
             )
@@ -254,7 +254,7 @@ class Layout:
             raise StoreError(
                 "The folder of the store is not a store.",
                 f"{self.root} has no format.json but holds {odd[0]}",
-                "Set GPUCKPT_STORE to an empty folder or one that does not exist yet.",
+                f"Give one that is empty or does not exist yet, for example {self.root}/gpuckpt (--to, GPUCKPT_STORE).",
                 store=str(self.root),
             )
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import run
 from keeper_faults import Asked, Criu, assert_no_litter, assert_works, names, small_disk, store
 from notebooks import Notebook, StartKernel, wait_until
 
@@ -97,7 +98,9 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def test_row_3_a_save_without_room_is_refused_and_snapshots_can_be_removed(disk: Path, notebook: Notebook) -> None:
+def test_row_3_a_save_without_room_is_refused_and_snapshots_can_be_removed(
+    disk: Path, notebook: Notebook, tmp_path: Path
+) -> None:
     notebook.run("x = 1")
     notebook.run("%gpuckpt save first")
     filler = fill(disk)
@@ -107,9 +110,36 @@ def test_row_3_a_save_without_room_is_refused_and_snapshots_can_be_removed(disk:
     assert "Next: " in answer.text
     assert notebook.value("x") == "1"
     assert names() == {"first"}
+    assert "`%gpuckpt save NAME --to FOLDER`" in answer.text
+    elsewhere = tmp_path / "another disk" / "saved"
+    assert_saves_elsewhere(notebook, elsewhere)
+    assert notebook.fails(f"%gpuckpt save second --to {disk}/x").ename in ("Refused", "StoreError")
+    assert names() == {"first"}
     assert "Removed first" in notebook.run("%gpuckpt rm first").text
     filler.unlink()
     assert_works(notebook)
+
+
+def assert_saves_elsewhere(notebook: Notebook, folder: Path) -> None:
+    """What the full store has no room for is saved to another folder once, and found and restored from there."""
+    saved = notebook.run(f"r = %gpuckpt save second --wait --to '{folder}'\nprint(r.restored, x)").text
+    assert f"Saved second to {folder}: " in saved
+    assert {path.stat().st_mode & 0o77 for path in (folder, *folder.rglob("*"))} == {0}
+    notebook.run("x = 2")
+    assert "second" in notebook.run(f"%gpuckpt list --store '{folder}'").text
+    assert "second" not in notebook.run("%gpuckpt list").text
+    assert notebook.fails("%gpuckpt restore second").ename == "NoSuchSnapshot"
+    assert "Restored second" in notebook.run(f"%gpuckpt restore second --store '{folder}'").text
+    assert notebook.value("x") == "1"
+    kernel = notebook.manager.provisioner.kernel_id
+    assert run("save", kernel, "third", "--to", str(folder)).status == 0
+    listed = run("list", "--json", "--store", str(folder)).json["snapshots"]
+    assert [one["name"] for one in listed] == ["third", "second"]
+    notebook.run("x = 3")
+    assert run("restore", kernel, "third", "--store", str(folder)).status == 0
+    notebook.wait_for_ready()
+    assert notebook.value("x") == "1"
+    assert run("rm", "third", "--store", str(folder)).status == 0
 
 
 def test_row_3_what_the_store_has_already_needs_no_room(disk: Path, notebook: Notebook) -> None:

@@ -43,6 +43,24 @@ def test_a_kernel_is_saved_and_restored(server: Server) -> None:
 
 
 @needs_criu
+def test_a_kernel_is_saved_to_another_folder_and_restored_from_there(server: Server, tmp_path: Path) -> None:
+    folder = str(tmp_path / "elsewhere")
+    with server.notebook() as (kernel_id, notebook):
+        notebook.run("x = 1")
+        saved = server.finish(server.ask("POST", f"kernels/{kernel_id}/save", {"name": "aside", "store": folder}, 202))
+        assert (saved["state"], saved["result"]["store"]) == ("done", folder)
+        assert "aside" not in [one["name"] for one in server.ask("GET", "snapshots")["snapshots"]]
+        there = server.ask("GET", f"snapshots?store={folder}")
+        assert ([one["name"] for one in there["snapshots"]], there["store"]["folder"]) == (["aside"], folder)
+        notebook.run("x = 2")
+        asked = {"name": "aside", "store": folder}
+        restored = server.finish(server.ask("POST", f"kernels/{kernel_id}/restore", asked, 202))
+        assert (restored["state"], restored["name"]) == ("done", "aside")
+        assert notebook.value("x") == "1"
+        server.ask("GET", "snapshots?store=relative", None, 409)
+
+
+@needs_criu
 def test_a_restore_without_a_name_takes_the_latest(server: Server) -> None:
     with server.notebook() as (kernel_id, notebook):
         for number in (1, 2):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ... import settings
 from ...errors import Cancelled
 from ...store import Postponed, Store
 from ..summary import current_name
@@ -30,11 +31,17 @@ class LateVram:
 
     def __init__(self, store: Store, snapshot: Mapping[str, str], part: str, folder: Path) -> None:
         self._store, self._part, self._folder = store, part, folder
-        self.snapshot = {"name": snapshot["name"], "id": snapshot["id"]}
+        self.snapshot = {"name": snapshot["name"], "id": snapshot["id"], "store": str(store.root)}
         self._files: Postponed | None = None
         self._reading: asyncio.Task[None] | None = None
         self._stages: Stages | None = None
         self._stopped = False
+
+    @classmethod
+    def noted(cls, snapshot: Mapping[str, str], part: str, folder: Path) -> LateVram:
+        """Return it as the keeper before this one noted it: its `snapshot`, which says of which ``store`` it is."""
+        # An earlier version knew only the kernel's own.
+        return cls(Store(Path(snapshot.get("store") or settings.store_dir())), snapshot, part, folder)
 
     def open(self) -> None:
         """See that all of it is there, and keep it there until it is read; its files are made, of zeros.

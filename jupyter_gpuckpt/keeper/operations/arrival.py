@@ -83,9 +83,9 @@ class Request:
         return self.is_wanted(path) and not path.startswith(VRAM + "/")
 
 
-def request_of(keeper: Keeper, name: str) -> tuple[Manifest, Request]:
+def request_of(store: Store, name: str) -> tuple[Manifest, Request]:
     """Read what a snapshot says of files, and compare it with what is here."""
-    manifest, contents, read = keeper.store.read_files(name, [needs.NEEDS, kept_files.TABLE])
+    manifest, contents, read = store.read_files(name, [needs.NEEDS, kept_files.TABLE])
     try:
         kept = kept_files.from_json(read[kept_files.TABLE]) if kept_files.TABLE in read else kept_files.Kept([])
         needed = needs.from_json(read[needs.NEEDS]) if needs.NEEDS in read else []
@@ -293,6 +293,7 @@ class Verified:
     async def of(
         cls,
         keeper: Keeper,
+        store: Store,
         manifest: Manifest,
         request: Request,
         program: CriuProgram,
@@ -303,7 +304,7 @@ class Verified:
         lazily: bool = False,
         beside: bool = False,
     ) -> Verified:
-        """Read it into a fresh sleeper; `leaving` are the processes that will have ended when it comes up.
+        """Read it out of the store into a fresh sleeper; `leaving` are the processes that will have ended by then.
 
         With `lazily`, what was in GPU memory is seen to be there, and is read behind the rest. So is, `beside` a kernel
         that still runs, what goes straight to the GPU.
@@ -315,23 +316,23 @@ class Verified:
         await stages.enter("verifying")
         new = await Arrival.prepare(keeper, request.images, request.lacking)
         parked = parked_in(manifest.cuda)
-        read_again = functools.partial(_read_parked, keeper.store, manifest, new, parked)
+        read_again = functools.partial(_read_parked, store, manifest, new, parked)
         gpu = GpuReturn(keeper.worker, new.space, parked, fits.gpu_map, vram_files(new.space), read_again)
         snapshot, late = None, None
         is_wanted: Callable[[str], bool] = request.is_wanted
         try:
             await gpu.prepare(early=True, reading=not lazily)
             if lazily:
-                late = LateVram(keeper.store, {"name": manifest.name, "id": manifest.id}, VRAM, new.vram)
+                late = LateVram(store, {"name": manifest.name, "id": manifest.id}, VRAM, new.vram)
                 await asyncio.to_thread(late.open)
                 is_wanted = request.is_wanted_at_once
             takers = {f"{VRAM}/{parked.file}": gpu.taker} if parked is not None and gpu.taker is not None else {}
             if beside and takers:
                 is_wanted = _but_for(takers, request.is_wanted)
-            open_ = functools.partial(keeper.store.open, manifest.name, new.files, stages.amount)
+            open_ = functools.partial(store.open, manifest.name, new.files, stages.amount)
             snapshot = await asyncio.to_thread(open_, new.elsewhere, is_wanted, takers)
             if beside and takers:
-                postpone = functools.partial(keeper.store.postpone, manifest.name, manifest.id, {VRAM: new.vram})
+                postpone = functools.partial(store.postpone, manifest.name, manifest.id, {VRAM: new.vram})
                 gpu.read_behind(await asyncio.to_thread(postpone, takers.__contains__, takers), stages.amount)
             else:
                 await gpu.have_read()

@@ -227,7 +227,7 @@ async def _of_snapshot(
 ) -> _Capture:
     """Take a snapshot out of the store, every byte of it verified; the kernel is not touched."""
     await stages.enter("checking")
-    manifest, request = await asyncio.to_thread(request_of, keeper, wanted.snapshot)
+    manifest, request = await asyncio.to_thread(request_of, keeper.store, wanted.snapshot)
     if lacking := request.lacking.files:
         raise Refused(
             _NOT_FORKED,

@@ -87,7 +87,9 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
     said = await _about(keeper)
     begin = functools.partial(keeper.store.writer, name, quota=settings.store_quota())
     with await asyncio.to_thread(begin) as writer:
-        taken = await take(keeper, operation, writer.directory, program, stages, RoomInStore(keeper), left="stopped")
+        taken = await take(
+            keeper, operation, writer.directory, program, stages, RoomInStore(keeper, keeper.store), left="stopped"
+        )
         try:
             await stages.enter("writing")
             await describe(keeper, writer, taken, stages, {})
@@ -303,13 +305,13 @@ def _snapshot(keeper: Keeper) -> Mapping[str, Any]:
 async def _bring_up(keeper: Keeper, operation: Operation, args: Mapping[str, Any], stages: Stages) -> list[str]:
     """Restore the kernel into a fresh sleeper; return what the person must know of it."""
     name = operation.name = await asyncio.to_thread(current_name, keeper.store, _snapshot(keeper))
-    manifest, request = await asyncio.to_thread(request_of, keeper, name)
+    manifest, request = await asyncio.to_thread(request_of, keeper.store, name)
     program = await asyncio.to_thread(usable_criu)
     gpus = [int(gpu) for gpu in args.get("gpus") or ()]
     check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, [])
     fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, gpus))
     try:
-        verified = await Verified.of(keeper, manifest, request, program, fits, [], stages)
+        verified = await Verified.of(keeper, keeper.store, manifest, request, program, fits, [], stages)
     except BaseException:
         keeper.without_kernel()
         raise

@@ -142,7 +142,7 @@ async def _mend_sleep(keeper: Keeper) -> None:
     assert noted is not None
     assert link is not None
     vram = vram_files(space)
-    late = LateVram(keeper.store, noted["late"], VRAM, vram.outside) if "late" in noted else None
+    late = LateVram.noted(noted["late"], VRAM, vram.outside) if "late" in noted else None
     asleep = GpuSleep.noted(keeper.worker, space, noted, vram, late)
     if noted["stage"] == ASLEEP and await asleep.is_whole():
         fell_asleep(keeper, asleep)

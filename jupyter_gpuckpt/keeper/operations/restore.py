@@ -26,7 +26,7 @@ from ...errors import (
     RestoreFailed,
 )
 from ...freeze import images, processes
-from ...store import Manifest, Snapshot, name_of
+from ...store import Manifest, Snapshot, Store, name_of
 from .. import fit, ports
 from ..answers import unforeseen
 from ..deputy import usable_criu
@@ -72,9 +72,10 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     """
     stages = Stages(operation, tell)
     await stages.enter("checking")
-    key = await _key_once_saved(keeper, args, stages)
+    store = operation.store or keeper.store
+    key = await _key_once_saved(keeper, store, args, stages)
     name = operation.name = name_of(key)
-    manifest, request = await asyncio.to_thread(request_of, keeper, key)
+    manifest, request = await asyncio.to_thread(request_of, store, key)
     _refuse_to_stop(manifest, args)
     program = await asyncio.to_thread(usable_criu)
     before = keeper.space  # None where a job comes up that does not run
@@ -91,7 +92,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     predecessor = Predecessor(keeper, stages, name, args)
     if wants_beside:
         predecessor.get_ready(leaving)
-    of = functools.partial(Verified.of, keeper, manifest, request, program, fits, leaving, stages)
+    of = functools.partial(Verified.of, keeper, store, manifest, request, program, fits, leaving, stages)
     try:
         verified = await of(lazily=lazily, beside=wants_beside)
     except BaseException:
@@ -273,7 +274,7 @@ async def _until_awake(keeper: Keeper, waking: asyncio.Task[dict[str, Any]]) -> 
         raise
 
 
-async def _key_once_saved(keeper: Keeper, args: Mapping[str, Any], stages: Stages) -> str:
+async def _key_once_saved(keeper: Keeper, store: Store, args: Mapping[str, Any], stages: Stages) -> str:
     """Return the key of the snapshot that is meant, and wait for it where another kernel is just saving it.
 
     Raises
@@ -283,8 +284,8 @@ async def _key_once_saved(keeper: Keeper, args: Mapping[str, Any], stages: Stage
     waited = False
     while True:
         try:
-            key = await asyncio.to_thread(_key, keeper, args)
-            await asyncio.to_thread(keeper.store.get, key)
+            key = await asyncio.to_thread(_key, keeper, store, args)
+            await asyncio.to_thread(store.get, key)
             return key
         except NoSuchSnapshot as e:
             saving = bool(e.data.get("saving"))
@@ -296,7 +297,7 @@ async def _key_once_saved(keeper: Keeper, args: Mapping[str, Any], stages: Stage
         await stages.or_cancelled(asyncio.sleep(_LOOK))
 
 
-def _key(keeper: Keeper, args: Mapping[str, Any]) -> str:
+def _key(keeper: Keeper, store: Store, args: Mapping[str, Any]) -> str:
     """Return the key of the snapshot that is meant: by its ``key``, ``from`` any notebook, or by a ``name`` of its own.
 
     Raises
@@ -306,10 +307,10 @@ def _key(keeper: Keeper, args: Mapping[str, Any]) -> str:
     if args.get("key"):
         return str(args["key"])
     if args.get("from"):
-        return find(keeper.store, str(args["from"]))
+        return find(store, str(args["from"]))
     if args.get("name"):
-        return find_own(keeper.store, str(args["name"]), Owner.of(keeper))
-    return latest_own(keeper.store, Owner.of(keeper))
+        return find_own(store, str(args["name"]), Owner.of(keeper))
+    return latest_own(store, Owner.of(keeper))
 
 
 def _places_of_job(snapshot: Snapshot, leaving: Sequence[int], args: Mapping[str, Any]) -> Places:

@@ -27,7 +27,7 @@ from ...errors import (
 )
 from ...freeze import criu, cuda, images, pages, processes
 from ...freeze.criu_program import CriuProgram, version_text
-from ...store import Manifest, Writer
+from ...store import Manifest, Store, Writer
 from ...store.upkeep.retention import keep_last, keep_under
 from .. import comparison, fit, lost_names, ports
 from ..deputy import usable_criu
@@ -110,9 +110,10 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     stages = Stages(operation, tell)
     await stages.enter("checking")
     keeper.namespace()
+    store = operation.store or keeper.store
     program = await asyncio.to_thread(usable_criu)
-    with await asyncio.to_thread(_writer, keeper, operation.name, bool(args.get("replace"))) as writer:
-        taken = await take(keeper, operation, writer.directory, program, stages, RoomInStore(keeper))
+    with await asyncio.to_thread(_writer, keeper, store, operation.name, bool(args.get("replace"))) as writer:
+        taken = await take(keeper, operation, writer.directory, program, stages, RoomInStore(keeper, store))
         taken_at, worked = now(), keeper.work()
         try:
             await stages.enter("writing")
@@ -131,16 +132,20 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     keeper.state.worked = worked
     saved_with(keeper, taken.agent.get("cells"), taken_at)
     keeper.note_state()
+    done = {**summary(manifest), "seconds": stages.seconds(), "notes": taken.frozen.notes}
+    if operation.store is not None:
+        return {**done, "store": str(store.root)}
     await asyncio.to_thread(_remove_old, keeper, manifest.id)
-    return {**summary(manifest), "seconds": stages.seconds(), "notes": taken.frozen.notes}
+    return done
 
 
-def _writer(keeper: Keeper, name: str, replace: bool) -> Writer:
+def _writer(keeper: Keeper, store: Store, name: str, replace: bool) -> Writer:
     """Begin a snapshot that the kernel's notebook is to have under this name. Raises as `Store.writer`."""
-    choose = functools.partial(choose_key, keeper.store, name, Owner.of(keeper), replace=replace)
+    quota = settings.store_quota() if store is keeper.store else None
+    choose = functools.partial(choose_key, store, name, Owner.of(keeper), replace=replace)
     key, replaces = choose()
     by = keeper.launch.notebook or keeper.launch.job or f"Kernel {keeper.launch.kernel_id}"
-    return keeper.store.writer(key, replace=replaces, quota=settings.store_quota(), choose=choose, by=by)
+    return store.writer(key, replace=replaces, quota=quota, choose=choose, by=by)
 
 
 async def _let_go(
@@ -235,7 +240,7 @@ def _describe(
         raise SaveFailed(
             "The kernel was not saved; it goes on as before.",
             f"What the snapshot says of files, or keeps of them, could not be written: {e.strerror}: {e.filename}",
-            f"Make room on the disk of {keeper.store.root}; with --with-files, see that nothing changes Python's "
+            f"Make room on the disk of {writer.directory}; with --with-files, see that nothing changes Python's "
             "environment (pip, conda) meanwhile. Then save again.",
         ) from e
 
@@ -349,16 +354,17 @@ class RoomInStore:
     """
 
     keeper: Keeper
+    store: Store
 
     def __call__(self, private: int, described: Mapping[str, Any]) -> None:
         needed = private + sum(cuda.needs(described).values())
-        free = shutil.disk_usage(self.keeper.store.root).free
+        free = shutil.disk_usage(self.store.root).free
         if needed > free and (free * _NEW < needed or needed - self._known() > free):
             raise Refused(
                 "The save was refused: the store's disk has no room for it.",
-                f"The kernel holds {needed / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free in {self.keeper.store.root}",
-                "Remove snapshots (`gpuckpt rm NAME`), free memory in the kernel, or set GPUCKPT_STORE to a larger "
-                "disk.",
+                f"The kernel holds {needed / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free in {self.store.root}",
+                "Save to a folder on another disk (`gpuckpt save @ NAME --to FOLDER`), remove snapshots "
+                "(`gpuckpt rm NAME`), or free memory in the kernel.",
                 needed=needed,
                 free=free,
             )
@@ -366,7 +372,7 @@ class RoomInStore:
     def _known(self) -> int:
         """Return the bytes of the snapshot that the kernel went to or came from last, if the store has it."""
         parent = self.keeper.state.parent or {}
-        return next((m.size for m in self.keeper.store.list() if m.id == parent.get("id")), 0)
+        return next((m.size for m in self.store.list() if m.id == parent.get("id")), 0)
 
 
 async def before_save(link: Link, has_agent: bool) -> dict[str, Any]:
