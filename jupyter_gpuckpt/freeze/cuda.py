@@ -232,6 +232,16 @@ def _save_failed(error: DriverError) -> SaveFailed:
     elif call == "lock" and name in ("CUDA_ERROR_NOT_READY", "TIMEOUT"):
         why = f"work on the GPU of process {pid} did not come to a pause within the time limit"
         then = "Wait until the GPU work is done and try again, or set GPUCKPT_LOCK_TIMEOUT to more seconds."
+    elif call == "lock" and name == "CUDA_ERROR_NOT_SUPPORTED":
+        why = (
+            f"the driver does not freeze process {pid}: {error.why}; it never does once a profiler "
+            "has recorded CUDA there (CUPTI, which torch.profiler uses)"
+        )
+        then = (
+            "If torch.profiler or another profiler has run: restart the kernel, or restore a snapshot from before. "
+            "Profile in a kernel that need not be saved, or only what runs on the CPU "
+            "(`activities=[torch.profiler.ProfilerActivity.CPU]`)."
+        )
     elif call == "checkpoint" and name == "CUDA_ERROR_NOT_SUPPORTED":
         why = "the kernel uses managed (unified) memory, which the driver cannot checkpoint"
         then = (

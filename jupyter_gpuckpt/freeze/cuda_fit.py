@@ -20,6 +20,7 @@ from .gpu_processes import (
     stopped,
     with_communicator,
 )
+from .processes import name
 
 __all__ = ["describe", "fits", "freezable", "moves", "needs", "preflight"]
 
@@ -61,9 +62,11 @@ def freezable(worker: CudaWorker, pids: Iterable[int]) -> list[int]:
     for pid in filter(has_device, heirs):
         raise Refused(
             _NOT_TOUCHED,
-            f"process {pid} holds GPU devices that it inherited when it was forked",
-            "End it and try again; children that Python's own `os.fork` starts drop them.",
+            f"process {pid} ({name(pid)}) holds GPU devices, and has no CUDA state that could be moved: it "
+            "inherited them when it was forked, or uses the driver without CUDA (OpenCL, for example)",
+            "End that process and try again; children that Python's own `os.fork` starts drop what they inherit.",
             pid=pid,
+            program=name(pid),
         )
     return found
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from .. import proc
 
 _PF_EXITING = 0x4
 _LOOK = 0.001  # seconds
+_LARGEST = 1 << 30  # bytes
 
 
 def start_time(pid: int) -> int | None:
@@ -221,6 +223,30 @@ def mapped_files(pid: int) -> Iterator[str]:
                 yield columns[5]
     except (FileNotFoundError, ProcessLookupError):
         return
+
+
+def with_text(pid: int, texts: Sequence[bytes]) -> list[str]:
+    """Return the programs and libraries of a process that have one of these texts in them.
+
+    Larger ones than `_LARGEST` are not looked into: that takes too long, and what is in them is code for GPUs.
+    """
+    return sorted({path for path in _programs(pid) if _has_one(f"/proc/{pid}/root{path}", texts)})
+
+
+def _programs(pid: int) -> set[str]:
+    """Return the files that a process has mapped to execute them (proc_pid_maps(5))."""
+    with contextlib.suppress(OSError):
+        rows = (line.split(maxsplit=5) for line in proc.lines(f"/proc/{pid}/maps"))
+        return {row[5] for row in rows if len(row) == 6 and "x" in row[1] and row[5].startswith("/")}
+    return set()
+
+
+def _has_one(path: str, texts: Sequence[bytes]) -> bool:
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return len(content) <= _LARGEST and any(content.find(text) >= 0 for text in texts)
+    except (OSError, ValueError):  # it is gone, or empty
+        return False
 
 
 def open_files(pid: int) -> Iterator[str]:

@@ -78,12 +78,29 @@ def refuse_unsavable(sleeper: int, kernel: int, tree: Collection[int]) -> None:
         )
 
 
+_IO_URING = (b"io_uring", b"IO_URING")
+"""What stands in a library that can open an io_uring: calls of liburing, or the variable that switches it in libuv."""
+
+
 def _obstacles(pid: int) -> Iterator[tuple[str, str]]:
     """Yield what a process has that criu would only refuse when it stands still, and what to do about it."""
     if any(path.startswith("/SYSV") for path in processes.mapped_files(pid)):
         yield "uses System V shared memory", "Detach it, or use multiprocessing.shared_memory instead, and try again."
     if "anon_inode:[io_uring]" in processes.open_files(pid):
-        yield "uses io_uring", "Stop what uses io_uring in the kernel, and try again."
+        yield _io_uring(processes.with_text(pid, _IO_URING))
+
+
+def _io_uring(able: Sequence[str]) -> tuple[str, str]:
+    """Return that a process uses io_uring, with those of its libraries that are `able` to, and what to do about it."""
+    torch = next((path for path in able if "/torch/" in path), None)
+    if torch is not None:
+        then = (
+            "If torch.distributed has opened it (its TCPStore), set USE_LIBUV=0 before that is used, and start again."
+        )
+    else:
+        then = "Stop what uses io_uring in the kernel, and try again."
+    by = f" (opened by one of {', '.join(able)})" if len(able) > 1 else f" (opened by {able[0]})" if able else ""
+    return f"uses io_uring{by}", then
 
 
 def _is_stray(pid: int, sleeper: int, kernel: int) -> bool:

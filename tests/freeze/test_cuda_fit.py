@@ -5,13 +5,18 @@ No test here checks the driver; `tests/gpu` does.
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
+from notebooks import wait_until
 
-from jupyter_gpuckpt.errors import Refused
+from jupyter_gpuckpt.errors import DriverError, Refused, SaveFailed
 from jupyter_gpuckpt.freeze import cuda
-from jupyter_gpuckpt.freeze.cuda import CudaWorker, Gpu, Usage
+from jupyter_gpuckpt.freeze.cuda import CudaWorker, Gpu, State, Usage
+from jupyter_gpuckpt.freeze.processes import name
 
 GIB = 1 << 30
 
@@ -155,3 +160,38 @@ def test_a_gpu_of_another_model_is_refused() -> None:
 
 def test_what_was_moved_is_told_by_the_numbers_of_the_gpus() -> None:
     assert cuda.moves(TWO, on("A", "A", "B"), {"A": "B", "B": "A"}) == ["What was on GPU 0 (A) is now on GPU 1 (B)."]
+
+
+class Answering(Machine):
+    """A driver that says of every process that it has no CUDA state, or is awake, and locks none."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self._state = state
+
+    def state(self, pid: int) -> State:
+        return self._state
+
+    def lock(self, pid: int, timeout_s: float) -> None:
+        what = "The CUDA driver's lock failed."
+        raise DriverError(what, "CUDA_ERROR_NOT_SUPPORTED", call="lock", pid=pid, name="CUDA_ERROR_NOT_SUPPORTED")
+
+
+def test_a_process_with_devices_and_without_cuda_is_called_by_its_program() -> None:
+    device = Path(f"/dev/nvidia.gpuckpt-{os.getpid()}")
+    with device.open("wb") as opened:
+        device.unlink()
+        with subprocess.Popen(["sleep", "100"], stdout=opened) as process:
+            try:
+                wait_until(lambda: name(process.pid) == "sleep")
+                with pytest.raises(Refused, match=rf"process {process.pid} \(sleep\) holds GPU devices"):
+                    cuda.freezable(Answering("none"), [process.pid])
+            finally:
+                process.kill()
+
+
+def test_a_process_that_cannot_be_locked_any_more_has_had_a_profiler() -> None:
+    with pytest.raises(SaveFailed) as caught:
+        cuda.freeze(Answering("running"), [os.getpid()])
+    assert "torch.profiler" in caught.value.why
+    assert "restart the kernel" in caught.value.then

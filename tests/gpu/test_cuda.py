@@ -285,7 +285,7 @@ def test_forked_child_holds_no_device_and_the_parent_can_be_frozen(worker: CudaW
 def test_child_that_kept_its_devices_is_refused(worker: CudaWorker, cells: Start) -> None:
     parent = cells("drop = False")
     child = parent.run(FORKING)
-    with pytest.raises(Refused, match=f"process {child} holds GPU devices"):
+    with pytest.raises(Refused, match=rf"process {child} \(python.*\) holds GPU devices"):
         cuda.freezable(worker, [parent.pid, child])
 
 

@@ -272,6 +272,17 @@ def test_managed_memory_is_refused_and_the_kernel_unharmed(notebook: Notebook) -
     assert "No snapshots yet" in notebook.run("%gpuckpt list").text
 
 
+def test_a_kernel_that_torch_profiler_has_recorded_is_told_so_and_runs_on(notebook: Notebook) -> None:
+    notebook.run(
+        "import torch; from torch.profiler import ProfilerActivity, profile\n"
+        "with profile(activities=[ProfilerActivity.CUDA]): x = torch.ones(1000, device='cuda') + 1\n"
+        "torch.cuda.synchronize()",
+        timeout=120,
+    )
+    assert "torch.profiler" in notebook.fails("%gpuckpt save here", timeout=120).text
+    assert notebook.value("int(x.sum())") == "2000"
+
+
 def test_work_on_the_gpu_that_does_not_pause_is_told_and_goes_on(
     start: StartKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

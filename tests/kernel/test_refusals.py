@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,15 +139,21 @@ def test_an_inotify_watch_is_saved(notebook: Notebook, tmp_path: Path) -> None:
     assert notebook.value("b'new' in os.read(watch, 4096)") == "True"
 
 
-def test_io_uring(notebook: Notebook, cannot_save: Callable[[], Answer]) -> None:
-    notebook.run("""
-        import ctypes, os
-        ring = ctypes.CDLL(None, use_errno=True).syscall(425, 4, bytes(120))  # io_uring_setup
-    """)
+_RING = """
+#include <unistd.h>
+const char *gpuckpt_test_name = "io_uring";
+int gpuckpt_test_ring(void) { static char parameters[120]; return (int)syscall(425, 4, parameters); }
+"""
+
+
+def test_io_uring(notebook: Notebook, cannot_save: Callable[[], Answer], tmp_path: Path) -> None:
+    library = tmp_path / "libring.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=_RING, text=True, check=True)
+    notebook.run(f"import ctypes, os; ring = ctypes.CDLL({str(library)!r}).gpuckpt_test_ring()")
     if notebook.value("ring") == "-1":
         pytest.skip("this machine forbids io_uring")
     answer = cannot_save()
-    assert "io_uring" in answer.text
+    assert f"io_uring (opened by {library})" in answer.text
     notebook.run("os.close(ring)")
     saves_and_restores(notebook)
 
