@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import Refused
 from ..store import Store
 
-__all__ = ["of_store", "store_in", "store_of"]
+__all__ = ["of_store", "store_of"]
 
 
 def of_store(folder: str | None, request: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -35,19 +35,19 @@ def store_of(args: Mapping[str, Any]) -> tuple[Store | None, dict[str, Any]]:
     if "store" not in args:
         return None, own
     asked = dict(args["store"])
-    return store_in(str(asked.pop("folder"))), {**own, **asked}
+    return _store_in(str(asked.pop("folder"))), {**own, **asked}
 
 
-def store_in(folder: str) -> Store:
+def _store_in(folder: str) -> Store:
     """Return the store in a folder.
 
     Raises
     ------
     Refused : it is no absolute path.
     """
-    if not Path(folder).is_absolute():
+    if not Path(folder).is_absolute() or "\0" in folder:
         raise Refused(
-            f"The folder {folder} was not looked into.",
+            f"The folder {folder!r} was not looked into.",
             "It is not an absolute path, and whoever reads it is in another folder.",
             "Give it from the root on, as in /mnt/disk/gpuckpt.",
         )

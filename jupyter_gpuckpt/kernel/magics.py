@@ -26,7 +26,7 @@ from .words import Commands, Parser, Usage, duration, folder, gpus, number
 HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a name; it runs on
     --with-files                              and keep the files that it needs, Python and its packages, with it
     --wait                                    and wait until it is on the disk
-    --to FOLDER                               into a folder on another disk; see --store
+    --to FOLDER                               into a folder, on another disk for example
 %gpuckpt restore [NAME] [--gpu N[,N ...]]     put this kernel back (without a name: to this notebook's latest)
     --from NOTEBOOK:NAME                      to a snapshot of another notebook
     --store FOLDER                            out of a folder that something was saved --to
@@ -64,6 +64,10 @@ _IN_A_TERMINAL = frozenset(
 )
 _STATES = {"awake": ("on", "off"), "autosleep": ("off",)}
 _OPTION = re.compile(r"--[a-z-]+")
+_TAKE_OTHERS = ("--gpu", "--message", "--count", "--save", "--store", "--to", "-m", "-n")
+"""Options that something follows which is not known here; IPython completes the paths of folders."""
+_ASSIGNED = re.compile(r"\s*[^%=]+=\s*%gpuckpt\s")
+"""The beginning of a line that keeps what the magic returns."""
 _NAME_SNAPSHOTS = ("diff", "fork", "mv", "note", "pin", "restore", "rm", "show", "tag", "unpin")
 _PROGRESS_AFTER = 1.0  # seconds
 _FREEZING = "freezing"
@@ -376,11 +380,24 @@ class Gpuckpt:
 
     def complete(self, _: Any, event: Any) -> list[str]:
         """Complete commands, snapshot names and options (called by IPython with the line so far)."""
-        words = event.line.split()
-        before = words[1:] if event.line.endswith(" ") else words[1:-1]
-        if not before:
-            return sorted(_parser()[1].choices)
-        found = [*_STATES.get(before[0], ()), *_OPTION.findall(_help_of(before[0]))]
+        typed = event.text_until_cursor.partition("%gpuckpt")[2]
+        if not typed[:1].isspace():
+            return []
+        before = typed.split()
+        word = "" if typed[-1].isspace() else before.pop()
+        # IPython's words end at a colon, too, and it asks for what stands in place of the last of them.
+        given = len(word) - len(event.symbol)
+        return [one[given:] for one in self._continuations(before) if one.startswith(word)]
+
+    def _continuations(self, before: list[str]) -> list[str]:
+        """Return what may follow these words of a line."""
+        commands = _parser()[1].choices
+        if not before or before[0] not in commands:
+            return [] if before else sorted(commands)
+        if before[-1] in _TAKE_OTHERS:
+            return []
+        options = _OPTION.findall(commands[before[0]].format_usage())
+        found = [*_STATES.get(before[0], ()), *(option for option in options if option not in before)]
         if before[0] in _NAME_SNAPSHOTS and self._agent is not None:
             with contextlib.suppress(GpuckptError):
                 found += [show.label_of(s) for s in self._agent.request("list")["snapshots"]]
@@ -502,4 +519,5 @@ def register(shell: Any, agent: Agent | None = None) -> None:
         return
     magic = Gpuckpt(shell, agent)
     shell.register_magic_function(magic, magic_kind="line", magic_name="gpuckpt")
-    shell.set_hook("complete_command", magic.complete, str_key="%gpuckpt")
+    for where in ({"str_key": "%gpuckpt"}, {"re_key": _ASSIGNED}):
+        shell.set_hook("complete_command", magic.complete, **where)

@@ -375,7 +375,7 @@ class SnapshotsHandler(_Handler):
     @_costly
     async def get(self) -> None:
         """List the snapshots."""
-        self.finish(await self.service.snapshots(self.get_query_argument("store", "")))
+        self.finish(await self.service.snapshots())
 
 
 class SnapshotHandler(_Handler):

@@ -17,7 +17,7 @@ from ..errors import Busy, GpuckptError, NoSuchKernel, Refused, Unavailable
 from ..freeze.cuda_calls import CudaWorker
 from ..keeper import client
 from ..keeper.comparison import compare
-from ..keeper.elsewhere import of_store, store_in
+from ..keeper.elsewhere import of_store
 from ..keeper.listing import STATUS_TIMEOUT, hibernated, running_kernels
 from ..keeper.naming import find, find_among, new_key
 from ..keeper.operations.hibernate import forget
@@ -389,19 +389,16 @@ class Service:
 
     # -- snapshots
 
-    async def snapshots(self, folder: str = "") -> dict[str, Any]:
+    async def snapshots(self) -> dict[str, Any]:
         """Return all snapshots, newest first, an error for each that cannot be used, and the room that they take.
-
-        With a `folder`, of those in it, in place of the usual store.
 
         Raises
         ------
         StoreError, Incompatible : the store cannot be used.
-        Refused : the folder is no absolute path.
         """
 
         def look() -> dict[str, Any]:
-            store = store_in(folder) if folder else self._store
+            store = self._store
             room = {"used": store.used(), "free": store.free(), "quota": settings.store_quota()}
             return {**listing(store, in_a_cell), "store": {"folder": str(store.root), **room}}
 

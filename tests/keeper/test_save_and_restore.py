@@ -283,9 +283,18 @@ def test_list_show_rm_status_and_help(notebook: Notebook) -> None:
 
 def test_subcommands_and_names_are_completed(notebook: Notebook) -> None:
     notebook.run("%gpuckpt save before_finetune")
-    for line, expected in (("%gpuckpt res", "restore"), ("%gpuckpt restore bef", "before_finetune")):
-        matches = notebook.client.complete(line, reply=True, timeout=60)["content"]["matches"]
-        assert expected in matches
+    for jedi in (True, False):
+        notebook.run(f"%config IPCompleter.use_jedi = {jedi}")
+        for line, expected in (
+            ("%gpuckpt res", "restore"),
+            ("%gpuckpt restore bef", "before_finetune"),
+            ("%gpuckpt restore --la", "--lazy"),
+            ("x = 1\nr = %gpuckpt sa", "save"),
+            ("r = %gpuckpt save x --wi", "--with-files"),
+        ):
+            reply = notebook.client.complete(line, reply=True, timeout=60)["content"]
+            assert reply["matches"] == [expected], (jedi, line)
+            assert line[: reply["cursor_start"]] + expected == line.rpartition(" ")[0] + " " + expected
 
 
 def test_messages_are_shown_as_text_not_as_html(notebook: Notebook) -> None:

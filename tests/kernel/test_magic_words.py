@@ -83,13 +83,15 @@ def test_help_of_one_command_is_about_that_one(line: str, capsys: pytest.Capture
 
 
 def completed(line: str) -> list[str]:
-    return Gpuckpt(None, None).complete(None, SimpleNamespace(line=line))
+    return Gpuckpt(None, None).complete(None, SimpleNamespace(text_until_cursor=line, symbol=line.split(" ")[-1]))
 
 
 def test_commands_options_and_states_are_completed() -> None:
     assert {"save", "restore", "unpin"} <= set(completed("%gpuckpt "))
-    assert completed("%gpuckpt save x --") == ["--replace", "--with-files", "--wait"]
-    assert "--reseed" in completed("%gpuckpt fork --r")
+    assert completed("%gpuckpt save x --") == ["--replace", "--with-files", "--wait", "--to"]
+    assert completed("r = %gpuckpt save x --replace --w") == ["--with-files", "--wait"]
+    assert completed("%gpuckpt save x --to ") == [], "those are folders, which IPython completes"
+    assert completed("%gpuckpt fork --r") == ["--reseed"]
     assert completed("%gpuckpt awake o") == ["on", "off"]
     assert completed("%gpuckpt nonsense ") == []
 
