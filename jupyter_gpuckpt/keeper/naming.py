@@ -242,8 +242,8 @@ def refuse_other_kind(manifest: Manifest, job: str) -> None:
         raise Refused(
             NOT_RESTORED,
             f"{name} was saved from the job {saved}, and here is a kernel.",
-            f"In a terminal, `jupyter gpuckpt restore {saved} {name}` puts that job back; with `--as NEW` it comes up as "
-            "a new job beside it.",
+            f"In a terminal, `jupyter gpuckpt restore {saved} {name}` puts that job back; with `--as NEW` it comes up "
+            "as a new job beside it.",
         )
     if job and not saved:
         raise Refused(
