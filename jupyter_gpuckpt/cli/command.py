@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from .. import __version__
 from ..errors import Cancelled, GpuckptError
+from ..kernel.chosen import add_options
 from ..kernel.words import Commands, Parser, duration, folder, gpus, number
 from ..spelling import in_a_terminal
 from . import output
@@ -227,7 +228,7 @@ def _parser() -> tuple[Parser, Commands]:
         added.set_defaults(run=run)
         return added
 
-    command("list", _list, "list the snapshots, newest first")
+    add_options(command("list", _list, "list the snapshots, newest first"))
     one = command("show", _show, "show all about one snapshot")
     one.add_argument("name", metavar="NAME", help="the snapshot")
     saving = command(

@@ -10,6 +10,7 @@ from ..keeper.based import based
 from ..keeper.naming import find
 from ..keeper.summary import details, listing
 from ..kernel import show
+from ..kernel.chosen import choose, shown
 from ..spelling import in_a_terminal
 from ..store import Store
 from . import output
@@ -18,8 +19,8 @@ from .removal import remove
 
 def list_snapshots(args: argparse.Namespace) -> int:
     """List all snapshots, newest first."""
-    document = {**listing(_store(), in_a_terminal), "here": based()}
-    output.result(args.json, document, show.snapshots(document, in_a_terminal).text())
+    found = {**listing(_store(), in_a_terminal), "here": based()}
+    output.result(args.json, choose(found, args), shown(found, args, in_a_terminal).text())
     return output.DONE
 
 

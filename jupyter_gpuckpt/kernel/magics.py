@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from .. import settings
 from ..errors import GpuckptError, StoreError, Unavailable
 from ..spelling import in_a_cell
-from . import show
+from . import chosen, show
 from .agent import Agent
 from .hooks import generation_id
 from .stopping import end_cell
@@ -41,7 +41,8 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
 %gpuckpt awake on · off                       keep this kernel awake even if others need the GPU
 %gpuckpt autosleep TIME · off                 put it to sleep when it has been idle for so long (45s, 30m, 2h)
 %gpuckpt move --gpu N[,N ...]                 move what this kernel has on the GPU to another
-%gpuckpt list                                 the snapshots there are
+%gpuckpt list [--notebook NOTEBOOK] [--tag TAG] [--since WHEN] [--pinned] [--format TEXT]
+                                              the snapshots there are; since: 2h, 7d ago, or a date
 %gpuckpt log                                  which of them came from which
 %gpuckpt show NAME                            all about one of them
 %gpuckpt diff A B                             what changed from one to another
@@ -126,6 +127,7 @@ def _parser() -> tuple[Parser, Commands]:
     commands.add_parser("rm").add_argument("names", nargs="+")
     for name in ("list", "log"):
         commands.add_parser(name)
+    chosen.add_options(commands.choices["list"])
     for name in ("list", "log", "rm", "show"):
         commands.choices[name].add_argument("--store", type=folder)
     diff = commands.add_parser("diff")
@@ -295,7 +297,7 @@ class Gpuckpt:
         print(show.auto_sleep(self._keeper().request("autosleep", {"after": args.after})))
 
     def _list(self, args: argparse.Namespace) -> show.Listing:
-        return show.snapshots(self._snapshots(args.store), in_a_cell)
+        return chosen.shown(self._snapshots(args.store), args, in_a_cell)
 
     def _show(self, args: argparse.Namespace) -> show.Listing:
         return show.snapshot(self._keeper().request("show", _of_store(args.store, name=args.name)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -31,6 +32,25 @@ def test_snapshots_are_listed_shown_and_removed(cli: Cli, notebook: Notebook) ->
     first = cli("list", "--json").json["snapshots"][1]
     assert (first["name"], first["message"]) == ("first", "three numbers")
     assert first["size"] > 1_000_000
+
+    def named(*words: str) -> list[str]:
+        return cli("list", "--format", "{name}", *words).out.split()
+
+    notebook.run("%gpuckpt tag first good best\n%gpuckpt pin second")
+    assert named() == ["second", "first"]
+    assert (named("--tag", "good", "--tag", "best"), named("--tag", "good", "--pinned")) == (["first"], [])
+    assert (named("--pinned"), named("--notebook", "other.ipynb")) == (["second"], [])
+    assert (named("--since", "1h"), named("--since", "2999-01-01")) == (["second", "first"], [])
+    assert cli("list", "--tag", "none").out == "None of the 2 snapshots fits.\n"
+    assert [one["name"] for one in cli("list", "--tag", "best", "--json").json["snapshots"]] == ["first"]
+    lines = cli("list", "--format", "json").out.splitlines()
+    assert [json.loads(line)["name"] for line in lines] == named()
+    refused = cli("list", "--format", "{nothing}")
+    assert (refused.status, "one of: name, " in refused.err) == (2, True)
+    assert "neither a time ago" in cli("list", "--since", "soon").err
+    in_a_cell = notebook.run("%gpuckpt list --tag good --format '{{name}} {{pinned}} {{tags}}'").text
+    assert in_a_cell == "first false best,good"
+    notebook.run("%gpuckpt unpin second\n%gpuckpt tag first --remove good --remove best")
 
     assert "three numbers" in cli("show", "first").out
     shown = cli("show", "first", "--json").json

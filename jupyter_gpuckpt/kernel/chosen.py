@@ -1,0 +1,98 @@
+"""Which snapshots `list` shows, and how scripts have them: the same in a cell and in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from .. import settings
+from ..spelling import Spell
+from . import show
+from .words import Usage
+
+__all__ = ["add_options", "choose", "shown"]
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add what chooses snapshots, and --format."""
+    command.add_argument("--notebook", metavar="NOTEBOOK", help="only those of this notebook: its name or path")
+    command.add_argument("--tag", metavar="TAG", action="append", default=[], help="only those with this tag")
+    command.add_argument(
+        "--since",
+        metavar="WHEN",
+        type=_since,
+        help="only those saved since: 45s, 30m, 2h, 7d ago, or a date (2026-11-20)",
+    )
+    command.add_argument("--pinned", action="store_true", help="only those that are pinned")
+    command.add_argument(
+        "--format",
+        metavar="TEXT",
+        help="for scripts: a line for each, such as '{name} {created} {size}'; json for a JSON object a line",
+    )
+
+
+def _since(text: str) -> float:
+    """Return the time, in seconds since 1970, that a text such as ``2h`` (ago) or ``2026-11-20`` means."""
+    try:
+        return time.time() - (settings.parse_duration(text) or 0.0)
+    except ValueError:
+        pass
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a time ago such as 2h or 7d nor a date") from None
+
+
+def choose(found: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """Return of a list of snapshots what was asked for."""
+    return {**found, "snapshots": [one for one in found["snapshots"] if _fits(one, args)]}
+
+
+def _fits(one: Mapping[str, Any], args: argparse.Namespace) -> bool:
+    notebook = f"/{one['notebook']}"
+    return (
+        (args.notebook is None or notebook.endswith((f"/{args.notebook}", f"/{args.notebook}.ipynb")))
+        and set(args.tag) <= set(one["tags"])
+        and (args.since is None or datetime.datetime.fromisoformat(one["created"]).timestamp() >= args.since)
+        and (one["pinned"] or not args.pinned)
+    )
+
+
+def shown(found: Mapping[str, Any], args: argparse.Namespace, spell: Spell) -> show.Listing:
+    """Return what was asked for, as a table or as lines for a script.
+
+    Raises
+    ------
+    Usage : the format names what a snapshot has not.
+    """
+    chosen = choose(found, args)
+    if args.format is not None:
+        return show.Listing([""], [[_line(one, args.format)] for one in chosen["snapshots"]], "", [])
+    if found["snapshots"] and not chosen["snapshots"]:
+        return show.Listing([], [], f"None of the {len(found['snapshots'])} snapshots fits.", [])
+    return show.snapshots(chosen, spell)
+
+
+def _line(one: Mapping[str, Any], template: str) -> str:
+    if template == "json":
+        return json.dumps(one)
+    texts = {name: _text(value) for name, value in one.items()}
+    try:
+        return template.format_map(texts)
+    except (KeyError, ValueError, IndexError, AttributeError) as e:
+        raise Usage(
+            f"The format {template!r} cannot be used.",
+            f"{type(e).__name__}: {e}.",
+            f"What stands in braces is one of: {', '.join(texts)}.",
+        ) from None
+
+
+def _text(value: Any) -> str:
+    """Return a value as a script has it in a line."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
