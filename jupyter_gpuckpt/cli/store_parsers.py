@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Protocol
 
-from ..kernel.words import number
+from ..kernel.words import number, size
 from .removal import add_removal_options
 
 __all__ = ["add_store_parsers"]
@@ -63,7 +63,7 @@ def add_store_parsers(command: _Command) -> None:
     )
     rule = keep.add_mutually_exclusive_group(required=True)
     rule.add_argument("--last", metavar="N", type=number, help="keep the newest N")
-    rule.add_argument("--under", metavar="SIZE", type=_size, help="keep what fits: 500M, 20G, 1.5T")
+    rule.add_argument("--under", metavar="SIZE", type=size, help="keep what fits: 500M, 20G, 1.5T")
     add_removal_options(keep)
     keep.add_argument("--notebook", metavar="NOTEBOOK", help="remove only those of this notebook: its name or path")
     gc = command(
@@ -94,12 +94,3 @@ def add_store_parsers(command: _Command) -> None:
         "Make the index of the store again from its packs. Every byte is read, and no snapshot is removed.\n"
         "The exit status is 1 where some cannot be restored all the same.",
     )
-
-
-def _size(text: str) -> int:
-    from ..settings import parse_size
-
-    try:
-        return parse_size(text)
-    except ValueError as e:
-        raise argparse.ArgumentTypeError(str(e)) from None

@@ -15,6 +15,7 @@ from .. import settings
 from ..errors import Busy, Cancelled, GpuckptError, Refused
 from ..spelling import in_a_cell
 from ..store import Store, name_of
+from ..store.upkeep.retention import beyond_last, beyond_size
 from . import tally
 from .answers import answer_to
 from .c_memory import give_memory_back
@@ -37,7 +38,7 @@ from .operations.stages import Stages, Tell
 from .operations.wake import awaken, wake
 from .record import Operation, now
 from .status import status
-from .summary import details, listing, summary
+from .summary import details, is_of, listing, summary
 
 __all__ = ["Requests"]
 
@@ -107,6 +108,8 @@ class Requests:
                 return await asyncio.to_thread(self._look, store or keeper.store, op, args)
         if op in ("mv", "note", "pin", "tag", "rm"):
             return await asyncio.to_thread(self._change, store or keeper.store, op, args)
+        if op == "keep":
+            return await asyncio.to_thread(self._keep, store or keeper.store, args)
         if op == "executed":
             return await self._executed()
         if op == "room":
@@ -189,6 +192,26 @@ class Requests:
         if op == "tag":
             return asdict(store.tag(key, list(map(str, args["tags"])), list(map(str, args["remove"]))))
         return {"freed": store.remove(key)}
+
+    def _keep(self, store: Store, args: dict[str, Any]) -> dict[str, Any]:
+        """Remove old snapshots of this kernel or its notebook by a rule: but the ``last`` so many, or ``under`` a size.
+
+        With ``dry_run`` they stay, and are told.
+
+        Raises
+        ------
+        GpuckptError : one could not be removed; the others are.
+        """
+        launch = self.keeper.launch
+        own = partial(is_of, kernel_id=launch.kernel_id, notebook=launch.notebook)
+        if args.get("last") is not None:
+            keys = beyond_last(store, int(args["last"]), own)
+        else:
+            keys = beyond_size(store, int(args["under"]), own)
+        going, freed, errors = (store.would_remove if args.get("dry_run") else store.remove_all)(keys)
+        if errors:
+            raise errors[0]
+        return {"removed": [name_of(key) for key in going], "freed": freed}
 
     def _set_auto_sleep(self, after: float | None) -> dict[str, Any]:
         """Set after how many idle seconds the kernel goes to sleep by itself; None or 0 for never."""

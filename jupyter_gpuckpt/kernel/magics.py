@@ -21,7 +21,7 @@ from . import chosen, show
 from .agent import Agent
 from .hooks import generation_id
 from .stopping import end_cell
-from .words import Commands, Parser, Usage, duration, folder, gpus, number
+from .words import Commands, Parser, Usage, duration, folder, gpus, number, size
 
 HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a name; it runs on
     --with-files                              and keep the files that it needs, Python and its packages, with it
@@ -47,6 +47,8 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
 %gpuckpt show NAME                            all about one of them
 %gpuckpt diff A B                             what changed from one to another
 %gpuckpt rm NAME [NAME ...]                   remove snapshots
+%gpuckpt keep --last N · --under SIZE         remove this notebook's oldest ones, but the last N, or until the store
+    --dry-run                                 takes no more than SIZE (20G); --dry-run: only say which
 %gpuckpt mv NAME NEW                          give one another name
 %gpuckpt pin NAME · unpin NAME                protect one from removal and replacement, or no longer
 %gpuckpt note NAME "TEXT"                     give one another note ("" for none)
@@ -60,7 +62,7 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
 Functions of your own around a save: jupyter_gpuckpt.before_save(fn), jupyter_gpuckpt.after_restore(fn)."""
 
 _IN_A_TERMINAL = frozenset(
-    {"broker", "check", "doctor", "exec", "export", "forget", "gc", "import", "keep", "kernels", "logs", "ps", "pull"}
+    {"broker", "check", "doctor", "exec", "export", "forget", "gc", "import", "kernels", "logs", "ps", "pull"}
     | {"push", "recipient", "remote", "repair", "setup", "sign", "stop", "trust"}
 )
 _STATES = {"awake": ("on", "off"), "autosleep": ("off",)}
@@ -141,6 +143,11 @@ def _parser() -> tuple[Parser, Commands]:
     note.add_argument("text", nargs="+")
     for name in ("pin", "unpin"):
         commands.add_parser(name).add_argument("name")
+    keep = commands.add_parser("keep")
+    rule = keep.add_mutually_exclusive_group(required=True)
+    rule.add_argument("--last", type=number)
+    rule.add_argument("--under", type=size)
+    keep.add_argument("--dry-run", action="store_true")
     tag = commands.add_parser("tag")
     tag.add_argument("name")
     tag.add_argument("tags", nargs="*")
@@ -348,6 +355,15 @@ class Gpuckpt:
             print(failure, file=sys.stderr)
         if failures:
             raise failures[0]
+
+    def _keep(self, args: argparse.Namespace) -> None:
+        rule = {"last": args.last, "under": args.under, "dry_run": args.dry_run}
+        done = self._keeper().request("keep", rule)
+        if not done["removed"]:
+            print("Nothing has to be removed.")
+            return
+        what, then = ("Would remove", "would be freed") if args.dry_run else ("Removed", "freed")
+        print(f"{what} {', '.join(done['removed'])}: {show.size(done['freed'])} {then}.")
 
     def _panel(self, _: argparse.Namespace) -> None:
         agent = self._keeper()

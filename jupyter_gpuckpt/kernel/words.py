@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeAlias
 from .. import settings
 from ..errors import GpuckptError
 
-__all__ = ["Commands", "Parser", "Usage", "duration", "folder", "gpus", "number"]
+__all__ = ["Commands", "Parser", "Usage", "duration", "folder", "gpus", "number", "size"]
 
 
 class Usage(GpuckptError):
@@ -83,6 +83,14 @@ def gpus(text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not the number of a GPU, nor several as in 1,0") from None
+
+
+def size(text: str) -> int:
+    """Return the bytes that a text such as ``20G`` means."""
+    try:
+        return settings.parse_size(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
 
 
 def number(text: str) -> int:

@@ -120,6 +120,11 @@ def test_the_store_is_kept_in_order_from_a_notebook(notebook: Notebook) -> None:
     assert notebook.fails("%gpuckpt rm branch").ename == "Pinned"
     assert notebook.run("%gpuckpt unpin branch").text == "Unpinned branch."
     notebook.run("%gpuckpt rm branch")
+    assert "Would remove first: " in notebook.run("%gpuckpt keep --last 1 --dry-run").text
+    assert names() == {"first", "second"}
+    assert "Removed first: " in notebook.run("%gpuckpt keep --last 1").text
+    assert names() == {"second"}
+    assert notebook.run("%gpuckpt keep --under 1T").text == "Nothing has to be removed."
     assert notebook.fails("%gpuckpt mv gone away").ename == "NoSuchSnapshot"
 
 
