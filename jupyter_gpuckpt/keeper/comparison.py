@@ -20,13 +20,10 @@ __all__ = ["VARIABLES", "compare"]
 
 VARIABLES = "variables.json"
 """The part of a snapshot that names the kernel's variables."""
+_WHERE = frozenset({"name", "identity", "trace", "data", "whole"})
+"""What is known of a variable that says something only beside the same of another snapshot."""
 
 _CRIU, _VRAM = "criu/", "vram/"
-_SETTLED = frozenset(
-    {"int", "float", "complex", "bool", "str", "bytes", "range", "NoneType"}
-    | {"module", "type", "function", "builtin_function_or_method", "numpy.ufunc"}
-)
-"""Types of which the same object is the same value, or was not defined anew."""
 
 
 def compare(store: Store, old: str, new: str) -> dict[str, Any]:
@@ -175,8 +172,8 @@ def _variables(
         return {"variables": [], "unchanged": None, "not_compared": []}
     found = {name: _how(before, after, name, same_origin) for name in {*before.variables, *after.variables}}
     same = {name for name, how in found.items() if how == ""}
-    compared = {name for name in same if same_origin and _is_settled(after.variables[name], before, after)}
-    doubtful = {name: inside for name in compared if (inside := _inside(after.variables[name], touched))}
+    compared = {name for name in same if same_origin and _is_settled(name, before, after)}
+    doubtful = {name: inside for name in same if same_origin and (inside := _inside(after.variables[name], touched))}
     changed = _changed_inside(store, before, after, doubtful)
     found |= dict.fromkeys(changed, "contents changed")
     unknown = {name for name, how in found.items() if not how} - compared
@@ -187,14 +184,14 @@ def _variables(
     ]
     return {
         "variables": sorted(rows, key=_place),
-        "unchanged": len(compared) - len(changed),
+        "unchanged": len(compared - {*changed}),
         "not_compared": sorted(unknown),
     }
 
 
 def _place(row: Mapping[str, Any]) -> tuple[int, int, str]:
     """Return what puts rows in order: changed ones, then new ones, then deleted ones, each the largest first."""
-    sizes = [about.get("size", 0) for about in (row["old"], row["new"]) if about]
+    sizes = [max(about.get("size", 0), about.get("holds", 0)) for about in (row["old"], row["new"]) if about]
     return {"new": 1, "deleted": 2}.get(row["how"], 0), -max(sizes), row["name"]
 
 
@@ -208,30 +205,41 @@ def _how(before: _Side, after: _Side, name: str, same_origin: bool) -> str | Non
     if old["type"] != new["type"]:
         return "type changed"
     other = [key for key in ("length", "shape", "dtype", "device") if old.get(key) != new.get(key)]
-    other = other or ["size"] * (old.get("size") != new.get("size"))
+    other = other or ["size"] * any(old.get(key) != new.get(key) for key in ("size", "holds") if {key} <= {*old, *new})
     if other:
         return f"{' and '.join(other)} changed"
-    return "reassigned" if same_origin and old["identity"] != new["identity"] else ""
+    if same_origin and old["identity"] != new["identity"]:
+        return "reassigned"
+    has_other = same_origin and "trace" in old and "trace" in new and old["trace"] != new["trace"]
+    return "contents changed" if has_other else ""
 
 
-def _is_settled(variable: Mapping[str, Any], before: _Side, after: _Side) -> bool:
-    """Tell whether a variable is as it was where neither its object nor the bytes at its address are others."""
-    if "address" not in variable:
-        return variable["type"] in _SETTLED
-    ranges = [(variable["address"], variable["address"] + variable["size"])]
-    # What is shared with others, or lies in a file, is not in the process's pages.
-    return all(set(_by_kind(side.memory, ranges)) <= areas.OWN for side in (before, after) if side.memory)
+def _is_settled(name: str, before: _Side, after: _Side) -> bool:
+    """Tell whether a variable is as it was where none of its objects and none of their bytes are others."""
+    ranges = _ranges(after.variables[name])
+    # What is shared with others, or lies in a file, is not in the process's pages; but what a program has written is.
+    own = areas.OWN | before.programs | after.programs
+    return all(side.variables[name].get("whole") for side in (before, after)) and all(
+        set(_by_kind(side.memory, [one])) <= own
+        for one in ranges
+        for side in (before, after)
+        if side.memory is not None
+    )
+
+
+def _ranges(variable: Mapping[str, Any]) -> _Ranges:
+    """Return from where to where the data of a variable lies, in ascending order."""
+    return sorted((begin, begin + size) for begin, size in variable.get("data", ()))
 
 
 def _inside(variable: Mapping[str, Any], touched: Sequence[tuple[int, int]]) -> _Ranges:
-    """Return the parts of what changed in memory that are an array's."""
-    begin = variable.get("address", 0)
-    end = begin + variable.get("size", 0) if begin else 0
+    """Return the parts of what changed in memory that are a variable's data."""
     found = []
-    for a, b in touched[bisect_right(touched, begin, key=lambda one: one[1]) :]:
-        if a >= end:
-            break
-        found.append((max(a, begin), min(b, end)))
+    for begin, end in _ranges(variable):
+        for a, b in touched[bisect_right(touched, begin, key=lambda one: one[1]) :]:
+            if a >= end:
+                break
+            found.append((max(a, begin), min(b, end)))
     return found
 
 
@@ -269,7 +277,7 @@ def _bytes_at(parts: Parts, memory: Memory, begin: int, end: int) -> bytes:
 def _told(variable: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if variable is None:
         return None
-    return {key: value for key, value in variable.items() if key not in ("name", "identity", "address")}
+    return {key: value for key, value in variable.items() if key not in _WHERE}
 
 
 # -- files

@@ -506,8 +506,10 @@ def _variable(about: dict[str, Any] | None, *, full: bool) -> str:
     kind = about["type"] if full else about["type"].rpartition(".")[2]
     shape = f"({', '.join(map(str, about['shape']))})" if "shape" in about else ""
     length = f"of length {about['length']}" if "length" in about else ""
-    words = [kind, shape, about.get("dtype", ""), about.get("device", ""), length]
-    large = size(about["size"]) if about.get("size", 0) >= _TELLING else ""
+    arrays = f"with {about['arrays']} {'array' if about['arrays'] == 1 else 'arrays'}" if "arrays" in about else ""
+    words = [kind, shape, about.get("dtype", ""), about.get("device", ""), length, arrays]
+    bytes_ = max(about.get("size", 0), about.get("holds", 0))
+    large = size(bytes_) if bytes_ >= _TELLING else ""
     return ", ".join(filter(None, [" ".join(filter(None, words)), large]))
 
 

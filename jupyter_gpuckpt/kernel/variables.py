@@ -11,10 +11,14 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .holdings import Budget, array_of, holdings, is_class
+
 __all__ = ["describe"]
 
 _MOST = 2000
 _TIME = 0.1  # seconds
+_OBJECTS = 100_000
+"""So many objects are followed at most."""
 _COUNTED = (str, bytes, bytearray, list, tuple, dict, set, frozenset, range)
 _SIZED = (*_COUNTED, int, float, complex, bool, type(None))
 
@@ -23,12 +27,16 @@ def describe(shell: Any) -> dict[str, Any]:
     """Return the variables of an IPython shell, in the order of their names, and how many were left out.
 
     Each has ``name``, ``type`` and ``identity`` (where the object lies), and, where that is known, ``size`` (bytes of
-    its own, or of an array's elements), ``length`` or ``shape``, ``dtype``, ``device`` and ``address`` of its elements.
+    its own, or of an array's elements), ``length`` or ``shape``, ``dtype`` and ``device``, and what it holds
+    (`holdings`).
     """
     hidden = getattr(shell, "user_ns_hidden", {})
     names = sorted(name for name in list(shell.user_ns) if name not in hidden and not name.startswith("_"))
     until = time.monotonic() + _TIME
     found = list(_until(until, names, shell.user_ns))
+    budget = Budget(_OBJECTS)
+    for about in found:
+        about.update(_inside(shell.user_ns.get(about["name"]), about["identity"], budget))
     return {"variables": found, "left_out": len(names) - len(found)}
 
 
@@ -47,25 +55,17 @@ def _more(value: Any, kind: type) -> dict[str, Any]:
         length = {"length": len(value)} if kind in _COUNTED else {}
         return {"size": sys.getsizeof(value), **length}
     try:
-        if _is(kind, "numpy", "ndarray"):
-            data = value.__array_interface__["data"][0]
-            return {"size": value.nbytes, "shape": list(value.shape), "dtype": str(value.dtype), "address": data}
-        if _is(kind, "torch", "Tensor") or _is(kind, "torch.nn.parameter", "Parameter"):
-            on_cpu = value.device.type == "cpu"
-            return {
-                "size": value.numel() * value.element_size(),
-                "shape": list(value.shape),
-                "dtype": str(value.dtype),
-                "device": str(value.device),
-                **({"address": value.data_ptr()} if on_cpu else {}),
-            }
-        if _is(kind, "pandas", "DataFrame") or _is(kind, "pandas", "Series"):
+        if (array := array_of(value, kind)) is not None:
+            return {key: array[key] for key in ("size", "shape", "dtype", "device") if key in array}
+        if is_class(kind, "pandas", "DataFrame") or is_class(kind, "pandas", "Series"):
             return {"shape": list(value.shape)}
     except Exception:  # noqa: BLE001 - a tensor without storage, say: less is known of it
         return {}
     return {}
 
 
-def _is(kind: type, module: str, name: str) -> bool:
-    """Tell whether a type is this class of a module that is loaded; a class of the same name is not."""
-    return kind.__name__ == name and getattr(sys.modules.get(module), name, None) is kind
+def _inside(value: Any, identity: int, budget: Budget) -> dict[str, Any]:
+    try:
+        return holdings(value, budget) if id(value) == identity else {}
+    except Exception:  # noqa: BLE001 - as above, or another thread changed it meanwhile
+        return {}

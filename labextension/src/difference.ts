@@ -23,15 +23,17 @@ function described(about: IVariable | null, full: boolean): string {
   if (about === null) {
     return '';
   }
-  const { type, shape, dtype, device, length, size: bytes } = about;
+  const { type, shape, dtype, device, length, arrays } = about;
+  const bytes = Math.max(about.size ?? 0, about.holds ?? 0);
   const words = [
     full ? type : last(type),
     shape && `(${shape.join(', ')})`,
     dtype,
     device,
-    length === undefined ? '' : `of length ${length}`
+    length === undefined ? '' : `of length ${length}`,
+    arrays === undefined ? '' : `with ${arrays} ${arrays === 1 ? 'array' : 'arrays'}`
   ];
-  const large = bytes !== undefined && bytes >= TELLING ? size(bytes) : '';
+  const large = bytes >= TELLING ? size(bytes) : '';
   return [words.filter(Boolean).join(' '), large].filter(Boolean).join(', ');
 }
 

@@ -130,6 +130,9 @@ export interface IVariable {
   shape?: number[];
   dtype?: string;
   device?: string;
+  /** How many arrays are within it, and their bytes. */
+  arrays?: number;
+  holds?: number;
 }
 
 /** How much of some part of two snapshots is in the second alone, and its sizes in both; null where it is not there. */

@@ -235,6 +235,9 @@ describe('what differs', () => {
     ]);
   });
 
+  it('says how much is within an object', () =>
+    expect(both(null, { type: 'net.MLP', arrays: 214, holds: 44e6 })[1]).toBe('MLP with 214 arrays, 44.0 MB'));
+
   it('says of which modules two types are that have one name', () =>
     expect(both({ type: 'one.Model' }, { type: 'other.Model' })).toEqual(['one.Model', 'other.Model']));
 });
