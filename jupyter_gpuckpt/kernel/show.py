@@ -550,7 +550,7 @@ def snapshots(found: dict[str, Any], spell: Spell) -> Listing:
     faults = [f["what"] for f in found["faults"]]
     if found.get("writing"):
         faults.append(f"{found['writing']} is being written.")
-    head = ["name", "saved", "size", "new bytes", "GPU memory", "tags", "notebook", "message"]
+    head = ["name", "saved", "size", "added", "GPU memory", "tags", "notebook", "message"]
     return Listing(head, rows, spell("No snapshots yet. Save one: `gpuckpt save @ NAME`"), faults)
 
 
@@ -565,7 +565,7 @@ def snapshot(found: dict[str, Any]) -> Listing:
             ("message", found["message"]),
             ("saved", moment(found["created"])),
             ("size", size(found["size"])),
-            ("new bytes", f"{size(found['stored'])} (what no snapshot before it held, compressed)"),
+            ("added to the store", f"{size(found['stored'])} (what no earlier snapshot had, compressed)"),
             ("GPU memory", size(found["gpu_memory"]) if found["gpu_memory"] else ""),
             ("own files", own),
             ("notebook", found["notebook"]),
