@@ -73,6 +73,8 @@ def test_light_and_dark(lab: Server, open_window: OpenWindow, tmp_path: Path) ->
     # The longest name, as a line of its own and as another's origin, and a note like a page.
     window.save("n" * 100, "many words " * 100)
     window.save("after")
+    window.restore("n" * 100)
+    window.save("branch")  # with another between it and its origin, which is named then
     about = window.sidebar.locator(".jp-gpuckpt-About")
     expect(about.filter(has_text="nnn")).to_have_count(1)
     assert about.evaluate_all("all => all.every(it => it.scrollWidth <= it.clientWidth)")
