@@ -99,7 +99,7 @@ def list_jobs(args: argparse.Namespace) -> int:
 
 
 def _table(found: list[dict[str, Any]], faults: list[GpuckptError]) -> str:
-    head = ["job", "pid", "memory", "GPU memory", "state", "started", "at or after", "snapshots", "command"]
+    head = ["job", "pid", "memory", "GPU memory", "state", "started", "based on", "snapshots", "command"]
     rows = [
         [
             job["job"],

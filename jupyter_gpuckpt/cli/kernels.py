@@ -52,7 +52,7 @@ def _add_snapshots(kernels: Sequence[dict[str, Any]], manifests: Sequence[Manife
 
 def _table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> str:
     # As a rule it fits a terminal of 80 columns; --json has the rest.
-    head = ["kernel", "notebook", "state", "pid", "memory", "on GPU", "freed", "in host", "at or after"]
+    head = ["kernel", "notebook", "state", "pid", "memory", "on GPU", "freed", "in host", "based on"]
     rows = [
         [
             kernel["kernel_id"][:_SHORT],
@@ -63,7 +63,7 @@ def _table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) ->
             _gpu_text(kernel["gpu_memory"]),
             _gpu_text(kernel["gpu"]["freed"]),
             _gpu_text(kernel["gpu"]["host_memory"]),
-            _came_from(kernel),
+            show.based_on(kernel),
         ]
         for kernel in kernels
     ]
@@ -75,12 +75,6 @@ def _table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) ->
 def _memory_text(kernel: dict[str, Any]) -> str:
     hibernated = kernel["hibernated"]
     return show.size(kernel["memory"]) if hibernated is None else f"{show.size(hibernated['size'])} on disk"
-
-
-def _came_from(kernel: dict[str, Any]) -> str:
-    if kernel["parent"]:
-        return str(kernel["parent"]["name"])
-    return f"fork of {kernel['copy_of'][:_SHORT]}" if kernel["copy_of"] else ""
 
 
 def _gpu_text(count: int | None) -> str:

@@ -17,7 +17,7 @@ def based() -> dict[str, list[str]]:
         with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
             launch, state = folder.launch(), folder.state()
             if state.parent is not None and folder.has_keeper():
-                notebook = (state.renamed or launch.notebook).rpartition("/")[2]
+                notebook = launch.notebook.rpartition("/")[2]
                 job = f"job {launch.job}" if launch.job else ""
                 found[state.parent["id"]].append(job or notebook or f"kernel {launch.kernel_id[:8]}")
     return dict(found)

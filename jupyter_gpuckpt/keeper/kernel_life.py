@@ -385,6 +385,12 @@ class Keeper:
             if not self.ending:
                 log.error("the keeper's record could not be written: %s", e)
 
+    def belong_to(self, notebook: str) -> None:
+        """Have the kernel belong to the notebook of this path from now on, also where it is started afresh."""
+        self.launch.notebook = self.launch.env["JPY_SESSION_NAME"] = notebook
+        if not self.record_is_closed:
+            self.folder.write_launch(self.launch)
+
     def work(self) -> float:
         """Return how many seconds of processor time the kernel's processes have used."""
         tree = processes.descendants(self.space.pid) if self.space is not None else []

@@ -66,15 +66,14 @@ def with_snapshots(list_them: Lister) -> tuple[list[dict[str, Any]], list[Manife
     return found, manifests, faults
 
 
-def left_running(own: Launch, state: State) -> list[dict[str, Any]]:
+def left_running(own: Launch) -> list[dict[str, Any]]:
     """Return the status of each other kernel of the same notebook that outlived the server that held it."""
     found = []
-    notebook = state.renamed or own.notebook
-    for folder in KernelFolder.all() if notebook else ():
+    for folder in KernelFolder.all() if own.notebook else ():
         with contextlib.suppress(GpuckptError, OSError, ValueError):  # it has ended meanwhile, or does not answer
             launch = folder.launch()
-            is_its = notebook == (folder.state().renamed or launch.notebook) and not launch.copy_of
-            if is_its and launch.kernel_id != own.kernel_id and folder.has_keeper():
+            is_its = launch.notebook == own.notebook and launch.kernel_id != own.kernel_id
+            if is_its and folder.has_keeper():
                 found.append(_status(folder))
     return [status for status in found if not status["attended"] and status["state"] != "ended"]
 

@@ -6,16 +6,17 @@ The store knows snapshots by their keys (`store.names`), people by a name and a 
 
 from __future__ import annotations
 
+import itertools
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .. import settings
-from ..errors import GpuckptError, NoSuchSnapshot, NotOwn, Refused
+from .. import __version__, settings
+from ..errors import Damaged, GpuckptError, NoSuchSnapshot, NotOwn, Refused, Untrusted
 from ..store import Manifest, Store, check_key, check_name, key_of, name_of, name_taken
-from .summary import is_of, is_of_notebook, labels, notebooks
+from .summary import is_of, is_of_notebook, labels, notebooks, summary
 
 if TYPE_CHECKING:
     from .kernel_life import Keeper
@@ -27,8 +28,10 @@ __all__ = [
     "find",
     "find_among",
     "find_own",
+    "follow",
     "latest_own",
     "new_key",
+    "path_after",
     "refuse_other_kind",
 ]
 
@@ -98,7 +101,7 @@ def choose_key(store: Store, name: str, owner: Owner, *, replace: bool) -> tuple
         raise name_taken(name)
     if own:
         return min(manifest.name for manifest in own), True
-    return name if name not in keys else key_of(name, owner.notebook), False
+    return _free_key(keys, name, owner.notebook), False
 
 
 def new_key(store: Store, key: str, name: str) -> str:
@@ -115,7 +118,37 @@ def new_key(store: Store, key: str, name: str) -> str:
     keys = store.keys(name)
     if any(manifest.kernel.get("notebook", "") == notebook for manifest in _read(store, keys)):
         raise name_taken(name, replaceable=False)
-    return name if name not in keys else key_of(name, notebook)
+    return _free_key(keys, name, notebook)
+
+
+def _free_key(taken: Collection[str], name: str, notebook: str) -> str:
+    """Return a key that no snapshot has for one that a notebook has under `name`."""
+    # One of a notebook that had this path and was renamed has the first of these.
+    keys = (key_of(name, notebook + "/" * times) for times in itertools.count())
+    return name if name not in taken else next(key for key in keys if key not in taken)
+
+
+def path_after(path: str, old: str, new: str) -> str | None:
+    """Return where a file is after `old` was renamed to `new`, a file or folder; None where it stays what it was."""
+    return new + path[len(old) :] if path == old or path.startswith(f"{old}/") else None
+
+
+def follow(store: Store, old: str, new: str) -> Sequence[str]:
+    """Have the snapshots of a notebook belong to it where it is now, or those of a folder's; return their keys.
+
+    Those that somebody else signed stay what they are.
+
+    Raises
+    ------
+    StoreError : the store cannot be read or written.
+    """
+    moved = []
+    for snapshot in store.listed(summary, __version__)[0]:
+        path = path_after(snapshot["notebook"], old, new)
+        if path is not None:
+            with suppress(NoSuchSnapshot, Damaged, Untrusted, Refused):
+                moved.append(store.move(snapshot["name"], {"notebook": path}).name)
+    return moved
 
 
 def find(store: Store, text: str, owner: Owner | None = None) -> str:

@@ -54,7 +54,8 @@ class Launch:
     name: str = ""
     """The kernelspec's name."""
     notebook: str = ""
-    """What the server calls the notebook (JPY_SESSION_NAME): usually its path; empty when unknown."""
+    """What the server calls the notebook (JPY_SESSION_NAME): usually its path; empty when unknown. It changes when the
+    notebook is renamed, and when another one is given the kernel."""
     copy_of: str = ""
     """The id of the kernel that this one was forked from; empty where it was started."""
     sleep_after: float | None = None
@@ -74,8 +75,6 @@ class State:
     """The name of the run folder in use."""
     kernel_pid: int = 0
     started: str = ""
-    renamed: str = ""
-    """What the notebook is called now, as in `Launch.notebook`, where it was renamed while it was open."""
     parent: dict[str, str] | None = None
     """Name and id of the snapshot that the kernel last came from or went to."""
     saved: dict[str, Any] | None = None

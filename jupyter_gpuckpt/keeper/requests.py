@@ -83,10 +83,9 @@ class Requests:
         if op == "status":
             return status(keeper)
         if op == "left":
-            return await asyncio.to_thread(left_running, keeper.launch, keeper.state)
+            return await asyncio.to_thread(left_running, keeper.launch)
         if op == "renamed":
-            keeper.state.renamed = str(args["notebook"])
-            keeper.note_state()
+            keeper.belong_to(str(args["notebook"]))
             return None
         if op == "cancel":
             return keeper.operations.cancel(str(args.get("operation") or ""), str(args.get("kind") or ""))

@@ -34,7 +34,6 @@ def status(keeper: Keeper) -> dict[str, Any]:
         "kernel_id": keeper.launch.kernel_id,
         "name": keeper.launch.name,
         "notebook": keeper.launch.notebook,
-        "renamed": keeper.state.renamed,
         "job": keeper.launch.job,
         "connection_file": keeper.launch.connection_file,
         "state": _word(keeper, is_asleep=asleep is not None),

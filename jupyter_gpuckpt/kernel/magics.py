@@ -386,7 +386,7 @@ class Gpuckpt:
             [
                 ("kernel", s["kernel_id"]),
                 ("state", s["state"]),
-                ("at or after", (s["parent"] or {}).get("name", "a fresh start")),
+                ("based on", show.based_on(s) or "nothing: a fresh kernel"),
                 ("pid", str(s["pid"])),
                 ("processes", str(len(s["pids"]))),
                 ("memory", show.size(s["memory"])),

@@ -161,7 +161,7 @@ function render({ model, el }) {
     if (kernel) {
       // It may have another name by now.
       const parent = [...own, ...others].find(one => one.id === kernel.parent?.id) ?? kernel.parent;
-      const place = parent ? `at or after ${parent.label ?? parent.name}` : 'started afresh';
+      const place = parent ? `based on ${parent.label ?? parent.name}` : 'fresh kernel';
       const freed = kernel.freed ? ` · ${size(kernel.freed)} freed on GPUs` : '';
       about.textContent = `Kernel: ${kernel.state} · ${size(kernel.memory)} memory${freed} · ${place}`;
     }

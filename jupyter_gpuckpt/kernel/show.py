@@ -586,6 +586,17 @@ def details(pairs: Sequence[tuple[str, str]], notes: Sequence[str] = ()) -> List
     return Listing(["", ""], [list(pair) for pair in pairs if pair[1]], "", notes)
 
 
+_SHORT = 8
+"""How much of a kernel's id is enough to name it, for people."""
+
+
+def based_on(kernel: dict[str, Any]) -> str:
+    """Say which snapshot a kernel last came from or went to, or else which kernel it is a copy of; empty where none."""
+    if kernel["parent"]:
+        return str(kernel["parent"]["name"])
+    return f"fork of {kernel['copy_of'][:_SHORT]}" if kernel["copy_of"] else ""
+
+
 def still_running(kernel: dict[str, Any]) -> str:
     """Say that another kernel of the notebook outlived its server, and how to go on with it."""
     since, memory = moment(kernel["started"]), size(kernel["memory"])

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_server.utils import url_path_join
 
+from .. import settings
+from ..store import Store
 from . import handlers
 from .events import Events
 from .instead import install
 from .metrics import register
-from .renames import tell_of_renames
+from .notebooks import follow_files, follow_sessions
 from .service import Service
 
 if TYPE_CHECKING:
@@ -57,10 +59,13 @@ ROUTES: dict[str, type[Any]] = {
 def add_routes(app: ServerApp) -> None:
     """Add the API to a server that is starting."""
     assert app.event_logger is not None  # made before any extension is loaded
-    service = Service(Events(app.event_logger), app.kernel_manager)
+    events = Events(app.event_logger)
+    service = Service(events, app.kernel_manager)
     register(service.look)
     install(app.kernel_manager)
-    tell_of_renames(app.session_manager, Path(app.kernel_manager.root_dir).absolute())
+    root = Path(app.kernel_manager.root_dir).absolute()
+    follow_sessions(app.session_manager, app.kernel_manager, root)
+    follow_files(app.event_logger, Store(settings.store_dir()), events, root)
     base = url_path_join(app.web_app.settings["base_url"], "api/gpuckpt")
     routes = [*ROUTES.items(), (r".*", handlers.NowhereHandler)]
     app.web_app.add_handlers(  # type: ignore[no-untyped-call]

@@ -97,9 +97,7 @@ class Service:
         held = {kernel["kernel_id"] for kernel in found}
         for kernel in found:
             is_left = not kernel["attended"] and kernel["kernel_id"] not in of_server and kernel["state"] != "ended"
-            # A copy has its notebook's name from the kernel that it was made of.
-            notebook = kernel.get("renamed") or kernel["notebook"]
-            kernel["reconnect"] = self._path(notebook) if is_left and not kernel.get("copy_of") else None
+            kernel["reconnect"] = self._path(kernel["notebook"]) if is_left else None
         reason = await self._reason()
         plain = [
             {"kernel_id": kernel_id, "name": name, "why": (reason or _plain()).spelled(in_a_cell).as_dict()}
@@ -260,8 +258,10 @@ class Service:
         if kernel_id not in self._kernel_manager:
             folder = await self._folder(kernel_id)
             launch = await asyncio.to_thread(folder.launch)
-            # The kernel manager passes what it does not know on to the provisioner.
-            await self._kernel_manager.start_kernel(kernel_id=kernel_id, kernel_name=launch.name, **{ADOPT: True})
+            # The kernel manager passes what it does not know on to the provisioner. The environment is for a restart.
+            await self._kernel_manager.start_kernel(
+                kernel_id=kernel_id, kernel_name=launch.name, env=_environment(launch.notebook), **{ADOPT: True}
+            )
         return {"id": kernel_id}
 
     async def hibernated(self) -> dict[str, Any]:
@@ -310,15 +310,14 @@ class Service:
         async def forget_it(_: dict[str, Any]) -> None:
             await asyncio.to_thread(forget, self._store, snapshot)
 
-        return self.operations.start(operation, folder, {"key": name, "name": name}, forget_it)
+        return self.operations.start(operation, folder, {"key": name, "name": name, "resume": True}, forget_it)
 
     async def _start_for(self, manifest: Manifest) -> str:
         """Start a kernel to resume one in, where that one's notebook is."""
         notebook = Path(str(manifest.kernel.get("notebook", "")))
         where = {"cwd": str(notebook.parent)} if notebook.is_absolute() and notebook.parent.is_dir() else {}
-        environment = {**os.environ, "JPY_SESSION_NAME": str(notebook)} if notebook.name else {**os.environ}
         kernel_id: str = await self._kernel_manager.start_kernel(
-            kernel_name=manifest.kernel["name"], env=environment, **where
+            kernel_name=manifest.kernel["name"], env=_environment(str(notebook) if notebook.name else ""), **where
         )
         return kernel_id
 
@@ -400,7 +399,9 @@ class Service:
         def look() -> dict[str, Any]:
             store = self._store
             room = {"used": store.used(), "free": store.free(), "quota": settings.store_quota()}
-            return {**listing(store, in_a_cell), "store": {"folder": str(store.root), **room}}
+            found = listing(store, in_a_cell)
+            snapshots = [{**snapshot, "path": self._path(snapshot["notebook"])} for snapshot in found["snapshots"]]
+            return {**found, "snapshots": snapshots, "store": {"folder": str(store.root), **room}}
 
         return await asyncio.to_thread(look)
 
@@ -568,6 +569,11 @@ class Service:
         """Return what speaks for and against saving kernels on this machine."""
         checks = await asyncio.to_thread(doctor.examine)
         return {"works": doctor.works(checks), "checks": [dataclasses.asdict(check) for check in checks]}
+
+
+def _environment(notebook: str) -> dict[str, str]:
+    """Return the environment of the kernel of a notebook, or of none, as Jupyter Server makes it."""
+    return {**os.environ, "JPY_SESSION_NAME": notebook} if notebook else {**os.environ}
 
 
 def _plain() -> GpuckptError:

@@ -508,15 +508,38 @@ class Store:
                     name=name,
                 )
             noted = replace(manifest, message=message)
-            session = Session(self._layout.locks, "note")
-            try:
-                draft = self._layout.draft(session.id)
-                write_new(draft, self.trust.sign(noted.to_json()))
-                draft.rename(self._layout.manifest(name))
-                sync_folder(self._layout.snapshots)
-            finally:
-                session.close()
+            self._write_anew(noted)
         return noted
+
+    def move(self, name: str, kernel: Mapping[str, Any]) -> Manifest:
+        """Have the manifest of the snapshot `name` say other things of its kernel, sign it anew, and return it.
+
+        Raises
+        ------
+        BadName, NoSuchSnapshot, Damaged, Incompatible : as `get`.
+        Untrusted : as `trusted`.
+        Refused : somebody else signed it, and what it says of its kernel.
+        """
+        failed = f"The snapshot {name} could not follow its notebook."
+        self.trusted(name)  # first: nothing is written for one that is not there
+        with storing(failed, self.root), changing(self._layout):
+            manifest, raw = self._trusted(name)
+            if self.trust.is_foreign(raw, name):
+                raise Refused(failed, "somebody else made and signed it, with the path of its notebook", "", name=name)
+            moved = replace(manifest, kernel={**manifest.kernel, **kernel})
+            self._write_anew(moved)
+        return moved
+
+    def _write_anew(self, manifest: Manifest) -> None:
+        """Replace the manifest of a snapshot by this one of the same name; `changing` is held."""
+        session = Session(self._layout.locks, "note")
+        try:
+            draft = self._layout.draft(session.id)
+            write_new(draft, self.trust.sign(manifest.to_json()))
+            draft.rename(self._layout.manifest(manifest.name))
+            sync_folder(self._layout.snapshots)
+        finally:
+            session.close()
 
     def sign(self, name: str) -> Manifest:
         """Sign a snapshot that has no signature: it counts as one's own from then on.

@@ -252,10 +252,10 @@ export class Actions {
           ago(snapshot.created, new Date()),
           size(snapshot.size)
         ),
-        trans.__('If you start afresh, it stays in the list of snapshots, and can be resumed later.')
+        trans.__('If you use a new kernel, it stays in the list of snapshots, and can be resumed later.')
       ]),
       buttons: [
-        Dialog.cancelButton({ label: trans.__('Start afresh') }),
+        Dialog.cancelButton({ label: trans.__('Use a new kernel') }),
         Dialog.okButton({ label: trans.__('Resume') })
       ]
     });

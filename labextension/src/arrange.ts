@@ -23,12 +23,10 @@ export function isOf(snapshot: ISnapshot, notebook: INotebook | null): boolean {
   if (notebook === null) {
     return false;
   }
-  // The server writes down the whole path, JupyterLab knows the one below the server's root.
-  return (
-    snapshot.kernel_id === notebook.kernelId ||
-    snapshot.notebook === notebook.path ||
-    snapshot.notebook.endsWith(`/${notebook.path}`)
-  );
+  // Of one that comes from elsewhere nothing but the end of its path can be the same.
+  const isItsPath =
+    snapshot.path === null ? `/${snapshot.notebook}`.endsWith(`/${notebook.path}`) : snapshot.path === notebook.path;
+  return snapshot.kernel_id === notebook.kernelId || isItsPath;
 }
 
 /** Tell whether a snapshot is that of a hibernated kernel, which can be resumed; nobody resumes a job. */

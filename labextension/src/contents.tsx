@@ -154,8 +154,6 @@ function KernelBox(props: IProps): React.JSX.Element {
 function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { kernel: IKernel }): React.JSX.Element {
   const operation = model.operationOf(kernel.kernel_id);
   const state = model.stateOf(kernel.kernel_id);
-  // It may have another name by now.
-  const parent = model.snapshots.find(({ id }) => id === kernel.parent?.id)?.label ?? kernel.parent?.name;
   const sleep = <Sleep {...{ kernel, model, commands, trans }} />;
   return (
     <div className="jp-gpuckpt-Kernel">
@@ -166,7 +164,7 @@ function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { 
       <p>
         {trans.__('Kernel: %1', kernelText(kernel, state, trans))}
         <br />
-        {parent ? trans.__('At or after %1', parent) : trans.__('Started afresh')}
+        {basedOn(kernel, model, trans)}
       </p>
       {operation ? (
         <>
@@ -210,6 +208,20 @@ function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { 
       )}
     </div>
   );
+}
+
+/** Say which snapshot a kernel last came from or went to, or else of which kernel it is a copy. */
+function basedOn(kernel: IKernel, model: Model, trans: TranslationBundle): string {
+  // It may have another name by now.
+  const parent = model.snapshots.find(({ id }) => id === kernel.parent?.id)?.label ?? kernel.parent?.name;
+  if (parent) {
+    return trans.__('Based on %1', parent);
+  }
+  if (!kernel.copy_of) {
+    return trans.__('Fresh kernel');
+  }
+  const original = model.kernels.find(({ kernel_id }) => kernel_id === kernel.copy_of);
+  return original?.notebook ? trans.__('Fork of %1', basename(original.notebook)) : trans.__('Fork of another kernel');
 }
 
 /** The kernels of other notebooks, with what they hold: GPU memory is shared by all. */

@@ -21,6 +21,8 @@ export interface ISnapshot {
   gpu_memory: number;
   parent: string | null;
   notebook: string;
+  /** The notebook's path below the server's root; null where it does not lie there. */
+  path: string | null;
   kernel_id: string;
   /** The job that it was saved from; empty for a kernel's. */
   job: string;
@@ -84,6 +86,8 @@ export interface IKernel {
   /** When it was started, or put back to a snapshot. */
   started: string;
   parent: { name: string; id: string } | null;
+  /** The id of the kernel that it was forked from; empty where it was started. */
+  copy_of: string;
   /** Null where it has done nothing; missing where its keeper is of an older version. */
   unsaved?: IUnsaved | null;
 }
@@ -118,8 +122,6 @@ export interface IExecuted {
 export interface IHibernated extends ISnapshot {
   /** Whether its kernel is still held, and wakes from it. */
   held: boolean;
-  /** The notebook's path below the server's root; null where it does not lie there. */
-  path: string | null;
 }
 
 /** What is known of a variable of a kernel. */

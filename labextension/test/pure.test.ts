@@ -18,6 +18,7 @@ function snapshot(name: string, more: Partial<ISnapshot> = {}): ISnapshot {
     gpu_memory: 0,
     parent: null,
     notebook: '/home/me/train.ipynb',
+    path: null,
     kernel_id: 'k',
     job: '',
     execution_count: 3,
@@ -108,6 +109,8 @@ describe('arrange', () => {
   it('knows a notebook by its kernel and by the end of its path, not by a part of its name', () => {
     expect(isOf(snapshot('a', { notebook: '' }), { path: 'x.ipynb', kernelId: 'k' })).toBe(true);
     expect(isOf(snapshot('a', { notebook: '/home/me/my-train.ipynb' }), here)).toBe(false);
+    expect(isOf(snapshot('a', { notebook: '/home/me/deep/train.ipynb', path: 'deep/train.ipynb' }), here)).toBe(false);
+    expect(isOf(snapshot('a', { notebook: '/srv/train.ipynb', path: 'train.ipynb' }), here)).toBe(true);
     expect(isOf(snapshot('a'), null)).toBe(false);
   });
 

@@ -269,7 +269,7 @@ def test_list_show_rm_status_and_help(notebook: Notebook) -> None:
     assert "a message" in listing.text
     assert "<table>" in listing.html[-1]
     assert "a message" in notebook.run("%gpuckpt show one").text
-    assert "at or after" in notebook.run("%gpuckpt status").text
+    assert "based on" in notebook.run("%gpuckpt status").text
     for asking in ("%gpuckpt", "%gpuckpt help", "%gpuckpt --help", "%gpuckpt save -h"):
         assert "save NAME" in notebook.run(asking).text
     notebook.run("%gpuckpt save two")

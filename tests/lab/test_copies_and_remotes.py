@@ -32,7 +32,7 @@ def window(lab: Server, open_window: OpenWindow) -> Iterator[Window]:
     lab.ask("DELETE", "snapshots/one")
     for session in lab.request("GET", "api/sessions").json():
         lab.request("DELETE", f"api/sessions/{session['id']}")
-    for notebook in lab.root.glob("*.ipynb"):
+    for notebook in lab.root.rglob("*.ipynb"):
         notebook.unlink()
 
 
@@ -48,9 +48,54 @@ def test_a_fork_opens_in_a_copy_of_the_notebook(lab: Server, window: Window, of:
     window.run("x = 'of the copy'")
     kernels = {session["path"]: session["kernel"]["id"] for session in lab.request("GET", "api/sessions").json()}
     assert len({kernels["train.ipynb"], kernels["train-fork.ipynb"]}) == 2
+    # It knows where it comes from, and its snapshots are its notebook's: a branch of the history.
+    expect(window.sidebar).to_contain_text("Based on one")
+    window.save("branch")
+    expect(window.sidebar).to_contain_text("Based on branch")
+    snapshots = {snapshot["name"]: snapshot for snapshot in lab.ask("GET", "snapshots")["snapshots"]}
+    assert snapshots["branch"]["parent"] == snapshots["one"]["id"]
+    assert snapshots["branch"]["notebook"] == str(lab.root / "train-fork.ipynb")
+    expect(window.run("%gpuckpt status").locator("tr", has_text="based on")).to_contain_text("branch")
+    window.restart_kernel()
+    expect(window.sidebar).to_contain_text("Fresh kernel")
+    window.run("%gpuckpt restore branch")
+    assert window.value("x") == "of the copy"
+    lab.ask("DELETE", "snapshots/branch")
     window.page.get_by_role("tab", name="train.ipynb").click()
     window.kernel_is_ready()
     assert window.value("x") == "2"
+
+
+def test_a_notebook_has_its_snapshots_under_another_name_and_in_another_folder(lab: Server, window: Window) -> None:
+    own = window.sidebar.get_by_role("tree", name="This notebook")
+
+    def has_its_snapshot() -> None:
+        expect(own.locator('[data-snapshot="one"]')).to_be_visible()
+        window.run("%gpuckpt restore")
+        assert window.value("x") == "1"
+
+    # As the file browser asks for it.
+    window.page.evaluate("() => window.jupyterapp.serviceManager.contents.rename('train.ipynb', 'renamed.ipynb')")
+    expect(window.page.get_by_role("tab", name="renamed.ipynb")).to_be_visible()
+    window.run("%gpuckpt save two")
+    window.restart_kernel()
+    window.run("%gpuckpt restore two")
+    assert window.value("x") == "2"
+    # With the next kernel, which knows nothing of the one before; and where it was moved while it had none.
+    (session,) = lab.request("GET", "api/sessions").json()
+    lab.ask("DELETE", "snapshots/two")
+    lab.request("DELETE", f"api/sessions/{session['id']}")
+    window.page.goto("about:blank")
+    (lab.root / "deep").mkdir()
+    moved = lab.request("PATCH", "api/contents/renamed.ipynb", json={"path": "deep/moved.ipynb"})
+    assert moved.status_code == 200
+    window.open("deep/moved.ipynb", "")
+    window.kernel_is_ready()
+    has_its_snapshot()
+    assert lab.request("PATCH", "api/contents/deep", json={"path": "deeper"}).status_code == 200
+    window.open("deeper/moved.ipynb", "")
+    window.kernel_is_ready()
+    has_its_snapshot()
 
 
 def test_snapshots_are_sent_and_fetched(lab: Server, window: Window, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_a_snapshot_is_renamed_and_that_taken_back(lab: Server, open_window: Ope
     assert window.accessibility_faults(".jp-Dialog") == []
     window.accept("Rename")
     expect(window.line("new")).to_contain_text("here")
-    expect(window.sidebar).to_contain_text("At or after new")
+    expect(window.sidebar).to_contain_text("Based on new")
     window.is_told("old is now new").get_by_role("button", name="Undo").click()
     expect(window.line("old")).to_be_visible()
     expect(window.line("new")).to_have_count(0)

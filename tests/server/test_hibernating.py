@@ -76,6 +76,7 @@ def test_a_server_stops_and_its_kernels_are_resumed_by_the_next(tmp_path: Path) 
         notebook = _client(server, kernel_id)
         notebook.run("x = 41")
         notebook.client.stop_channels()
+        base = server.save(kernel_id, "base")["id"]
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
     (report,) = (tmp_path / "logs").glob("hibernated-*.json")
@@ -93,7 +94,11 @@ def test_a_server_stops_and_its_kernels_are_resumed_by_the_next(tmp_path: Path) 
             again = _client(server, other)
             assert again.value("x + 1") == "42"
             again.client.stop_channels()
-        assert _hibernated(server) == []
+            # The snapshot by which it came is gone: it goes on from the one that it had come from before.
+            assert _hibernated(server) == []
+            (kernel,) = server.ask("GET", "kernels")["kernels"]
+            assert kernel["parent"] == {"name": "base", "id": base}
+            assert server.save(other, "later")["parent"] == base
 
 
 def test_a_person_who_shuts_a_kernel_down_ends_it(tmp_path: Path) -> None:

@@ -67,6 +67,12 @@ def clients(kernels: list[dict[str, Any]]) -> Iterator[list[Copy]]:
             copy.client.stop_channels()
 
 
+def notebook_of(server: Server, kernel: dict[str, Any]) -> str:
+    """Return which notebook a kernel belongs to."""
+    (found,) = (one for one in server.ask("GET", "kernels")["kernels"] if one["kernel_id"] == kernel["id"])
+    return Path(found["notebook"]).relative_to(server.root).as_posix() if found["notebook"] else ""
+
+
 def forget(server: Server, kernels: list[dict[str, Any]]) -> None:
     """Shut kernels down by the server, as its own."""
     for kernel in kernels:
@@ -78,6 +84,8 @@ def forget(server: Server, kernels: list[dict[str, Any]]) -> None:
 def test_copies_are_kernels_of_the_server(server: Server) -> None:
     with server.notebook() as (kernel_id, notebook):
         notebook.run("x = 1")
+        base = server.save(kernel_id, "base")["id"]
+        notebook.run("y = 1")
         done = server.finish(server.ask("POST", f"kernels/{kernel_id}/fork", {"count": 2}, 202))
         assert (done["state"], done["kind"]) == ("done", "fork"), done["error"]
         kernels = done["result"]["kernels"]
@@ -86,6 +94,10 @@ def test_copies_are_kernels_of_the_server(server: Server) -> None:
         known = {kernel["kernel_id"]: kernel for kernel in server.ask("GET", "kernels")["kernels"]}
         assert {known[kernel["id"]]["copy_of"] for kernel in kernels} == {kernel_id}
         assert all(known[kernel["id"]]["attended"] for kernel in kernels)
+        # They are what their original was: based on its snapshot, with what it has done since, which none has.
+        for kernel in kernels:
+            assert known[kernel["id"]]["parent"] == {"name": "base", "id": base}
+            assert known[kernel["id"]]["unsaved"]["cells"] == 1
         with clients(kernels) as copies:
             copies[0].run("x += 1")
             assert [kernel.value("x") for kernel in (notebook, *copies)] == ["1", "2", "1"]
@@ -93,6 +105,14 @@ def test_copies_are_kernels_of_the_server(server: Server) -> None:
             wanted = {"path": "copy.ipynb", "name": "", "type": "notebook", "kernel": {"id": kernels[0]["id"]}}
             session = server.request("POST", "api/sessions", json=wanted).json()
             assert session["kernel"]["id"] == kernels[0]["id"]
+            # It belongs to that notebook from then on, and stays there where another one looks in, and at a restart.
+            looks_in = {**wanted, "path": "other.ipynb"}
+            assert server.request("POST", "api/sessions", json=looks_in).status_code == 201
+            assert notebook_of(server, kernels[0]) == "copy.ipynb"
+            saved = server.save(kernels[0]["id"], "base")
+            assert (saved["parent"], Path(saved["notebook"]).name) == (base, "copy.ipynb")
+            assert server.request("POST", f"api/kernels/{kernels[0]['id']}/restart").status_code == 200
+            assert notebook_of(server, kernels[0]) == "copy.ipynb"
             assert server.request("POST", f"api/kernels/{kernels[1]['id']}/interrupt").status_code == 204
             # A restart starts it afresh, as any kernel.
             assert server.request("POST", f"api/kernels/{kernels[1]['id']}/restart").status_code == 200

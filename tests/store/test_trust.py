@@ -29,7 +29,8 @@ from jupyter_gpuckpt.errors import (
     WrongName,
     WrongSignature,
 )
-from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.keeper.naming import Owner, choose_key, follow
+from jupyter_gpuckpt.store import Store, name_of
 from jupyter_gpuckpt.store.manifest import Manifest
 from jupyter_gpuckpt.store.signatures import split
 from jupyter_gpuckpt.store.trust import Trust, parse_key
@@ -181,6 +182,37 @@ def test_a_note_is_changed_by_whoever_signed_it_and_by_nobody_else(store: Store,
     assert everything(store.root) == before
     with pytest.raises(NoSuchSnapshot):
         store.note("nothing", "x")
+
+
+def test_snapshots_follow_their_notebook_but_those_that_somebody_else_signed(store: Store, other: Store) -> None:
+    """And whoever has the path next can have the same names."""
+    notebooks = {"one": "/home/me/a.ipynb", "one~00000000": "/home/me/deep/a.ipynb", "two": "/home/me/deeper/a.ipynb"}
+    for name, notebook in notebooks.items():
+        save(store, name)
+        store.move(name, {"notebook": notebook})
+    save(other, "theirs")
+    other.move("theirs", {"notebook": "/home/me/deep/a.ipynb"})
+    store.trust.add(other.trust.own())
+
+    def whose() -> dict[str, str]:
+        return {manifest.name: manifest.kernel["notebook"] for manifest in store.list()}
+
+    assert follow(store, "/home/me/deep", "/home/me/b") == ["one~00000000"]
+    assert follow(store, "/home/me/a.ipynb", "/home/me/c.ipynb") == ["one"]
+    assert whose() == {
+        "one": "/home/me/c.ipynb",
+        "one~00000000": "/home/me/b/a.ipynb",
+        "two": "/home/me/deeper/a.ipynb",
+        "theirs": "/home/me/deep/a.ipynb",
+    }
+    assert read_back(store, "one") == FILES
+    another = Owner("its id", "/home/me/a.ipynb", "", "", None)
+    own, _ = choose_key(store, "one", another, replace=False)
+    save(store, own)
+    store.move(own, {"notebook": "/home/me/a.ipynb"})
+    assert follow(store, "/home/me/a.ipynb", "/home/me/d.ipynb") == [own]
+    key, replaces = choose_key(store, "one", another, replace=False)
+    assert (name_of(key), key in whose(), replaces) == ("one", False, False)
 
 
 def test_a_note_never_brings_back_what_somebody_replaced_or_removed_meanwhile(

@@ -35,7 +35,6 @@ from ..record import KernelFolder, Launch, Operation, now
 from ..reserved_ports import Reserved
 from ..staging import fits_in_memory, vram_files
 from ..summary import summary
-from ..unsaved import saved_with
 from .arrival import Arrival, make_lifetime_files, put_in_place, request_of, resume
 from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
 from .save import about_kernel, about_machine, save, take
@@ -92,6 +91,10 @@ class _Capture:
     rest: Path
     """The folder with /dev/shm and the log."""
     gpu_map: Mapping[str, str] | None
+    parent: Mapping[str, str] | None
+    """The snapshot that the copies come from, as `State.parent` has it."""
+    saved: Mapping[str, Any]
+    """When a snapshot had all that they have, as `State.saved` has it."""
 
 
 @dataclass
@@ -201,7 +204,9 @@ async def _of_kernel(
         cuda=frozen.cuda,
         process=frozen.process,
     )
-    return _Capture(manifest, staging.outside, staging.vram.outside, directory, room.gpu_map)
+    state = keeper.state
+    saved = state.saved or {"at": state.started, "cells": 0}
+    return _Capture(manifest, staging.outside, staging.vram.outside, directory, room.gpu_map, state.parent, saved)
 
 
 async def _make_room(keeper: Keeper, stages: Stages, room: _Room) -> None:
@@ -254,7 +259,10 @@ async def _of_snapshot(
     made = await asyncio.to_thread(make_lifetime_files, snapshot.directory)
     tidying.push(lambda kind, *_: lifetime.unmake(made) if kind is not None else None)
     await asyncio.to_thread(fit.check_files, snapshot, Path("/"))
-    return _Capture(manifest, snapshot.directory / CRIU_IMAGES, vram.outside, snapshot.directory, fits.gpu_map)
+    parent = {"name": name_of(manifest.name), "id": manifest.id}
+    saved = {"at": now(), "cells": manifest.kernel.get("cells")}
+    criu = snapshot.directory / CRIU_IMAGES
+    return _Capture(manifest, criu, vram.outside, snapshot.directory, fits.gpu_map, parent, saved)
 
 
 # -- what each copy gets
@@ -301,6 +309,8 @@ class _Plan:
             "ports": {str(port): new for port, new in table.items()},
             "paths": {str(path): f"{path}.{kernel_id[:8]}" for path in self._paths},
             "gpu_map": self._capture.gpu_map,
+            "parent": self._capture.parent,
+            "saved": self._capture.saved,
             "reseed": self._wanted.reseed,
             "index": index,
         }
@@ -476,9 +486,7 @@ async def arrive(keeper: Keeper, order: Mapping[str, Any]) -> None:
     finally:
         await starting
         await asyncio.to_thread(snapshot.close)
-    saved_with(keeper, manifest.kernel.get("cells"))
-    if manifest.name:
-        keeper.state.parent = {"name": name_of(manifest.name), "id": manifest.id}
+    keeper.state.parent, keeper.state.saved = order["parent"], order["saved"]
 
 
 def _start_worker(worker: cuda.CudaWorker, is_needed: bool) -> None:

@@ -167,6 +167,8 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         reserved.close()
         await asyncio.to_thread(snapshot.close)
     keeper.state.parent = {"name": name, "id": snapshot.manifest.id}
+    if args.get("resume"):
+        keeper.state.parent = await asyncio.to_thread(_origin, keeper.store, manifest)
     saved_with(keeper, manifest.kernel.get("cells"))
     if waking is not None:
         keeper.state.operation = None  # whoever holds the kernel next has one that sleeps
@@ -186,6 +188,15 @@ async def _clear_away(keeper: Keeper, verified: Verified, waking: asyncio.Task[d
             await verified.late.close()
     except Exception:
         log.exception("what was left of the restore could not be ended")
+
+
+def _origin(store: Store, hibernated: Manifest) -> dict[str, str] | None:
+    """Return what a hibernated kernel came from, as `State.parent` has it: its own snapshot goes when it is back."""
+    try:
+        found = (manifest for manifest in store.list() if manifest.id == hibernated.parent)
+        return next(({"name": name_of(manifest.name), "id": manifest.id} for manifest in found), None)
+    except GpuckptError:
+        return None
 
 
 def _refuse_to_stop(manifest: Manifest, args: Mapping[str, Any]) -> None:
