@@ -59,7 +59,7 @@ def test_a_fork_opens_in_a_copy_of_the_notebook(lab: Server, window: Window, of:
     window.restart_kernel()
     expect(window.sidebar).to_contain_text("Fresh kernel")
     window.run("%gpuckpt restore branch")
-    assert window.value("x") == "of the copy"
+    assert window.value("x") == "'of the copy'"
     lab.ask("DELETE", "snapshots/branch")
     window.page.get_by_role("tab", name="train.ipynb").click()
     window.kernel_is_ready()
