@@ -25,6 +25,7 @@ shared = numpy.frombuffer(mmap.mmap(-1, 4096), numpy.int8)
 retyped = numpy.zeros(5)
 grows, bound, gone, password = [1], 'one', 1, 'hunter2-secret'
 twice = 1.25
+order = ['first', 'second']
 odd = Odd()
 still_too = {'name': 'x', 'layers': [2, 1]}
 class Net:
@@ -33,7 +34,7 @@ net, still, config, rng = Net(), Net(), {'lr': [0.1], 'layers': 3}, numpy.random
 """
 CHANGE = """
 in_place += 1; few[9] = 1; shared[0] = 1
-net.layers[200]['weights'][50] = 1; config['lr'][0] = 0.01; rng.random()
+net.layers[200]['weights'][50] = 1; config['lr'][0] = 0.01; rng.random(); order.reverse()
 at = id(twice)
 for n in range(1000):
     twice = n + 0.5
@@ -67,6 +68,7 @@ def test_what_changed_is_told_by_variable_memory_and_file(compared: Notebook, tm
         ("config", "contents changed"),
         ("grows", "length changed"),
         ("few", "contents changed"),
+        ("order", "contents changed"),
         ("bound", "reassigned"),
         ("retyped", "shape and dtype changed"),
         ("twice", "contents changed"),
@@ -90,7 +92,7 @@ def test_what_changed_is_told_by_variable_memory_and_file(compared: Notebook, tm
     assert found["used_files"] == [{"path": str(tmp_path / "fresh.txt"), "how": "in use"}]
     assert not [row for row in found["memory"] if ".so" in row["area"]]
     said = compared.run("%gpuckpt diff a b").text.splitlines()
-    assert said[0].startswith("Variables: 8 changed, 3 new, 1 deleted, ")
+    assert said[0].startswith("Variables: 9 changed, 3 new, 1 deleted, ")
     assert said[1] == "May have changed: rng, shared (only types and sizes are known)."
     assert said[2].startswith("b differs from a by ")
     assert [line.split()[0] for line in said[5:8]] == ["in_place", "net", "config"]
