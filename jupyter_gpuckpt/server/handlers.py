@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import re
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, TypeVar, cast
 
 from jupyter_client.multikernelmanager import MultiKernelManager
@@ -35,6 +36,7 @@ from ..spelling import in_a_cell
 from .limits import TooMany
 from .operations import NoSuchOperation
 from .service import Service
+from .upload import Upload
 
 __all__ = [
     "RESOURCE",
@@ -45,9 +47,11 @@ __all__ = [
     "ExportHandler",
     "ForkHandler",
     "HibernatedHandler",
+    "ImportHandler",
     "KernelHandler",
     "KernelLogHandler",
     "KernelsHandler",
+    "LookHandler",
     "MoveHandler",
     "NowhereHandler",
     "OperationHandler",
@@ -65,6 +69,7 @@ __all__ = [
     "SleepingHandler",
     "SnapshotHandler",
     "SnapshotsHandler",
+    "TrustHandler",
 ]
 
 RESOURCE = "gpuckpt"
@@ -137,6 +142,13 @@ class _Handler(APIHandler):
         """
         found = self.members_of_body(**fields)
         return {name: found.get(name, None if kind is int else kind()) for name, kind in fields.items()}
+
+    def flag(self, name: str) -> bool:
+        """Return a member of the query that is ``true`` or ``false``; left out it is false. Raises `BadRequest`."""
+        said = self.get_query_argument(name, "false")
+        if said not in ("true", "false"):
+            raise BadRequest("The request cannot be used.", f"Its {name!r} is no such value.", "Send true or false.")
+        return said == "true"
 
     def members_of_body(self, **fields: type) -> dict[str, Any]:
         """Return those of the members that the request's JSON object has; a number is from 0 to `_LARGEST`.
@@ -506,6 +518,85 @@ class PullHandler(_Handler):
         operation = await self.service.pull(url, asked["name"], asked["replace"], asked["older"])
         self.set_status(202)
         self.finish(operation.as_dict())
+
+
+class LookHandler(_Handler):
+    """``import/look``"""
+
+    @web.authenticated
+    @authorized
+    @_costly
+    async def post(self) -> None:
+        """Judge a file by how it begins."""
+        if len(self.request.body) > _LONGEST_HEAD:
+            raise BadRequest("The request's body cannot be used.", f"It has more than {_LONGEST_HEAD:,} bytes.", _HEAD)
+        size = self.get_query_argument("size", "")
+        if not re.fullmatch(r"[0-9]{1,18}", size, re.ASCII):
+            raise BadRequest("The request cannot be used.", "Its 'size' is no number of bytes.", _HEAD)
+        self.finish(await self.service.look_at(self.request.body, int(size), self.flag("older")))
+
+
+_LONGEST_HEAD = 20 * 1024 * 1024
+_HEAD = "Send the first bytes of the file, and how many all of it has as `size`."
+
+
+@web.stream_request_body
+class ImportHandler(_Handler):
+    """``import``"""
+
+    async def prepare(self) -> None:  # type: ignore[override]  # as in the class above
+        """Begin before the body comes, of which no more is kept than is being read."""
+        self._upload: Upload | None = None
+        self._stack = ExitStack()
+        await super().prepare()
+        if self.request.method == "POST":
+            await self._begin()
+
+    @authorized  # which refuses whoever is not known, too
+    async def _begin(self) -> None:
+        replace, older = self.flag("replace"), self.flag("older")
+        length = self.request.headers.get("Content-Length", "")
+        if not re.fullmatch(r"[0-9]{1,18}", length, re.ASCII):
+            raise BadRequest("The request cannot be used.", "It does not say how long it is.", "Send Content-Length.")
+        self._stack.enter_context(self.service.looks.one_more())
+        self._upload = await self.service.import_from(int(length), replace, older)
+        self.request.connection.set_max_body_size(int(length))  # type: ignore[union-attr]
+
+    async def data_received(self, chunk: bytes) -> None:
+        """Pass on what has come."""
+        if self._upload is not None:
+            await self._upload.take(chunk)
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        """Bring in the snapshot that the body is."""
+        assert self._upload is not None
+        self.finish(await self.service.imported(self._upload))
+
+    def on_connection_close(self) -> None:
+        """Give up what will not come any more."""
+        super().on_connection_close()
+        self._stack.close()
+        if self._upload is not None:
+            self._giving_up = asyncio.ensure_future(self._upload.take(None))
+
+    def on_finish(self) -> None:
+        """Let others in."""
+        super().on_finish()
+        self._stack.close()
+
+
+class TrustHandler(_Handler):
+    """``trust``"""
+
+    @web.authenticated
+    @authorized
+    @_costly
+    async def post(self) -> None:
+        """Trust somebody's key."""
+        asked = self.arguments_in_body(key=str, comment=str)
+        self.finish(await self.service.trust(asked["key"], asked["comment"]))
 
 
 def _checked_url(url: str) -> str:

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .. import __version__, settings
 from ..errors import Busy, GpuckptError, NoSuchKernel, Refused, Unavailable
@@ -27,18 +27,21 @@ from ..machine import doctor
 from ..machine.capability import why_unavailable
 from ..provisioner import ADOPT
 from ..spelling import in_a_cell
-from ..store import Manifest, Progress, Store, check_key, check_name
+from ..store import Manifest, Progress, Store, check_key, check_name, name_of
+from ..store.transfer.container import import_snapshot, look_at
 from ..store.transfer.pull import pull
 from ..store.transfer.push import push
 from ..store.transfer.remote_listing import listed
 from ..store.transfer.remote_store import RemoteStore
 from ..store.transfer.remotes.remote import remote_at
 from ..store.transfer.sealing import own_secrets
+from ..store.trust import parse_key
 from .download import Send, download
 from .events import Events
 from .limits import Limit
 from .logs import keeper_log
 from .operations import Operation, Operations
+from .upload import Head, Upload
 
 __all__ = ["Service"]
 
@@ -55,7 +58,10 @@ _MOST_LOOKS = 16
 _RETRY_AFTER = 1
 """When one beyond that may ask again, in seconds."""
 
-_FEATURES = ("fork", "push", "pull", "export", "sleep", "hibernate")
+_UPLOADED = "The file"
+"""What errors call what a client sends."""
+
+_FEATURES = ("fork", "push", "pull", "export", "import", "sleep", "hibernate")
 
 
 class Service:
@@ -562,6 +568,77 @@ class Service:
         BadName, NoSuchSnapshot, Damaged, Incompatible, Untrusted : as `download`.
         """
         await download(self._store, await self._key(name), begin, send)
+
+    async def look_at(self, head: bytes, size: int, older: bool) -> dict[str, Any]:
+        """Judge a file of so many bytes with a snapshot by how it begins, as `import_from` will, and say what it is.
+
+        ``needs`` is how many of its first bytes are needed for that, where these are too few.
+
+        Raises
+        ------
+        Damaged, Sealed, Untrusted, Incompatible : as `import_snapshot`.
+        Refused : there is no room for it.
+        """
+
+        def look() -> dict[str, Any]:
+            self._refuse_too_large(size)
+            source = Head(head)
+            try:
+                manifest = look_at(self._store, source, _UPLOADED, own_secrets(), older=older)
+            except GpuckptError:
+                if len(head) < source.wanted <= size:
+                    return {"snapshot": None, "needs": source.wanted, "here": False, "taken": False}
+                raise
+            here = self._store.holds(manifest)
+            taken = not here and manifest.name in self._store.keys(name_of(manifest.name))
+            return {"snapshot": summary(manifest), "needs": len(head), "here": here, "taken": taken}
+
+        return await asyncio.to_thread(look)
+
+    async def import_from(self, size: int, replace: bool, older: bool) -> Upload:
+        """Begin to bring in a snapshot of which a client sends the file, of so many bytes.
+
+        Raises
+        ------
+        Refused : there is no room for it.
+        """
+        await asyncio.to_thread(self._refuse_too_large, size)
+
+        def work(source: BinaryIO) -> Manifest:
+            quota = settings.store_quota()
+            secrets = own_secrets()
+            return import_snapshot(self._store, source, _UPLOADED, secrets, replace=replace, older=older, quota=quota)
+
+        return Upload(work)
+
+    async def imported(self, upload: Upload) -> dict[str, Any]:
+        """Return the snapshot that a client has sent all of, once it is in the store. Raises as `import_snapshot`."""
+        manifest = await upload.finish()
+        self._events.snapshots("pulled", manifest.name)
+        return summary(manifest)
+
+    def _refuse_too_large(self, size: int) -> None:
+        free, quota = self._store.free(), settings.store_quota()
+        left = free if quota is None else min(free, quota - self._store.used())
+        if size > left:
+            raise Refused(
+                "The snapshot was not imported: there is no room for it.",
+                f"The file has {size / 1e6:,.0f} MB; {max(0, left) / 1e6:,.0f} MB are free for {self._store.root}.",
+                "Remove snapshots that you no longer need, or set GPUCKPT_STORE to a folder on a larger disk.",
+                needed=size,
+                free=left,
+            )
+
+    async def trust(self, key: str, comment: str) -> dict[str, Any]:
+        """Trust what the holder of a key has signed and will sign.
+
+        Raises
+        ------
+        Refused : it is no key.
+        """
+        found = parse_key(key)
+        await asyncio.to_thread(self._store.trust.add, found, comment)
+        return {"key": found, "revoked": False}
 
     # -- the machine
 

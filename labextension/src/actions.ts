@@ -19,6 +19,7 @@ import { ApiError } from './api';
 import { isOf } from './arrange';
 import type { Follower } from './follow';
 import { ago, size } from './format';
+import { Keeping } from './keeping';
 import type { Model } from './model';
 import { nameOf, suggest } from './names';
 import { kernelText } from './sleeping';
@@ -40,13 +41,16 @@ export interface INotebooks {
 export class Actions {
   /** Where a snapshot was sent to last. */
   private _address = '';
+  readonly keeping: Keeping;
 
   constructor(
     private readonly model: Model,
     private readonly follower: Follower,
     private readonly notebooks: INotebooks,
     private readonly trans: TranslationBundle
-  ) {}
+  ) {
+    this.keeping = new Keeping(model, follower, trans);
+  }
 
   /** Ask for a name, and save the kernel of the notebook under it; give what requests call it where that was done. */
   async save(): Promise<string | null> {

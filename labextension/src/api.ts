@@ -10,7 +10,10 @@ import type {
   IHibernated,
   IKernels,
   ILog,
+  ILook,
   IOperation,
+  IRemoval,
+  ISnapshot,
   ISnapshots
 } from './types';
 
@@ -102,6 +105,16 @@ export class Api {
     return this.ask('DELETE', `snapshots/${name}`);
   }
 
+  /** Remove several snapshots, or only ask what that would free. */
+  removeAll(names: readonly string[], dryRun: boolean): Promise<IRemoval> {
+    return this.ask('POST', 'removal', { names, dry_run: dryRun });
+  }
+
+  /** Give a snapshot another note or other tags. */
+  describe(name: string, changes: { message?: string; tags?: string[] }): Promise<unknown> {
+    return this.ask('PATCH', `snapshots/${name}`, changes);
+  }
+
   rename(name: string, wanted: string): Promise<{ name: string }> {
     return this.ask('POST', `snapshots/${name}/rename`, { name: wanted });
   }
@@ -129,6 +142,42 @@ export class Api {
     return response.url;
   }
 
+  /** Judge a file of so many bytes with a snapshot by how it begins. */
+  lookAt(head: Blob, bytes: number): Promise<ILook> {
+    return this.ask('POST', `import/look?size=${bytes}`, head);
+  }
+
+  /** Send a file with a snapshot, which is in the store then; `sent` is told how many bytes have gone. */
+  import(file: File, replace: boolean, sent: (bytes: number) => void, signal: AbortSignal): Promise<ISnapshot> {
+    return new Promise((resolve, reject) => {
+      const request = new XMLHttpRequest(); // `fetch` does not tell how much has gone
+      const { baseUrl, token } = this.settings;
+      request.open('POST', `${URLExt.join(baseUrl, 'api/gpuckpt/import')}?replace=${replace}`);
+      const [, xsrf] = /(?:^|; )_xsrf=([^;]*)/.exec(document.cookie) ?? [];
+      const headers = { ...(token && { Authorization: `token ${token}` }), ...(xsrf && { 'X-XSRFToken': xsrf }) };
+      Object.entries(headers).forEach(([name, value]) => request.setRequestHeader(name, value));
+      request.upload.onprogress = ({ loaded }) => sent(loaded);
+      request.onerror = () => reject(new Error('The connection was closed.'));
+      request.onabort = () => reject(new DOMException('', 'AbortError'));
+      request.onload = () => {
+        const answer = parsed(request.responseText);
+        if (request.status === 200) {
+          resolve(answer as ISnapshot);
+        } else {
+          const { error, message } = answer as IRefusal;
+          reject(new ApiError(error ?? refusal(request.status, message)));
+        }
+      };
+      signal.addEventListener('abort', () => request.abort());
+      request.send(file);
+    });
+  }
+
+  /** Trust whatever the holder of a key signs. */
+  trust(key: string, comment: string): Promise<unknown> {
+    return this.ask('POST', 'trust', { key, comment });
+  }
+
   adopt(kernelId: string): Promise<unknown> {
     return this.ask('POST', `kernels/${kernelId}/adopt`);
   }
@@ -143,13 +192,27 @@ export class Api {
 
   private async request(method: string, path: string, body?: object): Promise<Response> {
     const url = URLExt.join(this.settings.baseUrl, 'api/gpuckpt', path);
-    const init = { method, ...(body ? { body: JSON.stringify(body) } : {}) };
+    const init = { method, ...(body ? { body: body instanceof Blob ? body : JSON.stringify(body) } : {}) };
     const response = await ServerConnection.makeRequest(url, init, this.settings);
     if (!response.ok) {
-      const answer = (await response.json().catch(() => ({}))) as { message?: string; error?: IError };
+      const answer = parsed(await response.text()) as IRefusal;
       throw new ApiError(answer.error ?? refusal(response.status, answer.message));
     }
     return response;
+  }
+}
+
+/** What a server says that refuses: one of ours with an error, one in front of it with anything. */
+interface IRefusal {
+  message?: string;
+  error?: IError;
+}
+
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return {};
   }
 }
 

@@ -267,3 +267,124 @@ export class AddressBody extends Widget implements Dialog.IBodyWidget<IAddress> 
     return { url: this._url.value.trim(), name: this._name.value, replace: this._replace.input.checked };
   }
 }
+
+/** What people say of a snapshot; only what is to be changed. */
+export interface IDescription {
+  message?: string;
+  tags?: string[];
+}
+
+/** The tag that says that a kernel can be resumed from a snapshot: not for people to change. */
+const HIBERNATED = 'hibernated';
+
+/** Asks for a snapshot's note and tags. */
+export class DescriptionBody extends Widget implements Dialog.IBodyWidget<IDescription> {
+  private readonly _message = element('input', '', { id: 'jp-gpuckpt-message', className: 'jp-mod-styled' });
+  private readonly _tags = element('input', '', { id: 'jp-gpuckpt-tags', className: 'jp-mod-styled' });
+  private readonly _shown: { message: string; tags: string };
+
+  constructor(
+    message: string,
+    private readonly tags: readonly string[],
+    trans: TranslationBundle
+  ) {
+    super();
+    this.addClass('jp-gpuckpt-Body');
+    this._message.value = message;
+    this._tags.value = tags.filter(tag => tag !== HIBERNATED).join(' ');
+    this._tags.pattern = `\\s*(${NAME_PATTERN}(\\s+|$))*`;
+    // A field of one line drops line breaks: what it shows is what it is compared with.
+    this._shown = { message: this._message.value, tags: this._tags.value };
+    const hint = element('p', trans.__('Separated by spaces: letters, digits, and . _ -'), { id: 'jp-gpuckpt-hint' });
+    this._tags.setAttribute('aria-describedby', hint.id);
+    this.node.append(
+      element('label', trans.__('Note'), { htmlFor: this._message.id }),
+      this._message,
+      element('label', trans.__('Tags'), { htmlFor: this._tags.id }),
+      this._tags,
+      hint
+    );
+  }
+
+  getValue(): IDescription {
+    const [message, tags] = [this._message.value, this._tags.value];
+    const kept = this.tags.filter(tag => tag === HIBERNATED);
+    return {
+      ...(message === this._shown.message ? {} : { message: message.trim() }),
+      ...(tags === this._shown.tags ? {} : { tags: [...kept, ...tags.split(/\s+/).filter(tag => tag)] })
+    };
+  }
+}
+
+/** Which snapshots will be removed and which stay. */
+export class RemovalBody extends ParagraphsBody {
+  constructor(going: string[], staying: string[], freed: string, trans: TranslationBundle) {
+    super([
+      trans.__('They will be gone for good. Together that frees %1.', freed),
+      staying.length ? trans.__('Not removed, since pinned or gone already: %1.', staying.join(', ')) : ''
+    ]);
+    const list = element('ul', '', { className: 'jp-gpuckpt-Names', tabIndex: 0 });
+    list.setAttribute('aria-label', trans.__('Snapshots that will be removed'));
+    list.append(...going.map(name => element('li', name)));
+    this.node.prepend(list);
+  }
+}
+
+export interface IImport {
+  file: File | null;
+  replace: boolean;
+}
+
+/** Asks for a file with a snapshot. */
+export class ImportBody extends Widget implements Dialog.IBodyWidget<IImport> {
+  private readonly _file = element('input', '', {
+    id: 'jp-gpuckpt-file',
+    type: 'file',
+    accept: '.gpuckpt',
+    required: true
+  });
+  private readonly _replace: Box;
+
+  constructor(trans: TranslationBundle) {
+    super();
+    this.addClass('jp-gpuckpt-Body');
+    this._replace = new Box('jp-gpuckpt-replace', trans.__('Replace another snapshot of that name here'));
+    this.node.append(
+      element('label', trans.__('A file that “Export” or `jupyter gpuckpt export` wrote'), { htmlFor: this._file.id }),
+      this._file,
+      ...this._replace.nodes,
+      element('p', trans.__('A restored snapshot is a program that runs as you: import only what you trust.'))
+    );
+  }
+
+  getValue(): IImport {
+    return { file: this._file.files?.[0] ?? null, replace: this._replace.input.checked };
+  }
+}
+
+/** Asks whether somebody's key is to be trusted, and whose it is. */
+export class TrustBody extends Widget implements Dialog.IBodyWidget<string> {
+  private readonly _comment = element('input', '', { id: 'jp-gpuckpt-whose', className: 'jp-mod-styled' });
+
+  constructor(key: string, trans: TranslationBundle) {
+    super();
+    this.addClass('jp-gpuckpt-Body');
+    this.node.append(
+      element('p', trans.__('The snapshot was signed with a key that is neither yours nor one that you trust:')),
+      element('code', key, { className: 'jp-gpuckpt-Key' }),
+      element('p', trans.__('A restored snapshot is a program that runs as you, with your files and passwords.')),
+      element(
+        'p',
+        trans.__(
+          'Ask its maker what `jupyter gpuckpt trust --own` prints there. Only if it is this key, trust it: whatever it has signed is accepted from then on.'
+        )
+      ),
+      element('label', trans.__('Whose key it is (optional)'), { htmlFor: this._comment.id }),
+      this._comment
+    );
+  }
+
+  getValue(): string {
+    return this._comment.value.trim();
+  }
+}

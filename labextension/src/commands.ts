@@ -122,6 +122,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
     }
   });
   about(CommandIDs.rename, trans.__('Rename Snapshot…'), (does, snapshot) => does.rename(snapshot));
+  about(CommandIDs.describe, trans.__('Edit Note and Tags…'), (does, snapshot) => does.keeping.describe(snapshot));
   about(
     CommandIDs.pin,
     args => (named(args)?.pinned ? trans.__('Unpin Snapshot') : trans.__('Pin Snapshot')),
@@ -140,6 +141,13 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
     isVisible: () => model.has('export')
   });
   about(CommandIDs.remove, trans.__('Remove Snapshot…'), (does, snapshot) => does.remove(snapshot));
+  commands.addCommand(CommandIDs.removeAll, {
+    label: trans.__('Remove Selected Snapshots…'),
+    isEnabled: ({ names }) => Array.isArray(names) && names.length > 0,
+    isVisible: () => false, // it needs names
+    describedBy: { args: { type: 'object', properties: { names: { type: 'array', items: { type: 'string' } } } } },
+    execute: async ({ names }) => (await actions()).keeping.removeAll((names as string[] | undefined) ?? [])
+  });
   commands.addCommand(CommandIDs.fork, {
     label: trans.__('Fork into a New Notebook'),
     caption: trans.__('Open a copy of this notebook with a copy of its kernel'),
@@ -209,6 +217,14 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
     describedBy: NO_ARGS,
     execute: async () => (await actions()).fetch()
   });
+  commands.addCommand(CommandIDs.import, {
+    label: trans.__('Import Snapshot…'),
+    caption: trans.__('Bring in a snapshot that was exported as one file'),
+    isEnabled: () => model.has('import'),
+    isVisible: () => model.has('import'),
+    describedBy: NO_ARGS,
+    execute: async () => (await actions()).keeping.import()
+  });
   commands.addCommand(CommandIDs.show, {
     label: trans.__('Show Kernel Snapshots'),
     describedBy: NO_ARGS,
@@ -247,6 +263,7 @@ export const SNAPSHOT_COMMANDS: readonly (string | null)[] = [
   CommandIDs.compare,
   null,
   CommandIDs.rename,
+  CommandIDs.describe,
   CommandIDs.pin,
   CommandIDs.share,
   CommandIDs.export,

@@ -11,6 +11,8 @@ import { CommandIDs } from './ids';
 import type { Model } from './model';
 import { Moon } from './moon';
 import { amountText, stepText } from './progress';
+import { Room } from './room';
+import { extended, toggled, type Chosen } from './selection';
 import { kernelText, Sleep, SleepButtons } from './sleeping';
 import type { IError, IKernel, INotebook, ISnapshot } from './types';
 
@@ -32,9 +34,20 @@ export interface IProps {
   trans: TranslationBundle;
 }
 
+/** Which snapshots are chosen, and a way to choose others. */
+interface IChoice {
+  chosen: Chosen;
+  choose: (chosen: Chosen) => void;
+}
+
 /** All that the sidebar shows. */
 export default function Contents(props: IProps): React.JSX.Element {
   const { model, trans } = props;
+  const [marked, choose] = React.useState<Chosen>(new Set());
+  const chosen = React.useMemo(
+    () => new Set(model.snapshots.map(({ id }) => id).filter(id => marked.has(id))),
+    [model.snapshots, marked]
+  );
   const [search, setSearch] = React.useState('');
   const rows = React.useMemo(
     () => arrange(model.snapshots, model.notebook, search),
@@ -70,6 +83,7 @@ export default function Contents(props: IProps): React.JSX.Element {
           empty={search ? trans.__('None of this notebook fits.') : trans.__('No snapshots of this notebook yet.')}
           key={`${model.notebook.path} ${search}`}
           rows={rows.own}
+          {...{ chosen, choose }}
           {...props}
         />
       )}
@@ -79,6 +93,7 @@ export default function Contents(props: IProps): React.JSX.Element {
           empty={search ? trans.__('None fits.') : trans.__('No snapshots yet.')}
           key={search}
           rows={rows.others}
+          {...{ chosen, choose }}
           {...props}
         />
       )}
@@ -87,7 +102,13 @@ export default function Contents(props: IProps): React.JSX.Element {
           {trans.__('Fetch a snapshot…')}
         </button>
       )}
+      {model.has('import') && (
+        <button className="jp-gpuckpt-Button" onClick={() => void props.commands.execute(CommandIDs.import)}>
+          {trans.__('Import a file…')}
+        </button>
+      )}
       <OtherKernels {...props} />
+      <Foot {...{ chosen, choose }} {...props} />
     </>
   );
 }
@@ -263,13 +284,58 @@ function OtherKernels({ model, follower, commands, trans }: IProps): React.JSX.E
   );
 }
 
-function List(props: IProps & { title: string; empty: string; rows: IRow[] }): React.JSX.Element {
-  const { title, empty, model, trans } = props;
+/** What is chosen and can be done with it, and the room that the snapshots take. */
+function Foot({ chosen, choose, model, commands, trans }: IProps & IChoice): React.JSX.Element | null {
+  const node = React.useRef<HTMLDivElement>(null);
+  const isThere = model.store !== null || chosen.size > 0;
+  React.useEffect(() => {
+    const [foot, sidebar] = [node.current, node.current?.parentElement];
+    const observer = new ResizeObserver(() =>
+      sidebar?.style.setProperty('--jp-gpuckpt-foot', `${foot?.offsetHeight ?? 0}px`)
+    );
+    if (foot !== null) {
+      observer.observe(foot);
+    }
+    return () => observer.disconnect();
+  }, [isThere]);
+  if (!isThere) {
+    return null;
+  }
+  const names = model.snapshots.filter(({ id }) => chosen.has(id)).map(({ name }) => name);
+  return (
+    <div ref={node} className="jp-gpuckpt-Foot">
+      <div className="jp-gpuckpt-Chosen" hidden={names.length === 0}>
+        <span role="status">{names.length > 0 && trans._n('%1 selected', '%1 selected', names.length)}</span>
+        <button
+          className="jp-gpuckpt-Button"
+          aria-label={trans._n('Remove %1 selected snapshot', 'Remove %1 selected snapshots', names.length)}
+          onClick={() => void commands.execute(CommandIDs.removeAll, { names })}
+        >
+          {trans.__('Remove…')}
+        </button>
+        <button className="jp-gpuckpt-Button" onClick={() => choose(new Set())}>
+          {trans.__('Clear')}
+        </button>
+      </div>
+      {model.store !== null && <Room store={model.store} kernel={model.kernel} trans={trans} />}
+    </div>
+  );
+}
+
+function List(props: IProps & IChoice & { title: string; empty: string; rows: IRow[] }): React.JSX.Element {
+  const { title, empty, chosen, choose, model, trans } = props;
   const [active, setActive] = React.useState(0);
   const [limit, setLimit] = React.useState(PAGE);
   const tree = React.useRef<HTMLUListElement>(null);
   const rows = drawn(props.rows, limit, model.kernel?.parent?.id);
   const hidden = props.rows.length - rows.length;
+  /** Where a range of chosen ones begins. */
+  const anchor = React.useRef<string | null>(null);
+  const order = rows.map(({ snapshot }) => snapshot.id);
+  const mark = (id: string, range: boolean): void => {
+    choose(range ? extended(chosen, order, anchor.current, id) : toggled(chosen, id));
+    anchor.current = id;
+  };
   const focus = (place: number): void => {
     const to = Math.max(0, Math.min(rows.length - 1, place));
     setActive(to);
@@ -282,6 +348,16 @@ function List(props: IProps & { title: string; empty: string; rows: IRow[] }): R
     if (at >= 0 && place !== undefined) {
       event.preventDefault();
       focus(place);
+      const [from, to] = [order[at], order[Math.max(0, Math.min(order.length - 1, place))]];
+      if (event.shiftKey && from !== undefined && to !== undefined) {
+        choose(extended(chosen, order, from, to));
+        anchor.current = to;
+      }
+    } else if (at >= 0 && event.key === 'a' && (event.ctrlKey || event.metaKey)) {
+      event.preventDefault();
+      choose(new Set([...chosen, ...order]));
+    } else if (event.key === 'Escape' && chosen.size > 0) {
+      choose(new Set());
     }
   };
   // Whoever asked for more by the keyboard goes on with the first that has come.
@@ -301,7 +377,14 @@ function List(props: IProps & { title: string; empty: string; rows: IRow[] }): R
       {rows.length === 0 ? (
         <p className="jp-gpuckpt-Hint">{empty}</p>
       ) : (
-        <ul ref={tree} role="tree" aria-label={title} onKeyDown={onKeyDown}>
+        <ul
+          ref={tree}
+          role="tree"
+          aria-label={title}
+          aria-multiselectable="true"
+          className={chosen.size > 0 ? 'jp-gpuckpt-mod-choosing' : undefined}
+          onKeyDown={onKeyDown}
+        >
           {rows.map((row, place) => (
             <Line
               key={row.snapshot.id}
@@ -310,6 +393,7 @@ function List(props: IProps & { title: string; empty: string; rows: IRow[] }): R
               place={props.rows.indexOf(row)}
               of={props.rows.length}
               onFocus={() => setActive(place)}
+              onMark={range => mark(row.snapshot.id, range)}
               {...props}
             />
           ))}
@@ -324,16 +408,19 @@ function List(props: IProps & { title: string; empty: string; rows: IRow[] }): R
   );
 }
 
-interface ILineProps extends IProps {
+interface ILineProps extends IProps, IChoice {
   row: IRow;
   active: boolean;
   /** Its place among all rows of its list, drawn or not. */
   place: number;
   of: number;
   onFocus: () => void;
+  /** Called where it is to be chosen or no longer, or with all from the one before. */
+  onMark: (range: boolean) => void;
 }
 
-function Line({ row, active, place, of, onFocus, model, commands, trans }: ILineProps): React.JSX.Element {
+function Line(props: ILineProps): React.JSX.Element {
+  const { row, active, place, of, chosen, onFocus, onMark, model, commands, trans } = props;
   const { snapshot, depth, origin, first } = row;
   const { name, label } = snapshot;
   const here = model.kernel?.parent?.id === snapshot.id;
@@ -349,7 +436,14 @@ function Line({ row, active, place, of, onFocus, model, commands, trans }: ILine
     }
     const pressed = KEYS[event.key];
     const command = pressed === CommandIDs.restore && snapshot.job ? CommandIDs.restoreJob : pressed;
-    if (command === CommandIDs.restore && isHibernated(snapshot)) {
+    if (event.key === ' ') {
+      event.preventDefault();
+      onMark(false);
+    } else if (command === CommandIDs.remove && chosen.size > 1 && chosen.has(snapshot.id)) {
+      event.preventDefault();
+      const names = model.snapshots.filter(({ id }) => chosen.has(id)).map(other => other.name);
+      void commands.execute(CommandIDs.removeAll, { names });
+    } else if (command === CommandIDs.restore && isHibernated(snapshot)) {
       event.preventDefault();
       void commands.execute(...resume);
     } else if (command !== undefined) {
@@ -357,6 +451,18 @@ function Line({ row, active, place, of, onFocus, model, commands, trans }: ILine
       if (commands.isEnabled(command, { name })) {
         void commands.execute(command, { name });
       }
+    }
+  };
+  const onClick = (event: React.MouseEvent): void => {
+    if ((event.ctrlKey || event.metaKey || event.shiftKey) && !(event.target as Element).closest('button, input')) {
+      onMark(event.shiftKey);
+    }
+  };
+  /** Text would be marked from where the last click was. */
+  const onMouseDown = (event: React.MouseEvent<HTMLElement>): void => {
+    if (event.shiftKey) {
+      event.preventDefault();
+      event.currentTarget.focus();
     }
   };
   const onMore = (event: React.MouseEvent<HTMLElement>): void =>
@@ -374,12 +480,23 @@ function Line({ row, active, place, of, onFocus, model, commands, trans }: ILine
       aria-posinset={place + 1}
       aria-setsize={of}
       aria-current={here ? 'true' : undefined}
-      aria-selected={active}
+      aria-selected={chosen.has(snapshot.id)}
       tabIndex={tab}
       style={{ paddingLeft: `${8 + 12 * Math.min(depth, DEEPEST)}px` }}
       onFocus={onFocus}
       onKeyDown={onKeyDown}
+      onClick={onClick}
+      onMouseDown={onMouseDown}
     >
+      <input
+        type="checkbox"
+        className="jp-gpuckpt-Choose"
+        tabIndex={-1} // Space on the line does the same
+        aria-label={trans.__('Select %1', label)}
+        checked={chosen.has(snapshot.id)}
+        onMouseDown={event => event.preventDefault()} // the focus stays: what moves with it would move the box
+        onChange={event => onMark((event.nativeEvent as MouseEvent).shiftKey)}
+      />
       <div className="jp-gpuckpt-Name">
         <span title={label}>{label}</span>
         {here && <em>{trans.__('here')}</em>}

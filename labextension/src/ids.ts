@@ -19,7 +19,10 @@ export const CommandIDs = {
   share: 'gpuckpt:share',
   export: 'gpuckpt:export',
   fetch: 'gpuckpt:fetch',
+  import: 'gpuckpt:import',
   remove: 'gpuckpt:remove',
+  removeAll: 'gpuckpt:remove-several',
+  describe: 'gpuckpt:describe',
   show: 'gpuckpt:show',
   doctor: 'gpuckpt:doctor'
 } as const;

@@ -58,7 +58,19 @@ function activate(
     }
   });
   const { save, restoreLatest, fork, sleep, wake, hibernate, keepAwake, fetch, show, doctor } = CommandIDs;
-  for (const command of [save, restoreLatest, fork, sleep, wake, hibernate, keepAwake, fetch, show, doctor]) {
+  for (const command of [
+    save,
+    restoreLatest,
+    fork,
+    sleep,
+    wake,
+    hibernate,
+    keepAwake,
+    fetch,
+    show,
+    doctor,
+    CommandIDs.import
+  ]) {
     palette?.addItem({ command, category: trans.__('Kernel Snapshots') });
   }
 

@@ -4,6 +4,7 @@ import type { Event } from '@jupyterlab/services';
 import { Poll } from '@lumino/polling';
 import { Signal, type ISignal } from '@lumino/signaling';
 import { Api, asError } from './api';
+import { size } from './format';
 import type {
   IError,
   IKernel,
@@ -13,6 +14,7 @@ import type {
   IPlainKernel,
   IProgress,
   ISnapshot,
+  IStore,
   State
 } from './types';
 
@@ -39,6 +41,7 @@ export class Model {
   private _kernels: IKernels = { kernels: [], plain: [], faults: [], unavailable: null, features: [] };
   private _snapshots: ISnapshot[] = [];
   private _faults: IError[] = [];
+  private _store: IStore | null = null;
   private _problem: IError | null = null;
   private _loaded = false;
   private _visible = false;
@@ -86,6 +89,11 @@ export class Model {
   /** Kernels and snapshots that cannot be told of. */
   get faults(): readonly IError[] {
     return [...this._kernels.faults, ...this._faults];
+  }
+
+  /** How much room the snapshots take and have; null where the server does not tell. */
+  get store(): IStore | null {
+    return this._store;
   }
 
   /** Why nothing is known; null where the server answers. */
@@ -263,11 +271,14 @@ export class Model {
         // What this server was not asked for tells nothing when it ends.
         window.setTimeout(() => this.refresh(), UNDER_WAY);
       }
-      const told = JSON.stringify([kernels, found]);
+      const { snapshots, faults, store = null } = found;
+      // A disk is written to at all times: only what would be shown otherwise counts.
+      const room = store && [store.folder, size(store.used), size(store.free), store.quota];
+      const told = JSON.stringify([kernels, snapshots, faults, room]);
       if (told === this._told && this._problem === null) {
         return;
       }
-      [this._kernels, this._snapshots, this._faults] = [kernels, found.snapshots, found.faults];
+      [this._kernels, this._snapshots, this._faults, this._store] = [kernels, snapshots, faults, store];
       [this._told, this._problem] = [told, null];
     } catch (reason) {
       this._problem = asError(reason);

@@ -6,6 +6,8 @@ export interface IError {
   what: string;
   why: string;
   then: string;
+  /** What describes the case further, by kind. */
+  data?: Record<string, unknown>;
 }
 
 /** A saved kernel. */
@@ -169,9 +171,44 @@ export interface ILog {
   text: string;
 }
 
+/** How much room all snapshots take and have. */
+export interface IStore {
+  folder: string;
+  /** What they take. */
+  used: number;
+  /** What is free on their disk. */
+  free: number;
+  /** What they may take at most; null where nothing limits it. */
+  quota: number | null;
+}
+
 export interface ISnapshots {
   snapshots: ISnapshot[];
   faults: IError[];
+  /** Missing where the server is of an older version. */
+  store?: IStore;
+}
+
+/** What a file with a snapshot is, by how it begins. */
+export interface ILook {
+  /** Null where more bytes are needed to say. */
+  snapshot: ISnapshot | null;
+  /** How many of its first bytes are needed. */
+  needs: number;
+  /** Whether this very snapshot is in the store. */
+  here: boolean;
+  /** Whether another one has its name. */
+  taken: boolean;
+}
+
+/** What became of several snapshots that were to be removed, or would become of them. */
+export interface IRemoval {
+  removed?: string[];
+  would_remove?: string[];
+  /** Bytes. */
+  freed: number;
+  /** One for each that stays. */
+  errors: IError[];
 }
 
 /** A save, a restore or other long work under way, as events tell of it. */

@@ -4,8 +4,10 @@ import { both, counts } from '../src/difference';
 import { ago, basename, seconds, size } from '../src/format';
 import { forkPath, isName, nameOf, suggest } from '../src/names';
 import { amountText, progressText, remaining, stepText } from '../src/progress';
+import { heldBy, leftIn } from '../src/room';
+import { extended, toggled } from '../src/selection';
 import { isStale } from '../src/stale';
-import type { IDifference, IProgress, ISnapshot } from '../src/types';
+import type { IDifference, IKernel, IProgress, ISnapshot } from '../src/types';
 
 function snapshot(name: string, more: Partial<ISnapshot> = {}): ISnapshot {
   return {
@@ -291,5 +293,35 @@ describe('progress', () => {
     const { total, left, cancelling, ...told } = half;
     expect([total, left, cancelling]).toHaveLength(3);
     expect(progressText(told, trans)).toBe('Saving base: writing 48 %');
+  });
+});
+
+describe('what is chosen', () => {
+  const order = ['a', 'b', 'c', 'd'];
+  it('is one more or one less', () => {
+    expect([...toggled(new Set(['a']), 'b')]).toEqual(['a', 'b']);
+    expect([...toggled(new Set(['a', 'b']), 'a')]).toEqual(['b']);
+  });
+
+  it.each([
+    ['a', 'c', ['a', 'b', 'c']],
+    ['d', 'b', ['b', 'c', 'd']],
+    [null, 'b', ['b']],
+    ['of another list', 'b', ['b']]
+  ])('reaches from %j to %j', (from, to, all) => expect([...extended(new Set(), order, from, to)].sort()).toEqual(all));
+});
+
+describe('the room for snapshots', () => {
+  it('is what the disk has, or what the quota leaves', () => {
+    const store = { folder: '/store', used: 30, free: 100 };
+    expect(leftIn({ ...store, quota: null })).toBe(100);
+    expect(leftIn({ ...store, quota: 50 })).toBe(20);
+    expect(leftIn({ ...store, quota: 20 })).toBe(0);
+    expect(leftIn({ ...store, quota: 500 })).toBe(100);
+  });
+
+  it('is needed for what a kernel holds, whether or not the driver tells', () => {
+    expect(heldBy({ memory: 5, gpu_memory: 7 } as IKernel)).toBe(12);
+    expect(heldBy({ memory: 5, gpu_memory: null } as IKernel)).toBe(5);
   });
 });

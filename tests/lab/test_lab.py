@@ -15,6 +15,11 @@ from lab_window import OpenWindow
 from notebooks import SPEC
 from playwright.sync_api import Route, expect
 
+from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.store.transfer.container import export_snapshot
+from jupyter_gpuckpt.store.transfer.sealing import Secrets
+from jupyter_gpuckpt.store.trust import Trust
+
 pytestmark = pytest.mark.criu
 
 _STALE = re.compile("jp-gpuckpt-mod-stale")
@@ -183,6 +188,133 @@ def test_a_snapshot_is_renamed_and_that_taken_back(lab: Server, open_window: Ope
     window.is_told("old is now new").get_by_role("button", name="Undo").click()
     expect(window.line("old")).to_be_visible()
     expect(window.line("new")).to_have_count(0)
+
+
+def _keep(lab: Server, *names: str) -> Store:
+    """Put snapshots into the server's store, and return the store."""
+    store = Store(lab.store, Trust(lab.folder / "keys"))
+    for name in names:
+        with store.writer(name) as writer:
+            (writer.directory / "pages").write_bytes(os.urandom(10_000))
+            kernel = {"notebook": "elsewhere.ipynb"}
+            writer.commit(message="a tpyo", parent=None, kernel=kernel, machine={}, cuda={}, process={})
+    return store
+
+
+def test_a_note_and_tags_are_changed_and_that_taken_back(lab: Server, open_window: OpenWindow) -> None:
+    store = _keep(lab, "noted")
+    store.tag("noted", ["old"])
+    window = open_window(lab)
+    window.show_sidebar()
+    line = window.line("noted")
+    window.more("noted", "Edit Note and Tags…")
+    assert window.accessibility_faults(".jp-Dialog") == []
+    window.dialog.get_by_label("Tags").fill("best /")
+    expect(window.dialog.get_by_role("button", name="Change", exact=True)).to_be_disabled()
+    window.dialog.get_by_label("Tags").fill("best v2")
+    window.dialog.get_by_label("Note").fill("a typo")
+    window.page.keyboard.press("Enter")
+    told = window.is_told("Changed what is said of noted")
+    expect(line.locator("em")).to_have_text(["best", "v2"])
+    expect(line).to_contain_text("a typo")
+    assert store.trusted("noted").message == "a typo"
+    told.get_by_role("button", name="Undo").click()
+    expect(line).to_contain_text("a tpyo")
+    expect(line.locator("em")).to_have_text(["old"])
+
+
+def test_a_file_of_somebody_unknown_is_imported_once_they_are_trusted(
+    lab: Server, open_window: OpenWindow, tmp_path: Path
+) -> None:
+    theirs = Store(tmp_path / "theirs", Trust(tmp_path / "their keys"))
+    with theirs.writer("gift") as writer:
+        (writer.directory / "pages").write_bytes(os.urandom(5_000_000))
+        writer.commit(message="for you", parent=None, kernel={"notebook": "b.ipynb"}, machine={}, cuda={}, process={})
+    file = tmp_path / "gift.gpuckpt"
+    with file.open("wb") as out:
+        export_snapshot(theirs, "gift", out, Secrets(tmp_path))
+    window = open_window(lab)
+    window.show_sidebar()
+
+    def import_it() -> None:
+        window.sidebar.get_by_role("button", name="Import a file…").click()
+        window.dialog.get_by_label("A file that").set_input_files(file)
+        assert window.accessibility_faults(".jp-Dialog") == []
+        window.accept("Import")
+
+    import_it()
+    expect(window.dialog).to_contain_text(theirs.trust.own())
+    assert window.accessibility_faults(".jp-Dialog") == []
+    window.accept("Cancel")
+    import_it()
+    window.dialog.get_by_label("Whose key it is").fill("Bob")
+    window.accept("Trust and import")
+    window.is_told("Imported gift")
+    expect(window.line("gift")).to_contain_text("for you")
+    store = Store(lab.store, Trust(lab.folder / "keys"))
+    assert [trusted.comment for trusted in store.trust.known().values()] == ["Bob"]
+    assert store.check(read_data=True).faults == []
+    import_it()
+    window.is_told("gift is here already")
+    # What is amiss is told, and nothing of it is there.
+    store.remove("gift")
+    file.write_bytes(file.read_bytes()[:-1000])
+    import_it()
+    window.is_told("The file cannot be imported")
+    assert store.list() == []
+    assert len(window.complaints) == 3  # by the browser itself, of each refusal
+    window.complaints.clear()
+
+
+def test_several_snapshots_are_removed_at_once(lab: Server, open_window: OpenWindow) -> None:
+    store = _keep(lab, "a", "b", "c", "d", "e")  # the latest is the first in the list
+    store.pin("c", True)
+    window = open_window(lab)
+    window.show_sidebar()
+    expect(window.sidebar.get_by_text(re.compile(r"Snapshots: \S+ kB · \S+ .B free"))).to_be_visible()
+    chosen = window.sidebar.locator('[role="treeitem"][aria-selected="true"]')
+    # By the mouse: a box, and the line with Shift or Ctrl.
+    window.line("e").hover()
+    window.line("e").get_by_label("Select e").check()
+    window.line("c").locator(".jp-gpuckpt-About").click(modifiers=["Shift"])
+    expect(chosen).to_have_count(3)
+    window.line("d").locator(".jp-gpuckpt-About").click(modifiers=["ControlOrMeta"])
+    expect(window.sidebar.get_by_role("status").filter(has_text="2 selected")).to_be_visible()
+    assert window.accessibility_faults("#jp-gpuckpt-sidebar") == []
+    window.sidebar.get_by_role("button", name="Clear").click()
+    expect(chosen).to_have_count(0)
+    # By the keyboard.
+    window.line("d").focus()
+    for key in ("Space", "Shift+ArrowDown", "Shift+ArrowDown"):
+        window.page.keyboard.press(key)
+    expect(chosen).to_have_count(3)
+    window.page.keyboard.press("Delete")
+    expect(window.dialog.get_by_role("listitem")).to_have_text(["d", "b"])
+    expect(window.dialog).to_contain_text("Not removed, since pinned or gone already: c.")
+    expect(window.dialog).to_contain_text(re.compile(r"Together that frees 2\d.\d kB"))
+    assert window.accessibility_faults(".jp-Dialog") == []
+    window.accept("Remove")
+    window.is_told("Removed 2 snapshots: 2")
+    expect(window.sidebar.locator("[data-snapshot]")).to_have_count(3)
+    expect(chosen).to_have_count(1)
+    window.line("c").press("Escape")
+    expect(chosen).to_have_count(0)
+    assert sorted(m.name for m in store.list()) == ["a", "c", "e"]
+
+
+def test_a_save_that_may_find_no_room_is_warned_of(lab: Server, open_window: OpenWindow) -> None:
+    def fill_the_disk(route: Route) -> None:
+        answer = route.fetch()
+        told = answer.json()
+        route.fulfill(response=answer, json={**told, "store": {**told["store"], "free": 10_000_000}})
+
+    window = open_window(lab)
+    window.page.route(re.compile(r"/api/gpuckpt/snapshots(\?|$)"), fill_the_disk)
+    window.open("no-room.ipynb", SPEC)
+    window.show_sidebar()
+    expect(window.sidebar.get_by_role("status").filter(has_text="A save may not fit")).to_contain_text(
+        "10.0 MB are free"
+    )
 
 
 def test_a_pinned_snapshot_is_not_removed_by_mistake(lab: Server, open_window: OpenWindow) -> None:

@@ -20,6 +20,8 @@ from jupyter_gpuckpt.store.trust import Trust
 
 needs_criu = pytest.mark.criu
 
+_FEATURES = ["fork", "push", "pull", "export", "import", "sleep", "hibernate"]
+
 
 @needs_criu
 def test_a_kernel_is_saved_and_restored(server: Server) -> None:
@@ -208,7 +210,7 @@ def test_the_log_of_an_operation_that_lost_its_kernel_is_kept(server: Server) ->
 
 
 def test_what_this_version_can_do_is_told(server: Server) -> None:
-    assert server.ask("GET", "kernels")["features"] == ["fork", "push", "pull", "export", "sleep", "hibernate"]
+    assert server.ask("GET", "kernels")["features"] == _FEATURES
 
 
 @needs_criu

@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import requests
-from jupyter_servers import Server, running
+from jupyter_servers import TOKEN, Server, running
 from notebooks import wait_until
 
 from jupyter_gpuckpt.store import Store
-from jupyter_gpuckpt.store.transfer.container import import_snapshot
+from jupyter_gpuckpt.store.transfer.container import export_snapshot, import_snapshot
 from jupyter_gpuckpt.store.transfer.sealing import Secrets
 from jupyter_gpuckpt.store.trust import Trust
 
@@ -203,3 +205,66 @@ def test_a_client_that_takes_nothing_of_its_download_is_hung_up_on(
             with pytest.raises(requests.exceptions.ChunkedEncodingError):
                 list(pieces)
         wait_until(lambda: "it was broken off" in server.log.read_text())
+
+
+def _exported(server: Server, tmp_path: Path) -> bytes:
+    """Return the file of a snapshot `gift` that somebody made whom nobody trusts here."""
+    theirs = Store(tmp_path / "theirs", Trust(tmp_path / "their keys"))
+    with theirs.writer("gift") as writer:
+        (writer.directory / "pages").write_bytes(os.urandom(3_000_000))
+        writer.commit(message="for you", parent=None, kernel={"notebook": "b.ipynb"}, machine={}, cuda={}, process={})
+    file = io.BytesIO()
+    export_snapshot(theirs, "gift", file, Secrets(tmp_path))
+    return file.getvalue()
+
+
+def _send(server: Server, path: str, content: bytes, status: int = 200) -> Any:
+    response = server.request("POST", f"api/gpuckpt/{path}", data=content)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+def test_a_file_is_judged_by_how_it_begins_and_brought_in(server: Server, tmp_path: Path) -> None:
+    store = Store(server.store, Trust(server.folder / "keys"))
+    content = _exported(server, tmp_path)
+    look = f"import/look?size={len(content)}"
+    for path, body in ((look, content[:200_000]), ("import", content)):
+        refused = _send(server, path, body, 409)["error"]
+        assert refused["kind"] == "UnknownKey"
+    assert store.list() == []
+    server.ask("POST", "trust", {"key": "nonsense"}, 409)
+    assert server.ask("POST", "trust", {"key": refused["data"]["key"], "comment": "Bob"})["revoked"] is False
+    # Too few bytes to say: as many as it says are enough.
+    needs = _send(server, look, content[:100])["needs"]
+    assert 100 < needs < 200_000
+    found = _send(server, look, content[:needs])
+    while found["snapshot"] is None:
+        found = _send(server, look, content[: found["needs"]])
+    assert (found["snapshot"]["name"], found["here"], found["taken"]) == ("gift", False, False)
+    assert _send(server, "import", content)["message"] == "for you"
+    assert store.trusted("gift").message == "for you"
+    assert _send(server, look, content[:200_000])["here"] is True
+    # What is amiss with it, or has no room, leaves the store as it was.
+    store.remove("gift")
+    for odd, kind in ((content[:-100], "Damaged"), (content[:-50] + b"x" * 50, "Damaged"), (b"no snapshot", "Damaged")):
+        assert _send(server, "import?older=true", odd, 409)["error"]["kind"] == kind
+    assert _send(server, "import/look?size=99999999999999999", content, 409)["error"]["kind"] == "Refused"
+    _send(server, "import?older=perhaps", content, 400)
+    assert store.list() == []
+
+
+def test_an_upload_that_is_broken_off_leaves_nothing_and_lets_others_in(server: Server, tmp_path: Path) -> None:
+    store = Store(server.store, Trust(server.folder / "keys"))
+    content = _exported(server, tmp_path)
+    store.trust.add(Trust(tmp_path / "their keys").own())
+    where = urlsplit(server.url)
+    for _ in range(20):  # more than are worked on at once
+        with socket.create_connection((where.hostname, where.port), 60) as client:
+            head = f"POST {where.path}api/gpuckpt/import HTTP/1.1\r\nHost: {where.netloc}\r\n"
+            head += f"Authorization: token {TOKEN}\r\nContent-Length: {len(content)}\r\n\r\n"
+            client.sendall(head.encode() + content[: len(content) // 2])
+    wait_until(lambda: server.request("GET", "api/gpuckpt/snapshots").ok)
+    wait_until(lambda: not [*(server.store / "locks").glob("?" * 32)])
+    assert store.list() == []
+    assert _send(server, "import", content)["name"] == "gift"
+    store.remove("gift")

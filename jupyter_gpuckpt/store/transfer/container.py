@@ -28,7 +28,7 @@ from ..parallel import Progress
 from ..store import Store
 from .sealing import Plain, Seal, Secrets, make_seal, open_seal
 
-__all__ = ["Sink", "export_snapshot", "import_snapshot", "write_file"]
+__all__ = ["Sink", "export_snapshot", "import_snapshot", "look_at", "write_file"]
 
 MAGIC = b"gpuckpt export 2\n"
 _RECORD = struct.Struct("<4sQ")
@@ -150,16 +150,10 @@ def import_snapshot(
     OSError : the stream cannot be read.
     """
     reading = _Reading(source, shown)
-    seal = reading.begin(secrets)
-    raw = reading.record(b"MNFT", seal, MAX_MANIFEST)
-    store.trust.check(raw, shown)
-    name = name_in(raw, shown)
-    manifest = Manifest.from_json(raw, name)
-    if not older:
-        store.trust.check_newest(raw, manifest)
+    seal, raw, manifest = _begin(store, reading, shown, secrets, older)
     if store.holds(manifest):
         return manifest
-    with store.incoming(raw, name, replace=replace, quota=quota) as incoming:
+    with store.incoming(raw, manifest.name, replace=replace, quota=quota) as incoming:
         limit = min(MAX_CONTENTS, 64 * 1024 * 1024 + manifest.size // 64)
         contents = reading.record(b"CONT", seal, limit)
         if digest(contents).hex() != manifest.contents:
@@ -190,6 +184,22 @@ def import_snapshot(
         incoming.commit()
     store.trust.note_newest(raw, manifest)
     return manifest
+
+
+def look_at(store: Store, source: BinaryIO, shown: str, secrets: Secrets, *, older: bool = False) -> Manifest:
+    """Return the manifest that a stream begins with, if it may be used. Raises as `import_snapshot`."""
+    return _begin(store, _Reading(source, shown), shown, secrets, older)[2]
+
+
+def _begin(store: Store, reading: _Reading, shown: str, secrets: Secrets, older: bool) -> tuple[Seal, bytes, Manifest]:
+    """Read as far as the manifest, and judge it; return it also as it was signed, and what opens the rest."""
+    seal = reading.begin(secrets)
+    raw = reading.record(b"MNFT", seal, MAX_MANIFEST)
+    store.trust.check(raw, shown)
+    manifest = Manifest.from_json(raw, name_in(raw, shown))
+    if not older:
+        store.trust.check_newest(raw, manifest)
+    return seal, raw, manifest
 
 
 class _Reading:
