@@ -3,6 +3,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
+import '../style/sidebar.css';
 import { arrange, drawn, isHibernated, isOf, type IRow } from './arrange';
 import { openMenu, SNAPSHOT_COMMANDS } from './commands';
 import type { Follower } from './follow';
