@@ -283,6 +283,7 @@ def test_several_snapshots_are_removed_at_once(lab: Server, open_window: OpenWin
     assert window.accessibility_faults("#jp-gpuckpt-sidebar") == []
     window.sidebar.get_by_role("button", name="Clear").click()
     expect(chosen).to_have_count(0)
+    expect(window.sidebar.get_by_role("button", name="Clear")).to_be_hidden()
     # By the keyboard.
     window.line("d").focus()
     for key in ("Space", "Shift+ArrowDown", "Shift+ArrowDown"):
