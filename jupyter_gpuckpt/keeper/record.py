@@ -287,10 +287,10 @@ class Operation:
 
     kind: str
     name: str
-    store: Store | None = None
-    """The store that its snapshot is in, where that is not the kernel's own."""
     id: str = ""
     """What whoever asked for it calls it, to cancel it and no other; empty where they call it nothing."""
+    store: Store | None = None
+    """The store that its snapshot is in, where that is not the kernel's own."""
     stage: str = "checking"
     cancellable: bool = True
     answering: bool = False

@@ -92,7 +92,7 @@ class Requests:
         if op == "signal":
             return keeper.signal(int(args["signum"]))
         if op in _OPERATIONS:
-            operation = Operation(op, _subject(op, args), store, str(args.get("operation") or ""))
+            operation = Operation(op, _subject(op, args), str(args.get("operation") or ""), store)
             return await self._operate(operation, args, tell)
         if op == "awake":
             keeper.state.awake = bool(args["on"])
