@@ -9,6 +9,7 @@ import { snapshotIcon } from './icons';
 import { CommandIDs } from './ids';
 import type { Model } from './model';
 import type { IKernel, ISnapshot, State } from './types';
+import { whyNot } from './why';
 
 interface ITools {
   model: Model;
@@ -30,7 +31,7 @@ const NAME_ARG = { args: { type: 'object', properties: { name: { type: 'string' 
 export function addCommands(commands: CommandRegistry, { model, actions, trans, show, clicked }: ITools): void {
   const named = (args: Args): ISnapshot | undefined =>
     args.name === undefined ? clicked() : model.snapshots.find(snapshot => snapshot.name === args.name);
-  const idle = (): boolean => model.kernel !== undefined && model.isIdle(model.kernel.kernel_id);
+  const idle = (): boolean => whyNot(model, trans) === undefined;
   const latest = (): ISnapshot | undefined => model.snapshots.find(snapshot => isOf(snapshot, model.notebook));
   const isJobs = (args: Args): boolean => Boolean(named(args)?.job);
   const isKernels = (args: Args): boolean => named(args)?.job === '';
@@ -82,7 +83,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
 
   commands.addCommand(CommandIDs.save, {
     label: trans.__('Save Kernel…'),
-    caption: trans.__('Save the kernel of this notebook under a name; it runs on'),
+    caption: () => whyNot(model, trans) ?? trans.__('Save the kernel of this notebook under a name; it runs on'),
     icon: snapshotIcon,
     isEnabled: idle,
     describedBy: NO_ARGS,
@@ -96,7 +97,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
         : trans.__('Restore %1…', named(args)?.label ?? args.name),
     (does, snapshot) => does.restore(snapshot),
     {
-      caption: trans.__('Put the kernel of this notebook back to the snapshot'),
+      caption: () => whyNot(model, trans) ?? trans.__('Put the kernel of this notebook back to the snapshot'),
       isEnabled: args => idle() && isKernels(args),
       isVisible: args => named(args) === undefined || isKernels(args)
     }
@@ -113,7 +114,10 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
   });
   commands.addCommand(CommandIDs.restoreLatest, {
     label: trans.__('Restore Latest Snapshot…'),
-    caption: trans.__('Put the kernel of this notebook back to its latest snapshot'),
+    caption: () => {
+      const none = latest() ? undefined : trans.__('Not now: this notebook has no snapshots yet');
+      return whyNot(model, trans) ?? none ?? trans.__('Put the kernel of this notebook back to its latest snapshot');
+    },
     isEnabled: () => idle() && latest() !== undefined,
     describedBy: NO_ARGS,
     execute: async () => {
@@ -150,7 +154,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
   });
   commands.addCommand(CommandIDs.fork, {
     label: trans.__('Fork into a New Notebook'),
-    caption: trans.__('Open a copy of this notebook with a copy of its kernel'),
+    caption: () => whyNot(model, trans) ?? trans.__('Open a copy of this notebook with a copy of its kernel'),
     isEnabled: () => idle() && model.has('fork'),
     isVisible: () => model.has('fork'),
     describedBy: NO_ARGS,

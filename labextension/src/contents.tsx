@@ -16,6 +16,7 @@ import { Room } from './room';
 import { extended, toggled, type Chosen } from './selection';
 import { kernelText, Sleep, SleepButtons } from './sleeping';
 import type { IError, IKernel, INotebook, ISnapshot } from './types';
+import { whyNot } from './why';
 
 /** What the keys do with the snapshot whose line has the focus. */
 const KEYS: Record<string, string> = {
@@ -212,6 +213,7 @@ function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { 
           <button
             className={`jp-gpuckpt-Button${state === 'running' ? ' jp-gpuckpt-mod-accept' : ''}`}
             disabled={!model.isIdle(kernel.kernel_id)}
+            title={commands.caption(CommandIDs.save)}
             onClick={() => void commands.execute(CommandIDs.save)}
           >
             {trans.__('Save the kernel…')}
@@ -220,6 +222,7 @@ function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { 
             <button
               className="jp-gpuckpt-Button"
               disabled={!model.isIdle(kernel.kernel_id)}
+              title={commands.caption(CommandIDs.fork)}
               onClick={() => void commands.execute(CommandIDs.fork)}
             >
               {trans.__('Fork into a new notebook')}
@@ -358,6 +361,7 @@ function List(props: IProps & IChoice & { title: string; empty: string; rows: IR
       event.preventDefault();
       choose(new Set([...chosen, ...order]));
     } else if (event.key === 'Escape' && chosen.size > 0) {
+      event.preventDefault();
       choose(new Set());
     }
   };
@@ -530,6 +534,7 @@ function Line(props: ILineProps): React.JSX.Element {
             className="jp-gpuckpt-Button"
             tabIndex={tab}
             disabled={!snapshot.job && !restorable}
+            title={snapshot.job || restorable ? undefined : whyNot(model, trans)}
             aria-label={snapshot.job ? trans.__('Restore… %1 as a job', label) : trans.__('Restore %1', label)}
             onClick={() => void commands.execute(snapshot.job ? CommandIDs.restoreJob : CommandIDs.restore, { name })}
           >

@@ -45,13 +45,17 @@ function activate(
     (error, operation) => void actions().then(does => does.explain(error, operation)),
     trans
   );
-  const sidebar = new Sidebar({ model, follower, commands, trans });
+  const sidebar = new Sidebar({ model, follower, commands, trans }, () => {
+    if (tracker.currentWidget) {
+      shell.activateById(tracker.currentWidget.id);
+    }
+  });
 
   addCommands(commands, {
     model,
     actions,
     trans,
-    show: () => shell.activateById(sidebar.id),
+    show: () => (sidebar.node.contains(document.activeElement) ? sidebar.leave() : shell.activateById(sidebar.id)),
     clicked: () => {
       const line = app.contextMenuHitTest(node => node.dataset.snapshot !== undefined);
       return model.snapshots.find(snapshot => snapshot.name === line?.dataset.snapshot);

@@ -1,4 +1,4 @@
-/** The kernels that can be saved in "Running Terminals and Kernels", with the GPU memory that each holds. */
+/** The kernels that can be saved in "Running Terminals and Kernels", with the memory that each holds. */
 
 import type { IRunningSessions, IRunningSessionManagers } from '@jupyterlab/running';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -14,14 +14,7 @@ export function addRunning(managers: IRunningSessionManagers, model: Model, tran
   let told = '';
   const items = (): IRunningSessions.IRunningItem[] =>
     model.kernels.map(kernel => ({
-      label: () =>
-        kernel.gpu.freed > 0
-          ? trans.__('%1: asleep, %2 freed on GPUs', nameOf(kernel), size(kernel.gpu.freed))
-          : trans.__(
-              '%1: %2 on GPUs',
-              nameOf(kernel),
-              kernel.gpu_memory === null ? trans.__('unknown') : size(kernel.gpu_memory)
-            ),
+      label: () => `${nameOf(kernel)}: ${held(kernel, trans)}`,
       labelTitle: () => trans.__('Memory: %1', size(kernel.memory)),
       icon: () => (kernel.gpu.freed > 0 ? moonIcon : snapshotIcon)
     }));
@@ -33,7 +26,7 @@ export function addRunning(managers: IRunningSessionManagers, model: Model, tran
     }
   });
   managers.add({
-    name: trans.__('GPU Memory of Kernels'),
+    name: trans.__('Memory of Kernels'),
     running: items,
     refreshRunning: () => model.refresh(),
     runningChanged: changed,
@@ -41,6 +34,17 @@ export function addRunning(managers: IRunningSessionManagers, model: Model, tran
     shutdownAllLabel: '',
     shutdownAllConfirmationText: ''
   });
+}
+
+/** Say what a kernel holds on GPUs, or of memory where it uses none. */
+function held(kernel: IKernel, trans: TranslationBundle): string {
+  if (kernel.gpu.freed > 0) {
+    return trans.__('asleep, %1 freed on GPUs', size(kernel.gpu.freed));
+  }
+  if (kernel.gpu_memory === 0) {
+    return trans.__('%1 memory', size(kernel.memory));
+  }
+  return trans.__('%1 on GPUs', kernel.gpu_memory === null ? trans.__('unknown') : size(kernel.gpu_memory));
 }
 
 function nameOf(kernel: IKernel): string {

@@ -28,5 +28,6 @@ def test_the_wheel_has_the_extension(tmp_path: Path) -> None:
         place = "/data/share/jupyter/labextensions/jupyter_gpuckpt/"
         names = {name.partition(place)[2] for name in archive.namelist() if place in name}
         assert "jupyter_gpuckpt/kernel/panel.js" in archive.namelist()
+        assert any(name.endswith("/kernels/python3-gpuckpt/logo-svg.svg") for name in archive.namelist())
     assert {"package.json", "install.json", "schemas/jupyter_gpuckpt/plugin.json"} <= names
     assert any(name.startswith("static/remoteEntry.") for name in names)

@@ -9,6 +9,7 @@ import pytest
 from jupyter_servers import Server
 from lab_window import OpenWindow, Window
 from many_snapshots import history_after
+from notebooks import wait_until
 from playwright.sync_api import expect
 
 from jupyter_gpuckpt.store import Store
@@ -20,6 +21,11 @@ _MOST = 50_000  # bytes of our own JavaScript that a page loads at its start
 _LOADED = """() => Object.fromEntries(performance.getEntriesByType("resource")
   .filter(({ name }) => name.includes("/extensions/jupyter_gpuckpt/"))
   .map(({ name, decodedBodySize }) => [name, decodedBodySize]))"""
+_SCROLL = """line => {
+  line.scrollIntoView({ block: 'nearest' });
+  const { top, bottom } = line.getBoundingClientRect();
+  return top >= 0 && bottom <= window.innerHeight;
+}"""
 _OPEN = """async () => {
   const began = performance.now();
   await window.jupyterapp.commands.execute("gpuckpt:show");
@@ -115,10 +121,16 @@ def test_a_thousand_snapshots_are_shown_at_once(lab: Server, open_window: OpenWi
     expect(lines.first).to_contain_text("many-0999")
     expect(lines.last).to_contain_text("base")
     for place in (lines.first, lines.nth(60), window.line("of-another")):
-        place.scroll_into_view_if_needed()
-        expect(place).to_be_in_viewport()
+        # Again: lines have their own height only once they are near.
+        wait_until(lambda place=place: place.evaluate(_SCROLL))
         expect(window.line("base")).to_be_in_viewport(ratio=1)
         expect(window.line("base")).to_contain_text("here")
+    # Nothing moves when the mouse passes.
+    lines.first.scroll_into_view_if_needed()
+    stands = lines.nth(2).bounding_box()
+    lines.nth(1).hover()
+    expect(lines.nth(1).get_by_role("button", name="More about")).to_be_visible()
+    assert lines.nth(2).bounding_box() == stands
     # What there is besides is said, and is to be had by the keyboard.
     lines.first.focus()
     window.page.keyboard.press("End")
