@@ -114,10 +114,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
   });
   commands.addCommand(CommandIDs.restoreLatest, {
     label: trans.__('Restore Latest Snapshot…'),
-    caption: () => {
-      const none = latest() ? undefined : trans.__('Not now: this notebook has no snapshots yet');
-      return whyNot(model, trans) ?? none ?? trans.__('Put the kernel of this notebook back to its latest snapshot');
-    },
+    caption: () => whyNot(model, trans) ?? trans.__('Put the kernel of this notebook back to its latest snapshot'),
     isEnabled: () => idle() && latest() !== undefined,
     describedBy: NO_ARGS,
     execute: async () => {

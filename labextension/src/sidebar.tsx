@@ -2,7 +2,6 @@
 
 import { ReactWidget } from '@jupyterlab/apputils';
 import { UseSignal } from '@jupyterlab/ui-components';
-import type { Message } from '@lumino/messaging';
 import * as React from 'react';
 import type { IProps } from './contents';
 import { snapshotIcon } from './icons';
@@ -19,6 +18,12 @@ export class Sidebar extends ReactWidget {
   ) {
     super();
     this.node.tabIndex = -1; // it has the focus until there is something in it
+    this.node.addEventListener('keydown', event => {
+      // A search is ended by it, and what is in the sidebar may have its own use for it, but hears of it after this.
+      if (event.key === 'Escape' && !(event.target as HTMLInputElement).value) {
+        window.setTimeout(() => event.defaultPrevented || this.leave());
+      }
+    });
     this.id = 'jp-gpuckpt-sidebar';
     this.addClass('jp-gpuckpt-Sidebar');
     this.title.icon = snapshotIcon;
@@ -50,27 +55,9 @@ export class Sidebar extends ReactWidget {
 
   /** Move the focus here: to the snapshots, or to what can be done first. */
   protected override onActivateRequest(): void {
-    const places = ['[role="treeitem"][tabindex="0"]', 'button:enabled'];
-    const first = places.map(place => this.node.querySelector<HTMLElement>(place)).find(found => found !== null);
-    (first ?? this.node).focus();
+    const find = (place: string): HTMLElement | null => this.node.querySelector(place);
+    (find('[role="treeitem"][tabindex="0"]') ?? find('button:enabled') ?? this.node).focus();
   }
-
-  protected override onAfterAttach(message: Message): void {
-    super.onAfterAttach(message);
-    this.node.addEventListener('keydown', this._onKeyDown);
-  }
-
-  protected override onBeforeDetach(message: Message): void {
-    this.node.removeEventListener('keydown', this._onKeyDown);
-    super.onBeforeDetach(message);
-  }
-
-  private readonly _onKeyDown = (event: KeyboardEvent): void => {
-    if (event.key === 'Escape') {
-      // Later: what is in the sidebar may have its own use for it, and hears of it after this.
-      window.setTimeout(() => event.defaultPrevented || this.leave());
-    }
-  };
 
   protected override onAfterHide(): void {
     this.props.model.visible = false;

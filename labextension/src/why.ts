@@ -9,21 +9,13 @@ export function whyNot(model: Model, trans: TranslationBundle): string | undefin
   if (kernel && model.isIdle(kernel.kernel_id)) {
     return undefined;
   }
-  if (notebook === null) {
-    return trans.__('Not now: open a notebook first');
-  }
-  if (notebook.kernelId === null) {
-    return trans.__('Not now: this notebook has no kernel');
+  if (!notebook?.kernelId) {
+    return trans.__('Not now: no kernel is open');
   }
   if (kernel === undefined) {
     return (model.unavailable ?? model.plain?.why)?.what ?? trans.__('Not now: the kernel is starting');
   }
-  switch (model.stateOf(kernel.kernel_id)) {
-    case 'hibernated':
-      return trans.__('Not now: the kernel is hibernated; wake it first');
-    case 'ended':
-      return trans.__('Not now: the kernel has ended');
-    default:
-      return trans.__('Not now: the kernel is being saved, restored or moved');
-  }
+  return model.stateOf(kernel.kernel_id) === 'hibernated'
+    ? trans.__('Not now: wake the kernel first')
+    : trans.__('Not now: the kernel is busy');
 }
