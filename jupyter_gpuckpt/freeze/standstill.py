@@ -23,6 +23,8 @@ from .ptrace import Halt
 __all__ = ["main"]
 
 _NAP = 0.002  # for how long those that were awake are let go on, in seconds
+_STOPS = 1.0
+"""How long a thread that is told to stop has for it, in seconds: where the processors are busy, it waits for one."""
 _DRIVER = "cuda"
 """How the driver names its threads: ``cuda-EvtHandlr`` and the like (driver 580.159)."""
 
@@ -51,7 +53,7 @@ def _hold(pid: int, left_over: int, deadline: float, *, stands_still: bool) -> b
         # Threads that start meanwhile are found by a second look.
         threads = _threads(pid) - {left_over}
         new = threads - held
-        if not halt.hold(new, deadline):
+        if not halt.hold(new, max(deadline, time.monotonic() + _STOPS)):
             return False
         held = threads
         if stands_still:
@@ -65,7 +67,7 @@ def _hold(pid: int, left_over: int, deadline: float, *, stands_still: bool) -> b
                 return False
             halt.let_go(awake)
             time.sleep(_NAP)
-            if not halt.hold(awake, deadline + _NAP):
+            if not halt.hold(awake, max(deadline, time.monotonic() + _STOPS)):
                 return False
 
 

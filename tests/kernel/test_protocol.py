@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import jupyter_kernel_test
 import pytest
+from notebooks import PATIENCE
 
 
 @pytest.fixture(autouse=True, scope="class")
@@ -49,6 +51,14 @@ class Promises(jupyter_kernel_test.KernelTests):  # type: ignore[misc]
     supported_history_operations = ("tail", "search")
     code_inspect_sample = "zip"
     code_clear_output = "from IPython.display import clear_output; clear_output()"
+
+    def execute_helper(self, *args: Any, **kwargs: Any) -> Any:
+        # It waits a tenth of a second for what is published, which is too little where the processors are busy.
+        iopub = self.kc.iopub_channel
+        get_msg = iopub.get_msg
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(iopub, "get_msg", lambda timeout: get_msg(timeout=PATIENCE))
+            return super().execute_helper(*args, **kwargs)
 
 
 class TestAFreshKernel(Promises):
