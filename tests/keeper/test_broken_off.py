@@ -87,7 +87,7 @@ def assert_family_is_as_it_was(notebook: Notebook) -> None:
     kernel, running, still = map(int, notebook.value("os.getpid(), running.pid, still.pid").split())
     outer = {}
     for pid in processes.descendants(status(notebook)["pid"]):
-        with contextlib.suppress(FileNotFoundError):  # the shells sleep by programs that come and go
+        with contextlib.suppress(OSError):  # the shells sleep by programs that come and go
             outer[processes.inner_pid(pid)] = pid
     assert kernel not in outer
     before, done = int(notebook.value("len(ticks)")), processes.work_done(outer[running])
