@@ -39,10 +39,11 @@ KEEPER_A := $(wildcard tests/keeper/test_[a-e]*.py)
 KEEPER_F := $(wildcard tests/keeper/test_[f-r]*.py)
 PAGES := tests/lab
 USERS := tests/broker tests/cli
+KERNELS := tests/kernel tests/jobs
 
 .PHONY: $(PARTS)
 test-keeper-a:
-	@$(BIN)/python -m pytest $(KEEPER_A)
+	@$(BIN)/python -m pytest $(KEEPER_A) $(KERNELS)
 
 test-keeper-f:
 	@$(BIN)/python -m pytest $(KEEPER_F)
@@ -57,7 +58,7 @@ test-users:
 	@$(BIN)/python -m pytest $(USERS)
 
 test-others:
-	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper $(PAGES) $(USERS))
+	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper $(PAGES) $(USERS) $(KERNELS))
 
 lint: $(READY) labextension/node_modules/.package-lock.json
 	@$(BIN)/python -m ruff check .
