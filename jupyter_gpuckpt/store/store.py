@@ -462,30 +462,35 @@ class Store:
         NameTaken : there is one called `new`.
         """
         check_key(new)
-        manifest = replace(self.trusted(name), name=new)
-        signed = self.trust.sign(manifest.to_json())
+        self.trusted(name)  # first: nothing is written for one that is not there
         with storing(f"The snapshot {name} could not be renamed.", self.root):
             # A collection might see neither name while it reads all of them.
             lock = Lock.wait(self._layout.collecting)
             try:
-                session = Session(self._layout.locks, "rename")
-                try:
-                    draft = self._layout.draft(session.id)
-                    write_new(draft, signed)
-                    try:
-                        name_new(draft, self._layout.manifest(new))
-                    except FileExistsError:
-                        raise name_taken(new, replaceable=False) from None
-                    finally:
-                        draft.unlink(missing_ok=True)
-                    sync_folder(self._layout.snapshots)
-                    self._layout.manifest(name).unlink(missing_ok=True)
-                    sync_folder(self._layout.snapshots)
-                finally:
-                    session.close()
+                with changing(self._layout):
+                    manifest = replace(self.trusted(name), name=new)
+                    self._give_name(manifest, name)
             finally:
                 lock.release()
         return manifest
+
+    def _give_name(self, manifest: Manifest, old: str) -> None:
+        """Put a manifest in place under its name, and take the `old` one away; `changing` is held."""
+        session = Session(self._layout.locks, "rename")
+        try:
+            draft = self._layout.draft(session.id)
+            write_new(draft, self.trust.sign(manifest.to_json()))
+            try:
+                name_new(draft, self._layout.manifest(manifest.name))
+            except FileExistsError:
+                raise name_taken(manifest.name, replaceable=False) from None
+            finally:
+                draft.unlink(missing_ok=True)
+            sync_folder(self._layout.snapshots)
+            self._layout.manifest(old).unlink(missing_ok=True)
+            sync_folder(self._layout.snapshots)
+        finally:
+            session.close()
 
     def note(self, name: str, message: str) -> Manifest:
         """Give the snapshot `name` another note, sign it anew, and return its manifest.
@@ -508,7 +513,7 @@ class Store:
                     name=name,
                 )
             noted = replace(manifest, message=message)
-            self._write_anew(noted)
+            self._write_anew(name, noted.to_json())
         return noted
 
     def move(self, name: str, kernel: Mapping[str, Any]) -> Manifest:
@@ -527,16 +532,16 @@ class Store:
             if self.trust.is_foreign(raw, name):
                 raise Refused(failed, "somebody else made and signed it, with the path of its notebook", "", name=name)
             moved = replace(manifest, kernel={**manifest.kernel, **kernel})
-            self._write_anew(moved)
+            self._write_anew(name, moved.to_json())
         return moved
 
-    def _write_anew(self, manifest: Manifest) -> None:
-        """Replace the manifest of a snapshot by this one of the same name; `changing` is held."""
-        session = Session(self._layout.locks, "note")
+    def _write_anew(self, name: str, content: bytes) -> None:
+        """Replace the manifest of a snapshot by one with this content, signed; `changing` is held."""
+        session = Session(self._layout.locks, "sign")
         try:
             draft = self._layout.draft(session.id)
-            write_new(draft, self.trust.sign(manifest.to_json()))
-            draft.rename(self._layout.manifest(manifest.name))
+            write_new(draft, self.trust.sign(content))
+            draft.rename(self._layout.manifest(name))
             sync_folder(self._layout.snapshots)
         finally:
             session.close()
@@ -549,8 +554,9 @@ class Store:
         BadName, NoSuchSnapshot, Damaged, Incompatible : as `get`.
         Refused : it has a signature.
         """
-        manifest = self.get(name)
-        with storing(f"The snapshot {name} could not be signed.", self.root):
+        self.get(name)  # first: nothing is written for one that is not there
+        with storing(f"The snapshot {name} could not be signed.", self.root), changing(self._layout):
+            manifest = self.get(name)
             sealed, signature = split(read_small(self._layout.manifest(name), MAX_SIZE))
             if signature is not None:
                 own = signature.key == self.trust.own()
@@ -561,14 +567,7 @@ class Store:
                     name=name,
                     key=signature.key,
                 )
-            session = Session(self._layout.locks, "sign")
-            try:
-                draft = self._layout.draft(session.id)
-                write_new(draft, self.trust.sign(sealed))
-                draft.rename(self._layout.manifest(name))
-                sync_folder(self._layout.snapshots)
-            finally:
-                session.close()
+            self._write_anew(name, sealed)
         return manifest
 
     def labels(self, manifest: Manifest) -> Labels:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from notebooks import PATIENCE, wait_until
 from store_helpers import FILES, everything, litter, read_back, save
 
 from jupyter_gpuckpt.errors import (
@@ -215,26 +216,43 @@ def test_snapshots_follow_their_notebook_but_those_that_somebody_else_signed(sto
     assert (name_of(key), key in whose(), replaces) == ("one", False, False)
 
 
-def test_a_note_never_brings_back_what_somebody_replaced_or_removed_meanwhile(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("change", ["note", "move", "rename"])
+def test_a_change_never_brings_back_or_takes_what_somebody_replaces_or_removes_meanwhile(
+    store: Store, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
+    """It stands in the middle of the change until the others wait for it, or are done where nothing holds them up."""
     save(store, "it")
-    done: list[str] = []
-    others = threading.Thread(target=lambda: (save(store, "it", replace=True), store.remove("it"), done.append("both")))
-    sign = store.trust.sign
+    left: list[set[str]] = []
+
+    def replace_and_remove() -> None:
+        save(store, "it", replace=True)
+        left.append({manifest.name for manifest in store.list()})
+        store.remove("it")
+
+    others = threading.Thread(target=replace_and_remove, daemon=True)
+    sign, mark = store.trust.sign, (store.root / "format.json").stat().st_ino
+
+    def is_waited_for() -> bool:
+        return any(" -> " in line and f":{mark} " in line for line in Path("/proc/locks").read_text().splitlines())
 
     def sign_while_others_come(sealed: bytes) -> bytes:
         if threading.current_thread() is threading.main_thread():
             others.start()
-            others.join(0.3)  # they wait for the note: nothing tells that they do
-            assert not done
+            wait_until(lambda: is_waited_for() or not others.is_alive())
         return sign(sealed)
 
     monkeypatch.setattr(store.trust, "sign", sign_while_others_come)
-    store.note("it", "a note")
-    others.join()
-    assert done == ["both"]
-    assert store.list() == []
+    made = {
+        "note": lambda: store.note("it", "a note"),
+        "move": lambda: store.move("it", {"notebook": "/home/me/a.ipynb"}),
+        "rename": lambda: store.rename("it", "other"),
+    }
+    made[change]()
+    others.join(PATIENCE)
+    assert not others.is_alive()
+    renamed = {"other"} if change == "rename" else set()
+    assert left == [{"it"} | renamed]
+    assert {manifest.name for manifest in store.list()} == renamed
 
 
 def test_one_s_own_key_can_be_revoked_and_a_new_one_is_made(store: Store) -> None:
