@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jupyter_gpuckpt.keeper import answers
-from jupyter_gpuckpt.keeper.operations.stages import Tell
 from jupyter_gpuckpt.kernel.show import progress_text, remaining
 from jupyter_gpuckpt.pace import Pace
 
@@ -48,25 +44,3 @@ def test_a_line_says_the_stage_and_how_much_and_how_long() -> None:
     assert progress_text("Saving x", fast) == "Saving x: writing 48 % of 1.0 GB, 12.5 MB/s, about 40 s left"
     assert progress_text("Sending x", {**fast, "stage": ""}) == "Sending x: 48 % of 1.0 GB, 12.5 MB/s, about 40 s left"
     assert progress_text("Saving x", {**fast, "cancelling": True}) == "Saving x: cancelling…"
-
-
-def test_the_sign_of_life_repeats_what_was_told_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A percentage that is followed by a bare word looks as if all began anew."""
-    monkeypatch.setattr(answers, "PULSE", 0.0)
-    told: list[dict[str, Any]] = []
-    pulses: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-
-    async def tell(progress: dict[str, Any]) -> None:
-        told.append(progress)
-
-    async def work(tell: Tell) -> str:
-        await pulses.get()
-        await tell({"stage": "writing", "done": 1, "total": 2, "taken": {"name": "x"}})
-        while "done" not in (latest := await pulses.get()):
-            pass
-        assert {**latest, "seconds": 0} == {"stage": "writing", "done": 1, "total": 2, "seconds": 0}
-        return "done"
-
-    answer = asyncio.run(asyncio.wait_for(answers.answer_to("save", work, tell, pulses.put, tmp_path), 60))
-    assert answer == {"result": "done"}
-    assert len(told) == 1

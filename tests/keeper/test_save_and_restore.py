@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from keeper_faults import Asked, Criu, Requested, keeper_pid, status
-from notebooks import Notebook, StartKernel, wait_until
+from notebooks import PATIENCE, Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt.freeze import processes
 
@@ -430,3 +430,33 @@ def test_what_another_kernel_is_just_saving_is_named_and_waited_for(start: Start
     assert save.answer()["status"] == "ok"
     assert restore.answer()["status"] == "ok"
     assert other.value("x") == "1"
+
+
+# For as long as a file is there, nothing that is stored gets onto the disk.
+_SLOW_DISK = """
+def stands_still(fd):
+        while "/packs/" in os.readlink(f"/proc/self/fd/{{fd}}") and os.path.exists({slow!r}): time.sleep(0.01)
+        sync(fd)
+    sync, os.fsync = os.fsync, stands_still
+"""
+
+
+def test_a_percentage_is_never_followed_by_a_bare_word(
+    keepers_first: Callable[[str], None], start: StartKernel, tmp_path: Path
+) -> None:
+    """Where nothing moves the keeper gives a sign of life now and then, which says what was said last."""
+    slow = tmp_path / "slow"
+    keepers_first(_SLOW_DISK.format(slow=str(slow)).strip())
+    notebook = start()
+    notebook.run("import os; ballast = os.urandom(20_000_000)")
+    slow.touch()
+    cell = Asked(notebook, "%gpuckpt save slowly --wait")
+    said: list[str] = []
+    while not any("100 %" in line for line in said[:-1]):
+        text = notebook.client.get_iopub_msg(timeout=PATIENCE)["content"].get("data", {}).get("text/plain", "")
+        if "riting" in text:
+            said.append(text)
+    slow.unlink()
+    assert cell.answer()["status"] == "ok"
+    first = next(at for at, line in enumerate(said) if "%" in line)
+    assert all("%" in line for line in said[first:]), said
