@@ -574,6 +574,11 @@ class ImportHandler(_Handler):
         assert self._upload is not None
         self.finish(await self.service.imported(self._upload))
 
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Say that no other request can come this way: Tornado closes a connection whose body it has not read."""
+        self.set_header("Connection", "close")
+        super().write_error(status_code, **kwargs)
+
     def on_connection_close(self) -> None:
         """Give up what will not come any more."""
         super().on_connection_close()

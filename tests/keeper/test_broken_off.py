@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -26,6 +30,7 @@ from notebooks import PATIENCE, Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.freeze import processes
+from jupyter_gpuckpt.keeper.operations import criu_run
 
 _SLOW_HOOK = """
 import os, time, jupyter_gpuckpt
@@ -369,3 +374,39 @@ def until_read(notebook: Notebook, subshell: str | None) -> None:
         notebook.client.shell_channel.send(request)
         answer = notebook.client.get_shell_msg(timeout=60)
         assert answer["parent_header"]["msg_id"] == request["header"]["msg_id"]
+
+
+_LOOKS_WHEN_CONTINUED = """
+import signal, subprocess, sys
+child = subprocess.Popen(["sleep", "1000"])
+def look(*_):
+    print(open(f"/proc/{child.pid}/stat").read().rpartition(")")[2].split()[0], flush=True)
+    child.kill()
+    sys.exit()
+signal.signal(signal.SIGCONT, look)
+print(child.pid, flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_no_process_that_is_continued_sees_a_child_that_stands_still() -> None:
+    processor = {min(os.sched_getaffinity(0))}
+    with subprocess.Popen([sys.executable, "-c", _LOOKS_WHEN_CONTINUED], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        for pid in (parent.pid, child):
+            os.sched_setaffinity(pid, processor)
+            os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: processes.stopped([parent.pid, child]) == [parent.pid, child])
+
+        def continued() -> None:
+            # On one processor, whoever is continued runs before this thread does its next step.
+            os.sched_setaffinity(0, processor)
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            asyncio.run(criu_run.let_run(parent.pid, []))
+
+        thread = threading.Thread(target=continued)
+        thread.start()
+        assert parent.stdout.readline().strip() in ("R", "S")
+        thread.join()

@@ -515,9 +515,12 @@ async def _turn_soon(predecessor: Predecessor, gpu: GpuReturn) -> None:
 
 
 def _go_on(space: Namespace, work: Path) -> None:
-    """Have processes go on that were stopped as criu left them, but for those that stood still when they were saved."""
+    """Have processes go on that were stopped as criu left them, but for those that stood still when they were saved.
+
+    Children go first: none of them stands still where its parent looks.
+    """
     still = images.stopped(work)
-    for pid in processes.descendants(space.pid):
+    for pid in reversed(processes.descendants(space.pid)):
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             if processes.inner_pid(pid) not in still:
                 os.kill(pid, signal.SIGCONT)

@@ -175,10 +175,14 @@ async def let_run(kernel: int | None, still: Collection[int]) -> None:
 
 
 def _continue(tree: Collection[int], still: Collection[int]) -> None:
-    """Continue what criu has stopped; the others may have a handler of SIGCONT, and have nothing to be told."""
-    for pid in set(processes.stopped(tree)).difference(still):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+    """Continue what criu has stopped; the others may have a handler of SIGCONT, and have nothing to be told.
+
+    The kernel comes last: no cell of it sees a child that stands still.
+    """
+    for pid in reversed(processes.stopped(tree)):
+        if pid not in still:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def _command(pid: int) -> str:
