@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gpu_memory import BIG, GIB, leaving_free
 from keeper_faults import Asked, Criu
 from notebooks import Notebook, StartKernel
 from test_gpu_lazy_restore import flip, last_chunk_on_gpu, make_cold
-from test_gpu_sleep import BIG, ask
-from test_parking import GIB, leaving_free
+from test_gpu_sleep import ask
 
 from jupyter_gpuckpt.freeze.parking import PARKED
 from jupyter_gpuckpt.freeze.processes import descendants

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from copies import Fork, forking
+from gpu_memory import DIGEST, TRAINING, used_by_gpu
 from notebooks import Notebook, StartKernel, wait_until
-from test_gpu_kernels import DIGEST, TRAINING, used_by_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+from gpu_memory import DIGEST, SAME, STATE, used_by_gpu
 from keeper_faults import Asked, Criu, Requested, names
 from notebooks import StartKernel, wait_until
-from test_gpu_kernels import DIGEST, used_by_gpu
 from test_gpu_sleep import ask, held_by, says, status
-from test_parking import SAME, STATE
 
 from jupyter_gpuckpt.errors import Busy
 from jupyter_gpuckpt.freeze import processes

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpu_memory import DIGEST, TRAINING, leaving_free, used_by_gpu
 from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
@@ -17,38 +18,6 @@ from jupyter_gpuckpt.store import Store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
-DIGEST = """
-import hashlib
-
-def digest(*tensors):
-    h = hashlib.blake2b(digest_size=16)
-    for t in tensors:
-        h.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return h.hexdigest()
-"""
-
-TRAINING = """
-import torch
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 512)).cuda()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-def train(steps):
-    for _ in range(steps):
-        x = torch.randn(64, 512, device="cuda")
-        loss = ((model(x) - x) ** 2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return loss.item()
-
-def everything():
-    moments = [v for s in optimizer.state.values() for v in s.values() if torch.is_tensor(v)]
-    return digest(*model.parameters(), *moments, torch.cuda.get_rng_state(), torch.get_rng_state())
-
-train(20)
-"""
-
 
 def gpu_processes() -> dict[int, int]:
     """Return the bytes of GPU memory by pid, as the driver's own tool tells it."""
@@ -56,13 +25,6 @@ def gpu_processes() -> dict[int, int]:
     lines = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
     pairs = [line.split(",") for line in lines if "," in line]
     return {int(pid): int(used) << 20 for pid, used in pairs if used.strip().isdigit()}
-
-
-def used_by_gpu() -> list[int]:
-    """Return how much memory is in use on each GPU."""
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    lines = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.split()
-    return [int(line) << 20 for line in lines]
 
 
 def test_a_training_goes_on_from_the_snapshot_as_if_nothing_had_been(notebook: Notebook) -> None:
@@ -366,26 +328,11 @@ def test_a_snapshot_that_finds_no_room_on_the_gpu_is_refused_beforehand(start: S
     notebook.run("import torch; x = torch.ones(2**30, device='cuda')", timeout=120)  # 4 GiB
     notebook.run("%gpuckpt save big", timeout=120)
     notebook.run("del x; torch.cuda.empty_cache(); y = 'still here'")
-    filler = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import torch; free, _ = torch.cuda.mem_get_info()\n"
-            "x = torch.empty(free - 2 * 2**30, dtype=torch.uint8, device='cuda')\nprint('full', flush=True); input()",
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert filler.stdout is not None
-        assert filler.stdout.readline() == b"full\n"
+    with leaving_free(2 * 2**30):
         answer = notebook.fails("%gpuckpt restore big", timeout=120)
         assert answer.ename == "Refused"
         assert "free" in answer.text
         assert notebook.value("y") == "still here"
-    finally:
-        filler.kill()
-        filler.wait()
     notebook.run("%gpuckpt restore big", timeout=120)
     assert notebook.value("int(x.sum().item())") == str(2**30)
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_memory import BIG, DIGEST, GIB, SAME, STATE, leaving_free
 from keeper_faults import Asked, Requested, kill_keeper
 from notebooks import Notebook, StartKernel, wait_until
-from test_gpu_kernels import DIGEST
-from test_gpu_sleep import BIG, ask, is_asleep, says, status
-from test_parking import GIB, SAME, STATE, leaving_free
+from test_gpu_sleep import ask, is_asleep, says, status
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.store import Store
@@ -157,7 +156,7 @@ def test_one_whose_memory_is_not_parked_is_right_too(start: StartKernel) -> None
     notebook.run("import torch\n" + DIGEST + "x = torch.randint(0, 2**62, (2**20,), device='cuda'); d = digest(x)")
     ask(notebook, "save", name="here")
     notebook.run("x.zero_()")
-    assert "follow" in notebook.run("%gpuckpt restore here --lazy", timeout=120).text
+    assert "still loading" in notebook.run("%gpuckpt restore here --lazy", timeout=120).text
     notebook.run("torch.cuda.synchronize()")
     assert says(notebook, "digest(x) == d") == "True"
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_memory import BIG, DIGEST, GIB, SAME, STATE, leaving_free, used_by_gpu
 from keeper_faults import Asked, Requested, kill_keeper
 from notebooks import Notebook, StartKernel, wait_until
-from test_gpu_kernels import DIGEST, used_by_gpu
-from test_parking import GIB, SAME, STATE, leaving_free
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.freeze.cuda import CudaWorker
@@ -21,18 +20,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 
 _TAKEN = 64 << 20
 """Bytes by which what the driver keeps for itself differs from one look to the next."""
-
-BIG = """
-import torch
-x = torch.randint(0, 2**62, ({size} >> 3,), device='cuda')
-def check():
-    total = 0
-    for n, c in enumerate(x.split(1 << 24)):
-        total ^= int(((c ^ (c >> 7)) * torch.arange(1, len(c) + 1, device='cuda')).sum()) + n
-    return total
-c = check()
-torch.cuda.synchronize(); torch.cuda.empty_cache()
-"""
 
 
 def status(notebook: Notebook) -> dict[str, Any]:

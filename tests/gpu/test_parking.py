@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
-from collections.abc import Iterator
-
 import pytest
+from gpu_memory import DIGEST, GIB, SAME, STATE, leaving_free
 from notebooks import Notebook, StartKernel, wait_until
-from test_gpu_kernels import DIGEST
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.freeze.parking import PARKED
@@ -18,42 +13,12 @@ from jupyter_gpuckpt.store import Store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
-GIB = 1 << 30
-STATE = """
-import torch
-x = torch.randint(0, 2**62, (2**26 + 12345,), device='cuda')
-y = [torch.randn(5_000_000 + i, device='cuda') for i in range(20)]
-for i in range(0, 20, 3): y[i] = None  # holes
-y = [t for t in y if t is not None]
-a, b = torch.ones(1 << 23, device='cuda'), torch.zeros(1 << 23, device='cuda')
-graph = torch.cuda.CUDAGraph(); torch.cuda.synchronize()
-with torch.cuda.graph(graph): b.add_(a)
-graph.replay(); d = digest(x, *y, a, b)
-"""
-SAME = "digest(x, *y, a, b) == d"
-
 
 def parked_bytes(name: str) -> int:
     """Return how many bytes of a snapshot were parked."""
     store = Store(settings.store_dir())
     contents = store.contents(store.get(name))
     return sum(contents.size_of(path) for path in contents.files if path.endswith(PARKED))
-
-
-@contextlib.contextmanager
-def leaving_free(size: int) -> Iterator[None]:
-    """Have another program take all GPU memory but so many bytes."""
-    program = (
-        "import torch; torch.cuda.init(); free, _ = torch.cuda.mem_get_info()\n"
-        f"x = torch.empty(free - {size}, dtype=torch.uint8, device='cuda'); print('full', flush=True); input()"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as filler:
-        try:
-            assert filler.stdout is not None
-            assert filler.stdout.readline() == b"full\n"
-            yield
-        finally:
-            filler.kill()
 
 
 def test_it_comes_back_bit_for_bit_with_its_graphs_and_is_no_ones_afterwards(notebook: Notebook) -> None:
