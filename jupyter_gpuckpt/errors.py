@@ -18,7 +18,9 @@ __all__ = [
     "Incompatible",
     "KeeperGone",
     "KernelLost",
+    "KernelWaits",
     "NameTaken",
+    "NoRoomYet",
     "NoSuchKernel",
     "NoSuchSnapshot",
     "NotOwn",
@@ -147,8 +149,17 @@ class KernelLost(GpuckptError):
     """The kernel is gone, and cannot be brought back but from a snapshot."""
 
 
+class KernelWaits(KernelLost):
+    """The kernel is not back only because the GPU has too little memory free: it can be tried again. Whoever does not
+    do that has lost it."""
+
+
 class DriverError(GpuckptError):
     """A call of the CUDA driver failed or did not return in time."""
+
+
+class NoRoomYet(DriverError):
+    """GPU state was not moved back, nor was it tried: the GPU has too little memory free. It waits in host memory."""
 
 
 class StoreError(GpuckptError):

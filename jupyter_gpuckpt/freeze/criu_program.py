@@ -16,12 +16,13 @@ from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import Unavailable
 from jupyter_gpuckpt.root_only import SYSTEM_PATH, below, changeable
 
+from .criu_errors import first_line
+
 __all__ = [
     "CriuProgram",
     "check",
     "files_of",
     "find_criu",
-    "first_error",
     "minimum_version",
     "program_in_prefix",
     "refuse_open_sockets",
@@ -36,9 +37,6 @@ _LIBRARY_FOLDERS = ("usr/lib", "lib", "usr/lib64", "lib64")
 _PROGRAM_FOLDERS = ("usr/sbin", "sbin", "usr/bin", "usr/local/sbin")
 _VERSION_TIMEOUT = 10.0
 _CHECK_TIMEOUT = 60.0
-_HARMLESS = ("RLIMIT_NOFILE", "Can't check shutdown state")
-"""Of errors in criu's log: a limit that stays as it is; a TCP connection somewhere on the machine that is closed and
-not forgotten yet (TIME_WAIT), which Linux says less of."""
 _PRIVATE_SOCKETS = "Sockets: private"
 """What our library says in a program that heeds it (`criu_sockets.c`)."""
 
@@ -170,18 +168,8 @@ def check(program: CriuProgram) -> None:
     except OSError as error:
         raise Unavailable(what, f"{program.path} does not start: {error.strerror}.", then) from None
     if done.returncode != 0:
-        said = first_error(done.stderr + done.stdout) or f"exit status {done.returncode}"
+        said = first_line(done.stderr + done.stdout) or f"exit status {done.returncode}"
         raise Unavailable(what, f"`criu check` says: {said}", then)
-
-
-def first_error(log: str) -> str:
-    """Return the first line of a criu log that names an error, or its first line at all.
-
-    criu marks errors with ``Error (file:line):``. Those after which it goes on as if nothing had been are passed over.
-    """
-    lines = [line.strip() for line in log.splitlines() if line.strip() and not any(said in line for said in _HARMLESS)]
-    errors = [line for line in lines if "Error (" in line]
-    return (errors or lines or [""])[0]
 
 
 def refuse_open_sockets(program: CriuProgram) -> None:
@@ -331,7 +319,7 @@ def _ask(argv: tuple[str, ...]) -> tuple[tuple[int, int, int], bool]:
         raise _UnfitError(f"does not start ({error.strerror})") from None
     match = re.search(r"^Version: (\d+)\.(\d+)(?:\.(\d+))?", done.stdout, re.MULTILINE)
     if done.returncode != 0 or match is None:
-        said = first_error(done.stderr + done.stdout) or f"exit status {done.returncode}"
+        said = first_line(done.stderr + done.stdout) or f"exit status {done.returncode}"
         raise _UnfitError(f"does not tell its version ({said})")
     private_sockets = _PRIVATE_SOCKETS in done.stdout.splitlines()
     return (int(match[1]), int(match[2]), int(match[3] or 0)), private_sockets

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 from .. import settings
-from ..errors import DriverError, KernelLost, SaveFailed
+from ..errors import DriverError, KernelLost, KernelWaits, NoRoomYet, SaveFailed
 from .cuda_calls import CudaWorker, Gpu, State, Usage
 from .cuda_fit import describe, fits, freezable, moves, needs, preflight
 from .gpu_processes import cuda_pids, ended, stopped
@@ -95,8 +95,8 @@ def thaw(
     Raises
     ------
     DriverError : a step failed; what that means (a lost kernel, a failed restore) the caller knows.
-        ``lost`` in its data names the processes that did not come back; all others run. Under the
-        name ``NO_ROOM`` nothing was tried yet: `thaw` can be called again.
+        ``lost`` in its data names the processes that did not come back; all others run.
+    NoRoomYet : nothing was tried: `thaw` can be called again.
     """
     _wait_for_room(worker, gpu_map or {}, held or {}, patience=patience)
     failures: dict[int, DriverError] = {}
@@ -131,8 +131,8 @@ def mend(
 
     Raises
     ------
-    KernelLost : a process cannot be brought back; all others have been. Under the name ``NO_ROOM``
-        it is only not back yet: `mend` can be called again.
+    KernelLost : a process cannot be brought back; all others have been.
+    KernelWaits : it is only not back yet: `mend` can be called again.
     """
     held = {process["pid"]: process["used"] for process in processes}
     found: dict[int, Found] = {}
@@ -149,11 +149,13 @@ def mend(
             except DriverError as error:
                 lost.append(error)
     if lost:
-        raise KernelLost(
-            f"The GPU state of process {lost[0].data['pid']} could not be brought back.",
-            f"{lost[0].what} {lost[0].why}",
-            _THEN_LOST if lost[0].data["name"] != "NO_ROOM" else lost[0].then,
-            **lost[0].data,
+        first = lost[0]
+        waits = isinstance(first, NoRoomYet)
+        raise (KernelWaits if waits else KernelLost)(
+            f"The GPU state of process {first.data['pid']} could not be brought back.",
+            f"{first.what} {first.why}",
+            first.then if waits else _THEN_LOST,
+            **first.data,
         )
     return found
 
@@ -198,7 +200,7 @@ def _wait_for_room(
     deadline = time.monotonic() + (settings.driver_timeout() if patience is None else patience)
     while shortage := _shortage(worker, gpu_map, held):
         if time.monotonic() > deadline:
-            raise DriverError(
+            raise NoRoomYet(
                 "The GPU state was not moved back yet.",
                 shortage,
                 "End what else uses the GPU (`nvidia-smi` lists it); the state waits in memory.",

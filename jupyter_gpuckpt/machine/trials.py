@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from jupyter_gpuckpt.freeze.criu_program import CriuProgram, first_error
+from jupyter_gpuckpt.freeze.criu_errors import in_log
+from jupyter_gpuckpt.freeze.criu_program import CriuProgram
 from jupyter_gpuckpt.root_only import temporary_folder
 
 from . import room
@@ -47,7 +48,7 @@ def try_save_and_restore(program: CriuProgram) -> Outcome:
         for step in ("save", "restore"):
             failed, why = _in_room((step, folder, *program.argv), program.environment(), _SAVE_TIMEOUT)
             if failed:
-                why = _first_error_of(Path(folder, f"{failed}.log")) or why
+                why = in_log(Path(folder, f"{failed}.log")).words or why
                 return Outcome(failed, why, time.monotonic() - begun)
     return Outcome("", "", time.monotonic() - begun)
 
@@ -76,11 +77,3 @@ def _in_room(arguments: tuple[str, ...], environment: dict[str, str], timeout: f
         said = done.stderr.strip().splitlines()
         return "start a process", said[-1] if said else f"it ended with {done.returncode}"
     return str(told["failed"]), str(told["why"])
-
-
-def _first_error_of(log: Path) -> str:
-    try:
-        line = first_error(log.read_text("utf-8", "replace"))
-    except OSError:
-        return ""
-    return line if "Error (" in line else ""

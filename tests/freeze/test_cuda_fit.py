@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from notebooks import wait_until
 
-from jupyter_gpuckpt.errors import DriverError, Refused, SaveFailed
+from jupyter_gpuckpt.errors import DriverError, KernelWaits, NoRoomYet, Refused, SaveFailed
 from jupyter_gpuckpt.freeze import cuda
 from jupyter_gpuckpt.freeze.cuda import CudaWorker, Gpu, State, Usage
 from jupyter_gpuckpt.freeze.processes import name
@@ -195,3 +196,25 @@ def test_a_process_that_cannot_be_locked_any_more_has_had_a_profiler() -> None:
         cuda.freeze(Answering("running"), [os.getpid()])
     assert "torch.profiler" in caught.value.why
     assert "restart the kernel" in caught.value.then
+
+
+class FullMachine(Machine):
+    """One whose processes are checkpointed, and whose GPU others have meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__(gpu(0, "A", free=1))
+
+    def state(self, pid: int) -> State:
+        return "checkpointed"
+
+    def restore(self, pid: int, gpu_map: Mapping[str, str] | None = None) -> None:
+        raise AssertionError("a restore that finds too little loses the process")
+
+
+def test_what_has_no_room_to_come_back_is_not_lost_but_waits() -> None:
+    pid = os.getpid()
+    with pytest.raises(NoRoomYet, match="GiB are free"):
+        cuda.thaw(FullMachine(), [pid], held={"A": 10 * GIB}, patience=0)
+    with pytest.raises(KernelWaits) as waits:
+        cuda.mend(FullMachine(), [pid], [{"pid": pid, "used": {"A": 10 * GIB}}], patience=0)
+    assert "nvidia-smi" in waits.value.then

@@ -12,7 +12,6 @@ from jupyter_gpuckpt.errors import Unavailable
 from jupyter_gpuckpt.freeze.criu_program import (
     check,
     find_criu,
-    first_error,
     minimum_version,
     program_in_prefix,
     refuse_open_sockets,
@@ -167,11 +166,6 @@ def test_a_failed_check_quotes_the_first_error_that_matters(tmp_path: Path) -> N
         check(find_criu())
     assert "Error (criu/cr-check.c:42): Kernel lacks everything" in caught.value.why
     assert "And more" not in caught.value.why
-
-
-def test_the_first_line_is_quoted_where_none_is_marked() -> None:
-    assert first_error("\n  CRIU needs a capability\nsetcap it\n") == "CRIU needs a capability"
-    assert first_error("") == ""
 
 
 def test_settings_name_the_prefix(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...errors import DriverError, GpuckptError, KernelLost
+from ...errors import DriverError, GpuckptError, KernelLost, NoRoomYet
 from ...freeze import cuda, processes
 from ...freeze import parking as parking_
 from ...freeze.parking import Parked, Parking
@@ -211,7 +211,7 @@ class GpuSleep:
 
         Raises
         ------
-        DriverError : under the name ``NO_ROOM``, there is no room any more; all sleeps on, unharmed.
+        NoRoomYet : there is no room any more; all sleeps on, unharmed.
         KernelLost : it could not be brought back.
         """
         if not self.living:
@@ -259,15 +259,15 @@ class GpuSleep:
                 raise
             if not self._sleeps_on:
                 raise _lost(e) from e
-            raise DriverError(e.what, e.why, e.then, **{**e.data, "name": "NO_ROOM"}) from e
+            raise NoRoomYet(e.what, e.why, e.then, **e.data) from e
 
     def _thaw(self, held: Mapping[str, int]) -> None:
         pids = self.living
         try:
             cuda.thaw(self._worker, pids, held=held, patience=_PATIENCE)
-        except DriverError as e:
-            if e.data.get("name") == "NO_ROOM":
-                raise
+        except NoRoomYet:
+            raise
+        except DriverError:
             log.exception("the GPU state did not come back at once")
             cuda.mend(self._worker, pids)
 

@@ -19,7 +19,7 @@ from ...errors import (
     GpuckptError,
     SaveFailed,
 )
-from ...freeze import criu, processes
+from ...freeze import criu, criu_errors, processes
 from ...freeze.criu_program import CriuProgram
 from .. import criu_logs
 from ..kernel_start import run_path
@@ -28,7 +28,6 @@ from .parts import KERNEL_LOG
 
 log = logging.getLogger("gpuckpt.keeper")
 
-_NO_SPACE = "No space left"
 _LOG_ROOM = 1 << 16  # below so much free disk criu's log may have been lost, in bytes
 _LET_GO = 10.0  # how long processes may stay held when their criu has ended, in seconds
 _LOOK = 0.002  # seconds
@@ -132,16 +131,15 @@ async def _outcome(run: Coroutine[Any, Any, int], log_file: Path, failure: Gpuck
     if status == 0:
         return
     kept_log = criu_logs.keep(log_file)
-    said = criu.first_error(log_file)
-    if _NO_SPACE not in said and shutil.disk_usage(log_file.parent).free < _LOG_ROOM:
-        # What criu wrote of its error is cut off then, and names what failed, not why.
-        said = f"{_NO_SPACE} on the disk, not even for criu's log: {log_file.parent}{said and f' ({said})'}"
+    error = criu_errors.in_log(log_file)
+    if shutil.disk_usage(log_file.parent).free < _LOG_ROOM:
+        error = error.without_disk(log_file.parent)
     if not why:
         ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        why = f"criu says: {said}" if said else f"criu {ended} and named no error"
+        why = f"criu says: {error.words}" if error.words else f"criu {ended} and named no error"
     failure.why = why
-    failure.then = criu.advice(said)
-    failure.data.update(criu_status=status, criu_error=said)
+    failure.then = error.cause.advice
+    failure.data.update(criu_status=status, criu_error=error.words)
     if kept_log is not None:
         failure.then += f" criu's log: {kept_log}"
         failure.data["log"] = str(kept_log)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ...errors import (
     GpuckptError,
     KernelLost,
+    KernelWaits,
     RestoreFailed,
 )
 from ..gpu import gate
@@ -156,8 +157,8 @@ async def _mend_sleep(keeper: Keeper) -> None:
         await gpu.mend(
             noted["cuda"], noted["described"].get("processes", []), patience=_ROOM if noted["stage"] == WAKING else None
         )
-    except KernelLost as e:
-        if noted["stage"] != WAKING or e.data.get("name") != "NO_ROOM":
+    except KernelWaits:
+        if noted["stage"] != WAKING:
             raise
         noted["stage"] = ASLEEP
         fell_asleep(keeper, asleep)

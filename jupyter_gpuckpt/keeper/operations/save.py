@@ -26,6 +26,7 @@ from ...errors import (
     SaveFailed,
 )
 from ...freeze import criu, cuda, images, pages, processes
+from ...freeze.criu_errors import Cause
 from ...freeze.criu_program import CriuProgram, version_text
 from ...store import Manifest, Store, Writer
 from ...store.upkeep.retention import keep_last, keep_under
@@ -338,7 +339,7 @@ def _remove_old(keeper: Keeper, newest: str) -> None:
 
 
 def _not_saved(error: BaseException) -> SaveFailed:
-    return SaveFailed("The kernel could not be saved; it goes on as before.", str(error), criu.advice(str(error)))
+    return SaveFailed("The kernel could not be saved; it goes on as before.", str(error), Cause.of(error).advice)
 
 
 _NEW = 16

@@ -1,0 +1,119 @@
+"""What criu's log says of a failure: the first error, its cause as far as it is known, and what a person can do.
+
+criu has no numbers for its errors. Here alone they are told by their words.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+__all__ = ["Cause", "CriuError", "first_line", "in_log"]
+
+_MARK = "Error ("
+"""criu marks errors with ``Error (file:line):``."""
+_HARMLESS = ("RLIMIT_NOFILE", "Can't check shutdown state")
+"""Of errors in criu's log: a limit that stays as it is; a TCP connection somewhere on the machine that is closed and
+not forgotten yet (TIME_WAIT), which Linux says less of."""
+_PROGRAM_FAILED = "exited, status="
+"""What criu says of a program that it ran: its own words stand before."""
+_STAMP = re.compile(r"^\([\d.]+\)\s*(\d+: )?")
+_OWN = re.compile(r"^(\([\d.]+\)\s*(\d+: )?)?(Error|Warn) |^\s*$")
+
+
+class Cause(Enum):
+    """Why criu failed: a part of its words, and what a person can do. The first that fits is it."""
+
+    OLD_CRIU = ("Can't get 1:16 opt", "This CRIU is too old for this Linux: run `gpuckpt setup`, and try again.")
+    DISK_FULL = (
+        "No space left",
+        "Free disk space, or save to a folder on another disk: `gpuckpt save @ NAME --to FOLDER`.",
+    )
+    OUTER_CONNECTION = (
+        "half of stream unix",
+        "Close the connection to the other program (a database, a display, an ipc socket) and try again.",
+    )
+    DEVICE = (
+        "handle_device_vma",
+        "A process of the kernel maps a device that cannot be saved; end that process and try again.",
+    )
+    FILE_CHANGED = ("bad size", "Put the file back as it was when the kernel was saved.")
+    PORT_TAKEN = ("Address already in use", "Another program listens at a port of the snapshot; end it and try again.")
+    FILE_SYSTEM_GONE = (
+        "Can't lookup mount",
+        "Close files on file systems that were mounted or unmounted after the kernel's start, and try again.",
+    )
+    OTHER_ROOT = (
+        "Unable to connect a transport socket",
+        "A process that has changed its root folder (chroot) cannot be saved; end it and try again.",
+    )
+    FILE_WATCHER = ("inotify", "Stop the file watcher in the kernel and try again.")
+    IO_URING = ("io_uring", "Stop what uses io_uring in the kernel (criu cannot save it) and try again.")
+    SECCOMP = (
+        "suspending seccomp",
+        "End what has a filter of system calls (a browser, a sandbox) in the kernel and try again.",
+    )
+    NO_RIGHT = ("Permission denied", "Run `gpuckpt doctor`: it checks the rights that are needed.")
+    UNKNOWN = ("", "Run `gpuckpt doctor`; if it finds nothing, look into criu's log above that line.")
+
+    def __init__(self, words: str, advice: str) -> None:
+        self.words, self.advice = words, advice
+
+    @classmethod
+    def of(cls, error: BaseException) -> Cause:
+        """Return the cause of an error that is not criu's: the system's have numbers."""
+        number = error.errno if isinstance(error, OSError) else None
+        return _OF_THE_SYSTEM.get(number or 0, cls.UNKNOWN)
+
+
+_OF_THE_SYSTEM = {
+    errno.ENOSPC: Cause.DISK_FULL,
+    errno.EADDRINUSE: Cause.PORT_TAKEN,
+    errno.EACCES: Cause.NO_RIGHT,
+}
+
+
+@dataclass(frozen=True)
+class CriuError:
+    """An error in criu's own words (nothing where it named none), and its cause."""
+
+    words: str
+    cause: Cause
+
+    @classmethod
+    def said(cls, words: str) -> CriuError:
+        """Return the error that these words of criu's are."""
+        return cls(words, next(cause for cause in Cause if cause.words in words))
+
+    def without_disk(self, folder: Path) -> CriuError:
+        """Return this error as it is where `folder`, with the log, has no room: the log may be cut off, and names what
+        failed, not why."""
+        if self.cause is Cause.DISK_FULL:
+            return self
+        cut = f" ({self.words})" if self.words else ""
+        return CriuError(f"No space left on the disk, not even for criu's log: {folder}{cut}", Cause.DISK_FULL)
+
+
+def first_line(text: str) -> str:
+    """Return the first line of criu's words that names an error, or the first line at all.
+
+    Errors after which it goes on as if nothing had been are passed over.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not any(one in line for one in _HARMLESS)]
+    return ([line for line in lines if _MARK in line] or lines or [""])[0]
+
+
+def in_log(log: Path) -> CriuError:
+    """Return the first error in a log of criu's, without its time stamp."""
+    try:
+        text = log.read_text("utf-8", "replace")
+    except OSError:
+        text = ""
+    line = first_line(text)
+    if _PROGRAM_FAILED in line:
+        before = text[: text.index(line)].splitlines()
+        return CriuError.said(next((said for said in before if not _OWN.match(said)), line).strip())
+    return CriuError.said(_STAMP.sub("", line) if _MARK in line else "")
