@@ -26,6 +26,7 @@ from .errors import GpuckptError, KeeperGone, KernelLost, NoSuchKernel, Refused,
 from .freeze import processes
 from .in_thread import begin_in_thread, in_thread
 from .keeper import client
+from .keeper.adoption import ADOPT
 from .keeper.foreign_sockets import hold
 from .keeper.protocol import KeeperClient
 from .keeper.record import KernelFolder, Launch
@@ -34,8 +35,6 @@ from .launch_command import with_agent
 from .machine.capability import why_unavailable
 
 _LOST = -signal.SIGKILL
-ADOPT = "gpuckpt_adopt"
-"""An argument of `KernelManager.start_kernel`: the kernel of that id runs already, and is only to be held."""
 _TO_LISTEN = 0.3  # how long a start waits for its kernel to listen, in seconds
 _LOOK = 0.01
 _ANSWER_TIMEOUT = 8.0  # for how long a keeper may be silent when it has been asked, in seconds

@@ -47,6 +47,8 @@ ENV_RUN_DIR = "GPUCKPT_RUN_DIR"
 ENV_UNAVAILABLE = "GPUCKPT_UNAVAILABLE"
 """Set in a kernel that was started plain: the reason, as `GpuckptError.as_dict` in JSON."""
 
+MOST_COPIES = 64
+"""How many copies one fork makes at most."""
 
 AGENT_PROTOCOL = 1
 """The number of how keeper and agent talk: raised when an agent of before, in a snapshot, would be misunderstood."""

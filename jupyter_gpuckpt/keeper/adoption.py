@@ -16,7 +16,10 @@ from typing import Any
 
 from jupyter_core.paths import jupyter_runtime_dir
 
-__all__ = ["ask"]
+__all__ = ["ADOPT", "ask"]
+
+ADOPT = "gpuckpt_adopt"
+"""An argument of `KernelManager.start_kernel`: the kernel of that id runs already, and is only to be held."""
 
 log = logging.getLogger("gpuckpt.keeper")
 

@@ -31,7 +31,7 @@ from ..errors import (
     Unavailable,
     Untrusted,
 )
-from ..keeper.operations.fork import MOST
+from ..settings import MOST_COPIES
 from ..spelling import in_a_cell
 from .limits import TooMany
 from .operations import NoSuchOperation
@@ -268,8 +268,8 @@ class ForkHandler(_Handler):
         fields = {"snapshot": str, "name": str, "count": int, "gpu": int, "reseed": bool}
         asked = self.arguments_in_body(**fields)
         count = 1 if asked["count"] is None else asked["count"]
-        if not 1 <= count <= MOST:
-            raise _bad_request(f"Its 'count' is not from 1 to {MOST}.", fields)
+        if not 1 <= count <= MOST_COPIES:
+            raise _bad_request(f"Its 'count' is not from 1 to {MOST_COPIES}.", fields)
         if asked["snapshot"] and asked["name"]:
             raise _bad_request("It has both 'snapshot' and 'name'.", fields)
         gpu = asked.pop("gpu")
@@ -461,7 +461,7 @@ class PushHandler(_Handler):
     async def post(self, name: str) -> None:
         """Begin to send a snapshot elsewhere."""
         asked = self.arguments_in_body(url=str, replace=bool)
-        operation = await self.service.push(name, _checked_url(asked["url"]), asked["replace"])
+        operation = await self.service.transfers.push(name, _checked_url(asked["url"]), asked["replace"])
         self.set_status(202)
         self.finish(operation.as_dict())
 
@@ -487,7 +487,7 @@ class ExportHandler(_Handler):
             await asyncio.wait_for(self.flush(), _PATIENCE)  # else it would stay one of those that are limited
 
         try:
-            await self.service.export(name, begin, send)
+            await self.service.transfers.export(name, begin, send)
         except StreamClosedError:
             return  # the client has gone
         except Exception:
@@ -515,7 +515,7 @@ class PullHandler(_Handler):
         """Begin to fetch a snapshot from elsewhere."""
         asked = self.arguments_in_body(url=str, name=str, replace=bool, older=bool)
         url = _checked_url(asked["url"])
-        operation = await self.service.pull(url, asked["name"], asked["replace"], asked["older"])
+        operation = await self.service.transfers.pull(url, asked["name"], asked["replace"], asked["older"])
         self.set_status(202)
         self.finish(operation.as_dict())
 
@@ -533,7 +533,7 @@ class LookHandler(_Handler):
         size = self.get_query_argument("size", "")
         if not re.fullmatch(r"[0-9]{1,18}", size, re.ASCII):
             raise BadRequest("The request cannot be used.", "Its 'size' is no number of bytes.", _HEAD)
-        self.finish(await self.service.look_at(self.request.body, int(size), self.flag("older")))
+        self.finish(await self.service.transfers.look_at(self.request.body, int(size), self.flag("older")))
 
 
 _LONGEST_HEAD = 20 * 1024 * 1024
@@ -559,7 +559,7 @@ class ImportHandler(_Handler):
         if not re.fullmatch(r"[0-9]{1,18}", length, re.ASCII):
             raise BadRequest("The request cannot be used.", "It does not say how long it is.", "Send Content-Length.")
         self._stack.enter_context(self.service.looks.one_more())
-        self._upload = await self.service.import_from(int(length), replace, older)
+        self._upload = await self.service.transfers.import_from(int(length), replace, older)
         self.request.connection.set_max_body_size(int(length))  # type: ignore[union-attr]
 
     async def data_received(self, chunk: bytes) -> None:
@@ -572,7 +572,7 @@ class ImportHandler(_Handler):
     async def post(self) -> None:
         """Bring in the snapshot that the body is."""
         assert self._upload is not None
-        self.finish(await self.service.imported(self._upload))
+        self.finish(await self.service.transfers.imported(self._upload))
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Say that no other request can come this way: Tornado closes a connection whose body it has not read."""

@@ -5,43 +5,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__, settings
 from ..errors import Busy, GpuckptError, NoSuchKernel, Refused, Unavailable
 from ..freeze.cuda_calls import CudaWorker
 from ..keeper import client
-from ..keeper.comparison import compare
+from ..keeper.adoption import ADOPT
 from ..keeper.elsewhere import of_store
+from ..keeper.hibernated import forget
 from ..keeper.listing import STATUS_TIMEOUT, hibernated, running_kernels
-from ..keeper.naming import find, find_among, new_key
-from ..keeper.operations.hibernate import forget
+from ..keeper.naming import find, new_key
 from ..keeper.record import KernelFolder
-from ..keeper.summary import details, listing, origins, summary
-from ..machine import doctor
-from ..machine.capability import why_unavailable
-from ..provisioner import ADOPT
+from ..keeper.summary import details, listing, origins
 from ..spelling import in_a_cell
-from ..store import Manifest, Progress, Store, check_key, check_name, name_of
-from ..store.transfer.container import import_snapshot, look_at
-from ..store.transfer.pull import pull
-from ..store.transfer.push import push
-from ..store.transfer.remote_listing import listed
-from ..store.transfer.remote_store import RemoteStore
-from ..store.transfer.remotes.remote import remote_at
-from ..store.transfer.sealing import own_secrets
+from ..store import Manifest, Store, check_key, check_name
 from ..store.trust import parse_key
-from .download import Send, download
 from .events import Events
 from .limits import Limit
 from .logs import keeper_log
 from .operations import Operation, Operations
-from .upload import Head, Upload
+
+if TYPE_CHECKING:
+    from .transfers import Transfers
 
 __all__ = ["Service"]
 
@@ -58,16 +50,14 @@ _MOST_LOOKS = 16
 _RETRY_AFTER = 1
 """When one beyond that may ask again, in seconds."""
 
-_UPLOADED = "The file"
-"""What errors call what a client sends."""
-
 _FEATURES = ("fork", "push", "pull", "export", "import", "sleep", "hibernate")
 
 
 class Service:
     """Kernels, snapshots and operations of one server.
 
-    Whatever reads a disk, asks a keeper or starts a process is done in a thread.
+    Whatever reads a disk, asks a keeper or starts a process is done in a thread. What it does rarely is imported when
+    it is first asked for.
     """
 
     def __init__(self, events: Events, kernel_manager: Any) -> None:
@@ -89,6 +79,13 @@ class Service:
         change = {"save": "saved", "fork": "saved", "pull": "pulled"}.get(operation.kind)
         if change and operation.state == "done" and operation.name:
             self._events.snapshots(change, operation.name)
+
+    @functools.cached_property
+    def transfers(self) -> Transfers:
+        """What sends and fetches snapshots."""
+        from .transfers import Transfers
+
+        return Transfers(self._store, self.operations, self._events, self._key)
 
     # -- kernels
 
@@ -122,7 +119,7 @@ class Service:
     async def _reason(self) -> Unavailable | None:
         now = time.monotonic()
         if self._judged is None or now - self._judged[0] > _JUDGED_FOR:
-            self._judged = (now, await asyncio.to_thread(why_unavailable))
+            self._judged = (now, await asyncio.to_thread(_why_unavailable))
         return self._judged[1]
 
     async def save(self, kernel_id: str, request: Mapping[str, Any]) -> Operation:
@@ -436,7 +433,7 @@ class Service:
         ------
         BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
         """
-        return await asyncio.to_thread(compare, self._store, await self._key(old), await self._key(new))
+        return await asyncio.to_thread(_compare, self._store, await self._key(old), await self._key(new))
 
     async def remove(self, name: str) -> dict[str, Any]:
         """Remove a snapshot.
@@ -514,121 +511,6 @@ class Service:
         self._events.snapshots("labelled", key)
         return {"name": key, **dataclasses.asdict(labels)}
 
-    # -- on their way
-
-    async def push(self, name: str, url: str, replace: bool) -> Operation:
-        """Begin to send a snapshot elsewhere.
-
-        Raises
-        ------
-        BadName, NoSuchSnapshot, Damaged, Incompatible, Untrusted : as `Store.trusted`.
-        Refused : the address cannot be used.
-        """
-        name = await self._key(name)
-        await asyncio.to_thread(self._store.trusted, name)
-        remote = await asyncio.to_thread(remote_at, url)
-
-        def work(progress: Progress) -> dict[str, Any]:
-            there = RemoteStore(remote, own_secrets(), create=True)
-            done = push(self._store, name, there, replace=replace, progress=progress)
-            told = {"url": there.shown, "sent": done.sent, "found": done.found}
-            return {**summary(done.manifest), **told, **there.encryption}
-
-        return self.operations.do(Operation("push", "", name), work)
-
-    async def pull(self, url: str, name: str, replace: bool, older: bool) -> Operation:
-        """Begin to fetch a snapshot from elsewhere; without a name, the only one that is there.
-
-        Raises
-        ------
-        BadName : no snapshot can be called that.
-        Refused : the address cannot be used.
-        """
-        if name:
-            check_key(name.rpartition(":")[2])
-        remote = await asyncio.to_thread(remote_at, url)
-
-        def work(progress: Progress) -> dict[str, Any]:
-            there = RemoteStore(remote, own_secrets())
-            quota = settings.store_quota()
-            key = name
-            if ":" in name:
-                found = listed(there, self._store.trust)
-                key = find_among((one.manifest for one in found if one.manifest is not None), name)
-            done = pull(self._store, there, key, replace=replace, older=older, quota=quota, progress=progress)
-            return {**summary(done.manifest), "url": there.shown, "fetched": done.fetched, "found": done.found}
-
-        return self.operations.do(Operation("pull", "", name), work)
-
-    async def export(self, name: str, begin: Callable[[int], None], send: Send) -> None:
-        """Send a snapshot as one file, by `send`, once `begin` was told how many bytes that has.
-
-        Raises
-        ------
-        BadName, NoSuchSnapshot, Damaged, Incompatible, Untrusted : as `download`.
-        """
-        await download(self._store, await self._key(name), begin, send)
-
-    async def look_at(self, head: bytes, size: int, older: bool) -> dict[str, Any]:
-        """Judge a file of so many bytes with a snapshot by how it begins, as `import_from` will, and say what it is.
-
-        ``needs`` is how many of its first bytes are needed for that, where these are too few.
-
-        Raises
-        ------
-        Damaged, Sealed, Untrusted, Incompatible : as `import_snapshot`.
-        Refused : there is no room for it.
-        """
-
-        def look() -> dict[str, Any]:
-            self._refuse_too_large(size)
-            source = Head(head)
-            try:
-                manifest = look_at(self._store, source, _UPLOADED, own_secrets(), older=older)
-            except GpuckptError:
-                if len(head) < source.wanted <= size:
-                    return {"snapshot": None, "needs": source.wanted, "here": False, "taken": False}
-                raise
-            here = self._store.holds(manifest)
-            taken = not here and manifest.name in self._store.keys(name_of(manifest.name))
-            return {"snapshot": summary(manifest), "needs": len(head), "here": here, "taken": taken}
-
-        return await asyncio.to_thread(look)
-
-    async def import_from(self, size: int, replace: bool, older: bool) -> Upload:
-        """Begin to bring in a snapshot of which a client sends the file, of so many bytes.
-
-        Raises
-        ------
-        Refused : there is no room for it.
-        """
-        await asyncio.to_thread(self._refuse_too_large, size)
-
-        def work(source: BinaryIO) -> Manifest:
-            quota = settings.store_quota()
-            secrets = own_secrets()
-            return import_snapshot(self._store, source, _UPLOADED, secrets, replace=replace, older=older, quota=quota)
-
-        return Upload(work)
-
-    async def imported(self, upload: Upload) -> dict[str, Any]:
-        """Return the snapshot that a client has sent all of, once it is in the store. Raises as `import_snapshot`."""
-        manifest = await upload.finish()
-        self._events.snapshots("pulled", manifest.name)
-        return summary(manifest)
-
-    def _refuse_too_large(self, size: int) -> None:
-        free, quota = self._store.free(), settings.store_quota()
-        left = free if quota is None else min(free, quota - self._store.used())
-        if size > left:
-            raise Refused(
-                "The snapshot was not imported: there is no room for it.",
-                f"The file has {size / 1e6:,.0f} MB; {max(0, left) / 1e6:,.0f} MB are free for {self._store.root}.",
-                "Remove snapshots that you no longer need, or set GPUCKPT_STORE to a folder on a larger disk.",
-                needed=size,
-                free=left,
-            )
-
     async def trust(self, key: str, comment: str) -> dict[str, Any]:
         """Trust what the holder of a key has signed and will sign.
 
@@ -644,8 +526,26 @@ class Service:
 
     async def doctor(self) -> dict[str, Any]:
         """Return what speaks for and against saving kernels on this machine."""
-        checks = await asyncio.to_thread(doctor.examine)
-        return {"works": doctor.works(checks), "checks": [dataclasses.asdict(check) for check in checks]}
+        return await asyncio.to_thread(_doctor)
+
+
+def _why_unavailable() -> Unavailable | None:
+    from ..machine.capability import why_unavailable
+
+    return why_unavailable()
+
+
+def _compare(store: Store, old: str, new: str) -> dict[str, Any]:
+    from ..keeper.comparison import compare
+
+    return compare(store, old, new)
+
+
+def _doctor() -> dict[str, Any]:
+    from ..machine import doctor
+
+    checks = doctor.examine()
+    return {"works": doctor.works(checks), "checks": [dataclasses.asdict(check) for check in checks]}
 
 
 def _environment(notebook: str) -> dict[str, str]:

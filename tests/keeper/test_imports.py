@@ -66,10 +66,24 @@ def _floor(module: str) -> str:
 
 def test_a_keeper_starts_its_job_before_it_imports_what_it_can_do_with_it() -> None:
     """The job and the rest of the keeper begin side by side. (A new kernel does not wait for its keeper at all.)"""
-    program = "import json, sys, jupyter_gpuckpt.keeper.__main__; print(json.dumps(list(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    early = set(json.loads(done.stdout))
+    early = loaded_with("jupyter_gpuckpt.keeper.__main__")
     assert "jupyter_gpuckpt.keeper.kernel_life" in early  # what starts it
     late = ("google.protobuf", "zmq", "blake3", "zstandard", "jupyter_gpuckpt.store", "jupyter_gpuckpt.freeze.images")
     operations = {f"jupyter_gpuckpt.keeper.operations.{name}" for name in ("save", "restore", "fork", "hibernate")}
     assert early.isdisjoint({*late, *operations, "jupyter_gpuckpt.keeper.requests"})
+
+
+def test_a_server_starts_without_what_it_does_rarely_or_leaves_to_keepers() -> None:
+    loaded = loaded_with("jupyter_gpuckpt.server.routes")
+    assert "jupyter_gpuckpt.server.handlers" in loaded
+    rare = ("machine", "store.transfer", "keeper.comparison", "keeper.fit", "keeper.files", "keeper.gpu", "freeze.cuda")
+    ours = {name.removeprefix("jupyter_gpuckpt.") for name in loaded if name.startswith("jupyter_gpuckpt.")}
+    assert {name for name in ours if name.startswith("keeper.operations.")} <= {"keeper.operations.stages"}
+    assert [name for name in ours if name in rare or name.startswith(tuple(f"{one}." for one in rare))] == []
+
+
+def loaded_with(module: str) -> set[str]:
+    """Return the modules that a Python loads which imports one of ours."""
+    program = f"import json, sys, {module}; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    return set(json.loads(done.stdout))

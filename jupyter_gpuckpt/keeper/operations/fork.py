@@ -43,9 +43,6 @@ from .stages import Stages, Tell, to_nobody
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
 
-MOST = 64
-"""How many copies one fork makes at most."""
-
 _NOT_FORKED = "The kernel was not forked; it goes on as before."
 
 
@@ -69,8 +66,10 @@ class Wanted:
         """
         count = int(args.get("count", 1))
         snapshot, save_as = str(args.get("key") or args.get("snapshot") or ""), str(args.get("name") or "")
-        if not 1 <= count <= MOST:
-            raise Refused(_NOT_FORKED, f"{count} copies were asked for.", f"Ask for 1 to {MOST} at once.")
+        if not 1 <= count <= settings.MOST_COPIES:
+            raise Refused(
+                _NOT_FORKED, f"{count} copies were asked for.", f"Ask for 1 to {settings.MOST_COPIES} at once."
+            )
         if snapshot and save_as:
             raise Refused(
                 _NOT_FORKED,

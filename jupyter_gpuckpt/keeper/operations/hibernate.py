@@ -34,6 +34,7 @@ from .. import fit, ports
 from ..clients import Connections, own_connections, unread_bytes
 from ..deputy import usable_criu
 from ..gpu import sharing
+from ..hibernated import forget, remove
 from ..link import AgentSilent, Link
 from ..ports import Places
 from ..record import now
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from ..kernel_life import Keeper
     from ..record import Operation
 
-__all__ = ["come_back", "finish_wake", "forget", "hibernate", "remove_broken_off", "tell_again"]
+__all__ = ["come_back", "finish_wake", "hibernate", "remove_broken_off", "tell_again"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -244,18 +245,13 @@ async def _run_on(keeper: Keeper, operation: Operation, taken: Taken, cause: Bas
         await run_on(keeper, taken, failure)
     finally:
         with contextlib.suppress(NoSuchSnapshot):
-            await asyncio.to_thread(_remove, keeper.store, operation.name)
+            await asyncio.to_thread(remove, keeper.store, operation.name)
 
 
 def remove_broken_off(store: Store, name: str) -> None:
     """Remove the snapshot of a kernel that runs on, since its keeper was killed on the way. Raises `StoreError`."""
     with contextlib.suppress(NoSuchSnapshot):
-        _remove(store, name)
-
-
-def _remove(store: Store, name: str) -> None:
-    store.pin(name, False)
-    store.remove(name)
+        remove(store, name)
 
 
 # -- the way back
@@ -422,18 +418,3 @@ def _was_told(keeper: Keeper) -> None:
     untold, keeper.state.untold = keeper.state.untold, None
     if untold is not None:
         keeper.in_background(asyncio.to_thread(forget, keeper.store, untold["snapshot"]))
-
-
-def forget(store: Store, snapshot: Mapping[str, Any]) -> None:
-    """Remove the snapshot of a kernel that no longer needs it; one that somebody renamed or tagged is theirs."""
-    try:
-        name = current_name(store, snapshot)
-        labels = store.labels(store.get(name))
-        if name == snapshot["name"] and labels.tags == (HIBERNATED,):
-            _remove(store, name)
-        else:
-            store.tag(name, [], [HIBERNATED])
-    except NoSuchSnapshot:
-        pass
-    except (GpuckptError, OSError):
-        log.exception("the snapshot of a hibernated kernel could not be removed")

@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .hibernate import forget
+from ..hibernated import forget
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
