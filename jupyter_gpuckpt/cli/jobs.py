@@ -9,7 +9,7 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -91,14 +91,20 @@ def _launch(name: str, words: list[str]) -> Launch:
 def list_jobs(args: argparse.Namespace) -> int:
     """List the jobs, also those that have ended; one whose keeper died gets a new one."""
     found, manifests, faults = with_snapshots(all_jobs)
-    for job in found:
-        job["snapshots"] = [m.name for m in manifests if m.kernel.get("kernel_id") == job["kernel_id"]]
+    add_snapshots(found, manifests)
     document = {"jobs": found, "faults": [output.told(fault) for fault in faults]}
-    output.result(args.json, document, _table(found, faults))
+    output.result(args.json, document, table(found, faults))
     return output.DONE
 
 
-def _table(found: list[dict[str, Any]], faults: list[GpuckptError]) -> str:
+def add_snapshots(found: Sequence[dict[str, Any]], manifests: Sequence[Manifest]) -> None:
+    """Add to each of some jobs the names of its snapshots."""
+    for job in found:
+        job["snapshots"] = [m.name for m in manifests if m.kernel.get("kernel_id") == job["kernel_id"]]
+
+
+def table(found: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> str:
+    """Return the jobs as a table."""
     head = ["job", "pid", "memory", "GPU memory", "state", "started", "based on", "snapshots", "command"]
     rows = [
         [

@@ -38,19 +38,21 @@ _SHORT = 8
 def list_kernels(args: argparse.Namespace) -> int:
     """List the kernels that keepers hold; one whose keeper died gets a new one."""
     kernels, manifests, faults = with_snapshots(running_kernels)
-    _add_snapshots(kernels, manifests)
+    add_snapshots(kernels, manifests)
     document = {"kernels": kernels, "faults": [output.told(fault) for fault in faults]}
-    output.result(args.json, document, _table(kernels, faults))
+    output.result(args.json, document, table(kernels, faults))
     return output.DONE
 
 
-def _add_snapshots(kernels: Sequence[dict[str, Any]], manifests: Sequence[Manifest]) -> None:
+def add_snapshots(kernels: Sequence[dict[str, Any]], manifests: Sequence[Manifest]) -> None:
+    """Add to each of some kernels the names of its snapshots."""
     for kernel in kernels:
         own = [m.name for m in manifests if is_of(m, kernel["kernel_id"], kernel["notebook"])]
         kernel["snapshots"] = own
 
 
-def _table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> str:
+def table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> str:
+    """Return the kernels as a table, and below it how to go on with those that no server holds."""
     # As a rule it fits a terminal of 80 columns; --json has the rest.
     head = ["kernel", "notebook", "state", "pid", "memory", "on GPU", "freed", "in host", "based on"]
     rows = [
@@ -67,7 +69,7 @@ def _table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) ->
         ]
         for kernel in kernels
     ]
-    notes = [_how_to_go_on(kernel) for kernel in kernels if not kernel["attended"] and kernel["state"] != "ended"]
+    notes = [how_to_go_on(kernel) for kernel in kernels if not kernel["attended"] and kernel["state"] != "ended"]
     empty = "No kernels that can be saved are running. Start one: jupyter console --kernel python3-gpuckpt"
     return show.Listing(head, rows, empty, [*notes, *map(str, faults)]).text()
 
@@ -83,7 +85,7 @@ def _gpu_text(count: int | None) -> str:
     return show.size(count) if count else ""
 
 
-def _how_to_go_on(kernel: dict[str, Any]) -> str:
+def how_to_go_on(kernel: dict[str, Any]) -> str:
     """Say what can be done with a kernel that no server holds."""
     file = shlex.quote(kernel["connection_file"])
     short = kernel["kernel_id"][:_SHORT]
@@ -165,7 +167,7 @@ def move(args: argparse.Namespace) -> int:
     return output.DONE
 
 
-def _find(text: str) -> KernelFolder:
+def find(text: str) -> KernelFolder:
     """Return the folder of the kernel, or of the job that runs, that a person means."""
     job = jobs.named(text)
     if job is not None and job.has_ended():
@@ -182,7 +184,7 @@ def operate(kernel: str, op: str, request: dict[str, Any], verb: str) -> dict[st
 
     There is no time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
     """
-    folder = _find(kernel)
+    folder = find(kernel)
     is_job = jobs.is_job(folder)
     named = {"operation": new_operation_id(), "kind": op}
     with (

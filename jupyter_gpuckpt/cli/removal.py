@@ -12,13 +12,7 @@ from ..kernel import show
 from ..store import Store
 from . import output
 
-__all__ = ["add_removal_options", "remove"]
-
-
-def add_removal_options(command: argparse.ArgumentParser) -> None:
-    """Add --dry-run and --yes."""
-    command.add_argument("--dry-run", action="store_true", help="only say what would go, and how much that would free")
-    command.add_argument("--yes", "-y", action="store_true", help="do not ask (without a terminal nothing is asked)")
+__all__ = ["remove"]
 
 
 def remove(

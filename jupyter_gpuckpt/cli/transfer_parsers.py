@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from importlib import import_module
-from typing import Protocol
 
-__all__ = ["add_transfer_parsers"]
+from .adding import Group
 
-_Run = Callable[[argparse.Namespace], int]
+__all__ = ["add_transfer_commands"]
+
 _URL = "a folder's path, or an address such as s3://bucket/folder"
 
 
-class _Command(Protocol):
-    def __call__(self, name: str, run: _Run, summary: str, description: str = "") -> argparse.ArgumentParser: ...
-
-
-def _later(name: str) -> _Run:
-    def run(args: argparse.Namespace) -> int:
-        do: _Run = getattr(import_module("jupyter_gpuckpt.cli.transfer"), name)
-        return do(args)
-
-    return run
-
-
-def add_transfer_parsers(command: _Command) -> None:
-    """Add the parsers by `command`, which makes one."""
-    push = command(
+def add_transfer_commands(group: Group) -> None:
+    """Add what moves snapshots, and says whose are used."""
+    push = group.add(
         "push",
-        _later("push"),
+        "transfer.push",
         "send a snapshot elsewhere",
         "Send a snapshot to a folder, an object store or another machine. Only what is not there yet travels, and what "
         "has\narrived is not sent again.",
@@ -38,9 +24,9 @@ def add_transfer_parsers(command: _Command) -> None:
     push.add_argument("url", metavar="URL", help=_URL)
     push.add_argument("--replace", action="store_true", help="replace another snapshot of that name there")
     _add_encrypting(push, "the first snapshot that is sent there decides for whom all are encrypted")
-    pull = command(
+    pull = group.add(
         "pull",
-        _later("pull"),
+        "transfer.pull",
         "fetch a snapshot from elsewhere",
         "Fetch a snapshot that was sent elsewhere by `push`. Every byte is verified, and it must be signed by somebody "
         "who is\ntrusted (`jupyter gpuckpt trust`).",
@@ -48,7 +34,7 @@ def add_transfer_parsers(command: _Command) -> None:
     pull.add_argument("url", metavar="URL", help=f"{_URL} or https://host/folder")
     pull.add_argument("name", metavar="NAME", nargs="?", default="", help="the snapshot; without it the only one there")
     _add_receiving(pull)
-    remote = command("remote", _later("remote"), "list the snapshots at a remote, or remove one there")
+    remote = group.add("remote", "transfer.remote", "list the snapshots at a remote, or remove one there")
     remote.add_argument("url", metavar="URL", help=_URL)
     remote.add_argument(
         "--remove", metavar="NAME", help="remove this one there; `gc URL` frees what it needed, a day later"
@@ -59,23 +45,23 @@ def add_transfer_parsers(command: _Command) -> None:
         help="send there what is encrypted with this key, which an error has named; none: forget how it was encrypted",
     )
     _add_opening(remote)
-    export = command("export", _later("export"), "write a snapshot into one file")
+    export = group.add("export", "transfer.export", "write a snapshot into one file")
     export.add_argument("name", metavar="NAME", help="the snapshot")
     export.add_argument("file", metavar="FILE", help="the file to make; - is standard output")
     export.add_argument("--replace", action="store_true", help="replace a file that exists")
     _add_encrypting(export, "")
-    importing = command(
+    importing = group.add(
         "import",
-        _later("bring_in"),
+        "transfer.bring_in",
         "bring in a snapshot from a file",
         "Bring in a snapshot from a file that `export` wrote. Every byte is verified, and it must be signed by "
         "somebody who is\ntrusted (`jupyter gpuckpt trust`).",
     )
     importing.add_argument("file", metavar="FILE", help="the file; - is standard input")
     _add_receiving(importing)
-    trust = command(
+    trust = group.add(
         "trust",
-        _later("trust"),
+        "transfer.trust",
         "say whose snapshots may be restored here",
         "A snapshot is code that runs in your name. Yours are trusted; those of others only when you trust their key.",
     )
@@ -85,16 +71,16 @@ def add_transfer_parsers(command: _Command) -> None:
     what.add_argument("--list", action="store_true", help="list the keys that are trusted or revoked")
     what.add_argument("--revoke", metavar="KEY", help="trust nothing any more that was signed with this key")
     trust.add_argument("--comment", metavar="TEXT", default="", help="whose key it is")
-    sign = command(
+    sign = group.add(
         "sign",
-        _later("sign"),
+        "transfer.sign",
         "sign snapshots that you made before snapshots were signed",
         "Sign snapshots that have no signature: from then on they count as yours. Only sign what you made yourself.",
     )
     sign.add_argument("names", metavar="NAME", nargs="+", help="a snapshot")
-    command(
+    group.add(
         "recipient",
-        _later("recipient"),
+        "transfer.recipient",
         "print the key for which others can encrypt what they send you",
         "Print your public key of age. `push --encrypt-to` and `export --encrypt-to` take it, and `pull` and `import` "
         "here\nopen what was encrypted for it.",

@@ -55,7 +55,7 @@ HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a
 %gpuckpt tag NAME TAG [--remove TAG]          add tags to one, or take them away
 %gpuckpt panel                                all of that with buttons, in the cell
 %gpuckpt status                               this kernel, and the snapshot that it came from or went to
-%gpuckpt help                                 this text
+%gpuckpt help [COMMAND]                       this text, or what it says of a command
 
 `r = %gpuckpt save x` returns twice, like fork: r.restored is False now, and True after a restore of x.
 `f = %gpuckpt fork -n 3` returns in each: f.copy is None here, and 0, 1, 2 in the copies.
@@ -63,7 +63,7 @@ Functions of your own around a save: jupyter_gpuckpt.before_save(fn), jupyter_gp
 
 _IN_A_TERMINAL = frozenset(
     {"broker", "check", "doctor", "exec", "export", "forget", "gc", "import", "kernels", "logs", "ps", "pull"}
-    | {"push", "recipient", "remote", "repair", "setup", "sign", "stop", "trust"}
+    | {"push", "recipient", "remote", "repair", "setup", "sign", "stop", "trust", "version"}
 )
 _STATES = {"awake": ("on", "off"), "autosleep": ("off",)}
 _OPTION = re.compile(r"--[a-z-]+")
@@ -190,6 +190,8 @@ class Gpuckpt:
         except ValueError as e:
             raise Usage("That line cannot be read.", f"{e}.", "Add the missing quote, or escaped character.") from None
         parser, commands = _parser()
+        if words[:1] == ["help"] and words[1:] and not words[1].startswith("-"):
+            words = [words[1], "--help"]
         if not words or words[0] in ("help", "-h", "--help"):
             print(HELP)
             return None
@@ -381,20 +383,8 @@ class Gpuckpt:
         display(panel_of(agent))
 
     def _status(self, _: argparse.Namespace) -> show.Listing:
-        s = self._keeper().request("status")
-        return show.details(
-            [
-                ("kernel", s["kernel_id"]),
-                ("state", s["state"]),
-                ("based on", show.based_on(s) or "nothing: a fresh kernel"),
-                ("pid", str(s["pid"])),
-                ("processes", str(len(s["pids"]))),
-                ("memory", show.size(s["memory"])),
-                *_asleep(s["gpu"]),
-                ("generation", generation_id()),
-            ],
-            [show.still_running(kernel) for kernel in self._keeper().request("left")],
-        )
+        left = self._keeper().request("left")
+        return show.status(self._keeper().request("status"), generation_id(), map(show.still_running, left))
 
     def complete(self, _: Any, event: Any) -> list[str]:
         """Complete commands, snapshot names and options (called by IPython with the line so far)."""
@@ -429,14 +419,6 @@ class Gpuckpt:
         except BaseException:
             progress.clear()
             raise
-
-
-def _asleep(gpu: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what `%gpuckpt status` says of a kernel's GPU memory while it sleeps; nothing while it is awake."""
-    if not gpu["freed"]:
-        return []
-    held = gpu.get("host_memory", gpu["freed"])  # a keeper of an older version does not know
-    return [("freed on GPUs", show.size(gpu["freed"])), ("in host memory for it", show.size(held))]
 
 
 class _Progress:

@@ -6,7 +6,7 @@ import datetime
 import html
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..errors import GpuckptError
@@ -595,6 +595,28 @@ def based_on(kernel: dict[str, Any]) -> str:
     if kernel["parent"]:
         return str(kernel["parent"]["name"])
     return f"fork of {kernel['copy_of'][:_SHORT]}" if kernel["copy_of"] else ""
+
+
+def status(kernel: dict[str, Any], generation: str, notes: Iterable[str]) -> Listing:
+    """Return all about a kernel, or a job, as its keeper gives it; `generation` is empty where it is not known."""
+    gpu = kernel["gpu"]
+    held = gpu.get("host_memory", gpu["freed"])  # a keeper of an older version does not know
+    asleep = [("freed on GPUs", size(gpu["freed"])), ("in host memory for it", size(held))] if gpu["freed"] else []
+    job = kernel.get("job", "")
+    return details(
+        [
+            ("job", job) if job else ("kernel", kernel["kernel_id"]),
+            ("notebook", kernel["notebook"]),
+            ("state", kernel["state"]),
+            ("based on", based_on(kernel) or f"nothing: a fresh {'job' if job else 'kernel'}"),
+            ("pid", str(kernel["pid"])),
+            ("processes", str(len(kernel["pids"]))),
+            ("memory", size(kernel["memory"])),
+            *asleep,
+            ("generation", generation),
+        ],
+        [*notes],
+    )
 
 
 def still_running(kernel: dict[str, Any]) -> str:

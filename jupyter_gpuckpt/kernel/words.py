@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -44,22 +44,81 @@ class Parser(argparse.ArgumentParser):
         Usage : they are no command.
         """
         first = next((word for word in words if not word.startswith("-")), None)
-        if first is not None and first not in commands.choices:
-            raise _unknown(self.prog, first, commands.choices)
+        # Python's own message of an argument would show how the whole program is typed, not this command.
+        typed: Parser = self if first is None else self.of(first, commands)
         args, more = self.parse_known_args(words)
         if more:
-            # Python's own message would show how the whole program is typed, not this command.
-            (commands.choices[first] if first else self).error(f"unrecognized arguments: {' '.join(more)}")
+            typed.error(f"unrecognized arguments: {' '.join(more)}{typed.meant_by(more[0])}")
         return args
+
+    def of(self, command: str, commands: Commands) -> Parser:
+        """Return what takes the words of this command apart.
+
+        Raises
+        ------
+        Usage : there is no such command.
+        """
+        found: Parser | None = commands.choices.get(command)
+        if found is None:
+            raise _unknown(self.prog, command, commands.choices)
+        return found
+
+    def meant_by(self, word: str) -> str:
+        """Return the option that may be meant by a word that is none, as a part of a sentence; empty where none is."""
+        options = [option for action in self._actions for option in action.option_strings if word.startswith("--")]
+        alike = difflib.get_close_matches(word, options, n=1)
+        return f" (did you mean `{alike[0]}`?)" if alike else ""
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 """The commands of a program, as `add_subparsers` gives them."""
 
 
-def _unknown(program: str, word: str, commands: Iterable[str]) -> Usage:
+_ELSEWHERE = {
+    "delete": "rm",
+    "remove": "rm",
+    "del": "rm",
+    "rename": "mv",
+    "ls": "list",
+    "snapshots": "list",
+    "load": "restore",
+    "checkout": "restore",
+    "rollback": "restore",
+    "resume": "restore",
+    "checkpoint": "save",
+    "snapshot": "save",
+    "commit": "save",
+    "backup": "save",
+    "kill": "stop",
+    "shutdown": "stop",
+    "end": "stop",
+    "copy": "fork",
+    "clone": "fork",
+    "cp": "fork",
+    "history": "log",
+    "tree": "log",
+    "prune": "keep",
+    "start": "exec",
+    "run": "exec",
+    "jobs": "ps",
+    "info": "show",
+    "inspect": "show",
+    "install": "setup",
+    "fsck": "check",
+    "verify": "check",
+    "send": "push",
+    "upload": "push",
+    "fetch": "pull",
+    "download": "pull",
+    "suspend": "hibernate",
+}
+"""What other programs call a command of ours."""
+
+
+def _unknown(program: str, word: str, commands: Collection[str]) -> Usage:
     """Return the error of a word that is none of these commands."""
-    alike = difflib.get_close_matches(word, list(commands), n=2)
+    alike = [name for name in (_ELSEWHERE.get(word, ""),) if name in commands]
+    alike = alike or difflib.get_close_matches(word, commands, n=2)
     meant = f"Did you mean `{'` or `'.join(alike)}`? " if alike else ""
     return Usage(f"{program} has no command {word!r}.", "", f"{meant}`{program} --help` shows all of them.")
 

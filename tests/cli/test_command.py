@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import subprocess
@@ -10,25 +11,44 @@ from pathlib import Path
 import pytest
 from command_line import PROGRAM, Cli
 
-_COMMANDS = ("list", "show", "save", "restore", "hibernate", "rm", "kernels", "stop", "doctor", "setup")
+from jupyter_gpuckpt.cli.parsers import program
+
+_COMMANDS = sorted(program().commands.choices)
 
 
-def test_help_names_every_command_and_exit_status(cli: Cli) -> None:
-    told = cli("--help")
+def test_help_has_every_command_once_on_a_line_of_its_group_and_the_exit_statuses(cli: Cli) -> None:
+    told = cli("--help", COLUMNS="80")
     assert told.status == 0
-    for word in (*_COMMANDS, "exit status", "130"):
-        assert word in told.out
+    of_groups = [text.splitlines() for text in told.out.split("\n\n")]
+    for group in program().groups:
+        (lines,) = (lines[1:] for lines in of_groups if lines[0] == f"{group.title}:")
+        assert [line.split()[0] for line in lines] == group.names
+    assert sorted(name for group in program().groups for name in group.names) == _COMMANDS
+    assert "exit status" in told.out
+    assert "130" in told.out
+    assert cli("help").out == cli("--help").out
 
 
 @pytest.mark.parametrize("command", _COMMANDS)
-def test_every_command_has_help_and_json(cli: Cli, command: str) -> None:
-    told = cli(command, "--help")
-    assert told.status == 0
-    assert "--json" in told.out
+def test_every_command_has_help_and_json_and_something_that_does_it(command: str) -> None:
+    about = program().commands.choices[command]
+    assert "--json" in about.format_help()
+    module, name = about.get_default("does").split(".")
+    assert callable(getattr(importlib.import_module(f"jupyter_gpuckpt.cli.{module}"), name))
+
+
+def test_the_help_of_a_command(cli: Cli) -> None:
+    told = cli("fork", "--help")
+    assert (told.status, told.err) == (0, "")
+    assert "how many copies" in told.out
+    assert cli("help", "fork").out == told.out
+    assert "Did you mean `restore` or" in cli("help", "resotre").err
 
 
 def test_version(cli: Cli) -> None:
-    assert cli("--version").out.split() == ["jupyter_gpuckpt", importlib.metadata.version("jupyter_gpuckpt")]
+    version = importlib.metadata.version("jupyter_gpuckpt")
+    assert cli("--version").out.split() == cli("version").out.split() == ["jupyter_gpuckpt", version]
+    assert cli("version", "--json").json == {"version": version}
 
 
 def test_jupyter_finds_the_command() -> None:
@@ -66,6 +86,8 @@ def test_a_misspelt_command_is_told_what_may_be_meant(cli: Cli) -> None:
     assert "has no command 'lisst'" in told.err
     assert "Did you mean `list`?" in told.err
     assert cli("lisst", "--json").json["error"]["kind"] == "Usage"
+    assert "Did you mean `rm`?" in cli("delete", "x").err, "as other programs call it"
+    assert "(did you mean `--message`?)" in cli("save", "a", "b", "--mesage", "x").err
 
 
 def test_a_reader_that_has_read_enough_is_no_error() -> None:

@@ -30,6 +30,15 @@ def test_no_kernels(cli: Cli) -> None:
     assert cli("kernels", "--json").json == {"kernels": [], "faults": []}
 
 
+def test_status_of_nothing_says_that_there_is_nothing_and_how_much_room(cli: Cli) -> None:
+    nothing, _, room = cli("status").out.splitlines()
+    assert nothing == cli("kernels").out.rstrip()
+    store = cli("status", "--json").json["store"]
+    assert (store["snapshots"], store["used"]) == (0, 0)
+    assert room.startswith(f"0 snapshots in {store['folder']}: 0 B used, ")
+    assert "free on its disk" in room
+
+
 def test_a_kernel_is_listed_with_where_it_is_and_where_it_came_from(cli: Cli, notebook: Notebook) -> None:
     notebook.run("%gpuckpt save base")
     (kernel,) = cli("kernels", "--json").json["kernels"]
@@ -45,6 +54,10 @@ def test_a_kernel_is_listed_with_where_it_is_and_where_it_came_from(cli: Cli, no
     assert row.startswith(kernel["kernel_id"][:8])
     assert "base" in row
     assert "unattended" not in row
+    assert cli("status").out.splitlines()[:2] == [head, row]
+    one = dict(line.split(None, 1) for line in cli("status", kernel["kernel_id"][:6]).out.splitlines())
+    assert (one["kernel"], one["state"], one["pid"]) == (kernel["kernel_id"], "running", str(kernel["pid"]))
+    assert one["based"].split() == ["on", "base"]
 
 
 def test_a_kernel_that_is_being_saved_is_listed_as_such(cli: Cli, notebook: Notebook) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import jupyter_gpuckpt
-from jupyter_gpuckpt.cli.command import _parser as of_the_command_line
+from jupyter_gpuckpt.cli.parsers import program
 from jupyter_gpuckpt.errors import NameTaken
 from jupyter_gpuckpt.kernel.magics import _parser as of_the_magic
 from jupyter_gpuckpt.spelling import in_a_cell, in_a_terminal
@@ -43,7 +43,7 @@ def test_nobody_who_does_not_know_the_reader_spells_a_command() -> None:
 
 @pytest.mark.parametrize("text", sorted({text for _, text in _ALL if "`gpuckpt" in text}))
 def test_a_hint_can_be_typed_in_a_terminal_and_in_a_cell(text: str) -> None:
-    line, magic = of_the_command_line()[1].choices, of_the_magic()[1].choices
+    line, magic = program().commands.choices, of_the_magic()[1].choices
     found = re.findall(r"`gpuckpt ([^`]*)", text)
     assert len(found) == text.count("`gpuckpt"), text
     for command, *words in map(str.split, found):

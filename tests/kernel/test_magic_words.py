@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jupyter_gpuckpt.cli import command
+from jupyter_gpuckpt.cli.parsers import program
 from jupyter_gpuckpt.errors import GpuckptError, Unavailable
 from jupyter_gpuckpt.kernel.magics import HELP, Gpuckpt
 from jupyter_gpuckpt.kernel.words import Usage
@@ -20,8 +20,7 @@ def refused(line: str) -> GpuckptError:
 
 
 def test_every_command_of_the_terminal_is_one_here_or_said_to_be_the_terminals() -> None:
-    _, commands = command._parser()
-    for name in commands.choices:
+    for name in set(program().commands.choices) - {"help"}:
         error = refused(f"{name} --nonsense")
         assert isinstance(error, Usage)
         assert error.what in (
@@ -68,6 +67,8 @@ def test_a_misspelt_command_is_told_what_may_be_meant() -> None:
     assert error.what == "%gpuckpt has no command 'resotre'."
     assert "Did you mean `restore`?" in error.then
     assert "Did you mean" not in refused("zzz").then
+    assert "Did you mean `rm`?" in refused("delete before").then, "as other programs call it"
+    assert "(did you mean `--message`?)" in refused("save before --mesage x").why
 
 
 @pytest.mark.parametrize("line", ["", "help", "-h", "--help"])
@@ -80,6 +81,12 @@ def test_help_is_printed_for_who_asks(line: str, capsys: pytest.CaptureFixture[s
 def test_help_of_one_command_is_about_that_one(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     Gpuckpt(None, None)(line)
     assert capsys.readouterr().out.startswith("%gpuckpt pin NAME · unpin NAME  ")
+
+
+def test_help_and_a_command_is_the_help_of_that_one(capsys: pytest.CaptureFixture[str]) -> None:
+    Gpuckpt(None, None)("help unpin")
+    assert capsys.readouterr().out.startswith("%gpuckpt pin NAME · unpin NAME  ")
+    assert "Did you mean `restore`?" in refused("help resotre").then
 
 
 def completed(line: str) -> list[str]:

@@ -1,0 +1,54 @@
+"""How the commands are added, in groups: the words of each, and which function does it, imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from importlib import import_module
+
+from ..kernel.words import Commands
+
+__all__ = ["KERNEL", "STATUSES", "Group", "run"]
+
+KERNEL = "the kernel: its id or the beginning of it, its notebook, its connection file, or its pid; or a job's name"
+STATUSES = """\
+exit status:
+    0  done
+    1  it failed or was refused; the message says why and what to do
+    2  the command line is wrong
+    3  there is no kernel or no snapshot of that name
+    4  this machine or this kernel can be neither saved nor restored
+  130  interrupted (Ctrl-C)
+
+With --json a command prints one JSON document; an error is {"error": {"kind", "what", "why", "then", "data"}}.
+"""
+
+
+class Group:
+    """Commands that stand together in the help, under a title."""
+
+    def __init__(self, title: str, commands: Commands) -> None:
+        self.title = title
+        self.names: list[str] = []
+        self._commands = commands
+
+    def add(self, name: str, does: str, summary: str, description: str = "") -> argparse.ArgumentParser:
+        """Add a command; `does` names its function, after the module of this package that has it."""
+        added: argparse.ArgumentParser = self._commands.add_parser(
+            name,
+            help=summary,
+            description=description or f"{summary[0].upper()}{summary[1:]}.",
+            epilog=STATUSES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.add_argument("--json", action="store_true", help="print the result as JSON")
+        added.set_defaults(does=does)
+        self.names.append(name)
+        return added
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the words ask for: most commands need only the store, and none should wait for what others import."""
+    module, _, name = args.does.partition(".")
+    do: Callable[[argparse.Namespace], int] = getattr(import_module(f"{__package__}.{module}"), name)
+    return do(args)

@@ -1,0 +1,41 @@
+"""The commands about the machine and the program itself: their words."""
+
+from __future__ import annotations
+
+from .adding import Group
+
+__all__ = ["add_help_commands", "add_machine_commands"]
+
+
+def add_machine_commands(group: Group) -> None:
+    """Add what is done with the machine."""
+    judging = group.add(
+        "doctor",
+        "machine.doctor",
+        "say whether kernels can be saved here, or what is missing",
+        "Check everything that a save and a restore need. The exit status is 0 only when they would work, else 4.",
+    )
+    judging.add_argument("--quick", action="store_true", help="do not save and restore a small process for a trial")
+    group.add(
+        "setup",
+        "machine.setup",
+        "install CRIU, for this project alone",
+        "Look for a CRIU that works, and where there is none, install one into a folder of its own\n"
+        "(GPUCKPT_CRIU_PREFIX). Nothing else of the system changes.",
+    )
+    serving = group.add(
+        "broker",
+        "broker.broker",
+        "serve users without root, on a machine that people share",
+        "Do for users without root what takes root in a save and a restore. `install` makes it a service of the\n"
+        "machine's (systemd), `uninstall` takes that away, and `run` serves in the foreground.",
+    )
+    serving.add_argument("action", metavar="run|install|uninstall", choices=("run", "install", "uninstall"))
+    serving.add_argument("--group", metavar="GROUP", default="gpuckpt", help="whose members are served")
+
+
+def add_help_commands(group: Group) -> None:
+    """Add what tells of the program itself."""
+    helping = group.add("help", "about.tell", "say all about a command, or which ones there are")
+    helping.add_argument("topic", metavar="COMMAND", nargs="?", default="", help="the command")
+    group.add("version", "about.version", "print the version")
