@@ -21,7 +21,7 @@ from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning import LocalProvisioner
 from traitlets import Unicode, default
 
-from . import settings
+from . import setting, settings
 from .errors import GpuckptError, KeeperGone, KernelLost, NoSuchKernel, Refused, Unavailable
 from .freeze import processes
 from .in_thread import begin_in_thread, in_thread
@@ -48,34 +48,26 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     save and restore, it is a `LocalProvisioner`: the kernel is a plain one, and ``%gpuckpt`` in it says why.
     """
 
-    sleep_after = Unicode(
-        help="After how long an idle kernel goes to sleep and gives its GPU memory up: 45s, 30m or 2h, or off."
-    ).tag(config=True)
+    sleep_after = Unicode(help=settings.sleep_after.help).tag(config=True)
 
     @default("sleep_after")
     def _default_sleep_after(self) -> str:
-        return os.environ.get("GPUCKPT_SLEEP_AFTER") or "off"
+        return settings.sleep_after() or "off"
 
-    end_after = Unicode(
-        help="After how long a kernel ends whose client was killed, if nobody uses it then: 45s, 30m or 2h, or off. "
-        "Without it, the kernels of a Jupyter server go on, and those of any other program end after a minute."
-    ).tag(config=True)
+    end_after = Unicode(help=settings.end_after.help).tag(config=True)
 
     @default("end_after")
     def _default_end_after(self) -> str:
         # What has a manager of many kernels is a server; papermill, nbclient and consoles have one of one kernel.
         is_server = isinstance(self.parent.parent, MultiKernelManager)
-        return os.environ.get("GPUCKPT_END_AFTER") or ("off" if is_server else "1m")
+        return settings.end_after() or ("off" if is_server else "1m")
 
-    encryption = Unicode(
-        help="Whether kernels' channels are encrypted (CurveZMQ), so that no other user of the machine reads what they "
-        "print: auto, where client and kernel can, or off. What KernelManager.transport_encryption says is done, too."
-    ).tag(config=True)
+    encryption = Unicode(help=settings.encryption.help).tag(config=True)
 
     @default("encryption")
     def _default_encryption(self) -> str:
         # Whoever is not root has a machine that others may use as well.
-        return os.environ.get("GPUCKPT_ENCRYPTION") or ("off" if os.geteuid() == 0 else "auto")
+        return settings.encryption() or ("off" if os.geteuid() == 0 else "auto")
 
     _keeper: KeeperClient | None = None
     _folder: KernelFolder | None = None
@@ -263,11 +255,11 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             sleep_after=self._parsed("sleep_after"),
         )
 
-    def _parsed(self, setting: str) -> float | None:
+    def _parsed(self, name: str) -> float | None:
         try:
-            return settings.parse_duration(getattr(self, setting))
+            return setting.parse_duration(getattr(self, name))
         except ValueError as e:
-            self.log.warning("The setting %s is wrong, so the kernel is started as with off: %s.", setting, e)
+            self.log.warning("The setting %s is wrong, so the kernel is started as with off: %s.", name, e)
             return None
 
     def _start(self, launch: Launch) -> tuple[subprocess.Popen[bytes], KernelFolder, KeeperClient]:

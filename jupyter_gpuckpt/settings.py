@@ -1,17 +1,28 @@
-"""Where things live and how long to wait: every path and time limit of the project, in one place.
+"""What can be chosen, each with the variable that sets it and what it is for; and where everything else lives.
 
-Each can be set by an environment variable, named beside it.
+A setting is called to learn what holds: ``settings.hook_timeout()``. It is read from the environment, which the Jupyter
+server, its keepers, their kernels and the command line all have. What the Jupyter server's configuration says
+(``c.Gpuckpt.hook_timeout``) wins over its environment: the server sets the variable for all that it starts
+(`server/app.py`). The table in docs/configuration.md is made of this (`docs/settings_table.py`).
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 
 from .errors import Refused
 from .private_folders import why_not_private
+from .setting import (
+    Setting,
+    is_not_off,
+    is_on,
+    parse_count,
+    parse_paths,
+    parse_seconds,
+    parse_size,
+)
 
 NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"  # noqa: S108 - inside the sleeper's own tmpfs
 """Where a kernel finds its run folder (FIFOs and log). The same path in every sleeper."""
@@ -56,45 +67,103 @@ AGENT_PROTOCOL = 1
 OLDEST_AGENT_PROTOCOL = 1
 """The oldest that this version's keepers talk to."""
 
-
-def store_dir() -> Path:
-    """Return the folder of the store: ``GPUCKPT_STORE``, or ``gpuckpt/store`` in Jupyter's data."""
-    return Path(os.environ.get("GPUCKPT_STORE") or Path(jupyter_data_dir(), "gpuckpt", "store"))
+# -- where things lie
 
 
-def keys_dir() -> Path:
-    """Return where the person's keys are: ``GPUCKPT_KEYS``, or ``gpuckpt/keys`` in Jupyter's data."""
-    return Path(os.environ.get("GPUCKPT_KEYS") or Path(jupyter_data_dir(), "gpuckpt", "keys"))
+def _in_data(name: str) -> Path:
+    return Path(jupyter_data_dir(), "gpuckpt", name)
 
 
-def passphrase() -> str:
-    """Return what encrypted remotes and files are opened with (``GPUCKPT_PASSPHRASE``); empty where nothing is said."""
-    return os.environ.get("GPUCKPT_PASSPHRASE", "")
-
-
-def identities() -> list[Path]:
-    """Return the files with secret keys for what is encrypted (``GPUCKPT_IDENTITY``, several with colons between)."""
-    return [Path(path) for path in os.environ.get("GPUCKPT_IDENTITY", "").split(os.pathsep) if path]
-
-
-def criu_prefix() -> Path:
-    """Return where `jupyter gpuckpt setup` puts CRIU: ``GPUCKPT_CRIU_PREFIX``, or Jupyter's data."""
-    return Path(os.environ.get("GPUCKPT_CRIU_PREFIX") or Path(jupyter_data_dir(), "gpuckpt", "criu"))
-
-
-def named_criu() -> str:
-    """Return the criu program to use instead of looking for one: ``GPUCKPT_CRIU``; empty when none is named."""
-    return os.environ.get("GPUCKPT_CRIU", "")
-
-
-def logs_dir() -> Path:
-    """Return where the logs of CRIU's failures are kept: ``GPUCKPT_LOGS``, or ``gpuckpt/logs`` in Jupyter's data."""
-    return Path(os.environ.get("GPUCKPT_LOGS") or Path(jupyter_data_dir(), "gpuckpt", "logs"))
-
-
-def broker_socket() -> Path:
-    """Return where the broker listens: ``GPUCKPT_BROKER``, or ``/run/gpuckpt/broker.sock``."""
-    return Path(os.environ.get("GPUCKPT_BROKER") or "/run/gpuckpt/broker.sock")
+store_dir = Setting(
+    "GPUCKPT_STORE",
+    Path,
+    lambda: _in_data("store"),
+    what="the folder of the snapshots",
+    without="`gpuckpt/store` in Jupyter's data folder (`jupyter --data-dir`)",
+)
+store_quota: Setting[int | None] = Setting(
+    "GPUCKPT_STORE_QUOTA",
+    parse_size,
+    lambda: None,
+    what="how much the store may take (`500M`, `20G`): a save that would take more fails, and leaves everything as it "
+    "was",
+    without="no limit but the disk's",
+)
+keep_last: Setting[int | None] = Setting(
+    "GPUCKPT_KEEP_LAST",
+    parse_count,
+    lambda: None,
+    what="how many snapshots of a notebook are kept: after a save the oldest beyond that are removed, but pinned ones",
+    without="all",
+)
+keep_under: Setting[int | None] = Setting(
+    "GPUCKPT_KEEP_UNDER",
+    parse_size,
+    lambda: None,
+    what="what the store may take after a save (`20G`): the oldest snapshots of the notebook that was saved are "
+    "removed until it does, but pinned ones",
+    without="no limit",
+)
+keys_dir = Setting(
+    "GPUCKPT_KEYS",
+    Path,
+    lambda: _in_data("keys"),
+    what="the folder of your keys: the one that your snapshots are signed with, and whom you trust",
+    without="`gpuckpt/keys` in Jupyter's data folder",
+    more="moving.md#whose-snapshots-are-used",
+)
+identities: Setting[list[Path]] = Setting(
+    "GPUCKPT_IDENTITY",
+    parse_paths,
+    list,
+    what="files with secret keys of age or SSH that open what is encrypted, with colons between them",
+    without="those in `GPUCKPT_KEYS`",
+)
+passphrase = Setting(
+    "GPUCKPT_PASSPHRASE",
+    str,
+    str,
+    what="what opens, or for `--passphrase` closes, what is encrypted with a passphrase",
+    without="it is asked for",
+    configurable="",
+)
+files_limit = Setting(
+    "GPUCKPT_FILES_LIMIT",
+    parse_size,
+    lambda: 20 * 10**9,
+    what="how much a snapshot may keep of files (`save --with-files`)",
+    without="`20G`",
+)
+named_criu = Setting(
+    "GPUCKPT_CRIU",
+    str,
+    str,
+    what="the CRIU program to use; it is used or refused, no other is looked for",
+    without="the first that works: the private one, then those in `PATH`; root uses none that others could change",
+)
+criu_prefix = Setting(
+    "GPUCKPT_CRIU_PREFIX",
+    Path,
+    lambda: _in_data("criu"),
+    what="where `jupyter gpuckpt setup` puts CRIU",
+    without="`gpuckpt/criu` in Jupyter's data folder",
+)
+broker_socket = Setting(
+    "GPUCKPT_BROKER",
+    Path,
+    lambda: Path("/run/gpuckpt/broker.sock"),
+    what="where the broker listens, and users without root look for it",
+    without="`/run/gpuckpt/broker.sock`",
+    more="security.md",
+)
+logs_dir = Setting(
+    "GPUCKPT_LOGS",
+    Path,
+    lambda: _in_data("logs"),
+    what="where the logs of the last 20 failures of CRIU are kept, and how many operations there were is counted; "
+    "nothing is written where others can write",
+    without="`gpuckpt/logs` in Jupyter's data folder",
+)
 
 
 def kernels_dir() -> Path:
@@ -121,222 +190,171 @@ def connection_file(kernel_id: str) -> Path:
     return Path(jupyter_runtime_dir(), f"kernel-{kernel_id}.json")
 
 
-def _seconds(variable: str, default: float) -> float:
-    return float(os.environ.get(variable) or default)
+def gpu_locks_dir() -> Path:
+    """Return the folder with a lock for each GPU, which kernels take turns by: in Jupyter's runtime folder."""
+    return Path(jupyter_runtime_dir(), "gpuckpt-gpus")
 
 
-def hook_timeout() -> float:
-    """Return how long the hooks of a kernel may take (``GPUCKPT_HOOK_TIMEOUT``), in seconds."""
-    return _seconds("GPUCKPT_HOOK_TIMEOUT", 30)
+# -- kernels
+
+parking = Setting(
+    "GPUCKPT_PARKING",
+    is_not_off,
+    lambda: True,
+    what="`off`: a kernel's GPU memory is not made so that it can be parked; to be set in the kernel's environment",
+    without="it is, where the library is built",
+    more="internals/parking.md",
+)
+cells_asleep = Setting(
+    "GPUCKPT_CELLS_ASLEEP",
+    is_on,
+    lambda: False,
+    what="`on`: a kernel that sleeps executes cells without waking, until they touch the GPU; to be set in the "
+    "kernel's environment",
+    without="every cell wakes it",
+    more="sleep.md",
+)
+share_grace = Setting(
+    "GPUCKPT_SHARE_GRACE",
+    parse_seconds,
+    lambda: 2.0,
+    what="for how long a kernel keeps its GPU memory after it was last used, when others need it, in seconds",
+    without="2",
+)
+share_timeout = Setting(
+    "GPUCKPT_SHARE_TIMEOUT",
+    parse_seconds,
+    lambda: 30.0,
+    what="how long one that needs GPU memory waits for kernels in use to be idle, in seconds",
+    without="30",
+)
+end_after = Setting(
+    "GPUCKPT_END_AFTER",
+    str,
+    str,
+    what="after how long a kernel ends whose client (whatever started it) was killed, if nobody else is connected to "
+    "it or holds it then: `45s`, `30m`, `2h` or `off`",
+    without="`off` for the kernels of a Jupyter server, which outlive it; `1m` for those of all other clients "
+    "(papermill, nbclient, a console)",
+    more="how-it-works.md#when-something-dies",
+    configurable="GpuckptProvisioner",
+)
+encryption = Setting(
+    "GPUCKPT_ENCRYPTION",
+    str,
+    str,
+    what="`auto`: the channels of new kernels are encrypted where client and kernel can (jupyter_client 8.10, "
+    "ipykernel 7.3); or `off`. What `KernelManager.transport_encryption` says is done, too",
+    without="`auto`, but `off` for root",
+    more="security.md#ports",
+    configurable="GpuckptProvisioner",
+)
+sleep_after = Setting(
+    "GPUCKPT_SLEEP_AFTER",
+    str,
+    str,
+    what="after how long an idle kernel goes to sleep by itself, and gives its GPU memory up: `45s`, `30m`, `2h` or "
+    "`off`",
+    without="`off`",
+    more="sleep.md#by-itself",
+    configurable="GpuckptProvisioner",
+)
+sleep_without_gpu = Setting(
+    "GPUCKPT_SLEEP_WITHOUT_GPU",
+    is_on,
+    lambda: False,
+    what="`on`: kernels that have nothing on a GPU go to sleep by themselves, too, so that they may be hibernated",
+    without="they stay awake: there is nothing to free",
+)
+sleep_limit: Setting[int | None] = Setting(
+    "GPUCKPT_SLEEP_LIMIT",
+    parse_size,
+    lambda: None,
+    what="how much host memory all sleeping kernels have together (`64G`): those that slept longest go to the disk",
+    without="no limit",
+)
+hibernate_after: Setting[float | None] = Setting(
+    "GPUCKPT_HIBERNATE_AFTER",
+    lambda text: parse_seconds(text) or None,
+    lambda: None,
+    what="after how many seconds a kernel that sleeps goes to the disk",
+    without="never",
+    more="hibernate.md#by-itself",
+)
 
 
-def lock_timeout() -> float:
-    """Return how long a save waits for GPU work to pause (``GPUCKPT_LOCK_TIMEOUT``), in seconds."""
-    return _seconds("GPUCKPT_LOCK_TIMEOUT", 10)
+def _occasions(text: str) -> frozenset[str]:
+    words = frozenset(word.strip() for word in text.split(",") if word.strip())
+    if odd := words.difference(("cull", "stop")):
+        raise ValueError(f"{', '.join(sorted(odd))}: there are cull and stop")
+    return words
 
 
-def driver_timeout() -> float:
-    """Return how long one driver call may take (``GPUCKPT_DRIVER_TIMEOUT``), in seconds."""
-    return _seconds("GPUCKPT_DRIVER_TIMEOUT", 300)
+hibernate_on: Setting[frozenset[str]] = Setting(
+    "GPUCKPT_HIBERNATE_ON",
+    _occasions,
+    frozenset,
+    what="when a Jupyter server hibernates kernels instead of ending them: `cull` (idle ones, by Jupyter's culler), "
+    "`stop` (all, when the server stops), or `cull,stop`",
+    without="never",
+    more="hibernate.md#instead-of-being-killed",
+)
+hibernate_deadline: Setting[float | None] = Setting(
+    "GPUCKPT_HIBERNATE_DEADLINE",
+    lambda text: parse_seconds(text) or None,
+    lambda: None,
+    what="how long a server that stops may take for that, in seconds",
+    without="as long as it takes",
+)
 
+# -- how long to wait
+
+save_patience = Setting(
+    "GPUCKPT_SAVE_WAIT",
+    parse_seconds,
+    lambda: 0.5,
+    what="how long a cell that saves waits for the disk before it goes on, in seconds; to be set in the kernel's "
+    "environment",
+    without="0.5",
+)
+hook_timeout = Setting(
+    "GPUCKPT_HOOK_TIMEOUT",
+    parse_seconds,
+    lambda: 30.0,
+    what="how long the hooks of a kernel may take, in seconds",
+    without="30",
+)
+lock_timeout = Setting(
+    "GPUCKPT_LOCK_TIMEOUT",
+    parse_seconds,
+    lambda: 10.0,
+    what="how long a save waits for work on the GPU to pause, in seconds",
+    without="10",
+)
+driver_timeout = Setting(
+    "GPUCKPT_DRIVER_TIMEOUT",
+    parse_seconds,
+    lambda: 300.0,
+    what="how long one call of the CUDA driver may take, in seconds",
+    without="300",
+)
+_criu_timeout: Setting[float | None] = Setting(
+    "GPUCKPT_CRIU_TIMEOUT",
+    parse_seconds,
+    lambda: None,
+    what="how long one run of CRIU may take, in seconds",
+    without="60, and 50 for each GB that it moves",
+)
 
 _SLOW_DISK = 20e6
 """Bytes a second below which nobody has a disk to save kernels on."""
 
 
 def criu_timeout(size: int) -> float:
-    """Return how long one criu run that moves `size` bytes may take (``GPUCKPT_CRIU_TIMEOUT``), in seconds: unless set,
-    a minute and what a slow disk takes."""
-    return _seconds("GPUCKPT_CRIU_TIMEOUT", 60 + size / _SLOW_DISK)
+    """Return how long one criu run that moves `size` bytes may take, in seconds."""
+    chosen = _criu_timeout()
+    return 60 + size / _SLOW_DISK if chosen is None else chosen
 
 
-def gpu_locks_dir() -> Path:
-    """Return the folder with a lock for each GPU, which kernels take turns by: in Jupyter's runtime folder."""
-    return Path(jupyter_runtime_dir(), "gpuckpt-gpus")
-
-
-def share_timeout() -> float:
-    """Return how long one who needs GPU memory waits for kernels in use to be idle (``GPUCKPT_SHARE_TIMEOUT``), in
-    seconds."""
-    return _seconds("GPUCKPT_SHARE_TIMEOUT", 30)
-
-
-def share_grace() -> float:
-    """Return for how long a kernel keeps its GPU memory after it was last used (``GPUCKPT_SHARE_GRACE``), in seconds:
-    others who need it have it then."""
-    return _seconds("GPUCKPT_SHARE_GRACE", 2)
-
-
-def cells_asleep() -> bool:
-    """Return whether a kernel that sleeps executes cells without waking: if ``GPUCKPT_CELLS_ASLEEP`` is ``on``.
-
-    One that touches the GPU waits until the kernel has been woken for it.
-    """
-    return os.environ.get("GPUCKPT_CELLS_ASLEEP", "").lower() in ("on", "1", "yes", "true")
-
-
-_OCCASIONS = ("cull", "stop")
-
-
-def hibernate_on() -> frozenset[str]:
-    """Return when a Jupyter server hibernates kernels instead of ending them (``GPUCKPT_HIBERNATE_ON``).
-
-    ``cull`` (idle ones, by Jupyter's culler), ``stop`` (all, when the server stops), or both with a comma between;
-    nothing unless set.
-
-    Raises
-    ------
-    Refused : it names something else.
-    """
-    words = frozenset(word.strip() for word in os.environ.get("GPUCKPT_HIBERNATE_ON", "").split(",") if word.strip())
-    if odd := words.difference(_OCCASIONS):
-        raise _wrong("GPUCKPT_HIBERNATE_ON", f"{', '.join(sorted(odd))}: there are {' and '.join(_OCCASIONS)}")
-    return words
-
-
-def hibernate_deadline() -> float | None:
-    """Return how long a server that stops may take for it (``GPUCKPT_HIBERNATE_DEADLINE``), in seconds; None: as long
-    as it takes."""
-    return _seconds("GPUCKPT_HIBERNATE_DEADLINE", 0) or None
-
-
-def hibernate_after() -> float | None:
-    """Return how long a kernel sleeps before it is hibernated (``GPUCKPT_HIBERNATE_AFTER``), in seconds; None: for
-    good."""
-    return _seconds("GPUCKPT_HIBERNATE_AFTER", 0) or None
-
-
-def sleep_limit() -> int | None:
-    """Return how many bytes of host memory all sleeping kernels may have together (``GPUCKPT_SLEEP_LIMIT``); None where
-    there is no limit.
-
-    Raises
-    ------
-    Refused : it is no size.
-    """
-    return _size("GPUCKPT_SLEEP_LIMIT")
-
-
-def parking() -> bool:
-    """Return whether a kernel's GPU memory is made so that it can be parked: unless ``GPUCKPT_PARKING`` is ``off``."""
-    return os.environ.get("GPUCKPT_PARKING", "").lower() not in ("off", "0", "no", "false")
-
-
-def save_patience() -> float:
-    """Return how long a cell that saves waits for the disk before it goes on (``GPUCKPT_SAVE_WAIT``), in seconds."""
-    return _seconds("GPUCKPT_SAVE_WAIT", 0.5)
-
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes that a text such as ``500M`` or ``1.5T`` means.
-
-    Raises
-    ------
-    ValueError : it is no size.
-    """
-    digits = text.strip().upper().removesuffix("B")
-    unit = digits[-1:] if digits[-1:] in "KMGT" else ""
-    try:
-        number = float(digits.removesuffix(unit))
-    except ValueError:
-        number = -1
-    if not 0 <= number < 10**9:
-        raise ValueError(f"{text!r} is not a size such as 500M, 20G or 1.5T")
-    return int(number * _UNITS[unit])
-
-
-_SPANS = {"": 1.0, "S": 1.0, "M": 60.0, "MIN": 60.0, "H": 3600.0, "D": 86400.0}
-
-
-def parse_duration(text: str) -> float | None:
-    """Return the seconds that a text such as ``90``, ``30m`` or ``1.5h`` means; None for ``off``, and for 0.
-
-    Raises
-    ------
-    ValueError : it is no duration.
-    """
-    plain = text.strip().upper()
-    if plain == "OFF":
-        return None
-    unit = plain.lstrip("0123456789.").strip()
-    try:
-        number = float(plain.removesuffix(unit))
-        seconds = number * _SPANS[unit]
-    except (ValueError, KeyError):
-        seconds = -1.0
-    if not 0 <= seconds < 10**9:
-        raise ValueError(f"{text!r} is neither a time such as 45s, 30m or 2h, nor off")
-    return seconds or None
-
-
-def sleep_without_gpu() -> bool:
-    """Return whether kernels that have nothing on a GPU go to sleep by themselves, too (``GPUCKPT_SLEEP_WITHOUT_GPU``).
-
-    There is nothing to free, but what sleeps may be hibernated.
-    """
-    return os.environ.get("GPUCKPT_SLEEP_WITHOUT_GPU", "").lower() in ("on", "1", "yes", "true")
-
-
-def store_quota() -> int | None:
-    """Return how many bytes the store may take (``GPUCKPT_STORE_QUOTA``); None where there is no limit.
-
-    Raises
-    ------
-    Refused : it is no size.
-    """
-    return _size("GPUCKPT_STORE_QUOTA")
-
-
-def files_limit() -> int:
-    """Return how many bytes of files a snapshot may keep with it (``GPUCKPT_FILES_LIMIT``): 20 GB unless set.
-
-    Raises
-    ------
-    Refused : it is no size.
-    """
-    limit = _size("GPUCKPT_FILES_LIMIT")
-    return 20 * 10**9 if limit is None else limit
-
-
-def keep_under() -> int | None:
-    """Return how many bytes the store may have after a save (``GPUCKPT_KEEP_UNDER``); None where there is no limit.
-
-    Raises
-    ------
-    Refused : it is no size.
-    """
-    return _size("GPUCKPT_KEEP_UNDER")
-
-
-def keep_last() -> int | None:
-    """Return how many snapshots of a notebook are kept (``GPUCKPT_KEEP_LAST``), 1 at least; None where all are.
-
-    Raises
-    ------
-    Refused : it is no number.
-    """
-    text = os.environ.get("GPUCKPT_KEEP_LAST")
-    if not text:
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise _wrong("GPUCKPT_KEEP_LAST", f"{text!r} is not a number of snapshots")
-    return int(text)
-
-
-def _size(variable: str) -> int | None:
-    text = os.environ.get(variable)
-    if not text:
-        return None
-    try:
-        return parse_size(text)
-    except ValueError as e:
-        raise _wrong(variable, str(e)) from None
-
-
-def _wrong(variable: str, why: str) -> Refused:
-    return Refused(
-        f"The setting {variable} cannot be understood.", why, "Correct it where the Jupyter server is started."
-    )
+ALL: tuple[Setting[object], ...] = tuple(one for one in list(globals().values()) if isinstance(one, Setting))
+"""All of them, in the order in which they are described."""

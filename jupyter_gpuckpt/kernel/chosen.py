@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from .. import settings
+from .. import setting
 from ..spelling import Spell
 from . import show
 from .words import Usage
@@ -38,7 +38,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def _since(text: str) -> float:
     """Return the time, in seconds since 1970, that a text such as ``2h`` (ago) or ``2026-11-20`` means."""
     try:
-        return time.time() - (settings.parse_duration(text) or 0.0)
+        return time.time() - (setting.parse_duration(text) or 0.0)
     except ValueError:
         pass
     try:

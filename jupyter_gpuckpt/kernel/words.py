@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from .. import settings
+from .. import setting
 from ..errors import GpuckptError
 
 __all__ = ["Commands", "Parser", "Usage", "duration", "folder", "gpus", "number", "size"]
@@ -126,7 +126,7 @@ def _unknown(program: str, word: str, commands: Collection[str]) -> Usage:
 def duration(text: str) -> float | None:
     """Return the seconds that a text such as ``30m`` means; None for ``off``."""
     try:
-        return settings.parse_duration(text)
+        return setting.parse_duration(text)
     except ValueError as e:
         raise argparse.ArgumentTypeError(str(e)) from None
 
@@ -147,7 +147,7 @@ def gpus(text: str) -> list[int]:
 def size(text: str) -> int:
     """Return the bytes that a text such as ``20G`` means."""
     try:
-        return settings.parse_size(text)
+        return setting.parse_size(text)
     except ValueError as e:
         raise argparse.ArgumentTypeError(str(e)) from None
 

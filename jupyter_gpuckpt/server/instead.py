@@ -1,7 +1,7 @@
 """Hibernating kernels where Jupyter Server would kill them: when it culls idle ones, and when it stops.
 
-What a person shuts down or restarts ends as always. Jupyter Server has no place for this to be hooked in, so that the
-two methods of its kernel manager are wrapped that it calls for these two reasons alone.
+What a person shuts down or restarts ends as always. Jupyter Server has no place to hook in where it culls, so that the
+method of its kernel manager is wrapped that it calls for this reason alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..keeper import client
 from ..keeper.idle.preemption import hibernate_all, write_report
 from ..keeper.record import KernelFolder
 
-__all__ = ["install"]
+__all__ = ["hibernate_before_stop", "hibernate_when_culled"]
 
 log = logging.getLogger("gpuckpt")
 
@@ -28,15 +28,8 @@ _culling: ContextVar[bool] = ContextVar("gpuckpt_culling", default=False)
 """Whether the kernel manager does what it does for the sake of culling."""
 
 
-def install(kernel_manager: Any) -> None:
-    """Have the kernels of a server hibernated where the settings say so (called once, when it starts)."""
-    occasions = settings.hibernate_on()
-    if "cull" in occasions:
-        _hibernate_when_culled(kernel_manager)
-    _hibernate_when_stopped(kernel_manager, "stop" in occasions)
-
-
-def _hibernate_when_culled(manager: Any) -> None:
+def hibernate_when_culled(manager: Any) -> None:
+    """Have idle kernels of a server hibernated instead of culled (called once, when it starts)."""
     cull_kernel_if_idle, shutdown_kernel = manager.cull_kernel_if_idle, manager.shutdown_kernel
 
     async def cull_or_hibernate(kernel_id: str) -> None:
@@ -67,22 +60,17 @@ def _hibernate(folder: KernelFolder) -> None:
     log.info("The idle kernel %s was hibernated as %s.", folder.path.name, found["name"])
 
 
-def _hibernate_when_stopped(manager: Any, all_of_them: bool) -> None:
-    shutdown_all = manager.shutdown_all
-
-    async def hibernate_then_shut_down(*args: Any, **kwargs: Any) -> None:
-        ids = list(manager.list_kernel_ids())
-        try:
-            await asyncio.to_thread(_hibernate_before_stop, ids, all_of_them)
-        except Exception:  # the server is to stop all the same
-            log.exception("kernels could not be hibernated")
-        await ensure_async(shutdown_all(*args, **kwargs))
-
-    manager.shutdown_all = hibernate_then_shut_down
+async def hibernate_before_stop(manager: Any) -> None:
+    """Hibernate the kernels of a server that stops, which is about to end them; where the settings do not say so, only
+    have those stay hibernated that are it already."""
+    ids = list(manager.list_kernel_ids())
+    try:
+        await asyncio.to_thread(_hibernate_for_good, ids, "stop" in settings.hibernate_on())
+    except Exception:  # the server is to stop all the same
+        log.exception("kernels could not be hibernated")
 
 
-def _hibernate_before_stop(ids: Collection[str], all_of_them: bool) -> None:
-    """Hibernate kernels for good; with not `all_of_them`, only have those stay so that are hibernated already."""
+def _hibernate_for_good(ids: Collection[str], all_of_them: bool) -> None:
     folders = [folder for folder in map(_folder, ids) if folder is not None]
     if not all_of_them:
         folders = [folder for folder in folders if folder.state().hibernated is not None]

@@ -12,6 +12,7 @@ from command_line import COMMAND, Cli
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import Refused
+from jupyter_gpuckpt.setting import parse_size
 from jupyter_gpuckpt.store import Manifest, Store
 
 ABOUT: dict[str, Any] = {"machine": {"criu": "4.2"}, "cuda": {}, "process": {"processes": [1], "frozen_seconds": 0.1}}
@@ -253,4 +254,4 @@ def test_a_setting_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch, v
 
 @pytest.mark.parametrize(("text", "size"), [("0", 0), ("500M", 5 * 10**8), ("1.5t", 15 * 10**11), ("20GB", 2 * 10**10)])
 def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
-    assert settings.parse_size(text) == size
+    assert parse_size(text) == size

@@ -8,7 +8,7 @@ import pytest
 from keeper_faults import Asked, Requested, is_asleep, status
 from notebooks import Notebook, StartKernel, wait_until
 
-from jupyter_gpuckpt.settings import parse_duration
+from jupyter_gpuckpt.setting import parse_duration
 
 pytestmark = pytest.mark.criu
 

@@ -70,7 +70,7 @@ def test_a_culled_kernel_is_hibernated_and_resumed(tmp_path: Path) -> None:
 
 
 def test_a_server_stops_and_its_kernels_are_resumed_by_the_next(tmp_path: Path) -> None:
-    with running(tmp_path, GPUCKPT_HIBERNATE_ON="stop") as server:
+    with running(tmp_path, 'c.Gpuckpt.hibernate_on = "stop"', GPUCKPT_HIBERNATE_ON="cull") as server:
         session = {"path": "a.ipynb", "name": "a.ipynb", "type": "notebook", "kernel": {"name": "python3-gpuckpt"}}
         kernel_id = server.request("POST", "api/sessions", json=session).json()["kernel"]["id"]
         notebook = _client(server, kernel_id)
