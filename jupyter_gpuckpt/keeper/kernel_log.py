@@ -16,6 +16,8 @@ KERNEL_LOG_LIMIT = 10 << 20
 _KEPT = 1 << 20
 _TRIM = 60.0  # how often that is looked at, in seconds
 _LAST_WORDS = 40  # lines
+QUOTED = "  | "
+"""How each line begins that a keeper's log quotes of what the kernel wrote, which may be anything."""
 
 
 async def keep_short(find: Callable[[], Path | None]) -> None:
@@ -53,4 +55,4 @@ def quote(kernel_log: Path) -> None:
     with contextlib.suppress(OSError):
         tail = kernel_log.read_text("utf-8", "replace").splitlines()[-_LAST_WORDS:]
         if tail:
-            log.warning("the kernel's last words:\n%s", "\n".join(tail))
+            log.warning("the kernel's last words:\n%s", "\n".join(f"{QUOTED}{line}" for line in tail))

@@ -7,19 +7,17 @@ programs wrote is left out, since it may be anything.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 from .. import settings
 from ..errors import GpuckptError
+from ..keeper.kernel_log import QUOTED
 from ..keeper.record import LOG, KernelFolder
 
 __all__ = ["criu_log", "keeper_log", "keeper_log_size"]
 
 _MOST = 100_000  # bytes: the end of a log is what matters
-_STAMPED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ [A-Z]+ ")
-_LAST_WORDS = "the kernel's last words:"
 
 
 def keeper_log_size(folder: KernelFolder) -> int:
@@ -33,7 +31,7 @@ def keeper_log_size(folder: KernelFolder) -> int:
 def keeper_log(folder: KernelFolder, since: int = 0) -> list[dict[str, Any]]:
     """Return the log of a kernel's keeper from a place on, as at most one entry: it goes with the kernel."""
     text = _end_of(folder.path / LOG, since)
-    return [{"name": "keeper", "text": _without_last_words(text)}] if text else []
+    return [{"name": "keeper", "text": _without_quotes(text)}] if text else []
 
 
 def criu_log(error: GpuckptError) -> list[dict[str, Any]]:
@@ -49,19 +47,15 @@ def _end_of(path: Path, since: int) -> str:
     try:
         with open(path, "rb") as log:
             size = os.fstat(log.fileno()).st_size
-            log.seek(max(since if since <= size else 0, size - _MOST))  # it begins anew where it had become long
+            begin = since if since <= size else 0  # it begins anew where it had become long
+            log.seek(max(begin, size - _MOST))
+            if size - _MOST > begin:
+                log.readline()  # what is left of a line does not tell whose it is
             return log.read(_MOST).decode("utf-8", "replace")
     except OSError:
         return ""
 
 
-def _without_last_words(text: str) -> str:
-    """Leave out what a keeper quotes of its kernel's own output: from that line to the next that has a time."""
-    kept, quoting = [], False
-    for line in text.splitlines(keepends=True):
-        if _STAMPED.match(line):
-            quoting = _LAST_WORDS in line
-            kept.append(line)
-        elif not quoting:
-            kept.append(line)
-    return "".join(kept)
+def _without_quotes(text: str) -> str:
+    """Leave out what a keeper quotes of its kernel's own output."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(QUOTED))

@@ -199,13 +199,13 @@ def test_a_failure_has_its_logs_without_secrets(server: Server, tmp_path: Path) 
 def test_the_log_of_an_operation_that_lost_its_kernel_is_kept(server: Server) -> None:
     with server.notebook() as (kernel_id, notebook):
         notebook.run("import jupyter_gpuckpt, os, signal")
-        notebook.run(
-            "jupyter_gpuckpt.before_save(lambda: os.write(2, b'my-secret') and os.kill(os.getpid(), signal.SIGKILL))"
-        )
+        notebook.run("said = b'Oh\\n2026-01-01 00:00:00,000 INFO like a line of the keeper, but my-secret\\n'")
+        notebook.run("jupyter_gpuckpt.before_save(lambda: os.write(2, said) and os.kill(os.getpid(), signal.SIGKILL))")
         failed = server.finish(server.ask("POST", f"kernels/{kernel_id}/save", {"name": "never"}, 202))
     assert failed["state"] == "failed"
     (log,) = server.ask("GET", f"operations/{failed['id']}/log")["logs"]
     assert "the kernel ended with status -9" in log["text"]
+    assert "the kernel's last words:" in log["text"]
     assert "my-secret" not in log["text"]
 
 
