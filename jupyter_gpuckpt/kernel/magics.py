@@ -20,53 +20,15 @@ from ..spelling import in_a_cell
 from . import chosen, show
 from .agent import Agent
 from .hooks import generation_id
+from .magic_help import HELP, help_of
 from .stopping import end_cell
 from .words import Commands, Parser, Usage, duration, folder, gpus, number, size
-
-HELP = """%gpuckpt save NAME [-m MESSAGE] [--replace]   save this kernel under a name; it runs on
-    --with-files                              and keep the files that it needs, Python and its packages, with it
-    --wait                                    and wait until it is on the disk
-    --to FOLDER                               into a folder, on another disk for example
-%gpuckpt restore [NAME] [--gpu N[,N ...]]     put this kernel back (without a name: to this notebook's latest)
-    --from NOTEBOOK:NAME                      to a snapshot of another notebook
-    --store FOLDER                            out of a folder that something was saved --to
-    --lazy                                    and answer before all of its GPU memory is back
-    --in-place                                and discard this kernel before the other one is up
-    --stop-here                               and do not run the rest of the cell that it was saved in
-%gpuckpt fork [NAME] [-n COUNT] [--reseed]    a copy of this kernel beside it (with a name: of that snapshot);
-              [--save NAME] [--gpu N[,N ...]]   --reseed: with other random numbers; --save: and save it
-%gpuckpt sleep · wake                         move its GPU memory to host memory, and back;
-                                              a kernel that sleeps wakes by itself when a cell is run
-%gpuckpt hibernate                            the same with all of the kernel, to the disk
-%gpuckpt awake on · off                       keep this kernel awake even if others need the GPU
-%gpuckpt autosleep TIME · off                 put it to sleep when it has been idle for so long (45s, 30m, 2h)
-%gpuckpt move --gpu N[,N ...]                 move what this kernel has on the GPU to another
-%gpuckpt list [--notebook NOTEBOOK] [--tag TAG] [--since WHEN] [--pinned] [--format TEXT]
-                                              the snapshots there are; since: 2h, 7d ago, or a date
-%gpuckpt log                                  which of them came from which
-%gpuckpt show NAME                            all about one of them
-%gpuckpt diff A B                             what changed from one to another
-%gpuckpt rm NAME [NAME ...]                   remove snapshots
-%gpuckpt keep --last N · --under SIZE         remove this notebook's oldest ones, but the last N, or until the store
-    --dry-run                                 takes no more than SIZE (20G); --dry-run: only say which
-%gpuckpt mv NAME NEW                          give one another name
-%gpuckpt pin NAME · unpin NAME                protect one from removal and replacement, or no longer
-%gpuckpt note NAME "TEXT"                     give one another note ("" for none)
-%gpuckpt tag NAME TAG [--remove TAG]          add tags to one, or take them away
-%gpuckpt panel                                all of that with buttons, in the cell
-%gpuckpt status                               this kernel, and the snapshot that it came from or went to
-%gpuckpt help [COMMAND]                       this text, or what it says of a command
-
-`r = %gpuckpt save x` returns twice, like fork: r.restored is False now, and True after a restore of x.
-`f = %gpuckpt fork -n 3` returns in each: f.copy is None here, and 0, 1, 2 in the copies.
-Functions of your own around a save: jupyter_gpuckpt.before_save(fn), jupyter_gpuckpt.after_restore(fn)."""
 
 _IN_A_TERMINAL = frozenset(
     {"broker", "check", "doctor", "exec", "export", "forget", "gc", "import", "kernels", "logs", "ps", "pull"}
     | {"push", "recipient", "remote", "repair", "setup", "sign", "stop", "trust", "version"}
 )
 _STATES = {"awake": ("on", "off"), "autosleep": ("off",)}
-_OPTION = re.compile(r"--[a-z-]+")
 _TAKE_OTHERS = ("--gpu", "--message", "--count", "--save", "--store", "--to", "-m", "-n")
 """Options that something follows which is not known here; IPython completes the paths of folders."""
 _ASSIGNED = re.compile(r"\s*[^%=]+=\s*%gpuckpt\s")
@@ -84,19 +46,8 @@ class _Parser(Parser):
         super().__init__(**kwargs, add_help=False)
 
     def usage_text(self) -> str:
-        about = _help_of(self.prog.partition(" ")[2])
+        about = help_of(self.prog.partition(" ")[2])
         return f"Type it as follows.\n{about}" if about else "`%gpuckpt help` lists all commands."
-
-
-def _help_of(command: str) -> str:
-    """Return the lines of the help that are about one command."""
-    about, is_its = [], False
-    for line in HELP.partition("\n\n")[0].splitlines():
-        if line.startswith("%gpuckpt"):
-            is_its = command in line.partition("  ")[0].replace("·", " ").split()
-        if is_its:
-            about.append(line)
-    return "\n".join(about)
 
 
 def _parser() -> tuple[Parser, Commands]:
@@ -205,7 +156,7 @@ class Gpuckpt:
                 then,
             )
         if words[0] in commands.choices and words[-1] in ("-h", "--help"):
-            print(_help_of(words[0]))
+            print(help_of(words[0]))
             return None
         args = parser.parse(words, commands)
         do: Callable[[argparse.Namespace], Any] = getattr(self, f"_{args.command}")
@@ -404,7 +355,7 @@ class Gpuckpt:
             return [] if before else sorted(commands)
         if before[-1] in _TAKE_OTHERS:
             return []
-        options = _OPTION.findall(commands[before[0]].format_usage())
+        options = commands[before[0]].options
         found = [*_STATES.get(before[0], ()), *(option for option in options if option not in before)]
         if before[0] in _NAME_SNAPSHOTS and self._agent is not None:
             with contextlib.suppress(GpuckptError):

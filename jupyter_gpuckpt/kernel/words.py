@@ -36,6 +36,11 @@ class Parser(argparse.ArgumentParser):
         usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
         return f"Usage: {usage} (--help says more)"
 
+    @property
+    def options(self) -> list[str]:
+        """Its options, in full."""
+        return [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+
     def parse(self, words: Sequence[str], commands: Commands) -> argparse.Namespace:
         """Return what the words ask for; `commands` are those among which the first of them chooses.
 
@@ -65,8 +70,7 @@ class Parser(argparse.ArgumentParser):
 
     def meant_by(self, word: str) -> str:
         """Return the option that may be meant by a word that is none, as a part of a sentence; empty where none is."""
-        options = [option for action in self._actions for option in action.option_strings if word.startswith("--")]
-        alike = difflib.get_close_matches(word, options, n=1)
+        alike = difflib.get_close_matches(word, self.options, n=1) if word.startswith("--") else []
         return f" (did you mean `{alike[0]}`?)" if alike else ""
 
 

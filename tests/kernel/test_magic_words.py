@@ -9,7 +9,8 @@ import pytest
 
 from jupyter_gpuckpt.cli.parsers import program
 from jupyter_gpuckpt.errors import GpuckptError, Unavailable
-from jupyter_gpuckpt.kernel.magics import HELP, Gpuckpt
+from jupyter_gpuckpt.kernel.magic_help import HELP
+from jupyter_gpuckpt.kernel.magics import Gpuckpt
 from jupyter_gpuckpt.kernel.words import Usage
 
 
@@ -95,7 +96,7 @@ def completed(line: str) -> list[str]:
 
 def test_commands_options_and_states_are_completed() -> None:
     assert {"save", "restore", "unpin"} <= set(completed("%gpuckpt "))
-    assert completed("%gpuckpt save x --") == ["--replace", "--with-files", "--wait", "--to"]
+    assert completed("%gpuckpt save x --") == ["--message", "--replace", "--with-files", "--wait", "--to"]
     assert completed("r = %gpuckpt save x --replace --w") == ["--with-files", "--wait"]
     assert completed("%gpuckpt save x --to ") == [], "those are folders, which IPython completes"
     assert completed("%gpuckpt fork --r") == ["--reseed"]
