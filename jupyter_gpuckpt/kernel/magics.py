@@ -35,8 +35,6 @@ _ASSIGNED = re.compile(r"\s*[^%=]+=\s*%gpuckpt\s")
 """The beginning of a line that keeps what the magic returns."""
 _NAME_SNAPSHOTS = ("diff", "fork", "mv", "note", "pin", "restore", "rm", "show", "tag", "unpin")
 _PROGRESS_AFTER = 1.0  # seconds
-_FREEZING = "freezing"
-"""The stage of a save in which the kernel stands still."""
 
 
 class _Parser(Parser):
@@ -385,7 +383,7 @@ class _Progress:
 
     def take(self, progress: dict[str, Any]) -> None:
         """Show what the keeper reports."""
-        if progress["stage"] == _FREEZING:
+        if progress.get("quiet"):
             return  # it might be on its way when the kernel is taken, and be sent once more by each that is restored
         soon = time.monotonic() - self._began < _PROGRESS_AFTER
         if self._handle is None and soon and not progress.get("cancelling"):

@@ -76,14 +76,10 @@ def test_the_end_is_shown_in_the_cell_that_asked_and_anew_in_a_terminal(
 
 def test_nothing_is_shown_as_the_kernel_is_taken(notebook: Notebook) -> None:
     """It might be on its way then, and would be sent a second time by the restored kernel."""
-    shown = notebook.run(
-        "from jupyter_gpuckpt.kernel.magics import _Progress\n"
-        "progress = _Progress('Saving', get_ipython(), True); progress._began -= 60\n"
-        "for stage in ('checking', 'freezing', 'writing'): progress.take({'stage': stage, 'seconds': 1.0})"
-    )
-    assert "checking" in shown.text
-    assert "writing" in shown.text
-    assert "freezing" not in shown.text
+    notebook.run("import jupyter_gpuckpt.kernel.magics as magics; magics._PROGRESS_AFTER = 0")
+    shown = notebook.run("%gpuckpt save x --wait").text
+    assert "checking" in shown
+    assert "freezing" not in shown
 
 
 def test_waiting_is_to_be_had(notebook: Notebook) -> None:

@@ -467,7 +467,7 @@ async def _freeze(
 
     try:
         await gpu.prepare(kernel, int(agent.get("parkable", 0)))
-        await stages.enter("freezing")
+        await stages.enter("freezing", quiet=True)
         began = time.monotonic()
         await gpu.freeze(parks)
         try:

@@ -32,13 +32,17 @@ class Stages:
         self._loop = asyncio.get_running_loop()
         self._pace = Pace()
         self._reported = 0.0
+        self._marks: dict[str, bool] = {}
+        """What is told of the stage with each word of it, besides its name."""
         self.latest: dict[str, Any] = {}
         """What was told last."""
 
-    async def enter(self, stage: str, *, cancellable: bool = True) -> None:
+    async def enter(self, stage: str, *, cancellable: bool = True, quiet: bool = False) -> None:
+        """Begin a stage; of one that is `quiet`, the kernel that asked shows nothing: it is about to be taken."""
         self.check()
         self._operation.stage, self._operation.cancellable = stage, cancellable
-        await self._forward({"stage": stage, "seconds": self.seconds()})
+        self._marks = {"quiet": True} if quiet else {}
+        await self._forward({"stage": stage, **self._marks, "seconds": self.seconds()})
 
     def check(self) -> None:
         if self._operation.cancelling.is_set():
@@ -78,7 +82,8 @@ class Stages:
         if now - self._reported < 0.25 and done < total:
             return
         self._reported = now
-        progress = {"stage": self._operation.stage, **self._pace.take(now, done, total), "seconds": self.seconds()}
+        far = {**self._marks, **self._pace.take(now, done, total), "seconds": self.seconds()}
+        progress = {"stage": self._operation.stage, **far}
         asyncio.run_coroutine_threadsafe(self._forward(progress), self._loop)
 
     async def _forward(self, progress: dict[str, Any]) -> None:
