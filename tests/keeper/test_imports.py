@@ -74,7 +74,7 @@ def test_a_keeper_starts_its_job_before_it_imports_what_it_can_do_with_it() -> N
 
 
 def test_a_server_starts_without_what_it_does_rarely_or_leaves_to_keepers() -> None:
-    loaded = loaded_with("jupyter_gpuckpt.server.routes")
+    loaded = loaded_with("jupyter_gpuckpt.server.app")
     assert "jupyter_gpuckpt.server.handlers" in loaded
     rare = ("machine", "store.transfer", "keeper.comparison", "keeper.fit", "keeper.files", "keeper.gpu", "freeze.cuda")
     ours = {name.removeprefix("jupyter_gpuckpt.") for name in loaded if name.startswith("jupyter_gpuckpt.")}
