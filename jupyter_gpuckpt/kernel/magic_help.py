@@ -100,6 +100,10 @@ _COMMANDS = (
     ),
     _About(("note",), (('%gpuckpt note NAME "TEXT"', 'give one another note ("" for none)'),)),
     _About(("tag",), (("%gpuckpt tag NAME TAG [--remove TAG]", "add tags to one, or take them away"),)),
+    _About(
+        ("list", "log", "show", "diff", "rm", "keep", "mv", "pin", "unpin", "note", "tag"),
+        (("    --store FOLDER", "all of these, from list on: in a folder that something was saved --to"),),
+    ),
     _About(("panel",), (("%gpuckpt panel", "all of that with buttons, in the cell"),)),
     _About(("status",), (("%gpuckpt status", "this kernel, and the snapshot that it came from or went to"),)),
     _About(("help",), (("%gpuckpt help [COMMAND]", "this text, or what it says of a command"),)),

@@ -33,6 +33,8 @@ _TAKE_OTHERS = ("--gpu", "--message", "--count", "--save", "--store", "--to", "-
 """Options that something follows which is not known here; IPython completes the paths of folders."""
 _ASSIGNED = re.compile(r"\s*[^%=]+=\s*%gpuckpt\s")
 """The beginning of a line that keeps what the magic returns."""
+_OF_A_STORE = ("diff", "keep", "list", "log", "mv", "note", "pin", "restore", "rm", "show", "tag", "unpin")
+"""What can be done with the snapshots of a folder that something was saved --to."""
 _NAME_SNAPSHOTS = ("diff", "fork", "mv", "note", "pin", "restore", "rm", "show", "tag", "unpin")
 _PROGRESS_AFTER = 1.0  # seconds
 
@@ -63,7 +65,6 @@ def _parser() -> tuple[Parser, Commands]:
     which.add_argument("name", nargs="?", default="")
     which.add_argument("--from", dest="of_any", default="")
     restore.add_argument("--gpu", type=gpus, default=[])
-    restore.add_argument("--store", type=folder)
     restore.add_argument("--lazy", action="store_true")
     restore.add_argument("--in-place", action="store_true")
     restore.add_argument("--stop-here", action="store_true")
@@ -79,8 +80,6 @@ def _parser() -> tuple[Parser, Commands]:
     for name in ("list", "log"):
         commands.add_parser(name)
     chosen.add_options(commands.choices["list"])
-    for name in ("list", "log", "rm", "show"):
-        commands.choices[name].add_argument("--store", type=folder)
     diff = commands.add_parser("diff")
     diff.add_argument("old")
     diff.add_argument("new")
@@ -101,6 +100,8 @@ def _parser() -> tuple[Parser, Commands]:
     tag.add_argument("name")
     tag.add_argument("tags", nargs="*")
     tag.add_argument("--remove", action="append", default=[])
+    for name in _OF_A_STORE:
+        commands.choices[name].add_argument("--store", type=folder)
     commands.add_parser("autosleep").add_argument("after", type=duration)
     commands.add_parser("awake").add_argument("state", choices=["on", "off"])
     for plain in ("panel", "sleep", "hibernate", "status", "wake", "help"):
@@ -108,9 +109,9 @@ def _parser() -> tuple[Parser, Commands]:
     return parser, commands
 
 
-def _of_store(folder: str | None, **names: str) -> dict[str, Any]:
-    """Return what a request says of snapshots; those in the store in `folder` go with it, where one was given."""
-    return {"store": {"folder": folder, **names}} if folder else names
+def _of_store(folder: str | None, **said: Any) -> dict[str, Any]:
+    """Return what a request says of snapshots; where a folder was given, as said of those in the store there."""
+    return {"store": {"folder": folder, **said}} if folder else said
 
 
 class Gpuckpt:
@@ -270,26 +271,28 @@ class Gpuckpt:
         return {**agent.request("list", _of_store(folder)), "here": {parent["id"]: []} if parent else {}}
 
     def _diff(self, args: argparse.Namespace) -> show.Blocks:
-        return show.comparison(self._keeper().request("diff", {"old": args.old, "new": args.new}))
+        return show.comparison(self._keeper().request("diff", _of_store(args.store, old=args.old, new=args.new)))
 
     def _mv(self, args: argparse.Namespace) -> None:
-        self._keeper().request("mv", {"name": args.name, "new": args.new})
+        self._keeper().request("mv", _of_store(args.store, name=args.name, new=args.new))
         print(f"{args.name} is now {args.new}.")
 
     def _note(self, args: argparse.Namespace) -> None:
-        noted = self._keeper().request("note", {"name": args.name, "message": " ".join(args.text)})
+        request = _of_store(args.store, name=args.name, message=" ".join(args.text))
+        noted = self._keeper().request("note", request)
         print(f"{args.name}: {noted['message'] or 'no note'}")
 
     def _pin(self, args: argparse.Namespace) -> None:
-        self._keeper().request("pin", {"name": args.name, "pinned": True})
+        self._keeper().request("pin", _of_store(args.store, name=args.name, pinned=True))
         print(f"Pinned {args.name}.")
 
     def _unpin(self, args: argparse.Namespace) -> None:
-        self._keeper().request("pin", {"name": args.name, "pinned": False})
+        self._keeper().request("pin", _of_store(args.store, name=args.name, pinned=False))
         print(f"Unpinned {args.name}.")
 
     def _tag(self, args: argparse.Namespace) -> None:
-        labels = self._keeper().request("tag", {"name": args.name, "tags": args.tags, "remove": args.remove})
+        request = _of_store(args.store, name=args.name, tags=args.tags, remove=args.remove)
+        labels = self._keeper().request("tag", request)
         print(f"{args.name}: {' '.join(labels['tags']) or 'no tags'}")
 
     def _rm(self, args: argparse.Namespace) -> None:
@@ -308,7 +311,7 @@ class Gpuckpt:
             raise failures[0]
 
     def _keep(self, args: argparse.Namespace) -> None:
-        rule = {"last": args.last, "under": args.under, "dry_run": args.dry_run}
+        rule = _of_store(args.store, last=args.last, under=args.under, dry_run=args.dry_run)
         done = self._keeper().request("keep", rule)
         if not done["removed"]:
             print("Nothing has to be removed.")

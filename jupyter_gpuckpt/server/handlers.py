@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any, TypeVar, cast
+from urllib.parse import unquote
 
 from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_server.auth.decorator import authorized
@@ -28,6 +29,7 @@ from ..errors import (
     NoSuchSnapshot,
     Pinned,
     Refused,
+    Sealed,
     Unavailable,
     Untrusted,
 )
@@ -95,6 +97,7 @@ _STATUSES: tuple[tuple[type[GpuckptError], int], ...] = (
     (Damaged, 409),
     (Incompatible, 409),
     (Untrusted, 409),
+    (Sealed, 409),
     (Unavailable, 503),
     (KeeperGone, 503),
 )
@@ -150,6 +153,18 @@ class _Handler(APIHandler):
             raise BadRequest("The request cannot be used.", f"Its {name!r} is no such value.", "Send true or false.")
         return said == "true"
 
+    def passphrase(self) -> str:
+        """Return what a header gives as `_OPENED_BY`, percent-encoded; empty where none does. Raises `BadRequest`.
+
+        It stands in none of what is logged: addresses are.
+        """
+        try:
+            return unquote(self.request.headers.get(_OPENED_BY, ""), errors="strict")
+        except UnicodeDecodeError:
+            raise BadRequest(
+                "The request cannot be used.", f"Its {_OPENED_BY} is no text.", "Send it as percent-encoded UTF-8."
+            ) from None
+
     def members_of_body(self, **fields: type) -> dict[str, Any]:
         """Return those of the members that the request's JSON object has; a number is from 0 to `_LARGEST`.
 
@@ -195,6 +210,7 @@ def _bad_request(why: str, fields: Mapping[str, type]) -> BadRequest:
     return BadRequest("The request's body cannot be used.", why, f"Send a JSON object; it can have: {known}.")
 
 
+_OPENED_BY = "Gpuckpt-Passphrase"
 _LONGEST_BODY = 256 * 1024  # bytes: a keeper takes a mebibyte, in which a character can be three times as long
 _SHOWN = 20
 """Of how many odd members an error tells, and how many characters of each."""
@@ -513,9 +529,8 @@ class PullHandler(_Handler):
     @_costly
     async def post(self) -> None:
         """Begin to fetch a snapshot from elsewhere."""
-        asked = self.arguments_in_body(url=str, name=str, replace=bool, older=bool)
-        url = _checked_url(asked["url"])
-        operation = await self.service.transfers.pull(url, asked["name"], asked["replace"], asked["older"])
+        asked = self.arguments_in_body(url=str, name=str, replace=bool, older=bool, passphrase=str)
+        operation = await self.service.transfers.pull(**{**asked, "url": _checked_url(asked["url"])})
         self.set_status(202)
         self.finish(operation.as_dict())
 
@@ -533,7 +548,8 @@ class LookHandler(_Handler):
         size = self.get_query_argument("size", "")
         if not re.fullmatch(r"[0-9]{1,18}", size, re.ASCII):
             raise BadRequest("The request cannot be used.", "Its 'size' is no number of bytes.", _HEAD)
-        self.finish(await self.service.transfers.look_at(self.request.body, int(size), self.flag("older")))
+        older, passphrase = self.flag("older"), self.passphrase()
+        self.finish(await self.service.transfers.look_at(self.request.body, int(size), older, passphrase))
 
 
 _LONGEST_HEAD = 20 * 1024 * 1024
@@ -554,12 +570,12 @@ class ImportHandler(_Handler):
 
     @authorized  # which refuses whoever is not known, too
     async def _begin(self) -> None:
-        replace, older = self.flag("replace"), self.flag("older")
+        replace, older, passphrase = self.flag("replace"), self.flag("older"), self.passphrase()
         length = self.request.headers.get("Content-Length", "")
         if not re.fullmatch(r"[0-9]{1,18}", length, re.ASCII):
             raise BadRequest("The request cannot be used.", "It does not say how long it is.", "Send Content-Length.")
         self._stack.enter_context(self.service.looks.one_more())
-        self._upload = await self.service.transfers.import_from(int(length), replace, older)
+        self._upload = await self.service.transfers.import_from(int(length), replace, older, passphrase)
         self.request.connection.set_max_body_size(int(length))  # type: ignore[union-attr]
 
     async def data_received(self, chunk: bytes) -> None:

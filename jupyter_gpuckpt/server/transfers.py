@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace as replaced
 from typing import Any, BinaryIO
 
 from .. import settings
@@ -17,7 +18,7 @@ from ..store.transfer.push import push
 from ..store.transfer.remote_listing import listed
 from ..store.transfer.remote_store import RemoteStore
 from ..store.transfer.remotes.remote import remote_at
-from ..store.transfer.sealing import own_secrets
+from ..store.transfer.sealing import Secrets, own_secrets
 from .download import Send, download
 from .events import Events
 from .operations import Operation, Operations
@@ -57,8 +58,10 @@ class Transfers:
 
         return self._operations.do(Operation("push", "", name), work)
 
-    async def pull(self, url: str, name: str, replace: bool, older: bool) -> Operation:
+    async def pull(self, url: str, name: str, replace: bool, older: bool, passphrase: str) -> Operation:
         """Begin to fetch a snapshot from elsewhere; without a name, the only one that is there.
+
+        The passphrase, where it is not empty, is tried in place of the one in the settings.
 
         Raises
         ------
@@ -70,7 +73,7 @@ class Transfers:
         remote = await asyncio.to_thread(remote_at, url)
 
         def work(progress: Progress) -> dict[str, Any]:
-            there = RemoteStore(remote, own_secrets())
+            there = RemoteStore(remote, _secrets(passphrase))
             quota = settings.store_quota()
             key = name
             if ":" in name:
@@ -90,10 +93,11 @@ class Transfers:
         """
         await download(self._store, await self._key_of(name), begin, send)
 
-    async def look_at(self, head: bytes, size: int, older: bool) -> dict[str, Any]:
+    async def look_at(self, head: bytes, size: int, older: bool, passphrase: str) -> dict[str, Any]:
         """Judge a file of so many bytes with a snapshot by how it begins, as `import_from` will, and say what it is.
 
-        ``needs`` is how many of its first bytes are needed for that, where these are too few.
+        ``needs`` is how many of its first bytes are needed for that, where these are too few. The passphrase, where it
+        is not empty, is tried in place of the one in the settings.
 
         Raises
         ------
@@ -105,7 +109,7 @@ class Transfers:
             self._refuse_too_large(size)
             source = Head(head)
             try:
-                manifest = look_at(self._store, source, _UPLOADED, own_secrets(), older=older)
+                manifest = look_at(self._store, source, _UPLOADED, _secrets(passphrase), older=older)
             except GpuckptError:
                 if len(head) < source.wanted <= size:
                     return {"snapshot": None, "needs": source.wanted, "here": False, "taken": False}
@@ -116,8 +120,8 @@ class Transfers:
 
         return await asyncio.to_thread(look)
 
-    async def import_from(self, size: int, replace: bool, older: bool) -> Upload:
-        """Begin to bring in a snapshot of which a client sends the file, of so many bytes.
+    async def import_from(self, size: int, replace: bool, older: bool, passphrase: str) -> Upload:
+        """Begin to bring in a snapshot of which a client sends the file, of so many bytes; passphrase as `look_at`.
 
         Raises
         ------
@@ -127,7 +131,7 @@ class Transfers:
 
         def work(source: BinaryIO) -> Manifest:
             quota = settings.store_quota()
-            secrets = own_secrets()
+            secrets = _secrets(passphrase)
             return import_snapshot(self._store, source, _UPLOADED, secrets, replace=replace, older=older, quota=quota)
 
         return Upload(work)
@@ -149,3 +153,9 @@ class Transfers:
                 needed=size,
                 free=left,
             )
+
+
+def _secrets(passphrase: str) -> Secrets:
+    """Return what opens what is encrypted; a passphrase that was given goes before the one in the settings."""
+    own = own_secrets()
+    return replaced(own, passphrase=lambda: passphrase) if passphrase else own

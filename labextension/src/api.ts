@@ -37,6 +37,14 @@ export function asError(reason: unknown): IError {
   };
 }
 
+/** What a file with a snapshot is brought in by, besides its maker's key. */
+export interface IAdmission {
+  /** Opens it where it is encrypted. */
+  passphrase: string;
+  /** Whether it may be older than one of its name that was here before. */
+  older: boolean;
+}
+
 /** Asks the server; every method throws an `ApiError` where the server refuses. Names of snapshots need no escaping. */
 export class Api {
   constructor(private readonly settings: ServerConnection.ISettings) {}
@@ -143,18 +151,27 @@ export class Api {
   }
 
   /** Judge a file of so many bytes with a snapshot by how it begins. */
-  lookAt(head: Blob, bytes: number): Promise<ILook> {
-    return this.ask('POST', `import/look?size=${bytes}`, head);
+  lookAt(head: Blob, bytes: number, how: IAdmission): Promise<ILook> {
+    return this.ask('POST', `import/look?size=${bytes}&older=${how.older}`, head, passphraseOf(how));
   }
 
   /** Send a file with a snapshot, which is in the store then; `sent` is told how many bytes have gone. */
-  import(file: File, replace: boolean, sent: (bytes: number) => void, signal: AbortSignal): Promise<ISnapshot> {
+  import(
+    file: File,
+    how: IAdmission & { replace: boolean },
+    sent: (bytes: number) => void,
+    signal: AbortSignal
+  ): Promise<ISnapshot> {
     return new Promise((resolve, reject) => {
       const request = new XMLHttpRequest(); // `fetch` does not tell how much has gone
       const { baseUrl, token } = this.settings;
-      request.open('POST', `${URLExt.join(baseUrl, 'api/gpuckpt/import')}?replace=${replace}`);
+      request.open('POST', `${URLExt.join(baseUrl, 'api/gpuckpt/import')}?replace=${how.replace}&older=${how.older}`);
       const [, xsrf] = /(?:^|; )_xsrf=([^;]*)/.exec(document.cookie) ?? [];
-      const headers = { ...(token && { Authorization: `token ${token}` }), ...(xsrf && { 'X-XSRFToken': xsrf }) };
+      const headers = {
+        ...(token && { Authorization: `token ${token}` }),
+        ...(xsrf && { 'X-XSRFToken': xsrf }),
+        ...passphraseOf(how)
+      };
       Object.entries(headers).forEach(([name, value]) => request.setRequestHeader(name, value));
       request.upload.onprogress = ({ loaded }) => sent(loaded);
       request.onerror = () => reject(new Error('The connection was closed.'));
@@ -186,13 +203,18 @@ export class Api {
     return this.ask('GET', 'doctor');
   }
 
-  private async ask<T>(method: string, path: string, body?: object): Promise<T> {
-    return (await (await this.request(method, path, body)).json()) as T;
+  private async ask<T>(method: string, path: string, body?: object, headers?: Record<string, string>): Promise<T> {
+    return (await (await this.request(method, path, body, headers)).json()) as T;
   }
 
-  private async request(method: string, path: string, body?: object): Promise<Response> {
+  private async request(
+    method: string,
+    path: string,
+    body?: object,
+    headers: Record<string, string> = {}
+  ): Promise<Response> {
     const url = URLExt.join(this.settings.baseUrl, 'api/gpuckpt', path);
-    const init = { method, ...(body ? { body: body instanceof Blob ? body : JSON.stringify(body) } : {}) };
+    const init = { method, headers, ...(body ? { body: body instanceof Blob ? body : JSON.stringify(body) } : {}) };
     const response = await ServerConnection.makeRequest(url, init, this.settings);
     if (!response.ok) {
       const answer = parsed(await response.text()) as IRefusal;
@@ -200,6 +222,11 @@ export class Api {
     }
     return response;
   }
+}
+
+/** The header that a passphrase goes in: addresses are logged. */
+function passphraseOf({ passphrase }: IAdmission): Record<string, string> {
+  return passphrase ? { 'Gpuckpt-Passphrase': encodeURIComponent(passphrase) } : {};
 }
 
 /** What a server says that refuses: one of ours with an error, one in front of it with anything. */

@@ -18,12 +18,19 @@ export function element<K extends keyof HTMLElementTagNameMap>(
   return Object.assign(made, properties);
 }
 
+/** Make an element with a text, in which what stands between backquotes is shown as what is to be typed. */
+function prose<K extends keyof HTMLElementTagNameMap>(tag: K, text: string): HTMLElementTagNameMap[K] {
+  const made = element(tag);
+  made.append(...text.split(/`([^`]+)`/).map((part, place) => (place % 2 === 1 ? element('code', part) : part)));
+  return made;
+}
+
 /** Some paragraphs of text. */
 export class ParagraphsBody extends Widget {
   constructor(paragraphs: string[]) {
     super();
     this.addClass('jp-gpuckpt-Body');
-    this.node.append(...paragraphs.filter(text => text).map(text => element('p', text)));
+    this.node.append(...paragraphs.filter(text => text).map(text => prose('p', text)));
   }
 }
 
@@ -67,10 +74,10 @@ export class ChecksBody extends Widget {
     for (const check of [...checks].sort((a, b) => Number(a.ok) - Number(b.ok))) {
       list.append(
         element('dt', trans.__('%1: %2', check.name, check.ok ? trans.__('OK') : trans.__('problem'))),
-        element('dd', check.found)
+        prose('dd', check.found)
       );
       if (check.mend) {
-        list.append(element('dd', check.means), element('dd', trans.__('Next: %1', check.mend)));
+        list.append(prose('dd', check.means), prose('dd', trans.__('Next: %1', check.mend)));
       }
     }
     this.node.append(list);
@@ -295,7 +302,10 @@ export class DescriptionBody extends Widget implements Dialog.IBodyWidget<IDescr
     this._tags.pattern = `\\s*(${NAME_PATTERN}(\\s+|$))*`;
     // A field of one line drops line breaks: what it shows is what it is compared with.
     this._shown = { message: this._message.value, tags: this._tags.value };
-    const hint = element('p', trans.__('Separated by spaces: letters, digits, and . _ -'), { id: 'jp-gpuckpt-hint' });
+    const hint = element('p', trans.__('Separated by spaces: letters, digits, and . _ -'), {
+      id: 'jp-gpuckpt-hint',
+      className: 'jp-gpuckpt-FieldHint'
+    });
     this._tags.setAttribute('aria-describedby', hint.id);
     this.node.append(
       element('label', trans.__('Note'), { htmlFor: this._message.id }),
@@ -320,7 +330,12 @@ export class DescriptionBody extends Widget implements Dialog.IBodyWidget<IDescr
 export class RemovalBody extends ParagraphsBody {
   constructor(going: string[], staying: string[], freed: string, trans: TranslationBundle) {
     super([
-      trans.__('They will be gone for good. Together that frees %1.', freed),
+      trans._n(
+        'It will be gone for good. That frees %2.',
+        'They will be gone for good. Together that frees %2.',
+        going.length,
+        freed
+      ),
       staying.length ? trans.__('Not removed, since pinned or gone already: %1.', staying.join(', ')) : ''
     ]);
     const list = element('ul', '', { className: 'jp-gpuckpt-Names', tabIndex: 0 });
@@ -349,8 +364,10 @@ export class ImportBody extends Widget implements Dialog.IBodyWidget<IImport> {
     super();
     this.addClass('jp-gpuckpt-Body');
     this._replace = new Box('jp-gpuckpt-replace', trans.__('Replace another snapshot of that name here'));
+    const label = prose('label', trans.__('A file that “Export” or `jupyter gpuckpt export` wrote'));
+    label.htmlFor = this._file.id;
     this.node.append(
-      element('label', trans.__('A file that “Export” or `jupyter gpuckpt export` wrote'), { htmlFor: this._file.id }),
+      label,
       this._file,
       ...this._replace.nodes,
       element('p', trans.__('A restored snapshot is a program that runs as you: import only what you trust.'))
@@ -373,7 +390,7 @@ export class TrustBody extends Widget implements Dialog.IBodyWidget<string> {
       element('p', trans.__('The snapshot was signed with a key that is neither yours nor one that you trust:')),
       element('code', key, { className: 'jp-gpuckpt-Key' }),
       element('p', trans.__('A restored snapshot is a program that runs as you, with your files and passwords.')),
-      element(
+      prose(
         'p',
         trans.__(
           'Ask its maker what `jupyter gpuckpt trust --own` prints there. Only if it is this key, trust it: whatever it has signed is accepted from then on.'
@@ -386,5 +403,37 @@ export class TrustBody extends Widget implements Dialog.IBodyWidget<string> {
 
   getValue(): string {
     return this._comment.value.trim();
+  }
+}
+
+/** Asks for the passphrase that an encrypted file is opened with. */
+export class PassphraseBody extends Widget implements Dialog.IBodyWidget<string> {
+  private readonly _passphrase = element('input', '', {
+    id: 'jp-gpuckpt-passphrase',
+    className: 'jp-mod-styled',
+    type: 'password',
+    autocomplete: 'off',
+    required: true
+  });
+
+  constructor(file: string, isAgain: boolean, trans: TranslationBundle) {
+    super();
+    this.addClass('jp-gpuckpt-Body');
+    const hint = element('p', isAgain ? trans.__('That passphrase does not open it.') : '', {
+      id: 'jp-gpuckpt-hint',
+      className: 'jp-gpuckpt-FieldHint'
+    });
+    hint.setAttribute('role', 'status');
+    this._passphrase.setAttribute('aria-describedby', hint.id);
+    this.node.append(
+      element('p', trans.__('%1 is encrypted. Whoever exported it knows its passphrase.', file)),
+      element('label', trans.__('Passphrase'), { htmlFor: this._passphrase.id }),
+      this._passphrase,
+      hint
+    );
+  }
+
+  getValue(): string {
+    return this._passphrase.value;
   }
 }

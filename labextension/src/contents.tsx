@@ -99,16 +99,18 @@ export default function Contents(props: IProps): React.JSX.Element {
           {...props}
         />
       )}
-      {model.has('pull') && (
-        <button className="jp-gpuckpt-Button" onClick={() => void props.commands.execute(CommandIDs.fetch)}>
-          {trans.__('Fetch a snapshot…')}
-        </button>
-      )}
-      {model.has('import') && (
-        <button className="jp-gpuckpt-Button" onClick={() => void props.commands.execute(CommandIDs.import)}>
-          {trans.__('Import a file…')}
-        </button>
-      )}
+      <div className="jp-gpuckpt-Row jp-gpuckpt-FromElsewhere">
+        {model.has('pull') && (
+          <button className="jp-gpuckpt-Button" onClick={() => void props.commands.execute(CommandIDs.fetch)}>
+            {trans.__('Fetch a snapshot…')}
+          </button>
+        )}
+        {model.has('import') && (
+          <button className="jp-gpuckpt-Button" onClick={() => void props.commands.execute(CommandIDs.import)}>
+            {trans.__('Import a file…')}
+          </button>
+        )}
+      </div>
       <OtherKernels {...props} />
       <Foot {...{ chosen, choose }} {...props} />
     </>

@@ -2,10 +2,10 @@
 
 import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { ApiError, asError } from './api';
-import { DescriptionBody, ImportBody, RemovalBody, TrustBody } from './bodies';
+import { ApiError, asError, type IAdmission } from './api';
+import { DescriptionBody, ImportBody, ParagraphsBody, PassphraseBody, RemovalBody, TrustBody } from './bodies';
 import type { Follower } from './follow';
-import { size } from './format';
+import { moment, size } from './format';
 import type { Model } from './model';
 import type { ILook, ISnapshot } from './types';
 
@@ -95,7 +95,8 @@ export class Keeping {
       return;
     }
     await this._change(async () => {
-      const found = await this._trusted(file);
+      const how = { passphrase: '', older: false };
+      const found = await this._admitted(file, how);
       if (found === null) {
         return;
       }
@@ -109,44 +110,78 @@ export class Keeping {
           why: trans.__('A snapshot is never overwritten unless that is asked for.'),
           then: trans.__('Rename that one, or import the file again with “Replace another snapshot” ticked.')
         });
-      } else if (await this._send(file, label, replace)) {
+      } else if (await this._send(file, label, { ...how, replace })) {
         follower.tell(trans.__('Imported %1.', label));
       }
     });
     model.refresh();
   }
 
-  /** Return what a file is; where a stranger signed it, after asking whether to trust them. Null where they are not. */
-  private async _trusted(file: File): Promise<ILook | null> {
-    const { model, trans } = this;
-    try {
-      return await this._look(file);
-    } catch (reason) {
-      const { kind, data } = asError(reason);
-      if (kind !== 'UnknownKey' || typeof data?.key !== 'string') {
-        throw reason;
+  /** Return what a file is, after asking for all that it takes to bring it in; null where that is not given. */
+  private async _admitted(file: File, how: IAdmission): Promise<ILook | null> {
+    for (;;) {
+      try {
+        return await this._look(file, how);
+      } catch (reason) {
+        if (!(await this._admit(file, how, reason))) {
+          return null;
+        }
       }
-      const asked = await showDialog({
-        title: trans.__('Trust the maker of this snapshot?'),
-        body: new TrustBody(data.key, trans),
-        buttons: [
-          Dialog.cancelButton({ label: trans.__('Cancel') }),
-          Dialog.warnButton({ label: trans.__('Trust and import') })
-        ],
-        defaultButton: 0,
-        focusNodeSelector: '.jp-mod-reject'
-      });
-      if (!asked.button.accept) {
-        return null;
-      }
-      await model.api.trust(data.key, asked.value ?? '');
-      return this._look(file);
     }
   }
 
-  private async _look(file: File): Promise<ILook> {
+  /** Ask for what a file was refused for, and tell whether it was given; throw it again where nothing helps. */
+  private async _admit(file: File, how: IAdmission, reason: unknown): Promise<boolean> {
+    const { model, trans } = this;
+    const { kind, data = {} } = asError(reason);
+    const cancel = Dialog.cancelButton({ label: trans.__('Cancel') });
+    if (kind === 'Sealed' && data.passphrase === true) {
+      const asked = await showDialog({
+        title: trans.__('Open the encrypted file'),
+        body: new PassphraseBody(file.name, how.passphrase !== '', trans),
+        buttons: [cancel, Dialog.okButton({ label: trans.__('Open') })],
+        focusNodeSelector: 'input'
+      });
+      how.passphrase = asked.value ?? '';
+      return asked.button.accept;
+    }
+    if (kind === 'UnknownKey' && typeof data.key === 'string') {
+      const asked = await showDialog({
+        title: trans.__('Trust the maker of this snapshot?'),
+        body: new TrustBody(data.key, trans),
+        buttons: [cancel, Dialog.warnButton({ label: trans.__('Trust and import') })],
+        defaultButton: 0,
+        focusNodeSelector: '.jp-mod-reject'
+      });
+      if (asked.button.accept) {
+        await model.api.trust(data.key, asked.value ?? '');
+      }
+      return asked.button.accept;
+    }
+    if (kind === 'Replayed' && !how.older) {
+      const asked = await showDialog({
+        title: trans.__('Import an older snapshot?'),
+        body: new ParagraphsBody([
+          trans.__(
+            '%1 is of %2. Another of that name and maker, of %3, was here before.',
+            String(data.name),
+            moment(String(data.created)),
+            moment(String(data.newest))
+          ),
+          trans.__('If you did not expect that, somebody may be presenting old state as new.')
+        ]),
+        buttons: [cancel, Dialog.warnButton({ label: trans.__('Import the older one') })],
+        defaultButton: 0
+      });
+      how.older = asked.button.accept;
+      return how.older;
+    }
+    throw reason;
+  }
+
+  private async _look(file: File, how: IAdmission): Promise<ILook> {
     for (let bytes = HEAD; ;) {
-      const found = await this.model.api.lookAt(file.slice(0, bytes), file.size);
+      const found = await this.model.api.lookAt(file.slice(0, bytes), file.size, how);
       if (found.snapshot !== null) {
         return found;
       }
@@ -155,7 +190,7 @@ export class Keeping {
   }
 
   /** Send a file, and show how much of it has gone; tell whether all of it has. */
-  private async _send(file: File, label: string, replace: boolean): Promise<boolean> {
+  private async _send(file: File, label: string, how: IAdmission & { replace: boolean }): Promise<boolean> {
     const { model, trans } = this;
     const cancelled = new AbortController();
     const text = (percent: number): string =>
@@ -175,7 +210,7 @@ export class Keeping {
       }
     };
     try {
-      await model.api.import(file, replace, sent, cancelled.signal);
+      await model.api.import(file, how, sent, cancelled.signal);
       return true;
     } catch (reason) {
       if (cancelled.signal.aborted) {

@@ -323,6 +323,9 @@ def test_snapshots_of_jobs_and_of_kernels_are_kept_apart(notebook: Notebook) -> 
     assert "of-job was saved from the job job" in told.text
     assert "In a terminal, `jupyter gpuckpt restore job of-job`" in told.text
     assert "--from" not in told.text
+    told = notebook.fails("%gpuckpt fork of-job")
+    assert "The kernel was not forked" in told.text
+    assert "In a terminal, `jupyter gpuckpt restore job of-job`" in told.text
     kernels, jobs = run("log").out.split("\n\n")
     assert kernels.startswith("without a notebook:\n* of-kernel (here: kernel ")
     assert jobs.startswith("job job:\n* of-job (here: job job)  ")

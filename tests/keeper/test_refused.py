@@ -126,7 +126,14 @@ def assert_saves_elsewhere(notebook: Notebook, folder: Path) -> None:
     assert f"Saved second to {folder}: " in saved
     assert {path.stat().st_mode & 0o77 for path in (folder, *folder.rglob("*"))} == {0}
     notebook.run("x = 2")
-    assert "second" in notebook.run(f"%gpuckpt list --store '{folder}'").text
+    there = f"--store '{folder}'"
+    assert "second" in notebook.run(f"%gpuckpt list {there}").text
+    for change in ("mv second other", "note other 'on another disk'", "tag other far", "pin other", "diff other other"):
+        notebook.run(f"%gpuckpt {change} {there}")
+    assert "on another disk" in notebook.run(f"%gpuckpt show other {there}").text
+    for change in ("unpin other", "mv other second"):
+        notebook.run(f"%gpuckpt {change} {there}")
+    assert "Nothing has to be removed" in notebook.run(f"%gpuckpt keep --last 3 {there}").text
     assert "second" not in notebook.run("%gpuckpt list").text
     assert notebook.fails("%gpuckpt restore second").ename == "NoSuchSnapshot"
     assert "Restored second" in notebook.run(f"%gpuckpt restore second --store '{folder}'").text

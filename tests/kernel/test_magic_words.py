@@ -53,7 +53,7 @@ def test_a_line_that_is_wrong_is_told_what_is_wrong_and_how_it_is_typed(line: st
     first, typed = error.then.split("\n", 1)
     assert first == "Type it as follows."
     assert typed.startswith(f"%gpuckpt {name} ")
-    assert typed in HELP
+    assert all(line in HELP.splitlines() for line in typed.splitlines())
     # Nothing of another command.
     assert typed.count("%gpuckpt") == 1
 

@@ -14,6 +14,7 @@ from jupyter_servers import Server
 from lab_window import OpenWindow
 from notebooks import SPEC
 from playwright.sync_api import Route, expect
+from quick_passphrase import passphrases_are_quick
 
 from jupyter_gpuckpt.store import Store
 from jupyter_gpuckpt.store.transfer.container import export_snapshot
@@ -224,29 +225,47 @@ def test_a_note_and_tags_are_changed_and_that_taken_back(lab: Server, open_windo
 
 
 def test_a_file_of_somebody_unknown_is_imported_once_they_are_trusted(
-    lab: Server, open_window: OpenWindow, tmp_path: Path
+    lab: Server, open_window: OpenWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    passphrases_are_quick(monkeypatch)
     theirs = Store(tmp_path / "theirs", Trust(tmp_path / "their keys"))
-    with theirs.writer("gift") as writer:
-        (writer.directory / "pages").write_bytes(os.urandom(5_000_000))
-        writer.commit(message="for you", parent=None, kernel={"notebook": "b.ipynb"}, machine={}, cuda={}, process={})
-    file = tmp_path / "gift.gpuckpt"
-    with file.open("wb") as out:
-        export_snapshot(theirs, "gift", out, Secrets(tmp_path))
+
+    def export(secrets: Secrets) -> Path:
+        with theirs.writer("gift", replace=True) as writer:
+            (writer.directory / "pages").write_bytes(os.urandom(5_000_000))
+            kernel = {"notebook": "b.ipynb"}
+            writer.commit(message="for you", parent=None, kernel=kernel, machine={}, cuda={}, process={})
+        file = tmp_path / f"gift-{len(list(tmp_path.iterdir()))}.gpuckpt"
+        with file.open("wb") as out:
+            export_snapshot(theirs, "gift", out, secrets)
+        return file
+
+    older = export(Secrets(tmp_path))
+    newer = export(Secrets(tmp_path, passphrase=lambda: "öffne dich", with_passphrase=True))
     window = open_window(lab)
     window.show_sidebar()
 
-    def import_it() -> None:
+    def import_it(file: Path = newer) -> None:
         window.sidebar.get_by_role("button", name="Import a file…").click()
         window.dialog.get_by_label("A file that").set_input_files(file)
         assert window.accessibility_faults(".jp-Dialog") == []
         window.accept("Import")
 
+    def open_it(passphrase: str) -> None:
+        window.dialog.get_by_label("Passphrase").fill(passphrase)
+        window.accept("Open")
+
     import_it()
+    expect(window.dialog).to_contain_text("is encrypted")
+    open_it("open sesame")
+    expect(window.dialog.get_by_role("status")).to_have_text("That passphrase does not open it.")
+    assert window.accessibility_faults(".jp-Dialog") == []
+    open_it("öffne dich")
     expect(window.dialog).to_contain_text(theirs.trust.own())
     assert window.accessibility_faults(".jp-Dialog") == []
     window.accept("Cancel")
     import_it()
+    open_it("öffne dich")
     window.dialog.get_by_label("Whose key it is").fill("Bob")
     window.accept("Trust and import")
     window.is_told("Imported gift")
@@ -255,14 +274,24 @@ def test_a_file_of_somebody_unknown_is_imported_once_they_are_trusted(
     assert [trusted.comment for trusted in store.trust.known().values()] == ["Bob"]
     assert store.check(read_data=True).faults == []
     import_it()
+    open_it("öffne dich")
     window.is_told("gift is here already")
+    # An older one only where that is wanted.
+    newest = store.get("gift").created
+    store.remove("gift")
+    import_it(older)
+    expect(window.dialog).to_contain_text("somebody may be presenting old state as new")
+    assert window.accessibility_faults(".jp-Dialog") == []
+    with window.page.expect_response(re.compile(r"gpuckpt/import\?")):
+        window.accept("Import the older one")
+    assert store.trusted("gift").created < newest
     # What is amiss is told, and nothing of it is there.
     store.remove("gift")
-    file.write_bytes(file.read_bytes()[:-1000])
-    import_it()
+    older.write_bytes(older.read_bytes()[:-1000])
+    import_it(older)
     window.is_told("The file cannot be imported")
     assert store.list() == []
-    assert len(window.complaints) == 3  # by the browser itself, of each refusal
+    assert len(window.complaints) == 8  # by the browser itself, of each refusal
     window.complaints.clear()
 
 

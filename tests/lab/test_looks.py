@@ -84,6 +84,10 @@ def test_light_and_dark(lab: Server, open_window: OpenWindow, tmp_path: Path) ->
     about = window.sidebar.locator(".jp-gpuckpt-About")
     expect(about.filter(has_text="nnn")).to_have_count(1)
     assert about.evaluate_all("all => all.every(it => it.scrollWidth <= it.clientWidth)")
+    # Where the list is longer than the window it is scrolled; nothing in it is squeezed.
+    assert window.sidebar.evaluate("it => it.scrollHeight > it.clientHeight")
+    lines = window.sidebar.locator(".jp-gpuckpt-Line")
+    assert lines.evaluate_all("all => all.every(it => it.scrollHeight <= it.clientHeight)")
     note = window.line("n" * 100).locator(".jp-gpuckpt-Message")
     assert note.evaluate("it => it.clientHeight / parseFloat(getComputedStyle(it).fontSize)") < 6
     assert "many words" in str(note.get_attribute("title"))

@@ -12,12 +12,13 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 import requests
 from jupyter_servers import TOKEN, Server, running
 from notebooks import wait_until
+from quick_passphrase import passphrases_are_quick
 
 from jupyter_gpuckpt.store import Store
 from jupyter_gpuckpt.store.transfer.container import export_snapshot, import_snapshot
@@ -207,19 +208,20 @@ def test_a_client_that_takes_nothing_of_its_download_is_hung_up_on(
         wait_until(lambda: "it was broken off" in server.log.read_text())
 
 
-def _exported(server: Server, tmp_path: Path) -> bytes:
-    """Return the file of a snapshot `gift` that somebody made whom nobody trusts here."""
+def _exported(server: Server, tmp_path: Path, secrets: Secrets | None = None) -> bytes:
+    """Return the file of a snapshot `gift` that somebody made whom nobody trusts here; each time a new one."""
     theirs = Store(tmp_path / "theirs", Trust(tmp_path / "their keys"))
-    with theirs.writer("gift") as writer:
+    with theirs.writer("gift", replace=True) as writer:
         (writer.directory / "pages").write_bytes(os.urandom(3_000_000))
         writer.commit(message="for you", parent=None, kernel={"notebook": "b.ipynb"}, machine={}, cuda={}, process={})
     file = io.BytesIO()
-    export_snapshot(theirs, "gift", file, Secrets(tmp_path))
+    export_snapshot(theirs, "gift", file, secrets or Secrets(tmp_path))
     return file.getvalue()
 
 
-def _send(server: Server, path: str, content: bytes, status: int = 200) -> Any:
-    response = server.request("POST", f"api/gpuckpt/{path}", data=content)
+def _send(server: Server, path: str, content: bytes, status: int = 200, passphrase: str | bytes | None = None) -> Any:
+    headers = {} if passphrase is None else {"Gpuckpt-Passphrase": quote(passphrase, safe="")}
+    response = server.request("POST", f"api/gpuckpt/{path}", data=content, headers=headers)
     assert response.status_code == status, response.text
     return response.json()
 
@@ -251,6 +253,30 @@ def test_a_file_is_judged_by_how_it_begins_and_brought_in(server: Server, tmp_pa
     assert _send(server, "import/look?size=99999999999999999", content, 409)["error"]["kind"] == "Refused"
     _send(server, "import?older=perhaps", content, 400)
     assert store.list() == []
+
+
+def test_an_encrypted_file_and_an_older_one_are_brought_in_where_that_is_asked_for(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passphrases_are_quick(monkeypatch)
+    store = Store(server.store, Trust(server.folder / "keys"))
+    secrets = Secrets(tmp_path, passphrase=lambda: "geheim für 100 %", with_passphrase=True)
+    older, newer = (_exported(server, tmp_path, secrets) for _ in range(2))
+    store.trust.add(Trust(tmp_path / "their keys").own())
+    look = f"import/look?size={len(newer)}"
+    for path in (look, "import"):
+        for given in (None, "wrong"):
+            refused = _send(server, path, newer, 409, given)["error"]
+            assert (refused["kind"], refused["data"]["passphrase"]) == ("Sealed", True)
+    _send(server, look, newer, 400, b"\xff")
+    assert _send(server, look, newer, passphrase="geheim für 100 %")["snapshot"]["name"] == "gift"
+    assert _send(server, "import", newer, passphrase="geheim für 100 %")["name"] == "gift"
+    assert _send(server, look, older, 409, "geheim für 100 %")["error"]["kind"] == "Replayed"
+    assert _send(server, f"{look}&older=true", older, passphrase="geheim für 100 %")["taken"] is True
+    store.remove("gift")
+    assert _send(server, "import?older=true", older, passphrase="geheim für 100 %")["name"] == "gift"
+    store.remove("gift")
+    assert "geheim" not in server.log.read_text()
 
 
 def test_an_upload_that_is_broken_off_leaves_nothing_and_lets_others_in(server: Server, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyrage
 import pytest
+from quick_passphrase import passphrases_are_quick
 from store_helpers import everything, save
 from transfer_helpers import LARGE, at, person
 
@@ -204,8 +205,9 @@ def test_a_key_of_before_serves_for_one_remote_only(
 
 
 def test_a_passphrase_confirms_a_remote_and_no_key_stands_in_for_it(
-    ann: Store, bob: Store, tmp_path: Path, readers: list[str]
+    ann: Store, bob: Store, tmp_path: Path, readers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    passphrases_are_quick(monkeypatch)
     said = {"passphrase": lambda: "open sesame", "with_passphrase": True}
     remote = tmp_path / "remote"
     push(ann, "plan", at(remote, ann, **said))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyrage
 import pytest
+from quick_passphrase import passphrases_are_quick
 from store_helpers import everything, litter, read_back, save
 from transfer_helpers import LARGE, at, flipped, person, secrets_of
 
@@ -102,7 +103,10 @@ def test_each_file_is_one_that_age_opens(ann: Store, bob: Store, tmp_path: Path)
             assert pyrage.decrypt(path.read_bytes(), [key])
 
 
-def test_a_passphrase_opens_what_it_closed_and_no_other_does(ann: Store, bob: Store, tmp_path: Path) -> None:
+def test_a_passphrase_opens_what_it_closed_and_no_other_does(
+    ann: Store, bob: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passphrases_are_quick(monkeypatch)
     remote = tmp_path / "remote"
     push(ann, "secret_plan", at(remote, ann, passphrase=lambda: "open sesame", with_passphrase=True))
     for how in ({}, {"passphrase": lambda: "open barley"}):

@@ -15,7 +15,7 @@ import secrets
 import shutil
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from ..deputy import usable_criu
 from ..files import lifetime
 from ..gpu import sharing
 from ..gpu.freeze import GpuReturn, parked_in
-from ..naming import Owner, find
+from ..naming import NOT_RESTORED, Owner, find
 from ..record import KernelFolder, Launch, Operation, now
 from ..reserved_ports import Reserved
 from ..staging import fits_in_memory, vram_files
@@ -157,7 +157,8 @@ async def fork(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     async with contextlib.AsyncExitStack() as tidying:
         tidying.push_async_callback(asyncio.to_thread, shutil.rmtree, directory, ignore_errors=True)
         take_it = _of_snapshot if wanted.snapshot else _of_kernel
-        capture = await take_it(keeper, operation, directory, program, stages, wanted, tidying)
+        with _told_of_a_fork():
+            capture = await take_it(keeper, operation, directory, program, stages, wanted, tidying)
         await stages.enter(_starting(0, wanted.count), cancellable=False)
         kernels, warnings = await _bring_up(keeper, capture, wanted, stages)
         if capture.gpu_map is not None:
@@ -218,6 +219,17 @@ async def _make_room(keeper: Keeper, stages: Stages, room: _Room) -> None:
         described = await asyncio.to_thread(cuda.describe, keeper.worker, pids)
         with contextlib.suppress(Refused):
             await sharing.fitting(keeper, stages, lambda: room(0, described))
+
+
+@contextlib.contextmanager
+def _told_of_a_fork() -> Iterator[None]:
+    """Have what speaks against restoring a snapshot told as what speaks against forking from it."""
+    try:
+        yield
+    except GpuckptError as e:
+        if e.what == NOT_RESTORED:
+            e.what = _NOT_FORKED
+        raise
 
 
 async def _of_snapshot(

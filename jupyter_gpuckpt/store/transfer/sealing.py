@@ -324,6 +324,7 @@ def _open_key(sealed: bytes, secrets: Secrets, where: str) -> tuple[str, bool]:
         f"{tried} opens it",
         "Give the file with your key (--identity) or the passphrase (--passphrase), or have it sent for you: "
         "`gpuckpt recipient` prints the key for that.",
+        passphrase=_WORK.match(sealed) is not None,
     )
 
 
