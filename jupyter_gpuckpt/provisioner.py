@@ -156,8 +156,8 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         """Hold the ports of a kernel that runs already: they are its own also when it starts anew."""
         if not folder.launch().agent or self.connection_info["transport"] != "tcp":
             return  # it could not take them
-        state = folder.state()
-        pids = [pid for pid, _ in filter(None, (state.keeper, state.sleeper))]
+        head = folder.head()
+        pids = [pid for pid, _ in filter(None, (head.keeper, head.sleeper))]
         self._reserved = self._reserved or Reserved()
         try:
             hold(self._reserved, self._ports(), [*pids, *(one for pid in pids for one in processes.descendants(pid))])
@@ -198,7 +198,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             self._keeper = await in_thread(self._attach, folder)
             self._folder = folder
             await in_thread(self._hold_ports_of, folder)
-            self.pid = folder.state().keeper[0]  # type: ignore[index]  # a keeper has just answered
+            self.pid = folder.head().keeper[0]  # type: ignore[index]  # a keeper has just answered
             return self.connection_info
         self._is_independent = bool(kwargs.get("independent"))  # as jupyter_client's own launcher takes it
         environment = dict(kwargs.get("env") or os.environ)

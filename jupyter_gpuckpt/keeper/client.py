@@ -22,7 +22,7 @@ from . import deputy
 from .answers import without_keeper
 from .kernel_start import kernel_program, new_run_folder, start_by_deputy
 from .protocol import OLDEST_PROTOCOL, PROTOCOL, KeeperClient
-from .record import LOG, SOCKET, KernelFolder, Launch
+from .record import FORMAT, LOG, SOCKET, Head, KernelFolder, Launch
 
 _READY_TIMEOUT = 60.0
 _RESTORED_TIMEOUT = 86400.0  # each step of a restore has its own limit, by what it moves; this is for a keeper's hang
@@ -61,24 +61,56 @@ def _refuse_other_version(folder: KernelFolder) -> None:
     ------
     OtherVersion : with both versions.
     """
-    state = folder.state()
-    if state.protocol in range(OLDEST_PROTOCOL, PROTOCOL + 1) or state.keeper is None:
+    head = folder.head()
+    if head.protocol in range(OLDEST_PROTOCOL, PROTOCOL + 1) or head.keeper is None:
         return
-    newer = state.protocol > PROTOCOL
-    then = f"Use jupyter_gpuckpt {state.version or 'of a newer version'} for it, or restart the kernel."
+    newer = head.protocol > PROTOCOL
+    then = _use_its_version(head)
     if not newer:
         then = (
-            f"Restart the kernel; or end its keeper (`kill -9 {state.keeper[0]}`) while nothing is being saved: the "
+            f"Restart the kernel; or end its keeper (`kill -9 {head.keeper[0]}`) while nothing is being saved: the "
             "kernel runs on, and gets one of this version."
         )
-    raise OtherVersion(
-        "The kernel's keeper is of another version; the kernel runs on.",
-        f"It is of jupyter_gpuckpt {state.version or 'before 0.1'} (protocol {state.protocol}), which is "
+    raise _other_version(
+        head,
+        f"It is of jupyter_gpuckpt {head.version or 'before 0.1'} (protocol {head.protocol}), which is "
         f"{'newer' if newer else 'older'} than this, {__version__} (protocol {PROTOCOL}).",
         then,
-        keeper=state.version,
-        here=__version__,
     )
+
+
+def _refuse_newer_record(folder: KernelFolder) -> None:
+    """Refuse to take over from a keeper whose record this version does not understand.
+
+    Raises
+    ------
+    OtherVersion : with both versions.
+    """
+    head = folder.head()
+    if head.protocol > PROTOCOL:
+        _refuse_other_version(folder)
+    why = f"it has format {head.format}, and this version knows format {FORMAT}" if head.format > FORMAT else ""
+    try:
+        folder.state()
+    except ValueError as e:
+        why = why or str(e)
+    if why:
+        of = head.version or "before 0.1"
+        raise _other_version(
+            head,
+            f"It left a record that this version, {__version__}, does not understand. It was of jupyter_gpuckpt {of}; "
+            f"{why}.",
+            _use_its_version(head),
+        )
+
+
+def _use_its_version(head: Head) -> str:
+    return f"Use jupyter_gpuckpt {head.version or 'of a newer version'} for it, or restart the kernel."
+
+
+def _other_version(head: Head, why: str, then: str) -> OtherVersion:
+    what = "The kernel's keeper is of another version; the kernel runs on."
+    return OtherVersion(what, why, then, keeper=head.version, here=__version__)
 
 
 def take_over(folder: KernelFolder) -> None:
@@ -102,8 +134,7 @@ def take_over(folder: KernelFolder) -> None:
         if not folder.can_be_kept():
             _bury(folder)
             raise _no_such_kernel()
-        if folder.state().protocol > PROTOCOL:
-            _refuse_other_version(folder)
+        _refuse_newer_record(folder)
         # The process started here ends at once, and leaves the keeper to the machine's process 1: who takes a kernel
         # over may be a short command.
         run_keeper(folder, lock, "take-over").wait()
@@ -121,12 +152,12 @@ def end(folder: KernelFolder) -> None:
     For when the keeper is gone or does not answer; one that does is asked to ``close``.
     """
     with contextlib.suppress(OSError, ValueError):
-        keeper = folder.state().keeper
+        keeper = folder.head().keeper
         if keeper is not None and start_time(keeper[0]) == keeper[1]:
             _kill(keeper[0])
     sleepers = folder.sleepers()
     with contextlib.suppress(OSError, ValueError):
-        noted = folder.state().sleeper
+        noted = folder.head().sleeper
         if noted is not None and folder.has_sleeper():
             sleepers = [*sleepers, noted[0]]  # its socket may be gone
     for sleeper in set(sleepers):
@@ -352,6 +383,6 @@ def _same_end(path: str, other: str) -> bool:
 
 
 def _pids(folder: KernelFolder) -> list[int]:
-    state = folder.state()
-    keeper, sleeper = state.keeper, state.sleeper
+    head = folder.head()
+    keeper, sleeper = head.keeper, head.sleeper
     return [*(pid for pid, _ in filter(None, (keeper, sleeper))), *(descendants(sleeper[0]) if sleeper else [])]

@@ -24,7 +24,7 @@ def remove(store: Store, name: str) -> None:
 def forget(store: Store, snapshot: Mapping[str, Any]) -> None:
     """Remove the snapshot of a kernel that no longer needs it; one that somebody renamed or tagged is theirs."""
     try:
-        name = current_name(store, snapshot)
+        name = current_name(store, snapshot["name"], snapshot["id"])
         labels = store.labels(store.get(name))
         if name == snapshot["name"] and labels.tags == (HIBERNATED,):
             remove(store, name)

@@ -236,7 +236,7 @@ def forget(folder: KernelFolder) -> None:
 def _forget_oldest() -> None:
     ended = []
     for folder in all_folders():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             state = folder.state()
             if state.ended is not None:
                 ended.append((str(state.ended["at"]), folder))

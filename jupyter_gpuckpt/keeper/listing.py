@@ -42,7 +42,7 @@ def all_jobs(worker: CudaWorker) -> tuple[list[dict[str, Any]], list[GpuckptErro
     found = [job for job in found if job["state"] != "ended"]  # its keeper is about to go
     running = {job["job"] for job in found}
     for folder in jobs.all_folders():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             launch, state = folder.launch(), folder.state()
             if launch.job not in running and state.ended is not None:
                 found.append(_ended(launch, state))

@@ -17,13 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import settings
+from ..checked import from_json, to_json
 from ..freeze.processes import start_time
 from ..lock_files import KEEPER_LOCK, is_locked
 from ..private_folders import why_not_private
+from .in_progress import InProgress, RestoreInProgress
 from .protocol import listener_pid
+from .resting import Sleep
 
 if TYPE_CHECKING:
     from ..store import Store
+
+FORMAT = 2
+"""The number of how a record is to be read: raised when an older keeper would misunderstand what another one left.
+1 knows no moves: they were written down as saves, to be undone as one."""
 
 LAUNCH, STATE, SOCKET, LOG = "launch.json", "state.json", "keeper.sock", "keeper.log"
 OUTPUT = "output"
@@ -65,12 +72,24 @@ class Launch:
 
 
 @dataclass
-class State:
-    """Where the kernel is now. Pids are the machine's, but for `kernel_pid`, which is the namespace's."""
+class Head:
+    """What the record of any version says, later ones included."""
 
     keeper: tuple[int, int] | None = None
     """The keeper's pid and start time."""
     sleeper: tuple[int, int] | None = None
+    version: str = ""
+    """The package's version that the keeper is of."""
+    protocol: int = 0
+    """How one talks to it (`keeper.protocol`)."""
+    format: int = 1
+    """How the rest of the record is to be read (`FORMAT`)."""
+
+
+@dataclass
+class State(Head):
+    """Where the kernel is now. Pids are the machine's, but for `kernel_pid`, which is the namespace's."""
+
     run: str = ""
     """The name of the run folder in use."""
     kernel_pid: int = 0
@@ -84,16 +103,15 @@ class State:
     """Whether it came from a snapshot's own files: some of those that it uses stand in its sleeper alone."""
     sleep_after: float | None = None
     """After how many idle seconds the kernel goes to sleep by itself; None for never."""
-    sleep: dict[str, Any] | None = None
-    """How far the kernel is in falling asleep or waking, and what of it was on a GPU (`keeper.asleep`); None while it
-    is awake."""
+    sleep: Sleep | None = None
+    """None while the kernel is awake."""
     client: tuple[int, int] | None = None
     """The pid and start time of the program that the kernel ends with, unless `end_after` is None."""
     end_after: float | None = None
     """How many seconds after that one's end the kernel ends, if nobody uses it then; None for never."""
     awake: bool = False
     """Whether nobody but the person may put it to sleep."""
-    operation: dict[str, Any] | None = None
+    operation: InProgress | None = None
     """The operation under way, for whoever has to clean up after this keeper."""
     worked: float = 0.0
     """How many seconds of processor time the kernel had used when it was last saved; 0 after a restore."""
@@ -107,10 +125,6 @@ class State:
     knows whether it was told before, and the ``requests`` that it is to execute."""
     boot: str = ""
     """Which boot of the machine this is of (proc(5), random/boot_id): pids mean nothing in the next."""
-    version: str = ""
-    """The package's version that the keeper is of."""
-    protocol: int = 0
-    """How one talks to it (`keeper.protocol`)."""
     output: int = 0
     """How many bytes of the output were there already when this process came up: those of the snapshot."""
     ended: dict[str, Any] | None = None
@@ -160,23 +174,29 @@ class KernelFolder:
 
     def launch(self) -> Launch:
         """Return how the kernel is started."""
-        return Launch(**_known(Launch, json.loads((self.path / LAUNCH).read_text())))
+        return from_json(Launch, json.loads((self.path / LAUNCH).read_text()))
+
+    def head(self) -> Head:
+        """Return who keeps the kernel: that can be read whatever version wrote it."""
+        return from_json(Head, json.loads((self.path / STATE).read_text()))
 
     def state(self) -> State:
-        """Return where the kernel is now."""
-        raw = json.loads((self.path / STATE).read_text())
-        for key in ("keeper", "sleeper", "client"):
-            raw[key] = tuple(raw[key]) if raw.get(key) else None
-        return State(**_known(State, raw))
+        """Return where the kernel is now.
+
+        Raises
+        ------
+        ValueError : a version wrote it that this one does not understand.
+        """
+        return from_json(State, json.loads((self.path / STATE).read_text()))
 
     def write_state(self, state: State) -> None:
         """Replace the state in one step."""
-        state.boot = _boot()
-        self._write(STATE, dataclasses.asdict(state))
+        state.boot, state.format = _boot(), FORMAT
+        self._write(STATE, to_json(state))
 
     def write_launch(self, launch: Launch) -> None:
         """Replace the launch in one step."""
-        self._write(LAUNCH, dataclasses.asdict(launch))
+        self._write(LAUNCH, to_json(launch))
 
     def write_order(self, order: dict[str, Any]) -> None:
         """Say what the copy is made of that this folder's keeper shall bring up."""
@@ -224,7 +244,7 @@ class KernelFolder:
 
     def has_sleeper(self) -> bool:
         """Tell whether the sleeper lives, and so the kernel may."""
-        sleeper = self.state().sleeper
+        sleeper = self.head().sleeper
         return sleeper is not None and start_time(sleeper[0]) == sleeper[1]
 
     def has_kernel(self) -> bool:
@@ -233,14 +253,28 @@ class KernelFolder:
         return (state.hibernated is not None and state.boot == _boot()) or self.has_sleeper()
 
     def can_be_kept(self) -> bool:
-        """Tell whether a new keeper has anything to do here: a kernel that lives or is hibernated, or a restore."""
-        state = self.state()
-        in_restore = (state.operation or {}).get("kind") == "restore" and state.boot == _boot()
+        """Tell whether a new keeper has anything to do here: a kernel that lives or is hibernated, or a restore.
+
+        Where the record cannot be read that is left to a version that can.
+        """
+        try:
+            state = self.state()
+        except ValueError:
+            return True
+        in_restore = isinstance(state.operation, RestoreInProgress) and state.boot == _boot()
         return in_restore or self.has_kernel()
 
     def has_ended(self) -> bool:
         """Tell whether it is that of a job that has ended."""
-        return self.state().ended is not None
+        with contextlib.suppress(ValueError):  # a later version's
+            return self.state().ended is not None
+        return False
+
+    def is_hibernated(self) -> bool:
+        """Tell whether there is no kernel but its snapshot."""
+        with contextlib.suppress(ValueError):
+            return self.state().hibernated is not None
+        return False
 
     def remove(self) -> None:
         """Delete the folder and all in it."""
@@ -269,12 +303,6 @@ class KernelFolder:
             for path in self.path.iterdir():
                 if path.name not in (LAUNCH, STATE, OUTPUT, LOG, KEEPER_LOCK):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _known(kind: type[Launch] | type[State], raw: dict[str, Any]) -> dict[str, Any]:
-    """Return what this version knows of a record: a newer one, which wrote it, may have put more into it."""
-    names = {field.name for field in dataclasses.fields(kind)}
-    return {name: value for name, value in raw.items() if name in names}
 
 
 def _boot() -> str:

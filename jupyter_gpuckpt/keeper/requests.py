@@ -161,7 +161,7 @@ class Requests:
         """Tell whether a kernel that sleeps can be saved in its sleep: nothing of it may use a GPU before or after."""
         keeper = self.keeper
         asleep, noted = keeper.asleep, keeper.state.sleep
-        if asleep is None or noted is None or noted.get("hooks"):
+        if asleep is None or noted is None or noted.hooks:
             return False
         kernel = keeper.space.outer(keeper.state.kernel_pid) if keeper.space is not None else None
         return kernel is not None and await asleep.is_all(kernel)

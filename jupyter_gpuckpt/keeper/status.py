@@ -8,7 +8,7 @@ from typing import Any
 from .. import __version__
 from ..freeze import cuda, processes
 from .kernel_life import Keeper
-from .operations.sleep import ASLEEP, host_memory
+from .resting import ASLEEP
 from .unsaved import unsaved
 
 __all__ = ["status"]
@@ -29,7 +29,7 @@ def status(keeper: Keeper) -> dict[str, Any]:
     tree = processes.descendants(keeper.space.pid) if keeper.space is not None else []
     operation = keeper.operations.current
     pid = keeper.space.outer(keeper.state.kernel_pid) if keeper.space is not None else None
-    asleep = keeper.state.sleep if keeper.state.sleep is not None and keeper.state.sleep["stage"] == ASLEEP else None
+    asleep = keeper.state.sleep if keeper.state.sleep is not None and keeper.state.sleep.stage == ASLEEP else None
     return {
         "kernel_id": keeper.launch.kernel_id,
         "name": keeper.launch.name,
@@ -57,12 +57,12 @@ def status(keeper: Keeper) -> dict[str, Any]:
         "busy": keeper.link.busy if keeper.link is not None else False,
         "last_active": keeper.link.last_active if keeper.link is not None else keeper.state.started,
         "pinned": keeper.state.awake,
-        "asleep_since": asleep["since"] if asleep else None,
+        "asleep_since": asleep.since if asleep else None,
         "woken": keeper.woken,
         "gpu": {
             "held": 0 if asleep or not cuda.cuda_pids(tree) else None,
-            "freed": asleep["freed"] if asleep else 0,
-            "host_memory": sum(host_memory(asleep).values()) if asleep else 0,
+            "freed": asleep.freed if asleep else 0,
+            "host_memory": asleep.host_memory().beside + asleep.host_memory().inside if asleep else 0,
         },
     }
 

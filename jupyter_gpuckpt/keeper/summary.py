@@ -158,18 +158,18 @@ def held_by(described: Mapping[str, Any]) -> int:
     return sum(held for process in described.get("processes", []) for held in process.get("used", {}).values())
 
 
-def current_name(store: Store, snapshot: Mapping[str, Any]) -> str:
-    """Return what a snapshot (``name`` and ``id``) is called now: somebody may have renamed it.
+def current_name(store: Store, name: str, snapshot_id: str) -> str:
+    """Return what a snapshot is called now that had this name: somebody may have renamed it.
 
     Raises
     ------
     NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
     """
     with contextlib.suppress(GpuckptError):
-        if store.get(snapshot["name"]).id == snapshot["id"]:
-            return str(snapshot["name"])
-    found = next((manifest.name for manifest in store.list() if manifest.id == snapshot["id"]), None)
-    return found or store.get(snapshot["name"]).name
+        if store.get(name).id == snapshot_id:
+            return name
+    found = next((manifest.name for manifest in store.list() if manifest.id == snapshot_id), None)
+    return found or store.get(name).name
 
 
 def is_of(manifest: Manifest, kernel_id: str, notebook: str) -> bool:

@@ -73,7 +73,7 @@ async def hibernate_before_stop(manager: Any) -> None:
 def _hibernate_for_good(ids: Collection[str], all_of_them: bool) -> None:
     folders = [folder for folder in map(_folder, ids) if folder is not None]
     if not all_of_them:
-        folders = [folder for folder in folders if folder.state().hibernated is not None]
+        folders = [folder for folder in folders if folder.is_hibernated()]
     if not folders:
         return
     deadline = settings.hibernate_deadline()

@@ -7,7 +7,7 @@ from typing import Any
 
 from command_line import run
 from keeper_faults import keeper_pid, kill_keeper
-from notebooks import Notebook
+from notebooks import Notebook, wait_until
 
 from jupyter_gpuckpt.freeze.processes import start_time
 
@@ -34,6 +34,12 @@ def test_a_keeper_tells_its_version_and_records_of_newer_ones_are_read(notebook:
     notebook.run("x = 2")
     notebook.run("%gpuckpt restore here")
     assert notebook.value("x") == "1"
+    # An older one died in the middle of a move, which it had written down as a save.
+    _rewrite(notebook, "state.json", format=1, operation={"kind": "save", "name": "", "cuda": [], "held": []})
+    kill_keeper(notebook)
+    assert notebook.manager.is_alive()
+    assert notebook.value("x") == "1"
+    wait_until(lambda: "operation" not in json.loads((notebook.folder / "state.json").read_text()))
 
 
 def test_a_keeper_that_would_misunderstand_is_named_with_both_versions_and_the_kernel_runs_on(
@@ -61,7 +67,22 @@ def test_a_kernel_of_a_dead_keeper_of_a_newer_version_is_not_taken_over_and_not_
     (fault,) = run("kernels", "--json").json["faults"]
     assert "9.9" in fault["why"]
     assert notebook.value("x") == "1"
-    _rewrite(notebook, "state.json", protocol=1)  # the newer version is back
+    # As with what it has begun, in words that are not known here, or known but odd.
+    unknown: tuple[tuple[int, dict[str, Any], str], ...] = (
+        (99, {"kind": "merge"}, "it has format 99, and this version knows format"),
+        (2, {"kind": "merge"}, "operation is {'kind': 'merge'}, and none of: SaveInProgress"),
+        (2, {"kind": "save", "criu": "1234"}, "operation.criu is '1234', and not int"),
+    )
+    for number, operation, why in unknown:
+        _rewrite(notebook, "state.json", protocol=2, format=number, operation=operation)
+        (fault,) = run("kernels", "--json").json["faults"]
+        assert (fault["kind"], why in fault["why"], "Use jupyter_gpuckpt 9.9" in fault["then"]) == (
+            "OtherVersion",
+            True,
+            True,
+        ), fault
+        assert notebook.value("x") == "1"
+    _rewrite(notebook, "state.json", protocol=1, format=1, operation=None)  # the newer version is back
     assert notebook.manager.is_alive()
     notebook.run("%gpuckpt save here")
     assert run("kernels", "--json").json["kernels"][0]["pid"] == kernel["pid"]

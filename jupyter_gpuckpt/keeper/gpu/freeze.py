@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,11 +17,12 @@ from ...freeze.bringing import Bringing
 from ...freeze.parking import FileState, Parked, Parking
 from ...freeze.vram import VramFiles
 from ...store import Postponed, Progress
+from ..in_progress import ParkedMemory
 from ..link import Link
 from ..namespace import Namespace
 from . import gate
 
-__all__ = ["GpuFreeze", "GpuReturn", "parked_in", "place_of"]
+__all__ = ["GpuFreeze", "GpuReturn", "noted_parked", "parked_in", "parked_of", "place_of"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -97,7 +97,7 @@ class GpuFreeze:
             log.warning("the GPU memory is not parked: GPU %s has %d MiB free", uuid, free >> 20)
         return free >= _CHECKPOINT
 
-    async def freeze(self, note: Callable[[dict[str, Any]], None]) -> None:
+    async def freeze(self, note: Callable[[ParkedMemory], None]) -> None:
         """Take the GPU state of all processes off the GPUs; `note` writes down what `GpuReturn.after` must know.
 
         Raises
@@ -112,13 +112,13 @@ class GpuFreeze:
             gate.open_(self._space.run_dir)
             raise
 
-    async def _freeze(self, note: Callable[[dict[str, Any]], None]) -> None:
+    async def _freeze(self, note: Callable[[ParkedMemory], None]) -> None:
         parking = self._parking
         if parking is not None:
             holder = parking.holder
 
             def note_parked(parked: Parked) -> None:
-                note({**dataclasses.asdict(parked), "holder": holder})
+                note(noted_parked(parked, holder))
 
             note_parked(parking.parked)
             await self._link.send({"call": "park", "id": 0, "args": {}})
@@ -255,12 +255,12 @@ class GpuReturn:
 
     @classmethod
     async def after(
-        cls, worker: cuda.CudaWorker, space: Namespace, note: Mapping[str, Any], vram: VramFiles
+        cls, worker: cuda.CudaWorker, space: Namespace, noted: ParkedMemory | None, vram: VramFiles
     ) -> GpuReturn:
         """Return what brings back what a dead keeper had parked, by its note: its helper ends by itself."""
-        if "parked" in note and parked_in(note) is None:
+        parked, holder = parked_of(noted), noted.holder if noted is not None else None
+        if noted is not None and parked is None:
             await asyncio.to_thread(parking_.refuse, space.run_dir)
-        holder = note.get("parked", {}).get("holder")
         deadline = time.monotonic() + _HOLDER_ENDS
         while holder is not None and processes.start_time(holder) is not None:
             if time.monotonic() > deadline:
@@ -270,7 +270,7 @@ class GpuReturn:
                     "Restart the kernel, and restore a snapshot. `dmesg` may say what the driver waits for.",
                 )
             await asyncio.sleep(0.05)
-        return cls(worker, space, parked_in(note), None, vram)
+        return cls(worker, space, parked, None, vram)
 
     async def prepare(self, *, early: bool = False, reading: bool = False) -> None:
         """Start the program that fills the GPU, so that it is ready when it is needed.
@@ -504,8 +504,18 @@ def place_of(gpu: str, here: Iterable[str]) -> str:
 
 
 def parked_in(described: Mapping[str, Any]) -> Parked | None:
-    """Return what a snapshot (its manifest's ``cuda``) or a note of a save says is parked; None for nothing yet."""
+    """Return what a snapshot (its manifest's ``cuda``) says is parked; None for nothing."""
     said = described.get("parked")
     if not said or not said["thread"]:
         return None
     return Parked(int(said["pid"]), int(said["thread"]), str(said["gpu"]), int(said["size"]))
+
+
+def noted_parked(parked: Parked, holder: int | None) -> ParkedMemory:
+    """Return parked memory as the record has it."""
+    return ParkedMemory(parked.pid, parked.thread, parked.gpu, parked.size, holder)
+
+
+def parked_of(noted: ParkedMemory | None) -> Parked | None:
+    """Return the parked memory that the record has; None where the process had not given it up yet."""
+    return Parked(noted.pid, noted.thread, noted.gpu, noted.size) if noted is not None and noted.thread else None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...errors import Cancelled
 from ...store import Postponed, Store
+from ..resting import LateSnapshot
 from ..summary import current_name
 
 if TYPE_CHECKING:
@@ -24,24 +24,23 @@ class LateVram:
 
     Parameters
     ----------
-    snapshot : its ``name`` and ``id``; it may be renamed meanwhile.
+    name, id : the snapshot's; it may be renamed meanwhile.
     part : the snapshot's folder with these files.
     folder : where they go.
     """
 
-    def __init__(self, store: Store, snapshot: Mapping[str, str], part: str, folder: Path) -> None:
+    def __init__(self, store: Store, name: str, id: str, part: str, folder: Path) -> None:  # noqa: A002 - a snapshot's
         self._store, self._part, self._folder = store, part, folder
-        self.snapshot = {"name": snapshot["name"], "id": snapshot["id"], "store": str(store.root)}
+        self.snapshot = LateSnapshot(name, id, str(store.root))
         self._files: Postponed | None = None
         self._reading: asyncio.Task[None] | None = None
         self._stages: Stages | None = None
         self._stopped = False
 
     @classmethod
-    def noted(cls, snapshot: Mapping[str, str], part: str, folder: Path) -> LateVram:
-        """Return it as the keeper before this one noted it: its `snapshot`, which says of which ``store`` it is."""
-        # An earlier version knew only the kernel's own.
-        return cls(Store(Path(snapshot.get("store") or settings.store_dir())), snapshot, part, folder)
+    def noted(cls, snapshot: LateSnapshot, part: str, folder: Path) -> LateVram:
+        """Return it as the keeper before this one noted it."""
+        return cls(Store(Path(snapshot.store or settings.store_dir())), snapshot.name, snapshot.id, part, folder)
 
     def open(self) -> None:
         """See that all of it is there, and keep it there until it is read; its files are made, of zeros.
@@ -50,8 +49,8 @@ class LateVram:
         ------
         StoreError : it is not.
         """
-        name = current_name(self._store, self.snapshot)
-        self._files = self._store.postpone(name, self.snapshot["id"], {self._part: self._folder})
+        name = current_name(self._store, self.snapshot.name, self.snapshot.id)
+        self._files = self._store.postpone(name, self.snapshot.id, {self._part: self._folder})
 
     def start(self) -> None:
         """Begin to read what was opened."""

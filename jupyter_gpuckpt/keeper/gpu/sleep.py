@@ -13,11 +13,14 @@ from ...freeze import cuda, processes
 from ...freeze import parking as parking_
 from ...freeze.parking import Parked, Parking
 from ...freeze.vram import VramFiles
+from ..in_progress import ParkedMemory
 from ..link import Link
 from ..namespace import Namespace
+from ..record import now
+from ..resting import HostMemory, Sleep, Stage
 from ..staging import vram_files
 from . import gate
-from .freeze import GpuFreeze, GpuReturn, parked_in, place_of
+from .freeze import GpuFreeze, GpuReturn, noted_parked, parked_in, parked_of, place_of
 from .late_vram import LateVram
 
 __all__ = ["HELPER", "FrozenAsleep", "GpuSleep"]
@@ -64,12 +67,12 @@ class GpuSleep:
         cls,
         worker: cuda.CudaWorker,
         space: Namespace,
-        note: Mapping[str, Any],
+        note: Sleep,
         vram: VramFiles,
         late: LateVram | None = None,
     ) -> GpuSleep:
         """Return what another keeper put to sleep, by its note."""
-        return cls(worker, space, note["cuda"], note["described"], vram, parked_in(note), late)
+        return cls(worker, space, note.cuda, note.described, vram, parked_of(note.parked), late)
 
     @classmethod
     async def of_snapshot(
@@ -103,16 +106,12 @@ class GpuSleep:
         parking_.run_on(space.run_dir)
         return asleep
 
-    def note(self) -> dict[str, Any]:
-        """Return what `noted` must know."""
-        parked, late = self._parked, self.late
-        return {
-            "freed": self.freed,
-            "cuda": self.pids,
-            "described": self.described,
-            **({"parked": {**dataclasses.asdict(parked), "holder": self._holder}} if parked is not None else {}),
-            **({"late": late.snapshot} if late is not None else {}),
-        }
+    def note(self, stage: Stage) -> Sleep:
+        """Return what `noted` must know, at this stage of the sleep."""
+        note = Sleep(stage, now(), freed=self.freed, cuda=self.pids, described=dict(self.described))
+        note.parked = noted_parked(self._parked, self._holder) if self._parked is not None else None
+        note.late = self.late.snapshot if self.late is not None else None
+        return note
 
     @property
     def _holder(self) -> int | None:
@@ -141,12 +140,8 @@ class GpuSleep:
             needs[self._parked.gpu] = needs.get(self._parked.gpu, 0) + HELPER
         return needs
 
-    def host_memory(self) -> dict[str, int]:
-        """Return the bytes of host memory that all is in while it sleeps, apart from what the processes have anyway.
-
-        ``beside`` is what the files take, and the program that brings all of it back; ``inside`` lies in the memory of
-        processes whose GPU memory could not be diverted into files.
-        """
+    def host_memory(self) -> HostMemory:
+        """Return the bytes of host memory that all is in while it sleeps, apart from what the processes have anyway."""
         parked, parking = self._parked, self._parking
         beside, inside = self.vram.allocated(), 0
         if parking is not None and parking.holder is not None:
@@ -156,9 +151,9 @@ class GpuSleep:
             if not self.vram.are_mapped_by(process["pid"]):
                 elsewhere = parked.size if parked is not None and parks == process["pid"] else 0
                 inside += max(0, sum(process["used"].values()) - elsewhere)
-        return {"beside": beside, "inside": inside}
+        return HostMemory(beside, inside)
 
-    async def fall_asleep(self, link: Link, kernel: int, parkable: int, note: Callable[[dict[str, Any]], None]) -> None:
+    async def fall_asleep(self, link: Link, kernel: int, parkable: int, note: Callable[[ParkedMemory], None]) -> None:
         """Take everything off the GPUs; `note` writes down what the next keeper must know, should this one die.
 
         Raises
@@ -204,7 +199,7 @@ class GpuSleep:
         parked = self._parked is None or (self.vram.outside / self._parked.file).exists()
         return parked and all(state == "checkpointed" for state in states)
 
-    async def wake(self, note: Callable[[dict[str, Any]], None]) -> None:
+    async def wake(self, note: Callable[[ParkedMemory], None]) -> None:
         """Bring everything back; the GPUs were seen to have room for it. `note` as in `fall_asleep`.
 
         `tidy` is to be called afterwards.
@@ -228,7 +223,7 @@ class GpuSleep:
         """Those of the processes that have not ended since."""
         return [pid for pid in self.pids if not cuda.ended(pid)]
 
-    def _wake(self, note: Callable[[dict[str, Any]], None]) -> None:
+    def _wake(self, note: Callable[[ParkedMemory], None]) -> None:
         parked = self._parked
         pid = self._space.outer(parked.pid) if parked is not None else None
         if parked is None or pid is None:
@@ -306,7 +301,7 @@ class FrozenAsleep(GpuFreeze):
     async def prepare(self, kernel: int, parkable: int) -> None:
         """There is nothing to make ready."""
 
-    async def freeze(self, note: Callable[[dict[str, Any]], None]) -> None:
+    async def freeze(self, note: Callable[[ParkedMemory], None]) -> None:
         """There is nothing on a GPU."""
 
     def parked(self) -> Parked | None:
@@ -324,8 +319,8 @@ class FrozenAsleep(GpuFreeze):
         """What helps to wake the kernel stays."""
 
 
-def _note(note: Callable[[dict[str, Any]], None], parking: Parking) -> None:
-    note({**dataclasses.asdict(parking.parked), "holder": parking.holder})
+def _note(note: Callable[[ParkedMemory], None], parking: Parking) -> None:
+    note(noted_parked(parking.parked, parking.holder))
 
 
 def _lost(error: GpuckptError) -> KernelLost:

@@ -11,15 +11,15 @@ import contextlib
 import datetime
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ... import proc, settings
 from ...errors import GpuckptError
 from ...freeze import processes
-from ..operations.sleep import ASLEEP, host_memory
 from ..operations.stages import to_nobody
 from ..record import KernelFolder
+from ..resting import ASLEEP, Sleep
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -60,11 +60,11 @@ async def hibernate_sleepers(keeper: Keeper) -> None:
 def _asleep_for(keeper: Keeper) -> float | None:
     """Return for how long the kernel has slept, in seconds; None where it does not, or is to be left alone."""
     noted, link = keeper.state.sleep, keeper.link
-    if noted is None or noted["stage"] != ASLEEP or keeper.operations.current is not None or keeper.state.awake:
+    if noted is None or noted.stage != ASLEEP or keeper.operations.current is not None or keeper.state.awake:
         return None
     if link is None or link.busy:
         return None
-    since = datetime.datetime.fromisoformat(noted["since"])
+    since = datetime.datetime.fromisoformat(noted.since)
     return (datetime.datetime.now(datetime.timezone.utc) - since).total_seconds()
 
 
@@ -86,15 +86,15 @@ def _sleepers() -> Iterator[tuple[str, str, int]]:
     for folder in KernelFolder.all():
         with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
             state = folder.state()
-            if state.sleep is not None and state.sleep["stage"] == ASLEEP and state.sleeper is not None:
-                yield state.sleep["since"], folder.path.name, _memory(state.sleeper[0], state.sleep)
+            if state.sleep is not None and state.sleep.stage == ASLEEP and state.sleeper is not None:
+                yield state.sleep.since, folder.path.name, _memory(state.sleeper[0], state.sleep)
 
 
-def _memory(sleeper: int, noted: Mapping[str, Any]) -> int:
+def _memory(sleeper: int, noted: Sleep) -> int:
     """Return how many bytes of host memory a sleeping kernel has."""
     pages = 0
     for pid in processes.descendants(sleeper):
         with contextlib.suppress(OSError):
             resident, shared = proc.read(f"/proc/{pid}/statm").split()[1:3]
             pages += int(resident) - int(shared)  # what was on a GPU is shared memory
-    return pages * os.sysconf("SC_PAGE_SIZE") + host_memory(noted)["beside"]
+    return pages * os.sysconf("SC_PAGE_SIZE") + noted.host_memory().beside

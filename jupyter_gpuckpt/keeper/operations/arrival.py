@@ -40,12 +40,12 @@ from ..kernel_start import run_path
 from ..link import AgentSilent, Link
 from ..namespace import Namespace
 from ..ports import Places
-from ..record import now
+from ..resting import ASLEEP
 from ..staging import fits_in_memory, vram_files
 from ..summary import current_name
 from . import criu_run
 from .parts import CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM, WORKING_COPY
-from .sleep import ASLEEP, fell_asleep
+from .sleep import fell_asleep
 from .stages import Stages
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ class Verified:
         try:
             await gpu.prepare(early=True, reading=not lazily)
             if lazily:
-                late = LateVram(store, {"name": manifest.name, "id": manifest.id}, VRAM, new.vram)
+                late = LateVram(store, manifest.name, manifest.id, VRAM, new.vram)
                 await asyncio.to_thread(late.open)
                 is_wanted = request.is_wanted_at_once
             takers = {f"{VRAM}/{parked.file}": gpu.taker} if parked is not None and gpu.taker is not None else {}
@@ -382,7 +382,7 @@ def _read_parked(store: Store, manifest: Manifest, new: Arrival, parked: Parked 
     """
     assert parked is not None
     path = f"{VRAM}/{parked.file}"
-    name = current_name(store, {"name": manifest.name, "id": manifest.id})
+    name = current_name(store, manifest.name, manifest.id)
     with contextlib.closing(store.postpone(name, manifest.id, {VRAM: new.vram}, path.__eq__)) as files:
         files.read()
 
@@ -501,7 +501,7 @@ async def put_in_place(
     keeper.state.own_files, keeper.state.sleep, keeper.state.worked = new.has_stand_ins, None, 0.0
     keeper.state.output = output
     if asleep is not None:
-        keeper.state.sleep = {"stage": ASLEEP, "since": now(), **asleep.note()}
+        keeper.state.sleep = asleep.note(ASLEEP)
     keeper.hold(new.space, new.link, pid)
     if asleep is not None:
         fell_asleep(keeper, asleep)

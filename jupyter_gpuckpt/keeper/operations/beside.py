@@ -22,6 +22,7 @@ from .. import fit, ports
 from ..clients import Connections
 from ..foreign_sockets import SharedPorts
 from ..gpu.freeze import place_of
+from ..in_progress import RestoreInProgress
 from ..link import AgentSilent
 from .parts import CRIU_IMAGES
 from .stages import Stages
@@ -154,7 +155,7 @@ class Predecessor:
             late.check()
         self._count_clients()
         self.asked = await self._interrupted()
-        keeper.state.operation = {"kind": "restore", "name": self._name, "asked": self.asked, "peers": self.peers}
+        keeper.state.operation = RestoreInProgress(self._name, self.asked, self.peers)
         keeper.save_state()
         await self._unshare()
         self.has_left = True

@@ -35,6 +35,7 @@ from ..clients import Connections, own_connections, unread_bytes
 from ..deputy import usable_criu
 from ..gpu import sharing
 from ..hibernated import forget, remove
+from ..in_progress import WakeInProgress
 from ..link import AgentSilent, Link
 from ..ports import Places
 from ..record import now
@@ -300,7 +301,8 @@ def _snapshot(keeper: Keeper) -> Mapping[str, Any]:
 
 async def _bring_up(keeper: Keeper, operation: Operation, args: Mapping[str, Any], stages: Stages) -> list[str]:
     """Restore the kernel into a fresh sleeper; return what the person must know of it."""
-    name = operation.name = await asyncio.to_thread(current_name, keeper.store, _snapshot(keeper))
+    saved = _snapshot(keeper)
+    name = operation.name = await asyncio.to_thread(current_name, keeper.store, saved["name"], saved["id"])
     manifest, request = await asyncio.to_thread(request_of, keeper.store, name)
     program = await asyncio.to_thread(usable_criu)
     gpus = [int(gpu) for gpu in args.get("gpus") or ()]
@@ -315,7 +317,7 @@ async def _bring_up(keeper: Keeper, operation: Operation, args: Mapping[str, Any
     try:
         await stages.enter("restoring")
         peers = await _clients(keeper)
-        keeper.state.operation = {"kind": "wake", "name": name}
+        keeper.state.operation = WakeInProgress(name)
         keeper.save_state()
         await keeper.stand_in.give_ports_up()
         with contextlib.closing(Reserved()) as reserved:

@@ -16,6 +16,7 @@ from ... import settings
 from ...errors import DriverError, GpuckptError, Refused
 from ...freeze import cuda, processes
 from ..gpu import gate, sharing
+from ..in_progress import MoveInProgress, held_of
 from .save import after_save, before_save
 from .stages import Stages, Tell
 
@@ -68,12 +69,7 @@ async def _moved(
     described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     gpu_map = await sharing.fitting(keeper, stages, functools.partial(_map, worker, described, on_gpu, gpus))
     held = cuda.needs(described)
-    keeper.state.operation = {
-        "kind": "save",
-        "name": operation.name,
-        "cuda": on_gpu,
-        "held": described["processes"],
-    }
+    keeper.state.operation = MoveInProgress(list(on_gpu), held_of(described))
     keeper.save_state()
     await stages.enter("moving", cancellable=False)
     gate.close(space.run_dir)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import shutil
@@ -20,12 +21,14 @@ from ..gpu import gate
 from ..gpu.freeze import GpuReturn
 from ..gpu.late_vram import LateVram
 from ..gpu.sleep import GpuSleep
+from ..in_progress import MoveInProgress, ParkedMemory, RestoreInProgress, SaveInProgress, WakeInProgress
+from ..resting import ASLEEP, WAKING, Sleep
 from ..staging import discard_left, vram_files
 from .criu_run import end_criu, let_run
 from .hibernate import finish_wake, remove_broken_off, tell_again
 from .parts import CAPTURE, VRAM, WORKING_COPY
 from .restore import answer_from_fresh, failed_restore
-from .sleep import ASLEEP, WAKING, fell_asleep, tell_awake
+from .sleep import fell_asleep, tell_awake
 from .wake import bring_back
 
 if TYPE_CHECKING:
@@ -47,7 +50,7 @@ async def take_over(keeper: Keeper) -> None:
     KernelLost : the kernel cannot be held any more.
     """
     state, left, folder = keeper.state, keeper.state.operation, keeper.folder
-    if state.hibernated is not None and (left or {}).get("kind") != "wake":
+    if state.hibernated is not None and not isinstance(left, WakeInProgress):
         state.sleeper = None  # it was to be killed
     kept = state.sleeper[0] if state.sleeper is not None and folder.has_sleeper() else None
     for pid in folder.sleepers():
@@ -68,12 +71,12 @@ async def take_over(keeper: Keeper) -> None:
         keeper.link.introduce(keeper.launch.agent)
     elif state.hibernated is not None:
         keeper.without_kernel()
-    else:
-        if left is None or left.get("kind") != "restore" or keeper.launch.job:
-            raise KernelLost("The kernel is gone.", "Its keeper died, and so did its namespace.", "Restart it.")
+    elif isinstance(left, RestoreInProgress) and not keeper.launch.job:
         log.warning("the keeper before this one died in the middle of a restore; the kernel starts afresh")
-        state.operation = {**left, "fresh": True}
+        left.fresh = True
         await keeper.start_kernel()
+    else:
+        raise KernelLost("The kernel is gone.", "Its keeper died, and so did its namespace.", "Restart it.")
 
 
 async def recover(keeper: Keeper) -> None:
@@ -89,40 +92,26 @@ async def recover(keeper: Keeper) -> None:
 
 
 async def _mend(keeper: Keeper) -> None:
-    """Undo or finish what was under way.
+    """Undo or finish what was under way, and find the kernel as it is to be: asleep, hibernated, or running.
 
     Raises
     ------
     KernelLost : the GPU state could not be brought back.
     RestoreFailed : it was waking, and has ended; it is hibernated again.
     """
-    left = keeper.state.operation or {}
-    if left:
-        log.warning("the keeper before this one died during a %s", left["kind"])
-    if left.get("kind") == "save":
-        await end_criu(keeper.namespace(), left.get("criu"))
-        with contextlib.suppress(GpuckptError):  # a criu that hangs in the system holds them, and lets them go one day
-            await let_run(keeper.namespace().outer(keeper.state.kernel_pid), left.get("still", []))
-        vram = vram_files(keeper.namespace())
-        gpu = await GpuReturn.after(keeper.worker, keeper.namespace(), left, vram)
-        try:
-            await gpu.prepare()
-            await gpu.mend(left.get("cuda", []), left.get("held", []))
-        finally:
-            await gpu.close()
-        if keeper.state.sleep is None:
-            await asyncio.to_thread(vram.discard)
-    if left.get("left") == "stopped":
-        with contextlib.suppress(GpuckptError):
-            await asyncio.to_thread(remove_broken_off, keeper.store, left["name"])
+    left = keeper.state.operation
+    if left is not None:
+        log.warning("the keeper before this one died during a %s", left.kind)
+    if isinstance(left, SaveInProgress):
+        await _recover_save(keeper, left)
+    elif isinstance(left, MoveInProgress):
+        await _recover_move(keeper, left)
     if keeper.state.sleep is not None:
-        await _mend_sleep(keeper)
+        await _recover_sleep(keeper, keeper.state.sleep)
     with contextlib.suppress(GpuckptError):
         await asyncio.to_thread(keeper.store.collect)
-    if left.get("fresh"):
-        # The old kernel was gone already, and a fresh one has been started in its place.
-        cause = RestoreFailed("", "The kernel's keeper died in the middle of it.", "Restore it again.")
-        await answer_from_fresh(keeper, left["asked"], left["peers"], failed_restore(left["name"], cause))
+    if isinstance(left, RestoreInProgress):
+        await _recover_restore(keeper, left)
     if keeper.state.hibernated is not None and keeper.space is not None:
         await finish_wake(keeper)
     else:
@@ -131,36 +120,70 @@ async def _mend(keeper: Keeper) -> None:
         await asyncio.to_thread(discard_left, keeper.space)
         if keeper.state.sleep is None:
             gate.open_(keeper.space.run_dir)
-            if not left:  # but perhaps a save was being written
+            if left is None:  # but perhaps a save was being written
                 await asyncio.to_thread(vram_files(keeper.space).discard)
     keeper.state.operation = None
     keeper.note_state()
 
 
-async def _mend_sleep(keeper: Keeper) -> None:
+async def _recover_save(keeper: Keeper, left: SaveInProgress) -> None:
+    """Let the kernel run on, with what it has on GPUs; one that was to be hibernated is not."""
+    await end_criu(keeper.namespace(), left.criu)
+    with contextlib.suppress(GpuckptError):  # a criu that hangs in the system holds them, and lets them go one day
+        await let_run(keeper.namespace().outer(keeper.state.kernel_pid), left.still)
+    await _bring_back_gpu_state(keeper, left, left.parked)
+    if keeper.state.sleep is None:
+        await asyncio.to_thread(vram_files(keeper.namespace()).discard)
+    if left.left == "stopped":
+        with contextlib.suppress(GpuckptError):
+            await asyncio.to_thread(remove_broken_off, keeper.store, left.name)
+
+
+async def _recover_move(keeper: Keeper, left: MoveInProgress) -> None:
+    """Bring what the kernel has on GPUs back to those that it was on, or find that it has come to the others."""
+    await _bring_back_gpu_state(keeper, left, None)
+
+
+async def _bring_back_gpu_state(
+    keeper: Keeper, left: SaveInProgress | MoveInProgress, parked: ParkedMemory | None
+) -> None:
+    gpu = await GpuReturn.after(keeper.worker, keeper.namespace(), parked, vram_files(keeper.namespace()))
+    try:
+        await gpu.prepare()
+        await gpu.mend(left.cuda, [dataclasses.asdict(held) for held in left.held])
+    finally:
+        await gpu.close()
+
+
+async def _recover_restore(keeper: Keeper, left: RestoreInProgress) -> None:
+    """Say so to the cell that asked, where the old kernel was gone already and a fresh one is in its place."""
+    if left.fresh:
+        cause = RestoreFailed("", "The kernel's keeper died in the middle of it.", "Restore it again.")
+        await answer_from_fresh(keeper, left.asked, left.peers, failed_restore(left.name, cause))
+
+
+async def _recover_sleep(keeper: Keeper, noted: Sleep) -> None:
     """Find the kernel asleep, as it was; one that was falling asleep or waking is brought back, if there is room."""
-    noted, space, link = keeper.state.sleep, keeper.namespace(), keeper.link
-    assert noted is not None
+    space, link = keeper.namespace(), keeper.link
     assert link is not None
     vram = vram_files(space)
-    late = LateVram.noted(noted["late"], VRAM, vram.outside) if "late" in noted else None
+    late = LateVram.noted(noted.late, VRAM, vram.outside) if noted.late is not None else None
     asleep = GpuSleep.noted(keeper.worker, space, noted, vram, late)
-    if noted["stage"] == ASLEEP and await asleep.is_whole():
+    if noted.stage == ASLEEP and await asleep.is_whole():
         fell_asleep(keeper, asleep)
         if late is not None:
             keeper.in_background(bring_back(keeper))
         return
-    log.warning("the keeper before this one died while the kernel was %s", noted["stage"])
-    gpu = await GpuReturn.after(keeper.worker, space, noted, vram)
+    log.warning("the keeper before this one died while the kernel was %s", noted.stage)
+    gpu = await GpuReturn.after(keeper.worker, space, noted.parked, vram)
     try:
         await gpu.prepare()
-        await gpu.mend(
-            noted["cuda"], noted["described"].get("processes", []), patience=_ROOM if noted["stage"] == WAKING else None
-        )
+        held, patience = noted.described.get("processes", []), _ROOM if noted.stage == WAKING else None
+        await gpu.mend(noted.cuda, held, patience=patience)
     except KernelWaits:
-        if noted["stage"] != WAKING:
+        if noted.stage != WAKING:
             raise
-        noted["stage"] = ASLEEP
+        noted.stage = ASLEEP
         fell_asleep(keeper, asleep)
         return
     finally:

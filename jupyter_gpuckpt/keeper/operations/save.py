@@ -36,6 +36,7 @@ from ..files import kept_files, lifetime, needs
 from ..files.databases import DUCKDB
 from ..gpu.freeze import GpuFreeze
 from ..gpu.sleep import FrozenAsleep
+from ..in_progress import ParkedMemory, SaveInProgress, held_of
 from ..link import AgentSilent, Link
 from ..namespace import Namespace
 from ..naming import Owner, choose_key
@@ -441,10 +442,10 @@ async def _freeze(
     }
     in_vram = sum(cuda.needs(described).values())
     check(private, described)
-    held = described.get("processes", [])
-    noted = {"cuda": on_gpu, "held": held} if asleep is None else {}
-    still = processes.stopped(tree)
-    keeper.state.operation = {"kind": "save", "name": operation.name, "left": left, "still": still, **noted}
+    noted = SaveInProgress(operation.name, left, still := processes.stopped(tree))
+    if asleep is None:
+        noted.cuda, noted.held = list(on_gpu), held_of(described)
+    keeper.state.operation = noted
     keeper.save_state()
     staging = await asyncio.to_thread(Staging, space, directory / CRIU_IMAGES, sleeps=asleep is not None)
     assert keeper.link is not None
@@ -453,17 +454,14 @@ async def _freeze(
     else:
         gpu = GpuFreeze(worker, space, keeper.link, on_gpu, described, staging.vram)
 
-    def note(key: str, value: Any) -> None:
-        # Written down so that the next keeper finds it, should this one be killed.
-        assert keeper.state.operation is not None
-        keeper.state.operation[key] = value
+    # Written down so that the next keeper finds it, should this one be killed.
+    def criu_runs(pid: int) -> None:
+        noted.criu = pid
         keeper.note_state()
 
-    def criu_runs(pid: int) -> None:
-        note("criu", pid)
-
-    def parks(parked: dict[str, Any]) -> None:
-        note("parked", parked)
+    def parks(parked: ParkedMemory) -> None:
+        noted.parked = parked
+        keeper.note_state()
 
     try:
         await gpu.prepare(kernel, int(agent.get("parkable", 0)))

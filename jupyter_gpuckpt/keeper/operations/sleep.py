@@ -17,8 +17,10 @@ from ...errors import Busy, Cancelled, GpuckptError, KernelLost, Refused
 from ...freeze import cuda, processes
 from ...freeze.cuda_waits import CudaWaits
 from ..gpu.sleep import GpuSleep
+from ..in_progress import ParkedMemory
 from ..link import AgentSilent, Link
 from ..record import now
+from ..resting import ASLEEP, FALLING_ASLEEP, Sleep
 from ..staging import vram_files
 from .stages import Stages, Tell
 from .wake_at_touch import wake_at_touch
@@ -27,12 +29,9 @@ if TYPE_CHECKING:
     from ..kernel_life import Keeper
     from ..record import Operation
 
-__all__ = ["ASLEEP", "FALLING_ASLEEP", "WAKING", "fell_asleep", "host_memory", "sleep", "tell_awake"]
+__all__ = ["fell_asleep", "sleep", "tell_awake"]
 
 log = logging.getLogger("gpuckpt.keeper")
-
-FALLING_ASLEEP, ASLEEP, WAKING = "falling asleep", "asleep", "waking"
-"""The stages of `State.sleep`."""
 
 _NOT_ASLEEP = "The kernel was not put to sleep; it goes on as before."
 
@@ -51,12 +50,12 @@ async def sleep(keeper: Keeper, operation: Operation, args: dict[str, Any], tell
     stages = Stages(operation, tell)
     await stages.enter("checking")
     if keeper.state.sleep is not None:
-        return {"already": True, "freed": keeper.state.sleep["freed"], "seconds": stages.seconds()}
+        return {"already": True, "freed": keeper.state.sleep.freed, "seconds": stages.seconds()}
     link = _agent_of(keeper)
     if "idle_for" in args:
         _refuse_unless_idle(keeper, link, float(args["idle_for"]))
     # Before the agent hears of it: it then sends all cells here first, also should this keeper die.
-    _note(keeper, {"stage": FALLING_ASLEEP, "since": now(), "freed": 0, "cuda": [], "described": {}})
+    _note(keeper, Sleep(FALLING_ASLEEP, now()))
     await stages.enter("preparing the kernel")
     try:
         agent = await stages.or_cancelled(_prepared(link))
@@ -78,7 +77,7 @@ def fell_asleep(keeper: Keeper, gpu: GpuSleep) -> None:
     """Note that the kernel sleeps, and wake it when it touches a GPU."""
     keeper.asleep = gpu
     if gpu.freed and keeper.state.sleep is not None:
-        keeper.in_background(wake_at_touch(keeper, gpu, keeper.state.sleep.get("waits", ())))
+        keeper.in_background(wake_at_touch(keeper, gpu, keeper.state.sleep.waits))
 
 
 def _agent_of(keeper: Keeper) -> Link:
@@ -132,19 +131,18 @@ async def _fall_asleep(keeper: Keeper, link: Link, agent: Mapping[str, Any], sta
     vram = vram_files(space)
     await asyncio.to_thread(vram.discard)
     gpu = GpuSleep(worker, space, on_gpu, described, vram)
-    noted = {"stage": FALLING_ASLEEP, "since": now(), "freed": gpu.freed, "cuda": on_gpu}
-    noted["described"] = described
-    noted["hooks"] = agent["hooks"]
-    noted["waits"] = sorted(await asyncio.to_thread(CudaWaits(on_gpu).places))
+    noted = gpu.note(FALLING_ASLEEP)
+    noted.hooks = bool(agent["hooks"])
+    noted.waits = sorted(await asyncio.to_thread(CudaWaits(on_gpu).places))
     _note(keeper, noted)
 
-    def note_parked(parked: dict[str, Any]) -> None:
-        noted["parked"] = parked
+    def note_parked(parked: ParkedMemory) -> None:
+        noted.parked = parked
         keeper.note_state()
 
     await stages.enter(FALLING_ASLEEP, cancellable=False)
     await gpu.fall_asleep(link, kernel, int(agent.get("parkable", 0)), note_parked)
-    noted.update(stage=ASLEEP, since=now(), host=await asyncio.to_thread(gpu.host_memory))
+    noted.stage, noted.since, noted.host = ASLEEP, now(), await asyncio.to_thread(gpu.host_memory)
     try:
         keeper.save_state()
     except OSError:
@@ -154,20 +152,13 @@ async def _fall_asleep(keeper: Keeper, link: Link, agent: Mapping[str, Any], sta
     return gpu
 
 
-def _note(keeper: Keeper, noted: dict[str, Any]) -> None:
+def _note(keeper: Keeper, noted: Sleep) -> None:
     keeper.state.sleep = noted
     try:
         keeper.save_state()
     except OSError:
         keeper.state.sleep = None
         raise
-
-
-def host_memory(noted: Mapping[str, Any]) -> dict[str, int]:
-    """Return what `GpuSleep.host_memory` said of a kernel that sleeps, by `State.sleep`."""
-    # Older versions did not look, and took as much as was freed.
-    found: dict[str, int] = noted.get("host", {"beside": noted["freed"], "inside": 0})
-    return found
 
 
 async def tell_awake(link: Link, keeper: Keeper) -> None:

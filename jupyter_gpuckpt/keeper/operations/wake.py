@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import Cancelled, DriverError, GpuckptError, Refused, StoreError
 from ..gpu import sharing
+from ..in_progress import ParkedMemory
+from ..resting import ASLEEP, WAKING
 from .hibernate import come_back
-from .sleep import ASLEEP, WAKING, tell_awake
+from .sleep import tell_awake
 from .stages import Stages, Tell, to_nobody
 from .wake_at_touch import tell_not_woken
 
@@ -50,8 +52,8 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
         return {"already": True, "back": 0, "seconds": stages.seconds()}
     noted = keeper.state.sleep
 
-    def note_parked(parked: dict[str, Any]) -> None:
-        noted["parked"] = parked
+    def note_parked(parked: ParkedMemory) -> None:
+        noted.parked = parked
         keeper.note_state()
 
     await until_whole(keeper, stages)
@@ -59,12 +61,12 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
         if gpu.needs:
             await sharing.make_room(keeper, gpu.needs, stages, _STILL_ASLEEP, gpu.wishes)
         await stages.enter(WAKING, cancellable=False)
-        keeper.state.sleep["stage"] = WAKING
+        noted.stage = WAKING
         keeper.note_state()
         try:
             await gpu.wake(note_parked)
         except DriverError as e:
-            keeper.state.sleep["stage"] = ASLEEP
+            noted.stage = ASLEEP
             keeper.note_state()
             raise Refused(_STILL_ASLEEP, f"{e.what} {e.why}", e.then, **e.data) from e
     await tell_awake(link, keeper)
@@ -89,7 +91,7 @@ async def until_whole(keeper: Keeper, stages: Stages) -> None:
     except Cancelled:
         raise
     except StoreError as e:
-        name = late.snapshot["name"]
+        name = late.snapshot.name
         raise Refused(
             f"The kernel runs without the GPU: what it had there, in the snapshot {name}, could not be read.",
             f"{e.what} {e.why}",
@@ -100,7 +102,7 @@ async def until_whole(keeper: Keeper, stages: Stages) -> None:
     if keeper.asleep is not None:
         keeper.asleep.late = None
     if keeper.state.sleep is not None:
-        keeper.state.sleep.pop("late", None)
+        keeper.state.sleep.late = None
     keeper.note_state()
 
 

@@ -1,0 +1,91 @@
+"""The record of a kernel, which the next keeper goes by: what is written is read as it was, and what is odd is seen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_gpuckpt.checked import Odd, from_json, to_json
+from jupyter_gpuckpt.keeper.in_progress import (
+    Held,
+    InProgress,
+    MoveInProgress,
+    ParkedMemory,
+    RestoreInProgress,
+    SaveInProgress,
+    WakeInProgress,
+)
+from jupyter_gpuckpt.keeper.record import FORMAT, KernelFolder, Launch, State
+from jupyter_gpuckpt.keeper.resting import ASLEEP, HostMemory, LateSnapshot, Sleep
+
+_HELD = [Held(7, {"GPU-1": 1 << 30})]
+_PARKED = ParkedMemory(pid=10007, thread=0, gpu="GPU-1", size=1 << 30, holder=12)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        SaveInProgress("a", "stopped", still=[3], cuda=[7], held=_HELD, parked=_PARKED, criu=31),
+        MoveInProgress(cuda=[7], held=_HELD),
+        RestoreInProgress("a", asked={"cell": {"header": {}}}, peers={"shell_port": 2}, fresh=True),
+        WakeInProgress("a"),
+    ],
+    ids=lambda operation: operation.kind,
+)
+def test_what_was_begun_is_read_as_it_was_written(operation: InProgress, tmp_path: Path) -> None:
+    late = LateSnapshot("a", "0" * 32, "/store")
+    sleep = Sleep(ASLEEP, "now", 5, [7], {"processes": []}, True, [(1, 2, 3, 4)], HostMemory(5, 0), _PARKED, late)
+    folder = KernelFolder(tmp_path)
+    folder.write_state(State(keeper=(1, 2), operation=operation, sleep=sleep))
+    found = folder.state()
+    assert (found.operation, found.sleep, found.keeper, found.sleeper) == (operation, sleep, (1, 2), None)
+    assert found.format == FORMAT
+
+
+def test_records_of_earlier_versions_are_read() -> None:
+    """As they wrote them: fewer members, and a move as a save."""
+    moving = {"kind": "save", "name": "", "cuda": [7], "held": [{"pid": 7, "used": {"GPU-1": 1}}]}
+    found = from_json(State, {"keeper": [1, 2], "sleeper": None, "worked": 3, "operation": moving})
+    assert found.operation == SaveInProgress(cuda=[7], held=[Held(7, {"GPU-1": 1})])
+    assert (found.worked, found.format) == (3.0, 1)
+    falling_asleep = {"stage": "falling asleep", "since": "now", "freed": 0, "cuda": [], "described": {}}
+    assert from_json(State, {"sleep": falling_asleep}).sleep == Sleep("falling asleep", "now")
+    asleep = {**falling_asleep, "stage": "asleep", "freed": 9, "late": {"name": "a", "id": "b"}}
+    sleep = from_json(State, {"sleep": asleep}).sleep
+    assert sleep is not None
+    assert (sleep.host_memory(), sleep.late) == (HostMemory(9, 0), LateSnapshot("a", "b"))
+
+
+def test_what_is_none_is_left_out_as_earlier_versions_did() -> None:
+    """They take memory for parked where it is mentioned at all."""
+    assert "parked" not in to_json(SaveInProgress("a"))
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        ([], "it is [], and not an object"),
+        ({"worked": "3"}, "worked is '3', and not float"),
+        ({"kernel_pid": True}, "kernel_pid is True, and not int"),
+        ({"keeper": [1]}, "keeper is [1], and not tuple[int, int]"),
+        ({"operation": {"kind": "merge"}}, "operation is {'kind': 'merge'}, and none of: SaveInProgress"),
+        ({"operation": {"kind": "save", "left": "hanging"}}, "operation.left is 'hanging', and not one of: running"),
+        ({"operation": {"kind": "move", "cuda": [1, None]}}, "operation.cuda[1] is None, and not int"),
+        ({"operation": {"kind": "move", "cuda": []}}, "operation.held is missing"),
+        ({"operation": {"kind": "restore", "peers": {"shell_port": "2"}}}, "operation.peers.shell_port is '2'"),
+        ({"sleep": {"stage": "asleep"}}, "sleep.since is missing"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_odd_in_a_record_is_named(raw: Any, why: str) -> None:
+    with pytest.raises(Odd) as caught:
+        from_json(State, json.loads(json.dumps(raw)))
+    assert str(caught.value).startswith(why)
+
+
+def test_a_launch_without_what_starts_a_kernel_is_none() -> None:
+    with pytest.raises(Odd, match=r"^argv is missing$"):
+        from_json(Launch, {"kernel_id": "a"})
