@@ -89,7 +89,7 @@ def in_keeper(
 
     async def main() -> None:
         operation = Operation("wake", "this kernel")
-        late = LateVram(Store(store()), {"name": snapshot.name, "id": snapshot.id}, "vram", folder)
+        late = LateVram(Store(store()), snapshot.name, snapshot.id, "vram", folder)
         try:
             await steps(late, operation, Stages(operation, tell))
         finally:

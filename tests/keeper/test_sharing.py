@@ -194,7 +194,7 @@ if any("cuda_worker" in argument for argument in sys.orig_argv):
         def usage(self):
             states = [json.loads(path.read_text()) for path in Path({kernels!r}).glob("*/state.json")]
             held = [Path(f"/proc/{{state['sleeper'][0]}}/task/{{state['sleeper'][0]}}/children").read_text()
-                    for state in states if state["sleep"] is None]
+                    for state in states if state.get("sleep") is None]
             return [dict(gpu={gpu!r}, pid=int(pid.split()[0]), bytes=4 << 30, mps=False) for pid in held]
 
         def gpus(self):
