@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_client import KernelManager
-from notebooks import SPEC, Notebook, StartKernel, wait_for_ready
+from notebooks import SPEC, Notebook, StartKernel, start_kernel
 from remote_servers import S3, Sftp, s3_server, sftp_server
 
-from jupyter_gpuckpt.errors import GpuckptError
+from jupyter_gpuckpt.errors import GpuckptError, NoSuchSnapshot
 from jupyter_gpuckpt.keeper import client
 from jupyter_gpuckpt.keeper.record import KernelFolder
 
@@ -36,12 +36,67 @@ def _be_started_by_nobody_in_particular() -> None:
 _be_started_by_nobody_in_particular()
 
 
+class SharedKernel:
+    """The kernel of the tests of a file that are marked `shared_kernel`, and the folder that all of its own lies in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.notebook: Notebook | None = None
+
+    def given(self) -> Notebook:
+        """Return it, or another where a test has ended it."""
+        if self.notebook is not None and not self.notebook.manager.is_alive():
+            self.close()
+        if self.notebook is None:
+            self.notebook = start_kernel()
+        return self.notebook
+
+    def tidy(self) -> None:
+        """Leave no variables and no snapshots to the next test."""
+        if self.notebook is None or not self.notebook.manager.is_alive():
+            return
+        try:
+            self.notebook.run("%reset -f")  # it wakes one that is hibernated, whose snapshot goes then
+            with self.notebook.keeper as keeper:
+                for manifest in keeper.request("list")["snapshots"]:
+                    with contextlib.suppress(NoSuchSnapshot):
+                        keeper.request("rm", {"name": manifest["name"]})
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End it, and remove what it saved."""
+        notebook, self.notebook = self.notebook, None
+        if notebook is not None:
+            with contextlib.suppress(Exception):
+                notebook.close()
+            shutil.rmtree(self.folder / "store", ignore_errors=True)
+
+
+def _shares_kernel(request: pytest.FixtureRequest) -> bool:
+    mark = request.node.get_closest_marker("shared_kernel")
+    return mark is not None and False not in mark.args and "notebook" in request.fixturenames
+
+
+@pytest.fixture(scope="module")
+def shared_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedKernel]:
+    """The kernel that the file's tests share: started by the first that asks for `notebook`."""
+    shared = SharedKernel(tmp_path_factory.mktemp("shared"))
+    yield shared
+    shared.close()
+    shutil.rmtree(shared.folder)
+
+
 @pytest.fixture(autouse=True)
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def folders(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing of a test lands in the person's own folders, and no test sees another's kernels or snapshots.
 
     Kernels that a test leaves when it fails in the middle, copies above all, are ended with it.
     """
+    shared: SharedKernel | None = request.getfixturevalue("shared_kernel") if _shares_kernel(request) else None
+    folder = tmp_path if shared is None else shared.folder
+    failed = request.session.testsfailed
     for variable, name in (
         ("JUPYTER_RUNTIME_DIR", "runtime"),
         ("GPUCKPT_STORE", "store"),
@@ -49,13 +104,19 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("GPUCKPT_LOGS", "logs"),
         ("IPYTHONDIR", "ipython"),
     ):
-        monkeypatch.setenv(variable, str(tmp_path / name))
+        monkeypatch.setenv(variable, str(folder / name))
     # Elsewhere than in the tests of it, what is said to be saved is on the disk at once.
     monkeypatch.setenv("GPUCKPT_SAVE_WAIT", "600")
     yield
-    for folder in tmp_path.glob("runtime/gpuckpt/*/"):
-        with contextlib.suppress(GpuckptError, OSError), client.connect(KernelFolder(folder)) as keeper:
-            keeper.request("close")
+    if shared is not None:
+        if request.session.testsfailed > failed:
+            shared.close()
+        shared.tidy()
+    kept = shared.notebook.folder if shared is not None and shared.notebook is not None else None
+    for left in folder.glob("runtime/gpuckpt/*/"):
+        if left != kept:
+            with contextlib.suppress(GpuckptError, OSError), client.connect(KernelFolder(left)) as keeper:
+                keeper.request("close")
 
 
 @pytest.fixture(scope="session")
@@ -78,18 +139,8 @@ def start(folders: None) -> Iterator[StartKernel]:
     started: list[Notebook] = []
 
     def start(spec: str = SPEC, transport: str = "tcp", **kwargs: Any) -> Notebook:
-        manager = KernelManager(kernel_name=spec, transport=transport)
-        manager.start_kernel(**kwargs)
-        connected = manager.client()
-        connected.start_channels()
-        notebook = Notebook(manager, connected)
-        started.append(notebook)
-        try:
-            wait_for_ready(connected)
-        except AssertionError as e:
-            logs = "\n".join(path.read_text() for path in sorted(notebook.folder.rglob("*.log")))
-            raise AssertionError(f"{e}; its logs say:\n{logs}") from e
-        return notebook
+        started.append(start_kernel(spec, transport, **kwargs))
+        return started[-1]
 
     yield start
     for notebook in started:
@@ -98,6 +149,9 @@ def start(folders: None) -> Iterator[StartKernel]:
 
 
 @pytest.fixture
-def notebook(start: StartKernel) -> Notebook:
-    """One kernel of ours."""
+def notebook(request: pytest.FixtureRequest, start: StartKernel) -> Notebook:
+    """One kernel of ours: the test's own, or where it is marked `shared_kernel` that of the file."""
+    if _shares_kernel(request):
+        shared: SharedKernel = request.getfixturevalue("shared_kernel")
+        return shared.given()
     return start()

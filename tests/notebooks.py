@@ -148,6 +148,21 @@ class Notebook:
 StartKernel = Callable[..., Notebook]
 
 
+def start_kernel(spec: str = SPEC, transport: str = "tcp", **kwargs: Any) -> Notebook:
+    """Start a kernel, and wait until it answers; where it does not, its logs are told, and nothing of it is left."""
+    manager = KernelManager(kernel_name=spec, transport=transport)
+    manager.start_kernel(**kwargs)
+    notebook = Notebook(manager, manager.client())
+    notebook.client.start_channels()
+    try:
+        notebook.wait_for_ready()
+    except AssertionError as e:
+        logs = "\n".join(path.read_text() for path in sorted(notebook.folder.rglob("*.log")))
+        notebook.close()
+        raise AssertionError(f"{e}; its logs say:\n{logs}") from e
+    return notebook
+
+
 def wait_until(condition: Callable[[], Any], timeout: float = PATIENCE, what: str = "") -> Any:
     """Wait for something that other processes do; fail when it does not come."""
     deadline = time.monotonic() + timeout

@@ -17,6 +17,8 @@ from notebooks import Notebook, wait_until
 from jupyter_gpuckpt.keeper import client
 from jupyter_gpuckpt.keeper.record import Launch
 
+pytestmark = pytest.mark.shared_kernel
+
 _HELD_SAVE = """
 import jupyter_gpuckpt, os, time
 @jupyter_gpuckpt.before_save
@@ -117,6 +119,7 @@ def test_a_save_while_a_cell_runs(cli: Cli, notebook: Notebook) -> None:
     assert notebook.value("x") == "19"
 
 
+@pytest.mark.shared_kernel(False)
 @pytest.mark.usefixtures("held")
 def test_ctrl_c_cancels_a_save_and_says_so_at_once(cli: Cli, notebook: Notebook) -> None:
     terminal, end = pty.openpty()
@@ -134,6 +137,7 @@ def test_ctrl_c_cancels_a_save_and_says_so_at_once(cli: Cli, notebook: Notebook)
     assert notebook.value("1 + 1") == "2"
 
 
+@pytest.mark.shared_kernel(False)
 @pytest.mark.usefixtures("held")
 def test_a_second_ctrl_c_stops_the_waiting(cli: Cli, notebook: Notebook) -> None:
     saving = subprocess.Popen([PROGRAM, "save", _id(notebook), "never"], stderr=subprocess.PIPE, text=True)
@@ -154,6 +158,7 @@ def test_a_second_ctrl_c_stops_the_waiting(cli: Cli, notebook: Notebook) -> None
     assert _names(cli) == []
 
 
+@pytest.mark.shared_kernel(False)
 @pytest.mark.usefixtures("held")
 def test_ctrl_c_with_json(cli: Cli, notebook: Notebook) -> None:
     saving = subprocess.Popen(
@@ -166,6 +171,7 @@ def test_ctrl_c_with_json(cli: Cli, notebook: Notebook) -> None:
     assert '"kind": "Cancelled"' in out
 
 
+@pytest.mark.shared_kernel(False)
 def test_a_kernel_that_is_busy_with_another_save(cli: Cli, notebook: Notebook, held: Path) -> None:
     saving = subprocess.Popen([PROGRAM, "save", _id(notebook), "first"], stdout=subprocess.DEVNULL)
     _until_it_saves(cli)
@@ -176,6 +182,7 @@ def test_a_kernel_that_is_busy_with_another_save(cli: Cli, notebook: Notebook, h
     assert _names(cli) == ["first"]
 
 
+@pytest.mark.shared_kernel(False)
 @pytest.mark.usefixtures("held")
 def test_a_keeper_that_dies_during_a_save_is_noticed(cli: Cli, notebook: Notebook) -> None:
     notebook.run("x = 5")
@@ -199,6 +206,7 @@ def _all_of(terminal: int) -> str:
     return shown.decode()
 
 
+@pytest.mark.shared_kernel(False)
 def test_progress_is_shown_on_a_terminal_after_a_second(cli: Cli, notebook: Notebook, held: Path) -> None:
     terminal, end = pty.openpty()
     saving = subprocess.Popen([PROGRAM, "save", _id(notebook), "slow"], stdout=subprocess.PIPE, stderr=end)

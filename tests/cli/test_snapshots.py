@@ -7,8 +7,11 @@ import os
 import re
 from pathlib import Path
 
+import pytest
 from command_line import Cli
 from notebooks import Notebook
+
+pytestmark = pytest.mark.shared_kernel
 
 
 def _manifest(name: str) -> Path:

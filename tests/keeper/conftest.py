@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from keeper_faults import Criu
 
 
+@pytest.fixture(scope="module")
+def criu_of_the_file(tmp_path_factory: pytest.TempPathFactory) -> Criu:
+    """One criu for a file's tests, as a kernel that they share has one."""
+    return Criu(tmp_path_factory.mktemp("told") / "criu")
+
+
 @pytest.fixture
-def criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Criu:
+def criu(criu_of_the_file: Criu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Criu]:
     """The criu of kernels that are started after this: ask for it before `notebook`."""
-    criu = Criu(tmp_path / "criu")
-    monkeypatch.setenv("GPUCKPT_CRIU", str(criu.program))
-    return criu
+    monkeypatch.setenv("GPUCKPT_CRIU", str(criu_of_the_file.program))
+    yield criu_of_the_file
+    criu_of_the_file.honest()
+
+
+@pytest.fixture(autouse=True)
+def criu_of_a_shared_kernel(request: pytest.FixtureRequest) -> None:
+    """A kernel that tests share has it whoever of them comes first."""
+    if request.node.get_closest_marker("shared_kernel"):
+        request.getfixturevalue("criu")
 
 
 @pytest.fixture

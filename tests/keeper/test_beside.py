@@ -15,7 +15,7 @@ from notebooks import Notebook, StartKernel, wait_until
 from jupyter_gpuckpt.freeze import processes
 from jupyter_gpuckpt.keeper import ports
 
-pytestmark = pytest.mark.criu
+pytestmark = [pytest.mark.criu, pytest.mark.shared_kernel]
 
 # A thread writes all the time which kernel it is of, in lines of its own.
 _WRITING = """
@@ -33,6 +33,7 @@ def log(notebook: Notebook) -> str:
     return (notebook.folder / "keeper.log").read_text()
 
 
+@pytest.mark.shared_kernel(False)
 def test_it_runs_until_the_other_one_is_there_and_never_do_both(criu: Criu, notebook: Notebook, tmp_path: Path) -> None:
     path = tmp_path / "written"
     notebook.run(_WRITING.format(path=str(path)))
@@ -96,6 +97,7 @@ _UNSHARED = [
 ]
 
 
+@pytest.mark.shared_kernel(False)
 @pytest.mark.parametrize(("what", "have", "has"), _UNSHARED)
 def test_what_two_cannot_both_have_is_given_up_first(
     notebook: Notebook, tmp_path: Path, what: str, have: str, has: str

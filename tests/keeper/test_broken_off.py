@@ -32,6 +32,8 @@ from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.freeze import processes
 from jupyter_gpuckpt.keeper.operations import criu_run
 
+pytestmark = pytest.mark.shared_kernel
+
 _SLOW_HOOK = """
 import os, time, jupyter_gpuckpt
 def slow(reached, go):
@@ -43,6 +45,7 @@ def slow(reached, go):
 """
 
 
+@pytest.mark.shared_kernel(False)
 def test_an_interrupt_while_the_hooks_run_cancels_a_save(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run(_SLOW_HOOK)
     reached, go = tmp_path / "reached", tmp_path / "go"
@@ -102,6 +105,7 @@ def assert_family_is_as_it_was(notebook: Notebook) -> None:
     assert processes.held(outer.values()) == []
 
 
+@pytest.mark.shared_kernel(False)
 @pytest.mark.parametrize("operation", ["save", "fork", "hibernate"])
 def test_what_hangs_in_criu_is_cancelled_and_the_kernel_goes_on(criu: Criu, notebook: Notebook, operation: str) -> None:
     notebook.run(_FAMILY)
@@ -223,6 +227,7 @@ def test_a_second_operation_is_told_that_the_kernel_is_busy(criu: Criu, notebook
 _STAGES = [("dump", "start"), ("dump", "post-dump"), ("restore", "start"), ("restore", "pre-resume")]
 
 
+@pytest.mark.shared_kernel(False)
 @pytest.mark.parametrize(("command", "stage"), _STAGES)
 def test_a_shutdown_in_the_middle_leaves_nothing(
     criu: Criu, notebook: Notebook, tmp_path: Path, command: str, stage: str
@@ -252,6 +257,7 @@ def test_a_restart_in_the_middle_gives_a_fresh_kernel(criu: Criu, notebook: Note
     assert_works(notebook)
 
 
+@pytest.mark.shared_kernel(False)
 def test_a_shutdown_while_a_snapshot_is_written_leaves_nothing(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run("import os; x = os.urandom(200_000_000)")
     cell = Asked(notebook, "%gpuckpt save never")
@@ -262,6 +268,7 @@ def test_a_shutdown_while_a_snapshot_is_written_leaves_nothing(notebook: Noteboo
     assert_no_litter()
 
 
+@pytest.mark.shared_kernel(False)
 def test_the_kernel_is_killed_in_the_middle_of_a_save(criu: Criu, notebook: Notebook) -> None:
     """Its end is told, and the request is answered."""
     with criu.held_at("dump", "start") as reached:
@@ -315,6 +322,7 @@ def test_a_cell_that_waits_for_a_stopped_keeper_can_be_interrupted(notebook: Not
     assert_works(notebook)
 
 
+@pytest.mark.shared_kernel(False)
 def test_a_kernel_whose_keeper_is_stopped_can_be_shut_down(notebook: Notebook, tmp_path: Path) -> None:
     os.kill(keeper_pid(notebook), signal.SIGSTOP)
     notebook.manager.shutdown_kernel(now=True)

@@ -18,6 +18,8 @@ from keeper_faults import (
 )
 from notebooks import Notebook, StartKernel, wait_until
 
+pytestmark = pytest.mark.shared_kernel
+
 # criu/include/fault-injection.h
 DUMP_EARLY, RESTORE_ROOT_ONLY, DUMP_PAGES, PARASITE_CONNECT, POST_RESTORE, DUMP_CRASH = 1, 2, 3, 5, 6, 136
 NOT_FATAL = {128: "CHECK_OPEN_HANDLE", 130: "NO_BREAKPOINTS", 131: "PARTIAL_PAGES", 132: "HUGE_ANON_SHMEM_ID"}
@@ -53,6 +55,7 @@ def test_row_16_a_dump_that_fails_leaves_the_kernel_as_it_was(criu: Criu, notebo
     assert_works(notebook)
 
 
+@pytest.mark.shared_kernel(False)
 def test_a_dump_that_fails_continues_nothing_that_had_not_stopped(criu: Criu, notebook: Notebook) -> None:
     notebook.run("import signal; told = []; signal.signal(signal.SIGCONT, lambda *_: told.append(1))")
     criu.first("dump", "exit 1")
@@ -60,6 +63,7 @@ def test_a_dump_that_fails_continues_nothing_that_had_not_stopped(criu: Criu, no
     assert notebook.value("told") == "[]"
 
 
+@pytest.mark.shared_kernel(False)
 def test_the_log_of_a_criu_that_failed_outlives_its_kernel(criu: Criu, notebook: Notebook) -> None:
     logs = Path(os.environ["GPUCKPT_LOGS"])
     logs.mkdir(mode=0o700)
@@ -102,6 +106,7 @@ def test_row_16_a_dump_that_aborts_leaves_the_kernel_as_it_was(criu: Criu, noteb
     assert_works(notebook)
 
 
+@pytest.mark.shared_kernel(False)
 def test_a_save_that_ends_as_nobody_thought_of_runs_the_hooks_after_it(criu: Criu, notebook: Notebook) -> None:
     notebook.run("import jupyter_gpuckpt; hooks = []")
     notebook.run("jupyter_gpuckpt.before_save(lambda: hooks.append('before'))")
@@ -191,6 +196,7 @@ def test_row_17_criu_is_killed_at_a_stage_of_a_dump(criu: Criu, notebook: Notebo
     assert_works(notebook)
 
 
+@pytest.mark.shared_kernel(False)
 @pytest.mark.parametrize("after", [0.01, 0.03, 0.05])
 def test_row_17_criu_is_killed_in_mid_dump(criu: Criu, notebook: Notebook, tmp_path: Path, after: float) -> None:
     """It may have its own code in the kernel at that moment: the kernel runs on, or is declared lost."""
@@ -227,6 +233,7 @@ def test_row_17_criu_is_killed_at_a_stage_of_a_restore(criu: Criu, notebook: Not
     assert_works(notebook)
 
 
+@pytest.mark.shared_kernel(False)
 @pytest.mark.parametrize("command", ["dump", "restore"])
 def test_a_criu_that_does_not_end_is_ended(
     criu: Criu, notebook: Notebook, monkeypatch: pytest.MonkeyPatch, command: str
@@ -277,6 +284,7 @@ def test_a_criu_that_is_gone_when_it_is_needed(criu: Criu, notebook: Notebook) -
     assert_works(notebook)
 
 
+@pytest.mark.shared_kernel(False)
 def test_the_fresh_kernel_fails_too(criu: Criu, notebook: Notebook, tmp_path: Path) -> None:
     """Without a kernel to answer with, the kernel is declared lost, and nothing of it is left."""
     notebook.run("%gpuckpt save here")

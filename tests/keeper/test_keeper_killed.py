@@ -28,6 +28,8 @@ from notebooks import Notebook, wait_until
 from jupyter_gpuckpt.errors import KeeperGone
 from jupyter_gpuckpt.keeper.record import KernelFolder
 
+pytestmark = pytest.mark.shared_kernel
+
 _HOOKS = """
 import os, time, jupyter_gpuckpt
 told = []
@@ -64,6 +66,7 @@ def test_five_keepers_in_a_row_die(notebook: Notebook) -> None:
     assert_works(notebook)
 
 
+@pytest.mark.shared_kernel(False)
 def test_while_the_hooks_run_before_a_save(notebook: Notebook, tmp_path: Path) -> None:
     reached, go = tmp_path / "reached", tmp_path / "go"
     notebook.run(_HOOKS)
@@ -81,6 +84,7 @@ def test_while_the_hooks_run_before_a_save(notebook: Notebook, tmp_path: Path) -
     assert_works(notebook)
 
 
+@pytest.mark.shared_kernel(False)
 @pytest.mark.parametrize("stage", ["start", "pre-dump", "post-dump"])
 def test_while_criu_dumps(criu: Criu, notebook: Notebook, stage: str) -> None:
     notebook.run(_HOOKS)
@@ -225,6 +229,7 @@ def test_two_who_find_it_dead_at_once_give_it_one_keeper(notebook: Notebook) -> 
     assert notebook.manager.is_alive()
 
 
+@pytest.mark.shared_kernel(False)
 def test_the_kernel_died_with_it(notebook: Notebook, tmp_path: Path) -> None:
     sleeper = KernelFolder(notebook.folder).sleepers()[0]
     kill_keeper(notebook)
@@ -233,6 +238,7 @@ def test_the_kernel_died_with_it(notebook: Notebook, tmp_path: Path) -> None:
     assert_nothing_left(tmp_path)
 
 
+@pytest.mark.shared_kernel(False)
 def test_then_the_kernel_is_shut_down(notebook: Notebook, tmp_path: Path) -> None:
     kill_keeper(notebook)
     notebook.manager.shutdown_kernel(now=True)

@@ -7,10 +7,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from keeper_faults import Asked, Criu, Requested, keeper_pid, status
 from notebooks import PATIENCE, Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt.freeze import processes
+
+pytestmark = pytest.mark.shared_kernel
 
 _POLL = 7  # the number of poll(2) on x86-64
 
@@ -84,6 +87,7 @@ def test_saves_and_restores_in_a_row(notebook: Notebook) -> None:
     assert notebook.value("n") == "2"
 
 
+@pytest.mark.shared_kernel(False)
 def test_a_restored_kernel_is_interrupted_restarted_and_shut_down_like_any_other(notebook: Notebook) -> None:
     notebook.run("%gpuckpt save here")
     notebook.run("%gpuckpt restore here")
@@ -140,6 +144,7 @@ def runs(notebook: Notebook, word: str) -> Callable[[], bool]:
     return lambda: any(os.fsencode(word) in words(pid) for pid in processes.descendants(keeper))
 
 
+@pytest.mark.shared_kernel(False)
 def test_what_comes_while_the_kernel_is_frozen_is_not_executed_again(
     criu: Criu, notebook: Notebook, tmp_path: Path
 ) -> None:
@@ -281,6 +286,7 @@ def test_list_show_rm_status_and_help(notebook: Notebook) -> None:
     assert "No snapshots yet" in notebook.run("%gpuckpt list").text
 
 
+@pytest.mark.shared_kernel(False)
 def test_subcommands_and_names_are_completed(notebook: Notebook) -> None:
     notebook.run("%gpuckpt save before_finetune")
     for jedi in (True, False):
@@ -316,6 +322,7 @@ def test_two_kernels_save_at_once(start: StartKernel) -> None:
         assert notebook.value("me") == str(i)
 
 
+@pytest.mark.shared_kernel(False)
 def test_the_cell_that_saved_goes_on_showing_that_it_did(notebook: Notebook) -> None:
     notebook.run("from jupyter_gpuckpt.kernel import magics; magics._PROGRESS_AFTER = 0")
 
@@ -341,6 +348,7 @@ def test_the_cell_that_saved_goes_on_showing_that_it_did(notebook: Notebook) -> 
     assert "Back at it" in notebook.value("saved")
 
 
+@pytest.mark.shared_kernel(False)
 def test_a_restore_tells_what_it_gives_up_that_is_in_no_snapshot(notebook: Notebook, tmp_path: Path) -> None:
     assert status(notebook)["unsaved"] is None, "nothing was done yet"
     notebook.run("x = 1")

@@ -25,7 +25,7 @@ from notebooks import Notebook, wait_until
 
 from jupyter_gpuckpt.errors import Busy, Cancelled, KeeperGone
 
-pytestmark = pytest.mark.criu
+pytestmark = [pytest.mark.criu, pytest.mark.shared_kernel]
 
 
 def ask(notebook: Notebook, op: str, **args: Any) -> Any:
@@ -158,6 +158,7 @@ def test_a_cell_need_not_wait_until_a_save_in_its_sleep_is_on_the_disk(notebook:
     assert_works(notebook)
 
 
+@pytest.mark.shared_kernel(False)
 def test_functions_around_a_save_run_in_a_kernel_that_is_awake(notebook: Notebook) -> None:
     notebook.run("import jupyter_gpuckpt; told = []; jupyter_gpuckpt.before_save(lambda: told.append(1))")
     ask(notebook, "sleep")
@@ -177,6 +178,7 @@ def test_a_snapshot_is_restored_over_it_by_a_cell(notebook: Notebook) -> None:
     wait_until(lambda: status(notebook)["state"] == "running")
 
 
+@pytest.mark.shared_kernel(False)
 def test_it_is_shut_down_restarted_and_interrupted_in_its_sleep(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run("x = 1")
     ask(notebook, "sleep")
@@ -331,6 +333,7 @@ def test_a_cell_that_waits_for_the_wake_can_be_interrupted_and_is_not_run(notebo
     assert_works(notebook)
 
 
+@pytest.mark.shared_kernel(False)
 def test_the_kernel_is_killed_in_its_sleep(notebook: Notebook, tmp_path: Path) -> None:
     ask(notebook, "sleep")
     os.kill(status(notebook)["pid"], signal.SIGKILL)
