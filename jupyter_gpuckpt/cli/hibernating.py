@@ -11,6 +11,7 @@ from ..keeper import client, jobs
 from ..keeper.idle.preemption import Outcome, hibernate_all, write_report
 from ..keeper.jobs import job_of
 from ..kernel import show
+from ..kernel.tables import Listing, Marked
 from ..kernel.words import Usage
 from . import output
 from .kernels import operate
@@ -44,10 +45,15 @@ def _hibernate_all(args: argparse.Namespace) -> int:
         told = f"None was written: {e}"
     document = {"kernels": [asdict(outcome) for outcome in outcomes], "report": report}
     head = ["kernel", "notebook", "computed", "saved as", "took", "why not"]
-    listing = show.Listing(
-        head, [_row(one) for one in outcomes], "No kernels are running.", [f"\nReport: {report or told}"]
+    listing = Listing(
+        head,
+        [_row(one) for one in outcomes],
+        "No kernels are running.",
+        [f"\nReport: {report or told}"],
+        elastic=("notebook", "why not"),
+        spare=("took",),
     )
-    output.result(args.json, document, listing.text())
+    output.result(args.json, document, listing)
     return output.DONE if all(outcome.saved for outcome in outcomes) else output.FAILED
 
 
@@ -61,4 +67,4 @@ def _row(outcome: Outcome) -> list[str]:
     computed = show.duration(outcome.computed)
     who = f"job {job}" if (job := job_of(outcome.kernel_id)) else outcome.kernel_id[:8]
     why = " ".join(outcome.why.splitlines())
-    return [who, outcome.notebook, computed, outcome.name or "not saved", took, why]
+    return [who, outcome.notebook, computed, outcome.name or Marked("not saved", "bad"), took, why]

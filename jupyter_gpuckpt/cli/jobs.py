@@ -21,6 +21,7 @@ from ..keeper.naming import find
 from ..keeper.record import KERNEL_LOG, OUTPUT, KernelFolder, Launch
 from ..keeper.summary import summary
 from ..kernel import show
+from ..kernel.tables import Listing, Marked
 from ..kernel.words import Usage
 from ..machine.capability import why_unavailable
 from ..store import Manifest, Store
@@ -103,7 +104,7 @@ def add_snapshots(found: Sequence[dict[str, Any]], manifests: Sequence[Manifest]
         job["snapshots"] = [m.name for m in manifests if m.kernel.get("kernel_id") == job["kernel_id"]]
 
 
-def table(found: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> str:
+def table(found: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> Listing:
     """Return the jobs as a table."""
     head = ["job", "pid", "memory", "GPU memory", "state", "started", "based on", "snapshots", "command"]
     rows = [
@@ -112,7 +113,7 @@ def table(found: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> st
             str(job["pid"] or ""),
             show.size(job["memory"]) if job["memory"] else "",
             show.size(job["gpu_memory"]) if job["gpu_memory"] else "" if job["gpu_memory"] == 0 else "unknown",
-            how_it_ended(job["exit_status"], job["hibernated_as"]) if job["state"] == "ended" else job["state"],
+            _state(job),
             show.moment(job["started"]) if job["started"] else "",
             str(job["parent"]["name"]) if job["parent"] else "",
             str(len(job["snapshots"])),
@@ -121,7 +122,16 @@ def table(found: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> st
         for job in found
     ]
     empty = "There are no jobs. Start one: jupyter gpuckpt exec NAME -- COMMAND"
-    return show.Listing(head, rows, empty, list(map(str, faults))).text()
+    spare = ("snapshots", "GPU memory", "memory", "pid", "started")
+    told = [*map(str, faults)]
+    return Listing(head, rows, empty, told, elastic=("state", "based on", "command"), spare=spare)
+
+
+def _state(job: dict[str, Any]) -> Marked:
+    if job["state"] != "ended":
+        return Marked(job["state"], "good" if job["state"] == "running" else "busy")
+    well = job["exit_status"] == 0 or job["hibernated_as"]
+    return Marked(how_it_ended(job["exit_status"], job["hibernated_as"]), "quiet" if well else "bad")
 
 
 def how_it_ended(status: int | None, snapshot: str | None = None) -> str:
@@ -330,5 +340,5 @@ def forget(args: argparse.Namespace) -> int:
     output.result(args.json, {"forgotten": forgotten, "errors": [output.told(e) for e in errors]}, text)
     if not args.json:
         for error in errors:
-            output.note(str(error))
+            output.failure(False, error)
     return output.exit_status(errors[0]) if errors else output.DONE

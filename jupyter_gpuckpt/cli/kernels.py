@@ -20,6 +20,7 @@ from ..keeper.protocol import new_operation_id
 from ..keeper.record import KernelFolder
 from ..keeper.summary import is_of
 from ..kernel import show
+from ..kernel.tables import Listing, Marked
 from ..kernel.words import Usage
 from ..store import Manifest
 from . import output
@@ -51,15 +52,14 @@ def add_snapshots(kernels: Sequence[dict[str, Any]], manifests: Sequence[Manifes
         kernel["snapshots"] = own
 
 
-def table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> str:
+def table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> Listing:
     """Return the kernels as a table, and below it how to go on with those that no server holds."""
-    # As a rule it fits a terminal of 80 columns; --json has the rest.
     head = ["kernel", "notebook", "state", "pid", "memory", "on GPU", "freed", "in host", "based on"]
     rows = [
         [
             kernel["kernel_id"][:_SHORT],
             Path(kernel["notebook"]).name,
-            kernel["state"] if kernel["attended"] else f"{kernel['state']}, unattended",
+            _state(kernel["state"] if kernel["attended"] else f"{kernel['state']}, unattended"),
             str(kernel["pid"] or ""),
             _memory_text(kernel),
             _gpu_text(kernel["gpu_memory"]),
@@ -71,7 +71,13 @@ def table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> 
     ]
     notes = [how_to_go_on(kernel) for kernel in kernels if not kernel["attended"] and kernel["state"] != "ended"]
     empty = "No kernels that can be saved are running. Start one: jupyter console --kernel python3-gpuckpt"
-    return show.Listing(head, rows, empty, [*notes, *map(str, faults)]).text()
+    told = [*notes, *map(str, faults)]
+    spare = ("in host", "freed", "memory", "pid")
+    return Listing(head, rows, empty, told, elastic=("notebook", "state", "based on"), spare=spare)
+
+
+def _state(state: str) -> Marked:
+    return Marked(state, "good" if state == "running" else "quiet" if state in ("sleeping", "hibernated") else "busy")
 
 
 def _memory_text(kernel: dict[str, Any]) -> str:

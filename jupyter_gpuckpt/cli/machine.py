@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from .. import settings
 from ..errors import Unavailable
 from ..freeze.criu_program import CriuProgram, check, find_criu, version_text
+from ..kernel.tables import Line, Marked, Shown
 from ..machine.capability import why_unavailable
 from ..machine.checks import Check, works
 from ..machine.criu_install import install_criu
 from . import output
 
-_WIDTH = 100
+_WIDTH, _NARROWEST = 100, 40
 _WORKS = "Kernels can be saved and restored here."
 
 
@@ -49,7 +50,7 @@ def _tried() -> str:
 
     lacking = [check for check in examine(deep=True) if check.required and not check.ok]
     if lacking:
-        return _as_text(lacking)
+        return _Judged(lacking).text()
     as_root = " --allow-root" if os.geteuid() == 0 else ""
     return f"{_WORKS}\nNext: Start `jupyter lab{as_root}`, and choose the kernel Python 3 (gpuckpt)."
 
@@ -79,31 +80,43 @@ def doctor(args: argparse.Namespace) -> int:
 
     checks = examine(deep=not args.quick)
     document = {"works": works(checks), "checks": [dataclasses.asdict(c) for c in checks]}
-    output.result(args.json, document, _as_text(checks))
+    output.result(args.json, document, _Judged(checks))
     return output.DONE if works(checks) else output.UNAVAILABLE
 
 
-def _as_text(checks: Sequence[Check]) -> str:
-    """Return the checks as aligned lines; what a check means and how to mend it stands below one that failed."""
-    width = max(len(check.name) for check in checks)
-    indent = " " * (8 + width)
-    lines = []
-    for one in checks:
-        mark = "ok" if one.ok else "FAIL" if one.required else "note"
-        lines.append(_wrapped(f"{mark:<4}  {one.name:<{width}}  ", one.found, indent))
-        if not one.ok:
-            lines += [_wrapped(indent, text, indent) for text in (one.means, f"Next: {one.mend}") if text]
-    amiss = [check.name for check in checks if check.required and not check.ok]
-    verdict = f"Kernels cannot be saved here yet: {', '.join(amiss)}." if amiss else _WORKS
-    return "\n".join([*lines, "", verdict])
+class _Judged(Shown):
+    """Checks as aligned lines; what a check means and how to mend it stands below one that failed."""
+
+    def __init__(self, checks: Sequence[Check]) -> None:
+        self._checks = checks
+
+    def text(self) -> str:
+        return "\n".join(map("".join, self.lines(_WIDTH)))
+
+    def lines(self, width: int) -> list[Line]:
+        width = min(max(width, _NARROWEST), _WIDTH)
+        of_names = max(len(check.name) for check in self._checks)
+        indent = " " * (8 + of_names)
+        lines: list[Line] = []
+        for one in self._checks:
+            mark = Marked("ok", "good") if one.ok else Marked("FAIL", "bad") if one.required else Marked("note", "busy")
+            start = " " * (6 - len(mark)) + f"{one.name:<{of_names}}  "
+            first, *more = _wrapped(" " * len(mark) + start, one.found, indent, width)
+            lines += [[mark, first[len(mark) :]], *([line] for line in more)]
+            if not one.ok:
+                told = (text for text in (one.means, f"Next: {one.mend}") if text)
+                lines += [[line] for text in told for line in _wrapped(indent, text, indent, width)]
+        amiss = [check.name for check in self._checks if check.required and not check.ok]
+        verdict = Marked(f"Kernels cannot be saved here yet: {', '.join(amiss)}.", "bad") if amiss else _WORKS
+        return [*lines, [], [verdict]]
 
 
-def _wrapped(start: str, text: str, indent: str) -> str:
-    return textwrap.fill(
+def _wrapped(start: str, text: str, indent: str, width: int) -> list[str]:
+    return textwrap.wrap(
         text,
-        _WIDTH,
+        width,
         initial_indent=start,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
-    )
+    ) or [start]

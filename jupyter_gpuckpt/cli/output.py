@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
-import shutil
 import sys
 import threading
 import time
@@ -14,9 +14,12 @@ from typing import Any, TextIO
 
 from ..errors import Cancelled, GpuckptError, NoSuchKernel, NoSuchSnapshot, Unavailable
 from ..kernel.show import progress_text
+from ..kernel.tables import Marked, Shown
 from ..kernel.words import Usage
 from ..pace import Pace
 from ..spelling import in_a_terminal
+from . import terminal
+from .terminal import printable
 
 DONE, FAILED, USAGE, NOT_FOUND, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -41,12 +44,27 @@ def told(error: GpuckptError) -> dict[str, Any]:
     return error.spelled(in_a_terminal).as_dict()
 
 
-def result(as_json: bool, document: dict[str, Any], text: str) -> None:
+def result(as_json: bool, document: dict[str, Any], shown: str | Shown) -> None:
     """Print what a command found or did: one JSON document, or text for people."""
     if as_json:
         _write(sys.stdout, json.dumps(document, indent=2))
-    elif text:
-        _write(sys.stdout, printable(text))
+    elif shown:
+        _write(sys.stdout, _for_people(shown))
+
+
+def paged(args: argparse.Namespace, document: dict[str, Any], shown: Shown) -> None:
+    """Print what may be long: on a terminal in a pager, unless `--no-pager` says otherwise."""
+    wanted = sys.stdout is not None and sys.stdout.isatty() and not (args.json or args.no_pager)
+    if not (wanted and terminal.in_pager(_for_people(shown))):
+        result(args.json, document, shown)
+
+
+def _for_people(shown: str | Shown) -> str:
+    """Return a result for standard output: a terminal's width and colours are what that shows it with."""
+    columns = terminal.width(sys.stdout)
+    if isinstance(shown, str) or columns is None:
+        return printable(shown if isinstance(shown, str) else shown.text())
+    return terminal.painted(shown.lines(columns), colours=terminal.has_colours(sys.stdout))
 
 
 def failure(as_json: bool, error: GpuckptError) -> None:
@@ -57,7 +75,13 @@ def failure(as_json: bool, error: GpuckptError) -> None:
             return
         except OSError:  # it may be the very error to print
             pass
-    note(str(error))
+    said = error.spelled(in_a_terminal)
+    parts: list[list[str]] = [[Marked(line, "bad")] for line in said.what.split("\n")]
+    for word, text in (("Why:", said.why), ("Next:", said.then)):
+        first, *more = text.split("\n")
+        parts += [[Marked(word, "word"), f" {first}"], *([line] for line in more)] if text else []
+    with contextlib.suppress(OSError):
+        _write(sys.stderr, terminal.painted(parts, colours=terminal.has_colours(sys.stderr)))
 
 
 def note(text: str) -> None:
@@ -80,15 +104,6 @@ def finish() -> None:
     except OSError:
         _discard(sys.stdout)
         raise
-
-
-def printable(text: str) -> str:
-    """Return the text without control characters: messages and notebooks' names must not steer a terminal."""
-    lines = (
-        line if line.isprintable() else "".join(c if c.isprintable() else " " for c in line)
-        for line in text.split("\n")
-    )
-    return "\n".join(lines)
 
 
 def _write(stream: TextIO, text: str) -> None:
@@ -173,7 +188,7 @@ class Progress:
         about = {"seconds": time.monotonic() - self._began, "cancelling": self._cancelling}
         line = progress_text(self._verb, {**self._latest, **about})
         self._shown = True
-        self._write(_CLEAR_LINE + printable(line)[: shutil.get_terminal_size().columns - 1])
+        self._write(_CLEAR_LINE + printable(line)[: (terminal.width(sys.stderr) or 80) - 1])
 
     def _write(self, text: str) -> None:
         with self._writing:  # by the main thread, too, in the middle of whatever it does

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import GpuckptError, Refused
 from ..kernel import show
 from ..store import Store
-from . import output
+from .terminal import printable
 
 __all__ = ["remove"]
 
@@ -52,7 +52,7 @@ def _confirm(question: str) -> None:
     """Ask whoever sits at the terminal; a script, which has none, has said what it wants. Raises `Refused`."""
     if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
         return
-    sys.stderr.write(f"{output.printable(question)} [y/N] ")
+    sys.stderr.write(f"{printable(question)} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Refused("Nothing was removed.", "It was not confirmed.", "Answer with y, or add --yes.")

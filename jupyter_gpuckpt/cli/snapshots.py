@@ -20,7 +20,7 @@ from .removal import remove
 def list_snapshots(args: argparse.Namespace) -> int:
     """List all snapshots, newest first."""
     found = {**listing(_store(), in_a_terminal), "here": based()}
-    output.result(args.json, choose(found, args), shown(found, args, in_a_terminal).text())
+    output.paged(args, choose(found, args), shown(found, args, in_a_terminal))
     return output.DONE
 
 
@@ -28,7 +28,7 @@ def show_snapshot(args: argparse.Namespace) -> int:
     """Show all about one snapshot."""
     store = _store()
     found = details(store.get(find(store, args.name)))
-    output.result(args.json, found, show.snapshot(found).text())
+    output.result(args.json, found, show.snapshot(found))
     return output.DONE
 
 
@@ -47,7 +47,7 @@ def remove_snapshots(args: argparse.Namespace) -> int:
     output.result(args.json, {**document, "errors": [output.told(e) for e in errors]}, text)
     if not args.json:
         for error in errors:
-            output.note(str(error))
+            output.failure(False, error)
     return output.exit_status(errors[0]) if errors else output.DONE
 
 

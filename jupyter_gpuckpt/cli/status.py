@@ -12,6 +12,7 @@ from ..keeper import client
 from ..keeper.jobs import is_job
 from ..keeper.listing import STATUS_TIMEOUT, all_jobs, running_kernels, with_snapshots
 from ..kernel import show
+from ..kernel.tables import Blocks
 from ..store import Store
 from . import jobs, kernels, output
 
@@ -27,7 +28,7 @@ def _of_one(args: argparse.Namespace) -> int:
         found = keeper.request("status", timeout=STATUS_TIMEOUT)
     alone = not found["attended"] and not is_job(folder)
     shown = show.status(found, "", [kernels.how_to_go_on(found)] * alone)
-    output.result(args.json, found, shown.text())
+    output.result(args.json, found, shown)
     return output.DONE
 
 
@@ -52,7 +53,7 @@ def _of_all(args: argparse.Namespace) -> int:
     }
     count = len(manifests)
     of_quota = "" if room["quota"] is None else f" of {show.size(room['quota'])}"
-    text = "\n\n".join(
+    shown = Blocks(
         [
             kernels.table(held, []),
             *([jobs.table(started, [])] if started else []),
@@ -61,5 +62,5 @@ def _of_all(args: argparse.Namespace) -> int:
             *map(str, faults),
         ]
     )
-    output.result(args.json, document, text)
+    output.result(args.json, document, shown)
     return output.DONE

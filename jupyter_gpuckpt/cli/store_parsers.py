@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..kernel.chosen import add_options
+from ..kernel.chosen import add_last, add_options
 from ..kernel.words import number, size
 from .adding import Group
 
@@ -13,11 +13,13 @@ __all__ = ["add_snapshot_commands", "add_store_commands"]
 
 def add_snapshot_commands(group: Group) -> None:
     """Add what is done with snapshots."""
-    add_options(group.add("list", "snapshots.list_snapshots", "list the snapshots, newest first"))
+    listing = group.add("list", "snapshots.list_snapshots", "list the snapshots, newest first")
+    add_options(listing)
     one = group.add("show", "snapshots.show_snapshot", "show all about one snapshot")
     one.add_argument("name", metavar="NAME", help="the snapshot")
     log = group.add("log", "upkeep.log", "draw which snapshot came from which")
     log.add_argument("--notebook", metavar="NOTEBOOK", help="only those of this notebook: its name or path")
+    add_last(log)
     diff = group.add(
         "diff",
         "upkeep.diff",
@@ -26,6 +28,8 @@ def add_snapshot_commands(group: Group) -> None:
     )
     diff.add_argument("old", metavar="A", help="a snapshot")
     diff.add_argument("new", metavar="B", help="another one")
+    for long in (listing, log, diff):
+        long.add_argument("--no-pager", action="store_true", help="no pager (PAGER, or less) on a terminal")
     move = group.add("mv", "upkeep.move", "give a snapshot another name")
     move.add_argument("name", metavar="NAME", help="the snapshot")
     move.add_argument("new", metavar="NEW", help="its name from now on")

@@ -16,6 +16,7 @@ from ..errors import GpuckptError, Refused
 from ..keeper.naming import find, find_among
 from ..keeper.summary import summaries, summary
 from ..kernel import show
+from ..kernel.tables import Listing
 from ..kernel.words import Usage
 from ..store import Manifest, Store, name_of
 from ..store.transfer.container import export_snapshot, import_snapshot, write_file
@@ -105,8 +106,9 @@ def remote(args: argparse.Namespace) -> int:
     }
     shown = {said["name"]: said["label"] for said in snapshots}
     rows = [_row(one, shown.get(one.name, one.name)) for one in found]
-    table = show.Listing(["name", "saved", "size", "message"], rows, f"No snapshots at {at.shown}.", [])
-    output.result(args.json, document, f"{table.text()}\n{_sentence(at)}")
+    head = ["name", "saved", "size", "message"]
+    table = Listing(head, rows, f"No snapshots at {at.shown}.", [_sentence(at)], elastic=head[3:])
+    output.result(args.json, document, table)
     return output.DONE
 
 
@@ -218,7 +220,7 @@ def trust(args: argparse.Namespace) -> int:
             [key, "revoked" if said.revoked else "trusted", show.moment(said.since), said.comment]
             for key, said in known.items()
         ]
-        text = show.Listing(["key", "", "since", "whose"], rows, "Nobody else is trusted.", []).text()
+        text = Listing(["key", "", "since", "whose"], rows, "Nobody else is trusted.", []).text()
         document = {"own": own, "keys": [{"key": key, **asdict(said)} for key, said in known.items()]}
         output.result(args.json, document, f"{text}\nYour own key: {own}")
         return output.DONE
@@ -255,7 +257,7 @@ def sign(args: argparse.Namespace) -> int:
     output.result(args.json, {"signed": signed, "errors": [output.told(e) for e in errors]}, text)
     if not args.json:
         for error in errors:
-            output.note(str(error))
+            output.failure(False, error)
     return output.exit_status(errors[0]) if errors else output.DONE
 
 

@@ -13,6 +13,8 @@ from ..keeper.based import based
 from ..keeper.naming import find, new_key, of_notebook
 from ..keeper.summary import labels, summaries, summary
 from ..kernel import show
+from ..kernel.chosen import newest
+from ..kernel.histories import Histories
 from ..store import Manifest, Store
 from ..store.upkeep.retention import beyond_last, beyond_size
 from . import output
@@ -34,9 +36,9 @@ def _chosen(manifests: Iterable[Manifest], args: argparse.Namespace) -> list[Man
 def log(args: argparse.Namespace) -> int:
     """Draw which snapshot came from which."""
     manifests, faults = _store().scan()
-    snapshots = summaries(_chosen(manifests, args))
-    document = {"snapshots": snapshots, "here": based(), "faults": [output.told(fault) for fault in faults]}
-    output.result(args.json, document, show.Histories(document).text())
+    found = newest({"snapshots": summaries(_chosen(manifests, args))}, args.last)
+    document = {"snapshots": found["snapshots"], "here": based(), "faults": [output.told(fault) for fault in faults]}
+    output.paged(args, document, Histories({**document, "older": found["older"]}))
     return output.DONE
 
 
@@ -46,7 +48,7 @@ def diff(args: argparse.Namespace) -> int:
 
     store = _store()
     document = compare(store, find(store, args.old), find(store, args.new))
-    output.result(args.json, document, show.comparison(document).text())
+    output.paged(args, document, show.comparison(document))
     return output.DONE
 
 
@@ -95,7 +97,7 @@ def _pin(args: argparse.Namespace, pinned: bool) -> int:
     output.result(args.json, {"pins": done, "errors": [output.told(e) for e in errors]}, text)
     if not args.json:
         for error in errors:
-            output.note(str(error))
+            output.failure(False, error)
     return output.exit_status(errors[0]) if errors else output.DONE
 
 
@@ -127,7 +129,7 @@ def keep(args: argparse.Namespace) -> int:
     output.result(args.json, document, text if names else "Nothing had to be removed.")
     if not args.json:
         for error in errors:
-            output.note(str(error))
+            output.failure(False, error)
     return output.exit_status(errors[0]) if errors else output.DONE
 
 

@@ -12,13 +12,20 @@ from typing import Any
 from .. import setting
 from ..spelling import Spell
 from . import show
-from .words import Usage
+from .tables import Listing
+from .words import Usage, number
 
-__all__ = ["add_options", "choose", "shown"]
+__all__ = ["add_last", "add_options", "choose", "newest", "shown"]
+
+
+def add_last(command: argparse.ArgumentParser) -> None:
+    """Add what chooses the newest snapshots."""
+    command.add_argument("-n", "--last", metavar="N", type=number, help="only the newest N")
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add what chooses snapshots, and --format."""
+    add_last(command)
     command.add_argument("--notebook", metavar="NOTEBOOK", help="only those of this notebook: its name or path")
     command.add_argument("--tag", metavar="TAG", action="append", default=[], help="only those with this tag")
     command.add_argument(
@@ -49,7 +56,14 @@ def _since(text: str) -> float:
 
 def choose(found: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """Return of a list of snapshots what was asked for."""
-    return {**found, "snapshots": [one for one in found["snapshots"] if _fits(one, args)]}
+    return {**found, "snapshots": [one for one in found["snapshots"] if _fits(one, args)][: args.last]}
+
+
+def newest(found: Mapping[str, Any], last: int | None) -> dict[str, Any]:
+    """Return of a list of snapshots the newest ones, and the ids of the others as ``older``; all where none is said."""
+    snapshots = sorted(found["snapshots"], key=lambda one: (str(one["created"]), one["name"]), reverse=True)
+    cut = snapshots[last:] if last is not None else []
+    return {**found, "snapshots": snapshots[:last], "older": {one["id"] for one in cut}}
 
 
 def _fits(one: Mapping[str, Any], args: argparse.Namespace) -> bool:
@@ -62,7 +76,7 @@ def _fits(one: Mapping[str, Any], args: argparse.Namespace) -> bool:
     )
 
 
-def shown(found: Mapping[str, Any], args: argparse.Namespace, spell: Spell) -> show.Listing:
+def shown(found: Mapping[str, Any], args: argparse.Namespace, spell: Spell) -> Listing:
     """Return what was asked for, as a table or as lines for a script.
 
     Raises
@@ -71,9 +85,9 @@ def shown(found: Mapping[str, Any], args: argparse.Namespace, spell: Spell) -> s
     """
     chosen = choose(found, args)
     if args.format is not None:
-        return show.Listing([""], [[_line(one, args.format)] for one in chosen["snapshots"]], "", [])
+        return Listing([""], [[_line(one, args.format)] for one in chosen["snapshots"]], "", [])
     if found["snapshots"] and not chosen["snapshots"]:
-        return show.Listing([], [], f"None of the {len(found['snapshots'])} snapshots fits.", [])
+        return Listing([], [], f"None of the {len(found['snapshots'])} snapshots fits.", [])
     return show.snapshots(chosen, spell)
 
 

@@ -75,11 +75,11 @@ _COMMANDS = (
     _About(
         ("list",),
         (
-            ("%gpuckpt list [--notebook NOTEBOOK] [--tag TAG] [--since WHEN] [--pinned] [--format TEXT]", ""),
+            ("%gpuckpt list [-n N] [--notebook NOTEBOOK] [--tag TAG] [--since WHEN] [--pinned] [--format TEXT]", ""),
             ("", "the snapshots there are; since: 2h, 7d ago, or a date"),
         ),
     ),
-    _About(("log",), (("%gpuckpt log", "which of them came from which"),)),
+    _About(("log",), (("%gpuckpt log [-n N]", "which of them came from which; -n: of the newest N"),)),
     _About(("show",), (("%gpuckpt show NAME", "all about one of them"),)),
     _About(("diff",), (("%gpuckpt diff A B", "what changed from one to another"),)),
     _About(("rm",), (("%gpuckpt rm NAME [NAME ...]", "remove snapshots"),)),

@@ -19,9 +19,11 @@ from ..errors import GpuckptError, StoreError, Unavailable
 from ..spelling import in_a_cell
 from . import chosen, show
 from .agent import Agent
+from .histories import Histories
 from .hooks import generation_id
 from .magic_help import HELP, help_of
 from .stopping import end_cell
+from .tables import Blocks, Listing
 from .words import Commands, Parser, Usage, duration, folder, gpus, number, size
 
 _IN_A_TERMINAL = frozenset(
@@ -29,7 +31,7 @@ _IN_A_TERMINAL = frozenset(
     | {"push", "recipient", "remote", "repair", "setup", "sign", "stop", "trust", "version"}
 )
 _STATES = {"awake": ("on", "off"), "autosleep": ("off",)}
-_TAKE_OTHERS = ("--gpu", "--message", "--count", "--save", "--store", "--to", "-m", "-n")
+_TAKE_OTHERS = ("--gpu", "--message", "--count", "--last", "--save", "--store", "--to", "-m", "-n")
 """Options that something follows which is not known here; IPython completes the paths of folders."""
 _ASSIGNED = re.compile(r"\s*[^%=]+=\s*%gpuckpt\s")
 """The beginning of a line that keeps what the magic returns."""
@@ -80,6 +82,7 @@ def _parser() -> tuple[Parser, Commands]:
     for name in ("list", "log"):
         commands.add_parser(name)
     chosen.add_options(commands.choices["list"])
+    chosen.add_last(commands.choices["log"])
     diff = commands.add_parser("diff")
     diff.add_argument("old")
     diff.add_argument("new")
@@ -255,14 +258,14 @@ class Gpuckpt:
     def _autosleep(self, args: argparse.Namespace) -> None:
         print(show.auto_sleep(self._keeper().request("autosleep", {"after": args.after})))
 
-    def _list(self, args: argparse.Namespace) -> show.Listing:
+    def _list(self, args: argparse.Namespace) -> Listing:
         return chosen.shown(self._snapshots(args.store), args, in_a_cell)
 
-    def _show(self, args: argparse.Namespace) -> show.Listing:
+    def _show(self, args: argparse.Namespace) -> Listing:
         return show.snapshot(self._keeper().request("show", _of_store(args.store, name=args.name)))
 
-    def _log(self, args: argparse.Namespace) -> show.Histories:
-        return show.Histories(self._snapshots(args.store))
+    def _log(self, args: argparse.Namespace) -> Histories:
+        return Histories(chosen.newest(self._snapshots(args.store), args.last))
 
     def _snapshots(self, folder: str | None) -> dict[str, Any]:
         """Return all snapshots, and the one ``here``: the one that this kernel is based on."""
@@ -270,7 +273,7 @@ class Gpuckpt:
         parent = agent.request("status")["parent"]
         return {**agent.request("list", _of_store(folder)), "here": {parent["id"]: []} if parent else {}}
 
-    def _diff(self, args: argparse.Namespace) -> show.Blocks:
+    def _diff(self, args: argparse.Namespace) -> Blocks:
         return show.comparison(self._keeper().request("diff", _of_store(args.store, old=args.old, new=args.new)))
 
     def _mv(self, args: argparse.Namespace) -> None:
@@ -334,7 +337,7 @@ class Gpuckpt:
             ) from None
         display(panel_of(agent))
 
-    def _status(self, _: argparse.Namespace) -> show.Listing:
+    def _status(self, _: argparse.Namespace) -> Listing:
         left = self._keeper().request("left")
         return show.status(self._keeper().request("status"), generation_id(), map(show.still_running, left))
 

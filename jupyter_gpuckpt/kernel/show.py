@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import html
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import GpuckptError
 from ..spelling import Spell
+from .tables import Blocks, Listing, Marked, Shown, details
 
 
 def size(count: int) -> str:
@@ -66,41 +65,7 @@ def span(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-class _Shown:
-    """Something that shows itself as one line of text, and as HTML with the same words.
-
-    `%gpuckpt` shows it once; it is not shown again as the value of the cell that made it.
-    """
-
-    already_shown_in: int | None = None
-    restored = False
-    """Whether it is given to a kernel that has been restored, or to a copy."""
-
-    def text(self) -> str:
-        raise TypeError("made by the classes below")
-
-    def html(self) -> str:
-        first, _, rest = self.text().partition(" ")
-        return f"<div><b>{html.escape(first)}</b> {html.escape(rest)}</div>"
-
-    def mime(self) -> dict[str, str]:
-        """Return the two representations, by MIME type."""
-        return {"text/plain": self.text(), "text/html": self.html()}
-
-    def __repr__(self) -> str:
-        return self.text()
-
-    def _ipython_display_(self) -> None:
-        from IPython.core.getipython import get_ipython
-        from IPython.display import display
-
-        shell = get_ipython()
-        if shell is not None and shell.execution_count == self.already_shown_in:
-            return
-        display(self.mime(), raw=True)
-
-
-class Saved(_Shown):
+class Saved(Shown):
     """What a save gives: returned twice, like fork; once in the kernel that goes on, once in the restored one.
 
     Attributes
@@ -170,7 +135,7 @@ def not_executed_again(cells: int) -> list[str]:
     ]
 
 
-class Restored(_Shown):
+class Restored(Shown):
     """The account of a restore, shown in the cell that asked for it."""
 
     def __init__(self, result: dict[str, Any], asked_at: float, faults: Sequence[str]) -> None:
@@ -196,7 +161,7 @@ class Restored(_Shown):
         return "\n".join([text, *given_up, *self._notes])
 
 
-class Forked(_Shown):
+class Forked(Shown):
     """What a fork gives: returned in the kernel that runs on, and in each copy.
 
     Attributes
@@ -244,7 +209,7 @@ def fork_lines(kernel: dict[str, Any]) -> list[str]:
     ]
 
 
-class Moved(_Shown):
+class Moved(Shown):
     """What a move gives: which GPU is which now."""
 
     def __init__(self, result: dict[str, Any]) -> None:
@@ -255,7 +220,7 @@ class Moved(_Shown):
         return "\n".join([f"Moved in {duration(self.seconds)}.", *self.moves])
 
 
-class Asleep(_Shown):
+class Asleep(Shown):
     """What putting a kernel to sleep gives."""
 
     def __init__(self, result: dict[str, Any]) -> None:
@@ -270,7 +235,7 @@ class Asleep(_Shown):
         return f"Asleep in {duration(self.seconds)}: {what}. A cell that is run wakes the kernel."
 
 
-class Hibernated(_Shown):
+class Hibernated(Shown):
     """What hibernating a kernel gives; to itself it is told when it is awake again."""
 
     def __init__(self, result: dict[str, Any]) -> None:
@@ -286,7 +251,7 @@ class Hibernated(_Shown):
         return f"Hibernated{took} as {label_of(result)}: {size(result['size'])}. {back}"
 
 
-class Awake(_Shown):
+class Awake(Shown):
     """What waking a kernel gives."""
 
     def __init__(self, result: dict[str, Any]) -> None:
@@ -305,134 +270,6 @@ def auto_sleep(result: dict[str, Any]) -> str:
     """Say after what time a kernel goes to sleep by itself now."""
     after = result["sleep_after"]
     return f"It goes to sleep when idle for {span(after)}." if after else "It does not go to sleep by itself."
-
-
-_SHORT = 24
-"""How many characters a cell of a table has that is not broken into lines."""
-
-
-class Listing(_Shown):
-    """A table; `empty` is said when it has no rows."""
-
-    def __init__(self, head: Sequence[str], rows: Sequence[Sequence[str]], empty: str, faults: Sequence[str]) -> None:
-        self._head, self._rows, self._empty, self._faults = head, rows, empty, list(faults)
-
-    def text(self) -> str:
-        if not self._rows:
-            return "\n".join([self._empty, *self._faults])
-        table = [self._head, *self._rows] if any(self._head) else list(self._rows)
-        # By columns: there may be ten thousand rows.
-        columns = []
-        for column in zip(*table, strict=True):
-            width = max(map(len, column))
-            columns.append([cell.ljust(width) for cell in column])
-        lines = [line.rstrip() for line in map("  ".join, zip(*columns, strict=True))]
-        return "\n".join(lines + self._faults)
-
-    def html(self) -> str:
-        faults = "".join(f'<div style="white-space:pre-line">{html.escape(fault)}</div>' for fault in self._faults)
-        if not self._rows:
-            return f"<div>{html.escape(self._empty)}</div>{faults}"
-
-        def row(cells: Sequence[str], tag: str) -> str:
-            return "".join(
-                f'<{tag} style="text-align:left;{_breaks(cell)}">{html.escape(cell)}</{tag}>' for cell in cells
-            )
-
-        body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in self._rows)
-        head = f"<thead><tr>{row(self._head, 'th')}</tr></thead>" if any(self._head) else ""
-        return f"<table>{head}<tbody>{body}</tbody></table>{faults}"
-
-
-def _breaks(cell: str) -> str:
-    """Return the style by which a long cell gives room to the short ones, such as times, which stay on one line."""
-    return "white-space:nowrap" if len(cell) <= _SHORT else "overflow-wrap:anywhere"
-
-
-class Histories(_Shown):
-    """Which snapshot came from which, as lines: the newest first, below it what it came from; the unrelated apart."""
-
-    def __init__(self, found: dict[str, Any]) -> None:
-        self._lines = _histories(found["snapshots"], found.get("here", {})) or ["No snapshots yet."]
-        self._lines += [fault["what"] for fault in found["faults"]]
-
-    def text(self) -> str:
-        return "\n".join(self._lines)
-
-    def html(self) -> str:
-        return f"<pre>{html.escape(self.text())}</pre>"
-
-
-def _histories(found: Sequence[dict[str, Any]], here: dict[str, list[str]]) -> list[str]:
-    newest_first = sorted(found, key=lambda one: (str(one["created"]), one["name"]), reverse=True)
-    places = {one["id"]: place for place, one in enumerate(newest_first)}
-    # A line goes straight on from each snapshot to the newest that came from it; what else came from it branches off.
-    begun: list[list[int]] = []
-    branches: dict[int, list[list[int]]] = defaultdict(list)
-    known: set[int] = set()
-    for newest in range(len(newest_first)):
-        line, at = [], newest
-        while at not in known:
-            known.add(at)
-            line.append(at)
-            origin = places.get(newest_first[at]["parent"], -1)
-            if origin <= at:  # none that is older is there
-                begun.append(line)
-                break
-            at = origin
-        else:
-            branches[at] += [line] if line else []
-    several = len({_whose(one) for one in found}) > 1
-    lines: list[str] = []
-    for line in begun:
-        lines += [""] * bool(lines) + [f"{_whose(newest_first[line[0]])}:"] * several
-        # A list in place of recursion: branches can branch off each other as often as they like.
-        pending: list[str | tuple[list[int], str]] = [(line, "")]
-        while pending:
-            part = pending.pop()
-            if isinstance(part, str):
-                lines.append(part)
-                continue
-            own, before = part
-            drawn: list[str | tuple[list[int], str]] = []
-            for place in own:
-                for branch in branches[place]:
-                    drawn += [(branch, f"{before}| "), f"{before}|/"]
-                drawn.append(f"{before}* {_in_history(newest_first[place], here)}")
-            pending += reversed(drawn)
-    return lines
-
-
-def _in_history(one: dict[str, Any], here: dict[str, list[str]]) -> str:
-    mark = f" ({_here(here[one['id']])})" if one["id"] in here else ""
-    job = f"  job {one['job']}" if one.get("job") else ""
-    message = f"  {one['message']}" if one["message"] else ""
-    return f"{label_of(one)}{mark}  {moment(one['created'])}{job}{message}"
-
-
-def _here(kernels: Sequence[str]) -> str:
-    """Say that kernels are based on a snapshot: those of these names, or the one that asks."""
-    return f"here: {', '.join(kernels)}" if kernels else "here"
-
-
-def _whose(snapshot: dict[str, Any]) -> str:
-    return f"job {snapshot['job']}" if snapshot.get("job") else snapshot["notebook"] or "without a notebook"
-
-
-class Blocks(_Shown):
-    """Texts and tables, one below the other."""
-
-    def __init__(self, blocks: Sequence[str | Listing]) -> None:
-        self._blocks = [block for block in blocks if block]
-
-    def text(self) -> str:
-        return "\n\n".join(block if isinstance(block, str) else block.text() for block in self._blocks)
-
-    def html(self) -> str:
-        return "".join(
-            f'<div style="white-space:pre-line">{html.escape(block)}</div>' if isinstance(block, str) else block.html()
-            for block in self._blocks
-        )
 
 
 _ROWS = 30
@@ -490,7 +327,7 @@ def _about_memory(found: dict[str, Any]) -> str:
 
 def _longest(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Listing | str:
     more = [f"... and {len(rows) - _ROWS} more (--json has all)"] if len(rows) > _ROWS else []
-    return Listing(head, rows[:_ROWS], "", more) if rows else ""
+    return Listing(head, rows[:_ROWS], "", more, elastic=head[1:]) if rows else ""
 
 
 def _both(old: dict[str, Any] | None, new: dict[str, Any] | None) -> tuple[str, str]:
@@ -541,7 +378,7 @@ def snapshots(found: dict[str, Any], spell: Spell) -> Listing:
             size(s["size"]),
             size(s["stored"]),
             size(s["gpu_memory"]) if s["gpu_memory"] else "",
-            " ".join([*([_here(here[s["id"]])] if s["id"] in here else []), *["pinned"] * s["pinned"], *s["tags"]]),
+            _marks(s, here),
             f"job {s['job']}" if s.get("job") else s["notebook"].rpartition("/")[2],
             s["message"],
         ]
@@ -551,7 +388,28 @@ def snapshots(found: dict[str, Any], spell: Spell) -> Listing:
     if found.get("writing"):
         faults.append(f"{found['writing']} is being written.")
     head = ["name", "saved", "size", "added", "GPU memory", "tags", "notebook", "message"]
-    return Listing(head, rows, spell("No snapshots yet. Save one: `gpuckpt save @ NAME`"), faults)
+    empty = spell("No snapshots yet. Save one: `gpuckpt save @ NAME`")
+    elastic = ("tags", "notebook", "message")
+    return Listing(head, rows, empty, faults, elastic=elastic, spare=_SPARE)
+
+
+_SPARE = ("added", "GPU memory", "size", "notebook", "message", "saved")
+"""What a narrow terminal has no room for, the first first."""
+
+
+def _marks(snapshot: dict[str, Any], here: Mapping[str, Sequence[str]]) -> str:
+    """Return what is said of a snapshot beside what it is: who is based on it, whether it is pinned, its tags."""
+    labels = [*["pinned"] * snapshot["pinned"], *snapshot["tags"]]
+    if snapshot["id"] not in here:
+        return " ".join(labels)
+    return Marked(" ".join([here_text(snapshot, here[snapshot["id"]]), *labels]), "here")
+
+
+def here_text(snapshot: dict[str, Any], kernels: Sequence[str]) -> Marked:
+    """Say that kernels are based on a snapshot: those of these names, or its notebook's or job's own."""
+    own = f"job {snapshot['job']}" if snapshot.get("job") else snapshot["notebook"].rpartition("/")[2]
+    others = set(kernels) - {own}
+    return Marked(f"here: {', '.join(kernels)}" if others else "here", "here")
 
 
 def snapshot(found: dict[str, Any]) -> Listing:
@@ -579,11 +437,6 @@ def snapshot(found: dict[str, Any]) -> Listing:
             ("id", found["id"]),
         ]
     )
-
-
-def details(pairs: Sequence[tuple[str, str]], notes: Sequence[str] = ()) -> Listing:
-    """Return a table of names and values, with notes below it."""
-    return Listing(["", ""], [list(pair) for pair in pairs if pair[1]], "", notes)
 
 
 _SHORT = 8

@@ -328,8 +328,8 @@ def test_snapshots_of_jobs_and_of_kernels_are_kept_apart(notebook: Notebook) -> 
     assert "In a terminal, `jupyter gpuckpt restore job of-job`" in told.text
     kernels, jobs = run("log").out.split("\n\n")
     assert kernels.startswith("without a notebook:\n* of-kernel (here: kernel ")
-    assert jobs.startswith("job job:\n* of-job (here: job job)  ")
-    assert jobs.endswith("  job job\n")
+    assert jobs.startswith("job job:\n* of-job (here)  ")
+    assert jobs.count("job job") == 1
     assert notebook.value("x") == "1"
     for words in (("restore", "job", "of-kernel"), ("restore", "job", "of-kernel", "--as", "new")):
         refused = run(*words)
