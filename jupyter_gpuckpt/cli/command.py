@@ -18,6 +18,10 @@ from .parsers import program
 
 def main(words: Sequence[str] | None = None) -> int:
     """Do what the command line says, and return the exit status."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks, and reads the answer elsewhere
+        from .completion import complete
+
+        complete()
     words, behind = _parted(sys.argv[1:] if words is None else words)
     try:
         status = _obey(words, behind)

@@ -103,7 +103,7 @@ def add_kernel_commands(group: Group) -> None:
     forking.add_argument("kernel", metavar="KERNEL", help=KERNEL)
     forking.add_argument("--snapshot", metavar="NAME", default="", help="copy this snapshot, not the kernel as it is")
     forking.add_argument("-n", "--count", metavar="COUNT", type=number, default=1, help="how many copies, 64 at most")
-    forking.add_argument("--save", metavar="NAME", default="", help="also save the kernel under this name")
+    forking.add_argument("--save", metavar="NEW", default="", help="also save the kernel under this name")
     forking.add_argument("--reseed", action="store_true", help="reseed the random number generators of the copies")
     forking.add_argument("--gpu", metavar="N", type=gpus, default=[], help=_GPU)
     stopping = group.add(

@@ -39,3 +39,13 @@ def add_help_commands(group: Group) -> None:
     helping = group.add("help", "about.tell", "say all about a command, or which ones there are")
     helping.add_argument("topic", metavar="COMMAND", nargs="?", default="", help="the command")
     group.add("version", "about.version", "print the version")
+    completing = group.add(
+        "completion",
+        "completion.script",
+        "print what completes all of this in a shell",
+        "Print what completes commands, options and names in a shell when Tab is pressed:\n"
+        '  bash   eval "$(jupyter gpuckpt completion bash)"   in ~/.bashrc\n'
+        '  zsh    eval "$(jupyter gpuckpt completion zsh)"    in ~/.zshrc, after compinit\n'
+        "  fish   jupyter gpuckpt completion fish | source    in ~/.config/fish/config.fish",
+    )
+    completing.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")

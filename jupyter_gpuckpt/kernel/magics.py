@@ -27,7 +27,21 @@ from .tables import Blocks, Listing
 from .words import Commands, Parser, Usage, duration, folder, gpus, number, size
 
 _IN_A_TERMINAL = frozenset(
-    {"broker", "check", "doctor", "exec", "export", "forget", "gc", "import", "kernels", "logs", "ps", "pull"}
+    {
+        "broker",
+        "check",
+        "completion",
+        "doctor",
+        "exec",
+        "export",
+        "forget",
+        "gc",
+        "import",
+        "kernels",
+        "logs",
+        "ps",
+        "pull",
+    }
     | {"push", "recipient", "remote", "repair", "setup", "sign", "stop", "trust", "version"}
 )
 _STATES = {"awake": ("on", "off"), "autosleep": ("off",)}

@@ -123,7 +123,8 @@ def test_a_save_while_a_cell_runs(cli: Cli, notebook: Notebook) -> None:
 @pytest.mark.usefixtures("held")
 def test_ctrl_c_cancels_a_save_and_says_so_at_once(cli: Cli, notebook: Notebook) -> None:
     terminal, end = pty.openpty()
-    saving = subprocess.Popen([PROGRAM, "save", _id(notebook), "never"], stdout=subprocess.PIPE, stderr=end, text=True)
+    words, plain = [PROGRAM, "save", _id(notebook), "never"], {**os.environ, "NO_COLOR": "1"}
+    saving = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=end, text=True, env=plain)
     os.close(end)
     _until_it_saves(cli)
     saving.send_signal(signal.SIGINT)

@@ -130,6 +130,11 @@ class KnownRemotes:
                 remote=address,
             )
 
+    def addresses(self) -> list[str]:
+        """Return the addresses of all of them."""
+        with using_keys(self._folder):
+            return sorted(self._read()["remotes"])
+
     # -- the record
 
     def _read(self) -> dict[str, Any]:

@@ -1,0 +1,124 @@
+"""Completion by Tab: what may follow, and in the shells themselves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pexpect
+import pytest
+from command_line import COMMAND, PROGRAM, Cli
+from many_snapshots import store_of
+from notebooks import PATIENCE, Notebook
+
+from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.keeper.jobs import launch_of
+from jupyter_gpuckpt.keeper.record import KernelFolder
+
+_SHELLS = {
+    "bash": (["--norc", "--noprofile", "-i"], "PS1='ready> '", 'eval "$(jupyter-gpuckpt completion bash)"'),
+    "zsh": (
+        ["-f", "-i"],
+        "PS1='ready> '; autoload -U compinit; compinit -u -D",
+        'eval "$(jupyter-gpuckpt completion zsh)"',
+    ),
+    "fish": (
+        ["--no-config", "-i"],
+        "function fish_prompt; echo 'ready> '; end",
+        "jupyter-gpuckpt completion fish | source",
+    ),
+}
+
+
+def completed(line: str, folder: Path) -> list[str]:
+    """Return what may follow a line, as bash is told."""
+    answer = folder / "answer"
+    asked = {
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line.encode())),
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_SHELL": "bash",
+    }
+    there = {"_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "_ARGCOMPLETE_IFS": "\n"}
+    subprocess.run(COMMAND, env={**os.environ, **asked, **there}, timeout=PATIENCE, check=True)
+    return [word.rstrip() for word in answer.read_text().splitlines()]
+
+
+def test_commands_options_and_names_are_completed(cli: Cli, folders: None, tmp_path: Path) -> None:
+    store_of(settings.store_dir(), 2)
+    assert cli("tag", "many-0001", "best").status == 0
+    for line, may_follow in {
+        "jupyter-gpuckpt re": ["repair", "recipient", "remote", "restore"],
+        "jupyter-gpuckpt show ": ["many-0000", "many-0001"],
+        "jupyter-gpuckpt rm many-0001 ": ["many-0000"],
+        "jupyter-gpuckpt save kernel ": [],  # a new name
+        "jupyter-gpuckpt list --tag ": ["best"],
+        "jupyter-gpuckpt log --notebook ": ["many.ipynb"],
+        "jupyter-gpuckpt rm --dry": ["--dry-run"],
+        "jupyter-gpuckpt awake kernel ": ["off", "on"],
+        "jupyter-gpuckpt help vers": ["version"],
+    }.items():
+        assert sorted(completed(line, tmp_path)) == sorted(may_follow), line
+
+
+def test_remotes_that_were_used_are_completed(cli: Cli, folders: None, tmp_path: Path) -> None:
+    store_of(settings.store_dir(), 1)
+    remote = str(tmp_path / "remote")
+    assert cli("push", "many-0000", remote, "--encrypt-to", cli("recipient").out.strip()).status == 0
+    assert remote in completed(f"jupyter-gpuckpt remote {tmp_path}/r", tmp_path)
+
+
+def test_a_kernel_and_a_job_are_completed(notebook: Notebook, tmp_path: Path) -> None:
+    folder, lock = KernelFolder.create(launch_of("nightly", ["true"], {}, "/", 0o077))
+    try:
+        found = completed("jupyter-gpuckpt stop ", tmp_path)
+        assert sorted(found) == sorted([notebook.manager.provisioner.kernel_id, "nightly"])
+        assert completed("jupyter-gpuckpt logs n", tmp_path) == ["nightly"]
+    finally:
+        os.close(lock)
+        shutil.rmtree(folder.path)
+
+
+def test_nothing_that_takes_long_is_imported_for_a_tab(folders: None, tmp_path: Path) -> None:
+    store_of(settings.store_dir(), 1)
+    told = subprocess.run(
+        ["env", "PYTHONPROFILEIMPORTTIME=1", *COMMAND],
+        env={
+            **os.environ,
+            "COMP_LINE": "jupyter-gpuckpt show ",
+            "COMP_POINT": "21",
+            "_ARGCOMPLETE": "1",
+            "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "answer"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    loaded = {line.rpartition("|")[2].strip() for line in told.stderr.splitlines() if line.startswith("import time:")}
+    assert "jupyter_gpuckpt.store.store" in loaded
+    assert not {"IPython", "asyncio", "cryptography.x509", "jupyter_client", "psutil", "traitlets", "zmq"} & loaded
+
+
+@pytest.mark.parametrize("name", _SHELLS)
+def test_a_shell_completes_a_line(name: str, folders: None, tmp_path: Path) -> None:
+    program = shutil.which(name)
+    if program is None:
+        pytest.skip(f"there is no {name} here")
+    store_of(settings.store_dir(), 1)
+    options, prepare, install = _SHELLS[name]
+    path = f"{Path(PROGRAM).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "TERM": "xterm", "PATH": path, "HOME": str(tmp_path), "NO_COLOR": "1", "PAGER": "cat"}
+    shell = pexpect.spawn(program, options, env=env, timeout=PATIENCE, encoding="utf-8", dimensions=(24, 200))
+    with shell:
+        for line in (prepare, install, 'echo be""gin'):
+            shell.sendline(line)
+        shell.expect("begin")
+        for line in ("jupyter gpuckpt ta\tmany\t", "jupyter-gpuckpt  tag many\t--js\t"):
+            shell.sendline(line)
+            shell.expect('no tags|"tags": ')
+        shell.expect(r"\}")
+        shell.sendline("exit")
+        shell.expect(pexpect.EOF)
