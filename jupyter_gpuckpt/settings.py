@@ -58,6 +58,10 @@ ENV_RUN_DIR = "GPUCKPT_RUN_DIR"
 ENV_UNAVAILABLE = "GPUCKPT_UNAVAILABLE"
 """Set in a kernel that was started plain: the reason, as `GpuckptError.as_dict` in JSON."""
 
+WAKING = "waking"
+"""The stage in which a kernel that sleeps gets its GPU memory back: its keeper enters it, and the kernel's cell, which
+says so already, does not show it."""
+
 MOST_COPIES = 64
 """How many copies one fork makes at most."""
 

@@ -46,12 +46,17 @@ def told_of_a_job(said: _Said) -> _Said:
 
 @contextlib.contextmanager
 def about_a_job(really: bool = True) -> Iterator[None]:
-    """Have errors that are raised within speak of a job, if it is `really` one."""
+    """Have errors that are raised within speak of a job, if it is `really` one; what they quote of criu stays."""
     try:
         yield
     except GpuckptError as e:
         if really:
-            e.what, e.why, e.then = map(told_of_a_job, (e.what, e.why, e.then))
+            quoted = str(e.data.get("criu_error") or "")
+            e.what, e.why, e.then = (_around(quoted, text) for text in (e.what, e.why, e.then))
             for reason in e.data.get("reasons") or []:  # of `Refused.merged`
                 reason["why"] = told_of_a_job(reason["why"])
         raise
+
+
+def _around(quoted: str, text: str) -> str:
+    return quoted.join(map(told_of_a_job, text.split(quoted))) if quoted else told_of_a_job(text)

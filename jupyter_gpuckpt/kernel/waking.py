@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from .. import settings
 from ..errors import GpuckptError
 from . import show
 from .agent import Agent
@@ -39,7 +40,7 @@ def wake_for_cell(agent: Agent, shell: Any, silent: bool) -> dict[str, Any] | No
 
 def _take(handle: Any, progress: dict[str, Any]) -> None:
     """Show what the wake waits for; the wake itself takes no longer than a look at it."""
-    if handle is not None and (progress["stage"] != "waking" or progress.get("cancelling")):
+    if handle is not None and (progress["stage"] != settings.WAKING or progress.get("cancelling")):
         handle.update({"text/plain": show.progress_text("Waking the kernel", progress)}, raw=True)
 
 

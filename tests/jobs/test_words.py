@@ -12,7 +12,8 @@ from command_line import Ran, run
 from job_programs import Job, program
 from notebooks import wait_until
 
-from jupyter_gpuckpt.cli.job_words import told_of_a_job
+from jupyter_gpuckpt.cli.job_words import about_a_job, told_of_a_job
+from jupyter_gpuckpt.errors import SaveFailed
 
 TALKING = """
 import socket, sys, time
@@ -70,3 +71,13 @@ def test_errors_of_jobs_speak_of_jobs(tmp_path: Path) -> None:
 )
 def test_only_what_is_a_kernel_of_ours_is_called_a_job(written: str, told: str) -> None:
     assert told_of_a_job(written) == told
+
+
+def test_what_criu_says_is_quoted_as_it_is() -> None:
+    """It speaks of the system's kernel."""
+    words = "Error (criu/kerndat.c:7): Kernel doesn't support this"
+    with pytest.raises(SaveFailed) as caught, about_a_job():
+        raise SaveFailed("The kernel goes on.", f"criu says: {words}", "Update the kernel's keeper.", criu_error=words)
+    error = caught.value
+    assert (error.what, error.why) == ("The job goes on.", f"criu says: {words}")
+    assert error.then == "Update the job's keeper."

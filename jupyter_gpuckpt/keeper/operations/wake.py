@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from ... import settings
 from ...errors import Cancelled, DriverError, GpuckptError, Refused, StoreError
 from ..gpu import sharing
 from ..in_progress import ParkedMemory
@@ -60,7 +61,7 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
     async with sharing.turn(gpu.needs, stages):
         if gpu.needs:
             await sharing.make_room(keeper, gpu.needs, stages, _STILL_ASLEEP, gpu.wishes)
-        await stages.enter(WAKING, cancellable=False)
+        await stages.enter(settings.WAKING, cancellable=False)
         noted.stage = WAKING
         keeper.note_state()
         try:
