@@ -14,6 +14,7 @@ import os
 import socket
 import struct
 import termios
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -138,6 +139,7 @@ class Cells:
         """
         if waits:
             self._read()
+        self._let_be_read()
         since, self._since_save = self._since_save or {}, None
         return {**since, **self._waiting()}
 
@@ -167,6 +169,20 @@ class Cells:
         while len(self._received) > before and time.monotonic() < deadline:
             before = len(self._received)
             time.sleep(_COMING)
+
+    def _let_be_read(self) -> None:
+        """Wait until ipykernel 7 has read what has come, in a thread that may just have begun to run again."""
+        thread = getattr(self._kernel, "shell_channel_thread", None)
+        if thread is None:
+            return
+        read = threading.Event()
+
+        def read_all() -> None:
+            self._kernel.shell_stream.flush()
+            thread.io_loop.add_callback(read.set)  # behind what each of them has begun
+
+        thread.io_loop.add_callback(read_all)
+        read.wait(_COMING_TIMEOUT)
 
     def _read(self) -> None:
         """Read what has come to ipykernel 6, which does so in the thread that the cell holds; that must stand still."""

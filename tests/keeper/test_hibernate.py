@@ -33,7 +33,7 @@ from jupyter_gpuckpt.freeze import processes
 from jupyter_gpuckpt.keeper.record import KernelFolder
 from jupyter_gpuckpt.store import Store
 
-pytestmark = pytest.mark.criu
+pytestmark = [pytest.mark.criu, pytest.mark.shared_kernel]
 
 
 def hibernate(notebook: Notebook) -> str:
@@ -209,6 +209,7 @@ def test_its_snapshot_is_taken_away(notebook: Notebook) -> None:
     assert_awake(notebook)
 
 
+@pytest.mark.shared_kernel(False)
 def test_a_snapshot_that_somebody_renames_stays(notebook: Notebook) -> None:
     notebook.run("x = 1")
     name = hibernate(notebook)
@@ -226,6 +227,7 @@ def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         yield tmp_path / "disk"
 
 
+@pytest.mark.shared_kernel(False)
 def test_no_room_for_it(full_disk: Path, notebook: Notebook) -> None:
     notebook.run("import os; x = os.urandom(30_000_000)")
     with notebook.keeper as keeper, pytest.raises(GpuckptError, match="disk"):
@@ -300,6 +302,7 @@ def test_the_keeper_of_a_hibernated_kernel_is_killed(notebook: Notebook) -> None
     assert_awake(notebook)
 
 
+@pytest.mark.shared_kernel(False)
 def test_the_machine_was_restarted_meanwhile(notebook: Notebook) -> None:
     """No kernel is there then; what is left of it is its snapshot, to be resumed."""
     name = hibernate(notebook)
@@ -327,6 +330,7 @@ def test_the_keeper_is_killed_at_any_time(notebook: Notebook, moment: int) -> No
 # -- its end
 
 
+@pytest.mark.shared_kernel(False)
 @pytest.mark.parametrize("now", [True, False])
 def test_it_is_shut_down(notebook: Notebook, tmp_path: Path, now: bool) -> None:
     hibernate(notebook)
@@ -388,6 +392,7 @@ def test_it_ends_with_its_snapshot_left(start: StartKernel) -> None:
     assert other.value("x") == "1"
 
 
+@pytest.mark.shared_kernel(False)
 def test_a_signal_ends_it(notebook: Notebook, tmp_path: Path) -> None:
     hibernate(notebook)
     notebook.manager.signal_kernel(signal.SIGINT)
