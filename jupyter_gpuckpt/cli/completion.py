@@ -16,7 +16,7 @@ from ..errors import GpuckptError
 from . import output
 from .parsers import Program, program
 
-__all__ = ["complete", "script"]
+__all__ = ["complete", "prepared", "script"]
 
 _Completer: TypeAlias = Callable[..., Iterable[str] | Mapping[str, str]]
 """Returns what may stand for a word, with a description of each where there is one (zsh and fish show it)."""
@@ -26,12 +26,17 @@ def complete() -> None:
     """Tell the shell that asks, by the environment, what may follow; this process ends with it."""
     import argcomplete
 
+    argcomplete.autocomplete(prepared(), always_complete_options=False)
+
+
+def prepared() -> argparse.ArgumentParser:
+    """Return the parser, each of whose arguments knows what may stand for it."""
     here = program()
     for name, parser in here.commands.choices.items():
         for action in parser._actions:
             if not action.choices:
                 action.completer = _completer(name, action, here)
-    argcomplete.autocomplete(here.parser, always_complete_options=False)
+    return here.parser
 
 
 def _completer(command: str, action: argparse.Action, here: Program) -> _Completer:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pexpect
 import pytest
+from argcomplete import CompletionFinder, split_line
 from command_line import COMMAND, PROGRAM, Cli
 from many_snapshots import store_of
 from notebooks import PATIENCE, Notebook
 
 from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.cli.completion import prepared
 from jupyter_gpuckpt.keeper.jobs import launch_of
 from jupyter_gpuckpt.keeper.record import KernelFolder
 
@@ -32,21 +34,14 @@ _SHELLS = {
 }
 
 
-def completed(line: str, folder: Path) -> list[str]:
-    """Return what may follow a line, as bash is told."""
-    answer = folder / "answer"
-    asked = {
-        "COMP_LINE": line,
-        "COMP_POINT": str(len(line.encode())),
-        "_ARGCOMPLETE": "1",
-        "_ARGCOMPLETE_SHELL": "bash",
-    }
-    there = {"_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "_ARGCOMPLETE_IFS": "\n"}
-    subprocess.run(COMMAND, env={**os.environ, **asked, **there}, timeout=PATIENCE, check=True)
-    return [word.rstrip() for word in answer.read_text().splitlines()]
+def completed(line: str) -> list[str]:
+    """Return what may follow a line, as a shell is told."""
+    quote, prefix, _, words, _ = split_line(line, len(line))
+    finder = CompletionFinder(prepared(), always_complete_options=False)
+    return [word.rstrip() for word in finder._get_completions(words, prefix, quote, None)]
 
 
-def test_commands_options_and_names_are_completed(cli: Cli, folders: None, tmp_path: Path) -> None:
+def test_commands_options_and_names_are_completed(cli: Cli, folders: None) -> None:
     store_of(settings.store_dir(), 2)
     assert cli("tag", "many-0001", "best").status == 0
     for line, may_follow in {
@@ -60,22 +55,22 @@ def test_commands_options_and_names_are_completed(cli: Cli, folders: None, tmp_p
         "jupyter-gpuckpt awake kernel ": ["off", "on"],
         "jupyter-gpuckpt help vers": ["version"],
     }.items():
-        assert sorted(completed(line, tmp_path)) == sorted(may_follow), line
+        assert sorted(completed(line)) == sorted(may_follow), line
 
 
 def test_remotes_that_were_used_are_completed(cli: Cli, folders: None, tmp_path: Path) -> None:
     store_of(settings.store_dir(), 1)
     remote = str(tmp_path / "remote")
     assert cli("push", "many-0000", remote, "--encrypt-to", cli("recipient").out.strip()).status == 0
-    assert remote in completed(f"jupyter-gpuckpt remote {tmp_path}/r", tmp_path)
+    assert remote in completed(f"jupyter-gpuckpt remote {tmp_path}/r")
 
 
-def test_a_kernel_and_a_job_are_completed(notebook: Notebook, tmp_path: Path) -> None:
+def test_a_kernel_and_a_job_are_completed(notebook: Notebook) -> None:
     folder, lock = KernelFolder.create(launch_of("nightly", ["true"], {}, "/", 0o077))
     try:
-        found = completed("jupyter-gpuckpt stop ", tmp_path)
+        found = completed("jupyter-gpuckpt stop ")
         assert sorted(found) == sorted([notebook.manager.provisioner.kernel_id, "nightly"])
-        assert completed("jupyter-gpuckpt logs n", tmp_path) == ["nightly"]
+        assert completed("jupyter-gpuckpt logs n") == ["nightly"]
     finally:
         os.close(lock)
         shutil.rmtree(folder.path)
