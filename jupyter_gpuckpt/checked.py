@@ -1,8 +1,8 @@
 """Dataclasses as JSON and back: what another process or an earlier version wrote is checked where it enters.
 
 Types that can be checked: ``str``, ``int``, ``float``, ``bool``, ``None``, ``object`` and ``Any`` (anything), ``list``,
-``tuple``, ``dict`` with text as keys, dataclasses, ``Literal``, and unions. Dataclasses in a union are told apart by
-their tags: fields whose type is a ``Literal`` of one value.
+``tuple``, ``dict`` and ``Mapping`` with text as keys, dataclasses, ``Literal``, and unions. Dataclasses in a union are
+told apart by their tags: fields whose type is a ``Literal`` of one value.
 """
 
 from __future__ import annotations
@@ -62,9 +62,11 @@ def _checked(kind: Any, raw: object, at: str) -> Any:
         return _one_of(inner, raw, at)
     if origin is list and isinstance(raw, list):
         return [_checked(inner[0], member, f"{at}[{i}]") for i, member in enumerate(raw)]
+    if origin is tuple and inner[-1] is ... and isinstance(raw, list):
+        return tuple(_checked(inner[0], member, f"{at}[{i}]") for i, member in enumerate(raw))
     if origin is tuple and isinstance(raw, list) and len(raw) == len(inner):
         return tuple(_checked(one, raw[i], f"{at}[{i}]") for i, one in enumerate(inner))
-    if origin is dict and isinstance(raw, dict):
+    if origin in (dict, Mapping) and isinstance(raw, dict):
         return {key: _checked(inner[1], member, f"{at}.{key}") for key, member in raw.items()}
     if kind is float and type(raw) is int:
         return float(raw)

@@ -208,7 +208,7 @@ def _following(folder: KernelFolder) -> Iterator[bytes]:
                 if file is not None:
                     yield from _rest(file)
                     file.close()
-                    output.note(f"-- restored: {state.parent['name'] if state.parent else ''}")
+                    output.note(f"-- restored: {state.parent.name if state.parent else ''}")
                 file = _open(folder)
                 if file is not None and came_up is not None:
                     file.seek(state.output)
@@ -283,10 +283,11 @@ def stop_job(args: argparse.Namespace, folder: KernelFolder) -> int:
     """End a job: it is asked to (SIGTERM), and killed when it has not in time; with --force it is killed at once."""
     name = folder.launch().job
     if folder.has_ended():
-        ended = folder.state().ended or {}
+        ended = folder.state().ended
+        assert ended is not None
         raise Refused(
             f"The job {name} was not stopped.",
-            f"It is over: {how_it_ended(ended.get('status'), ended.get('snapshot'))}.",
+            f"It is over: {how_it_ended(ended.status, ended.snapshot)}.",
             f"`jupyter gpuckpt forget {name}` removes what is kept of it.",
         )
     try:
@@ -295,7 +296,8 @@ def stop_job(args: argparse.Namespace, folder: KernelFolder) -> int:
         if not args.force:
             raise
         client.end(folder)
-    status = (folder.state().ended or {}).get("status")
+    ended = folder.state().ended
+    status = ended.status if ended is not None else None
     document = {"job": name, "stopped": True, "exit_status": status}
     output.result(args.json, document, f"Stopped job {name}: it {how_it_ended(status)}.")
     return output.DONE

@@ -177,9 +177,10 @@ def find(text: str) -> KernelFolder:
     """Return the folder of the kernel, or of the job that runs, that a person means."""
     job = jobs.named(text)
     if job is not None and job.has_ended():
+        ended = job.state().ended
         raise Refused(
             f"The job {text} does not run.",
-            f"It has {how_it_ended((job.state().ended or {}).get('status'))}.",
+            f"It has {how_it_ended(ended.status if ended is not None else None)}.",
             f"`jupyter gpuckpt restore {text} SNAPSHOT` brings it back.",
         )
     return job or client.find(text)

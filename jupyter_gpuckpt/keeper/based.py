@@ -19,5 +19,5 @@ def based() -> dict[str, list[str]]:
             if state.parent is not None and folder.has_keeper():
                 notebook = launch.notebook.rpartition("/")[2]
                 job = f"job {launch.job}" if launch.job else ""
-                found[state.parent["id"]].append(job or notebook or f"kernel {launch.kernel_id[:8]}")
+                found[state.parent.id].append(job or notebook or f"kernel {launch.kernel_id[:8]}")
     return dict(found)

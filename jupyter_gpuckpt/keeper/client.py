@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from .. import __version__, settings
 from ..errors import GpuckptError, KeeperGone, NoSuchKernel, OtherVersion
@@ -31,7 +30,7 @@ _CONNECT_POLL = 0.02
 _STARTER = Path(__file__).with_name("starter.py")  # a program: the package does not import it
 
 
-def start_keeper(launch: Launch, order: dict[str, Any] | None = None) -> tuple[subprocess.Popen[bytes], KernelFolder]:
+def start_keeper(launch: Launch, order: object = None) -> tuple[subprocess.Popen[bytes], KernelFolder]:
     """Start a keeper, and by it the kernel; what is left of an earlier kernel of that id is ended.
 
     With an `order` the kernel comes up as the copy that `keeper.operations.fork` ordered.

@@ -28,6 +28,7 @@ from ..spelling import in_a_cell
 from .clients import Connections
 from .ports import of_connection_file
 from .ports import peers as connected
+from .resting import Said
 
 __all__ = ["Doorman"]
 
@@ -50,7 +51,7 @@ class Doorman:
     Parameters
     ----------
     connection_file : the kernel's.
-    said : what the kernel said before it went: ``kernel_info`` and ``comms``, as its replies had them.
+    said : what the kernel said before it went.
     expected : how many clients come back, as `ports.peers` counts them.
     on_request : called with the frames of every request that needs a kernel.
     on_shutdown : called when a client asks for the kernel's end.
@@ -59,7 +60,7 @@ class Doorman:
     def __init__(
         self,
         connection_file: str,
-        said: Mapping[str, Any],
+        said: Said,
         expected: Mapping[str, int],
         on_request: OnRequest,
         on_shutdown: Callable[[], object],
@@ -190,12 +191,12 @@ class Doorman:
         idents, request = self._read(frames)
         kind = request["header"]["msg_type"]
         if kind == "kernel_info_request":
-            self._reply("shell", idents, request, self._said["kernel_info"])
+            self._reply("shell", idents, request, self._said.kernel_info)
         elif kind == "comm_info_request":
             wanted = request["content"].get("target_name")
             comms = {
                 comm: about
-                for comm, about in self._said["comms"].items()
+                for comm, about in self._said.comms.items()
                 if wanted is None or about["target_name"] == wanted
             }
             self._reply("shell", idents, request, {"status": "ok", "comms": comms})
@@ -206,7 +207,7 @@ class Doorman:
         idents, request = self._read(frames)
         kind = request["header"]["msg_type"]
         if kind == "kernel_info_request":
-            self._reply("control", idents, request, self._said["kernel_info"])
+            self._reply("control", idents, request, self._said.kernel_info)
         elif kind == "interrupt_request":
             self._reply("control", idents, request, {"status": "ok"})
         elif kind == "shutdown_request":

@@ -40,7 +40,7 @@ class Duties:
         if how == "take-over":
             await take_over(keeper)
         elif how == "copy":
-            await arrive(keeper, keeper.folder.take_order())
+            await arrive(keeper)
         elif how == "restore":
             await bring_up(keeper, keeper.folder.take_order())
 

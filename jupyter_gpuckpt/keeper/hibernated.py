@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
 
 from ..errors import GpuckptError, NoSuchSnapshot
 from ..store import Store
@@ -21,15 +19,15 @@ def remove(store: Store, name: str) -> None:
     store.remove(name)
 
 
-def forget(store: Store, snapshot: Mapping[str, Any]) -> None:
+def forget(store: Store, name: str, snapshot_id: str) -> None:
     """Remove the snapshot of a kernel that no longer needs it; one that somebody renamed or tagged is theirs."""
     try:
-        name = current_name(store, snapshot["name"], snapshot["id"])
-        labels = store.labels(store.get(name))
-        if name == snapshot["name"] and labels.tags == (HIBERNATED,):
-            remove(store, name)
+        now = current_name(store, name, snapshot_id)
+        labels = store.labels(store.get(now))
+        if now == name and labels.tags == (HIBERNATED,):
+            remove(store, now)
         else:
-            store.tag(name, [], [HIBERNATED])
+            store.tag(now, [], [HIBERNATED])
     except NoSuchSnapshot:
         pass
     except (GpuckptError, OSError):

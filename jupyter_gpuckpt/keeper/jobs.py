@@ -239,7 +239,7 @@ def _forget_oldest() -> None:
         with contextlib.suppress(OSError, ValueError):
             state = folder.state()
             if state.ended is not None:
-                ended.append((str(state.ended["at"]), folder))
+                ended.append((state.ended.at, folder))
     for _, folder in sorted(ended, key=lambda pair: pair[0])[: -(KEPT - 1)]:
         with contextlib.suppress(Busy, OSError):
             forget(folder)

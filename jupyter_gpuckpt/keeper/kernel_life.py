@@ -21,7 +21,7 @@ from .link import Link, Request
 from .namespace import Namespace
 from .one_at_a_time import OneAtATime
 from .operations.stages import Tell, to_nobody
-from .record import KERNEL_LOG, OUTPUT, KernelFolder, now
+from .record import KERNEL_LOG, OUTPUT, Ended, KernelFolder, now
 from .reserved_ports import Reserved
 from .stand_in import StandIn
 
@@ -151,7 +151,7 @@ class Keeper:
         KernelLost : it has ended.
         """
         if self.state.hibernated is not None and self.space is None and self.exit_status is None:
-            name = self.state.hibernated["snapshot"]["name"]
+            name = self.state.hibernated.snapshot.name
             raise Refused(
                 "The kernel is hibernated.",
                 f"It is on the disk alone, as the snapshot {name}.",
@@ -264,7 +264,7 @@ class Keeper:
         log.info("the kernel ended with status %d", status)
         self.exit_status = status
         if self.launch.job and self.state.ended is None:
-            self.state.ended = {"status": status, "at": now()}
+            self.state.ended = Ended(status, now())
             self.note_state()
         if self.link is not None:
             self.link.close()  # who waits for the agent need not wait any longer

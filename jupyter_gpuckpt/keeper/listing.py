@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from .. import settings
@@ -84,15 +85,15 @@ def _ended(launch: Launch, state: State) -> dict[str, Any]:
         "kernel_id": launch.kernel_id,
         "job": launch.job,
         "state": "ended",
-        "exit_status": state.ended["status"],
-        "ended": state.ended["at"],
-        "hibernated_as": state.ended.get("snapshot"),
+        "exit_status": state.ended.status,
+        "ended": state.ended.at,
+        "hibernated_as": state.ended.snapshot,
         "pid": None,
         "pids": [],
         "memory": 0,
         "gpu_memory": 0,
         "started": state.started,
-        "parent": state.parent,
+        "parent": asdict(state.parent) if state.parent is not None else None,
         "command": launch.argv,
     }
 
@@ -125,7 +126,7 @@ def hibernated(store: Store) -> list[dict[str, Any]]:
     """
     labels = store.all_labels()
     held = {
-        state.hibernated["snapshot"]["id"]
+        state.hibernated.snapshot.id
         for folder in client.folders()
         for state in _states(folder)
         if state.hibernated is not None

@@ -56,8 +56,7 @@ class Owner:
     def of(cls, keeper: Keeper) -> Owner:
         """Return the kernel that a keeper holds."""
         launch = keeper.launch
-        parent = (keeper.state.parent or {}).get("id")
-        return cls(launch.kernel_id, launch.notebook, launch.job, launch.copy_of, parent)
+        return cls(launch.kernel_id, launch.notebook, launch.job, launch.copy_of, keeper.state.parent_id)
 
     @property
     def word(self) -> str:

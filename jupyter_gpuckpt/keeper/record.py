@@ -23,7 +23,7 @@ from ..lock_files import KEEPER_LOCK, is_locked
 from ..private_folders import why_not_private
 from .in_progress import InProgress, RestoreInProgress
 from .protocol import listener_pid
-from .resting import Sleep
+from .resting import Hibernated, Sleep, Untold
 
 if TYPE_CHECKING:
     from ..store import Store
@@ -71,6 +71,34 @@ class Launch:
     """The job's name, where it is a command of its own and no kernel: no agent, no connection file."""
 
 
+@dataclass(frozen=True)
+class Parent:
+    """The snapshot that the kernel last came from or went to."""
+
+    name: str
+    id: str
+
+
+@dataclass(frozen=True)
+class Saved:
+    """When the kernel was last as a snapshot has it."""
+
+    at: str
+    cells: int | None
+    """How many had begun by then; None where that is not known."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job has ended."""
+
+    status: int | None
+    """Its exit code, -N for signal N; None where nobody saw it."""
+    at: str
+    snapshot: str | None = None
+    """The name of the one that it is in, where it was hibernated."""
+
+
 @dataclass
 class Head:
     """What the record of any version says, later ones included."""
@@ -94,11 +122,9 @@ class State(Head):
     """The name of the run folder in use."""
     kernel_pid: int = 0
     started: str = ""
-    parent: dict[str, str] | None = None
-    """Name and id of the snapshot that the kernel last came from or went to."""
-    saved: dict[str, Any] | None = None
-    """When the kernel was last as a snapshot has it (``at``), and how many cells had begun by then (``cells``); None
-    where it was neither saved nor restored since it was started."""
+    parent: Parent | None = None
+    saved: Saved | None = None
+    """None where it was neither saved nor restored since it was started."""
     own_files: bool = False
     """Whether it came from a snapshot's own files: some of those that it uses stand in its sleeper alone."""
     sleep_after: float | None = None
@@ -115,21 +141,21 @@ class State(Head):
     """The operation under way, for whoever has to clean up after this keeper."""
     worked: float = 0.0
     """How many seconds of processor time the kernel had used when it was last saved; 0 after a restore."""
-    hibernated: dict[str, Any] | None = None
-    """Where there is no kernel but its snapshot: ``snapshot`` (as listings tell of it), ``since``, ``said`` (what the
-    kernel said before it went), ``requests`` (what clients have sent, to be executed when it wakes),
-    ``clients`` (how many there were, as `ports.peers` counts them) and ``own_connections`` (how many the kernel had to
-    its own shell port)."""
-    untold: dict[str, Any] | None = None
-    """Where the kernel was woken and has not answered yet: the ``snapshot`` that it came from, a ``token`` by which it
-    knows whether it was told before, and the ``requests`` that it is to execute."""
+    hibernated: Hibernated | None = None
+    """None while there is a kernel."""
+    untold: Untold | None = None
+    """None where the kernel was not woken, or has answered."""
     boot: str = ""
     """Which boot of the machine this is of (proc(5), random/boot_id): pids mean nothing in the next."""
     output: int = 0
     """How many bytes of the output were there already when this process came up: those of the snapshot."""
-    ended: dict[str, Any] | None = None
-    """For a job that has ended: ``status`` (its exit code, -N for signal N, null where nobody saw it), ``at``, and
-    where it was hibernated the ``snapshot`` that it is in."""
+    ended: Ended | None = None
+    """None for a job that has not ended, and for kernels."""
+
+    @property
+    def parent_id(self) -> str | None:
+        """The id of the snapshot that the kernel last came from or went to."""
+        return self.parent.id if self.parent is not None else None
 
 
 def now() -> str:
@@ -198,18 +224,18 @@ class KernelFolder:
         """Replace the launch in one step."""
         self._write(LAUNCH, to_json(launch))
 
-    def write_order(self, order: dict[str, Any]) -> None:
-        """Say what the copy is made of that this folder's keeper shall bring up."""
-        self._write(_ORDER, order)
+    def write_order(self, order: object) -> None:
+        """Say what this folder's keeper shall bring up: a dataclass, or JSON."""
+        self._write(_ORDER, to_json(order))
 
-    def take_order(self) -> dict[str, Any]:
-        """Return what `write_order` said; it is carried out once."""
+    def take_order(self) -> Any:
+        """Return what `write_order` said, as JSON; it is carried out once."""
         path = self.path / _ORDER
-        order: dict[str, Any] = json.loads(path.read_text())
+        order = json.loads(path.read_text())
         path.unlink()
         return order
 
-    def _write(self, name: str, content: dict[str, Any]) -> None:
+    def _write(self, name: str, content: object) -> None:
         fresh = self.path / f".{name}"
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(fd, "w") as f:
@@ -292,7 +318,7 @@ class KernelFolder:
         if launch is None or not launch.job:
             self.remove()
             return
-        state.ended = state.ended or {"status": status, "at": now()}
+        state.ended = state.ended or Ended(status, now())
         state.keeper = state.sleeper = state.operation = None
         with contextlib.suppress(OSError):
             self.write_state(state)

@@ -238,8 +238,7 @@ class Requests:
         if operations.current is not None and operations.current.kind == "restore":
             await operations.idle.wait()  # before that it does not know what it was put back to
         if keeper.link is None and keeper.state.hibernated is not None:
-            account: dict[str, Any] = keeper.state.hibernated["said"]["executed"]
-            return account
+            return keeper.state.hibernated.said.executed
         if keeper.link is None or not keeper.launch.agent:
             return {"restored": "", "cells": {}, "others": []}
         try:

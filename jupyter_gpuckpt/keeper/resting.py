@@ -6,8 +6,20 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .in_progress import ParkedMemory
+from .told import Summary
 
-__all__ = ["ASLEEP", "FALLING_ASLEEP", "WAKING", "HostMemory", "LateSnapshot", "Sleep", "Stage"]
+__all__ = [
+    "ASLEEP",
+    "FALLING_ASLEEP",
+    "WAKING",
+    "Hibernated",
+    "HostMemory",
+    "LateSnapshot",
+    "Said",
+    "Sleep",
+    "Stage",
+    "Untold",
+]
 
 Stage = Literal["falling asleep", "asleep", "waking"]
 FALLING_ASLEEP: Stage = "falling asleep"
@@ -61,3 +73,42 @@ class Sleep:
         """Return what `GpuSleep.host_memory` said when it fell asleep."""
         # Earlier versions did not look, and took as much as was freed.
         return self.host or HostMemory(beside=self.freed, inside=0)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a kernel said before it was hibernated: others are told that while it is not there."""
+
+    kernel_info: dict[str, Any]
+    """The content of its reply, as Jupyter's protocol has it."""
+    comms: dict[str, dict[str, Any]]
+    """The same of its comms, by their ids."""
+    executed: dict[str, Any]
+    """Which cells it has executed (`kernel.executed`)."""
+
+
+@dataclass
+class Hibernated:
+    """There is no kernel but its snapshot."""
+
+    snapshot: Summary
+    since: str
+    said: Said
+    clients: dict[str, int]
+    """How many there were, by channel."""
+    own_connections: int
+    """How many the kernel had to its own shell port."""
+    requests: list[list[str]] = field(default_factory=list)
+    """What clients have sent, to be executed when it wakes: each the frames of a message, in hexadecimal."""
+
+
+@dataclass(frozen=True)
+class Untold:
+    """The kernel was woken, and has not answered yet."""
+
+    snapshot: Summary
+    """The one that it came from."""
+    token: str
+    """By this it knows whether it was told before."""
+    requests: list[list[str]]
+    """What it is to execute: as `Hibernated` has them."""

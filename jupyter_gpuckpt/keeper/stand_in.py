@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import GpuckptError
 from .record import Launch, State
@@ -43,8 +43,8 @@ class StandIn:
     @property
     def is_asked(self) -> bool:
         """Whether something waits for the hibernated kernel."""
-        hibernated: dict[str, Any] | None = self._state.hibernated
-        return hibernated is not None and bool(hibernated["requests"])
+        hibernated = self._state.hibernated
+        return hibernated is not None and bool(hibernated.requests)
 
     def take_ports(self) -> None:
         """Have a doorman take the ports of the kernel, which is hibernated, where there is none yet."""
@@ -55,7 +55,7 @@ class StandIn:
 
         try:
             self._doorman = Doorman(
-                self._launch.connection_file, hibernated["said"], hibernated["clients"], self._take, self._on_shutdown
+                self._launch.connection_file, hibernated.said, hibernated.clients, self._take, self._on_shutdown
             )
         except (OSError, ValueError, KeyError) as e:
             log.error("nobody holds the ports of the hibernated kernel, only `wake` wakes it: %s", e)
@@ -66,7 +66,7 @@ class StandIn:
         """Note what a client sent."""
         if self._state.hibernated is None:
             return
-        self._state.hibernated["requests"].append([frame.hex() for frame in frames])
+        self._state.hibernated.requests.append([frame.hex() for frame in frames])
         self._note_state()
         self._on_request()
 
@@ -100,7 +100,7 @@ class StandIn:
         hibernated = self._state.hibernated
         if hibernated is None or self._doorman is None:
             return
-        requests, hibernated["requests"] = hibernated["requests"], []
+        requests, hibernated.requests = hibernated.requests, []
         self._note_state()
         raw = [[bytes.fromhex(frame) for frame in frames] for frames in requests]
         await self._doorman.refuse(raw, error)

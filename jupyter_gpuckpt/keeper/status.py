@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import Any
 
 from .. import __version__
@@ -46,7 +47,7 @@ def status(keeper: Keeper) -> dict[str, Any]:
         "pids": tree,
         "memory": processes.resident_bytes(tree),
         "started": keeper.state.started,
-        "parent": keeper.state.parent,
+        "parent": asdict(keeper.state.parent) if keeper.state.parent is not None else None,
         "copy_of": keeper.launch.copy_of,
         "unsaved": unsaved(keeper),
         "computed": max(0.0, keeper.work() - keeper.state.worked),
@@ -83,8 +84,11 @@ def _hibernated(keeper: Keeper) -> dict[str, Any] | None:
     hibernated = keeper.state.hibernated
     if hibernated is None:
         return None
-    snapshot = hibernated["snapshot"]
+    snapshot = hibernated.snapshot
     return {
-        "since": hibernated["since"],
-        **{key: snapshot[key] for key in ("name", "size", "stored", "gpu_memory")},
+        "since": hibernated.since,
+        "name": snapshot.name,
+        "size": snapshot.size,
+        "stored": snapshot.stored,
+        "gpu_memory": snapshot.gpu_memory,
     }

@@ -12,6 +12,7 @@ from .. import __version__
 from ..errors import GpuckptError
 from ..spelling import Spell
 from ..store import Labels, Manifest, Store, name_of
+from .told import Summary
 
 HIBERNATED = "hibernated"
 """The tag of the snapshot of a kernel that is on the disk alone, and how its name begins."""
@@ -40,28 +41,33 @@ def listing(store: Store, spell: Spell) -> dict[str, Any]:
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:
-    """Return what listings and results say of a snapshot, as JSON types.
+    """Return `summary_of` a snapshot as a JSON object."""
+    return asdict(summary_of(manifest))
+
+
+def summary_of(manifest: Manifest) -> Summary:
+    """Return what listings and results say of a snapshot.
 
     What its maker has put into it is somebody else's word: a member of another type counts as left out, so that one
     odd snapshot cannot keep the others from being listed.
     """
     kernel, process = manifest.kernel, manifest.process
-    return {
-        "name": manifest.name,
-        "label": name_of(manifest.name),
-        "id": manifest.id,
-        "message": manifest.message,
-        "created": manifest.created,
-        "size": manifest.size,
-        "stored": manifest.stored,
-        "parent": manifest.parent,
-        "notebook": _of(kernel, "notebook", str) or "",
-        "kernel_id": _of(kernel, "kernel_id", str) or "",
-        "job": _of(kernel, "job", str) or "",
-        "execution_count": _of(kernel, "execution_count", int),
-        "gpu_memory": gpu_memory(manifest),
-        "frozen_seconds": _of(process, "frozen_seconds", int, float),
-    }
+    return Summary(
+        name=manifest.name,
+        label=name_of(manifest.name),
+        id=manifest.id,
+        message=manifest.message,
+        created=manifest.created,
+        size=manifest.size,
+        stored=manifest.stored,
+        parent=manifest.parent,
+        notebook=_of(kernel, "notebook", str) or "",
+        kernel_id=_of(kernel, "kernel_id", str) or "",
+        job=_of(kernel, "job", str) or "",
+        execution_count=_of(kernel, "execution_count", int),
+        gpu_memory=gpu_memory(manifest),
+        frozen_seconds=_of(process, "frozen_seconds", int, float),
+    )
 
 
 def _of(said: Mapping[str, Any], member: str, *kinds: type) -> Any:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .record import now
+from .record import Saved, now
 
 if TYPE_CHECKING:
     from .kernel_life import Keeper
 
-__all__ = ["saved_with", "unsaved"]
+__all__ = ["cells_of", "saved_with", "unsaved"]
 
 _IDLE = 1.0  # what a kernel that does nothing may compute all the same, in seconds of processor time
 
 
 def saved_with(keeper: Keeper, cells: int | None, at: str = "") -> None:
     """Note that a snapshot has all of the kernel `at` a time, when so many cells had begun; None where unknown."""
-    keeper.state.saved = {"at": at or now(), "cells": cells}
+    keeper.state.saved = Saved(at or now(), cells)
+
+
+def cells_of(said: Mapping[str, Any]) -> int | None:
+    """Return how many cells had begun, as a kernel or a snapshot says; None where it does not say a number."""
+    cells = said.get("cells")
+    return cells if type(cells) is int else None
 
 
 def unsaved(keeper: Keeper, *, asked_in_a_cell: bool = False) -> dict[str, Any] | None:
@@ -29,11 +36,11 @@ def unsaved(keeper: Keeper, *, asked_in_a_cell: bool = False) -> dict[str, Any] 
     state, link = keeper.state, keeper.link
     if link is None:
         return None
-    saved = state.saved or {"at": state.started, "cells": 0 if keeper.launch.agent else None}
-    begun = link.cells if link.cells is not None else saved["cells"]
-    cells = None if saved["cells"] is None else max(0, begun - saved["cells"] - asked_in_a_cell)
+    saved = state.saved or Saved(state.started, 0 if keeper.launch.agent else None)
+    begun = link.cells if link.cells is not None else saved.cells
+    cells = None if saved.cells is None or begun is None else max(0, begun - saved.cells - asked_in_a_cell)
     cell = None if asked_in_a_cell else link.cell
     computed = max(0.0, keeper.work() - state.worked)
     if not cells and cell is None and (computed < _IDLE or asked_in_a_cell):
         return None
-    return {"since": saved["at"], "cells": cells, "cell": cell, "computed": computed}
+    return {"since": saved.at, "cells": cells, "cell": cell, "computed": computed}

@@ -311,7 +311,7 @@ class Service:
         self._started.update({operation.id: kernel_id} if started else {})
 
         async def forget_it(_: dict[str, Any]) -> None:
-            await asyncio.to_thread(forget, self._store, snapshot)
+            await asyncio.to_thread(forget, self._store, manifest.name, manifest.id)
 
         return self.operations.start(operation, folder, {"key": name, "name": name, "resume": True}, forget_it)
 

@@ -18,8 +18,9 @@ from jupyter_gpuckpt.keeper.in_progress import (
     SaveInProgress,
     WakeInProgress,
 )
-from jupyter_gpuckpt.keeper.record import FORMAT, KernelFolder, Launch, State
-from jupyter_gpuckpt.keeper.resting import ASLEEP, HostMemory, LateSnapshot, Sleep
+from jupyter_gpuckpt.keeper.record import FORMAT, Ended, KernelFolder, Launch, Parent, Saved, State
+from jupyter_gpuckpt.keeper.resting import ASLEEP, Hibernated, HostMemory, LateSnapshot, Said, Sleep, Untold
+from jupyter_gpuckpt.keeper.told import Summary
 
 _HELD = [Held(7, {"GPU-1": 1 << 30})]
 _PARKED = ParkedMemory(pid=10007, thread=0, gpu="GPU-1", size=1 << 30, holder=12)
@@ -45,6 +46,17 @@ def test_what_was_begun_is_read_as_it_was_written(operation: InProgress, tmp_pat
     assert found.format == FORMAT
 
 
+def test_a_hibernated_kernel_and_a_job_that_ended_are_read_as_they_were_written(tmp_path: Path) -> None:
+    snapshot = Summary("a", "a", "0" * 32, "", "now", 1, 1, None, "n.ipynb", "k", "", None, 0, 0.5)
+    said = Said({"status": "ok"}, {"id": {"target_name": "t"}}, {"restored": "", "cells": {}, "others": []})
+    hibernated = Hibernated(snapshot, "now", said, {"shell_port": 1}, 1, [["ab", "cd"]])
+    untold, ended = Untold(snapshot, "token", [["ab"]]), Ended(None, "now", "a")
+    state = State(hibernated=hibernated, untold=untold, ended=ended, parent=Parent("a", "b"), saved=Saved("now", None))
+    folder = KernelFolder(tmp_path)
+    folder.write_state(state)
+    assert folder.state() == state
+
+
 def test_records_of_earlier_versions_are_read() -> None:
     """As they wrote them: fewer members, and a move as a save."""
     moving = {"kind": "save", "name": "", "cuda": [7], "held": [{"pid": 7, "used": {"GPU-1": 1}}]}
@@ -57,6 +69,8 @@ def test_records_of_earlier_versions_are_read() -> None:
     sleep = from_json(State, {"sleep": asleep}).sleep
     assert sleep is not None
     assert (sleep.host_memory(), sleep.late) == (HostMemory(9, 0), LateSnapshot("a", "b"))
+    assert from_json(State, {"ended": {"status": None, "at": "now"}}).ended == Ended(None, "now")
+    assert from_json(State, {"saved": {"at": "now", "cells": None}, "parent": None}).saved == Saved("now", None)
 
 
 def test_what_is_none_is_left_out_as_earlier_versions_did() -> None:

@@ -16,11 +16,12 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
+from ...checked import from_json
 from ...errors import ForkFailed, GpuckptError, NoSuchKernel, Refused
 from ...freeze import cuda, images, processes
 from ...freeze.criu_program import CriuProgram
@@ -31,10 +32,11 @@ from ..files import lifetime
 from ..gpu import sharing
 from ..gpu.freeze import GpuReturn, parked_in
 from ..naming import NOT_RESTORED, Owner, find
-from ..record import KernelFolder, Launch, Operation, now
+from ..record import KernelFolder, Launch, Operation, Parent, Saved, now
 from ..reserved_ports import Reserved
 from ..staging import fits_in_memory, vram_files
 from ..summary import summary
+from ..unsaved import cells_of
 from .arrival import Arrival, make_lifetime_files, put_in_place, request_of, resume
 from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
 from .save import about_kernel, about_machine, save, take
@@ -90,10 +92,31 @@ class _Capture:
     rest: Path
     """The folder with /dev/shm and the log."""
     gpu_map: Mapping[str, str] | None
-    parent: Mapping[str, str] | None
-    """The snapshot that the copies come from, as `State.parent` has it."""
-    saved: Mapping[str, Any]
-    """When a snapshot had all that they have, as `State.saved` has it."""
+    parent: Parent | None
+    """The snapshot that the copies come from."""
+    saved: Saved
+    """When a snapshot had all that they have."""
+
+
+@dataclass
+class _Order:
+    """What the keeper of a copy is told."""
+
+    manifest: Manifest
+    criu: str
+    vram: str
+    rest: str
+    """The folders as in `_Capture`."""
+    size: int
+    ports: dict[str, int]
+    """Where the kernel's sockets come to be, by their ports."""
+    paths: dict[str, str]
+    """The same of the paths of its Unix sockets."""
+    gpu_map: dict[str, str] | None
+    parent: Parent | None
+    saved: Saved
+    reseed: bool
+    index: int
 
 
 @dataclass
@@ -195,7 +218,7 @@ async def _of_kernel(
         id=secrets.token_hex(16),
         message="",
         created=now(),
-        parent=(keeper.state.parent or {}).get("id"),
+        parent=keeper.state.parent_id,
         contents="",
         size=frozen.process["private_bytes"],
         stored=0,
@@ -205,7 +228,7 @@ async def _of_kernel(
         process=frozen.process,
     )
     state = keeper.state
-    saved = state.saved or {"at": state.started, "cells": 0}
+    saved = state.saved or Saved(state.started, 0)
     return _Capture(manifest, staging.outside, staging.vram.outside, directory, room.gpu_map, state.parent, saved)
 
 
@@ -270,8 +293,7 @@ async def _of_snapshot(
     made = await asyncio.to_thread(make_lifetime_files, snapshot.directory)
     tidying.push(lambda kind, *_: lifetime.unmake(made) if kind is not None else None)
     await asyncio.to_thread(fit.check_files, snapshot, Path("/"))
-    parent = {"name": name_of(manifest.name), "id": manifest.id}
-    saved = {"at": now(), "cells": manifest.kernel.get("cells")}
+    parent, saved = Parent(name_of(manifest.name), manifest.id), Saved(now(), cells_of(manifest.kernel))
     criu = snapshot.directory / CRIU_IMAGES
     return _Capture(manifest, criu, vram.outside, snapshot.directory, fits.gpu_map, parent, saved)
 
@@ -284,7 +306,7 @@ class _Copy:
     """One copy before it comes up."""
 
     launch: Launch
-    order: dict[str, Any]
+    order: _Order
     told: dict[str, int]
     """The ports of the user's own that are others in the copy, by what they are in the kernel."""
 
@@ -311,20 +333,21 @@ class _Plan:
         launch = _launch_of_copy(source, kernel_id)
         channels = {channel: table[saved[channel]] for channel in ports.CHANNELS}
         _write_connection_file(source.connection_file, launch.connection_file, channels)
-        order = {
-            "manifest": asdict(self._capture.manifest),
-            "criu": str(self._capture.criu),
-            "vram": str(self._capture.vram),
-            "rest": str(self._capture.rest),
-            "size": self._size,
-            "ports": {str(port): new for port, new in table.items()},
-            "paths": {str(path): f"{path}.{kernel_id[:8]}" for path in self._paths},
-            "gpu_map": self._capture.gpu_map,
-            "parent": self._capture.parent,
-            "saved": self._capture.saved,
-            "reseed": self._wanted.reseed,
-            "index": index,
-        }
+        capture = self._capture
+        order = _Order(
+            manifest=capture.manifest,
+            criu=str(capture.criu),
+            vram=str(capture.vram),
+            rest=str(capture.rest),
+            size=self._size,
+            ports={str(port): new for port, new in table.items()},
+            paths={str(path): f"{path}.{kernel_id[:8]}" for path in self._paths},
+            gpu_map=dict(capture.gpu_map) if capture.gpu_map is not None else None,
+            parent=capture.parent,
+            saved=capture.saved,
+            reseed=self._wanted.reseed,
+            index=index,
+        )
         return _Copy(launch, order, {str(p): table[p] for p in self._of_user if table[p] != p})
 
     def warnings(self) -> list[str]:
@@ -393,7 +416,7 @@ async def _bring_up(
         await stages.enter(_starting(up, wanted.count), cancellable=False)
         return {
             "id": copy.launch.kernel_id,
-            "index": copy.order["index"],
+            "index": copy.order.index,
             "name": copy.launch.name,
             "connection_file": copy.launch.connection_file,
             "pid": status["pid"],
@@ -466,27 +489,28 @@ async def _have_adopted(keeper: Keeper, kernels: Sequence[dict[str, Any]]) -> No
 # -- in the keeper of a copy
 
 
-async def arrive(keeper: Keeper, order: Mapping[str, Any]) -> None:
-    """Bring up the copy that this keeper is to hold.
+async def arrive(keeper: Keeper) -> None:
+    """Bring up the copy that this keeper is to hold, as it was ordered.
 
     Raises
     ------
     GpuckptError, OSError : it did not come up; nothing of it is left.
     """
+    order = from_json(_Order, keeper.folder.take_order())
     program = await asyncio.to_thread(usable_criu)
-    manifest = Manifest(**order["manifest"])
-    new = await Arrival.prepare(keeper, int(order["size"]))
+    manifest = order.manifest
+    new = await Arrival.prepare(keeper, order.size)
     snapshot = Snapshot(manifest, new.files)
     # The process that calls the driver needs a while to start: it does so beside what comes first.
     starting = asyncio.create_task(asyncio.to_thread(_start_worker, keeper.worker, bool(manifest.process["cuda"])))
     try:
         await asyncio.to_thread(_copy_files, order, new)
         await new.furnish(snapshot)
-        table = {int(port): int(other) for port, other in order["ports"].items()}
-        places = ports.Places.of_copy(table, order["paths"])
-        gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), order["gpu_map"], vram_files(new.space))
+        table = {int(port): int(other) for port, other in order.ports.items()}
+        places = ports.Places.of_copy(table, order.paths)
+        gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), order.gpu_map, vram_files(new.space))
         tidying = await put_in_place(keeper, snapshot, new, program, gpu, places, {})
-        copy = {"index": order["index"], "reseed": order["reseed"], "kernel_id": keeper.launch.kernel_id}
+        copy = {"index": order.index, "reseed": order.reseed, "kernel_id": keeper.launch.kernel_id}
         stages = Stages(Operation("fork", keeper.launch.kernel_id), to_nobody)
         result = {**summary(manifest), "restored": True, "warnings": [], "copy": copy}
         keeper.notes = await resume(new.link, snapshot, {}, result, stages)
@@ -497,7 +521,7 @@ async def arrive(keeper: Keeper, order: Mapping[str, Any]) -> None:
     finally:
         await starting
         await asyncio.to_thread(snapshot.close)
-    keeper.state.parent, keeper.state.saved = order["parent"], order["saved"]
+    keeper.state.parent, keeper.state.saved = order.parent, order.saved
 
 
 def _start_worker(worker: cuda.CudaWorker, is_needed: bool) -> None:
@@ -506,15 +530,15 @@ def _start_worker(worker: cuda.CudaWorker, is_needed: bool) -> None:
             worker.version()
 
 
-def _copy_files(order: Mapping[str, Any], new: Arrival) -> None:
+def _copy_files(order: _Order, new: Arrival) -> None:
     """Bring what was taken into the new sleeper; it is changed there."""
     new.files.mkdir(mode=0o700)
     target = new.files / CRIU_IMAGES
     target.mkdir(mode=0o700)
-    rest = Path(order["rest"])
+    rest = Path(order.rest)
     for file in (rest / SHARED_MEMORY, rest / KERNEL_LOG):
         shutil.copyfile(file, new.files / file.name)
-    for file in Path(order["criu"]).iterdir():
+    for file in Path(order.criu).iterdir():
         shutil.copyfile(file, target / file.name)
-    for file in Path(order["vram"]).iterdir():
+    for file in Path(order.vram).iterdir():
         shutil.copyfile(file, new.vram / file.name)

@@ -15,10 +15,12 @@ import itertools
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
+from ...checked import Odd, from_json
 from ...errors import (
     Busy,
     Cancelled,
@@ -38,9 +40,11 @@ from ..hibernated import forget, remove
 from ..in_progress import WakeInProgress
 from ..link import AgentSilent, Link
 from ..ports import Places
-from ..record import now
+from ..record import Ended, now
 from ..reserved_ports import Reserved
-from ..summary import HIBERNATED, current_name, summary
+from ..resting import Hibernated, Said, Untold
+from ..summary import HIBERNATED, current_name, summary, summary_of
+from ..told import Summary
 from .arrival import Verified, put_in_place, request_of
 from .save import RoomInStore, Taken, commit, describe, run_on, take
 from .stages import Stages, Tell
@@ -109,7 +113,7 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
     await asyncio.to_thread(keeper.worker.close)
     if ends:
         if keeper.launch.job:
-            keeper.state.ended = {"status": None, "at": now(), "snapshot": manifest.name}
+            keeper.state.ended = Ended(None, now(), manifest.name)
             keeper.note_state()
         await keeper.ended(0)
     return {**summary(manifest), "seconds": stages.seconds()}
@@ -117,7 +121,7 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
 
 def _already(keeper: Keeper) -> dict[str, Any]:
     assert keeper.state.hibernated is not None
-    return {**keeper.state.hibernated["snapshot"], "seconds": 0.0}
+    return {**asdict(keeper.state.hibernated.snapshot), "seconds": 0.0}
 
 
 async def _release(keeper: Keeper) -> dict[str, Any]:
@@ -138,19 +142,20 @@ def _free_name(keeper: Keeper) -> str:
     return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
 
-async def _about(keeper: Keeper) -> dict[str, Any]:
-    """Ask the kernel what others may ask of it while it is not there."""
+async def _about(keeper: Keeper) -> Said | None:
+    """Ask the kernel what others may ask of it while it is not there; None for a job."""
     if keeper.link is None or not keeper.launch.agent:
-        return {}
+        return None
     try:
-        said: dict[str, Any] = await keeper.link.call_when_there("about", {}, settings.hook_timeout())
+        return from_json(Said, await keeper.link.call_when_there("about", {}, settings.hook_timeout()))
+    except Odd as e:
+        raise SaveFailed(_NOT_HIBERNATED, f"Its agent's answer is odd: {e}.", "Restart the kernel.") from e
     except AgentSilent:
         raise SaveFailed(
             _NOT_HIBERNATED,
             f"It has not answered for {settings.hook_timeout():.0f} s: something in it holds Python's lock.",
             "Try again when the cell that runs is done.",
         ) from None
-    return said
 
 
 async def _unless_a_cell_comes(keeper: Keeper, operation: Operation, writing: Any) -> Manifest:
@@ -177,7 +182,7 @@ def _busy() -> Busy:
     return Busy(_NOT_HIBERNATED, "A client asked something of it meanwhile.", "Ask again when it is idle.")
 
 
-async def _make_sure(keeper: Keeper, manifest: Manifest, said: Mapping[str, Any], how: str) -> None:
+async def _make_sure(keeper: Keeper, manifest: Manifest, said: Said | None, how: str) -> None:
     """Make sure of the snapshot, and write down that it is the kernel now: there is no way back from then on."""
     store = keeper.store
     await asyncio.to_thread(_look_at, store, manifest)
@@ -200,14 +205,8 @@ async def _make_sure(keeper: Keeper, manifest: Manifest, said: Mapping[str, Any]
         finally:
             connections.close()
     if how != "end":
-        keeper.state.hibernated = {
-            "snapshot": summary(manifest),
-            "since": now(),
-            "said": dict(said),
-            "requests": [],
-            "clients": clients,
-            "own_connections": own,
-        }
+        assert said is not None
+        keeper.state.hibernated = Hibernated(summary_of(manifest), now(), said, clients, own)
     operation, keeper.state.operation = keeper.state.operation, None
     try:
         keeper.save_state()
@@ -266,7 +265,7 @@ async def come_back(keeper: Keeper, operation: Operation, args: Mapping[str, Any
     Refused, NoSuchSnapshot, Untrusted, Damaged, RestoreFailed, Cancelled : it is hibernated as before.
     """
     keeper.stand_in.announce("waking")
-    back = int(_snapshot(keeper)["gpu_memory"])
+    back = _snapshot(keeper).gpu_memory
     try:
         await stages.enter("checking")
         warnings = await _bring_up(keeper, operation, args, stages)
@@ -282,7 +281,7 @@ async def come_back(keeper: Keeper, operation: Operation, args: Mapping[str, Any
 
 
 def _failed(keeper: Keeper, cause: Exception) -> GpuckptError:
-    name = _snapshot(keeper)["name"]
+    name = _snapshot(keeper).name
     then = "It is hibernated as before, and its snapshot is good: run a cell, or `wake` it, to try again."
     if isinstance(cause, GpuckptError):
         kind = type(cause)
@@ -292,17 +291,16 @@ def _failed(keeper: Keeper, cause: Exception) -> GpuckptError:
     return RestoreFailed(f"The hibernated kernel could not be woken ({name}).", why, then)
 
 
-def _snapshot(keeper: Keeper) -> Mapping[str, Any]:
+def _snapshot(keeper: Keeper) -> Summary:
     hibernated = keeper.state.hibernated
     assert hibernated is not None
-    found: Mapping[str, Any] = hibernated["snapshot"]
-    return found
+    return hibernated.snapshot
 
 
 async def _bring_up(keeper: Keeper, operation: Operation, args: Mapping[str, Any], stages: Stages) -> list[str]:
     """Restore the kernel into a fresh sleeper; return what the person must know of it."""
     saved = _snapshot(keeper)
-    name = operation.name = await asyncio.to_thread(current_name, keeper.store, saved["name"], saved["id"])
+    name = operation.name = await asyncio.to_thread(current_name, keeper.store, saved.name, saved.id)
     manifest, request = await asyncio.to_thread(request_of, keeper.store, name)
     program = await asyncio.to_thread(usable_criu)
     gpus = [int(gpu) for gpu in args.get("gpus") or ()]
@@ -338,10 +336,9 @@ async def _clients(keeper: Keeper) -> dict[str, int]:
     hibernated = keeper.state.hibernated
     assert hibernated is not None
     await keeper.stand_in.settled()
-    hibernated["clients"] = ports.peers(keeper.launch.connection_file)
+    clients = hibernated.clients = ports.peers(keeper.launch.connection_file)
     # The doorman has none of these, and the kernel makes them again as it comes back.
-    own: int = hibernated["own_connections"]
-    return {**hibernated["clients"], "shell_port": hibernated["clients"]["shell_port"] + own}
+    return {**clients, "shell_port": clients["shell_port"] + hibernated.own_connections}
 
 
 async def finish_wake(keeper: Keeper) -> list[str]:
@@ -358,11 +355,7 @@ async def finish_wake(keeper: Keeper) -> list[str]:
     assert hibernated is not None
     assert link is not None
     assert space is not None
-    untold = {
-        "snapshot": hibernated["snapshot"],
-        "token": hibernated["snapshot"]["id"] + hibernated["since"],
-        "requests": hibernated["requests"],
-    }
+    untold = Untold(hibernated.snapshot, hibernated.snapshot.id + hibernated.since, hibernated.requests)
     telling = _telling(link, untold)
     died = asyncio.create_task(space.wait(keeper.state.kernel_pid))
     faults: list[str] = []
@@ -401,8 +394,8 @@ def tell_again(keeper: Keeper) -> None:
         keeper.in_background(_until_told(keeper, _telling(keeper.link, keeper.state.untold)))
 
 
-def _telling(link: Link, untold: Mapping[str, Any]) -> asyncio.Task[Any]:
-    return asyncio.create_task(link.call("woken", {key: untold[key] for key in ("token", "requests")}, None))
+def _telling(link: Link, untold: Untold) -> asyncio.Task[Any]:
+    return asyncio.create_task(link.call("woken", {"token": untold.token, "requests": untold.requests}, None))
 
 
 async def _until_told(keeper: Keeper, telling: asyncio.Task[Any]) -> None:
@@ -419,4 +412,4 @@ async def _until_told(keeper: Keeper, telling: asyncio.Task[Any]) -> None:
 def _was_told(keeper: Keeper) -> None:
     untold, keeper.state.untold = keeper.state.untold, None
     if untold is not None:
-        keeper.in_background(asyncio.to_thread(forget, keeper.store, untold["snapshot"]))
+        keeper.in_background(asyncio.to_thread(forget, keeper.store, untold.snapshot.name, untold.snapshot.id))

@@ -35,10 +35,10 @@ from ..ipython_history import begin_session
 from ..link import AgentSilent
 from ..naming import Owner, find, find_own, latest_own
 from ..ports import Places
-from ..record import Operation
+from ..record import Operation, Parent
 from ..reserved_ports import Reserved
 from ..summary import summary
-from ..unsaved import saved_with, unsaved
+from ..unsaved import cells_of, saved_with, unsaved
 from .arrival import Verified, put_in_place, request_of, resume
 from .beside import Predecessor, has_room
 from .parts import CRIU_IMAGES
@@ -166,10 +166,10 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     finally:
         reserved.close()
         await asyncio.to_thread(snapshot.close)
-    keeper.state.parent = {"name": name, "id": snapshot.manifest.id}
+    keeper.state.parent = Parent(name, snapshot.manifest.id)
     if args.get("resume"):
         keeper.state.parent = await asyncio.to_thread(_origin, keeper.store, manifest)
-    saved_with(keeper, manifest.kernel.get("cells"))
+    saved_with(keeper, cells_of(manifest.kernel))
     if waking is not None:
         keeper.state.operation = None  # whoever holds the kernel next has one that sleeps
         keeper.note_state()
@@ -190,11 +190,11 @@ async def _clear_away(keeper: Keeper, verified: Verified, waking: asyncio.Task[d
         log.exception("what was left of the restore could not be ended")
 
 
-def _origin(store: Store, hibernated: Manifest) -> dict[str, str] | None:
+def _origin(store: Store, hibernated: Manifest) -> Parent | None:
     """Return what a hibernated kernel came from, as `State.parent` has it: its own snapshot goes when it is back."""
     try:
         found = (manifest for manifest in store.list() if manifest.id == hibernated.parent)
-        return next(({"name": name_of(manifest.name), "id": manifest.id} for manifest in found), None)
+        return next((Parent(name_of(manifest.name), manifest.id) for manifest in found), None)
     except GpuckptError:
         return None
 

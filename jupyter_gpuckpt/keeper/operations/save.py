@@ -40,10 +40,10 @@ from ..in_progress import ParkedMemory, SaveInProgress, held_of
 from ..link import AgentSilent, Link
 from ..namespace import Namespace
 from ..naming import Owner, choose_key
-from ..record import now
+from ..record import Parent, now
 from ..staging import Staging
 from ..summary import held_by, is_of, summary
-from ..unsaved import saved_with
+from ..unsaved import cells_of, saved_with
 from . import criu_run
 from .parts import CRIU_IMAGES, VRAM
 from .stages import Stages, Tell
@@ -130,9 +130,9 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         finally:
             await taken.frozen.tidied()
             await asyncio.to_thread(taken.staging.discard)
-    keeper.state.parent = {"name": operation.name, "id": manifest.id}
+    keeper.state.parent = Parent(operation.name, manifest.id)
     keeper.state.worked = worked
-    saved_with(keeper, taken.agent.get("cells"), taken_at)
+    saved_with(keeper, cells_of(taken.agent), taken_at)
     keeper.note_state()
     done = {**summary(manifest), "seconds": stages.seconds(), "notes": taken.frozen.notes}
     if operation.store is not None:
@@ -203,7 +203,7 @@ async def commit(
     return await asyncio.to_thread(
         writer.commit,
         message=str(args.get("message") or ""),
-        parent=(keeper.state.parent or {}).get("id"),
+        parent=keeper.state.parent_id,
         kernel=about_kernel(keeper, taken.agent),
         machine=about_machine(program),
         cuda=taken.frozen.cuda,
@@ -373,8 +373,7 @@ class RoomInStore:
 
     def _known(self) -> int:
         """Return the bytes of the snapshot that the kernel went to or came from last, if the store has it."""
-        parent = self.keeper.state.parent or {}
-        return next((m.size for m in self.store.list() if m.id == parent.get("id")), 0)
+        return next((m.size for m in self.store.list() if m.id == self.keeper.state.parent_id), 0)
 
 
 async def before_save(link: Link, has_agent: bool) -> dict[str, Any]:

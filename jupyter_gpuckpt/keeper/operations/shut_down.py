@@ -40,7 +40,8 @@ async def shut_down(keeper: Keeper) -> None:
             await asyncio.wait_for(operations.idle.wait(), _PATIENCE)
     if keeper.state.hibernated is not None:
         # As a shutdown ends any kernel; `hibernate` with ``end`` is what leaves the snapshot.
-        await asyncio.to_thread(forget, keeper.store, keeper.state.hibernated["snapshot"])
+        snapshot = keeper.state.hibernated.snapshot
+        await asyncio.to_thread(forget, keeper.store, snapshot.name, snapshot.id)
     if keeper.launch.copy_of and not keeper.holders:
         # Nobody else will: it was written for the fork.
         Path(keeper.launch.connection_file).unlink(missing_ok=True)
