@@ -2,7 +2,8 @@
 
 Types that can be checked: ``str``, ``int``, ``float``, ``bool``, ``None``, ``object`` and ``Any`` (anything), ``list``,
 ``tuple``, ``dict`` and ``Mapping`` with text as keys, dataclasses, ``Literal``, and unions. Dataclasses in a union are
-told apart by their tags: fields whose type is a ``Literal`` of one value.
+told apart by their tags: fields whose type is a ``Literal`` of one value. A field's ``name`` in its metadata is what it
+is called in JSON, where that is no name in Python.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def to_json(value: object) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         members = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
         written = (pair for pair in members if pair[1] is not None or pair[0].default is not None)
-        return {field.name: to_json(member) for field, member in written}
+        return {_called(field): to_json(member) for field, member in written}
     if isinstance(value, Mapping):
         return {key: to_json(member) for key, member in value.items()}
     if isinstance(value, (list, tuple)):
@@ -80,9 +81,10 @@ def _object(kind: Any, raw: object, at: str) -> Any:
         raise Odd(f"{at or 'it'} is {_shown(raw)}, and not an object")
     found = {}
     for field, its_kind in _fields(kind):
-        where = f"{at}.{field.name}".lstrip(".")
-        if field.name in raw:
-            found[field.name] = _checked(its_kind, raw[field.name], where)
+        name = _called(field)
+        where = f"{at}.{name}".lstrip(".")
+        if name in raw:
+            found[field.name] = _checked(its_kind, raw[name], where)
         elif field.default is field.default_factory is dataclasses.MISSING:
             raise Odd(f"{where} is missing")
     return kind(**found)
@@ -108,6 +110,10 @@ def _is_tagged_as(kind: Any, raw: object) -> bool:
         return True
     tags = ((field.name, typing.get_args(its)) for field, its in _fields(kind) if typing.get_origin(its) is Literal)
     return isinstance(raw, dict) and all(raw.get(name) == values[0] for name, values in tags if len(values) == 1)
+
+
+def _called(field: dataclasses.Field[Any]) -> str:
+    return str(field.metadata.get("name", field.name))
 
 
 def _is_dataclass(kind: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import IO, Any
 from .. import settings
 from ..errors import GpuckptError, KeeperGone, NoSuchSnapshot, OtherVersion, Refused
 from ..keeper import client, jobs
+from ..keeper.asked import Restore
 from ..keeper.listing import STATUS_TIMEOUT, all_jobs, with_snapshots
 from ..keeper.naming import find
 from ..keeper.record import KERNEL_LOG, OUTPUT, KernelFolder, Launch
@@ -264,8 +265,8 @@ def _snapshot(name: str, job: str) -> Manifest:
     )
 
 
-def _order(args: argparse.Namespace, manifest: Manifest) -> dict[str, Any]:
-    return {"key": manifest.name, "gpus": args.gpu, "other_ports": args.other_ports, "lazy": args.lazy}
+def _order(args: argparse.Namespace, manifest: Manifest) -> Restore:
+    return Restore(key=manifest.name, gpus=args.gpu, other_ports=args.other_ports, lazy=args.lazy)
 
 
 def _account(folder: KernelFolder, manifest: Manifest, began: float) -> dict[str, Any]:

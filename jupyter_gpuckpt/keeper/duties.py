@@ -42,7 +42,7 @@ class Duties:
         elif how == "copy":
             await arrive(keeper)
         elif how == "restore":
-            await bring_up(keeper, keeper.folder.take_order())
+            await bring_up(keeper)
 
     async def do(self, how: str) -> None:
         """Do what is asked for, and look after the kernel, until the keeper is to end."""

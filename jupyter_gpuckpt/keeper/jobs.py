@@ -6,12 +6,12 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from .. import settings
 from ..errors import BadName, Busy, NameTaken, NoSuchKernel
 from ..store.names import check_name
 from . import client
+from .asked import Restore
 from .record import LAUNCH, KernelFolder, Launch
 
 __all__ = [
@@ -125,8 +125,8 @@ def start(launch: Launch, *, replace: bool = False) -> KernelFolder:
     return folder
 
 
-def bring_up(launch: Launch, order: dict[str, Any]) -> KernelFolder:
-    """Bring up a new job from a snapshot; `order` is what a request to restore one says.
+def bring_up(launch: Launch, order: Restore) -> KernelFolder:
+    """Bring up a new job from a snapshot; `order` is a request to restore one.
 
     Raises
     ------
@@ -194,8 +194,8 @@ def _remove_when_left(folder: KernelFolder) -> None:
         os.close(held)
 
 
-def bring_back(folder: KernelFolder, order: dict[str, Any]) -> None:
-    """Bring a job that has ended back from a snapshot; `order` is what a request to restore one says.
+def bring_back(folder: KernelFolder, order: Restore) -> None:
+    """Bring a job that has ended back from a snapshot; `order` is a request to restore one.
 
     Raises
     ------

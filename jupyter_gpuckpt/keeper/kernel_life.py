@@ -15,6 +15,7 @@ from ..errors import GpuckptError, KernelLost, Refused
 from ..freeze import processes
 from ..freeze.cuda_calls import CudaWorker
 from . import kernel_log
+from .asked import Long, Wake
 from .holders import Holders
 from .kernel_start import kernel_program, new_run_folder
 from .link import Link, Request
@@ -49,7 +50,7 @@ class Keeper:
 
     store: Store
     marks: Marks
-    ask: Callable[[str, dict[str, Any], Tell], Awaitable[Any]]
+    ask: Callable[[Long, Tell], Awaitable[Any]]
     _on_agent_request: Request
 
     def __init__(self, folder: KernelFolder) -> None:
@@ -94,7 +95,7 @@ class Keeper:
         self,
         store: Store,
         marks: Marks,
-        ask: Callable[[str, dict[str, Any], Tell], Awaitable[Any]],
+        ask: Callable[[Long, Tell], Awaitable[Any]],
         on_agent_request: Request,
     ) -> None:
         """Give the keeper what it needs beyond the start.
@@ -102,7 +103,7 @@ class Keeper:
         Parameters
         ----------
         store, marks : where snapshots are, and what is known of the files that they need.
-        ask : does what it is asked for (operation, arguments, who is told of progress), as for any client; may raise
+        ask : does an operation that nobody asked for (which, who is told of progress), as for any client; may raise
             `GpuckptError`.
         on_agent_request : called with what the agent in the kernel asks for.
         """
@@ -235,7 +236,7 @@ class Keeper:
 
     async def _wake(self) -> None:
         with contextlib.suppress(GpuckptError):  # who asked was told
-            await self.ask("wake", {}, to_nobody)
+            await self.ask(Wake(), to_nobody)
 
     # -- its end
 

@@ -7,17 +7,18 @@ import contextlib
 import re
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 from .. import settings
-from ..errors import Busy, Cancelled, GpuckptError, Refused
+from ..errors import Busy, Cancelled, Refused
 from ..spelling import in_a_cell
 from ..store import Store, name_of
 from ..store.upkeep.retention import beyond_last, beyond_size
-from . import tally
+from . import asked, tally
 from .answers import answer_to
+from .asked import Long, Request, request_of
 from .c_memory import give_memory_back
 from .comparison import compare
 from .elsewhere import store_of
@@ -36,6 +37,7 @@ from .operations.save import save
 from .operations.sleep import sleep
 from .operations.stages import Stages, Tell
 from .operations.wake import awaken, wake
+from .protocol import new_operation_id
 from .record import Operation, now
 from .status import status
 from .summary import details, is_of, listing, summary
@@ -45,7 +47,7 @@ __all__ = ["Requests"]
 _ANSWER = 5.0  # how long the kernel may take to answer a question, in seconds
 _MOST_LOOKS = 4  # so many requests that read much of the store are served at once: a save needs threads and disk, too
 
-_OPERATIONS: dict[str, Callable[[Keeper, Operation, dict[str, Any], Tell], Awaitable[Any]]] = {
+_OPERATIONS: dict[str, Callable[[Keeper, Operation, Any, Tell], Awaitable[Any]]] = {
     "save": save,
     "restore": restore,
     "fork": fork,
@@ -67,7 +69,7 @@ class Requests:
 
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
-        keeper.equip(Store(settings.store_dir()), Marks(), self.do, self._answer_agent)
+        keeper.equip(Store(settings.store_dir()), Marks(), self._do_by_itself, self._answer_agent)
         self.auto_sleep = AutoSleep(self.keeper)
         self._looking = asyncio.Semaphore(_MOST_LOOKS)
 
@@ -78,62 +80,75 @@ class Requests:
         ------
         GpuckptError : what there is to say to the person.
         """
-        keeper = self.keeper
         store, args = store_of(args)
-        if op == "status":
-            return status(keeper)
-        if op == "left":
-            return await asyncio.to_thread(left_running, keeper.launch)
-        if op == "renamed":
-            keeper.belong_to(str(args["notebook"]))
-            return None
-        if op == "cancel":
-            return keeper.operations.cancel(str(args.get("operation") or ""), str(args.get("kind") or ""))
-        if op == "signal":
-            return keeper.signal(int(args["signum"]))
-        if op in _OPERATIONS:
-            operation = Operation(op, _subject(op, args), str(args.get("operation") or ""), store)
-            return await self._operate(operation, args, tell)
-        if op == "awake":
-            keeper.state.awake = bool(args["on"])
-            keeper.save_state()
-            return {"pinned": keeper.state.awake}
-        if op == "ending":
-            return keeper.end_asleep()
-        if op != "list" and keeper.operations.writes is not None and _names(args, keeper.operations.writes):
-            await keeper.operations.idle.wait()
-        if op in ("list", "show", "diff"):
-            async with self._looking:
-                return await asyncio.to_thread(self._look, store or keeper.store, op, args)
-        if op in ("mv", "note", "pin", "tag", "rm"):
-            return await asyncio.to_thread(self._change, store or keeper.store, op, args)
-        if op == "keep":
-            return await asyncio.to_thread(self._keep, store or keeper.store, args)
-        if op == "executed":
-            return await self._executed()
-        if op == "room":
-            return await self._make_room(str(args["gpu"]), int(args["size"]), tell)
-        if op == "autosleep":
-            return self._set_auto_sleep(args["after"])
-        raise GpuckptError(f"The keeper does not know {op!r}.", "", "Upgrade the older of the two.")
+        return await self._do(request_of(op, args), store, tell)
+
+    async def _do_by_itself(self, request: Long, tell: Tell) -> Any:
+        """Do what nobody asked for: nobody cancels it, either."""
+        return await self._do(replace(request, operation=new_operation_id()), None, tell)
+
+    async def _do(self, request: Request, store: Store | None, tell: Tell) -> Any:
+        keeper = self.keeper
+        match request:
+            case Long():
+                operation = Operation(request.op, _subject(request), request.operation, store)
+                return await self._operate(operation, request, tell)
+            case asked.Cancel():
+                return keeper.operations.cancel(request.operation, request.kind)
+            case asked.Status():
+                return status(keeper)
+            case asked.Left():
+                return await asyncio.to_thread(left_running, keeper.launch)
+            case asked.Renamed():
+                return keeper.belong_to(request.notebook)
+            case asked.Signal():
+                return keeper.signal(request.signum)
+            case asked.Awake():
+                keeper.state.awake = request.on
+                keeper.save_state()
+                return {"pinned": keeper.state.awake}
+            case asked.AutoSleep():
+                return self._set_auto_sleep(request.after)
+            case asked.Ending():
+                return keeper.end_asleep()
+            case asked.Executed():
+                return await self._executed()
+            case asked.Room():
+                return await self._make_room(request.gpu, request.size, tell)
+        return await self._about_snapshots(request, store or keeper.store)
+
+    async def _about_snapshots(self, request: Request, store: Store) -> Any:
+        operations = self.keeper.operations
+        if operations.writes is not None and _names(request, operations.writes):
+            await operations.idle.wait()
+        match request:
+            case asked.List() | asked.Show() | asked.Diff():
+                async with self._looking:
+                    return await asyncio.to_thread(self._look, store, request)
+            case asked.Keep():
+                return await asyncio.to_thread(self._keep, store, request)
+            case asked.OfSnapshot():
+                return await asyncio.to_thread(self._change, store, request)
+        raise AssertionError(f"nobody does {request.op!r}")
 
     # -- operations, which there is one of at a time
 
-    async def _operate(self, operation: Operation, args: dict[str, Any], tell: Tell) -> Any:
+    async def _operate(self, operation: Operation, request: Long, tell: Tell) -> Any:
         keeper, operations = self.keeper, self.keeper.operations
         await keeper.held.wait()
-        await operations.wait_for_others(operation, tell, patient="idle_for" not in args)
+        patient = not isinstance(request, asked.Sleep) or request.idle_for is None
+        await operations.wait_for_others(operation, tell, patient=patient)
         await operations.wait_until_written(operation, tell)
         if keeper.state.hibernated is None or operation.kind not in _IS_FOR_HIBERNATED:
             keeper.namespace()
         try:
             with operations.begin(operation):
-                return await self._counted(operation, args, tell)
+                return await self._counted(operation, request, tell)
         finally:
             keeper.wake_if_asked()
             give_memory_back()
 
-    async def _counted(self, operation: Operation, args: dict[str, Any], tell: Tell) -> Any:
+    async def _counted(self, operation: Operation, request: Long, tell: Tell) -> Any:
         """Carry out the operation that is under way, and note how it ended and how long it took."""
         keeper, kind = self.keeper, operation.kind
         began, result = time.monotonic(), "failed"
@@ -141,7 +156,7 @@ class Requests:
             await keeper.tidied()
             if kind in _WANTS_IT_AWAKE or (kind in _TAKES_IT and not await self._can_be_taken_asleep()):
                 await awaken(keeper, Stages(operation, tell))
-            done = await _OPERATIONS[kind](keeper, operation, args, tell)
+            done = await _OPERATIONS[kind](keeper, operation, request, tell)
             result = "" if isinstance(done, dict) and done.get("already") else "done"
             if kind == "wake" and result:
                 keeper.woken = {"at": now(), "seconds": time.monotonic() - began}
@@ -168,34 +183,33 @@ class Requests:
 
     # -- the rest, which may be done beside an operation
 
-    def _look(self, store: Store, op: str, args: dict[str, Any]) -> Any:
-        if op == "list":
+    def _look(self, store: Store, request: asked.List | asked.Show | asked.Diff) -> Any:
+        if isinstance(request, asked.List):
             return {**listing(store, in_a_cell), "writing": self.keeper.operations.writes}
-        if op == "show":
-            return details(store.get(self._key(store, args)))
+        if isinstance(request, asked.Show):
+            return details(store.get(self._key(store, request)))
         owner = Owner.of(self.keeper)
-        return compare(store, find(store, str(args["old"]), owner), find(store, str(args["new"]), owner))
+        return compare(store, find(store, request.old, owner), find(store, request.new, owner))
 
-    def _key(self, store: Store, args: dict[str, Any]) -> str:
-        """Return the key of the snapshot that is meant: by its ``key``, or by a ``name`` as people say it."""
-        return str(args.get("key") or find(store, str(args["name"]), Owner.of(self.keeper)))
+    def _key(self, store: Store, request: asked.OfSnapshot) -> str:
+        """Return the key of the snapshot that is meant."""
+        return request.key or find(store, request.name or "", Owner.of(self.keeper))
 
-    def _change(self, store: Store, op: str, args: dict[str, Any]) -> Any:
-        key = self._key(store, args)
-        if op == "mv":
-            return summary(store.rename(key, new_key(store, key, str(args["new"]))))
-        if op == "note":
-            return summary(store.note(key, str(args["message"])))
-        if op == "pin":
-            return asdict(store.pin(key, bool(args["pinned"])))
-        if op == "tag":
-            return asdict(store.tag(key, list(map(str, args["tags"])), list(map(str, args["remove"]))))
+    def _change(self, store: Store, request: asked.OfSnapshot) -> Any:
+        key = self._key(store, request)
+        match request:
+            case asked.Rename():
+                return summary(store.rename(key, new_key(store, key, request.new)))
+            case asked.Note():
+                return summary(store.note(key, request.message))
+            case asked.Pin():
+                return asdict(store.pin(key, request.pinned))
+            case asked.Tag():
+                return asdict(store.tag(key, request.tags, request.remove))
         return {"freed": store.remove(key)}
 
-    def _keep(self, store: Store, args: dict[str, Any]) -> dict[str, Any]:
-        """Remove old snapshots of this kernel or its notebook by a rule: but the ``last`` so many, or ``under`` a size.
-
-        With ``dry_run`` they stay, and are told.
+    def _keep(self, store: Store, request: asked.Keep) -> dict[str, Any]:
+        """Remove old snapshots of this kernel or its notebook by a rule; or only tell which.
 
         Raises
         ------
@@ -203,11 +217,11 @@ class Requests:
         """
         launch = self.keeper.launch
         own = partial(is_of, kernel_id=launch.kernel_id, notebook=launch.notebook)
-        if args.get("last") is not None:
-            keys = beyond_last(store, int(args["last"]), own)
+        if request.last is not None:
+            keys = beyond_last(store, request.last, own)
         else:
-            keys = beyond_size(store, int(args["under"]), own)
-        going, freed, errors = (store.would_remove if args.get("dry_run") else store.remove_all)(keys)
+            keys = beyond_size(store, request.under or 0, own)
+        going, freed, errors = (store.would_remove if request.dry_run else store.remove_all)(keys)
         if errors:
             raise errors[0]
         return {"removed": [name_of(key) for key in going], "freed": freed}
@@ -215,7 +229,7 @@ class Requests:
     def _set_auto_sleep(self, after: float | None) -> dict[str, Any]:
         """Set after how many idle seconds the kernel goes to sleep by itself; None or 0 for never."""
         state = self.keeper.state
-        state.sleep_after = float(after) if after else None
+        state.sleep_after = after or None
         self.keeper.note_state()
         self.auto_sleep.look_again()
         return {"sleep_after": state.sleep_after}
@@ -272,17 +286,18 @@ class Requests:
             await link.send({"for": number, **answer})
 
 
-def _names(args: dict[str, Any], name: str) -> bool:
+def _names(request: Request, name: str) -> bool:
     """Tell whether a request may be about the snapshot `name`."""
-    return any(name_of(text.rpartition(":")[2]) == name for text in args.values() if isinstance(text, str))
+    return any(name_of(text.rpartition(":")[2]) == name for text in vars(request).values() if isinstance(text, str))
 
 
-def _subject(kind: str, args: dict[str, Any]) -> str:
+def _subject(request: Long) -> str:
     """Return what the operation is said to be of, when others are told about it."""
-    if kind == "save":
-        return str(args["name"])
-    if kind == "restore":
-        return name_of(str(args.get("key") or args.get("from") or args.get("name") or ""))
-    if kind == "fork":
-        return str(args.get("name") or args.get("snapshot") or "this kernel")
+    match request:
+        case asked.Save():
+            return request.name
+        case asked.Restore():
+            return name_of(request.key or request.of_any or request.name or "")
+        case asked.Fork():
+            return request.name or request.snapshot or "this kernel"
     return "this kernel"

@@ -11,6 +11,7 @@ from typing import Any
 
 from . import proof
 from .answers import answer_to, without_magic
+from .asked import Attach, Close, request_of
 from .holders import send
 from .operations.shut_down import shut_down
 from .operations.stages import Tell
@@ -100,9 +101,10 @@ class SocketServer:
             await send(writer, {"id": number, "progress": progress})
 
         async def done(tell: Tell) -> Any:
-            if op == "attach":
-                return await self._attach(writer, args.get("end_after"))
-            if op == "close":
+            request = None if op not in ("attach", "close") else request_of(op, args)
+            if isinstance(request, Attach):
+                return await self._attach(writer, request.end_after)
+            if isinstance(request, Close):
                 return await self._close()
             return await self._requests.do(op, args, tell)
 
@@ -118,7 +120,7 @@ class SocketServer:
         The kernel ends `end_after` seconds after the client's process has, or outlives it with None.
         """
         pid = peer_pid(writer.get_extra_info("socket"))
-        self._keeper.ends_with(pid, None if end_after is None else float(end_after))
+        self._keeper.ends_with(pid, end_after)
         self._keeper.holders.add(writer)
         if self._keeper.exit_status is not None:
             await send(writer, {"event": "exited", "status": self._keeper.exit_status})

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ... import settings
 from ...errors import DriverError, GpuckptError
 from ...freeze import gpu_processes, processes
+from ..asked import Sleep
 from ..operations.stages import to_nobody
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class AutoSleep:
         if await asyncio.to_thread(self._should_stay, sample):
             return half
         try:
-            await self._keeper.ask("sleep", {"idle_for": half}, to_nobody)
+            await self._keeper.ask(Sleep(idle_for=half), to_nobody)
         except GpuckptError as e:
             log.info("the kernel does not go to sleep by itself: %s", e)
         return after

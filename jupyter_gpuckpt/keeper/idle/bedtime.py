@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ... import proc, settings
 from ...errors import GpuckptError
 from ...freeze import processes
+from ..asked import Hibernate
 from ..operations.stages import to_nobody
 from ..record import KernelFolder
 from ..resting import ASLEEP, Sleep
@@ -51,7 +52,7 @@ async def hibernate_sleepers(keeper: Keeper) -> None:
             continue
         log.info("the kernel, asleep for %.0f s, is hibernated: %s", slept, "by now" if too_long else "to free memory")
         try:
-            await keeper.ask("hibernate", {}, to_nobody)
+            await keeper.ask(Hibernate(), to_nobody)
         except GpuckptError as e:
             log.warning("the sleeping kernel was not hibernated: %s", e)
             await asyncio.sleep(_AGAIN)

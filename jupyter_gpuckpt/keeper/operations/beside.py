@@ -63,7 +63,7 @@ class Predecessor:
     Parameters
     ----------
     name : of the snapshot that the other one is restored from.
-    args : of the request.
+    cell : the one that asked; None where none did.
 
     Attributes
     ----------
@@ -72,8 +72,8 @@ class Predecessor:
     has_left : it was given up.
     """
 
-    def __init__(self, keeper: Keeper, stages: Stages, name: str, args: Mapping[str, Any]) -> None:
-        self._keeper, self._stages, self._name, self._args = keeper, stages, name, args
+    def __init__(self, keeper: Keeper, stages: Stages, name: str, cell: dict[str, Any] | None) -> None:
+        self._keeper, self._stages, self._name, self._cell = keeper, stages, name, cell
         self.asked: dict[str, Any] = {}
         self.peers: dict[str, int] = {}
         self.has_left = False
@@ -188,8 +188,8 @@ class Predecessor:
 
         As late as can be: cells that come to the kernel afterwards are lost with it.
         """
-        keeper, args = self._keeper, self._args
-        asked = {"cell": args["cell"]} if "cell" in args else {}
+        keeper = self._keeper
+        asked = {"cell": self._cell} if self._cell is not None else {}
         if not keeper.launch.agent or keeper.link is None:
             return asked
         link = keeper.link

@@ -27,6 +27,7 @@ from ...freeze import cuda, images, processes
 from ...freeze.criu_program import CriuProgram
 from ...store import Manifest, Snapshot, name_of
 from .. import adoption, client, fit, ports
+from ..asked import Fork, Save
 from ..deputy import usable_criu
 from ..files import lifetime
 from ..gpu import sharing
@@ -59,15 +60,14 @@ class Wanted:
     reseed: bool
 
     @classmethod
-    def of(cls, args: Mapping[str, Any]) -> Wanted:
+    def of(cls, request: Fork) -> Wanted:
         """Return what a request asks for.
 
         Raises
         ------
         Refused : it asks for too much, or for things that exclude each other.
         """
-        count = int(args.get("count", 1))
-        snapshot, save_as = str(args.get("key") or args.get("snapshot") or ""), str(args.get("name") or "")
+        count, snapshot, save_as = request.count, request.key or request.snapshot or "", request.name or ""
         if not 1 <= count <= settings.MOST_COPIES:
             raise Refused(
                 _NOT_FORKED, f"{count} copies were asked for.", f"Ask for 1 to {settings.MOST_COPIES} at once."
@@ -78,8 +78,7 @@ class Wanted:
                 f"It was to be forked from the snapshot {snapshot!r}, and also saved as {save_as!r}.",
                 "Ask for one of the two.",
             )
-        gpus = [int(gpu) for gpu in args.get("gpus") or ()]
-        return cls(count, snapshot, save_as, gpus, bool(args.get("reseed")))
+        return cls(count, snapshot, save_as, request.gpus, request.reseed)
 
 
 @dataclass
@@ -136,7 +135,7 @@ class _Room:
             )
 
 
-async def fork(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
+async def fork(keeper: Keeper, operation: Operation, request: Fork, tell: Tell) -> dict[str, Any]:
     """Make copies of the kernel; it runs on. Returns ``kernels``, an object for each copy, and ``warnings``.
 
     Raises
@@ -147,7 +146,7 @@ async def fork(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     """
     stages = Stages(operation, tell)
     await stages.enter("checking")
-    wanted = Wanted.of(args)
+    wanted = Wanted.of(request)
     if keeper.launch.job:
         raise Refused(
             _NOT_FORKED,
@@ -168,11 +167,11 @@ async def fork(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         )
     program = await asyncio.to_thread(usable_criu)
     if wanted.save_as:
-        saved = await save(keeper, operation, {"name": wanted.save_as}, tell)
+        saved = await save(keeper, operation, Save(name=wanted.save_as), tell)
         wanted = replace(wanted, snapshot=saved["name"])
     elif wanted.snapshot:
-        key = args.get("key") or await asyncio.to_thread(find, keeper.store, wanted.snapshot, Owner.of(keeper))
-        wanted = replace(wanted, snapshot=str(key))
+        key = request.key or str(await asyncio.to_thread(find, keeper.store, wanted.snapshot, Owner.of(keeper)))
+        wanted = replace(wanted, snapshot=key)
     directory = keeper.folder.path / CAPTURE
     await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)  # of a fork whose keeper was killed
     directory.mkdir(mode=0o700)
@@ -186,7 +185,7 @@ async def fork(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
         kernels, warnings = await _bring_up(keeper, capture, wanted, stages)
         if capture.gpu_map is not None:
             moves = await asyncio.to_thread(cuda.moves, keeper.worker, capture.manifest.cuda, capture.gpu_map)
-    if args.get("adopt", True):
+    if request.adopt:
         await _have_adopted(keeper, kernels)
     return {
         "kernels": kernels,

@@ -14,7 +14,7 @@ import importlib
 import itertools
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from ...errors import (
 )
 from ...store import Manifest, Store
 from .. import fit, ports
+from ..asked import Hibernate
 from ..clients import Connections, own_connections, unread_bytes
 from ..deputy import usable_criu
 from ..gpu import sharing
@@ -63,11 +64,8 @@ _LETTING_GO = 2.0  # how long clients have to close their connections, in second
 _NAME = 60  # how much of a notebook's name is in a snapshot's
 
 
-async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
+async def hibernate(keeper: Keeper, operation: Operation, request: Hibernate, tell: Tell) -> dict[str, Any]:
     """Put the kernel on the disk, and leave a doorman in its place; return what there is to say of the snapshot.
-
-    With ``end`` in `args` the keeper ends too, and the snapshot can be resumed in another kernel. With that or with
-    ``at_once`` a cell that comes meanwhile does not break it off.
 
     Raises
     ------
@@ -76,7 +74,7 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
     """
     stages = Stages(operation, tell)
     await stages.enter("checking")
-    ends, at_once = bool(args.get("end")), bool(args.get("at_once"))
+    ends, at_once = request.end, request.at_once
     if keeper.state.hibernated is not None:
         return await _release(keeper) if ends else _already(keeper)
     # A job has no clients either, and comes back as itself.
@@ -98,8 +96,8 @@ async def hibernate(keeper: Keeper, operation: Operation, args: dict[str, Any], 
         )
         try:
             await stages.enter("writing")
-            await describe(keeper, writer, taken, stages, {})
-            writing = commit(keeper, writer, taken, program, stages, {"message": "Hibernated."})
+            await describe(keeper, writer, taken, stages)
+            writing = commit(keeper, writer, taken, program, stages, "Hibernated.")
             manifest = await (writing if ends or at_once else _unless_a_cell_comes(keeper, operation, writing))
             await _make_sure(keeper, manifest, said, "end" if ends else "at once" if at_once else "")
         except BaseException as e:
@@ -257,7 +255,7 @@ def remove_broken_off(store: Store, name: str) -> None:
 # -- the way back
 
 
-async def come_back(keeper: Keeper, operation: Operation, args: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
+async def come_back(keeper: Keeper, operation: Operation, gpus: Sequence[int], stages: Stages) -> dict[str, Any]:
     """Bring a hibernated kernel back, and have it execute what clients have sent meanwhile.
 
     Raises
@@ -268,7 +266,7 @@ async def come_back(keeper: Keeper, operation: Operation, args: Mapping[str, Any
     back = _snapshot(keeper).gpu_memory
     try:
         await stages.enter("checking")
-        warnings = await _bring_up(keeper, operation, args, stages)
+        warnings = await _bring_up(keeper, operation, gpus, stages)
         operation.answering = True
         faults = await finish_wake(keeper)
     except Exception as e:
@@ -297,13 +295,12 @@ def _snapshot(keeper: Keeper) -> Summary:
     return hibernated.snapshot
 
 
-async def _bring_up(keeper: Keeper, operation: Operation, args: Mapping[str, Any], stages: Stages) -> list[str]:
+async def _bring_up(keeper: Keeper, operation: Operation, gpus: Sequence[int], stages: Stages) -> list[str]:
     """Restore the kernel into a fresh sleeper; return what the person must know of it."""
     saved = _snapshot(keeper)
     name = operation.name = await asyncio.to_thread(current_name, keeper.store, saved.name, saved.id)
     manifest, request = await asyncio.to_thread(request_of, keeper.store, name)
     program = await asyncio.to_thread(usable_criu)
-    gpus = [int(gpu) for gpu in args.get("gpus") or ()]
     check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, [])
     fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, gpus))
     try:

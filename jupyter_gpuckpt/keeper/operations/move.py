@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ... import settings
 from ...errors import DriverError, GpuckptError, Refused
 from ...freeze import cuda, processes
+from ..asked import Move
 from ..gpu import gate, sharing
 from ..in_progress import MoveInProgress, held_of
 from .save import after_save, before_save
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 _NOT_MOVED = "The kernel was not moved; it goes on as before."
 
 
-async def move(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
-    """Move the kernel's GPU state to the GPUs with the numbers ``gpus``; return ``moves``, a text for each GPU left.
+async def move(keeper: Keeper, operation: Operation, request: Move, tell: Tell) -> dict[str, Any]:
+    """Move the kernel's GPU state to other GPUs; return ``moves``, a text for each GPU left.
 
     Raises
     ------
@@ -37,7 +38,6 @@ async def move(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     """
     stages = Stages(operation, tell)
     await stages.enter("checking")
-    gpus = [int(gpu) for gpu in args.get("gpus") or ()]
     link = keeper.link
     assert link is not None
     await stages.enter("preparing the kernel")
@@ -46,7 +46,7 @@ async def move(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     try:
         agent = await stages.or_cancelled(before_save(link, keeper.launch.agent))
         patience = settings.hook_timeout()
-        moves = await _moved(keeper, operation, gpus, agent, stages)
+        moves = await _moved(keeper, request.gpus, agent, stages)
     except GpuckptError as e:
         failure = e
         raise
@@ -55,9 +55,7 @@ async def move(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     return {"moves": moves, "seconds": stages.seconds()}
 
 
-async def _moved(
-    keeper: Keeper, operation: Operation, gpus: Sequence[int], agent: Mapping[str, Any], stages: Stages
-) -> list[str]:
+async def _moved(keeper: Keeper, gpus: Sequence[int], agent: Mapping[str, Any], stages: Stages) -> list[str]:
     space, worker = keeper.namespace(), keeper.worker
     kernel = space.outer(keeper.state.kernel_pid)
     tree = [kernel, *processes.descendants(kernel)] if kernel is not None else []

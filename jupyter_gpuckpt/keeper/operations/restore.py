@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
+from ...checked import from_json
 from ...errors import (
     DriverError,
     GpuckptError,
@@ -29,6 +30,7 @@ from ...freeze import images, processes
 from ...store import Manifest, Snapshot, Store, name_of
 from .. import fit, ports
 from ..answers import unforeseen
+from ..asked import Restore
 from ..deputy import usable_criu
 from ..gpu import sharing
 from ..ipython_history import begin_session
@@ -56,11 +58,8 @@ _LOOK = 0.5  # how often to look whether a snapshot has been saved, in seconds
 _LINGERING = 70.0  # how long to wait for a port that nobody has and nobody can have, in seconds; Linux keeps it for 60
 
 
-async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
+async def restore(keeper: Keeper, operation: Operation, request: Restore, tell: Tell) -> dict[str, Any]:
     """Put the kernel back to a snapshot, and answer the cell that asked from there.
-
-    With ``stop_here`` in `args` the cell that the snapshot was taken in ends; else the rest of it is run.
-    With ``lazy`` in `args` the kernel runs, and has answered, before what it had on GPUs is read; it is then woken.
 
     Raises
     ------
@@ -73,26 +72,25 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     stages = Stages(operation, tell)
     await stages.enter("checking")
     store = operation.store or keeper.store
-    key = await _key_once_saved(keeper, store, args, stages)
+    key = await _key_once_saved(keeper, store, request, stages)
     name = operation.name = name_of(key)
-    manifest, request = await asyncio.to_thread(request_of, store, key)
-    _refuse_to_stop(manifest, args)
+    manifest, files = await asyncio.to_thread(request_of, store, key)
+    _refuse_to_stop(manifest, request)
     program = await asyncio.to_thread(usable_criu)
     before = keeper.space  # None where a job comes up that does not run
     leaving = processes.descendants(before.pid) if before is not None else []
-    gpus = [int(gpu) for gpu in args.get("gpus") or ()]
-    check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, leaving)
-    check = functools.partial(check, keeper.marks, gpus)
-    fits, why_at_once = await _lazy_fit(manifest, check) if args.get("lazy") else (None, "")
+    check = functools.partial(fit.check_machine, manifest, files, keeper.launch, keeper.worker, program, leaving)
+    check = functools.partial(check, keeper.marks, request.gpus)
+    fits, why_at_once = await _lazy_fit(manifest, check) if request.lazy else (None, "")
     lazily = fits is not None
     if fits is None:
         fits = await sharing.fitting(keeper, stages, check)
-    wants_beside = bool(leaving) and not args.get("in_place") and not keeper.launch.job
+    wants_beside = bool(leaving) and not request.in_place and not keeper.launch.job
     wants_beside = wants_beside and await _has_room(keeper, manifest, fits, lazily)
-    predecessor = Predecessor(keeper, stages, name, args)
+    predecessor = Predecessor(keeper, stages, name, request.cell)
     if wants_beside:
         predecessor.get_ready(leaving)
-    of = functools.partial(Verified.of, keeper, store, manifest, request, program, fits, leaving, stages)
+    of = functools.partial(Verified.of, keeper, store, manifest, files, program, fits, leaving, stages)
     try:
         verified = await of(lazily=lazily, beside=wants_beside)
     except BaseException:
@@ -107,9 +105,9 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
     try:
         places: Places | None = None
         if keeper.launch.job:
-            places = await asyncio.to_thread(_places_of_job, snapshot, leaving, args)
+            places = await asyncio.to_thread(_places_of_job, snapshot, leaving, request)
             warnings += [f"Port {port} is port {new} now." for port, new in places.table.items()]
-        given_up = unsaved(keeper, asked_in_a_cell="cell" in args)
+        given_up = unsaved(keeper, asked_in_a_cell=request.cell is not None)
         shared = await predecessor.ports_with(snapshot)
         if shared is None:
             await gpu.have_read()
@@ -128,7 +126,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         # criu is done with them, and the memory that they lie in may be much.
         tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
         told = {"restored": True, "lazy": lazily, "warnings": warnings, "given_up": given_up}
-        told["stop_here"] = bool(args.get("stop_here"))
+        told["stop_here"] = request.stop_here
         result = {**summary(snapshot.manifest), **told}
         operation.answering = True
         if lazily:
@@ -167,7 +165,7 @@ async def restore(keeper: Keeper, operation: Operation, args: dict[str, Any], te
         reserved.close()
         await asyncio.to_thread(snapshot.close)
     keeper.state.parent = Parent(name, snapshot.manifest.id)
-    if args.get("resume"):
+    if request.resume:
         keeper.state.parent = await asyncio.to_thread(_origin, keeper.store, manifest)
     saved_with(keeper, cells_of(manifest.kernel))
     if waking is not None:
@@ -199,8 +197,8 @@ def _origin(store: Store, hibernated: Manifest) -> Parent | None:
         return None
 
 
-def _refuse_to_stop(manifest: Manifest, args: Mapping[str, Any]) -> None:
-    if args.get("stop_here") and manifest.kernel.get("cells") is None:
+def _refuse_to_stop(manifest: Manifest, request: Restore) -> None:
+    if request.stop_here and manifest.kernel.get("cells") is None:
         raise Refused(
             "The snapshot was not restored; nothing was touched.",
             "It cannot be stopped where it was saved: what runs in it is no kernel, or is of an older version.",
@@ -285,7 +283,7 @@ async def _until_awake(keeper: Keeper, waking: asyncio.Task[dict[str, Any]]) -> 
         raise
 
 
-async def _key_once_saved(keeper: Keeper, store: Store, args: Mapping[str, Any], stages: Stages) -> str:
+async def _key_once_saved(keeper: Keeper, store: Store, request: Restore, stages: Stages) -> str:
     """Return the key of the snapshot that is meant, and wait for it where another kernel is just saving it.
 
     Raises
@@ -295,7 +293,7 @@ async def _key_once_saved(keeper: Keeper, store: Store, args: Mapping[str, Any],
     waited = False
     while True:
         try:
-            key = await asyncio.to_thread(_key, keeper, store, args)
+            key = await asyncio.to_thread(_key, keeper, store, request)
             await asyncio.to_thread(store.get, key)
             return key
         except NoSuchSnapshot as e:
@@ -308,23 +306,23 @@ async def _key_once_saved(keeper: Keeper, store: Store, args: Mapping[str, Any],
         await stages.or_cancelled(asyncio.sleep(_LOOK))
 
 
-def _key(keeper: Keeper, store: Store, args: Mapping[str, Any]) -> str:
-    """Return the key of the snapshot that is meant: by its ``key``, ``from`` any notebook, or by a ``name`` of its own.
+def _key(keeper: Keeper, store: Store, request: Restore) -> str:
+    """Return the key of the snapshot that is meant.
 
     Raises
     ------
     BadName, NoSuchSnapshot, Refused : as `find`, `find_own` and `latest_own`.
     """
-    if args.get("key"):
-        return str(args["key"])
-    if args.get("from"):
-        return find(store, str(args["from"]))
-    if args.get("name"):
-        return find_own(store, str(args["name"]), Owner.of(keeper))
+    if request.key:
+        return request.key
+    if request.of_any:
+        return find(store, request.of_any)
+    if request.name:
+        return find_own(store, request.name, Owner.of(keeper))
     return latest_own(store, Owner.of(keeper))
 
 
-def _places_of_job(snapshot: Snapshot, leaving: Sequence[int], args: Mapping[str, Any]) -> Places:
+def _places_of_job(snapshot: Snapshot, leaving: Sequence[int], request: Restore) -> Places:
     """Return where the sockets of a job come back: at the ports that they had.
 
     Raises
@@ -332,7 +330,7 @@ def _places_of_job(snapshot: Snapshot, leaving: Sequence[int], args: Mapping[str
     Refused : somebody has one of them, and others were not asked for (``other_ports``).
     """
     bound = images.bound_sockets(snapshot.directory / CRIU_IMAGES)
-    return Places.of_job(ports.elsewhere(bound, leaving, may_differ=bool(args.get("other_ports"))))
+    return Places.of_job(ports.elsewhere(bound, leaving, may_differ=request.other_ports))
 
 
 async def _until_ports_are_free(snapshot: Snapshot, places: Places, stages: Stages) -> None:
@@ -344,16 +342,17 @@ async def _until_ports_are_free(snapshot: Snapshot, places: Places, stages: Stag
         await asyncio.sleep(0.2)
 
 
-async def bring_up(keeper: Keeper, order: Mapping[str, Any]) -> None:
-    """Bring up a job that does not run: from the snapshot that the order names, as in a request to restore it.
+async def bring_up(keeper: Keeper) -> None:
+    """Bring up a job that does not run, as it was ordered: from the snapshot that is to be restored.
 
     Raises
     ------
     GpuckptError, OSError : it did not come up.
     """
-    with keeper.operations.begin(Operation("restore", name_of(str(order["key"])))) as operation:
+    request = from_json(Restore, keeper.folder.take_order())
+    with keeper.operations.begin(Operation("restore", name_of(request.key or ""))) as operation:
         try:
-            result = await restore(keeper, operation, dict(order), to_nobody)
+            result = await restore(keeper, operation, request, to_nobody)
         finally:
             keeper.state.operation = None
     keeper.notes = result["warnings"]

@@ -31,6 +31,7 @@ from ...freeze.criu_program import CriuProgram, version_text
 from ...store import Manifest, Store, Writer
 from ...store.upkeep.retention import keep_last, keep_under
 from .. import comparison, fit, lost_names, ports
+from ..asked import Save
 from ..deputy import usable_criu
 from ..files import kept_files, lifetime, needs
 from ..files.databases import DUCKDB
@@ -98,11 +99,11 @@ class Taken:
     """What the agent says about its kernel."""
 
 
-async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
+async def save(keeper: Keeper, operation: Operation, request: Save, tell: Tell) -> dict[str, Any]:
     """Save the kernel under a name; it runs on.
 
-    `args` may have a ``patience`` in seconds: a progress with ``taken`` then tells what was taken, where that is not on
-    the disk so soon after it. Whoever asked need not wait for the end, and hears of it all the same.
+    With ``patience``, a progress with ``taken`` tells what was taken, where that is not on the disk so soon after it.
+    Whoever asked need not wait for the end, and hears of it all the same.
 
     Raises
     ------
@@ -114,17 +115,17 @@ async def save(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     keeper.namespace()
     store = operation.store or keeper.store
     program = await asyncio.to_thread(usable_criu)
-    with await asyncio.to_thread(_writer, keeper, store, operation.name, bool(args.get("replace"))) as writer:
+    with await asyncio.to_thread(_writer, keeper, store, operation.name, request.replace) as writer:
         taken = await take(keeper, operation, writer.directory, program, stages, RoomInStore(keeper, store))
         taken_at, worked = now(), keeper.work()
         try:
             await stages.enter("writing")
             # The kernel runs: it does not wait for what is written about files, nor for their copies.
-            await describe(keeper, writer, taken, stages, args)
+            await describe(keeper, writer, taken, stages, with_files=request.with_files)
             operation.let_kernel_go()
-            letting_go = asyncio.create_task(_let_go(operation, args, writer.id, taken.frozen, stages, tell))
+            letting_go = asyncio.create_task(_let_go(operation, request, writer.id, taken.frozen, stages, tell))
             try:
-                manifest = await commit(keeper, writer, taken, program, stages, args)
+                manifest = await commit(keeper, writer, taken, program, stages, request.message or "")
             finally:
                 letting_go.cancel()
         finally:
@@ -151,16 +152,16 @@ def _writer(keeper: Keeper, store: Store, name: str, replace: bool) -> Writer:
 
 
 async def _let_go(
-    operation: Operation, args: Mapping[str, Any], snapshot_id: str, frozen: Frozen, stages: Stages, tell: Tell
+    operation: Operation, request: Save, snapshot_id: str, frozen: Frozen, stages: Stages, tell: Tell
 ) -> None:
     """Tell whoever asked that the kernel was taken, and need not wait for the disk."""
-    if args.get("patience") is None:
+    if request.patience is None:
         return
-    await asyncio.sleep(float(args["patience"]))
+    await asyncio.sleep(request.patience)
     taken = {
         "name": operation.name,
         "id": snapshot_id,
-        "message": str(args.get("message") or ""),
+        "message": request.message or "",
         "created": now(),
         "size": frozen.process["private_bytes"],
         "gpu_memory": held_by(frozen.cuda),
@@ -170,8 +171,8 @@ async def _let_go(
     await tell({**stages.latest, "taken": taken})
 
 
-async def describe(keeper: Keeper, writer: Writer, taken: Taken, stages: Stages, args: Mapping[str, Any]) -> None:
-    """Write beside what was taken what there is to say of it; `args` may have ``with_files``.
+async def describe(keeper: Keeper, writer: Writer, taken: Taken, stages: Stages, *, with_files: bool = False) -> None:
+    """Write beside what was taken what there is to say of it; ``with_files``, with a copy of the files that it uses.
 
     The kernel's namespace is needed for this, and not afterwards.
 
@@ -182,7 +183,7 @@ async def describe(keeper: Keeper, writer: Writer, taken: Taken, stages: Stages,
     """
     staging = taken.staging
     # What lives from the files of a snapshot is no use without them.
-    with_files = bool(args.get("with_files")) or keeper.state.own_files
+    with_files = with_files or keeper.state.own_files
     await asyncio.to_thread(staging.keep)
     for folder, inside in ((staging.outside, CRIU_IMAGES), (staging.vram.outside, VRAM)):
         if not folder.is_relative_to(writer.directory):
@@ -192,9 +193,9 @@ async def describe(keeper: Keeper, writer: Writer, taken: Taken, stages: Stages,
 
 
 async def commit(
-    keeper: Keeper, writer: Writer, taken: Taken, program: CriuProgram, stages: Stages, args: Mapping[str, Any]
+    keeper: Keeper, writer: Writer, taken: Taken, program: CriuProgram, stages: Stages, message: str
 ) -> Manifest:
-    """Have the store write what was taken and described, and commit it; `args` may have ``message``.
+    """Have the store write what was taken and described, and commit it.
 
     Raises
     ------
@@ -202,7 +203,7 @@ async def commit(
     """
     return await asyncio.to_thread(
         writer.commit,
-        message=str(args.get("message") or ""),
+        message=message,
         parent=keeper.state.parent_id,
         kernel=about_kernel(keeper, taken.agent),
         machine=about_machine(program),

@@ -16,6 +16,7 @@ from ... import settings
 from ...errors import Busy, Cancelled, GpuckptError, KernelLost, Refused
 from ...freeze import cuda, processes
 from ...freeze.cuda_waits import CudaWaits
+from .. import asked
 from ..gpu.sleep import GpuSleep
 from ..in_progress import ParkedMemory
 from ..link import AgentSilent, Link
@@ -36,11 +37,8 @@ log = logging.getLogger("gpuckpt.keeper")
 _NOT_ASLEEP = "The kernel was not put to sleep; it goes on as before."
 
 
-async def sleep(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
+async def sleep(keeper: Keeper, operation: Operation, request: asked.Sleep, tell: Tell) -> dict[str, Any]:
     """Put the kernel to sleep; return ``freed``, the bytes of GPU memory that others can have now.
-
-    With ``idle_for`` (seconds) it is refused where the kernel was used since, or is to be kept awake: that is how
-    others than the person ask.
 
     Raises
     ------
@@ -52,8 +50,8 @@ async def sleep(keeper: Keeper, operation: Operation, args: dict[str, Any], tell
     if keeper.state.sleep is not None:
         return {"already": True, "freed": keeper.state.sleep.freed, "seconds": stages.seconds()}
     link = _agent_of(keeper)
-    if "idle_for" in args:
-        _refuse_unless_idle(keeper, link, float(args["idle_for"]))
+    if request.idle_for is not None:
+        _refuse_unless_idle(keeper, link, request.idle_for)
     # Before the agent hears of it: it then sends all cells here first, also should this keeper die.
     _note(keeper, Sleep(FALLING_ASLEEP, now()))
     await stages.enter("preparing the kernel")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...errors import Cancelled, DriverError, GpuckptError, Refused, StoreError
+from ..asked import Wake
 from ..gpu import sharing
 from ..in_progress import ParkedMemory
 from ..resting import ASLEEP, WAKING
@@ -31,7 +32,7 @@ READING = "reading what it had on the GPU"
 _STILL_ASLEEP = "The kernel could not be woken and is still asleep; nothing of it is lost."
 
 
-async def wake(keeper: Keeper, operation: Operation, args: dict[str, Any], tell: Tell) -> dict[str, Any]:
+async def wake(keeper: Keeper, operation: Operation, request: Wake, tell: Tell) -> dict[str, Any]:
     """Wake the kernel; return ``back``, the bytes that are on the GPUs again. One that is awake stays as it is.
 
     Raises
@@ -42,7 +43,7 @@ async def wake(keeper: Keeper, operation: Operation, args: dict[str, Any], tell:
     """
     stages = Stages(operation, tell)
     if keeper.state.hibernated is not None:
-        return await come_back(keeper, operation, args, stages)
+        return await come_back(keeper, operation, request.gpus, stages)
     return await awaken(keeper, stages)
 
 
@@ -110,7 +111,7 @@ async def until_whole(keeper: Keeper, stages: Stages) -> None:
 async def bring_back(keeper: Keeper) -> None:
     """Wake a restored kernel whose keeper died before its GPU state was back."""
     try:
-        await keeper.ask("wake", {}, to_nobody)
+        await keeper.ask(Wake(), to_nobody)
     except GpuckptError as e:
         log.warning("the restored kernel has no GPU state: %s", e)
         if keeper.link is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ...errors import GpuckptError
 from ...freeze import processes
 from ...freeze.cuda_waits import CudaWaits
+from ..asked import Wake
 from ..link import AgentSilent, Link
 from .stages import to_nobody
 
@@ -43,7 +44,7 @@ async def wake_at_touch(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequen
         if await asyncio.to_thread(waits.new):
             log.info("the kernel touches a GPU in its sleep")
             try:
-                await keeper.ask("wake", {}, to_nobody)
+                await keeper.ask(Wake(), to_nobody)
             except GpuckptError as e:
                 log.warning("the kernel, which touches a GPU in its sleep, was not woken: %s", e)
                 if not told and keeper.link is not None:
