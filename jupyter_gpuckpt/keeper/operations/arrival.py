@@ -28,6 +28,7 @@ from ...freeze.parking import Parked
 from ...root_only import environment
 from ...store import Manifest, Snapshot, Store
 from .. import deputy, fit
+from ..agent_says import faults_said
 from ..files import kept_files, lifetime, needs, placed_files
 from ..files.needs import NeededFile
 from ..files.placed_files import Lacking, Placement
@@ -604,9 +605,9 @@ async def resume(
         "asked_at": time.time() - stages.seconds(),
     }
     try:
-        answer: dict[str, Any] = await link.call("resumed", arguments, settings.hook_timeout())
+        answer = faults_said(await link.call("resumed", arguments, settings.hook_timeout()))
     except AgentSilent:
         # It runs, and what it holds is right; a long call that keeps Python's lock was saved in the middle.
         log.warning("the restored kernel has not answered yet")
         return []
-    return [*answer.get("notes", []), *answer["faults"]]
+    return [*answer.notes, *answer.faults]

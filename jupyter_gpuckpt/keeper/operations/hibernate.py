@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
-from ...checked import Odd, from_json
 from ...errors import (
     Busy,
     Cancelled,
@@ -33,6 +32,7 @@ from ...errors import (
 )
 from ...store import Manifest, Store
 from .. import fit, ports
+from ..agent_says import as_said, faults_said
 from ..asked import Hibernate
 from ..clients import Connections, own_connections, unread_bytes
 from ..deputy import usable_criu
@@ -145,15 +145,14 @@ async def _about(keeper: Keeper) -> Said | None:
     if keeper.link is None or not keeper.launch.agent:
         return None
     try:
-        return from_json(Said, await keeper.link.call_when_there("about", {}, settings.hook_timeout()))
-    except Odd as e:
-        raise SaveFailed(_NOT_HIBERNATED, f"Its agent's answer is odd: {e}.", "Restart the kernel.") from e
+        said = await keeper.link.call_when_there("about", {}, settings.hook_timeout())
     except AgentSilent:
         raise SaveFailed(
             _NOT_HIBERNATED,
             f"It has not answered for {settings.hook_timeout():.0f} s: something in it holds Python's lock.",
             "Try again when the cell that runs is done.",
         ) from None
+    return as_said(Said, said, SaveFailed, _NOT_HIBERNATED)
 
 
 async def _unless_a_cell_comes(keeper: Keeper, operation: Operation, writing: Any) -> Manifest:
@@ -359,7 +358,7 @@ async def finish_wake(keeper: Keeper) -> list[str]:
     try:
         await asyncio.wait({telling, died}, timeout=settings.hook_timeout(), return_when=asyncio.FIRST_COMPLETED)
         if telling.done():
-            faults = list((await telling)["faults"])
+            faults = faults_said(await telling).faults
         elif died.done():
             raise RestoreFailed("The restored kernel ended at once.", "", "")
     except Exception as e:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ... import settings
 from ...errors import DriverError, GpuckptError, Refused
 from ...freeze import cuda, processes
+from ..agent_says import ReadyForSave
 from ..asked import Move
 from ..gpu import gate, sharing
 from ..in_progress import MoveInProgress, held_of
@@ -55,14 +56,14 @@ async def move(keeper: Keeper, operation: Operation, request: Move, tell: Tell) 
     return {"moves": moves, "seconds": stages.seconds()}
 
 
-async def _moved(keeper: Keeper, gpus: Sequence[int], agent: Mapping[str, Any], stages: Stages) -> list[str]:
+async def _moved(keeper: Keeper, gpus: Sequence[int], agent: ReadyForSave, stages: Stages) -> list[str]:
     space, worker = keeper.namespace(), keeper.worker
     kernel = space.outer(keeper.state.kernel_pid)
     tree = [kernel, *processes.descendants(kernel)] if kernel is not None else []
     on_gpu = await asyncio.to_thread(cuda.freezable, worker, tree)
     if not on_gpu:
         raise Refused(_NOT_MOVED, "It has nothing on a GPU.", "Move it once it has.")
-    peers = {kernel: agent["peers"]} if kernel is not None and "peers" in agent else {}
+    peers = {kernel: agent.peers} if kernel is not None and agent.peers is not None else {}
     await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)
     described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     gpu_map = await sharing.fitting(keeper, stages, functools.partial(_map, worker, described, on_gpu, gpus))

@@ -14,11 +14,12 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__, settings
+from ...checked import Odd, from_json
 from ...errors import (
     GpuckptError,
     KernelLost,
@@ -31,6 +32,7 @@ from ...freeze.criu_program import CriuProgram, version_text
 from ...store import Manifest, Store, Writer
 from ...store.upkeep.retention import keep_last, keep_under
 from .. import comparison, fit, lost_names, ports
+from ..agent_says import NOTHING, AfterSave, ReadyForSave, as_said
 from ..asked import Save
 from ..deputy import usable_criu
 from ..files import kept_files, lifetime, needs
@@ -44,7 +46,7 @@ from ..naming import Owner, choose_key
 from ..record import Parent, now
 from ..staging import Staging
 from ..summary import held_by, is_of, summary
-from ..unsaved import cells_of, saved_with
+from ..unsaved import saved_with
 from . import criu_run
 from .parts import CRIU_IMAGES, VRAM
 from .stages import Stages, Tell
@@ -95,7 +97,7 @@ class Taken:
 
     staging: Staging
     frozen: Frozen
-    agent: Mapping[str, Any]
+    agent: ReadyForSave
     """What the agent says about its kernel."""
 
 
@@ -133,7 +135,7 @@ async def save(keeper: Keeper, operation: Operation, request: Save, tell: Tell) 
             await asyncio.to_thread(taken.staging.discard)
     keeper.state.parent = Parent(operation.name, manifest.id)
     keeper.state.worked = worked
-    saved_with(keeper, cells_of(taken.agent), taken_at)
+    saved_with(keeper, taken.agent.cells, taken_at)
     keeper.note_state()
     done = {**summary(manifest), "seconds": stages.seconds(), "notes": taken.frozen.notes}
     if operation.store is not None:
@@ -227,17 +229,17 @@ def _describe(
     """
     root, images_folder, agent = space.path("/"), taken.staging.outside, taken.agent
     try:
-        if "variables" in agent:
-            said = {key: agent[key] for key in ("variables", "left_out")}
+        if agent.variables is not None:
+            said = {"variables": agent.variables, "left_out": agent.left_out}
             (writer.directory / comparison.VARIABLES).write_text(json.dumps(said))
         needed = needs.marked(needs.of_images(images_folder), root, keeper.marks, images_folder)
-        temporary = [path for path in agent.get("temporary", ()) if not path.startswith(needs.ELSEWHERE)]
+        temporary = [path for path in agent.temporary if not path.startswith(needs.ELSEWHERE)]
         needed, large = lifetime.keep(needed, temporary, root, writer.directory / lifetime.ARCHIVE)
         (writer.directory / needs.NEEDS).write_bytes(needs.to_json(needed))
         taken.frozen.notes += _about_files(needed, large)
         if not with_files:
             return {}
-        files = kept_files.survey(root, needed, agent.get("environment", {}))
+        files = kept_files.survey(root, needed, agent.environment)
         return {"files": kept_files.keep(files, root, writer, settings.files_limit(), stages.check).summary()}
     except OSError as e:
         raise SaveFailed(
@@ -305,7 +307,8 @@ async def take(
             raise failure from e
         raise
     if left == "running":
-        agent = {**agent, **await after_save(link, keeper.launch.agent, None, settings.hook_timeout())}
+        said = await after_save(link, keeper.launch.agent, None, settings.hook_timeout())
+        agent = replace(agent, waited=said.waited or agent.waited)
     return Taken(staging, frozen, agent)
 
 
@@ -377,12 +380,12 @@ class RoomInStore:
         return next((m.size for m in self.store.list() if m.id == self.keeper.state.parent_id), 0)
 
 
-async def before_save(link: Link, has_agent: bool) -> dict[str, Any]:
+async def before_save(link: Link, has_agent: bool) -> ReadyForSave:
     """Have the agent run the hooks; return what it says about its kernel."""
     if not has_agent:
-        return {}
+        return NOTHING
     try:
-        answer: dict[str, Any] = await link.call_when_there("before_save", {}, settings.hook_timeout())
+        answer = await link.call_when_there("before_save", {}, settings.hook_timeout())
     except AgentSilent:
         raise SaveFailed(
             "The kernel was not saved; it goes on as before.",
@@ -390,21 +393,24 @@ async def before_save(link: Link, has_agent: bool) -> dict[str, Any]:
             "something in it holds Python's lock, or a hook hangs.",
             "Save again when the cell that runs is done, or set GPUCKPT_HOOK_TIMEOUT to more seconds.",
         ) from None
-    return answer
+    return as_said(ReadyForSave, answer, SaveFailed, "The kernel was not saved; it goes on as before.")
 
 
-async def after_save(link: Link, has_agent: bool, failure: GpuckptError | None, patience: float) -> dict[str, Any]:
+async def after_save(link: Link, has_agent: bool, failure: GpuckptError | None, patience: float) -> AfterSave:
     """Have the agent undo its part, and wait until it has, for `patience` seconds at most; return what it says."""
     if not has_agent:
-        return {}
+        return AfterSave()
     arguments = {"error": failure.as_dict() if failure else None}
     try:
         if patience:
-            return await link.call("after_save", arguments, patience) or {}  # an agent of an older version says nothing
+            said = await link.call("after_save", arguments, patience) or {}  # an agent of an older version says nothing
+            return from_json(AfterSave, said)
         await link.send({"call": "after_save", "id": 0, "args": arguments})
     except AgentSilent:
         log.warning("the hooks after the save did not finish in time")
-    return {}
+    except Odd as e:
+        log.warning("what the agent says after the save is odd: %s", e)
+    return AfterSave()
 
 
 async def _freeze(
@@ -412,7 +418,7 @@ async def _freeze(
     operation: Operation,
     directory: Path,
     program: CriuProgram,
-    agent: Mapping[str, Any],
+    agent: ReadyForSave,
     stages: Stages,
     check: Check,
     left: criu.Left,
@@ -428,7 +434,7 @@ async def _freeze(
     on_gpu = asleep.living if asleep is not None else await asyncio.to_thread(cuda.freezable, worker, tree)
     described: dict[str, Any] = dict(asleep.described) if asleep is not None and on_gpu else {}
     if on_gpu and asleep is None:
-        peers = {kernel: agent["peers"]} if "peers" in agent else {}
+        peers = {kernel: agent.peers} if agent.peers is not None else {}
         await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     private = processes.private_bytes(tree) + processes.swapped_bytes(tree) + _only_in_shared_memory(space, tree)
@@ -464,7 +470,7 @@ async def _freeze(
         keeper.note_state()
 
     try:
-        await gpu.prepare(kernel, int(agent.get("parkable", 0)))
+        await gpu.prepare(kernel, agent.parkable)
         await stages.enter("freezing", quiet=True)
         began = time.monotonic()
         await gpu.freeze(parks)
@@ -532,7 +538,7 @@ def _refuse_half_connections(staging: Staging) -> None:
         )
 
 
-def about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
+def about_kernel(keeper: Keeper, agent: ReadyForSave) -> dict[str, Any]:
     """Return the `kernel` object of a manifest; `agent` is what the agent said of it."""
     launch = keeper.launch
     return {
@@ -542,17 +548,17 @@ def about_kernel(keeper: Keeper, agent: Mapping[str, Any]) -> dict[str, Any]:
         "agent": launch.agent,
         "connection": ports.of_connection_file(launch.connection_file),
         "endpoint": ports.endpoint(launch.connection_file),
-        "rebinds": bool(agent.get("rebinds")),
-        "execution_count": agent.get("execution_count"),
-        "cells": agent.get("cells"),
-        "python": agent.get("python"),
-        "ipykernel": agent.get("ipykernel"),
-        "protocol": agent.get("protocol"),
+        "rebinds": agent.rebinds,
+        "execution_count": agent.execution_count,
+        "cells": agent.cells,
+        "python": agent.python,
+        "ipykernel": agent.ipykernel,
+        "protocol": agent.protocol,
         "version": __version__,
-        "waits_for_gpu": bool(agent.get("waits_for_gpu")),
-        "own_ports": agent.get("own_ports", []),
+        "waits_for_gpu": agent.waits_for_gpu,
+        "own_ports": agent.own_ports,
         # Which requests waited, that the kernel was to answer, by their ids: whether each is a cell.
-        **({"waited": agent["waited"]} if "waited" in agent else {}),
+        **({"waited": agent.waited} if agent.waited is not None else {}),
         # Not its arguments: there may be a password among them, and manifests travel.
         **({"job": launch.job, "program": launch.argv[0]} if launch.job else {}),
     }

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import datetime
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
@@ -17,6 +16,7 @@ from ...errors import Busy, Cancelled, GpuckptError, KernelLost, Refused
 from ...freeze import cuda, processes
 from ...freeze.cuda_waits import CudaWaits
 from .. import asked
+from ..agent_says import ReadyForSleep, as_said
 from ..gpu.sleep import GpuSleep
 from ..in_progress import ParkedMemory
 from ..link import AgentSilent, Link
@@ -103,20 +103,20 @@ def _refuse_unless_idle(keeper: Keeper, link: Link, seconds: float) -> None:
         raise Busy(_NOT_ASLEEP, "It is being used.", f"Ask again when it has been idle for {seconds:.0f} s.")
 
 
-async def _prepared(link: Link) -> Mapping[str, Any]:
+async def _prepared(link: Link) -> ReadyForSleep:
     """Have the agent make ready; return what it says of its kernel."""
     try:
-        answer: dict[str, Any] = await link.call_when_there("before_sleep", {}, settings.hook_timeout())
+        answer = await link.call_when_there("before_sleep", {}, settings.hook_timeout())
     except AgentSilent:
         raise Refused(
             _NOT_ASLEEP,
             f"It did not answer within {settings.hook_timeout():.0f} s: something in it holds Python's lock.",
             "Try again when what runs in it is done.",
         ) from None
-    return answer
+    return as_said(ReadyForSleep, answer, Refused, _NOT_ASLEEP)
 
 
-async def _fall_asleep(keeper: Keeper, link: Link, agent: Mapping[str, Any], stages: Stages) -> GpuSleep:
+async def _fall_asleep(keeper: Keeper, link: Link, agent: ReadyForSleep, stages: Stages) -> GpuSleep:
     space, worker = keeper.namespace(), keeper.worker
     kernel = space.outer(keeper.state.kernel_pid)
     if kernel is None:
@@ -124,13 +124,13 @@ async def _fall_asleep(keeper: Keeper, link: Link, agent: Mapping[str, Any], sta
     on_gpu = await asyncio.to_thread(cuda.freezable, worker, [kernel, *processes.descendants(kernel)])
     described: dict[str, Any] = {"processes": []}
     if on_gpu:
-        await asyncio.to_thread(cuda.preflight, worker, on_gpu, {kernel: agent["peers"]})
+        await asyncio.to_thread(cuda.preflight, worker, on_gpu, {kernel: agent.peers})
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     vram = vram_files(space)
     await asyncio.to_thread(vram.discard)
     gpu = GpuSleep(worker, space, on_gpu, described, vram)
     noted = gpu.note(FALLING_ASLEEP)
-    noted.hooks = bool(agent["hooks"])
+    noted.hooks = agent.hooks
     noted.waits = sorted(await asyncio.to_thread(CudaWaits(on_gpu).places))
     _note(keeper, noted)
 
@@ -139,7 +139,7 @@ async def _fall_asleep(keeper: Keeper, link: Link, agent: Mapping[str, Any], sta
         keeper.note_state()
 
     await stages.enter(FALLING_ASLEEP, cancellable=False)
-    await gpu.fall_asleep(link, kernel, int(agent.get("parkable", 0)), note_parked)
+    await gpu.fall_asleep(link, kernel, agent.parkable, note_parked)
     noted.stage, noted.since, noted.host = ASLEEP, now(), await asyncio.to_thread(gpu.host_memory)
     try:
         keeper.save_state()

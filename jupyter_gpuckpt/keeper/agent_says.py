@@ -1,0 +1,105 @@
+"""What the agent in a kernel answers, checked where it enters: the user's code can write to that channel, too."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ..checked import Odd, from_json
+from ..errors import GpuckptError
+
+__all__ = ["NOTHING", "AfterSave", "Faults", "ReadyForSave", "ReadyForSleep", "as_said", "faults_said"]
+
+log = logging.getLogger("gpuckpt.keeper")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ReadyForSave:
+    """What it says of a kernel that is about to be saved. What has no agent says nothing."""
+
+    peers: dict[str, int] | None = None
+    """What there was of GPU memory when the access of its GPUs to each other was turned off; None where it sleeps."""
+    parkable: int = 0
+    """Bytes of GPU memory that it can give up by itself."""
+    waits_for_gpu: bool = False
+    """Whether each of its calls to CUDA would wait while it has no GPU state."""
+    execution_count: int | None = None
+    cells: int | None = None
+    """How many have begun."""
+    python: str | None = None
+    ipykernel: str | None = None
+    protocol: int | None = None
+    """The agent's."""
+    rebinds: bool = False
+    """Whether it can come back with another transport."""
+    environment: dict[str, list[str]] = field(default_factory=dict)
+    """As `kernel.environment` describes it."""
+    temporary: list[str] = field(default_factory=list)
+    """Folders that it has made, and deletes at its end."""
+    variables: list[dict[str, Any]] | None = None
+    """As `kernel.variables` describes them."""
+    left_out: int = 0
+    """How many of these are not described."""
+    own_ports: list[int] = field(default_factory=list)
+    """Those that it listens at beside its channels'."""
+    waited: dict[str, bool] | None = None
+    """Which requests waited, by their ids: whether each is a cell."""
+
+
+NOTHING = ReadyForSave()
+"""What is said of a program without an agent."""
+
+
+@dataclass(frozen=True)
+class AfterSave:
+    """What it says when the kernel runs on."""
+
+    waited: dict[str, bool] | None = None
+
+
+@dataclass(frozen=True)
+class ReadyForSleep:
+    """As `ReadyForSave`."""
+
+    peers: dict[str, int]
+    hooks: bool
+    """Whether the user's code is to be called before a save."""
+    parkable: int = 0
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What a kernel that was restored, or woken, says of it."""
+
+    faults: list[str]
+    """What it could not do."""
+    notes: list[str] = field(default_factory=list)
+
+
+def faults_said(answer: object) -> Faults:
+    """Return what a kernel says that is there already: an odd answer is no reason to give it up."""
+    try:
+        return from_json(Faults, answer)
+    except Odd as e:
+        log.warning("what the kernel's agent answers is odd: %s", e)
+        return Faults([])
+
+
+def as_said(kind: type[T], answer: object, not_done: type[GpuckptError], what: str) -> T:
+    """Return an answer of the agent's.
+
+    Raises
+    ------
+    GpuckptError : it is not one: the error is of this type, and says `what` was not done for it.
+    """
+    try:
+        return from_json(kind, answer)
+    except Odd as e:
+        raise not_done(
+            what,
+            f"The answer of its agent is odd: {e}.",
+            "Something in the kernel writes to gpuckpt's channel, or changed gpuckpt's modules: restart the kernel.",
+        ) from e
