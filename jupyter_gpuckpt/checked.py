@@ -50,7 +50,7 @@ def from_json(kind: type[T], raw: object) -> T:
 
 def _checked(kind: Any, raw: object, at: str) -> Any:
     """Return what JSON is as a value of a type; `at` is where it stands."""
-    if kind in (Any, object):
+    if type(raw) is kind or kind in (Any, object):  # a bool is no number
         return raw
     if _is_dataclass(kind):
         return _object(kind, raw, at)
@@ -71,8 +71,6 @@ def _checked(kind: Any, raw: object, at: str) -> Any:
         return {key: _checked(inner[1], member, f"{at}.{key}") for key, member in raw.items()}
     if kind is float and type(raw) is int:
         return float(raw)
-    if origin is None and type(raw) is kind:  # a bool is no number
-        return raw
     raise Odd(f"{at} is {_shown(raw)}, and not {_name(kind)}")
 
 

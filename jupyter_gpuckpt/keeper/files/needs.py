@@ -10,12 +10,13 @@ import json
 import os
 import stat
 from collections.abc import Collection, Container, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from blake3 import blake3
 
+from ... import checked
 from ...freeze import images
 from ...freeze.elf import build_id, is_same_build
 from . import databases
@@ -79,6 +80,8 @@ class NeededFile:
     kept: bool = False
     mapped: bool = True
 
+
+_MEMBERS = {field.name for field in fields(NeededFile)}
 
 _MOST_MARKS = 20_000
 
@@ -191,12 +194,11 @@ def from_json(raw: bytes) -> list[NeededFile]:
         raise ValueError(f"the list of needed files is not valid: {e}") from e
 
 
-def _file(found: dict[str, Any]) -> NeededFile:
-    file = NeededFile(**found)
-    types = (str, int, str, str, str)
-    members = (file.path, file.mode, file.build_id, file.hash, file.database)
-    if not all(map(isinstance, members, types)) or file.path[:1] != "/":
-        raise ValueError("a needed file has no path, or other members")
+def _file(found: object) -> NeededFile:
+    file = checked.from_json(NeededFile, found)
+    # One that a later version knows more of cannot be compared with what is here.
+    if file.path[:1] != "/" or not set(cast("dict[str, object]", found)) <= _MEMBERS:
+        raise ValueError("a needed file has no path, or members that are not known here")
     return file
 
 
