@@ -27,6 +27,7 @@ from .freeze import processes
 from .in_thread import begin_in_thread, in_thread
 from .keeper import client
 from .keeper.adoption import ADOPT
+from .keeper.asked import Attach, Close, Signal, Status
 from .keeper.foreign_sockets import hold
 from .keeper.protocol import KeeperClient
 from .keeper.record import KernelFolder, Launch
@@ -182,7 +183,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         """
         folder = KernelFolder(settings.kernels_dir() / self.kernel_id)
         with client.connect(folder) as keeper:
-            attended = keeper.request("status", timeout=_ANSWER_TIMEOUT)["attended"]
+            attended = keeper.ask(Status(), timeout=_ANSWER_TIMEOUT)["attended"]
         if attended:
             raise Refused(
                 f"The kernel {self.kernel_id} was not taken over; it runs on.",
@@ -280,7 +281,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         end_after = None if self._is_independent else self._parsed("end_after")
         keeper = client.connect(folder)
         try:
-            keeper.request("attach", {"end_after": end_after}, timeout=_ANSWER_TIMEOUT)
+            keeper.ask(Attach(end_after=end_after), timeout=_ANSWER_TIMEOUT)
         except BaseException:
             keeper.close()
             raise
@@ -359,7 +360,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
                 raise KeeperGone("The kernel was not reached.", "It has no keeper at this moment.", "Ask again.")
             timeout = _AGAIN_TIMEOUT if self._was_silent else _ANSWER_TIMEOUT
             self._was_silent = True
-            self._keeper.request("signal", {"signum": int(signum)}, timeout=timeout)
+            self._keeper.ask(Signal(signum=int(signum)), timeout=timeout)
             self._was_silent = False
 
     async def kill(self, restart: bool = False) -> None:
@@ -398,7 +399,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             try:
                 keeper = self._keeper = self._keeper or client.connect(folder)
                 # It lets hear of itself for as long as it takes.
-                writing = keeper.request("close", timeout=_ANSWER_TIMEOUT)["writing"]
+                writing = keeper.ask(Close(), timeout=_ANSWER_TIMEOUT)["writing"]
             except GpuckptError as e:
                 if folder.path.exists():
                     self.log.warning("Kernel %s is ended by force: %s", self.kernel_id, e)

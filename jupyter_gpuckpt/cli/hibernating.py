@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..keeper import client, jobs
+from ..keeper.asked import Hibernate
 from ..keeper.idle.preemption import Outcome, hibernate_all, write_report
 from ..keeper.jobs import job_of
 from ..kernel import show
@@ -57,9 +58,9 @@ def _hibernate_all(args: argparse.Namespace) -> int:
     return output.DONE if all(outcome.saved for outcome in outcomes) else output.FAILED
 
 
-def _how(status: Mapping[str, Any]) -> dict[str, Any]:
+def _how(status: Mapping[str, Any]) -> Hibernate:
     """Say how a kernel is hibernated: where nobody holds it, nobody would wake it in its place."""
-    return {"at_once": True} if status["attended"] else {"end": True}
+    return Hibernate(at_once=True) if status["attended"] else Hibernate(end=True)
 
 
 def _row(outcome: Outcome) -> list[str]:

@@ -16,7 +16,7 @@ from typing import IO, Any
 from .. import settings
 from ..errors import GpuckptError, KeeperGone, NoSuchSnapshot, OtherVersion, Refused
 from ..keeper import client, jobs
-from ..keeper.asked import Restore
+from ..keeper.asked import Attach, Restore, Signal, Status
 from ..keeper.listing import STATUS_TIMEOUT, all_jobs, with_snapshots
 from ..keeper.naming import find
 from ..keeper.record import KERNEL_LOG, OUTPUT, KernelFolder, Launch
@@ -55,7 +55,7 @@ def exec_(args: argparse.Namespace) -> int:
     folder = jobs.start(launch, replace=args.replace)
     pid = None
     with contextlib.suppress(GpuckptError), client.connect(folder) as keeper:  # it may have ended already
-        pid = keeper.request("status", timeout=STATUS_TIMEOUT)["pid"]
+        pid = keeper.ask(Status(), timeout=STATUS_TIMEOUT)["pid"]
     document = {"job": args.name, "kernel_id": launch.kernel_id, "pid": pid, "command": launch.argv}
     text = (
         f"Started job {args.name}{f', process {pid}' if pid else ''}.\n"
@@ -272,7 +272,7 @@ def _order(args: argparse.Namespace, manifest: Manifest) -> Restore:
 def _account(folder: KernelFolder, manifest: Manifest, began: float) -> dict[str, Any]:
     seconds, notes = time.monotonic() - began, []
     with contextlib.suppress(GpuckptError), client.connect(folder) as keeper:  # it may have ended already
-        notes = keeper.request("status", timeout=STATUS_TIMEOUT)["notes"]
+        notes = keeper.ask(Status(), timeout=STATUS_TIMEOUT)["notes"]
     return {**summary(manifest), "restored": True, "warnings": told_of_a_job(notes), "seconds": seconds}
 
 
@@ -307,8 +307,8 @@ def stop_job(args: argparse.Namespace, folder: KernelFolder) -> int:
 def _end(folder: KernelFolder, *, at_once: bool) -> None:
     """End a job that runs, and wait until its keeper is gone."""
     with client.connect(folder) as keeper:
-        keeper.request("attach", timeout=STATUS_TIMEOUT)
-        keeper.request("signal", {"signum": signal.SIGKILL if at_once else signal.SIGTERM}, timeout=STATUS_TIMEOUT)
+        keeper.ask(Attach(), timeout=STATUS_TIMEOUT)
+        keeper.ask(Signal(signum=signal.SIGKILL if at_once else signal.SIGTERM), timeout=STATUS_TIMEOUT)
         began = time.monotonic()
         killed = at_once
         with contextlib.suppress(KeeperGone):
@@ -316,7 +316,7 @@ def _end(folder: KernelFolder, *, at_once: bool) -> None:
                 keeper.listen()
                 time.sleep(0.02)
                 if not killed and time.monotonic() - began > _GRACE:
-                    keeper.request("signal", {"signum": signal.SIGKILL}, timeout=STATUS_TIMEOUT)
+                    keeper.ask(Signal(signum=signal.SIGKILL), timeout=STATUS_TIMEOUT)
                     killed = True
                 if time.monotonic() - began > _END_TIMEOUT:
                     raise Refused(

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import GpuckptError, KeeperGone, OtherVersion, Refused
 from ..keeper import client, jobs
+from ..keeper.asked import Cancel, Close, Status
 from ..keeper.elsewhere import of_store
 from ..keeper.listing import STATUS_TIMEOUT, running_kernels, with_snapshots
 from ..keeper.protocol import new_operation_id
@@ -193,7 +194,7 @@ def operate(kernel: str, op: str, request: dict[str, Any], verb: str) -> dict[st
     """
     folder = find(kernel)
     is_job = jobs.is_job(folder)
-    named = {"operation": new_operation_id(), "kind": op}
+    named = Cancel(operation=new_operation_id(), kind=op)
     with (
         about_a_job(is_job),
         client.connect(folder) as keeper,
@@ -205,7 +206,7 @@ def operate(kernel: str, op: str, request: dict[str, Any], verb: str) -> dict[st
             progress.take(told_of_a_job(message) if is_job else message)
             cancelling.ask_again()
 
-        request = {**request, "operation": named["operation"]}
+        request = {**request, "operation": named.operation}
         found: dict[str, Any] = keeper.request(op, request, timeout=None, progress=take)
     return told_of_a_job(found) if is_job else found
 
@@ -216,7 +217,7 @@ class _Cancelling:
     Some stages cannot be left; the keeper is then asked again at each later one. A second Ctrl-C stops the waiting.
     """
 
-    def __init__(self, folder: KernelFolder, named: dict[str, str], progress: output.Progress) -> None:
+    def __init__(self, folder: KernelFolder, named: Cancel, progress: output.Progress) -> None:
         self._folder, self._named, self._progress = folder, named, progress
         self._wanted = self._accepted = False
         self._before: Any = None
@@ -234,7 +235,7 @@ class _Cancelling:
             return
         # The connection of the request is in use: its answer is being waited for.
         with contextlib.suppress(GpuckptError), client.connect(self._folder) as keeper:
-            self._accepted = bool(keeper.request("cancel", self._named, timeout=_CANCEL_TIMEOUT))
+            self._accepted = bool(keeper.ask(self._named, timeout=_CANCEL_TIMEOUT))
 
     def _on_interrupt(self, _: int, __: FrameType | None) -> None:
         if self._wanted:
@@ -299,7 +300,7 @@ def stop(args: argparse.Namespace) -> int:
 def _close(folder: KernelFolder, force: bool) -> bool:
     """Have a keeper end its kernel and itself; return whether a server held the kernel."""
     with client.connect(folder) as keeper:
-        status = keeper.request("status", timeout=STATUS_TIMEOUT)
+        status = keeper.ask(Status(), timeout=STATUS_TIMEOUT)
         if status["attended"] and not force:
             raise Refused(
                 f"Kernel {status['kernel_id']} was not stopped.",
@@ -307,5 +308,5 @@ def _close(folder: KernelFolder, force: bool) -> bool:
                 "Shut it down there, or add --force.",
                 kernel_id=status["kernel_id"],
             )
-        keeper.request("close", timeout=_CLOSE_TIMEOUT)
+        keeper.ask(Close(), timeout=_CLOSE_TIMEOUT)
     return bool(status["attended"])

@@ -9,6 +9,7 @@ from .. import settings
 from ..errors import GpuckptError
 from ..freeze.cuda_calls import CudaWorker
 from ..keeper import client
+from ..keeper.asked import Status
 from ..keeper.jobs import is_job
 from ..keeper.listing import STATUS_TIMEOUT, all_jobs, running_kernels, with_snapshots
 from ..kernel import show
@@ -25,7 +26,7 @@ def status(args: argparse.Namespace) -> int:
 def _of_one(args: argparse.Namespace) -> int:
     folder = kernels.find(args.kernel)
     with client.connect(folder) as keeper:
-        found = keeper.request("status", timeout=STATUS_TIMEOUT)
+        found = keeper.ask(Status(), timeout=STATUS_TIMEOUT)
     alone = not found["attended"] and not is_job(folder)
     shown = show.status(found, "", [kernels.how_to_go_on(found)] * alone)
     output.result(args.json, found, shown)

@@ -14,6 +14,7 @@ from ..freeze.gpu_processes import cuda_pids
 from ..spelling import in_a_terminal
 from ..store import Manifest, Store
 from . import client, jobs
+from .asked import Status
 from .record import KernelFolder, Launch, State
 from .summary import HIBERNATED, summary
 
@@ -145,7 +146,7 @@ def _states(folder: KernelFolder) -> Iterator[State]:
 
 def _status(folder: KernelFolder) -> dict[str, Any]:
     with client.connect(folder) as keeper:
-        status: dict[str, Any] = keeper.request("status", timeout=STATUS_TIMEOUT)
+        status: dict[str, Any] = keeper.ask(Status(), timeout=STATUS_TIMEOUT)
         return status
 
 

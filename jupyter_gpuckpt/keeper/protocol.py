@@ -23,9 +23,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..checked import to_json
 from ..errors import GpuckptError, KeeperGone, Refused
 from ..readiness import readable
 from . import proof
+from .asked import Request
 
 PROTOCOL = 2
 """The number of how one talks to this version's keepers: raised when an older client would be misunderstood."""
@@ -166,6 +168,12 @@ class KeeperClient:
         # Where the kernel has ended, its keeper goes too: that it hung up is no news then.
         while self.exit_status is None and self._line(0) is not None:
             pass
+
+    def ask(
+        self, asked: Request, *, timeout: float | None = 30.0, progress: Callable[[dict[str, Any]], None] | None = None
+    ) -> Any:
+        """Ask for something, as `request`."""
+        return self.request(asked.op, to_json(asked), timeout=timeout, progress=progress)
 
     def request(
         self,

@@ -17,6 +17,7 @@ from jupyter_client.utils import ensure_async
 from .. import settings
 from ..errors import GpuckptError
 from ..keeper import client
+from ..keeper.asked import Hibernate
 from ..keeper.idle.preemption import hibernate_all, write_report
 from ..keeper.record import KernelFolder
 
@@ -56,7 +57,7 @@ def hibernate_when_culled(manager: Any) -> None:
 
 def _hibernate(folder: KernelFolder) -> None:
     with client.connect(folder) as keeper:
-        found = keeper.request("hibernate", {"end": True})
+        found = keeper.ask(Hibernate(end=True))
     log.info("The idle kernel %s was hibernated as %s.", folder.path.name, found["name"])
 
 
@@ -90,8 +91,8 @@ def _hibernate_for_good(ids: Collection[str], all_of_them: bool) -> None:
         log.warning("What became of the kernels when the server stopped: %s", write_report(outcomes, deadline))
 
 
-def _and_end(_: Mapping[str, Any]) -> dict[str, Any]:
-    return {"end": True}
+def _and_end(_: Mapping[str, Any]) -> Hibernate:
+    return Hibernate(end=True)
 
 
 def _folder(kernel_id: str) -> KernelFolder | None:

@@ -17,6 +17,7 @@ from jupyter_events import EventLogger
 from .. import settings
 from ..errors import GpuckptError
 from ..keeper import client
+from ..keeper.asked import Renamed
 from ..keeper.naming import follow, path_after
 from ..keeper.record import KernelFolder
 from ..store import Store
@@ -74,7 +75,7 @@ def _belong_to_one(kernel_id: str, notebooks: Sequence[str]) -> str:
 
 def _tell(folder: KernelFolder, notebook: str) -> None:
     with client.connect(folder) as keeper:
-        keeper.request("renamed", {"notebook": notebook}, timeout=_PATIENCE)
+        keeper.ask(Renamed(notebook=notebook), timeout=_PATIENCE)
 
 
 def follow_files(logger: EventLogger, store: Store, events: Events, root: Path) -> None:

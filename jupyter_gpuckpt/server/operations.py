@@ -18,6 +18,7 @@ from typing import Any
 
 from ..errors import Cancelled, GpuckptError
 from ..keeper import client
+from ..keeper.asked import Cancel
 from ..keeper.record import KernelFolder
 from ..pace import Pace
 from ..spelling import in_a_cell
@@ -301,6 +302,6 @@ def _ask_to_cancel(folder: KernelFolder, operation: Operation) -> bool:
     """Ask a keeper to cancel an operation, and return whether it will."""
     # The connection of the request is in use: its answer is being waited for.
     with contextlib.suppress(GpuckptError), client.connect(folder) as keeper:
-        named = {"operation": operation.id, "kind": operation.kind}
-        return bool(keeper.request("cancel", named, timeout=_CANCEL_TIMEOUT))
+        named = Cancel(operation=operation.id, kind=operation.kind)
+        return bool(keeper.ask(named, timeout=_CANCEL_TIMEOUT))
     return False

@@ -18,6 +18,7 @@ from ..errors import Busy, GpuckptError, NoSuchKernel, Refused, Unavailable
 from ..freeze.cuda_calls import CudaWorker
 from ..keeper import client
 from ..keeper.adoption import ADOPT
+from ..keeper.asked import AutoSleep, Awake, Executed, Status
 from ..keeper.elsewhere import of_store
 from ..keeper.hibernated import forget
 from ..keeper.listing import STATUS_TIMEOUT, hibernated, running_kernels
@@ -226,10 +227,10 @@ class Service:
         def ask() -> dict[str, Any]:
             with client.connect(folder) as keeper:
                 if "pinned" in changes:
-                    keeper.request("awake", {"on": changes["pinned"]}, timeout=_ANSWER)
+                    keeper.ask(Awake(on=changes["pinned"]), timeout=_ANSWER)
                 if "sleep_after" in changes:
-                    keeper.request("autosleep", {"after": changes["sleep_after"]}, timeout=_ANSWER)
-                status = keeper.request("status", timeout=_ANSWER)
+                    keeper.ask(AutoSleep(after=changes["sleep_after"]), timeout=_ANSWER)
+                status = keeper.ask(Status(), timeout=_ANSWER)
                 return {key: status[key] for key in ("kernel_id", "pinned", "sleep_after")}
 
         return await asyncio.to_thread(ask)
@@ -354,7 +355,7 @@ class Service:
 
         def ask() -> dict[str, Any]:
             with client.connect(folder) as keeper:
-                found: dict[str, Any] = keeper.request("executed", timeout=_ANSWER)
+                found: dict[str, Any] = keeper.ask(Executed(), timeout=_ANSWER)
                 return found
 
         return await asyncio.to_thread(ask)

@@ -24,6 +24,7 @@ from ...freeze import processes
 from ...freeze.cuda_calls import Gpu, Usage
 from ...private_folders import make_private
 from .. import client
+from ..asked import Sleep, Status
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -204,7 +205,7 @@ def _holders(keeper: Keeper, unwilling: Mapping[str, str]) -> list[_Holder]:
             if folder.path == keeper.folder.path:
                 continue
             with client.connect(folder) as other:
-                status = other.request("status", timeout=_STATUS_TIMEOUT)
+                status = other.ask(Status(), timeout=_STATUS_TIMEOUT)
         except (GpuckptError, OSError):
             continue  # it ends, or does not answer: its processes are strangers then
         pids = {*status["pids"], *processes.descendants(status["keeper_pid"])}
@@ -245,7 +246,7 @@ def _put_to_sleep(holder: _Holder) -> GpuckptError | None:
     log.info("putting %s to sleep", holder.name)
     try:
         with client.connect(client.find(holder.kernel_id)) as keeper:
-            keeper.request("sleep", {"idle_for": settings.share_grace()})
+            keeper.ask(Sleep(idle_for=settings.share_grace()))
     except GpuckptError as e:
         log.warning("%s was not put to sleep: %s", holder.name, e)
         return e

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ... import settings
 from ...errors import GpuckptError, NoSuchKernel
 from ...private_folders import make_private
 from .. import client
+from ..asked import Cancel, Hibernate, Status
 from ..listing import STATUS_TIMEOUT
 from ..protocol import new_operation_id
 from ..record import KernelFolder, now
@@ -51,7 +52,7 @@ class Outcome:
 def hibernate_all(
     folders: Iterable[KernelFolder],
     deadline: float | None,
-    how: Callable[[Mapping[str, Any]], dict[str, Any]],
+    how: Callable[[Mapping[str, Any]], Hibernate],
 ) -> list[Outcome]:
     """Hibernate kernels one after the other; return what became of each.
 
@@ -76,7 +77,7 @@ def _status(patience: float, folder: KernelFolder) -> dict[str, Any] | GpuckptEr
     """Return a kernel's status, or why there is none; None where it has ended."""
     try:
         with client.connect(folder) as keeper:
-            status: dict[str, Any] = keeper.request("status", timeout=patience)
+            status: dict[str, Any] = keeper.ask(Status(), timeout=patience)
             return status
     except (NoSuchKernel, FileNotFoundError):
         return None
@@ -91,7 +92,7 @@ def _unanswered(folder: KernelFolder, error: Exception) -> Outcome:
     return Outcome(folder.path.name, notebook, 0.0, saved=False, name="", seconds=0.0, why=str(error))
 
 
-def _hibernate(folder: KernelFolder, status: Mapping[str, Any], left: float | None, args: dict[str, Any]) -> Outcome:
+def _hibernate(folder: KernelFolder, status: Mapping[str, Any], left: float | None, request: Hibernate) -> Outcome:
     began = time.monotonic()
     name, why = "", ""
     if left is not None and left <= 0:
@@ -101,7 +102,7 @@ def _hibernate(folder: KernelFolder, status: Mapping[str, Any], left: float | No
         with _cancelled_after(folder, operation, left) as is_late:
             try:
                 with client.connect(folder) as keeper:
-                    name = str(keeper.request("hibernate", {**args, "operation": operation})["name"])
+                    name = str(keeper.ask(replace(request, operation=operation))["name"])
             except (GpuckptError, OSError) as e:
                 why = "The time was up before it was saved." if is_late() else str(e)
     seconds = time.monotonic() - began
@@ -118,7 +119,7 @@ def _cancelled_after(folder: KernelFolder, operation: str, seconds: float | None
         late.set()
         # The connection of the request is in use: its answer is being waited for.
         with contextlib.suppress(GpuckptError, OSError), client.connect(folder) as keeper:
-            keeper.request("cancel", {"operation": operation, "kind": "hibernate"}, timeout=_CANCEL_TIMEOUT)
+            keeper.ask(Cancel(operation=operation, kind="hibernate"), timeout=_CANCEL_TIMEOUT)
 
     timer = None if seconds is None else threading.Timer(seconds, cancel)
     if timer is not None:

@@ -27,7 +27,7 @@ from ...freeze import cuda, images, processes
 from ...freeze.criu_program import CriuProgram
 from ...store import Manifest, Snapshot, name_of
 from .. import adoption, client, fit, ports
-from ..asked import Fork, Save
+from ..asked import Fork, Save, Status
 from ..deputy import usable_criu
 from ..files import lifetime
 from ..gpu import sharing
@@ -447,7 +447,7 @@ def _starting(up: int, count: int) -> str:
 def _status(folder: KernelFolder) -> dict[str, Any]:
     """Ask a copy's keeper how it is."""
     with client.connect(folder) as keeper:
-        status: dict[str, Any] = keeper.request("status")
+        status: dict[str, Any] = keeper.ask(Status())
     if status["state"] != "running":
         raise NoSuchKernel("A copy ended at once.", f"It is {status['state']}.", "")
     return status
