@@ -60,7 +60,12 @@ export class Actions {
       return null;
     }
     const taken = this._names(snapshot => isOf(snapshot, model.notebook));
-    const body = new SaveBody(suggest(model.notebook?.path ?? '', this._names()), taken, trans);
+    const body = new SaveBody(
+      suggest(model.notebook?.path ?? '', this._names()),
+      taken,
+      model.preferences.includePackages,
+      trans
+    );
     const asked = await this._ask(trans.__('Save the kernel'), body, trans.__('Save'));
     if (asked === null) {
       return null;
@@ -223,6 +228,13 @@ export class Actions {
   /** Put a kernel to sleep, or wake it. */
   async operate(kind: 'sleep' | 'wake', kernelId: string): Promise<void> {
     await this.follower.run(() => this.model.api.operate(kind, kernelId));
+  }
+
+  /** Put every kernel to sleep with which nothing is done now. */
+  async sleepAll(): Promise<void> {
+    const { model } = this;
+    const awake = model.kernels.filter(({ kernel_id }) => model.stateOf(kernel_id) === 'running');
+    await Promise.all(awake.map(({ kernel_id }) => this.operate('sleep', kernel_id)));
   }
 
   /** Say what hibernating means, and do it. */

@@ -175,6 +175,7 @@ export class SaveBody extends Widget implements Dialog.IBodyWidget<ISaveRequest>
   constructor(
     suggested: string,
     private readonly taken: ReadonlySet<string>,
+    withFiles: boolean,
     trans: TranslationBundle
   ) {
     super();
@@ -184,6 +185,7 @@ export class SaveBody extends Widget implements Dialog.IBodyWidget<ISaveRequest>
       trans.__('Include Python and its packages'),
       trans.__('It takes longer and more space, and can then be restored where these files differ or are missing.')
     );
+    this._withFiles.input.checked = withFiles;
     const replaces = trans.__('This replaces the snapshot of that name.');
     this._name = new NameField(suggested, name => ({ says: taken.has(name) ? replaces : '', refuses: false }), trans);
     this.node.append(

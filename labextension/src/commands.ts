@@ -9,7 +9,7 @@ import { snapshotIcon } from './icons';
 import { CommandIDs } from './ids';
 import type { Model } from './model';
 import type { IKernel, ISnapshot, State } from './types';
-import { whyNot } from './why';
+import { whyNot, whyNotIn } from './why';
 
 interface ITools {
   model: Model;
@@ -67,10 +67,14 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
     execute: (does: Actions, kernel: IKernel) => Promise<void>,
     more: Partial<CommandRegistry.ICommandOptions> = {}
   ): void => {
+    const why = (args: Args): string | undefined => {
+      const kernel = meant(args);
+      return kernel ? whyNotIn(model.stateOf(kernel.kernel_id), states, trans) : trans.__('Not now: no kernel is open');
+    };
     commands.addCommand(id, {
       label,
-      caption,
-      isEnabled: args => states.includes(model.stateOf(meant(args)?.kernel_id)) && meant(args) !== undefined,
+      caption: args => why(args) ?? caption,
+      isEnabled: args => why(args) === undefined,
       isVisible: () => model.has(feature),
       describedBy: KERNEL_ARG,
       execute: async args => {
@@ -114,7 +118,11 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
   });
   commands.addCommand(CommandIDs.restoreLatest, {
     label: trans.__('Restore Latest Snapshot…'),
-    caption: () => whyNot(model, trans) ?? trans.__('Put the kernel of this notebook back to its latest snapshot'),
+    caption: () =>
+      whyNot(model, trans) ??
+      (latest()
+        ? trans.__('Put the kernel of this notebook back to its latest snapshot')
+        : trans.__('Not now: this notebook has no snapshot')),
     isEnabled: () => idle() && latest() !== undefined,
     describedBy: NO_ARGS,
     execute: async () => {
@@ -131,6 +139,10 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
     { caption: trans.__('A pinned snapshot is neither removed nor replaced') }
   );
   about(CommandIDs.compare, trans.__('Compare Snapshot…'), (does, snapshot) => does.compare(snapshot), {
+    caption: () =>
+      model.snapshots.length > 1
+        ? trans.__('Show what differs between the snapshot and another')
+        : trans.__('Not now: there is no other snapshot'),
     isEnabled: args => named(args) !== undefined && model.snapshots.length > 1
   });
   about(CommandIDs.share, trans.__('Share Snapshot…'), (does, snapshot) => does.share(snapshot), {

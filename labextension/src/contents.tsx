@@ -1,10 +1,13 @@
 /** The list of snapshots and kernels in the sidebar. Loaded when it is first shown. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
+import { deleteIcon } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
+import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import * as React from 'react';
 import '../style/sidebar.css';
 import { arrange, drawn, isHibernated, isOf, type IRow } from './arrange';
+import { CommandButton, perform } from './button';
 import { openMenu, SNAPSHOT_COMMANDS } from './commands';
 import type { Follower } from './follow';
 import { ago, basename, moment, size } from './format';
@@ -16,11 +19,9 @@ import { Room } from './room';
 import { extended, toggled, type Chosen } from './selection';
 import { kernelText, Sleep, SleepButtons } from './sleeping';
 import type { IError, IKernel, INotebook, ISnapshot } from './types';
-import { whyNot } from './why';
 
-/** What the keys do with the snapshot whose line has the focus. */
+/** What the keys do with the snapshot whose line has the focus; Enter brings it back. */
 const KEYS: Record<string, string> = {
-  Enter: CommandIDs.restore,
   F2: CommandIDs.rename,
   Delete: CommandIDs.remove
 };
@@ -82,7 +83,13 @@ export default function Contents(props: IProps): React.JSX.Element {
       {model.notebook !== null && (
         <List
           title={trans.__('This notebook')}
-          empty={search ? trans.__('None of this notebook fits.') : trans.__('No snapshots of this notebook yet.')}
+          empty={
+            search
+              ? trans.__('None of this notebook fits.')
+              : trans.__(
+                  'No snapshots of this notebook yet. Save its kernel here, or with “%gpuckpt save NAME” in a cell.'
+                )
+          }
           key={`${model.notebook.path} ${search}`}
           rows={rows.own}
           {...{ chosen, choose }}
@@ -212,23 +219,17 @@ function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { 
       ) : (
         <>
           {state !== 'running' && sleep}
-          <button
-            className={`jp-gpuckpt-Button${state === 'running' ? ' jp-gpuckpt-mod-accept' : ''}`}
-            disabled={!model.isIdle(kernel.kernel_id)}
-            title={commands.caption(CommandIDs.save)}
-            onClick={() => void commands.execute(CommandIDs.save)}
+          <CommandButton
+            {...{ commands }}
+            command={CommandIDs.save}
+            className={state === 'running' ? 'jp-gpuckpt-mod-accept' : ''}
           >
             {trans.__('Save the kernel…')}
-          </button>
+          </CommandButton>
           {model.has('fork') && (
-            <button
-              className="jp-gpuckpt-Button"
-              disabled={!model.isIdle(kernel.kernel_id)}
-              title={commands.caption(CommandIDs.fork)}
-              onClick={() => void commands.execute(CommandIDs.fork)}
-            >
+            <CommandButton {...{ commands }} command={CommandIDs.fork}>
               {trans.__('Fork into a new notebook')}
-            </button>
+            </CommandButton>
           )}
           {state === 'running' && sleep}
         </>
@@ -431,18 +432,14 @@ function Line(props: ILineProps): React.JSX.Element {
   const { snapshot, depth, origin, first } = row;
   const { name, label } = snapshot;
   const here = model.kernel?.parent?.id === snapshot.id;
-  const restorable = model.kernel !== undefined && model.isIdle(model.kernel.kernel_id);
-  const held = model.wakesFrom(snapshot);
-  const resume: [string, { kernel?: string; name?: string }] = held
-    ? [CommandIDs.wake, { kernel: held.kernel_id }]
-    : [CommandIDs.resume, { name }];
+  const told = about(snapshot, origin, model.notebook, trans);
+  const back = wayBack(snapshot, model.wakesFrom(snapshot), trans);
   const tab = active ? 0 : -1;
   const onKeyDown = (event: React.KeyboardEvent): void => {
     if (event.target !== event.currentTarget) {
       return;
     }
-    const pressed = KEYS[event.key];
-    const command = pressed === CommandIDs.restore && snapshot.job ? CommandIDs.restoreJob : pressed;
+    const command = KEYS[event.key];
     if (event.key === ' ') {
       event.preventDefault();
       onMark(false);
@@ -450,19 +447,23 @@ function Line(props: ILineProps): React.JSX.Element {
       event.preventDefault();
       const names = model.snapshots.filter(({ id }) => chosen.has(id)).map(other => other.name);
       void commands.execute(CommandIDs.removeAll, { names });
-    } else if (command === CommandIDs.restore && isHibernated(snapshot)) {
+    } else if (event.key === 'Enter') {
       event.preventDefault();
-      void commands.execute(...resume);
+      perform(commands, back.command, back.args);
     } else if (command !== undefined) {
       event.preventDefault();
-      if (commands.isEnabled(command, { name })) {
-        void commands.execute(command, { name });
-      }
+      perform(commands, command, { name });
     }
   };
+  const isOnText = (event: React.MouseEvent): boolean => !(event.target as Element).closest('button, input');
   const onClick = (event: React.MouseEvent): void => {
-    if ((event.ctrlKey || event.metaKey || event.shiftKey) && !(event.target as Element).closest('button, input')) {
+    if ((event.ctrlKey || event.metaKey || event.shiftKey) && isOnText(event)) {
       onMark(event.shiftKey);
+    }
+  };
+  const onDoubleClick = (event: React.MouseEvent): void => {
+    if (isOnText(event)) {
+      perform(commands, back.command, back.args);
     }
   };
   /** Text would be marked from where the last click was. */
@@ -493,6 +494,7 @@ function Line(props: ILineProps): React.JSX.Element {
       onFocus={onFocus}
       onKeyDown={onKeyDown}
       onClick={onClick}
+      onDoubleClick={onDoubleClick}
       onMouseDown={onMouseDown}
     >
       <input
@@ -518,39 +520,23 @@ function Line(props: ILineProps): React.JSX.Element {
           {snapshot.message}
         </div>
       )}
-      <div className="jp-gpuckpt-About" title={moment(snapshot.created)}>
-        {about(snapshot, origin, model.notebook, trans)}
+      <div className="jp-gpuckpt-About" title={`${moment(snapshot.created)} · ${told}`}>
+        {told}
       </div>
       <div className="jp-gpuckpt-Buttons">
-        {isHibernated(snapshot) ? (
-          <button
-            className="jp-gpuckpt-Button"
-            tabIndex={tab}
-            aria-label={held ? trans.__('Wake the kernel of %1', label) : trans.__('Resume %1', label)}
-            onClick={() => void commands.execute(...resume)}
-          >
-            {held ? trans.__('Wake') : trans.__('Resume')}
-          </button>
-        ) : (
-          <button
-            className="jp-gpuckpt-Button"
-            tabIndex={tab}
-            disabled={!snapshot.job && !restorable}
-            title={snapshot.job || restorable ? undefined : whyNot(model, trans)}
-            aria-label={snapshot.job ? trans.__('Restore… %1 as a job', label) : trans.__('Restore %1', label)}
-            onClick={() => void commands.execute(snapshot.job ? CommandIDs.restoreJob : CommandIDs.restore, { name })}
-          >
-            {snapshot.job ? trans.__('Restore…') : trans.__('Restore')}
-          </button>
-        )}
-        <button
-          className="jp-gpuckpt-Button"
+        <CommandButton {...{ commands }} command={back.command} args={back.args} tabIndex={tab} name={back.name}>
+          {back.text}
+        </CommandButton>
+        <CommandButton
+          {...{ commands }}
+          command={CommandIDs.remove}
+          args={{ name }}
+          className="jp-gpuckpt-mod-icon"
           tabIndex={tab}
-          aria-label={trans.__('Remove %1', label)}
-          onClick={() => void commands.execute(CommandIDs.remove, { name })}
+          name={trans.__('Remove %1', label)}
         >
-          {trans.__('Remove')}
-        </button>
+          <deleteIcon.react tag={null} />
+        </CommandButton>
         <button
           className="jp-gpuckpt-Button"
           tabIndex={tab}
@@ -564,6 +550,34 @@ function Line(props: ILineProps): React.JSX.Element {
       </div>
     </li>
   );
+}
+
+/** What brings a snapshot back, and how that is called: the kernel it is of may only have to be woken for it. */
+function wayBack(
+  snapshot: ISnapshot,
+  held: IKernel | undefined,
+  trans: TranslationBundle
+): { command: string; args: ReadonlyPartialJSONObject; text: string; name: string } {
+  const { name, label, job } = snapshot;
+  const args = { name };
+  if (isHibernated(snapshot)) {
+    return held
+      ? {
+          command: CommandIDs.wake,
+          args: { kernel: held.kernel_id },
+          text: trans.__('Wake'),
+          name: trans.__('Wake the kernel of %1', label)
+        }
+      : { command: CommandIDs.resume, args, text: trans.__('Resume'), name: trans.__('Resume %1', label) };
+  }
+  return job
+    ? {
+        command: CommandIDs.restoreJob,
+        args,
+        text: trans.__('Restore…'),
+        name: trans.__('Restore… %1 as a job', label)
+      }
+    : { command: CommandIDs.restore, args, text: trans.__('Restore'), name: trans.__('Restore %1', label) };
 }
 
 function about(snapshot: ISnapshot, origin: string, notebook: INotebook | null, trans: TranslationBundle): string {

@@ -4,6 +4,7 @@ import { ILabShell, ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndP
 import { ICommandPalette, IToolbarWidgetRegistry } from '@jupyterlab/apputils';
 import { INotebookTracker, type NotebookPanel } from '@jupyterlab/notebook';
 import { IRunningSessionManagers } from '@jupyterlab/running';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import type { Actions } from './actions';
@@ -13,6 +14,7 @@ import { Follower } from './follow';
 import { CommandIDs } from './ids';
 import { Model } from './model';
 import { markStaleCells, offerToReconnect, offerToResume, trackNotebook } from './notebooks';
+import { followPreferences } from './preferences';
 import { addRunning } from './running';
 import { Sidebar } from './sidebar';
 import { StatusItem } from './status';
@@ -29,7 +31,8 @@ function activate(
   labShell: ILabShell | null,
   statusBar: IStatusBar | null,
   toolbars: IToolbarWidgetRegistry | null,
-  managers: IRunningSessionManagers | null
+  managers: IRunningSessionManagers | null,
+  settings: ISettingRegistry | null
 ): void {
   const trans = (translator ?? nullTranslator).load('jupyter_gpuckpt');
   const { commands, serviceManager, shell } = app;
@@ -93,9 +96,12 @@ function activate(
   toolbars?.addFactory<NotebookPanel>('Notebook', 'gpuckpt-restore', () => restoreButton(model, commands, trans));
   toolbars?.addFactory<NotebookPanel>('Notebook', 'gpuckpt-state', panel => new Indicator(panel, model, trans));
   if (managers) {
-    addRunning(managers, model, trans);
+    addRunning(managers, model, () => void actions().then(does => does.sleepAll()), trans);
   }
 
+  if (settings) {
+    void followPreferences(settings, ID, preferences => (model.preferences = preferences));
+  }
   trackNotebook(tracker, model);
   markStaleCells(tracker, model, trans);
   offerToResume(model, actions);
@@ -120,7 +126,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
     ILabShell,
     IStatusBar,
     IToolbarWidgetRegistry,
-    IRunningSessionManagers
+    IRunningSessionManagers,
+    ISettingRegistry
   ],
   activate
 };

@@ -5,6 +5,7 @@ import { Poll } from '@lumino/polling';
 import { Signal, type ISignal } from '@lumino/signaling';
 import { Api, asError } from './api';
 import { size } from './format';
+import { DEFAULTS, type IPreferences } from './preferences';
 import type {
   IError,
   IKernel,
@@ -46,6 +47,7 @@ export class Model {
   private _loaded = false;
   private _visible = false;
   private _notebook: INotebook | null = null;
+  private _preferences = DEFAULTS;
   private _told = '';
   /** The kernels that a cell is waking, and since when. */
   private readonly _waking = new Map<string, number>();
@@ -79,6 +81,16 @@ export class Model {
   /** Emitted when an operation has begun, moved on or ended. */
   get moved(): ISignal<this, IProgress> {
     return this._moved;
+  }
+
+  /** What the person has chosen in the settings. */
+  get preferences(): IPreferences {
+    return this._preferences;
+  }
+
+  set preferences(preferences: IPreferences) {
+    this._preferences = preferences;
+    this._changed.emit();
   }
 
   /** All snapshots, newest first. */

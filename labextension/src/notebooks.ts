@@ -54,7 +54,8 @@ export function offerToResume(model: Model, actions: () => Promise<Actions>): vo
   model.changed.connect(() => {
     const { notebook, kernel } = model;
     const hibernated = (snapshot: ISnapshot): boolean => isHibernated(snapshot) && isOf(snapshot, notebook);
-    const found = kernel && model.isIdle(kernel.kernel_id) ? model.snapshots.find(hibernated) : undefined;
+    const asks = kernel && model.preferences.offerToResume && model.isIdle(kernel.kernel_id);
+    const found = asks ? model.snapshots.find(hibernated) : undefined;
     if (found !== undefined && !offered.has(found.id) && model.wakesFrom(found) === undefined) {
       offered.add(found.id);
       void actions().then(does => does.offerResume(found));
@@ -95,11 +96,16 @@ export function markStaleCells(tracker: INotebookTracker, model: Model, trans: T
     tracker.forEach(panel => {
       const kernelId = panel.sessionContext.session?.kernel?.id;
       const kernel = model.kernels.find(candidate => candidate.kernel_id === kernelId);
-      const life = `${kernelId} ${kernel?.started}`;
+      const { markStaleCells } = model.preferences;
+      const life = `${kernelId} ${kernel?.started} ${markStaleCells}`;
       if (kernel === undefined || marked.get(panel) === life || model.stateOf(kernelId) === 'restoring') {
         return;
       }
       marked.set(panel, life);
+      if (!markStaleCells) {
+        panel.content.widgets.forEach(cell => unmark(cell.node));
+        return;
+      }
       void panel.revealed
         .then(() => model.api.executed(kernel.kernel_id))
         .then(executed => mark(panel, executed, trans))

@@ -9,7 +9,12 @@ import type { Model } from './model';
 import type { IKernel } from './types';
 
 /** Add a section for them. */
-export function addRunning(managers: IRunningSessionManagers, model: Model, trans: TranslationBundle): void {
+export function addRunning(
+  managers: IRunningSessionManagers,
+  model: Model,
+  sleepAll: () => void,
+  trans: TranslationBundle
+): void {
   const changed = new Signal<Model, void>(model);
   let told = '';
   const items = (): IRunningSessions.IRunningItem[] =>
@@ -30,9 +35,11 @@ export function addRunning(managers: IRunningSessionManagers, model: Model, tran
     running: items,
     refreshRunning: () => model.refresh(),
     runningChanged: changed,
-    shutdownAll: () => undefined,
-    shutdownAllLabel: '',
-    shutdownAllConfirmationText: ''
+    shutdownAll: sleepAll,
+    shutdownAllLabel: trans.__('Put All to Sleep'),
+    shutdownAllConfirmationText: trans.__(
+      'Put all idle kernels to sleep? They give up their GPU memory; their variables stay, and the next cell wakes each.'
+    )
   });
 }
 

@@ -3,6 +3,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
+import { CommandButton } from './button';
 import { ago, moment, seconds, size } from './format';
 import { CommandIDs } from './ids';
 import type { Model } from './model';
@@ -63,14 +64,13 @@ export function SleepButtons({
   const state = model.stateOf(kernel.kernel_id);
   const args = { kernel: kernel.kernel_id };
   const button = (command: string, label: string, main = false): React.JSX.Element => (
-    <button
-      className={`jp-gpuckpt-Button${main ? ' jp-gpuckpt-mod-accept' : ''}`}
-      title={commands.caption(command, args)}
-      aria-label={of === undefined ? undefined : trans.__('%1: %2', label, of)}
-      onClick={() => void commands.execute(command, args)}
+    <CommandButton
+      {...{ commands, command, args }}
+      className={main ? 'jp-gpuckpt-mod-accept' : ''}
+      {...(of === undefined ? {} : { name: trans.__('%1: %2', label, of) })}
     >
       {label}
-    </button>
+    </CommandButton>
   );
   if (!['running', 'sleeping', 'hibernated'].includes(state)) {
     return null;

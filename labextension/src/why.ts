@@ -2,6 +2,7 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Model } from './model';
+import type { State } from './types';
 
 /** Return the reason, or undefined where it can be saved and restored. */
 export function whyNot(model: Model, trans: TranslationBundle): string | undefined {
@@ -18,4 +19,21 @@ export function whyNot(model: Model, trans: TranslationBundle): string | undefin
   return model.stateOf(kernel.kernel_id) === 'hibernated'
     ? trans.__('Not now: wake the kernel first')
     : trans.__('Not now: the kernel is busy');
+}
+
+/** Return why a kernel in this state is in none of those that something needs; undefined where it is. */
+export function whyNotIn(state: State, needed: readonly State[], trans: TranslationBundle): string | undefined {
+  if (needed.includes(state)) {
+    return undefined;
+  }
+  switch (state) {
+    case 'running':
+      return trans.__('Not now: the kernel is awake');
+    case 'sleeping':
+      return trans.__('Not now: the kernel is asleep already');
+    case 'hibernated':
+      return trans.__('Not now: the kernel is hibernated already');
+    default:
+      return trans.__('Not now: the kernel is busy');
+  }
 }

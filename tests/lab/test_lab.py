@@ -512,6 +512,24 @@ def test_by_the_keyboard_alone(lab: Server, open_window: OpenWindow) -> None:
     press("p")  # goes to the command that begins with it
     press("Enter")
     expect(window.line("by-key")).to_contain_text("pinned")
+    window.line("by-key").focus()
+    press("Control+Alt+s")
+    expect(window.dialog.get_by_label("Name")).to_be_focused()
+    press("Escape")
+    window.line("by-key").dblclick(position={"x": 40, "y": 12})
+    expect(window.dialog.get_by_role("button", name="Cancel", exact=True)).to_be_focused()
+    press("Escape")
+    # Where it cannot be done, everybody is told why.
+    window.command("kernelmenu:shutdown")
+    button = window.line("by-key").get_by_role("button", name="Restore by-key")
+    window.line("by-key").focus()
+    expect(button).to_be_disabled()
+    press("Enter")
+    window.is_told("Not now: no kernel is open")
+    press("Tab")
+    expect(button).to_be_focused()
+    expect(button).to_have_accessible_description("Not now: no kernel is open")
+    expect(window.line("by-key").get_by_text("Not now: no kernel is open")).to_be_visible()
 
 
 def test_a_failure_says_why_and_what_next(lab: Server, open_window: OpenWindow) -> None:
@@ -617,6 +635,7 @@ def test_blank_states(lab: Server, open_window: OpenWindow) -> None:
     without = open_window(lab, "none.ipynb")
     without.show_sidebar()
     expect(without.sidebar).to_contain_text("Kernel: running")
+    expect(without.sidebar).to_contain_text("No snapshots of this notebook yet. Save its kernel")
     without.run("1")  # what the page asks of the kernel, it has asked then
     without.command("kernelmenu:shutdown")
     expect(without.sidebar).to_contain_text("This notebook has no kernel.")
@@ -697,6 +716,11 @@ def test_marks_are_there_after_a_reload_and_in_another_window(lab: Server, open_
         expect(cells.nth(2).locator(".jp-InputPrompt")).to_have_text("[2]:")
         for place in (0, 2):
             expect(cells.nth(place)).not_to_have_class(_STALE)
+    window.command("settingeditor:open", query="checkpoint")
+    window.page.get_by_label("Mark stale cells").uncheck()
+    expect(window.page.locator(".jp-CodeCell").nth(1)).not_to_have_class(_STALE)
+    window.page.get_by_label("Mark stale cells").check()
+    expect(window.page.locator(".jp-CodeCell").nth(1)).to_have_class(_STALE)
 
 
 def test_a_restore_by_a_cell_marks_cells_too(lab: Server, open_window: OpenWindow) -> None:
