@@ -153,7 +153,9 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
     caption: trans.__('Download the snapshot as one file'),
     isVisible: () => model.has('export')
   });
-  about(CommandIDs.remove, trans.__('Remove Snapshot…'), (does, snapshot) => does.remove(snapshot));
+  about(CommandIDs.remove, trans.__('Remove Snapshot…'), (does, snapshot) => does.remove(snapshot), {
+    caption: trans.__('Remove the snapshot for good')
+  });
   commands.addCommand(CommandIDs.removeAll, {
     label: trans.__('Remove Selected Snapshots…'),
     isEnabled: ({ names }) => Array.isArray(names) && names.length > 0,
