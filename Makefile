@@ -11,6 +11,7 @@ LABEXTENSION := jupyter_gpuckpt/labextension/package.json
 help:
 	@echo 'make demo          run the example notebook: build state, save it, break it, restore it'
 	@echo 'make test          check the code, and run every test that this machine can run'
+	@echo 'make test-quick    for daily work: tests of no browser, no server, nothing slow'
 	@echo 'make lint          only check the code'
 	@echo 'make bench         measure saves and restores beside criu by hand'
 	@echo 'make bench-gpu     the same of GPU kernels, beside criu and the driver by hand'
@@ -59,6 +60,23 @@ test-users:
 
 test-others:
 	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper $(PAGES) $(USERS) $(KERNELS))
+
+# For daily work: no browser, no servers, nothing slow; of real kernels what a person does with them, one after another.
+QUICK := tests/keeper/test_imports.py tests/keeper/test_one_at_a_time.py tests/keeper/test_save_and_restore.py \
+	tests/kernel/test_devices.py tests/kernel/test_magic_words.py tests/jobs/test_words.py \
+	tests/cli/test_progress.py tests/cli/test_spelling.py
+QUICK_STORE := $(filter-out $(patsubst %,tests/store/test_%.py,broken_off_transfers export faults fuzz hostile_servers \
+	known_remotes remotes sealing sftp together),$(wildcard tests/store/test_*.py))
+
+.PHONY: test-quick test-quick-kernels test-quick-store
+test-quick: setup
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-quick-kernels test-quick-store
+
+test-quick-kernels:
+	@$(BIN)/python -m pytest -q -m 'not slow and not gpu' $(QUICK)
+
+test-quick-store:
+	@$(BIN)/python -m pytest -q -m 'not slow and not gpu' tests/freeze tests/machine/test_c*.py $(QUICK_STORE)
 
 lint: $(READY) labextension/node_modules/.package-lock.json
 	@$(BIN)/python -m ruff check .
