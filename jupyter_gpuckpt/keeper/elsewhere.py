@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import Refused
 from ..store import Store
 
-__all__ = ["of_store", "store_of"]
+__all__ = ["of_store", "store_in", "store_of"]
 
 
 def of_store(folder: str | None, request: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -35,10 +35,10 @@ def store_of(args: Mapping[str, Any]) -> tuple[Store | None, dict[str, Any]]:
     if "store" not in args:
         return None, own
     asked = dict(args["store"])
-    return _store_in(str(asked.pop("folder"))), {**own, **asked}
+    return store_in(str(asked.pop("folder"))), {**own, **asked}
 
 
-def _store_in(folder: str) -> Store:
+def store_in(folder: str) -> Store:
     """Return the store in a folder.
 
     Raises

@@ -11,6 +11,8 @@ import psutil
 
 from jupyter_gpuckpt import settings
 
+from ..errors import GpuckptError
+from ..store.layout import Layout
 from .checks import Check, judge
 
 __all__ = ["store_checks"]
@@ -38,11 +40,17 @@ def _writable(store: Path, there: Path) -> Check:
             os.fsync(file.fileno())
     except OSError as error:
         problem = f"{there}: {error.strerror}"
+    means = "Snapshots are kept here, and are on the disk before a save says that it is done."
+    if not problem:
+        try:
+            Layout(store).readable()
+        except GpuckptError as e:  # as a save would say it
+            return judge("store", False, f"{e.what} {e.why}", means, e.then)
     return judge(
         "store",
         not problem,
         problem or (f"{store}" if there == store else f"{store} (will be made)"),
-        "Snapshots are kept here, and are on the disk before a save says that it is done.",
+        means,
         f"Make the folder writable, or {_ELSEWHERE}.",
     )
 

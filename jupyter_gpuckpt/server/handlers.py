@@ -38,6 +38,7 @@ from ..spelling import in_a_cell
 from .limits import TooMany
 from .operations import NoSuchOperation
 from .service import Service
+from .snapshots import Snapshots
 from .upload import Upload
 
 __all__ = [
@@ -165,6 +166,16 @@ class _Handler(APIHandler):
                 "The request cannot be used.", f"Its {_OPENED_BY} is no text.", "Send it as percent-encoded UTF-8."
             ) from None
 
+    async def snapshots(self) -> Snapshots:
+        """Return what a request for snapshots is about: those in the folder that is its `store`, or the usual ones."""
+        folder = self.get_query_argument("store", "")
+        return await self._elsewhere(folder) if folder else self.service.snapshots
+
+    @authorized(action="write")  # type: ignore[untyped-decorator]
+    async def _elsewhere(self, folder: str) -> Snapshots:
+        """Who may only read is not to look into any folder."""
+        return self.service.snapshots_in(folder)
+
     def members_of_body(self, **fields: type) -> dict[str, Any]:
         """Return those of the members that the request's JSON object has; a number is from 0 to `_LARGEST`.
 
@@ -203,6 +214,11 @@ def _costly(method: _Method) -> _Method:
             await method(self, *words)
 
     return cast(_Method, limited)
+
+
+def _gpus(gpu: int | None) -> list[int]:
+    """Return the GPUs that a request names by a number or by none."""
+    return [] if gpu is None else [gpu]
 
 
 def _bad_request(why: str, fields: Mapping[str, type]) -> BadRequest:
@@ -264,10 +280,12 @@ class RestoreHandler(_Handler):
     @_costly
     async def post(self, kernel_id: str) -> None:
         """Begin to restore a kernel."""
-        fields = {"name": str, "from": str, "lazy": bool, "in_place": bool, "stop_here": bool, "store": str}
+        fields = {"name": str, "from": str, "lazy": bool, "in_place": bool, "stop_here": bool}
+        fields |= {"gpu": int, "store": str}
         asked = self.arguments_in_body(**fields)
         if asked["name"] and asked["from"]:
             raise _bad_request("It has both 'name' and 'from'.", fields)
+        asked["gpus"] = _gpus(asked.pop("gpu"))
         operation = await self.service.restore(kernel_id, asked)
         self.set_status(202)
         self.finish(operation.as_dict())
@@ -288,9 +306,8 @@ class ForkHandler(_Handler):
             raise _bad_request(f"Its 'count' is not from 1 to {MOST_COPIES}.", fields)
         if asked["snapshot"] and asked["name"]:
             raise _bad_request("It has both 'snapshot' and 'name'.", fields)
-        gpu = asked.pop("gpu")
-        gpus = [] if gpu is None else [gpu]
-        operation = await self.service.fork(kernel_id, {**asked, "count": count, "gpus": gpus})
+        asked["gpus"] = _gpus(asked.pop("gpu"))
+        operation = await self.service.fork(kernel_id, {**asked, "count": count})
         self.set_status(202)
         self.finish(operation.as_dict())
 
@@ -403,7 +420,7 @@ class SnapshotsHandler(_Handler):
     @_costly
     async def get(self) -> None:
         """List the snapshots."""
-        self.finish(await self.service.snapshots())
+        self.finish(await (await self.snapshots()).all())
 
 
 class SnapshotHandler(_Handler):
@@ -414,7 +431,7 @@ class SnapshotHandler(_Handler):
     @_costly
     async def get(self, name: str) -> None:
         """Tell all about one snapshot."""
-        self.finish(await self.service.snapshot(name))
+        self.finish(await (await self.snapshots()).details(name))
 
     @web.authenticated
     @authorized
@@ -422,14 +439,14 @@ class SnapshotHandler(_Handler):
     async def patch(self, name: str) -> None:
         """Change what people say of a snapshot."""
         changes = self.members_of_body(message=str, tags=list)
-        self.finish(await self.service.describe(name, changes.get("message"), changes.get("tags")))
+        self.finish(await (await self.snapshots()).describe(name, changes.get("message"), changes.get("tags")))
 
     @web.authenticated
     @authorized
     @_costly
     async def delete(self, name: str) -> None:
         """Remove a snapshot."""
-        self.finish(await self.service.remove(name))
+        self.finish(await (await self.snapshots()).remove(name))
 
 
 class RemovalHandler(_Handler):
@@ -443,7 +460,7 @@ class RemovalHandler(_Handler):
         asked = self.arguments_in_body(names=list, dry_run=bool)
         if not asked["names"]:
             raise _bad_request("It has no 'names'.", {"names": list, "dry_run": bool})
-        self.finish(await self.service.remove_all(asked["names"], asked["dry_run"]))
+        self.finish(await (await self.snapshots()).remove_all(asked["names"], asked["dry_run"]))
 
 
 class RenameHandler(_Handler):
@@ -454,7 +471,7 @@ class RenameHandler(_Handler):
     @_costly
     async def post(self, name: str) -> None:
         """Give a snapshot another name."""
-        self.finish(await self.service.rename(name, self.arguments_in_body(name=str)["name"]))
+        self.finish(await (await self.snapshots()).rename(name, self.arguments_in_body(name=str)["name"]))
 
 
 class PinHandler(_Handler):
@@ -465,7 +482,7 @@ class PinHandler(_Handler):
     @_costly
     async def post(self, name: str) -> None:
         """Have a snapshot kept, or no longer."""
-        self.finish(await self.service.pin(name, self.arguments_in_body(pinned=bool)["pinned"]))
+        self.finish(await (await self.snapshots()).pin(name, self.arguments_in_body(pinned=bool)["pinned"]))
 
 
 class PushHandler(_Handler):
@@ -639,7 +656,7 @@ class OriginsHandler(_Handler):
     @_costly
     async def get(self, name: str) -> None:
         """List a snapshot and those that it came from."""
-        self.finish(await self.service.origins(name))
+        self.finish(await (await self.snapshots()).origins(name))
 
 
 class DifferenceHandler(_Handler):
@@ -650,7 +667,7 @@ class DifferenceHandler(_Handler):
     @_costly
     async def get(self, name: str, other: str) -> None:
         """Tell what is in the other snapshot and not in this one."""
-        self.finish(await self.service.difference(name, other))
+        self.finish(await (await self.snapshots()).difference(name, other))
 
 
 class OperationsHandler(_Handler):

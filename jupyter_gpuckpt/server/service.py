@@ -19,12 +19,10 @@ from ..freeze.cuda_calls import CudaWorker
 from ..keeper import client
 from ..keeper.adoption import ADOPT
 from ..keeper.asked import AutoSleep, Awake, Executed, Status
-from ..keeper.elsewhere import of_store
+from ..keeper.elsewhere import of_store, store_in
 from ..keeper.hibernated import forget
 from ..keeper.listing import STATUS_TIMEOUT, hibernated, running_kernels
-from ..keeper.naming import find, new_key
 from ..keeper.record import KernelFolder
-from ..keeper.summary import details, listing, origins
 from ..spelling import in_a_cell
 from ..store import Manifest, Store, check_key, check_name
 from ..store.trust import parse_key
@@ -32,6 +30,7 @@ from .events import Events
 from .limits import Limit
 from .logs import keeper_log
 from .operations import Operation, Operations
+from .snapshots import Snapshots
 
 if TYPE_CHECKING:
     from .transfers import Transfers
@@ -70,6 +69,7 @@ class Service:
         """The names of the snapshots that are being resumed, by operation."""
         self._started: dict[str, str] = {}
         """The kernels that were started for that."""
+        self.snapshots = Snapshots(self._store, events, self._path)
         self.operations = Operations(self._changed)
         self.looks = Limit(_MOST_LOOKS, "requests", _RETRY_AFTER)
 
@@ -86,7 +86,16 @@ class Service:
         """What sends and fetches snapshots."""
         from .transfers import Transfers
 
-        return Transfers(self._store, self.operations, self._events, self._key)
+        return Transfers(self._store, self.operations, self._events, self.snapshots.key_of)
+
+    def snapshots_in(self, folder: str) -> Snapshots:
+        """Return the snapshots in the store in another folder; in the usual one where none is given.
+
+        Raises
+        ------
+        Refused : it is no absolute path.
+        """
+        return Snapshots(store_in(folder), None, self._path) if folder else self.snapshots
 
     # -- kernels
 
@@ -157,20 +166,11 @@ class Service:
             wanted = of_store(request["store"], wanted, "name", "from")
         elif wanted["from"]:
             # As `name`, too: a keeper of an older version, which knows neither, must not take it for one of the latest.
-            wanted["key"] = wanted["name"] = await self._key(wanted["from"])
+            wanted["key"] = wanted["name"] = await self.snapshots.key_of(wanted["from"])
         elif wanted["name"]:
             check_key(wanted["name"])
         operation = Operation("restore", kernel_id, request["name"] or wanted["name"])
         return self.operations.start(operation, folder, wanted)
-
-    async def _key(self, name: str) -> str:
-        """Return the key of the snapshot that is meant: what the API calls its name, or ``notebook:name``.
-
-        Raises
-        ------
-        BadName, NoSuchSnapshot, Refused : as `find`.
-        """
-        return await asyncio.to_thread(find, self._store, name) if ":" in name else check_key(name)
 
     async def fork(self, kernel_id: str, request: dict[str, Any]) -> Operation:
         """Begin to make copies of a kernel, which the server then holds.
@@ -185,7 +185,7 @@ class Service:
         if request["name"]:
             check_name(request["name"])
         if request["snapshot"]:
-            key = await self._key(request["snapshot"])
+            key = await self.snapshots.key_of(request["snapshot"])
             request = {**request, "key": key, "snapshot": key}
         folder = await self._folder(kernel_id)
         # What is saved on the way has a name; a fork leaves none otherwise.
@@ -390,128 +390,6 @@ class Service:
             )
         return folder
 
-    # -- snapshots
-
-    async def snapshots(self) -> dict[str, Any]:
-        """Return all snapshots, newest first, an error for each that cannot be used, and the room that they take.
-
-        Raises
-        ------
-        StoreError, Incompatible : the store cannot be used.
-        """
-
-        def look() -> dict[str, Any]:
-            store = self._store
-            room = {"used": store.used(), "free": store.free(), "quota": settings.store_quota()}
-            found = listing(store, in_a_cell)
-            snapshots = [{**snapshot, "path": self._path(snapshot["notebook"])} for snapshot in found["snapshots"]]
-            return {**found, "snapshots": snapshots, "store": {"folder": str(store.root), **room}}
-
-        return await asyncio.to_thread(look)
-
-    async def snapshot(self, name: str) -> dict[str, Any]:
-        """Return all about one snapshot.
-
-        Raises
-        ------
-        BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
-        """
-        return details(await asyncio.to_thread(self._store.get, await self._key(name)))
-
-    async def origins(self, name: str) -> dict[str, Any]:
-        """Return a snapshot and those that its kernel came from, the newest first.
-
-        Raises
-        ------
-        BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
-        """
-        return {"snapshots": await asyncio.to_thread(origins, self._store, await self._key(name))}
-
-    async def difference(self, old: str, new: str) -> dict[str, Any]:
-        """Return what is in one snapshot and not in another.
-
-        Raises
-        ------
-        BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
-        """
-        return await asyncio.to_thread(_compare, self._store, await self._key(old), await self._key(new))
-
-    async def remove(self, name: str) -> dict[str, Any]:
-        """Remove a snapshot.
-
-        Raises
-        ------
-        BadName, NoSuchSnapshot, Pinned, Incompatible : as `Store.remove`.
-        """
-        key = await self._key(name)
-        freed = await asyncio.to_thread(self._store.remove, key)
-        self._events.snapshots("removed", key)
-        return {"name": key, "freed": freed}
-
-    async def remove_all(self, names: list[str], dry_run: bool) -> dict[str, Any]:
-        """Remove those of these snapshots that can be, and say why of each other one; or say what that would free."""
-        keys: list[str] = []
-        unknown: list[GpuckptError] = []
-        for name in dict.fromkeys(names):
-            try:
-                keys.append(await self._key(name))
-            except GpuckptError as e:
-                unknown.append(e)
-        do = self._store.would_remove if dry_run else self._store.remove_all
-        gone, freed, errors = await asyncio.to_thread(do, keys)
-        if not dry_run:
-            for key in gone:
-                self._events.snapshots("removed", key)
-        told = [error.spelled(in_a_cell).as_dict() for error in (*unknown, *errors)]
-        return {"would_remove" if dry_run else "removed": gone, "freed": freed, "errors": told}
-
-    async def rename(self, name: str, new: str) -> dict[str, Any]:
-        """Give a snapshot another name, and return all about it.
-
-        Raises
-        ------
-        BadName, NoSuchSnapshot, NameTaken, Damaged, Incompatible : as `Store.rename`.
-        """
-        key = await self._key(name)
-        wanted = await asyncio.to_thread(new_key, self._store, key, new)
-        manifest = await asyncio.to_thread(self._store.rename, key, wanted)
-        self._events.snapshots("renamed", manifest.name)
-        return details(manifest)
-
-    async def describe(self, name: str, message: str | None, tags: list[str] | None) -> dict[str, Any]:
-        """Give a snapshot another note and other tags, where they are given, and return all about it.
-
-        Raises
-        ------
-        BadName, NoSuchSnapshot, Damaged, Incompatible, Untrusted, Refused : as `Store.note` and `Store.tag`.
-        """
-        key = await self._key(name)
-
-        def change() -> dict[str, Any]:
-            for tag in tags or ():
-                check_name(tag, "a tag")  # first: all or nothing
-            manifest = self._store.get(key) if message is None else self._store.note(key, message)
-            labels = self._store.labels(manifest)
-            if tags is not None:
-                labels = self._store.tag(key, tags, set(labels.tags) - set(tags))
-            return {**details(manifest), **dataclasses.asdict(labels)}
-
-        changed = await asyncio.to_thread(change)
-        self._events.snapshots("labelled", key)
-        return changed
-
-    async def pin(self, name: str, pinned: bool) -> dict[str, Any]:
-        """Have a snapshot kept, or no longer; return its labels.
-
-        Raises
-        ------
-        BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.pin`.
-        """
-        key = await self._key(name)
-        labels = await asyncio.to_thread(self._store.pin, key, pinned)
-        self._events.snapshots("labelled", key)
-        return {"name": key, **dataclasses.asdict(labels)}
-
     async def trust(self, key: str, comment: str) -> dict[str, Any]:
         """Trust what the holder of a key has signed and will sign.
 
@@ -534,12 +412,6 @@ def _why_unavailable() -> Unavailable | None:
     from ..machine.capability import why_unavailable
 
     return why_unavailable()
-
-
-def _compare(store: Store, old: str, new: str) -> dict[str, Any]:
-    from ..keeper.comparison import compare
-
-    return compare(store, old, new)
 
 
 def _doctor() -> dict[str, Any]:

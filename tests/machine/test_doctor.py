@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from jupyter_gpuckpt.errors import StoreError
 from jupyter_gpuckpt.machine.checks import Check, works
 from jupyter_gpuckpt.machine.confinement_checks import confinement_checks
 from jupyter_gpuckpt.machine.doctor import examine
 from jupyter_gpuckpt.machine.gpu_checks import gpu_checks
 from jupyter_gpuckpt.machine.store_checks import store_checks
+from jupyter_gpuckpt.store import Store
 
 pytestmark = pytest.mark.criu
 
@@ -166,6 +168,20 @@ def test_a_store_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert not store.ok
     assert str(tmp_path / "file") in store.found
     assert "GPUCKPT_STORE" in store.mend
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_a_store_that_others_can_write_in(mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCKPT_STORE", str(tmp_path))
+    with Store(tmp_path).writer("first"):
+        assert by_name(store_checks())["store"].ok
+    tmp_path.chmod(mode)
+    with pytest.raises(StoreError) as refused, Store(tmp_path).writer("second"):
+        pass
+    store = by_name(store_checks())["store"]
+    assert not store.ok
+    assert store.found == f"Others can write in the store. {refused.value.why}"
+    assert store.mend == refused.value.then
 
 
 def test_a_store_that_is_not_there_yet_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,11 +53,20 @@ def test_a_kernel_is_saved_to_another_folder_and_restored_from_there(server: Ser
         assert (saved["state"], saved["result"]["store"]) == ("done", folder)
         assert "aside" not in [one["name"] for one in server.ask("GET", "snapshots")["snapshots"]]
         assert [one.name for one in Store(Path(folder)).list()] == ["aside"]
+        (there,) = server.ask("GET", f"snapshots?store={folder}")["snapshots"]
+        assert (there["name"], there["notebook"]) == ("aside", str(server.root / "train.ipynb"))
+        assert server.ask("PATCH", f"snapshots/aside?store={folder}", {"message": "far"})["message"] == "far"
+        assert server.ask("GET", f"snapshots/aside?store={folder}")["message"] == "far"
+        assert server.ask("GET", f"snapshots/aside/diff/aside?store={folder}")["variables"] is not None
+        server.ask("GET", "snapshots?store=relative", status=409)
         notebook.run("x = 2")
         asked = {"name": "aside", "store": folder}
+        refused = server.finish(server.ask("POST", f"kernels/{kernel_id}/restore", {**asked, "gpu": 99}, 202))
+        assert "GPU" in refused["error"]["why"]
         restored = server.finish(server.ask("POST", f"kernels/{kernel_id}/restore", asked, 202))
         assert (restored["state"], restored["name"]) == ("done", "aside")
         assert notebook.value("x") == "1"
+        assert server.ask("DELETE", f"snapshots/aside?store={folder}")["freed"] > 0
         refused = server.finish(server.ask("POST", f"kernels/{kernel_id}/save", {**asked, "store": "relative"}, 202))
         assert refused["error"]["kind"] == "Refused"
 
