@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from keeper_faults import (
     assert_works,
     kill_keeper,
     names,
+    status,
 )
 from notebooks import Notebook, StartKernel, wait_until
 
@@ -39,6 +43,20 @@ def assert_runs_on(notebook: Notebook) -> None:
     assert notebook.value("x") == "1"
     before = int(notebook.value("len(ticks)"))
     wait_until(lambda: int(notebook.value("len(ticks)")) > before)
+
+
+@contextlib.contextmanager
+def held_by_this_thread(pid: int) -> Iterator[None]:
+    """Hold a process, as a criu does that hangs in the system, and that no signal ends."""
+    seize, interrupt, detach, wait_for_any_thread = 0x4206, 0x4207, 17, 0x40000000  # ptrace(2), waitpid(2)
+    libc = ctypes.CDLL(None, use_errno=True)
+    for request in (seize, interrupt):
+        assert libc.ptrace(request, pid, None, None) == 0, os.strerror(ctypes.get_errno())
+    os.waitpid(pid, wait_for_any_thread)
+    try:
+        yield
+    finally:
+        libc.ptrace(detach, pid, None, None)
 
 
 @pytest.mark.parametrize("fault", [DUMP_EARLY, DUMP_PAGES, PARASITE_CONNECT])
@@ -250,6 +268,27 @@ def test_a_criu_that_does_not_end_is_ended(
     monkeypatch.delenv("GPUCKPT_CRIU_TIMEOUT")
     notebook.kill_keeper()
     notebook.run("%gpuckpt restore here")
+    assert_runs_on(notebook)
+    assert_works(notebook)
+
+
+def test_a_kernel_that_a_criu_holds_which_no_signal_ends_is_waited_for(criu: Criu, notebook: Notebook) -> None:
+    """What it had on GPUs can be given back to it only then; until then it is said what stands in the way."""
+    notebook.run(_STATE)
+    said: list[str] = []
+    with contextlib.ExitStack() as hanging:
+        with criu.held_at("dump", "start") as until_held:
+            saving = Requested(notebook, "save", {"name": "never"}, said.append)
+            until_held()
+            hanging.enter_context(held_by_this_thread(status(notebook)["pid"]))
+        wait_until(lambda: f"`kill -9 {os.getpid()}`" in said[-1], what="nobody was told who holds the kernel")
+        assert "criu" in said[-1]
+        assert "is stopped" in said[-1]
+        assert status(notebook)["stage"] == said[-1]
+    failed = saving.outcome()
+    assert type(failed).__name__ == "SaveFailed"
+    assert "goes on as before" in str(failed)
+    assert not names()
     assert_runs_on(notebook)
     assert_works(notebook)
 

@@ -155,9 +155,9 @@ async def let_run(kernel: int | None, still: Collection[int]) -> None:
     """
     tree = [kernel, *processes.descendants(kernel)] if kernel is not None else []
     _continue(tree, still)
-    deadline = time.monotonic() + _LET_GO
+    began = time.monotonic()
     while held := {pid: tracer for pid in processes.held(tree) if (tracer := processes.tracer(pid)) not in tree}:
-        if time.monotonic() > deadline:
+        if (waited := time.monotonic() - began) > _LET_GO:
             by = ", ".join(sorted(set(map(str, held.values()))))
             raise SaveFailed(
                 "The kernel was not saved, and it is stopped.",
@@ -165,7 +165,7 @@ async def let_run(kernel: int | None, still: Collection[int]) -> None:
                 f"They run on as soon as it ends: try `kill -9 {by}`; `dmesg` may say what it waits for.",
                 held=list(held),
             )
-        await asyncio.sleep(_LOOK)
+        await asyncio.sleep(max(_LOOK, waited / 20))
     _continue(tree, still)
     for pid in set(still).difference(processes.stopped(still)):
         with contextlib.suppress(ProcessLookupError):

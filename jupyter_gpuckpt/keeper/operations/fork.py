@@ -40,8 +40,9 @@ from ..summary import summary
 from ..unsaved import cells_of
 from .arrival import Arrival, make_lifetime_files, put_in_place, request_of, resume
 from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
-from .save import about_kernel, about_machine, save, take
+from .save import about_kernel, about_machine, save
 from .stages import Stages, Tell, to_nobody
+from .take import take
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper

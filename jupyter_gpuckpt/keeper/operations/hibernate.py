@@ -47,8 +47,9 @@ from ..resting import Hibernated, Said, Untold
 from ..summary import HIBERNATED, current_name, summary, summary_of
 from ..told import Summary
 from .arrival import Verified, put_in_place, request_of
-from .save import RoomInStore, Taken, commit, describe, run_on, take
+from .save import RoomInStore, commit, describe
 from .stages import Stages, Tell
+from .take import Taken, run_on, take
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -101,7 +102,7 @@ async def hibernate(keeper: Keeper, operation: Operation, request: Hibernate, te
             manifest = await (writing if ends or at_once else _unless_a_cell_comes(keeper, operation, writing))
             await _make_sure(keeper, manifest, said, "end" if ends else "at once" if at_once else "")
         except BaseException as e:
-            await _run_on(keeper, operation, taken, e)
+            await _run_on(keeper, operation, taken, e, stages)
             raise
         else:
             await _leave(keeper, ends=ends)
@@ -235,11 +236,11 @@ def _label(store: Store, manifest: Manifest) -> None:
     store.tag(manifest.name, [HIBERNATED])
 
 
-async def _run_on(keeper: Keeper, operation: Operation, taken: Taken, cause: BaseException) -> None:
+async def _run_on(keeper: Keeper, operation: Operation, taken: Taken, cause: BaseException, stages: Stages) -> None:
     """Let the kernel run on, and leave no snapshot of it."""
     failure = cause if isinstance(cause, GpuckptError) else SaveFailed(_NOT_HIBERNATED, str(cause))
     try:
-        await run_on(keeper, taken, failure)
+        await run_on(keeper, taken, failure, stages)
     finally:
         with contextlib.suppress(NoSuchSnapshot):
             await asyncio.to_thread(remove, keeper.store, operation.name)

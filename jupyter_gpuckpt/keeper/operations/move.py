@@ -19,8 +19,8 @@ from ..agent_says import ReadyForSave
 from ..asked import Move
 from ..gpu import gate, sharing
 from ..in_progress import MoveInProgress, held_of
-from .save import after_save, before_save
 from .stages import Stages, Tell
+from .take import after_save, before_save
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -43,7 +43,7 @@ async def move(keeper: Keeper, operation: Operation, request: Move, tell: Tell) 
     assert link is not None
     await stages.enter("preparing the kernel")
     failure: GpuckptError | None = None
-    patience = 0.0  # as in `save.take`
+    patience = 0.0  # as in `take`
     try:
         agent = await stages.or_cancelled(before_save(link, keeper.launch.agent))
         patience = settings.hook_timeout()

@@ -40,8 +40,13 @@ class Stages:
     async def enter(self, stage: str, *, cancellable: bool = True, quiet: bool = False) -> None:
         """Begin a stage; of one that is `quiet`, the kernel that asked shows nothing: it is about to be taken."""
         self.check()
-        self._operation.stage, self._operation.cancellable = stage, cancellable
+        self._operation.cancellable = cancellable
         self._marks = {"quiet": True} if quiet else {}
+        await self.tell_of(stage)
+
+    async def tell_of(self, stage: str) -> None:
+        """Tell what is waited for, also where it was cancelled and what was done is being undone."""
+        self._operation.stage = stage
         await self._forward({"stage": stage, **self._marks, "seconds": self.seconds()})
 
     def check(self) -> None:

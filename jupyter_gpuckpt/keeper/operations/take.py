@@ -1,0 +1,383 @@
+"""Take a kernel: the part of a save, a hibernation and a fork in which it stands still.
+
+It is prepared, frozen, taken and let go, in this order. Each step says beside itself how it is undone; where a later
+one fails, all that has been done is undone in reverse, and the kernel goes on as before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ... import settings
+from ...checked import Odd, from_json
+from ...errors import (
+    GpuckptError,
+    KernelLost,
+    SaveFailed,
+)
+from ...freeze import criu, cuda, images, processes
+from ...freeze.criu_errors import Cause
+from ...freeze.criu_program import CriuProgram
+from .. import fit, lost_names
+from ..agent_says import NOTHING, AfterSave, ReadyForSave, as_said
+from ..gpu.freeze import GpuFreeze
+from ..gpu.sleep import FrozenAsleep, GpuSleep
+from ..in_progress import ParkedMemory, SaveInProgress, held_of
+from ..link import AgentSilent, Link
+from ..namespace import Namespace
+from ..staging import Staging
+from . import criu_run
+from .parts import CRIU_IMAGES
+from .stages import Stages
+
+if TYPE_CHECKING:
+    from ..kernel_life import Keeper
+    from ..record import Operation
+
+__all__ = ["Check", "Frozen", "Taken", "after_save", "before_save", "run_on", "take"]
+
+log = logging.getLogger("gpuckpt.keeper")
+
+_AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
+_NO_MEMORY = "It was paused until it was on the disk: too little memory is free to hold it until then."
+
+Check = Callable[[int, Mapping[str, Any]], None]
+"""Refuses, before a freeze, what could not be done with the kernel's private bytes and `cuda.describe` of it."""
+
+
+@dataclass
+class Frozen:
+    """What a freeze found and took."""
+
+    seconds: float
+    gpu: GpuFreeze
+    cuda: dict[str, Any] = field(default_factory=dict)
+    process: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What the person should know of it."""
+    still: list[int] = field(default_factory=list)
+    """The processes that stood still by themselves (SIGSTOP)."""
+    _tidying: asyncio.Task[None] | None = None
+
+    def begin_to_tidy(self) -> None:
+        """End what helped with the GPU, while the kernel runs again."""
+        self._tidying = self._tidying or asyncio.create_task(self.gpu.close())
+
+    async def tidied(self) -> None:
+        """End what helped with the GPU, and wait for it."""
+        self.begin_to_tidy()
+        assert self._tidying is not None
+        await self._tidying
+
+
+@dataclass(frozen=True)
+class Taken:
+    """All of a kernel, not stored yet."""
+
+    staging: Staging
+    frozen: Frozen
+    agent: ReadyForSave
+    """What the agent says about its kernel."""
+
+
+async def take(
+    keeper: Keeper,
+    operation: Operation,
+    directory: Path,
+    program: CriuProgram,
+    stages: Stages,
+    check: Check,
+    left: criu.Left = "running",
+) -> Taken:
+    """Freeze the kernel for a moment and take all of it: into the staging, and /dev/shm and log into `directory`.
+
+    `check` is called before the freeze. A kernel that is `left` stopped stays as it was taken, off the GPU, until
+    `run_on`.
+
+    Raises
+    ------
+    SaveFailed, Refused, Cancelled : nothing was taken, and the kernel is as it was.
+    KernelLost : the GPU state could not be brought back.
+    """
+    fit.refuse_ipc(keeper.launch, "The save was refused; nothing was touched.")
+    link, has_agent = keeper.link, keeper.launch.agent
+    assert link is not None
+    # A kernel that is not prepared has nothing to put right but its hooks, and one of them may hang.
+    patience = 0.0
+
+    async def put_right(_: object, error: BaseException | None, __: object) -> None:
+        assert error is not None
+        failure = error if isinstance(error, GpuckptError) else _not_saved(error)
+        await after_save(link, has_agent, failure, patience)
+
+    await stages.enter("preparing the kernel")
+    async with contextlib.AsyncExitStack() as undoing:
+        undoing.push_async_exit(put_right)
+        undoing.enter_context(_in_words())
+        agent = await stages.or_cancelled(before_save(link, has_agent))
+        patience = _AFTER_FAILURE
+        found = await _look(keeper, agent)
+        check(found.private, found.described)
+        freeze = _Freeze(keeper, operation, directory, program, stages, left, found)
+        staging, frozen = await freeze.take(agent.parkable)
+        undoing.pop_all()
+    if left == "running":
+        said = await after_save(link, has_agent, None, settings.hook_timeout())
+        agent = replace(agent, waited=said.waited or agent.waited)
+    return Taken(staging, frozen, agent)
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise _not_saved(e) from e
+
+
+async def run_on(keeper: Keeper, taken: Taken, failure: GpuckptError, stages: Stages) -> None:
+    """Let a kernel that was left stopped run on, as if it had not been taken.
+
+    Raises
+    ------
+    KernelLost : the GPU state could not be brought back.
+    """
+    link = keeper.link
+    assert link is not None
+    try:
+        await _let_run(keeper.namespace().outer(keeper.state.kernel_pid), taken.frozen.still, stages)
+        await taken.frozen.gpu.thaw()
+    finally:
+        keeper.state.operation = None
+        keeper.note_state()
+        await after_save(link, keeper.launch.agent, failure, settings.hook_timeout())
+
+
+async def before_save(link: Link, has_agent: bool) -> ReadyForSave:
+    """Have the agent run the hooks; return what it says about its kernel."""
+    if not has_agent:
+        return NOTHING
+    try:
+        answer = await link.call_when_there("before_save", {}, settings.hook_timeout())
+    except AgentSilent:
+        raise SaveFailed(
+            "The kernel was not saved; it goes on as before.",
+            f"Its hooks did not finish within {settings.hook_timeout():.0f} s: "
+            "something in it holds Python's lock, or a hook hangs.",
+            "Save again when the cell that runs is done, or set GPUCKPT_HOOK_TIMEOUT to more seconds.",
+        ) from None
+    return as_said(ReadyForSave, answer, SaveFailed, "The kernel was not saved; it goes on as before.")
+
+
+async def after_save(link: Link, has_agent: bool, failure: GpuckptError | None, patience: float) -> AfterSave:
+    """Have the agent undo its part, and wait until it has, for `patience` seconds at most; return what it says."""
+    if not has_agent:
+        return AfterSave()
+    arguments = {"error": failure.as_dict() if failure else None}
+    try:
+        if patience:
+            said = await link.call("after_save", arguments, patience) or {}  # an agent of an older version says nothing
+            return from_json(AfterSave, said)
+        await link.send({"call": "after_save", "id": 0, "args": arguments})
+    except AgentSilent:
+        log.warning("the hooks after the save did not finish in time")
+    except Odd as e:
+        log.warning("what the agent says after the save is odd: %s", e)
+    return AfterSave()
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a kernel is before it is frozen: it can be, as far as can be known."""
+
+    space: Namespace
+    asleep: GpuSleep | None
+    kernel: int
+    tree: Sequence[int]
+    on_gpu: Sequence[int]
+    """Those of its processes with GPU state."""
+    described: Mapping[str, Any]
+    """What `cuda.describe` says of them."""
+    private: int
+    """Bytes of host memory to be taken."""
+    still: list[int]
+    """The processes that stand still by themselves (SIGSTOP)."""
+
+
+async def _look(keeper: Keeper, agent: ReadyForSave) -> _Found:
+    """See what there is to take. Raises `Refused` and `SaveFailed` for what could not be dumped, or not be undone."""
+    space, worker, asleep = keeper.namespace(), keeper.worker, keeper.asleep
+    kernel = space.outer(keeper.state.kernel_pid)
+    if kernel is None:
+        raise KernelLost("The kernel has ended.", "", "Restart it.")
+    tree = [kernel, *processes.descendants(kernel)]
+    fit.refuse_unsavable(space.pid, kernel, tree)
+    on_gpu = asleep.living if asleep is not None else await asyncio.to_thread(cuda.freezable, worker, tree)
+    described: dict[str, Any] = dict(asleep.described) if asleep is not None and on_gpu else {}
+    if on_gpu and asleep is None:
+        peers = {kernel: agent.peers} if agent.peers is not None else {}
+        await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)
+        described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
+    private = processes.private_bytes(tree) + processes.swapped_bytes(tree) + _only_in_shared_memory(space, tree)
+    if asleep is not None:
+        private = max(0, private - asleep.vram.taken(on_gpu))  # which are counted as GPU memory
+    return _Found(space, asleep, kernel, tree, on_gpu, described, private, processes.stopped(tree))
+
+
+@dataclass(frozen=True)
+class _Freeze:
+    """One freeze of a kernel."""
+
+    keeper: Keeper
+    operation: Operation
+    directory: Path
+    program: CriuProgram
+    stages: Stages
+    left: criu.Left
+    found: _Found
+
+    async def take(self, parkable: int) -> tuple[Staging, Frozen]:
+        """Freeze the kernel's tree, take it, and leave it as asked; what criu wrote is in the staging.
+
+        `parkable` bytes of its GPU memory can be parked.
+        """
+        keeper, found = self.keeper, self.found
+        process = {
+            "pid": keeper.state.kernel_pid,
+            "processes": processes.inner_pids(found.tree),
+            "cuda": [processes.inner_pid(pid) for pid in found.on_gpu],
+            "private_bytes": found.private,
+        }
+        noted = self._write_down()
+
+        def criu_runs(pid: int) -> None:
+            noted.criu = pid
+            keeper.note_state()
+
+        def parks(parked: ParkedMemory) -> None:
+            noted.parked = parked
+            keeper.note_state()
+
+        async with contextlib.AsyncExitStack() as undoing:
+            staging = await self._staging()
+            undoing.push_async_callback(asyncio.to_thread, staging.discard)
+            gpu = self._gpu_side(staging)
+            undoing.push_async_callback(gpu.close)
+            await gpu.prepare(found.kernel, parkable)
+            await self.stages.enter("freezing", quiet=True)
+            began = time.monotonic()
+            await gpu.freeze(parks)
+            async with contextlib.AsyncExitStack() as undoing_freeze:
+                undoing_freeze.push_async_callback(gpu.thaw)
+                undoing_freeze.push_async_callback(_let_run, found.kernel, found.still, self.stages)
+                undoing_freeze.callback(self._end_cancelling)
+                await self._dump(staging, gpu, criu_runs)
+                self._end_cancelling()
+                parked = await gpu.finish_copy()
+                notes = await self._look_at(staging)
+                undoing_freeze.pop_all()
+            if self.left == "running":
+                await gpu.thaw()
+            # Without GPU state, only criu stops the kernel, and for less long than it runs.
+            seconds = time.monotonic() - began if found.on_gpu else images.frozen_seconds(staging.outside)
+            if found.space.outer(keeper.state.kernel_pid) is None:
+                raise KernelLost("The kernel ended during the save.", "", "Restart it.")
+            undoing.pop_all()
+        process["frozen_seconds"] = seconds
+        described = {**found.described, **({"parked": asdict(parked)} if parked is not None else {})}
+        frozen = Frozen(seconds, gpu, described, process, notes, found.still)
+        if self.left == "running":
+            frozen.begin_to_tidy()
+            keeper.state.operation = None
+            keeper.note_state()
+        return staging, frozen
+
+    def _write_down(self) -> SaveInProgress:
+        """Tell the next keeper what to undo, should this one be killed."""
+        keeper, found = self.keeper, self.found
+        noted = SaveInProgress(self.operation.name, self.left, found.still)
+        if found.asleep is None:
+            noted.cuda, noted.held = list(found.on_gpu), held_of(found.described)
+        keeper.state.operation = noted
+        keeper.save_state()
+        return noted
+
+    def _end_cancelling(self) -> None:
+        self.operation.cancellable = False
+
+    async def _staging(self) -> Staging:
+        sleeps = self.found.asleep is not None
+        return await asyncio.to_thread(Staging, self.found.space, self.directory / CRIU_IMAGES, sleeps=sleeps)
+
+    def _gpu_side(self, staging: Staging) -> GpuFreeze:
+        found, worker, link = self.found, self.keeper.worker, self.keeper.link
+        assert link is not None
+        if found.asleep is not None:
+            return FrozenAsleep(found.asleep, worker, found.space, link)
+        return GpuFreeze(worker, found.space, link, found.on_gpu, found.described, staging.vram)
+
+    async def _dump(self, staging: Staging, gpu: GpuFreeze, started: Callable[[int], None]) -> None:
+        self.stages.check()
+        size = self.found.private + sum(cuda.needs(self.found.described).values()) - gpu.taken()
+        staging.open_for(size)
+        dumping = criu_run.dump(
+            self.found.space,
+            self.program,
+            self.keeper.state.kernel_pid,
+            (staging.outside, staging.inside),
+            self.directory,
+            self.left,
+            size,
+            SaveFailed("The kernel could not be saved; it goes on as before."),
+            started,
+        )
+        await self.stages.or_cancelled(dumping)
+
+    async def _look_at(self, staging: Staging) -> list[str]:
+        """Refuse what could not be restored, while the kernel stands still; return what the person must know."""
+        _refuse_half_connections(staging)
+        notes = await asyncio.to_thread(lost_names.keep, staging.outside, self.found.tree)
+        return notes if staging.in_memory else [*notes, _NO_MEMORY]
+
+
+async def _let_run(kernel: int | None, still: Sequence[int], stages: Stages) -> None:
+    """Have a kernel's processes run on, and wait for a criu that holds them and cannot be killed, however long.
+
+    What they had on GPUs can be given back to them only then, and is kept until then. Whoever does not want to wait
+    ends that criu, or the kernel.
+    """
+    while True:
+        try:
+            await criu_run.let_run(kernel, still)
+            return
+        except SaveFailed as e:
+            log.error("%s", e)
+            await stages.tell_of(f"waiting to let the kernel go on, which is stopped. {e.why} {e.then}")
+
+
+def _not_saved(error: BaseException) -> SaveFailed:
+    return SaveFailed("The kernel could not be saved; it goes on as before.", str(error), Cause.of(error).advice)
+
+
+def _only_in_shared_memory(space: Namespace, tree: Sequence[int]) -> int:
+    """Return the bytes of files in the kernel's /dev/shm beyond those that its processes have mapped."""
+    about = os.statvfs(space.shared_memory)
+    used = (about.f_blocks - about.f_bfree) * about.f_frsize
+    return max(0, used - processes.mapped_bytes(tree, "/dev/shm/")) if used else 0  # noqa: S108
+
+
+def _refuse_half_connections(staging: Staging) -> None:
+    if images.has_half_connection(staging.outside):
+        raise SaveFailed(
+            "The kernel could not be saved; it goes on as before.",
+            "It waits for another program to accept a Unix connection: a restore of it would fail.",
+            "Close the connection, or wait until it is accepted, and save again.",
+        )
