@@ -96,6 +96,11 @@ class Window:
         """Execute one of JupyterLab's commands."""
         self.page.evaluate("([id, args]) => window.jupyterapp.commands.execute(id, args)", [command, arguments])
 
+    def choose(self, **settings: Any) -> None:
+        """Write the person's settings of the extension; a page that is loaded after this has them."""
+        save = "text => window.jupyterapp.serviceManager.settings.save('jupyter_gpuckpt:plugin', text)"
+        self.page.evaluate(save, json.dumps(settings))
+
     # -- the notebook
 
     def kernel_is_idle(self) -> None:
