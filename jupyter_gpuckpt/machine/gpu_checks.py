@@ -91,18 +91,17 @@ def _mig() -> Check:
 
 
 def _bindings() -> Check:
-    lacking = []
-    for module in ("cuda.bindings.driver", "cuda.core"):
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # noqa: BLE001 - a broken native library raises anything
-            lacking.append(f"{module} ({error})")
+    try:
+        importlib.import_module("cuda.bindings.driver")
+        lacking = ""
+    except Exception as error:  # noqa: BLE001 - a broken native library raises anything
+        lacking = f"cannot import cuda.bindings.driver ({error})"
     return judge(
         "CUDA for Python",
         not lacking,
-        f"cannot import {', '.join(lacking)}" if lacking else "cuda-bindings and cuda-core",
-        "The driver is called through these two packages.",
-        "Run `pip install cuda-bindings cuda-core` in the environment of the Jupyter server.",
+        lacking or "cuda-bindings",
+        "The driver is called through this package.",
+        "Run `pip install cuda-bindings` in the environment of the Jupyter server.",
     )
 
 
