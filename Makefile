@@ -19,6 +19,7 @@ help:
 	@echo 'make soak          save and restore for two hours, and see that nothing grows (SOAK="--cycles 300 --minutes 0")'
 	@echo 'make test-peers    run other projects'\'' test suites over our kernels and jobs (PEERS="nbclient zdtm")'
 	@echo 'make first-minutes walk what a newcomer does, in a browser, from an empty machine, and count it'
+	@echo 'make docs          build the documentation site into build/docs'
 	@echo 'make labextension  build the JupyterLab extension for .venv'
 	@echo 'make screenshots   make the pictures in the README anew'
 	@echo 'make setup         only what these need: packages in .venv, and CRIU for you alone'
@@ -154,6 +155,17 @@ $(BIN)/chromium: $(READY)
 screenshots: setup labextension $(BIN)/chromium
 	@GPUCKPT_SCREENSHOTS=docs $(BIN)/python -m pytest -q tests/lab/test_looks.py tests/lab/test_panel.py -k 'light or all_that'
 	@PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=tests:tests/lab $(BIN)/python tests/lab/film.py docs/first-restore.png
+
+# A link that leads nowhere is an error; so is every other warning.
+.PHONY: docs
+docs: .venv/docs-ready
+	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	@echo 'Open build/docs/index.html, or: $(BIN)/python -m http.server --directory build/docs --bind 127.0.0.1'
+
+.venv/docs-ready: $(READY)
+	@echo 'Installing what the documentation is built with ...'
+	@SKIP_JUPYTER_BUILDER=1 $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 
 .PHONY: install-chromium
 install-chromium:
