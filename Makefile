@@ -159,7 +159,7 @@ screenshots: setup labextension $(BIN)/chromium
 # A link that leads nowhere is an error; so is every other warning.
 .PHONY: docs
 docs: .venv/docs-ready
-	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	@$(BIN)/python -m sphinx -W --keep-going --fresh-env -q -b html docs build/docs
 	@echo 'Open build/docs/index.html, or: $(BIN)/python -m http.server --directory build/docs --bind 127.0.0.1'
 
 .venv/docs-ready: $(READY)

@@ -12,9 +12,9 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-import generated_pages
+import generated_pages  # noqa: E402 - it lies beside this file
 
-import jupyter_gpuckpt
+import jupyter_gpuckpt  # noqa: E402 - of this checkout, whatever is installed
 
 project = "jupyter_gpuckpt"
 author = "the jupyter_gpuckpt contributors"

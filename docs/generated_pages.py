@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def _shown(output: dict[str, Any]) -> str:
 def _commands() -> str:
     """Return what `--help` says of each command, in the groups of the help."""
     there = program()
-    os.environ["COLUMNS"] = str(_WIDTH)
+    wide = partial(argparse.RawDescriptionHelpFormatter, width=_WIDTH)
     lines = [
         "# Every command\n",
         "What `jupyter gpuckpt COMMAND --help` says. [The command line](../command-line.md) explains it.\n",
@@ -94,6 +95,7 @@ def _commands() -> str:
         for name in group.names:
             about = there.commands.choices[name]
             about.epilog = None  # the exit statuses, the same for all
+            about.formatter_class = wide
             lines += [f"### `{name}`\n", _fenced(about.format_help())]
     return "\n".join(lines)
 
