@@ -34,17 +34,18 @@ html_theme = "pydata_sphinx_theme"
 html_title = "jupyter_gpuckpt"
 html_show_sourcelink = False
 html_static_path: list[str] = []
+html_extra_path = ["jupyterlab-light.png", "jupyterlab-dark.png"]  # a <picture> of the README names them
 html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 4,
     "navbar_align": "left",
     "footer_start": ["copyright"],
     "footer_end": [],
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_sidebars = {"index": [], "generated/tutorial": [], "faq": []}
+html_sidebars = {"index": [], "terminology": [], "generated/tutorial": [], "faq": []}
 
 _LISTS = ("index", "guides", "admins", "reference", "explanation")
 """The pages whose lists of links are the navigation."""
@@ -56,7 +57,7 @@ Made of the code:
 - [Every request](generated/rest.md) of the REST API
 - [Python API](generated/python.md), with the errors
 """
-_ENTRY = re.compile(r"^- \[[^\]]*\]\(([\w./-]+)\.md\)", re.MULTILINE)
+_ENTRY = re.compile(r"^- \[([^\]]*)\]\(([\w./-]+)\.md\)", re.MULTILINE)
 
 
 def _read(app: Any, page: str, text: list[str]) -> None:
@@ -68,7 +69,7 @@ def _read(app: Any, page: str, text: list[str]) -> None:
     if page == "reference":
         text[0] = text[0].partition("\nThe documentation site")[0] + _OF_THE_CODE
     if page in _LISTS:
-        entries = "\n".join(f"/{entry}" for entry in _ENTRY.findall(text[0]))
+        entries = "\n".join(f"{title} </{entry}>" for title, entry in _ENTRY.findall(text[0]))
         text[0] += f"\n```{{toctree}}\n:hidden:\n{entries}\n```\n"
 
 

@@ -28,7 +28,7 @@ OUTSIDE = {
     TUTORIAL: "tutorial",
 }
 """What lies outside of `docs` and is a page, by the name of that page."""
-_WIDTH = 100  # columns of a command's help
+_WIDTH = 80  # columns of a command's help
 
 
 def pages() -> dict[str, str]:
@@ -54,7 +54,7 @@ def _moved(text: str) -> str:
     for path, name in OUTSIDE.items():
         text = re.sub(rf"\]\((\.\./)?{re.escape(path)}", f"]({name}.md", text)
     text = re.sub(r"\]\((?:\.\./)?docs/", "](../", text)
-    text = text.replace('srcset="docs/', 'srcset="../_images/').replace('src="docs/', 'src="../_images/')
+    text = text.replace('srcset="docs/', 'srcset="../').replace('src="docs/', 'src="../')
     return re.sub(r"\]\((?=(?:\.\./)?(?:tests|examples|jupyter_gpuckpt)/)(?:\.\./)?", "](../../", text)
 
 
