@@ -94,3 +94,13 @@ def test_every_page_is_in_the_navigation() -> None:
     linked = set(re.findall(r"^- \[[^\]]*\]\(([\w./-]+)\)", lists, re.MULTILINE))
     pages = {str(page.relative_to(_ROOT / "docs")) for page in documents() if page.is_relative_to(_ROOT / "docs")}
     assert pages - linked == {"index.md"}
+
+
+def test_a_version_is_the_same_wherever_it_stands() -> None:
+    stands = {
+        "pyproject.toml": r'^version = "(.+)"$',
+        "CITATION.cff": r"^version: (.+)$",
+        "labextension/package.json": r'^  "version": "(.+)",$',
+    }
+    versions = {re.findall(found, (_ROOT / file).read_text(), re.MULTILINE)[0] for file, found in stands.items()}
+    assert len(versions) == 1
