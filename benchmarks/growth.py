@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jupyter_gpuckpt import settings
-from jupyter_gpuckpt.keeper.summary import listing
+from jupyter_gpuckpt.snapshots.summary import listing
 from jupyter_gpuckpt.store import Store
 from jupyter_gpuckpt.store.chunks import Chunk, digest
 from jupyter_gpuckpt.store.codec import RAW

@@ -17,8 +17,9 @@ from typing import Any
 from jupyter_client import BlockingKernelClient
 from jupyter_client.connect import write_connection_file
 
-from jupyter_gpuckpt.freeze import cuda, images, processes
+from jupyter_gpuckpt.freeze import cuda, images
 from jupyter_gpuckpt.freeze.criu_program import find_criu
+from jupyter_gpuckpt.linux import processes
 
 _FLAGS = ("--tcp-close", "--ext-unix-sk", "--file-locks", "--shell-job", "-v2")
 _SLEEP = (

@@ -22,17 +22,17 @@ from jupyter_client.provisioning import LocalProvisioner
 from traitlets import Unicode, default
 
 from . import setting, settings
+from .client import keepers
+from .client.adoption import ADOPT
+from .client.asked import Attach, Close, Signal, Status
+from .client.protocol import KeeperClient
+from .client.record import KernelFolder, Launch
 from .errors import GpuckptError, KeeperGone, KernelLost, NoSuchKernel, Refused, Unavailable
-from .freeze import processes
 from .in_thread import begin_in_thread, in_thread
-from .keeper import client
-from .keeper.adoption import ADOPT
-from .keeper.asked import Attach, Close, Signal, Status
-from .keeper.foreign_sockets import hold
-from .keeper.protocol import KeeperClient
-from .keeper.record import KernelFolder, Launch
-from .keeper.reserved_ports import Reserved
 from .launch_command import with_agent
+from .linux import processes
+from .linux.foreign_sockets import hold
+from .linux.reserved_ports import Reserved
 from .machine.capability import why_unavailable
 
 _LOST = -signal.SIGKILL
@@ -182,7 +182,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         Refused : somebody else holds it.
         """
         folder = KernelFolder(settings.kernels_dir() / self.kernel_id)
-        with client.connect(folder) as keeper:
+        with keepers.connect(folder) as keeper:
             attended = keeper.ask(Status(), timeout=_ANSWER_TIMEOUT)["attended"]
         if attended:
             raise Refused(
@@ -270,7 +270,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         ------
         GpuckptError : it could not be started, or not be held; nothing is left behind.
         """
-        process, folder = client.start_keeper(launch)
+        process, folder = keepers.start_keeper(launch)
         try:
             return process, folder, self._attach(folder)
         except BaseException:
@@ -279,7 +279,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
 
     def _attach(self, folder: KernelFolder) -> KeeperClient:
         end_after = None if self._is_independent else self._parsed("end_after")
-        keeper = client.connect(folder)
+        keeper = keepers.connect(folder)
         try:
             keeper.ask(Attach(end_after=end_after), timeout=_ANSWER_TIMEOUT)
         except BaseException:
@@ -372,7 +372,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             await self.send_signal(signal.SIGKILL)
         except GpuckptError as e:
             self.log.warning("The keeper of kernel %s does not end it, so it is ended by force. %s", self.kernel_id, e)
-            await in_thread(client.end, self._folder)
+            await in_thread(keepers.end, self._folder)
             self._exit_status = _LOST
 
     async def terminate(self, restart: bool = False) -> None:
@@ -397,13 +397,13 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
                 return
             writing = None
             try:
-                keeper = self._keeper = self._keeper or client.connect(folder)
+                keeper = self._keeper = self._keeper or keepers.connect(folder)
                 # It lets hear of itself for as long as it takes.
                 writing = keeper.ask(Close(), timeout=_ANSWER_TIMEOUT)["writing"]
             except GpuckptError as e:
                 if folder.path.exists():
                     self.log.warning("Kernel %s is ended by force: %s", self.kernel_id, e)
-                client.end(folder)
+                keepers.end(folder)
             self._hang_up()
             if writing is not None and self._process is not None:
                 self.log.info("The snapshot %s is still being written; its keeper ends when it is.", writing)
@@ -433,7 +433,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
 
 
 def _end_started(process: subprocess.Popen[bytes], folder: KernelFolder) -> None:
-    client.end(folder)
+    keepers.end(folder)
     process.wait()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 
 from .errors import Refused
-from .private_folders import why_not_private
+from .linux.private_folders import why_not_private
 from .setting import (
     Setting,
     is_not_off,

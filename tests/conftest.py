@@ -14,9 +14,9 @@ import pytest
 from notebooks import SPEC, Notebook, StartKernel, start_kernel
 from remote_servers import S3, Sftp, s3_server, sftp_server
 
+from jupyter_gpuckpt.client import keepers
+from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.errors import GpuckptError, NoSuchSnapshot
-from jupyter_gpuckpt.keeper import client
-from jupyter_gpuckpt.keeper.record import KernelFolder
 
 _KEPT = ("GPUCKPT_CRIU", "GPUCKPT_CRIU_PREFIX", "GPUCKPT_SCREENSHOTS")
 
@@ -115,7 +115,7 @@ def folders(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     kept = shared.notebook.folder if shared is not None and shared.notebook is not None else None
     for left in folder.glob("runtime/gpuckpt/*/"):
         if left != kept:
-            with contextlib.suppress(GpuckptError, OSError), client.connect(KernelFolder(left)) as keeper:
+            with contextlib.suppress(GpuckptError, OSError), keepers.connect(KernelFolder(left)) as keeper:
                 keeper.request("close")
 
 

@@ -11,9 +11,9 @@ from jupyter_client import BlockingKernelClient
 from notebooks import Notebook
 
 from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.client import keepers
+from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.errors import GpuckptError
-from jupyter_gpuckpt.keeper import client
-from jupyter_gpuckpt.keeper.record import KernelFolder
 
 
 class Copy(Notebook):
@@ -33,7 +33,7 @@ class Copy(Notebook):
     def close(self) -> None:
         """End the copy as `jupyter gpuckpt stop` does."""
         self.client.stop_channels()
-        with contextlib.suppress(GpuckptError), client.connect(KernelFolder(self.folder)) as keeper:
+        with contextlib.suppress(GpuckptError), keepers.connect(KernelFolder(self.folder)) as keeper:
             keeper.request("close")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from command_line import Ran, run
 from notebooks import wait_until
 
-from jupyter_gpuckpt.keeper.record import KernelFolder
+from jupyter_gpuckpt.client.record import KernelFolder
 
 COUNTER = """
 import socket, sys

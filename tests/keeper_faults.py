@@ -17,10 +17,10 @@ from typing import Any
 
 from notebooks import PATIENCE, Notebook, wait_until
 
-from jupyter_gpuckpt.freeze import processes
 from jupyter_gpuckpt.freeze.criu_program import find_criu
 from jupyter_gpuckpt.kernel.interrupts import ONE
-from jupyter_gpuckpt.readiness import readable
+from jupyter_gpuckpt.linux import processes
+from jupyter_gpuckpt.linux.readiness import readable
 from jupyter_gpuckpt.store import Store
 
 

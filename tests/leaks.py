@@ -9,9 +9,9 @@ from typing import Any
 from keeper_faults import keeper_pid, processes_of
 from notebooks import Notebook, wait_until
 
-from jupyter_gpuckpt.freeze.processes import connections, resident_bytes
+from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.keeper.ports import of_connection_file
-from jupyter_gpuckpt.keeper.record import KernelFolder
+from jupyter_gpuckpt.linux.processes import connections, resident_bytes
 
 
 def children(pid: int) -> list[int]:

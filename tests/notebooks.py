@@ -120,14 +120,14 @@ class Notebook:
     @property
     def keeper(self) -> Any:
         """A connection to this kernel's keeper."""
-        from jupyter_gpuckpt.keeper import client
-        from jupyter_gpuckpt.keeper.record import KernelFolder
+        from jupyter_gpuckpt.client import keepers
+        from jupyter_gpuckpt.client.record import KernelFolder
 
-        return client.connect(KernelFolder(self.folder))
+        return keepers.connect(KernelFolder(self.folder))
 
     def kill_keeper(self) -> None:
         """Kill this kernel's keeper, and wait until the manager, which looks now and then, has given it another."""
-        from jupyter_gpuckpt.keeper.record import KernelFolder
+        from jupyter_gpuckpt.client.record import KernelFolder
 
         folder = KernelFolder(self.folder)
         killed = folder.state().keeper

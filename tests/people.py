@@ -22,7 +22,7 @@ import pytest
 from notebooks import wait_until
 
 from jupyter_gpuckpt import settings
-from jupyter_gpuckpt.freeze.processes import descendants
+from jupyter_gpuckpt.linux.processes import descendants
 
 GROUP, GID = "gpuckpt-test", 61_800
 _FIRST_UID = 61_801

@@ -30,8 +30,8 @@ from keeper_faults import keeper_pid
 from leaks import clients_of, is_more, look, memory
 from notebooks import SPEC, Notebook, wait_for_ready
 
-from jupyter_gpuckpt.freeze.processes import resident_bytes
-from jupyter_gpuckpt.keeper.jobs import folder_of
+from jupyter_gpuckpt.client.jobs import folder_of
+from jupyter_gpuckpt.linux.processes import resident_bytes
 from jupyter_gpuckpt.store import Store
 
 _REST = 20.0  # seconds

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from .. import proc
 from ..errors import Refused
+from ..linux import proc
 
 __all__ = ["Places", "join", "mounted_at", "of"]
 

@@ -12,11 +12,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .. import proc, settings
+from .. import settings
 from ..errors import Unavailable
 from ..freeze import criu
 from ..freeze.criu_program import CriuProgram, files_of
-from ..root_only import below, changeable
+from ..linux import proc
+from ..linux.root_only import below, changeable
 
 __all__ = ["refuse_changeable", "refuse_changeable_folder"]
 

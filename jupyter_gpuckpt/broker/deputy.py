@@ -27,14 +27,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .. import proc, settings
+from .. import settings
+from ..client.broker_connection import MESSAGE_LIMIT, PROOF
 from ..errors import GpuckptError, KernelLost, Refused, Unavailable
-from ..freeze import criu, processes, random_state, yama
+from ..freeze import criu, random_state
 from ..freeze.criu_program import CriuProgram
-from ..keeper import proof, spawning
-from ..keeper.deputy import MESSAGE_LIMIT, PROOF
-from ..keeper.namespace import SLEEPER
-from ..readiness import readable
+from ..linux import proc, processes, proof, spawning, yama
+from ..linux.readiness import readable
 from . import cgroups, images
 from .descriptors import turn_away
 from .person import Person, has_only
@@ -576,7 +575,7 @@ def _become_sleeper(person: Person, listener: int) -> None:
     listening = socket.socket(fileno=_LISTENER)
     listening.listen()
     listening.detach()
-    program = [sys.executable, "-I", "-S", "-B", str(SLEEPER), *arguments]
+    program = [sys.executable, "-I", "-S", "-B", spawning.SLEEPER, *arguments]
     os.execve(program[0], program, {})
 
 

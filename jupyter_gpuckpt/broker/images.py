@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from ..errors import Refused
-from ..keeper.spawning import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID
+from ..linux.spawning import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID
 from . import image_reader
 from .person import Person
 from .rights import act_as

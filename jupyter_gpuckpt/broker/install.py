@@ -12,8 +12,8 @@ from pathlib import Path
 from .. import settings
 from ..errors import GpuckptError, Unavailable
 from ..freeze.criu_program import CriuProgram, find_criu, refuse_open_sockets
+from ..linux.root_only import SYSTEM_PATH, environment
 from ..machine.criu_install import install_criu
-from ..root_only import SYSTEM_PATH, environment
 from .changeable import refuse_changeable, refuse_changeable_folder
 from .rights import NEEDED
 

@@ -15,9 +15,9 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import proc
 from ..errors import Refused
-from ..readiness import readable
+from ..linux import proc
+from ..linux.readiness import readable
 from . import cgroups
 
 __all__ = ["NO_LOGIN", "Person", "has_only", "login_of"]

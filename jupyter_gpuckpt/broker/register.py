@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import KernelLost
-from ..freeze import processes
+from ..linux import processes
 from .changeable import refuse_changeable_folder
 
 __all__ = ["Register"]

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from .. import settings
 from ..errors import Refused, Unavailable
 from ..freeze.criu_program import CriuProgram, find_criu, refuse_open_sockets, version_text
-from ..readiness import readable
+from ..linux.readiness import readable
 from .changeable import refuse_changeable
 from .deputy import Deputy
 from .descriptors import close_all

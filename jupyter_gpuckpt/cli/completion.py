@@ -68,7 +68,7 @@ def _nothing(**_: Any) -> Iterable[str]:
 
 def _snapshots(parsed_args: argparse.Namespace, **_: Any) -> Mapping[str, str]:
     """Return the names of snapshots, and their notes; after a kernel its own, those typed already left out."""
-    from ..keeper.summary import listing
+    from ..snapshots.summary import listing
     from ..spelling import in_a_terminal
     from ..store import Store
 
@@ -89,7 +89,7 @@ def _tags(parsed_args: argparse.Namespace, **_: Any) -> Iterable[str]:
 
 
 def _notebooks(parsed_args: argparse.Namespace, **_: Any) -> Iterable[str]:
-    from ..keeper.summary import notebooks
+    from ..snapshots.summary import notebooks
     from ..store import Store
 
     with contextlib.suppress(GpuckptError, OSError):
@@ -99,7 +99,7 @@ def _notebooks(parsed_args: argparse.Namespace, **_: Any) -> Iterable[str]:
 
 def _kernels(**_: Any) -> Mapping[str, str]:
     """Return the running kernels by their notebooks, or ids where that is no name, and the jobs."""
-    from ..keeper.record import KernelFolder
+    from ..client.record import KernelFolder
 
     named: dict[str, list[str]] = {}
     others: dict[str, str] = {}

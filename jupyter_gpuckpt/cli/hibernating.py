@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ..keeper import client, jobs
-from ..keeper.asked import Hibernate
-from ..keeper.idle.preemption import Outcome, hibernate_all, write_report
-from ..keeper.jobs import job_of
+from ..client import jobs, keepers
+from ..client.asked import Hibernate
+from ..client.jobs import job_of
+from ..client.preemption import Outcome, hibernate_all, write_report
 from ..kernel import show
 from ..kernel.tables import Listing, Marked
 from ..kernel.words import Usage
@@ -38,7 +38,7 @@ def hibernate(args: argparse.Namespace) -> int:
 
 
 def _hibernate_all(args: argparse.Namespace) -> int:
-    outcomes = hibernate_all(client.folders(), args.deadline, _how)
+    outcomes = hibernate_all(keepers.folders(), args.deadline, _how)
     report, told = None, ""
     try:
         report = str(write_report(outcomes, args.deadline))

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from .. import settings
+from ..client import jobs, keepers
+from ..client.asked import Attach, Restore, Signal, Status
+from ..client.listing import STATUS_TIMEOUT, all_jobs, with_snapshots
+from ..client.record import KERNEL_LOG, OUTPUT, KernelFolder, Launch
 from ..errors import GpuckptError, KeeperGone, NoSuchSnapshot, OtherVersion, Refused
-from ..keeper import client, jobs
-from ..keeper.asked import Attach, Restore, Signal, Status
-from ..keeper.listing import STATUS_TIMEOUT, all_jobs, with_snapshots
-from ..keeper.naming import find
-from ..keeper.record import KERNEL_LOG, OUTPUT, KernelFolder, Launch
-from ..keeper.summary import summary
 from ..kernel import show
 from ..kernel.tables import Listing, Marked
 from ..kernel.words import Usage
 from ..machine.capability import why_unavailable
+from ..snapshots.naming import find
+from ..snapshots.summary import summary
 from ..store import Manifest, Store
 from . import output
 from .job_words import about_a_job, told_of_a_job
@@ -54,7 +54,7 @@ def exec_(args: argparse.Namespace) -> int:
         raise unavailable
     folder = jobs.start(launch, replace=args.replace)
     pid = None
-    with contextlib.suppress(GpuckptError), client.connect(folder) as keeper:  # it may have ended already
+    with contextlib.suppress(GpuckptError), keepers.connect(folder) as keeper:  # it may have ended already
         pid = keeper.ask(Status(), timeout=STATUS_TIMEOUT)["pid"]
     document = {"job": args.name, "kernel_id": launch.kernel_id, "pid": pid, "command": launch.argv}
     text = (
@@ -271,7 +271,7 @@ def _order(args: argparse.Namespace, manifest: Manifest) -> Restore:
 
 def _account(folder: KernelFolder, manifest: Manifest, began: float) -> dict[str, Any]:
     seconds, notes = time.monotonic() - began, []
-    with contextlib.suppress(GpuckptError), client.connect(folder) as keeper:  # it may have ended already
+    with contextlib.suppress(GpuckptError), keepers.connect(folder) as keeper:  # it may have ended already
         notes = keeper.ask(Status(), timeout=STATUS_TIMEOUT)["notes"]
     return {**summary(manifest), "restored": True, "warnings": told_of_a_job(notes), "seconds": seconds}
 
@@ -296,7 +296,7 @@ def stop_job(args: argparse.Namespace, folder: KernelFolder) -> int:
     except (KeeperGone, OtherVersion):
         if not args.force:
             raise
-        client.end(folder)
+        keepers.end(folder)
     ended = folder.state().ended
     status = ended.status if ended is not None else None
     document = {"job": name, "stopped": True, "exit_status": status}
@@ -306,7 +306,7 @@ def stop_job(args: argparse.Namespace, folder: KernelFolder) -> int:
 
 def _end(folder: KernelFolder, *, at_once: bool) -> None:
     """End a job that runs, and wait until its keeper is gone."""
-    with client.connect(folder) as keeper:
+    with keepers.connect(folder) as keeper:
         keeper.ask(Attach(), timeout=STATUS_TIMEOUT)
         keeper.ask(Signal(signum=signal.SIGKILL if at_once else signal.SIGTERM), timeout=STATUS_TIMEOUT)
         began = time.monotonic()

@@ -12,17 +12,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ..client import jobs, keepers
+from ..client.asked import Cancel, Close, Status
+from ..client.listing import STATUS_TIMEOUT, running_kernels, with_snapshots
+from ..client.protocol import new_operation_id
+from ..client.record import KernelFolder
 from ..errors import GpuckptError, KeeperGone, OtherVersion, Refused
-from ..keeper import client, jobs
-from ..keeper.asked import Cancel, Close, Status
-from ..keeper.elsewhere import of_store
-from ..keeper.listing import STATUS_TIMEOUT, running_kernels, with_snapshots
-from ..keeper.protocol import new_operation_id
-from ..keeper.record import KernelFolder
-from ..keeper.summary import is_of
 from ..kernel import show
 from ..kernel.tables import Listing, Marked
 from ..kernel.words import Usage
+from ..snapshots.elsewhere import of_store
+from ..snapshots.summary import is_of
 from ..store import Manifest
 from . import output
 from .job_words import about_a_job, told_of_a_job
@@ -184,7 +184,7 @@ def find(text: str) -> KernelFolder:
             f"It has {how_it_ended(ended.status if ended is not None else None)}.",
             f"`jupyter gpuckpt restore {text} SNAPSHOT` brings it back.",
         )
-    return job or client.find(text)
+    return job or keepers.find(text)
 
 
 def operate(kernel: str, op: str, request: dict[str, Any], verb: str) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def operate(kernel: str, op: str, request: dict[str, Any], verb: str) -> dict[st
     named = Cancel(operation=new_operation_id(), kind=op)
     with (
         about_a_job(is_job),
-        client.connect(folder) as keeper,
+        keepers.connect(folder) as keeper,
         output.Progress(verb) as progress,
         _Cancelling(folder, named, progress) as cancelling,
     ):
@@ -234,7 +234,7 @@ class _Cancelling:
         if not self._wanted or self._accepted:
             return
         # The connection of the request is in use: its answer is being waited for.
-        with contextlib.suppress(GpuckptError), client.connect(self._folder) as keeper:
+        with contextlib.suppress(GpuckptError), keepers.connect(self._folder) as keeper:
             self._accepted = bool(keeper.ask(self._named, timeout=_CANCEL_TIMEOUT))
 
     def _on_interrupt(self, _: int, __: FrameType | None) -> None:
@@ -278,7 +278,7 @@ def autosleep(args: argparse.Namespace) -> int:
 
 def stop(args: argparse.Namespace) -> int:
     """End a kernel, all of its processes, and its keeper."""
-    folder = jobs.named(args.kernel) or client.find(args.kernel)
+    folder = jobs.named(args.kernel) or keepers.find(args.kernel)
     if jobs.is_job(folder):
         return stop_job(args, folder)
     launch = folder.launch()
@@ -287,7 +287,7 @@ def stop(args: argparse.Namespace) -> int:
     except (KeeperGone, OtherVersion):
         if not args.force:
             raise
-        client.end(folder)
+        keepers.end(folder)
         attended = True  # for all that is known
     if not attended:
         # Whoever made it would have removed it, and is gone.
@@ -299,7 +299,7 @@ def stop(args: argparse.Namespace) -> int:
 
 def _close(folder: KernelFolder, force: bool) -> bool:
     """Have a keeper end its kernel and itself; return whether a server held the kernel."""
-    with client.connect(folder) as keeper:
+    with keepers.connect(folder) as keeper:
         status = keeper.ask(Status(), timeout=STATUS_TIMEOUT)
         if status["attended"] and not force:
             raise Refused(

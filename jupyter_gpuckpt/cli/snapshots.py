@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 
 from .. import settings
+from ..client.based import based
 from ..errors import GpuckptError
-from ..keeper.based import based
-from ..keeper.naming import find
-from ..keeper.summary import details, listing
 from ..kernel import show
 from ..kernel.chosen import choose, shown
+from ..snapshots.naming import find
+from ..snapshots.summary import details, listing
 from ..spelling import in_a_terminal
 from ..store import Store
 from . import output

@@ -6,12 +6,12 @@ import argparse
 from typing import Any
 
 from .. import settings
+from ..client import keepers
+from ..client.asked import Status
+from ..client.jobs import is_job
+from ..client.listing import STATUS_TIMEOUT, all_jobs, running_kernels, with_snapshots
 from ..errors import GpuckptError
 from ..freeze.cuda_calls import CudaWorker
-from ..keeper import client
-from ..keeper.asked import Status
-from ..keeper.jobs import is_job
-from ..keeper.listing import STATUS_TIMEOUT, all_jobs, running_kernels, with_snapshots
 from ..kernel import show
 from ..kernel.tables import Blocks
 from ..store import Store
@@ -25,7 +25,7 @@ def status(args: argparse.Namespace) -> int:
 
 def _of_one(args: argparse.Namespace) -> int:
     folder = kernels.find(args.kernel)
-    with client.connect(folder) as keeper:
+    with keepers.connect(folder) as keeper:
         found = keeper.ask(Status(), timeout=STATUS_TIMEOUT)
     alone = not found["attended"] and not is_job(folder)
     shown = show.status(found, "", [kernels.how_to_go_on(found)] * alone)

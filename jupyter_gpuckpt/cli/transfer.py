@@ -13,11 +13,11 @@ from typing import BinaryIO
 
 from .. import settings
 from ..errors import GpuckptError, Refused
-from ..keeper.naming import find, find_among
-from ..keeper.summary import summaries, summary
 from ..kernel import show
 from ..kernel.tables import Listing
 from ..kernel.words import Usage
+from ..snapshots.naming import find, find_among
+from ..snapshots.summary import summaries, summary
 from ..store import Manifest, Store, name_of
 from ..store.transfer.container import export_snapshot, import_snapshot, write_file
 from ..store.transfer.known_remotes import FORGET, KnownRemotes

@@ -8,13 +8,13 @@ from dataclasses import asdict
 from typing import Any
 
 from .. import settings
+from ..client.based import based
 from ..errors import GpuckptError
-from ..keeper.based import based
-from ..keeper.naming import find, new_key, of_notebook
-from ..keeper.summary import labels, summaries, summary
 from ..kernel import show
 from ..kernel.chosen import newest
 from ..kernel.histories import Histories
+from ..snapshots.naming import find, new_key, of_notebook
+from ..snapshots.summary import labels, summaries, summary
 from ..store import Manifest, Store
 from ..store.upkeep.retention import beyond_last, beyond_size
 from . import output
@@ -44,7 +44,7 @@ def log(args: argparse.Namespace) -> int:
 
 def diff(args: argparse.Namespace) -> int:
     """Say what is in one snapshot and not in another."""
-    from ..keeper.comparison import compare  # it reads criu's images, which no other command here does
+    from ..snapshots.comparison import compare  # it reads criu's images, which no other command here does
 
     store = _store()
     document = compare(store, find(store, args.old), find(store, args.new))

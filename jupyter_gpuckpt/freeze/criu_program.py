@@ -14,7 +14,7 @@ from typing import Literal
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import Unavailable
-from jupyter_gpuckpt.root_only import SYSTEM_PATH, below, changeable
+from jupyter_gpuckpt.linux.root_only import SYSTEM_PATH, below, changeable
 
 from .criu_errors import first_line
 

@@ -9,7 +9,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import Refused
-from . import memory
+from ..linux import memory
+from ..linux.processes import name
 from .cuda_calls import CudaWorker, Gpu, Usage
 from .gpu_processes import (
     cuda_pids,
@@ -20,7 +21,6 @@ from .gpu_processes import (
     stopped,
     with_communicator,
 )
-from .processes import name
 
 __all__ = ["describe", "fits", "freezable", "moves", "needs", "preflight"]
 

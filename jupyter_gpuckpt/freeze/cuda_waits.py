@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from .. import proc
+from ..linux import proc
 
 __all__ = ["CudaWaits", "Place"]
 

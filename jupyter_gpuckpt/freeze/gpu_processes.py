@@ -7,8 +7,8 @@ import re
 import time
 from collections.abc import Iterable
 
-from .. import proc
-from .processes import mapped_files, open_files, parent, sockets, tracer, unix_sockets
+from ..linux import proc
+from ..linux.processes import mapped_files, open_files, parent, sockets, tracer, unix_sockets
 
 __all__ = [
     "cuda_pids",

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 
-from ..readiness import readable
+from ..linux.readiness import readable
 
 __all__ = ["LineProgram"]
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import DriverError
-from ..readiness import readable
+from ..linux.processes import open_files, outer_thread
+from ..linux.readiness import readable
 from ..settings import PARKING_FIFOS
 from . import ptrace
 from .bringing import Bringing
 from .line_program import LineProgram
-from .processes import open_files, outer_thread
 
 __all__ = ["PARKED", "Parked", "Parking", "is_supported", "make_fifos", "refuse", "run_on"]
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .. import proc
+from ..linux import proc
 
 __all__ = ["Call", "Halt", "Tracer", "is_supported"]
 

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from .. import proc
+from ..linux import proc
 from .ptrace import Halt
 
 __all__ = ["main"]

@@ -12,11 +12,11 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from ..linux.processes import mapped_files
 from . import ptrace
 from .line_program import LineProgram
 from .parking import PARKED
 from .populate import populate
-from .processes import mapped_files
 
 __all__ = ["VramFiles"]
 

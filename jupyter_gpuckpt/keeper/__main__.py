@@ -14,9 +14,9 @@ import sys
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from ..freeze.processes import start_time
+from ..client.record import LOG, KernelFolder
+from ..linux.processes import start_time
 from .process import keep
-from .record import LOG, KernelFolder
 
 LOG_LIMIT = 1 << 20
 """So long the log becomes, in bytes."""

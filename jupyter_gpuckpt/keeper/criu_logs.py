@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from .. import settings
-from ..private_folders import make_private
+from ..linux.private_folders import make_private
 
 KEPT = 20
 """So many logs are kept, the newest."""

@@ -22,13 +22,13 @@ from zmq.constants import Flag, SocketOption, SocketType
 from zmq.error import ZMQError
 from zmq.sugar.socket import Socket
 
+from ..client.resting import Said
 from ..errors import GpuckptError
-from ..listening import listen
+from ..linux.listening import listen
 from ..spelling import in_a_cell
-from .clients import Connections
+from .connections import Connections
 from .ports import of_connection_file
 from .ports import peers as connected
-from .resting import Said
 
 __all__ = ["Doorman"]
 

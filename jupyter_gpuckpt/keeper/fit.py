@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from .. import __version__, proc, settings
+from .. import __version__, settings
+from ..client.record import Launch
 from ..errors import Refused
-from ..freeze import cuda, images, memory, processes
+from ..freeze import cuda, images
 from ..freeze.criu_program import CriuProgram, version_text
+from ..linux import memory, proc, processes
+from ..snapshots import needs
+from ..snapshots.databases import DUCKDB, log_of
+from ..snapshots.naming import NOT_RESTORED as _NOT_RESTORED
+from ..snapshots.naming import refuse_other_kind
+from ..snapshots.needs import ELSEWHERE, Marks, NeededFile
 from ..store import Manifest, Snapshot
 from . import ports
-from .files import needs
-from .files.databases import DUCKDB, log_of
-from .files.needs import ELSEWHERE, Marks, NeededFile
-from .naming import NOT_RESTORED as _NOT_RESTORED
-from .naming import refuse_other_kind
-from .record import Launch
 from .staging import likely_in_memory
 
 _SHOWN = 20

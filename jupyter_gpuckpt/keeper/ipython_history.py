@@ -7,7 +7,7 @@ import logging
 import queue
 from collections.abc import Sequence
 
-from .record import Launch
+from ..client.record import Launch
 
 __all__ = ["begin_session"]
 

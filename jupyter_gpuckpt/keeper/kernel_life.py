@@ -11,25 +11,25 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..client.asked import Long, Wake
+from ..client.kernel_start import kernel_program, new_run_folder
+from ..client.record import KERNEL_LOG, OUTPUT, Ended, KernelFolder, now
 from ..errors import GpuckptError, KernelLost, Refused
-from ..freeze import processes
 from ..freeze.cuda_calls import CudaWorker
+from ..linux import processes
+from ..linux.reserved_ports import Reserved
 from . import kernel_log
-from .asked import Long, Wake
 from .holders import Holders
-from .kernel_start import kernel_program, new_run_folder
 from .link import Link, Request
 from .namespace import Namespace
 from .one_at_a_time import OneAtATime
 from .operations.stages import Tell, to_nobody
-from .record import KERNEL_LOG, OUTPUT, Ended, KernelFolder, now
-from .reserved_ports import Reserved
 from .stand_in import StandIn
 
 if TYPE_CHECKING:
     # Not at the start: a new job would wait for these to be imported, with all that they need.
+    from ..snapshots.needs import Marks
     from ..store import Store
-    from .files.needs import Marks
     from .gpu.sleep import GpuSleep
 
 __all__ = ["Keeper"]
@@ -195,7 +195,7 @@ class Keeper:
 
     async def hold_ports(self) -> None:
         """See to it that nobody of another user's can listen where clients look for the kernel."""
-        from .foreign_sockets import hold  # here, since a start is not to wait for that
+        from ..linux.foreign_sockets import hold  # here, since a start is not to wait for that
         from .ports import endpoint, of_connection_file
 
         file = self.launch.connection_file

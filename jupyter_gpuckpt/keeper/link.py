@@ -27,10 +27,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from ..client.kernel_start import FROM_KERNEL, TO_KERNEL
+from ..client.protocol import LINE_LIMIT
+from ..client.record import now
 from ..errors import GpuckptError
-from .kernel_start import FROM_KERNEL, TO_KERNEL
-from .protocol import LINE_LIMIT
-from .record import now
 
 log = logging.getLogger("gpuckpt.keeper")
 

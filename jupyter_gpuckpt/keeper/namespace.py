@@ -14,15 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..client import broker_connection
+from ..client.broker_connection import Deputy
+from ..client.kernel_start import socket_of
+from ..client.protocol import connect_sleeper
 from ..errors import GpuckptError, KernelLost
-from ..freeze import processes
-from . import deputy
-from .deputy import Deputy
-from .kernel_start import socket_of
-from .protocol import connect_sleeper
-
-SLEEPER = Path(__file__).with_name("sleeper.py")
-"""A program: the package does not import it."""
+from ..linux import processes, spawning
 
 _START_TIMEOUT = 20.0
 _GIVE_UP, _DIE = 3.0, 20.0  # how long a program may take to end when it is asked to, and when it is killed, in seconds
@@ -60,7 +57,7 @@ class Namespace:
         listening_at = socket_of(kernel_dir, run_dir)
         pid, helper = 0, None
         try:
-            if deputy.is_needed():
+            if broker_connection.is_needed():
                 helper = await asyncio.to_thread(Deputy)
                 pid = await asyncio.to_thread(helper.start, run_dir, listening_at)
             else:
@@ -82,7 +79,7 @@ class Namespace:
     async def attach(cls, kernel_dir: Path, run: str, pid: int) -> Namespace:
         """Hold a sleeper that another process started."""
         helper = None
-        if deputy.is_needed():
+        if broker_connection.is_needed():
             helper = await asyncio.to_thread(Deputy)
             await asyncio.to_thread(helper.hold, pid)
         space = cls(kernel_dir, kernel_dir / run, pid, helper)
@@ -339,7 +336,7 @@ async def _put_to_sleep(kernel_dir: Path, run_dir: Path) -> int:
         "-I",
         "-S",
         "-B",
-        str(SLEEPER),
+        spawning.SLEEPER,
         str(kernel_dir),
         str(run_dir),
         stdin=asyncio.subprocess.DEVNULL,

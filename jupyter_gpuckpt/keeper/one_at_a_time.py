@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
+from ..client.record import Operation
 from ..errors import Busy
 from .operations.stages import Stages, Tell
-from .record import Operation
 
 __all__ = ["OneAtATime"]
 

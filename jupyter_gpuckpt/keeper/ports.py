@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Refused
-from ..freeze import processes
 from ..freeze.images import BoundSocket
-from .reserved_ports import Reserved, bound
+from ..linux import processes
+from ..linux.reserved_ports import Reserved, bound
 
 DRIVERS = b"cuda-uvmfd-"
 """How the abstract socket is called that the GPU driver makes in each process (driver 580.159). Any other name that

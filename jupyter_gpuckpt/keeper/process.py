@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from .. import __version__
+from ..client.protocol import PROTOCOL
+from ..client.record import KernelFolder
 from ..errors import GpuckptError
-from ..freeze import processes
+from ..linux import processes
+from ..linux.c_memory import have_few_arenas
+from ..linux.spawning import become_subreaper, mind_children
 from .answers import unforeseen, without_keeper
-from .c_memory import have_few_arenas
 from .kernel_life import Keeper
-from .protocol import PROTOCOL
-from .record import KernelFolder
-from .spawning import become_subreaper, mind_children
 
 __all__ = ["keep"]
 

@@ -12,23 +12,26 @@ from functools import partial
 from typing import Any
 
 from .. import settings
+from ..client import asked, tally
+from ..client.asked import Long, Request, request_of
+from ..client.listing import left_running
+from ..client.protocol import new_operation_id
+from ..client.record import Operation, now
 from ..errors import Busy, Cancelled, Refused
+from ..linux.c_memory import give_memory_back
+from ..snapshots.comparison import compare
+from ..snapshots.elsewhere import store_of
+from ..snapshots.naming import Owner, find, new_key
+from ..snapshots.needs import Marks
+from ..snapshots.summary import details, is_of, listing, summary
 from ..spelling import in_a_cell
 from ..store import Store, name_of
 from ..store.upkeep.retention import beyond_last, beyond_size
-from . import asked, tally
 from .answers import answer_to
-from .asked import Long, Request, request_of
-from .c_memory import give_memory_back
-from .comparison import compare
-from .elsewhere import store_of
-from .files.needs import Marks
 from .gpu import sharing
 from .idle.auto_sleep import AutoSleep
 from .kernel_life import Keeper
 from .link import AgentSilent
-from .listing import left_running
-from .naming import Owner, find, new_key
 from .operations.fork import fork
 from .operations.hibernate import hibernate
 from .operations.move import move
@@ -37,10 +40,7 @@ from .operations.save import save
 from .operations.sleep import sleep
 from .operations.stages import Stages, Tell
 from .operations.wake import awaken, wake
-from .protocol import new_operation_id
-from .record import Operation, now
 from .status import status
-from .summary import details, is_of, listing, summary
 
 __all__ = ["Requests"]
 

@@ -9,14 +9,14 @@ import os
 import socket
 from typing import Any
 
-from . import proof
+from ..client.asked import Attach, Close, request_of
+from ..client.protocol import REQUEST_LIMIT, peer_pid, peer_uid, short_path
+from ..client.record import SOCKET
+from ..linux import proof
 from .answers import answer_to, without_magic
-from .asked import Attach, Close, request_of
 from .holders import send
 from .operations.shut_down import shut_down
 from .operations.stages import Tell
-from .protocol import REQUEST_LIMIT, peer_pid, peer_uid, short_path
-from .record import SOCKET
 from .requests import Requests
 
 __all__ = ["MOST_CLIENTS", "SocketServer"]

@@ -11,8 +11,8 @@ import shutil
 from pathlib import Path
 
 from .. import settings
-from ..freeze import memory
 from ..freeze.vram import VramFiles
+from ..linux import memory
 from .namespace import Namespace
 
 _SHARE = 4

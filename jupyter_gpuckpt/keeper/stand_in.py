@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..client.record import Launch, State
 from ..errors import GpuckptError
-from .record import Launch, State
 
 if TYPE_CHECKING:
     from .doorman import Doorman

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from .. import __version__
-from ..freeze import cuda, processes
+from ..client.resting import ASLEEP
+from ..freeze import cuda
+from ..linux import processes
 from .kernel_life import Keeper
-from .resting import ASLEEP
 from .unsaved import unsaved
 
 __all__ = ["status"]

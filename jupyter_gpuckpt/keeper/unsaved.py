@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .record import Saved, now
+from ..client.record import Saved, now
 
 if TYPE_CHECKING:
     from .kernel_life import Keeper

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import KeeperGone
-from ..readiness import has_room
+from ..linux.readiness import has_room
 
 __all__ = ["Channel"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from ipykernel.heartbeat import Heartbeat
 from ipykernel.kernelapp import IPKernelApp
 
-from ..listening import listen
+from ..linux.listening import listen
 
 __all__ = ["come_up_at_held_ports"]
 

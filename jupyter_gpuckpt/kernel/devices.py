@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from itertools import permutations
 from typing import Any
 
-from .. import proc
 from ..errors import DriverError
+from ..linux import proc
 
 __all__ = ["allocations", "disable_peer_access", "drop_in_children", "enable_peer_access"]
 

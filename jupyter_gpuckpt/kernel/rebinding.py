@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ..listening import is_listened_at, listen
+from ..linux.listening import is_listened_at, listen
 
 __all__ = ["can_rebind", "is_at", "is_encrypted", "rebind"]
 

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .. import proc
+from ..linux import proc
 
 _OPENSSL = "libcrypto"
 _SEED = 48  # bytes: what OpenSSL itself seeds its generator with

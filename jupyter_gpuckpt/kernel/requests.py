@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GpuckptError, KeeperGone
-from ..lock_files import KEEPER_LOCK, is_locked
+from ..linux.lock_files import KEEPER_LOCK, is_locked
 from ..spelling import in_a_cell
 from . import interrupts
 from .channel import Channel

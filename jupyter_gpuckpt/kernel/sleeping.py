@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings
 from ..errors import Busy, Cancelled, GpuckptError, KeeperGone
-from ..lock_files import KEEPER_LOCK, is_locked
+from ..linux.lock_files import KEEPER_LOCK, is_locked
 from ..spelling import in_a_cell
 from . import hooks, parking, show
 from .cells import Asked

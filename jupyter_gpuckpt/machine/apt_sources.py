@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from jupyter_gpuckpt.root_only import environment
+from jupyter_gpuckpt.linux.root_only import environment
 
 __all__ = ["AptSource", "configured_sources", "parse_lines", "parse_stanzas"]
 

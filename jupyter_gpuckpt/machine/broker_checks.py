@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.client.broker_connection import usable_criu
 from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.freeze.criu_program import version_text
-from jupyter_gpuckpt.keeper.deputy import usable_criu
 
 from .checks import Check, judge
 

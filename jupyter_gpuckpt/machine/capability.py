@@ -6,11 +6,10 @@ import os
 import platform
 from collections.abc import Mapping
 
-from jupyter_gpuckpt import proc
+from jupyter_gpuckpt.client.broker_connection import usable_criu
 from jupyter_gpuckpt.errors import GpuckptError, Unavailable
-from jupyter_gpuckpt.freeze import yama
 from jupyter_gpuckpt.freeze.criu_program import find_criu
-from jupyter_gpuckpt.keeper.deputy import usable_criu
+from jupyter_gpuckpt.linux import proc, yama
 
 from .trials import try_namespaces
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jupyter_gpuckpt.freeze import yama
+from jupyter_gpuckpt.linux import yama
 
 from .checks import Check, judge
 

@@ -27,7 +27,7 @@ from jupyter_gpuckpt.freeze.criu_program import (
     program_in_prefix,
     version_text,
 )
-from jupyter_gpuckpt.root_only import SYSTEM_PATH, changeable, environment
+from jupyter_gpuckpt.linux.root_only import SYSTEM_PATH, changeable, environment
 
 from .apt_sources import AptSource, configured_sources
 from .distribution import Distribution, this_distribution

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jupyter_gpuckpt.keeper.deputy import is_needed
+from jupyter_gpuckpt.client.broker_connection import is_needed
 
 from .broker_checks import broker_check
 from .checks import Check, works

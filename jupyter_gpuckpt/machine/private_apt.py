@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
-from jupyter_gpuckpt.root_only import environment, temporary_folder
+from jupyter_gpuckpt.linux.root_only import environment, temporary_folder
 
 __all__ = ["AptFailed", "PrivateApt"]
 

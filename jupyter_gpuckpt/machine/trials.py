@@ -12,14 +12,14 @@ from pathlib import Path
 
 from jupyter_gpuckpt.freeze.criu_errors import in_log
 from jupyter_gpuckpt.freeze.criu_program import CriuProgram
-from jupyter_gpuckpt.root_only import temporary_folder
+from jupyter_gpuckpt.linux.root_only import temporary_folder
 
-from . import room
+from . import namespace_trial
 
 __all__ = ["Outcome", "try_namespaces", "try_save_and_restore"]
 
 _NAMESPACES_TIMEOUT = 10.0
-_SAVE_TIMEOUT = room.CRIU_TIMEOUT + room.ANSWER_TIMEOUT + 10
+_SAVE_TIMEOUT = namespace_trial.CRIU_TIMEOUT + namespace_trial.ANSWER_TIMEOUT + 10
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Outcome:
 def try_namespaces() -> Outcome:
     """Make and furnish a fresh PID and mount namespace, choose a pid in it, and leave it again."""
     begun = time.monotonic()
-    failed, why = _in_room((), {}, _NAMESPACES_TIMEOUT)
+    failed, why = _in_namespace((), {}, _NAMESPACES_TIMEOUT)
     return Outcome(failed, why, time.monotonic() - begun)
 
 
@@ -46,16 +46,16 @@ def try_save_and_restore(program: CriuProgram) -> Outcome:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpuckpt-trial-", dir=temporary_folder()) as folder:
         for step in ("save", "restore"):
-            failed, why = _in_room((step, folder, *program.argv), program.environment(), _SAVE_TIMEOUT)
+            failed, why = _in_namespace((step, folder, *program.argv), program.environment(), _SAVE_TIMEOUT)
             if failed:
                 why = in_log(Path(folder, f"{failed}.log")).words or why
                 return Outcome(failed, why, time.monotonic() - begun)
     return Outcome("", "", time.monotonic() - begun)
 
 
-def _in_room(arguments: tuple[str, ...], environment: dict[str, str], timeout: float) -> tuple[str, str]:
+def _in_namespace(arguments: tuple[str, ...], environment: dict[str, str], timeout: float) -> tuple[str, str]:
     # A process of its own, because making namespaces is for single-threaded processes.
-    argv = [sys.executable, "-I", "-S", str(Path(room.__file__).absolute()), *arguments]
+    argv = [sys.executable, "-I", "-S", str(Path(namespace_trial.__file__).absolute()), *arguments]
     try:
         done = subprocess.run(
             argv,

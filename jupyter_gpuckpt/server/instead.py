@@ -15,11 +15,11 @@ from typing import Any
 from jupyter_client.utils import ensure_async
 
 from .. import settings
+from ..client import keepers
+from ..client.asked import Hibernate
+from ..client.preemption import hibernate_all, write_report
+from ..client.record import KernelFolder
 from ..errors import GpuckptError
-from ..keeper import client
-from ..keeper.asked import Hibernate
-from ..keeper.idle.preemption import hibernate_all, write_report
-from ..keeper.record import KernelFolder
 
 __all__ = ["hibernate_before_stop", "hibernate_when_culled"]
 
@@ -56,7 +56,7 @@ def hibernate_when_culled(manager: Any) -> None:
 
 
 def _hibernate(folder: KernelFolder) -> None:
-    with client.connect(folder) as keeper:
+    with keepers.connect(folder) as keeper:
         found = keeper.ask(Hibernate(end=True))
     log.info("The idle kernel %s was hibernated as %s.", folder.path.name, found["name"])
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings
+from ..client.record import LOG, KernelFolder
 from ..errors import GpuckptError
 from ..keeper.kernel_log import QUOTED
-from ..keeper.record import LOG, KernelFolder
 
 __all__ = ["criu_log", "keeper_log", "keeper_log_size"]
 

@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from ..keeper import tally
+from ..client import tally
 
 __all__ = ["KernelMetrics", "register"]
 

@@ -15,11 +15,11 @@ from typing import Any
 from jupyter_events import EventLogger
 
 from .. import settings
+from ..client import keepers
+from ..client.asked import Renamed
+from ..client.record import KernelFolder
 from ..errors import GpuckptError
-from ..keeper import client
-from ..keeper.asked import Renamed
-from ..keeper.naming import follow, path_after
-from ..keeper.record import KernelFolder
+from ..snapshots.naming import follow, path_after
 from ..store import Store
 from .events import Events
 
@@ -74,7 +74,7 @@ def _belong_to_one(kernel_id: str, notebooks: Sequence[str]) -> str:
 
 
 def _tell(folder: KernelFolder, notebook: str) -> None:
-    with client.connect(folder) as keeper:
+    with keepers.connect(folder) as keeper:
         keeper.ask(Renamed(notebook=notebook), timeout=_PATIENCE)
 
 
@@ -98,7 +98,7 @@ def follow_files(logger: EventLogger, store: Store, events: Events, root: Path) 
 
 
 def _tell_kernels(old: str, new: str) -> None:
-    for folder in client.folders():
+    for folder in keepers.folders():
         try:
             notebook = path_after(folder.launch().notebook, old, new)
             if notebook is not None:

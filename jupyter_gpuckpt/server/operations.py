@@ -16,10 +16,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..client import keepers
+from ..client.asked import Cancel
+from ..client.record import KernelFolder
 from ..errors import Cancelled, GpuckptError
-from ..keeper import client
-from ..keeper.asked import Cancel
-from ..keeper.record import KernelFolder
 from ..pace import Pace
 from ..spelling import in_a_cell
 from ..store import Progress
@@ -281,7 +281,7 @@ class _Waiting(_Thread):
 
     def work_out(self) -> dict[str, Any]:
         self._log_began = keeper_log_size(self.folder)
-        with client.connect(self.folder) as keeper:
+        with keepers.connect(self.folder) as keeper:
             # No time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
             request = {**self.request, "operation": self.operation.id}
             result: dict[str, Any] = keeper.request(self.operation.kind, request, timeout=None, progress=self._take)
@@ -301,7 +301,7 @@ class _Waiting(_Thread):
 def _ask_to_cancel(folder: KernelFolder, operation: Operation) -> bool:
     """Ask a keeper to cancel an operation, and return whether it will."""
     # The connection of the request is in use: its answer is being waited for.
-    with contextlib.suppress(GpuckptError), client.connect(folder) as keeper:
+    with contextlib.suppress(GpuckptError), keepers.connect(folder) as keeper:
         named = Cancel(operation=operation.id, kind=operation.kind)
         return bool(keeper.ask(named, timeout=_CANCEL_TIMEOUT))
     return False

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__, settings
+from ..client import keepers
+from ..client.adoption import ADOPT
+from ..client.asked import AutoSleep, Awake, Executed, Status
+from ..client.listing import STATUS_TIMEOUT, hibernated, running_kernels
+from ..client.record import KernelFolder
 from ..errors import Busy, GpuckptError, NoSuchKernel, Refused, Unavailable
 from ..freeze.cuda_calls import CudaWorker
-from ..keeper import client
-from ..keeper.adoption import ADOPT
-from ..keeper.asked import AutoSleep, Awake, Executed, Status
-from ..keeper.elsewhere import of_store, store_in
-from ..keeper.hibernated import forget
-from ..keeper.listing import STATUS_TIMEOUT, hibernated, running_kernels
-from ..keeper.record import KernelFolder
+from ..snapshots.elsewhere import of_store, store_in
+from ..snapshots.hibernated import forget
 from ..spelling import in_a_cell
 from ..store import Manifest, Store, check_key, check_name
 from ..store.trust import parse_key
@@ -225,7 +225,7 @@ class Service:
         folder = await self._folder(kernel_id)
 
         def ask() -> dict[str, Any]:
-            with client.connect(folder) as keeper:
+            with keepers.connect(folder) as keeper:
                 if "pinned" in changes:
                     keeper.ask(Awake(on=changes["pinned"]), timeout=_ANSWER)
                 if "sleep_after" in changes:
@@ -354,7 +354,7 @@ class Service:
         folder = await self._folder(kernel_id)
 
         def ask() -> dict[str, Any]:
-            with client.connect(folder) as keeper:
+            with keepers.connect(folder) as keeper:
                 found: dict[str, Any] = keeper.ask(Executed(), timeout=_ANSWER)
                 return found
 

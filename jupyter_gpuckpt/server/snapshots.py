@@ -9,8 +9,8 @@ from typing import Any
 
 from .. import settings
 from ..errors import GpuckptError
-from ..keeper.naming import find, new_key
-from ..keeper.summary import details, listing, origins
+from ..snapshots.naming import find, new_key
+from ..snapshots.summary import details, listing, origins
 from ..spelling import in_a_cell
 from ..store import Store, check_key, check_name
 from .events import Events
@@ -163,6 +163,6 @@ class Snapshots:
 
 
 def _compare(store: Store, old: str, new: str) -> dict[str, Any]:
-    from ..keeper.comparison import compare
+    from ..snapshots.comparison import compare
 
     return compare(store, old, new)

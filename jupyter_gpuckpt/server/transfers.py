@@ -9,8 +9,8 @@ from typing import Any, BinaryIO
 
 from .. import settings
 from ..errors import GpuckptError, Refused
-from ..keeper.naming import find_among
-from ..keeper.summary import summary
+from ..snapshots.naming import find_among
+from ..snapshots.summary import summary
 from ..store import Manifest, Progress, Store, check_key, name_of
 from ..store.transfer.container import import_snapshot, look_at
 from ..store.transfer.pull import pull

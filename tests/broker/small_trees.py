@@ -12,10 +12,11 @@ from typing import Any
 
 from core_images import rewrite_core
 
+from jupyter_gpuckpt.client.kernel_start import FIRST_PID
 from jupyter_gpuckpt.errors import GpuckptError
-from jupyter_gpuckpt.freeze import processes, ptrace
-from jupyter_gpuckpt.keeper.kernel_start import FIRST_PID
+from jupyter_gpuckpt.freeze import ptrace
 from jupyter_gpuckpt.keeper.namespace import Namespace
+from jupyter_gpuckpt.linux import processes
 
 PROGRAM = "import time\nwhile True: time.sleep(0.1)"
 HOME = Path(os.environ.get("HOME", "/"))

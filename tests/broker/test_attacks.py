@@ -24,14 +24,14 @@ from people import GID, UIDS, Machine, Person
 
 from jupyter_gpuckpt.broker import service
 from jupyter_gpuckpt.broker.register import Register
+from jupyter_gpuckpt.client.broker_connection import PROOF, _proof
 from jupyter_gpuckpt.freeze.criu_program import CriuProgram
-from jupyter_gpuckpt.keeper.deputy import PROOF, _proof
 
 pytestmark = pytest.mark.criu
 
 ASK = """
 import json, os, socket
-from jupyter_gpuckpt.keeper.deputy import _proof
+from jupyter_gpuckpt.client.broker_connection import _proof
 def ask(message, descriptors=(), connection=None):
     with connection or socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
         s.settimeout(60)
@@ -293,7 +293,7 @@ def test_8_a_process_of_roots_among_the_kernels_is_not_dumped(alice: Person, mac
             f"""
 import pathlib
 from jupyter_gpuckpt.errors import GpuckptError
-from jupyter_gpuckpt.keeper.deputy import Deputy
+from jupyter_gpuckpt.client.broker_connection import Deputy
 folder = pathlib.Path.home() / "images"
 folder.mkdir(exist_ok=True)
 deputy = Deputy()
@@ -346,7 +346,7 @@ def test_23_a_sleeper_that_enters_other_namespaces_is_not_followed_there(alice: 
         """
 import asyncio, os, subprocess, sys
 from jupyter_gpuckpt.errors import GpuckptError
-from jupyter_gpuckpt.keeper.deputy import Deputy
+from jupyter_gpuckpt.client.broker_connection import Deputy
 
 async def attempt():
     space = await small_trees.sleeping("moved")
@@ -840,7 +840,7 @@ def test_29_a_runtime_folder_that_somebody_planted_is_not_used(
 CONFINED = """
 import ctypes, json, os, pathlib, socket, struct, threading
 from jupyter_gpuckpt.errors import Refused
-from jupyter_gpuckpt.keeper.protocol import KeeperClient, short_path
+from jupyter_gpuckpt.client.protocol import KeeperClient, short_path
 def confined(work):
     # By Landlock, of its thread alone: that one may read no file.
     told = []

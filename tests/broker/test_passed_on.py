@@ -33,7 +33,7 @@ os.execv(argv[0], argv)
 
 ATTACK = """
 import contextlib, ctypes, json, os, select, socket, subprocess, sys
-from jupyter_gpuckpt.keeper.deputy import _proof
+from jupyter_gpuckpt.client.broker_connection import _proof
 
 def login_of(pid):
     with contextlib.suppress(FileNotFoundError):

@@ -16,8 +16,8 @@ import small_trees
 from notebooks import wait_until
 from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.freeze import processes
-from jupyter_gpuckpt.keeper.deputy import Deputy
-from jupyter_gpuckpt.keeper.kernel_start import FIRST_PID
+from jupyter_gpuckpt.client.broker_connection import Deputy
+from jupyter_gpuckpt.client.kernel_start import FIRST_PID
 
 @contextlib.asynccontextmanager
 async def sleeping(program):

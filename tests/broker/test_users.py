@@ -16,7 +16,7 @@ from notebooks import wait_until
 from people import GID, GROUP, UIDS, Machine, Person
 
 from jupyter_gpuckpt import settings
-from jupyter_gpuckpt.freeze import processes
+from jupyter_gpuckpt.linux import processes
 
 pytestmark = pytest.mark.criu
 
@@ -110,7 +110,7 @@ import threading
 from pathlib import Path
 from notebooks import wait_until
 from jupyter_gpuckpt.keeper import client
-from jupyter_gpuckpt.keeper.record import Launch
+from jupyter_gpuckpt.client.record import Launch
 home, mark, started = str(Path.home()), Path.home() / "mark", []
 argv = ["/bin/sh", "-c", 'echo "$$" > "$MARK"; sleep 1000']
 launch = Launch("small", argv, {"MARK": str(mark), "PATH": "/bin:/usr/bin"}, home, 0o022, f"{home}/none.json", False)

@@ -12,8 +12,8 @@ import pytest
 from command_line import Cli, Orphan, run
 from notebooks import wait_until
 
+from jupyter_gpuckpt.client import keepers
 from jupyter_gpuckpt.errors import GpuckptError
-from jupyter_gpuckpt.keeper import client
 
 _SERVER = """
 import os, time
@@ -46,8 +46,8 @@ def orphan(folders: None) -> Iterator[Orphan]:
         kernel_id, connection_file = server.stdout.readline().split()
     server.send_signal(signal.SIGKILL)
     server.wait()
-    with client.connect(client.find(kernel_id)) as keeper:
+    with keepers.connect(keepers.find(kernel_id)) as keeper:
         wait_until(lambda: not keeper.request("status")["attended"])  # it has noticed
     yield Orphan(kernel_id, connection_file)
-    with contextlib.suppress(GpuckptError), client.connect(client.find(kernel_id)) as keeper:
+    with contextlib.suppress(GpuckptError), keepers.connect(keepers.find(kernel_id)) as keeper:
         keeper.request("close")

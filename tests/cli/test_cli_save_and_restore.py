@@ -14,8 +14,8 @@ import pytest
 from command_line import PROGRAM, Cli
 from notebooks import Notebook, wait_until
 
-from jupyter_gpuckpt.keeper import client
-from jupyter_gpuckpt.keeper.record import Launch
+from jupyter_gpuckpt.client import keepers
+from jupyter_gpuckpt.client.record import Launch
 
 pytestmark = pytest.mark.shared_kernel
 
@@ -227,11 +227,11 @@ def test_a_machine_without_criu(cli: Cli, tmp_path: Path, notebook: Notebook, mo
     monkeypatch.setenv("GPUCKPT_CRIU", str(tmp_path / "no-criu"))
     file = notebook.manager.connection_file
     launch = Launch("no-criu", ["sleep", "60"], dict(os.environ), str(tmp_path), 0o022, file, False)
-    process, folder = client.start_keeper(launch)
+    process, folder = keepers.start_keeper(launch)
     try:
         told = cli("save", "no-criu", "x", "--json")
     finally:
-        with client.connect(folder) as keeper:
+        with keepers.connect(folder) as keeper:
             keeper.request("close")
         process.wait(60)
     assert (told.status, told.json["error"]["kind"]) == (4, "Unavailable")

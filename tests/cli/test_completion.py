@@ -16,8 +16,8 @@ from notebooks import PATIENCE, Notebook
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.cli.completion import prepared
-from jupyter_gpuckpt.keeper.jobs import launch_of
-from jupyter_gpuckpt.keeper.record import KernelFolder
+from jupyter_gpuckpt.client.jobs import launch_of
+from jupyter_gpuckpt.client.record import KernelFolder
 
 _SHELLS = {
     "bash": (["--norc", "--noprofile", "-i"], "PS1='ready> '", 'eval "$(jupyter-gpuckpt completion bash)"'),

@@ -14,9 +14,9 @@ from command_line import Cli, Orphan
 from jupyter_client import BlockingKernelClient
 from notebooks import Notebook, StartKernel, wait_for_ready, wait_until
 
+from jupyter_gpuckpt.client import keepers
 from jupyter_gpuckpt.errors import NoSuchKernel
-from jupyter_gpuckpt.freeze.processes import start_time
-from jupyter_gpuckpt.keeper import client
+from jupyter_gpuckpt.linux.processes import start_time
 
 
 def _kill(*pids: int) -> None:
@@ -86,7 +86,7 @@ def test_a_kernel_whose_keeper_died_gets_a_new_one(cli: Cli, orphan: Orphan) -> 
 
 def test_a_kernel_that_is_gone_leaves_nothing(cli: Cli, orphan: Orphan) -> None:
     (kernel,) = cli("kernels", "--json").json["kernels"]
-    folder = client.find(orphan.kernel_id)
+    folder = keepers.find(orphan.kernel_id)
     sleeper = folder.state().sleeper
     assert sleeper is not None
     _kill(kernel["keeper_pid"], sleeper[0])
@@ -96,7 +96,7 @@ def test_a_kernel_that_is_gone_leaves_nothing(cli: Cli, orphan: Orphan) -> None:
 
 
 def test_a_silent_keeper_does_not_hold_up_the_listing(cli: Cli, orphan: Orphan, notebook: Notebook) -> None:
-    keeper = client.find(orphan.kernel_id).state().keeper
+    keeper = keepers.find(orphan.kernel_id).state().keeper
     assert keeper is not None
     os.kill(keeper[0], signal.SIGSTOP)
     try:
@@ -109,7 +109,7 @@ def test_a_silent_keeper_does_not_hold_up_the_listing(cli: Cli, orphan: Orphan, 
 
 def test_an_orphan_is_stopped_with_all_that_it_had(cli: Cli, orphan: Orphan) -> None:
     (kernel,) = cli("kernels", "--json").json["kernels"]
-    folder = client.find(orphan.kernel_id)
+    folder = keepers.find(orphan.kernel_id)
     stopped = cli("stop", orphan.kernel_id[:8])
     assert (stopped.status, stopped.out) == (0, f"Stopped kernel {orphan.kernel_id}.\n")
     wait_until(lambda: start_time(kernel["pid"]) is None and start_time(kernel["keeper_pid"]) is None)
@@ -140,9 +140,9 @@ def test_a_kernel_whose_keeper_is_silent_is_stopped_by_force(cli: Cli, orphan: O
 
 
 def test_a_kernel_answers_to_each_of_its_names(orphan: Orphan, notebook: Notebook) -> None:
-    state = client.find(orphan.kernel_id).state()
+    state = keepers.find(orphan.kernel_id).state()
     assert state.keeper is not None
-    with client.connect(client.find(orphan.kernel_id)) as keeper:
+    with keepers.connect(keepers.find(orphan.kernel_id)) as keeper:
         pid = keeper.request("status")["pid"]
     for name in (
         orphan.kernel_id[:6],
@@ -155,10 +155,10 @@ def test_a_kernel_answers_to_each_of_its_names(orphan: Orphan, notebook: Noteboo
         str(state.keeper[0]),
         str(pid),
     ):
-        assert client.find(name).path.name == orphan.kernel_id, name
+        assert keepers.find(name).path.name == orphan.kernel_id, name
     for name in ("", ".", "/", "other/train.ipynb", "rain.ipynb", "0" * 40, orphan.kernel_id[1:]):
         with pytest.raises(NoSuchKernel):
-            client.find(name)
+            keepers.find(name)
 
 
 def test_several_kernels_of_one_name_are_named(cli: Cli, start: StartKernel) -> None:
@@ -175,7 +175,7 @@ def test_listing_kernels_does_not_disturb_those_that_are_starting(start: StartKe
     def look() -> int:
         looks = 0
         while not started.is_set():
-            looks += len(list(client.folders()))
+            looks += len(list(keepers.folders()))
         return looks
 
     with ThreadPoolExecutor(2) as pool:
@@ -186,7 +186,7 @@ def test_listing_kernels_does_not_disturb_those_that_are_starting(start: StartKe
             started.set()
     assert all(look.result() for look in looking)
     assert notebook.value("1 + 1") == "2"
-    assert client.find(notebook.manager.provisioner.kernel_id).has_keeper()
+    assert keepers.find(notebook.manager.provisioner.kernel_id).has_keeper()
 
 
 def test_one_can_go_on_with_an_orphan(orphan: Orphan) -> None:

@@ -15,7 +15,7 @@ import pytest
 from nbclient import NotebookClient
 from notebooks import PATIENCE, SPEC
 
-from jupyter_gpuckpt.keeper import client
+from jupyter_gpuckpt.client import keepers
 
 BIN = Path(sys.executable).parent
 _TUTORIAL = Path(__file__).parent.parent.parent / "examples" / "tutorial.ipynb"
@@ -123,7 +123,7 @@ def test_jupyter_console(tmp_path: Path) -> None:
             console.sendline(cell)
             console.expect_exact(shown)
             console.expect(_PROMPT)
-        with client.connect(next(client.folders())) as keeper:
+        with keepers.connect(next(keepers.folders())) as keeper:
             keeper.request("sleep")
         console.sendline("n += 1")
         console.expect_exact("Woke in ")
@@ -160,5 +160,5 @@ def listening_console(folder: Path) -> pexpect.spawn:
 def leave(console: pexpect.spawn) -> None:
     """End a console by force, and the kernel that outlives it."""
     console.close(force=True)
-    for folder in client.folders():
-        client.end(folder)
+    for folder in keepers.folders():
+        keepers.end(folder)

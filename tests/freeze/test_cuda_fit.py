@@ -17,7 +17,7 @@ from notebooks import wait_until
 from jupyter_gpuckpt.errors import DriverError, KernelWaits, NoRoomYet, Refused, SaveFailed
 from jupyter_gpuckpt.freeze import cuda
 from jupyter_gpuckpt.freeze.cuda import CudaWorker, Gpu, State, Usage
-from jupyter_gpuckpt.freeze.processes import name
+from jupyter_gpuckpt.linux.processes import name
 
 GIB = 1 << 30
 

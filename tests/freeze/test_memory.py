@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cgroups import memory_cgroup
 
-from jupyter_gpuckpt.freeze import memory
+from jupyter_gpuckpt.linux import memory
 
 MB = 10**6
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from notebooks import wait_until
 
-from jupyter_gpuckpt.freeze import processes
+from jupyter_gpuckpt.linux import processes
 
 _MANY = 8
 _COUNTING = """

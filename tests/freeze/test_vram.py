@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from notebooks import wait_until
 
-from jupyter_gpuckpt.freeze import processes, ptrace
+from jupyter_gpuckpt.freeze import ptrace
 from jupyter_gpuckpt.freeze.populate import populate
 from jupyter_gpuckpt.freeze.vram import VramFiles
+from jupyter_gpuckpt.linux import processes
 
 pytestmark = pytest.mark.skipif(not ptrace.is_supported(), reason="needs x86-64: elsewhere VRAM goes through criu")
 

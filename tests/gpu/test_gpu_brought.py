@@ -14,9 +14,9 @@ from notebooks import Notebook, StartKernel
 from test_gpu_lazy_restore import flip, last_chunk_on_gpu, make_cold
 from test_gpu_sleep import ask
 
+from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.freeze.parking import PARKED
-from jupyter_gpuckpt.freeze.processes import descendants
-from jupyter_gpuckpt.keeper.record import KernelFolder
+from jupyter_gpuckpt.linux.processes import descendants
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

@@ -11,8 +11,8 @@ from notebooks import StartKernel, wait_until
 from test_gpu_sleep import ask, held_by, says, status
 
 from jupyter_gpuckpt.errors import Busy
-from jupyter_gpuckpt.freeze import processes
 from jupyter_gpuckpt.freeze.cuda import CudaWorker
+from jupyter_gpuckpt.linux import processes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

@@ -14,7 +14,7 @@ from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.freeze.cuda import CudaWorker
-from jupyter_gpuckpt.freeze.processes import descendants
+from jupyter_gpuckpt.linux.processes import descendants
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 

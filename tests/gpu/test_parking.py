@@ -8,7 +8,7 @@ from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.freeze.parking import PARKED
-from jupyter_gpuckpt.freeze.processes import open_files
+from jupyter_gpuckpt.linux.processes import open_files
 from jupyter_gpuckpt.store import Store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -17,9 +17,9 @@ from job_programs import TRAIN, Job, ask, folder_of, program, start_counter
 from keeper_faults import assert_no_litter, processes_of
 from notebooks import Notebook, wait_until
 
-from jupyter_gpuckpt.freeze.processes import ports_of_ended_connections, start_time
-from jupyter_gpuckpt.keeper import client, jobs
-from jupyter_gpuckpt.keeper.record import KernelFolder
+from jupyter_gpuckpt.client import jobs, keepers
+from jupyter_gpuckpt.client.record import KernelFolder
+from jupyter_gpuckpt.linux.processes import ports_of_ended_connections, start_time
 
 
 @pytest.mark.parametrize("kind", ["udp", "tcp"])
@@ -90,7 +90,7 @@ def test_a_restore_does_not_wait_for_the_ports_of_connections_that_are_over(tmp_
             assert (asker.recv(100), asker.recv(100)) == (b"101", b"")  # it is the server who closes it
         wait_until(lambda: port in ports_of_ended_connections())
         folder = KernelFolder(folder_of("counter"))
-        with client.connect(folder) as keeper:
+        with keepers.connect(folder) as keeper:
             keeper.request(
                 "restore", {"name": "zero"}, timeout=None, progress=lambda told: stages.append(told["stage"])
             )

@@ -12,8 +12,8 @@ from jupyter_client import BlockingKernelClient
 from keeper_faults import Asked, Criu, status
 from notebooks import Notebook, StartKernel, wait_until
 
-from jupyter_gpuckpt.freeze import processes
 from jupyter_gpuckpt.keeper import ports
+from jupyter_gpuckpt.linux import processes
 
 pytestmark = [pytest.mark.criu, pytest.mark.shared_kernel]
 

@@ -29,8 +29,8 @@ from keeper_faults import (
 from notebooks import PATIENCE, Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
-from jupyter_gpuckpt.freeze import processes
 from jupyter_gpuckpt.keeper.operations import criu_run
+from jupyter_gpuckpt.linux import processes
 
 pytestmark = pytest.mark.shared_kernel
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from notebooks import wait_until
 
-from jupyter_gpuckpt.freeze import processes
 from jupyter_gpuckpt.keeper.namespace import Namespace
 from jupyter_gpuckpt.keeper.operations.arrival import to_its_end
+from jupyter_gpuckpt.linux import processes
 
 pytestmark = pytest.mark.criu  # sleepers take root
 

@@ -16,9 +16,9 @@ from keeper_faults import Criu, Requested, assert_nothing_left, keeper_pid, proc
 from notebooks import Notebook, wait_until
 
 from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.client import keepers
+from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.errors import ForkFailed, KeeperGone, Refused, SaveFailed
-from jupyter_gpuckpt.keeper import client
-from jupyter_gpuckpt.keeper.record import KernelFolder
 from jupyter_gpuckpt.store import Store
 
 
@@ -232,7 +232,7 @@ def test_a_copy_that_is_killed_with_its_keeper_leaves_nothing_when_kernels_are_l
     for pid in (copy.told["keeper_pid"], sleeper):
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not KernelFolder(copy.folder).sleepers())
-    wait_until(lambda: [folder.path for folder in client.folders()] == [notebook.folder])
+    wait_until(lambda: [folder.path for folder in keepers.folders()] == [notebook.folder])
     assert runtime_files() == alone
 
 

@@ -28,9 +28,9 @@ from keeper_faults import (
 )
 from notebooks import Notebook, StartKernel, wait_until
 
+from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.errors import Busy, GpuckptError, KeeperGone, Refused
-from jupyter_gpuckpt.freeze import processes
-from jupyter_gpuckpt.keeper.record import KernelFolder
+from jupyter_gpuckpt.linux import processes
 from jupyter_gpuckpt.store import Store
 
 pytestmark = [pytest.mark.criu, pytest.mark.shared_kernel]

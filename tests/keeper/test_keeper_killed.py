@@ -25,8 +25,8 @@ from keeper_faults import (
 )
 from notebooks import Notebook, wait_until
 
+from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.errors import KeeperGone
-from jupyter_gpuckpt.keeper.record import KernelFolder
 
 pytestmark = pytest.mark.shared_kernel
 

@@ -12,10 +12,10 @@ import pytest
 from keeper_faults import Requested, assert_works, store
 from notebooks import Notebook
 
+from jupyter_gpuckpt.client.record import Operation
 from jupyter_gpuckpt.errors import Cancelled, Damaged, NoSuchSnapshot
 from jupyter_gpuckpt.keeper.gpu.late_vram import LateVram
 from jupyter_gpuckpt.keeper.operations.stages import Stages
-from jupyter_gpuckpt.keeper.record import Operation
 from jupyter_gpuckpt.store import Manifest, Store
 
 GPU = os.urandom(3 << 20)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jupyter_gpuckpt.keeper.files.needs import NeededFile, from_json, to_json
+from jupyter_gpuckpt.snapshots.needs import NeededFile, from_json, to_json
 
 _FILES = [
     NeededFile("/a", 0o100644, 3, writable=True, hash="00", mtime=5, database="sqlite", in_transaction=True, kept=True),

@@ -15,10 +15,10 @@ from keeper_faults import Criu, names, small_disk, store
 from notebooks import Notebook, StartKernel
 from small_environment import SPEC, small_environment
 
-from jupyter_gpuckpt.keeper.files.kept_files import Kept, KeptFile, from_json, keep, survey
-from jupyter_gpuckpt.keeper.files.needs import NeededFile
 from jupyter_gpuckpt.keeper.files.own_folders import environments, make, makeable
 from jupyter_gpuckpt.keeper.files.placed_files import missing
+from jupyter_gpuckpt.snapshots.kept_files import Kept, KeptFile, from_json, keep, survey
+from jupyter_gpuckpt.snapshots.needs import NeededFile
 from jupyter_gpuckpt.store import Contents, Store
 from jupyter_gpuckpt.store.chunks import Chunk
 

@@ -19,11 +19,13 @@ from keeper_faults import Requested, assert_works, keeper_pid, kill_keeper, name
 from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.client import tally
+from jupyter_gpuckpt.client.preemption import write_report
+from jupyter_gpuckpt.client.protocol import peer_pid, short_path
+from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.errors import Refused
-from jupyter_gpuckpt.keeper import criu_logs, proof, tally
-from jupyter_gpuckpt.keeper.idle.preemption import write_report
-from jupyter_gpuckpt.keeper.protocol import peer_pid, short_path
-from jupyter_gpuckpt.keeper.record import KernelFolder
+from jupyter_gpuckpt.keeper import criu_logs
+from jupyter_gpuckpt.linux import proof
 
 _NOBODY = 65534
 
@@ -290,7 +292,7 @@ def test_a_process_of_root_s_with_fewer_rights_is_not_served(notebook: Notebook)
     attempt = """
 import pathlib, socket, sys
 from jupyter_gpuckpt.errors import Refused
-from jupyter_gpuckpt.keeper.protocol import KeeperClient
+from jupyter_gpuckpt.client.protocol import KeeperClient
 try:
     with KeeperClient(pathlib.Path("keeper.sock")) as keeper:
         print(keeper.request("status")["state"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jupyter_gpuckpt.checked import Odd, from_json, to_json
-from jupyter_gpuckpt.keeper.in_progress import (
+from jupyter_gpuckpt.client.in_progress import (
     Held,
     InProgress,
     MoveInProgress,
@@ -18,9 +18,9 @@ from jupyter_gpuckpt.keeper.in_progress import (
     SaveInProgress,
     WakeInProgress,
 )
-from jupyter_gpuckpt.keeper.record import FORMAT, Ended, KernelFolder, Launch, Parent, Saved, State
-from jupyter_gpuckpt.keeper.resting import ASLEEP, Hibernated, HostMemory, LateSnapshot, Said, Sleep, Untold
-from jupyter_gpuckpt.keeper.told import Summary
+from jupyter_gpuckpt.client.record import FORMAT, Ended, KernelFolder, Launch, Parent, Saved, State
+from jupyter_gpuckpt.client.resting import ASLEEP, Hibernated, HostMemory, LateSnapshot, Said, Sleep, Untold
+from jupyter_gpuckpt.snapshots.told import Summary
 
 _HELD = [Held(7, {"GPU-1": 1 << 30})]
 _PARKED = ParkedMemory(pid=10007, thread=0, gpu="GPU-1", size=1 << 30, holder=12)

@@ -11,7 +11,7 @@ import pytest
 from keeper_faults import Asked, Criu, Requested, keeper_pid, status
 from notebooks import PATIENCE, Notebook, StartKernel, wait_until
 
-from jupyter_gpuckpt.freeze import processes
+from jupyter_gpuckpt.linux import processes
 
 pytestmark = pytest.mark.shared_kernel
 

@@ -16,10 +16,10 @@ from jupyter_client import BlockingKernelClient
 from keeper_faults import assert_nothing_left, processes_of
 from notebooks import Notebook, wait_for_ready, wait_until
 
+from jupyter_gpuckpt.client import keepers
+from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.errors import NoSuchKernel
-from jupyter_gpuckpt.keeper import client
 from jupyter_gpuckpt.keeper.ports import peers
-from jupyter_gpuckpt.keeper.record import KernelFolder
 
 _SERVER = """
 import json, os, sys
@@ -65,7 +65,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield Server(process, Notebook(None, notebook_client), folder)  # type: ignore[arg-type]
         notebook_client.stop_channels()
         process.kill()
-    client.end(folder)
+    keepers.end(folder)
     wait_until(lambda: not processes_of(tmp_path))
 
 
@@ -74,12 +74,12 @@ def test_the_kernel_goes_on_can_be_found_and_is_saved_restored_and_ended(server:
     notebook.run("x = 1")
     server.kill()
     assert notebook.value("x") == "1"
-    assert [folder.path for folder in client.folders()] == [server.folder.path]
+    assert [folder.path for folder in keepers.folders()] == [server.folder.path]
     notebook.run("%gpuckpt save here")
     notebook.run("x = 2")
     notebook.run("%gpuckpt restore here")
     assert notebook.value("x") == "1"
-    with client.connect(server.folder) as keeper:
+    with keepers.connect(server.folder) as keeper:
         assert not keeper.request("status")["attended"]
         keeper.request("close")
     assert_nothing_left(tmp_path)
@@ -100,7 +100,7 @@ def test_the_keeper_too_and_the_next_who_connects_takes_the_kernel_over(server: 
     server.kill_keeper()
     assert notebook.value("x") == "1"
     assert notebook.fails("%gpuckpt save here").ename == "KeeperGone"
-    with client.connect(server.folder) as keeper:
+    with keepers.connect(server.folder) as keeper:
         assert keeper.request("status")["state"] == "running"
     wait_until(lambda: notebook.run("%gpuckpt save here --replace", allow_error=True).status == "ok")
     notebook.run("x = 2")
@@ -113,9 +113,9 @@ def test_all_of_it_is_gone_and_so_is_its_folder(server: Server, tmp_path: Path) 
     (sleeper,) = server.folder.sleepers()
     server.kill_keeper()
     os.kill(sleeper, 9)
-    wait_until(lambda: not list(client.folders()))
+    wait_until(lambda: not list(keepers.folders()))
     with pytest.raises(NoSuchKernel):
-        client.connect(server.folder)
+        keepers.connect(server.folder)
     assert_nothing_left(tmp_path)
 
 
@@ -156,19 +156,19 @@ def test_a_batch_run_is_killed_and_its_kernel_ends(batch: subprocess.Popen[bytes
 def test_the_keeper_too_and_the_batch_run_s_kernel_ends_when_it_gets_another(
     batch: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    (folder,) = client.folders()
+    (folder,) = keepers.folders()
     keeper = folder.state().keeper
     assert keeper is not None
     for pid in (batch.pid, keeper[0]):
         os.kill(pid, 9)
     batch.wait()
     wait_until(lambda: not folder.has_keeper())
-    client.connect(folder).close()
+    keepers.connect(folder).close()
     assert_nothing_left(tmp_path)
 
 
 def test_it_goes_on_while_somebody_else_looks_at_it_or_holds_it(batch: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    (folder,) = client.folders()
+    (folder,) = keepers.folders()
     connection_file = folder.launch().connection_file
     viewer = BlockingKernelClient(connection_file=connection_file)
     viewer.load_connection_file()
@@ -177,13 +177,13 @@ def test_it_goes_on_while_somebody_else_looks_at_it_or_holds_it(batch: subproces
     batch.kill()
     batch.wait()
     time.sleep(3)  # longer than it would have had
-    with client.connect(folder) as keeper:
+    with keepers.connect(folder) as keeper:
         assert keeper.request("status")["state"] == "running"
         viewer.stop_channels()
         keeper.request("attach")  # as a server does that adopts it
         time.sleep(3)
         assert keeper.request("status")["state"] == "running"
-    with client.connect(folder) as keeper:
+    with keepers.connect(folder) as keeper:
         assert keeper.request("status")["state"] == "running", "who held it was a server"
         keeper.request("close")
     assert_nothing_left(tmp_path)

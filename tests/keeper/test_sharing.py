@@ -17,11 +17,11 @@ import pytest
 from keeper_faults import Asked, status
 from notebooks import Notebook, StartKernel, wait_until
 
+from jupyter_gpuckpt.client.record import Operation
 from jupyter_gpuckpt.errors import Busy, Cancelled, Refused
 from jupyter_gpuckpt.freeze.cuda_calls import Gpu, Usage
 from jupyter_gpuckpt.keeper.gpu import sharing
 from jupyter_gpuckpt.keeper.operations.stages import Stages
-from jupyter_gpuckpt.keeper.record import Operation
 
 pytestmark = pytest.mark.criu
 

@@ -26,14 +26,14 @@ from notebooks import PATIENCE, SPEC, Notebook, StartKernel, wait_for_ready, wai
 
 import jupyter_gpuckpt.keeper
 from jupyter_gpuckpt import provisioner, settings
+from jupyter_gpuckpt.client import keepers
+from jupyter_gpuckpt.client.kernel_start import kernel_program
+from jupyter_gpuckpt.client.record import LOG, KernelFolder, Launch
 from jupyter_gpuckpt.errors import GpuckptError
-from jupyter_gpuckpt.freeze.processes import open_files
-from jupyter_gpuckpt.keeper import client
-from jupyter_gpuckpt.keeper.foreign_sockets import hold
-from jupyter_gpuckpt.keeper.kernel_start import kernel_program
-from jupyter_gpuckpt.keeper.record import LOG, KernelFolder, Launch
-from jupyter_gpuckpt.keeper.reserved_ports import Reserved
-from jupyter_gpuckpt.listening import listen
+from jupyter_gpuckpt.linux.foreign_sockets import hold
+from jupyter_gpuckpt.linux.listening import listen
+from jupyter_gpuckpt.linux.processes import open_files
+from jupyter_gpuckpt.linux.reserved_ports import Reserved
 
 pytestmark = pytest.mark.criu
 
@@ -59,7 +59,7 @@ def test_a_kernel_runs_before_its_keeper_has_begun(
     let_go = tmp_path / "go"
     keepers_first(f"while not os.path.exists({str(let_go)!r}): time.sleep(0.01)")
     started: list[tuple[subprocess.Popen[bytes], KernelFolder]] = []
-    starting = threading.Thread(target=lambda: started.append(client.start_keeper(launch)))
+    starting = threading.Thread(target=lambda: started.append(keepers.start_keeper(launch)))
     starting.start()
     try:
         wait_until(lambda: mark.exists() and mark.read_text().strip(), what="the kernel waits for its keeper")
@@ -68,7 +68,7 @@ def test_a_kernel_runs_before_its_keeper_has_begun(
         let_go.touch()
         starting.join()
     process, folder = started[0]
-    with client.connect(folder) as keeper:
+    with keepers.connect(folder) as keeper:
         told = keeper.request("status")
         assert told["keeper_pid"] == process.pid
         assert int(mark.read_text()) == folder.state().kernel_pid
@@ -82,7 +82,7 @@ def test_a_start_whose_folder_is_removed_meanwhile_leaves_nothing(
 ) -> None:
     keepers_first("import shutil; shutil.rmtree(sys.orig_argv[3])")
     with pytest.raises(GpuckptError):
-        client.start_keeper(launch)
+        keepers.start_keeper(launch)
     wait_until(lambda: not processes_of(tmp_path), what="the kernel or its process 1 is left")
 
 
@@ -144,7 +144,7 @@ def test_the_first_client_finds_a_kernel_that_listens(
 def is_attended(kernel: Path) -> bool:
     """Tell whether somebody holds the kernel in this folder, which may have only begun to be there."""
     try:
-        with client.connect(KernelFolder(kernel)) as keeper:
+        with keepers.connect(KernelFolder(kernel)) as keeper:
             return bool(keeper.request("status")["attended"])
     except (GpuckptError, OSError):
         return False
@@ -194,7 +194,7 @@ def test_two_kernels_of_one_user_never_listen_at_one_port() -> None:
             listen(first, "127.0.0.1", port)
             with pytest.raises(zmq.ZMQError, match="in use"):
                 listen(second, "127.0.0.1", port)
-            client.connect(f"tcp://127.0.0.1:{port}")
+            keepers.connect(f"tcp://127.0.0.1:{port}")
             client.send(b"hello")
             assert first.recv_multipart()[-1] == b"hello"
 
@@ -236,16 +236,16 @@ def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path, keepers_first:
 
     async def cancel(*, at_once: bool) -> None:
         starting = asyncio.create_task(AsyncKernelManager(kernel_name=SPEC).start_kernel())
-        await asyncio.to_thread(wait_until, began.exists if at_once else lambda: list(client.folders()))
+        await asyncio.to_thread(wait_until, began.exists if at_once else lambda: list(keepers.folders()))
         starting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await starting
 
     asyncio.run(cancel(at_once=True))
     go.touch()
-    wait_until(lambda: not list(client.folders()), what="the kernel that nobody wants runs on")
+    wait_until(lambda: not list(keepers.folders()), what="the kernel that nobody wants runs on")
     asyncio.run(cancel(at_once=False))
-    wait_until(lambda: not list(client.folders()), what="the kernel that nobody wants runs on")
+    wait_until(lambda: not list(keepers.folders()), what="the kernel that nobody wants runs on")
     assert_nothing_left(tmp_path)
 
 
@@ -255,14 +255,14 @@ def test_a_kernel_that_cannot_be_held_is_ended_and_a_plain_one_says_why(
     keepers_first("from jupyter_gpuckpt.keeper.holders import Holders; Holders.add = None")
     notebook = start()
     assert "unexpected error" in notebook.run("%gpuckpt status", allow_error=True).text
-    assert list(client.folders()) == []
+    assert list(keepers.folders()) == []
 
 
 _STARTS_AND_IS_INTERRUPTED = """
 import json, os, signal, sys
 from jupyter_gpuckpt.keeper import client
-from jupyter_gpuckpt.keeper.record import Launch
-client.start_keeper(Launch(**json.loads(sys.stdin.read())))
+from jupyter_gpuckpt.client.record import Launch
+keepers.start_keeper(Launch(**json.loads(sys.stdin.read())))
 os.kill(os.getpid(), signal.SIGINT)
 """
 
@@ -283,13 +283,13 @@ def test_nothing_of_the_server_s_is_in_the_sleeper(notebook: Notebook) -> None:
 
 def test_a_kernel_s_table_of_files_has_grown_before_it_has_threads(launch: Launch, mark: Path) -> None:
     """Later it would stand still for that, for some tens of milliseconds (`spawning._make_room_for_files`)."""
-    process, folder = client.start_keeper(launch)
+    process, folder = keepers.start_keeper(launch)
     wait_until(lambda: mark.exists())
     (sleeper,) = folder.sleepers()
     (kernel,) = Path(f"/proc/{sleeper}/task/{sleeper}/children").read_text().split()
     status = dict(line.split(":", 1) for line in Path(f"/proc/{kernel}/status").read_text().splitlines())
     assert int(status["FDSize"]) >= 256
-    with client.connect(folder) as keeper:
+    with keepers.connect(folder) as keeper:
         keeper.request("close")
     process.wait()
 
@@ -299,13 +299,13 @@ def test_a_kernel_that_ends_before_it_is_held_has_ended_with_its_status(
 ) -> None:
     launch.argv = ["/bin/sh", "-c", 'touch "$MARK"; exit 7']
     keepers_first(f"while not os.path.exists({str(mark)!r}): time.sleep(0.01)")
-    process, folder = client.start_keeper(launch)
+    process, folder = keepers.start_keeper(launch)
     wait_until(lambda: "the kernel ended" in (folder.path / LOG).read_text(), what="its end was not noticed")
-    with client.connect(folder) as passer_by:
+    with keepers.connect(folder) as passer_by:
         passer_by.request("status")
-    with client.connect(folder) as keeper:
+    with keepers.connect(folder) as keeper:
         keeper.request("attach")
-        with client.connect(folder) as other:
+        with keepers.connect(folder) as other:
             other.request("close")
         process.wait()
         keeper.listen()  # that the keeper is gone as well is no news
@@ -317,7 +317,7 @@ def test_a_keeper_that_dies_at_its_start_leaves_nothing_and_is_quoted(
 ) -> None:
     keepers_first('sys.exit("the keeper was struck by lightning")')
     with pytest.raises(GpuckptError) as caught:
-        client.start_keeper(launch)
+        keepers.start_keeper(launch)
     assert "struck by lightning" in caught.value.why
     assert_nothing_left(tmp_path)
 
@@ -325,7 +325,7 @@ def test_a_keeper_that_dies_at_its_start_leaves_nothing_and_is_quoted(
 def test_a_program_that_cannot_be_started_is_named_and_nothing_is_left(launch: Launch, tmp_path: Path) -> None:
     launch.argv = ["/no/such/program"]
     with pytest.raises(GpuckptError) as caught:
-        client.start_keeper(launch)
+        keepers.start_keeper(launch)
     assert "No such file or directory" in caught.value.why
     assert_nothing_left(tmp_path)
 
@@ -336,12 +336,12 @@ def test_a_starter_that_is_killed_leaves_nothing(
     fifo = tmp_path / "output"
     os.mkfifo(fifo)
     # The kernel's program begins when somebody reads what it writes.
-    monkeypatch.setattr(client, "kernel_program", lambda launch: {**kernel_program(launch), "stdout": str(fifo)})
+    monkeypatch.setattr(keepers, "kernel_program", lambda launch: {**kernel_program(launch), "stdout": str(fifo)})
     failed: list[str] = []
 
     def start() -> None:
         try:
-            client.start_keeper(launch)
+            keepers.start_keeper(launch)
         except GpuckptError as e:
             failed.append(e.what)
 
@@ -362,7 +362,7 @@ import json, sys
 from jupyter_gpuckpt.keeper import client, kernel_start, record
 output, launch = json.loads(sys.stdin.read())
 client.kernel_program = lambda launch: {**kernel_start.kernel_program(launch), "stdout": output}
-client.start_keeper(record.Launch(**launch))
+keepers.start_keeper(record.Launch(**launch))
 """
 
 

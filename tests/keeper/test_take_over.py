@@ -16,8 +16,8 @@ from command_line import COMMAND
 from keeper_faults import assert_works, kill_keeper, small_disk, status
 from notebooks import Notebook, StartKernel, wait_until
 
+from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.errors import KeeperGone
-from jupyter_gpuckpt.keeper.record import KernelFolder
 
 pytestmark = pytest.mark.criu
 

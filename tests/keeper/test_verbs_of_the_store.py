@@ -9,7 +9,7 @@ from command_line import run
 from keeper_faults import names, store
 from notebooks import Notebook
 
-from jupyter_gpuckpt.keeper.comparison import compare
+from jupyter_gpuckpt.snapshots.comparison import compare
 from jupyter_gpuckpt.store import Store
 
 STATE = """

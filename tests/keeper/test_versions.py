@@ -9,7 +9,7 @@ from command_line import run
 from keeper_faults import keeper_pid, kill_keeper
 from notebooks import Notebook, wait_until
 
-from jupyter_gpuckpt.freeze.processes import start_time
+from jupyter_gpuckpt.linux.processes import start_time
 
 
 def _rewrite(notebook: Notebook, file: str, **members: Any) -> None:

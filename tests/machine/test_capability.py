@@ -124,7 +124,8 @@ def test_a_criu_that_fails_is_quoted(tmp_path: Path) -> None:
 def test_no_process_is_left() -> None:
     outcome = try_namespaces()
     assert outcome.failed == ""
-    wait_until(lambda: not any(b"machine/room.py" in _content(path) for path in Path("/proc").glob("[0-9]*/cmdline")))
+    lines = Path("/proc").glob
+    wait_until(lambda: not any(b"machine/namespace_trial.py" in _content(line) for line in lines("[0-9]*/cmdline")))
 
 
 def _content(path: Path) -> bytes:

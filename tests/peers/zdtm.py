@@ -16,7 +16,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from jupyter_gpuckpt.cli import main
-from jupyter_gpuckpt.keeper.record import KernelFolder
+from jupyter_gpuckpt.client.record import KernelFolder
 
 from . import zdtm_job
 

@@ -19,7 +19,7 @@ from jupyter_core.paths import jupyter_runtime_dir
 from jupyter_servers import Server
 from notebooks import StartKernel, wait_for_ready
 
-from jupyter_gpuckpt.keeper import adoption
+from jupyter_gpuckpt.client import adoption
 
 PROGRAM = str(Path(sys.executable).with_name("jupyter-gpuckpt"))
 

@@ -30,7 +30,7 @@ from jupyter_gpuckpt.errors import (
     WrongName,
     WrongSignature,
 )
-from jupyter_gpuckpt.keeper.naming import Owner, choose_key, follow
+from jupyter_gpuckpt.snapshots.naming import Owner, choose_key, follow
 from jupyter_gpuckpt.store import Store, name_of
 from jupyter_gpuckpt.store.manifest import Manifest
 from jupyter_gpuckpt.store.signatures import split

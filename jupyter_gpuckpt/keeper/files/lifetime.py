@@ -17,9 +17,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import databases
-from .needs import NeededFile
-from .temporary import temporary_above
+from ...snapshots import databases
+from ...snapshots.needs import NeededFile
+from ...snapshots.temporary import temporary_above
 
 __all__ = ["ARCHIVE", "keep", "make", "unmake"]
 

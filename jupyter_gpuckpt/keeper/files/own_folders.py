@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from .kept_files import KeptFile
-from .needs import NeededFile
+from ...snapshots.kept_files import KeptFile
+from ...snapshots.needs import NeededFile
 
 __all__ = ["environments", "finish", "is_in", "make", "makeable"]
 

@@ -20,13 +20,13 @@ from pathlib import Path
 from blake3 import blake3
 
 from ... import settings
+from ...client.kernel_start import run_path
 from ...errors import GpuckptError, Refused
+from ...snapshots.kept_files import Kept, KeptFile
+from ...snapshots.needs import NeededFile
 from ...store import Contents
-from ..kernel_start import run_path
 from ..namespace import Namespace
 from . import own_folders, placing
-from .kept_files import Kept, KeptFile
-from .needs import NeededFile
 
 __all__ = ["Lacking", "Placement", "bytes_of", "lacking", "missing", "parts_of"]
 

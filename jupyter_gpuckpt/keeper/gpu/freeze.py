@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from ...client.in_progress import ParkedMemory
 from ...errors import Cancelled, DriverError, GpuckptError, KernelLost
-from ...freeze import cuda, processes
+from ...freeze import cuda
 from ...freeze import parking as parking_
 from ...freeze.bringing import Bringing
 from ...freeze.parking import FileState, Parked, Parking
 from ...freeze.vram import VramFiles
+from ...linux import processes
 from ...store import Postponed, Progress
-from ..in_progress import ParkedMemory
 from ..link import Link
 from ..namespace import Namespace
 from . import gate

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
+from ...client.resting import LateSnapshot
 from ...errors import Cancelled
+from ...snapshots.summary import current_name
 from ...store import Postponed, Store
-from ..resting import LateSnapshot
-from ..summary import current_name
 
 if TYPE_CHECKING:
     from ..operations.stages import Stages

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ... import settings
+from ...client import keepers
+from ...client.asked import Sleep, Status
 from ...errors import Busy, GpuckptError, Refused
-from ...freeze import processes
 from ...freeze.cuda_calls import Gpu, Usage
-from ...private_folders import make_private
-from .. import client
-from ..asked import Sleep, Status
+from ...linux import processes
+from ...linux.private_folders import make_private
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -200,11 +200,11 @@ def _holders(keeper: Keeper, unwilling: Mapping[str, str]) -> list[_Holder]:
     usage = keeper.worker.usage()
     found: list[_Holder] = []
     known = {*processes.descendants(os.getpid())}
-    for folder in client.folders():
+    for folder in keepers.folders():
         try:
             if folder.path == keeper.folder.path:
                 continue
-            with client.connect(folder) as other:
+            with keepers.connect(folder) as other:
                 status = other.ask(Status(), timeout=_STATUS_TIMEOUT)
         except (GpuckptError, OSError):
             continue  # it ends, or does not answer: its processes are strangers then
@@ -245,7 +245,7 @@ def _put_to_sleep(holder: _Holder) -> GpuckptError | None:
     """Put a kernel to sleep, if it is idle still; return why it is not asleep."""
     log.info("putting %s to sleep", holder.name)
     try:
-        with client.connect(client.find(holder.kernel_id)) as keeper:
+        with keepers.connect(keepers.find(holder.kernel_id)) as keeper:
             keeper.ask(Sleep(idle_for=settings.share_grace()))
     except GpuckptError as e:
         log.warning("%s was not put to sleep: %s", holder.name, e)

@@ -8,16 +8,17 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ...client.in_progress import ParkedMemory
+from ...client.record import now
+from ...client.resting import HostMemory, Sleep, Stage
 from ...errors import DriverError, GpuckptError, KernelLost, NoRoomYet
-from ...freeze import cuda, processes
+from ...freeze import cuda
 from ...freeze import parking as parking_
 from ...freeze.parking import Parked, Parking
 from ...freeze.vram import VramFiles
-from ..in_progress import ParkedMemory
+from ...linux import processes
 from ..link import Link
 from ..namespace import Namespace
-from ..record import now
-from ..resting import HostMemory, Sleep, Stage
 from ..staging import vram_files
 from . import gate
 from .freeze import GpuFreeze, GpuReturn, noted_parked, parked_in, parked_of, place_of

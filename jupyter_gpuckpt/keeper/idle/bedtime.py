@@ -14,13 +14,13 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ... import proc, settings
+from ... import settings
+from ...client.asked import Hibernate
+from ...client.record import KernelFolder
+from ...client.resting import ASLEEP, Sleep
 from ...errors import GpuckptError
-from ...freeze import processes
-from ..asked import Hibernate
+from ...linux import proc, processes
 from ..operations.stages import to_nobody
-from ..record import KernelFolder
-from ..resting import ASLEEP, Sleep
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper

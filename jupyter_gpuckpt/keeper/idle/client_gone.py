@@ -11,7 +11,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from ...freeze import processes
+from ...linux import processes
 from ..operations.shut_down import shut_down
 from ..ports import peers
 

@@ -17,33 +17,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ... import settings
+from ...client import broker_connection
+from ...client.kernel_start import run_path
+from ...client.resting import ASLEEP
 from ...errors import (
     Damaged,
     Refused,
     RestoreFailed,
 )
-from ...freeze import criu, cuda, images, processes, random_state
+from ...freeze import criu, cuda, images, random_state
 from ...freeze.criu_program import CriuProgram
 from ...freeze.parking import Parked
-from ...root_only import environment
+from ...linux import processes
+from ...linux.root_only import environment
+from ...snapshots import kept_files, needs
+from ...snapshots.needs import NeededFile
+from ...snapshots.summary import current_name
+from ...snapshots.temporary import can_be_made
 from ...store import Manifest, Snapshot, Store
-from .. import deputy, fit
+from .. import fit
 from ..agent_says import faults_said
-from ..files import kept_files, lifetime, needs, placed_files
-from ..files.needs import NeededFile
+from ..files import lifetime, placed_files
 from ..files.placed_files import Lacking, Placement
-from ..files.temporary import can_be_made
 from ..gpu import gate
 from ..gpu.freeze import GpuReturn, parked_in
 from ..gpu.late_vram import LateVram
 from ..gpu.sleep import GpuSleep
-from ..kernel_start import run_path
 from ..link import AgentSilent, Link
 from ..namespace import Namespace
 from ..ports import Places
-from ..resting import ASLEEP
 from ..staging import fits_in_memory, vram_files
-from ..summary import current_name
 from . import criu_run
 from .parts import CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM, WORKING_COPY
 from .sleep import fell_asleep
@@ -143,7 +146,7 @@ class Arrival:
 
         `lacking` are the files of the snapshot's own that are to be put in place.
         """
-        if (stand_ins := lacking.stand_ins) and deputy.is_needed():
+        if (stand_ins := lacking.stand_ins) and broker_connection.is_needed():
             raise Refused(
                 "The snapshot was not restored; nothing was touched.",
                 f"This machine lacks {len(stand_ins)} of the files that the snapshot brings along, such as "

@@ -16,13 +16,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...freeze import cuda, images, memory
+from ...client.in_progress import RestoreInProgress
+from ...freeze import cuda, images
+from ...linux import memory
+from ...linux.foreign_sockets import SharedPorts
 from ...store import Manifest, Snapshot
 from .. import fit, ports
-from ..clients import Connections
-from ..foreign_sockets import SharedPorts
+from ..connections import Connections
 from ..gpu.freeze import place_of
-from ..in_progress import RestoreInProgress
 from ..link import AgentSilent
 from .parts import CRIU_IMAGES
 from .stages import Stages

@@ -14,15 +14,16 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ... import proc, settings
+from ... import settings
+from ...client.kernel_start import run_path
 from ...errors import (
     GpuckptError,
     SaveFailed,
 )
-from ...freeze import criu, criu_errors, processes
+from ...freeze import criu, criu_errors
 from ...freeze.criu_program import CriuProgram
+from ...linux import proc, processes
 from .. import criu_logs
-from ..kernel_start import run_path
 from ..namespace import Namespace
 from .parts import KERNEL_LOG
 

@@ -22,21 +22,23 @@ from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...checked import from_json
+from ...client import adoption, keepers
+from ...client.asked import Fork, Save, Status
+from ...client.broker_connection import usable_criu
+from ...client.record import KernelFolder, Launch, Operation, Parent, Saved, now
 from ...errors import ForkFailed, GpuckptError, NoSuchKernel, Refused
-from ...freeze import cuda, images, processes
+from ...freeze import cuda, images
 from ...freeze.criu_program import CriuProgram
+from ...linux import processes
+from ...linux.reserved_ports import Reserved
+from ...snapshots.naming import NOT_RESTORED, Owner, find
+from ...snapshots.summary import summary
 from ...store import Manifest, Snapshot, name_of
-from .. import adoption, client, fit, ports
-from ..asked import Fork, Save, Status
-from ..deputy import usable_criu
+from .. import fit, ports
 from ..files import lifetime
 from ..gpu import sharing
 from ..gpu.freeze import GpuReturn, parked_in
-from ..naming import NOT_RESTORED, Owner, find
-from ..record import KernelFolder, Launch, Operation, Parent, Saved, now
-from ..reserved_ports import Reserved
 from ..staging import fits_in_memory, vram_files
-from ..summary import summary
 from ..unsaved import cells_of
 from .arrival import Arrival, make_lifetime_files, put_in_place, request_of, resume
 from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
@@ -409,7 +411,7 @@ async def _bring_up(
         async with slots:
             copy = plan.copy(index)
             copies.append(copy)
-            process, folder = await asyncio.to_thread(client.start_keeper, copy.launch, copy.order)
+            process, folder = await asyncio.to_thread(keepers.start_keeper, copy.launch, copy.order)
             _reap(process)
             status = await asyncio.to_thread(_status, folder)
         up += 1
@@ -447,7 +449,7 @@ def _starting(up: int, count: int) -> str:
 
 def _status(folder: KernelFolder) -> dict[str, Any]:
     """Ask a copy's keeper how it is."""
-    with client.connect(folder) as keeper:
+    with keepers.connect(folder) as keeper:
         status: dict[str, Any] = keeper.ask(Status())
     if status["state"] != "running":
         raise NoSuchKernel("A copy ended at once.", f"It is {status['state']}.", "")
@@ -456,7 +458,7 @@ def _status(folder: KernelFolder) -> dict[str, Any]:
 
 def _end_all(copies: Sequence[_Copy]) -> None:
     for copy in copies:
-        client.end(KernelFolder(settings.kernels_dir() / copy.launch.kernel_id))
+        keepers.end(KernelFolder(settings.kernels_dir() / copy.launch.kernel_id))
         Path(copy.launch.connection_file).unlink(missing_ok=True)
 
 

@@ -20,6 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
+from ...client.asked import Hibernate
+from ...client.broker_connection import usable_criu
+from ...client.in_progress import WakeInProgress
+from ...client.record import Ended, now
+from ...client.resting import Hibernated, Said, Untold
 from ...errors import (
     Busy,
     Cancelled,
@@ -30,30 +35,25 @@ from ...errors import (
     RestoreFailed,
     SaveFailed,
 )
+from ...linux.reserved_ports import Reserved
+from ...snapshots.hibernated import forget, remove
+from ...snapshots.summary import HIBERNATED, current_name, summary, summary_of
+from ...snapshots.told import Summary
 from ...store import Manifest, Store
 from .. import fit, ports
 from ..agent_says import as_said, faults_said
-from ..asked import Hibernate
-from ..clients import Connections, own_connections, unread_bytes
-from ..deputy import usable_criu
+from ..connections import Connections, own_connections, unread_bytes
 from ..gpu import sharing
-from ..hibernated import forget, remove
-from ..in_progress import WakeInProgress
 from ..link import AgentSilent, Link
 from ..ports import Places
-from ..record import Ended, now
-from ..reserved_ports import Reserved
-from ..resting import Hibernated, Said, Untold
-from ..summary import HIBERNATED, current_name, summary, summary_of
-from ..told import Summary
 from .arrival import Verified, put_in_place, request_of
 from .save import RoomInStore, commit, describe
 from .stages import Stages, Tell
 from .take import Taken, run_on, take
 
 if TYPE_CHECKING:
+    from ...client.record import Operation
     from ..kernel_life import Keeper
-    from ..record import Operation
 
 __all__ = ["come_back", "finish_wake", "hibernate", "remove_broken_off", "tell_again"]
 

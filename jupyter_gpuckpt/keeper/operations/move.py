@@ -13,18 +13,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
+from ...client.asked import Move
+from ...client.in_progress import MoveInProgress, held_of
 from ...errors import DriverError, GpuckptError, Refused
-from ...freeze import cuda, processes
+from ...freeze import cuda
+from ...linux import processes
 from ..agent_says import ReadyForSave
-from ..asked import Move
 from ..gpu import gate, sharing
-from ..in_progress import MoveInProgress, held_of
 from .stages import Stages, Tell
 from .take import after_save, before_save
 
 if TYPE_CHECKING:
+    from ...client.record import Operation
     from ..kernel_life import Keeper
-    from ..record import Operation
 
 _NOT_MOVED = "The kernel was not moved; it goes on as before."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..record import KERNEL_LOG
+from ...client.record import KERNEL_LOG
 
 __all__ = ["CAPTURE", "CRIU_IMAGES", "KERNEL_LOG", "SHARED_MEMORY", "VRAM", "WORKING_COPY"]
 

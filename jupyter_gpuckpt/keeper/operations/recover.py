@@ -11,6 +11,8 @@ import shutil
 import signal
 from typing import TYPE_CHECKING
 
+from ...client.in_progress import MoveInProgress, ParkedMemory, RestoreInProgress, SaveInProgress, WakeInProgress
+from ...client.resting import ASLEEP, WAKING, Sleep
 from ...errors import (
     GpuckptError,
     KernelLost,
@@ -21,8 +23,6 @@ from ..gpu import gate
 from ..gpu.freeze import GpuReturn
 from ..gpu.late_vram import LateVram
 from ..gpu.sleep import GpuSleep
-from ..in_progress import MoveInProgress, ParkedMemory, RestoreInProgress, SaveInProgress, WakeInProgress
-from ..resting import ASLEEP, WAKING, Sleep
 from ..staging import discard_left, vram_files
 from .criu_run import end_criu, let_run
 from .hibernate import finish_wake, remove_broken_off, tell_again

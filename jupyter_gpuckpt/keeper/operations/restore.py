@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...checked import from_json
+from ...client.asked import Restore
+from ...client.broker_connection import usable_criu
+from ...client.record import Operation, Parent
 from ...errors import (
     DriverError,
     GpuckptError,
@@ -26,20 +29,18 @@ from ...errors import (
     Refused,
     RestoreFailed,
 )
-from ...freeze import images, processes
+from ...freeze import images
+from ...linux import processes
+from ...linux.reserved_ports import Reserved
+from ...snapshots.naming import Owner, find, find_own, latest_own
+from ...snapshots.summary import summary
 from ...store import Manifest, Snapshot, Store, name_of
 from .. import fit, ports
 from ..answers import unforeseen
-from ..asked import Restore
-from ..deputy import usable_criu
 from ..gpu import sharing
 from ..ipython_history import begin_session
 from ..link import AgentSilent
-from ..naming import Owner, find, find_own, latest_own
 from ..ports import Places
-from ..record import Operation, Parent
-from ..reserved_ports import Reserved
-from ..summary import summary
 from ..unsaved import cells_of, saved_with, unsaved
 from .arrival import Verified, put_in_place, request_of, resume
 from .beside import Predecessor, has_room

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__, settings
+from ...client.asked import Save
+from ...client.broker_connection import usable_criu
+from ...client.record import Parent, now
 from ...errors import (
     GpuckptError,
     Refused,
@@ -23,26 +26,24 @@ from ...errors import (
 )
 from ...freeze import cuda, pages
 from ...freeze.criu_program import CriuProgram, version_text
+from ...snapshots import comparison, kept_files, needs
+from ...snapshots.databases import DUCKDB
+from ...snapshots.naming import Owner, choose_key
+from ...snapshots.summary import held_by, is_of, summary
 from ...store import Manifest, Store, Writer
 from ...store.upkeep.retention import keep_last, keep_under
-from .. import comparison, fit, ports
+from .. import fit, ports
 from ..agent_says import ReadyForSave
-from ..asked import Save
-from ..deputy import usable_criu
-from ..files import kept_files, lifetime, needs
-from ..files.databases import DUCKDB
+from ..files import lifetime
 from ..namespace import Namespace
-from ..naming import Owner, choose_key
-from ..record import Parent, now
-from ..summary import held_by, is_of, summary
 from ..unsaved import saved_with
 from .parts import CRIU_IMAGES, VRAM
 from .stages import Stages, Tell
 from .take import Frozen, Taken, take
 
 if TYPE_CHECKING:
+    from ...client.record import Operation
     from ..kernel_life import Keeper
-    from ..record import Operation
 
 log = logging.getLogger("gpuckpt.keeper")
 

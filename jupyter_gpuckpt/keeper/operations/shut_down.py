@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..hibernated import forget
+from ...snapshots.hibernated import forget
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper

@@ -12,23 +12,24 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
+from ...client import asked
+from ...client.in_progress import ParkedMemory
+from ...client.record import now
+from ...client.resting import ASLEEP, FALLING_ASLEEP, Sleep
 from ...errors import Busy, Cancelled, GpuckptError, KernelLost, Refused
-from ...freeze import cuda, processes
+from ...freeze import cuda
 from ...freeze.cuda_waits import CudaWaits
-from .. import asked
+from ...linux import processes
 from ..agent_says import ReadyForSleep, as_said
 from ..gpu.sleep import GpuSleep
-from ..in_progress import ParkedMemory
 from ..link import AgentSilent, Link
-from ..record import now
-from ..resting import ASLEEP, FALLING_ASLEEP, Sleep
 from ..staging import vram_files
 from .stages import Stages, Tell
 from .wake_at_touch import wake_at_touch
 
 if TYPE_CHECKING:
+    from ...client.record import Operation
     from ..kernel_life import Keeper
-    from ..record import Operation
 
 __all__ = ["fell_asleep", "sleep", "tell_awake"]
 

@@ -11,7 +11,7 @@ from ...errors import Cancelled
 from ...pace import Pace
 
 if TYPE_CHECKING:
-    from ..record import Operation
+    from ...client.record import Operation
 
 _T = TypeVar("_T")
 

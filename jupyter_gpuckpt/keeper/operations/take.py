@@ -18,19 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...checked import Odd, from_json
+from ...client.in_progress import ParkedMemory, SaveInProgress, held_of
 from ...errors import (
     GpuckptError,
     KernelLost,
     SaveFailed,
 )
-from ...freeze import criu, cuda, images, processes
+from ...freeze import criu, cuda, images
 from ...freeze.criu_errors import Cause
 from ...freeze.criu_program import CriuProgram
+from ...linux import processes
 from .. import fit, lost_names
 from ..agent_says import NOTHING, AfterSave, ReadyForSave, as_said
 from ..gpu.freeze import GpuFreeze
 from ..gpu.sleep import FrozenAsleep, GpuSleep
-from ..in_progress import ParkedMemory, SaveInProgress, held_of
 from ..link import AgentSilent, Link
 from ..namespace import Namespace
 from ..staging import Staging
@@ -39,8 +40,8 @@ from .parts import CRIU_IMAGES
 from .stages import Stages
 
 if TYPE_CHECKING:
+    from ...client.record import Operation
     from ..kernel_life import Keeper
-    from ..record import Operation
 
 __all__ = ["Check", "Frozen", "Taken", "after_save", "before_save", "run_on", "take"]
 

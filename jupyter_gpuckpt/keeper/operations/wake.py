@@ -9,19 +9,19 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
+from ...client.asked import Wake
+from ...client.in_progress import ParkedMemory
+from ...client.resting import ASLEEP, WAKING
 from ...errors import Cancelled, DriverError, GpuckptError, Refused, StoreError
-from ..asked import Wake
 from ..gpu import sharing
-from ..in_progress import ParkedMemory
-from ..resting import ASLEEP, WAKING
 from .hibernate import come_back
 from .sleep import tell_awake
 from .stages import Stages, Tell, to_nobody
 from .wake_at_touch import tell_not_woken
 
 if TYPE_CHECKING:
+    from ...client.record import Operation
     from ..kernel_life import Keeper
-    from ..record import Operation
 
 __all__ = ["awaken", "bring_back", "until_whole", "wake"]
 

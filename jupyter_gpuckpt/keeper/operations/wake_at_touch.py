@@ -11,10 +11,10 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ...client.asked import Wake
 from ...errors import GpuckptError
-from ...freeze import processes
 from ...freeze.cuda_waits import CudaWaits
-from ..asked import Wake
+from ...linux import processes
 from ..link import AgentSilent, Link
 from .stages import to_nobody
 

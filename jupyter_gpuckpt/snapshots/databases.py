@@ -7,7 +7,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from ...freeze.images import Lock
+from ..freeze.images import Lock
 
 __all__ = ["DUCKDB", "SQLITE", "changing", "heads", "is_index", "kind", "log_of", "main_of"]
 

@@ -25,8 +25,8 @@ from typing import Any
 
 from ..checked import to_json
 from ..errors import GpuckptError, KeeperGone, Refused
-from ..readiness import readable
-from . import proof
+from ..linux import proof
+from ..linux.readiness import readable
 from .asked import Request
 
 PROTOCOL = 2

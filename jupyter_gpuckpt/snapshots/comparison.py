@@ -13,7 +13,7 @@ from ..freeze import areas
 from ..freeze.areas import Memory
 from ..store import Contents, Manifest, Parts, Store
 from ..store.difference import changed_ranges, difference
-from .files import kept_files, needs
+from . import kept_files, needs
 from .summary import labels
 
 __all__ = ["VARIABLES", "compare"]

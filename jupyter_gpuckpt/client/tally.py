@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from .. import settings
-from ..private_folders import make_private
+from ..linux.private_folders import make_private
 
 __all__ = ["RESULTS", "WAKE_BOUNDS", "Tally", "note", "read"]
 

@@ -18,14 +18,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ... import settings
-from ...errors import GpuckptError, NoSuchKernel
-from ...private_folders import make_private
-from .. import client
-from ..asked import Cancel, Hibernate, Status
-from ..listing import STATUS_TIMEOUT
-from ..protocol import new_operation_id
-from ..record import KernelFolder, now
+from .. import settings
+from ..errors import GpuckptError, NoSuchKernel
+from ..linux.private_folders import make_private
+from . import keepers
+from .asked import Cancel, Hibernate, Status
+from .listing import STATUS_TIMEOUT
+from .protocol import new_operation_id
+from .record import KernelFolder, now
 
 __all__ = ["Outcome", "hibernate_all", "write_report"]
 
@@ -76,7 +76,7 @@ def hibernate_all(
 def _status(patience: float, folder: KernelFolder) -> dict[str, Any] | GpuckptError | OSError | None:
     """Return a kernel's status, or why there is none; None where it has ended."""
     try:
-        with client.connect(folder) as keeper:
+        with keepers.connect(folder) as keeper:
             status: dict[str, Any] = keeper.ask(Status(), timeout=patience)
             return status
     except (NoSuchKernel, FileNotFoundError):
@@ -101,7 +101,7 @@ def _hibernate(folder: KernelFolder, status: Mapping[str, Any], left: float | No
         operation = new_operation_id()
         with _cancelled_after(folder, operation, left) as is_late:
             try:
-                with client.connect(folder) as keeper:
+                with keepers.connect(folder) as keeper:
                     name = str(keeper.ask(replace(request, operation=operation))["name"])
             except (GpuckptError, OSError) as e:
                 why = "The time was up before it was saved." if is_late() else str(e)
@@ -118,7 +118,7 @@ def _cancelled_after(folder: KernelFolder, operation: str, seconds: float | None
     def cancel() -> None:
         late.set()
         # The connection of the request is in use: its answer is being waited for.
-        with contextlib.suppress(GpuckptError, OSError), client.connect(folder) as keeper:
+        with contextlib.suppress(GpuckptError, OSError), keepers.connect(folder) as keeper:
             keeper.ask(Cancel(operation=operation, kind="hibernate"), timeout=_CANCEL_TIMEOUT)
 
     timer = None if seconds is None else threading.Timer(seconds, cancel)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import proc
+from . import proc
 
 __all__ = ["Room", "available", "room"]
 

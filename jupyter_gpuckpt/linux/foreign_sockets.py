@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Collection
 
-from ..freeze import processes
+from . import processes
 from .reserved_ports import Reserved
 
 __all__ = ["SharedPorts", "hold", "sockets_of"]

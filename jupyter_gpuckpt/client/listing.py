@@ -11,12 +11,12 @@ from .. import settings
 from ..errors import GpuckptError, NoSuchKernel
 from ..freeze.cuda_calls import CudaWorker
 from ..freeze.gpu_processes import cuda_pids
+from ..snapshots.summary import HIBERNATED, summary
 from ..spelling import in_a_terminal
 from ..store import Manifest, Store
-from . import client, jobs
+from . import jobs, keepers
 from .asked import Status
 from .record import KernelFolder, Launch, State
-from .summary import HIBERNATED, summary
 
 __all__ = ["STATUS_TIMEOUT", "all_jobs", "hibernated", "left_running", "running_kernels", "with_snapshots"]
 
@@ -32,7 +32,7 @@ def running_kernels(worker: CudaWorker) -> tuple[list[dict[str, Any]], list[Gpuc
     A kernel whose keeper died gets a new one. ``gpu_memory`` is what the kernel holds on all GPUs, in bytes: None
     where the driver does not tell. `worker` is only called where a kernel uses a GPU.
     """
-    return _told([folder for folder in client.folders() if not jobs.is_job(folder)], worker)
+    return _told([folder for folder in keepers.folders() if not jobs.is_job(folder)], worker)
 
 
 def all_jobs(worker: CudaWorker) -> tuple[list[dict[str, Any]], list[GpuckptError]]:
@@ -40,7 +40,7 @@ def all_jobs(worker: CudaWorker) -> tuple[list[dict[str, Any]], list[GpuckptErro
 
     Each has its ``command``, too.
     """
-    found, faults = _told([folder for folder in client.folders() if jobs.is_job(folder)], worker)
+    found, faults = _told([folder for folder in keepers.folders() if jobs.is_job(folder)], worker)
     found = [job for job in found if job["state"] != "ended"]  # its keeper is about to go
     running = {job["job"] for job in found}
     for folder in jobs.all_folders():
@@ -128,7 +128,7 @@ def hibernated(store: Store) -> list[dict[str, Any]]:
     labels = store.all_labels()
     held = {
         state.hibernated.snapshot.id
-        for folder in client.folders()
+        for folder in keepers.folders()
         for state in _states(folder)
         if state.hibernated is not None
     }
@@ -145,7 +145,7 @@ def _states(folder: KernelFolder) -> Iterator[State]:
 
 
 def _status(folder: KernelFolder) -> dict[str, Any]:
-    with client.connect(folder) as keeper:
+    with keepers.connect(folder) as keeper:
         status: dict[str, Any] = keeper.ask(Status(), timeout=STATUS_TIMEOUT)
         return status
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from .. import proc
+from . import proc
 
 _PF_EXITING = 0x4
 _LOOK = 0.001  # seconds

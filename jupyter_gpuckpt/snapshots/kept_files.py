@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from ...errors import SaveFailed
-from ...store import Writer
+from ..errors import SaveFailed
+from ..store import Writer
 from .needs import ELSEWHERE, NeededFile
 
 __all__ = ["FILES", "TABLE", "Kept", "KeptFile", "from_json", "keep", "survey"]

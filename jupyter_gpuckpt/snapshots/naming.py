@@ -19,7 +19,7 @@ from ..store import Manifest, Store, check_key, check_name, key_of, name_of, nam
 from .summary import is_of, is_of_notebook, labels, notebooks, summary
 
 if TYPE_CHECKING:
-    from .kernel_life import Keeper
+    from ..keeper.kernel_life import Keeper
 
 __all__ = [
     "NOT_RESTORED",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..snapshots.told import Summary
 from .in_progress import ParkedMemory
-from .told import Summary
 
 __all__ = [
     "ASLEEP",

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import settings
 from ..checked import from_json, to_json
-from ..freeze.processes import start_time
-from ..lock_files import KEEPER_LOCK, is_locked
-from ..private_folders import why_not_private
+from ..linux.lock_files import KEEPER_LOCK, is_locked
+from ..linux.private_folders import why_not_private
+from ..linux.processes import start_time
 from .in_progress import InProgress, RestoreInProgress
 from .protocol import listener_pid
 from .resting import Hibernated, Sleep, Untold
@@ -109,7 +109,7 @@ class Head:
     version: str = ""
     """The package's version that the keeper is of."""
     protocol: int = 0
-    """How one talks to it (`keeper.protocol`)."""
+    """How one talks to it (`client.protocol`)."""
     format: int = 1
     """How the rest of the record is to be read (`FORMAT`)."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from .. import settings
 from ..errors import BadName, Busy, NameTaken, NoSuchKernel
 from ..store.names import check_name
-from . import client
+from . import keepers
 from .asked import Restore
 from .record import LAUNCH, KernelFolder, Launch
 
@@ -108,7 +108,7 @@ def _settle(folder: KernelFolder) -> None:
         return
     lock = folder.lock()
     if lock is not None:
-        client.end(folder)
+        keepers.end(folder)
         os.close(lock)
 
 
@@ -173,9 +173,9 @@ def _claim(launch: Launch, replace: bool) -> tuple[KernelFolder, int]:
 
 def _run(folder: KernelFolder, lock: int, how: str) -> None:
     try:
-        client.run_keeper(folder, lock, how).wait()
+        keepers.run_keeper(folder, lock, how).wait()
     except BaseException:
-        client.end(folder)
+        keepers.end(folder)
         os.close(lock)
         _remove_when_left(folder)
         raise
@@ -207,9 +207,9 @@ def bring_back(folder: KernelFolder, order: Restore) -> None:
         raise Busy("The job has not ended yet.", "Its keeper is there.", "Ask again in a moment.")
     try:
         folder.write_order(order)
-        client.run_keeper(folder, lock, "restore").wait()
+        keepers.run_keeper(folder, lock, "restore").wait()
     except BaseException:
-        client.end(folder)
+        keepers.end(folder)
         raise
     finally:
         os.close(lock)

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from .. import __version__, settings
 from ..errors import GpuckptError, KeeperGone, NoSuchKernel, OtherVersion
-from ..freeze.processes import descendants, start_time
-from ..readiness import readable
-from . import deputy
-from .answers import without_keeper
+from ..keeper.answers import without_keeper
+from ..linux import spawning
+from ..linux.processes import descendants, start_time
+from ..linux.readiness import readable
+from . import broker_connection
 from .kernel_start import kernel_program, new_run_folder, start_by_deputy
 from .protocol import OLDEST_PROTOCOL, PROTOCOL, KeeperClient
 from .record import FORMAT, LOG, SOCKET, Head, KernelFolder, Launch
@@ -27,7 +28,6 @@ _READY_TIMEOUT = 60.0
 _RESTORED_TIMEOUT = 86400.0  # each step of a restore has its own limit, by what it moves; this is for a keeper's hang
 _DEATH_TIMEOUT = 30.0
 _CONNECT_POLL = 0.02
-_STARTER = Path(__file__).with_name("starter.py")  # a program: the package does not import it
 
 
 def start_keeper(launch: Launch, order: object = None) -> tuple[subprocess.Popen[bytes], KernelFolder]:
@@ -202,12 +202,12 @@ def _start_kernel(folder: KernelFolder, lock: int) -> subprocess.Popen[bytes]:
     program = kernel_program(folder.launch())
     try:
         run_dir = new_run_folder(folder.path)
-        started = start_by_deputy(folder.path, run_dir, program) if deputy.is_needed() else None
+        started = start_by_deputy(folder.path, run_dir, program) if broker_connection.is_needed() else None
     except OSError as e:
         raise GpuckptError("The kernel could not be started.", str(e), "Run `gpuckpt doctor`.") from e
     if started is not None:
         return run_keeper(folder, lock, "hold", run_dir.name, *map(str, started))
-    starter = [sys.executable, "-I", "-S", "-B", str(_STARTER), str(folder.path), str(run_dir)]
+    starter = [sys.executable, "-I", "-S", "-B", spawning.STARTER, str(folder.path), str(run_dir)]
     told = marshal.dumps({"kernel": program, "keeper": dict(os.environ)})
     return _run(folder, lock, starter, (), _READY_TIMEOUT, told)
 

@@ -1,4 +1,4 @@
-"""Listening at a port that is held for its user (`keeper.reserved_ports`), which zmq by itself cannot.
+"""Listening at a port that is held for its user (`linux.reserved_ports`), which zmq by itself cannot.
 
 What holds a port shares it with sockets of the same user that have SO_REUSEPORT, and with nobody else. zmq binds with
 SO_REUSEADDR alone, so it is given a socket that listens already.

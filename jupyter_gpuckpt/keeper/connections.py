@@ -18,9 +18,8 @@ import time
 from collections import Counter
 from collections.abc import Collection
 
-from .. import proc
-from ..freeze import processes
-from .foreign_sockets import sockets_of
+from ..linux import proc, processes
+from ..linux.foreign_sockets import sockets_of
 
 __all__ = ["Connections", "own_connections", "unread_bytes"]
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings
-from ..lock_files import KEEPER_LOCK
-from . import deputy, proof, spawning
+from ..linux import proof, spawning
+from ..linux.lock_files import KEEPER_LOCK
+from . import broker_connection
 from .protocol import peer_pid, short_path
 from .record import KERNEL_LOG, Launch
 
@@ -79,7 +80,7 @@ def start_by_deputy(kernel_dir: Path, run_dir: Path, program: dict[str, Any]) ->
     GpuckptError, OSError : the program could not be started. A sleeper may be left: it is found by its socket.
     """
     listening_at = socket_of(kernel_dir, run_dir)
-    helper = deputy.Deputy()
+    helper = broker_connection.Deputy()
     try:
         sleeper = helper.start(run_dir, listening_at)
         helper.next_pid(program["after_pid"])

@@ -16,9 +16,9 @@ from typing import cast
 
 from blake3 import blake3
 
-from ... import checked
-from ...freeze import images
-from ...freeze.elf import build_id, is_same_build
+from .. import checked
+from ..freeze import images
+from ..freeze.elf import build_id, is_same_build
 from . import databases
 from .temporary import can_be_made
 

@@ -21,6 +21,9 @@ PR_SET_CHILD_SUBREAPER = 36
 NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"
 NAMESPACE_VRAM_DIR = "/dev/shm/gpuckpt-vram"
 NAMESPACE_STAGING_DIR = "/dev/shm/gpuckpt-staging/images"
+_HERE = os.path.dirname(os.path.abspath(__file__))
+STARTER, SLEEPER = f"{_HERE}/starter.py", f"{_HERE}/sleeper.py"
+"""Programs: the package does not import them."""
 _FILES = 256  # places in the table of a spawned process's files
 _SIGCHLD, _SIGNALS, _SIGSET_BYTES, _SIG_SETMASK = 17, 64, 128, 2  # as the C library has them
 

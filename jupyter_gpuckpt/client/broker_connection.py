@@ -30,11 +30,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import proc, settings
+from .. import settings
 from ..errors import GpuckptError, Unavailable
 from ..freeze.criu import Left
 from ..freeze.criu_program import CriuProgram, find_criu
-from ..readiness import readable
+from ..linux import proc
+from ..linux.readiness import readable
 from .protocol import peer_uid, short_path
 
 __all__ = ["MESSAGE_LIMIT", "PROOF", "Deputy", "is_needed", "usable_criu"]
