@@ -175,9 +175,9 @@ class Person:
             return
         try:
             self.does(
-                "from jupyter_gpuckpt.keeper import client",
+                "from jupyter_gpuckpt.client import keepers",
                 "notebook.close() if 'notebook' in globals() else None",
-                "[client.connect(folder).request('close') for folder in client.folders()]",  # copies
+                "[keepers.connect(folder).request('close') for folder in keepers.folders()]",  # copies
             )
         finally:
             self._process.kill()

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import settings
-from ..client.broker_connection import MESSAGE_LIMIT, PROOF
 from ..errors import GpuckptError, KernelLost, Refused, Unavailable
 from ..freeze import criu, random_state
 from ..freeze.criu_program import CriuProgram
@@ -37,6 +36,7 @@ from ..linux.readiness import readable
 from . import cgroups, images
 from .descriptors import turn_away
 from .person import Person, has_only
+from .protocol import MESSAGE_LIMIT, PROOF
 from .register import Register
 from .rights import CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE, act_as, become, counting_to
 

@@ -1,23 +1,4 @@
-"""How a keeper without root has the few things done that need it: by its deputy, a process of the broker's.
-
-Every connection to the broker's socket is a deputy of its own, for one sleeper. Messages are JSON, one a packet
-(``SOCK_SEQPACKET``), and files travel as descriptors, which the caller has opened with the caller's own rights. There
-is no way to name a path, an option or a program. A request is ``{"do": VERB, ...}``; the answer is ``{"done": value}``
-or ``{"error": GpuckptError.as_dict()}``, before which there may be ``{"started": pid}``, or ``{"prove": pid}``: that is
-answered with ``{"proof": text}``, which stands as `PROOF` in the environment of that process of the same user.
-
-==========  ==================  ===========================  ============================================
-verb        arguments           descriptors                  value
-==========  ==================  ===========================  ============================================
-criu                                                         version and program of the criu that is used
-start                           run folder, bound socket     the pid of a new sleeper
-hold        pid                                              true: an earlier deputy started that sleeper
-next_pid    after                                            true
-dump        pid, left, seconds  images, snapshot folders     criu's exit status
-check                           images folder                true: a restore of these would not be refused
-restore     left, seconds       images folder                criu's exit status
-==========  ==================  ===========================  ============================================
-"""
+"""How a keeper without root has the few things done that need it: by its deputy, a process of the broker's."""
 
 from __future__ import annotations
 
@@ -31,18 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings
+from ..broker.protocol import MESSAGE_LIMIT, PROOF
 from ..errors import GpuckptError, Unavailable
 from ..freeze.criu import Left
 from ..freeze.criu_program import CriuProgram, find_criu
 from ..linux import proc
 from ..linux.readiness import readable
-from .protocol import peer_uid, short_path
+from ..linux.unix_sockets import peer_uid, short_path
 
-__all__ = ["MESSAGE_LIMIT", "PROOF", "Deputy", "is_needed", "usable_criu"]
+__all__ = ["Deputy", "is_needed", "usable_criu"]
 
-MESSAGE_LIMIT = 64 << 10
-"""The longest message, in bytes."""
-PROOF = "GPUCKPT_PROOF"
 _ANSWER, _CHECK = 30.0, 120.0  # how long a deputy may be silent, in seconds
 _BEGINNING = 10.0  # how long a process may take to become another program, in seconds
 _TIME_TO_END = 30.0  # how much longer than criu itself its deputy may take, in seconds

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from .. import __version__, settings
 from ..errors import GpuckptError, KeeperGone, NoSuchKernel, OtherVersion
-from ..keeper.answers import without_keeper
 from ..linux import spawning
 from ..linux.processes import descendants, start_time
 from ..linux.readiness import readable
@@ -187,6 +186,15 @@ def _kill(pid: int) -> None:
         pass
     finally:
         os.close(fd)
+
+
+def without_keeper(why: str) -> KeeperGone:
+    """Return what to say where a kernel whose keeper died did not get a new one."""
+    return KeeperGone(
+        "The kernel got no new keeper; it runs on without one.",
+        why,
+        "Correct that and ask again, by `gpuckpt kernels` for instance: each time it is tried again.",
+    )
 
 
 def _no_such_kernel() -> NoSuchKernel:

@@ -13,8 +13,8 @@ from typing import Any
 from .. import settings
 from ..linux import proof, spawning
 from ..linux.lock_files import KEEPER_LOCK
+from ..linux.unix_sockets import peer_pid, short_path
 from . import broker_connection
-from .protocol import peer_pid, short_path
 from .record import KERNEL_LOG, Launch
 
 __all__ = [

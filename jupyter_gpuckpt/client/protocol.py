@@ -11,15 +11,11 @@ An operation can be cancelled by whoever gave it an id when asking for it: ``ope
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import os
 import socket
-import struct
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +23,7 @@ from ..checked import to_json
 from ..errors import GpuckptError, KeeperGone, Refused
 from ..linux import proof
 from ..linux.readiness import readable
+from ..linux.unix_sockets import peer_pid, short_path
 from .asked import Request
 
 PROTOCOL = 2
@@ -46,51 +43,6 @@ REQUEST_LIMIT = 1 << 20
 def new_operation_id() -> str:
     """Return an id for an operation that is about to be asked for."""
     return uuid.uuid4().hex
-
-
-@contextlib.contextmanager
-def short_path(path: Path) -> Iterator[str]:
-    """Give a name for a socket that fits its 107 bytes (unix(7)), however deep its folder lies."""
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
-
-
-async def connect_sleeper(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to the socket of a sleeper, whose path may be long."""
-    with short_path(path) as short:
-        reader, writer = await asyncio.open_unix_connection(short, limit=LINE_LIMIT)
-    writer.write(await asyncio.to_thread(proof.first_line, peer_pid(writer.get_extra_info("socket"))))
-    return reader, writer
-
-
-def peer_uid(connection: socket.socket) -> int:
-    """Return the user id of the process at the other end (unix(7), SO_PEERCRED)."""
-    return _peer(connection)[1]
-
-
-def peer_pid(connection: socket.socket) -> int:
-    """Return the pid of the process at the other end, as it was when it connected."""
-    return _peer(connection)[0]
-
-
-def listener_pid(path: Path) -> int | None:
-    """Return the pid of the process that listens at a Unix socket; None when none does."""
-    with socket.socket(socket.AF_UNIX) as s, contextlib.suppress(OSError):
-        s.setblocking(False)
-        with short_path(path) as short:
-            s.connect(short)
-        return _peer(s)[0]
-    return None
-
-
-def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Return the pid and the user id of the process at the other end."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    pid, uid, _ = struct.unpack("iii", raw)
-    return int(pid), int(uid)
 
 
 class KeeperClient:

@@ -21,8 +21,8 @@ from ..checked import from_json, to_json
 from ..linux.lock_files import KEEPER_LOCK, is_locked
 from ..linux.private_folders import why_not_private
 from ..linux.processes import start_time
+from ..linux.unix_sockets import listener_pid
 from .in_progress import InProgress, RestoreInProgress
-from .protocol import listener_pid
 from .resting import Hibernated, Sleep, Untold
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ OUTPUT = "output"
 """What a job that has ended had written."""
 KERNEL_LOG = "kernel.log"
 """In the run folder, and in a snapshot: the kernel's standard output."""
+QUOTED = "  | "
+"""How each line begins that a keeper's log quotes of what the kernel wrote, which may be anything."""
 _ORDER = "order.json"
 _SLEEPERS = "run-*.sock"
 """The sockets of sleepers: each stands beside its run folder."""

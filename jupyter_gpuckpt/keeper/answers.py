@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import GpuckptError, KeeperGone
+from ..errors import GpuckptError
 from ..spelling import in_a_terminal
 from .operations.stages import Tell
 
@@ -58,15 +58,6 @@ def without_magic(answer: dict[str, Any], named: str) -> dict[str, Any]:
         return answer
     error = GpuckptError.from_dict(answer["error"]).spelled(partial(in_a_terminal, kernel=named))
     return {**answer, "error": error.as_dict()}
-
-
-def without_keeper(why: str) -> KeeperGone:
-    """Return what to say where a kernel whose keeper died did not get a new one."""
-    return KeeperGone(
-        "The kernel got no new keeper; it runs on without one.",
-        why,
-        "Correct that and ask again, by `gpuckpt kernels` for instance: each time it is tried again.",
-    )
 
 
 def unforeseen(op: str, error: Exception, folder: Path) -> GpuckptError:

@@ -7,7 +7,7 @@ import json
 import logging
 from typing import Any
 
-from ..client.protocol import peer_pid
+from ..linux.unix_sockets import peer_pid
 
 log = logging.getLogger("gpuckpt.keeper")
 

@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from ..client.record import QUOTED
+
 log = logging.getLogger("gpuckpt.keeper")
 
 KERNEL_LOG_LIMIT = 10 << 20
@@ -16,8 +18,6 @@ KERNEL_LOG_LIMIT = 10 << 20
 _KEPT = 1 << 20
 _TRIM = 60.0  # how often that is looked at, in seconds
 _LAST_WORDS = 40  # lines
-QUOTED = "  | "
-"""How each line begins that a keeper's log quotes of what the kernel wrote, which may be anything."""
 
 
 async def keep_short(find: Callable[[], Path | None]) -> None:

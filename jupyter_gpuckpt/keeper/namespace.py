@@ -17,9 +17,10 @@ from typing import Any
 from ..client import broker_connection
 from ..client.broker_connection import Deputy
 from ..client.kernel_start import socket_of
-from ..client.protocol import connect_sleeper
+from ..client.protocol import LINE_LIMIT
 from ..errors import GpuckptError, KernelLost
-from ..linux import processes, spawning
+from ..linux import processes, proof, spawning
+from ..linux.unix_sockets import peer_pid, short_path
 
 _START_TIMEOUT = 20.0
 _GIVE_UP, _DIE = 3.0, 20.0  # how long a program may take to end when it is asked to, and when it is killed, in seconds
@@ -87,7 +88,7 @@ class Namespace:
         return space
 
     async def _connect(self) -> None:
-        reader, self._writer = await connect_sleeper(self._socket)
+        reader, self._writer = await _connect_to(self._socket)
         self._reader = asyncio.create_task(self._listen(reader))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
@@ -356,3 +357,11 @@ async def _put_to_sleep(kernel_dir: Path, run_dir: Path) -> int:
         )
     await program.wait()
     return int(said.split()[1])
+
+
+async def _connect_to(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to the socket of a sleeper."""
+    with short_path(path) as short:
+        reader, writer = await asyncio.open_unix_connection(short, limit=LINE_LIMIT)
+    writer.write(await asyncio.to_thread(proof.first_line, peer_pid(writer.get_extra_info("socket"))))
+    return reader, writer

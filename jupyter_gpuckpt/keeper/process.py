@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from .. import __version__
+from ..client.keepers import without_keeper
 from ..client.protocol import PROTOCOL
 from ..client.record import KernelFolder
 from ..errors import GpuckptError
 from ..linux import processes
 from ..linux.c_memory import have_few_arenas
 from ..linux.spawning import become_subreaper, mind_children
-from .answers import unforeseen, without_keeper
+from .answers import unforeseen
 from .kernel_life import Keeper
 
 __all__ = ["keep"]

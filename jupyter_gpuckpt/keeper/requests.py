@@ -21,7 +21,7 @@ from ..errors import Busy, Cancelled, Refused
 from ..linux.c_memory import give_memory_back
 from ..snapshots.comparison import compare
 from ..snapshots.elsewhere import store_of
-from ..snapshots.naming import Owner, find, new_key
+from ..snapshots.naming import find, new_key
 from ..snapshots.needs import Marks
 from ..snapshots.summary import details, is_of, listing, summary
 from ..spelling import in_a_cell
@@ -40,6 +40,7 @@ from .operations.save import save
 from .operations.sleep import sleep
 from .operations.stages import Stages, Tell
 from .operations.wake import awaken, wake
+from .owner import owner_of
 from .status import status
 
 __all__ = ["Requests"]
@@ -188,12 +189,12 @@ class Requests:
             return {**listing(store, in_a_cell), "writing": self.keeper.operations.writes}
         if isinstance(request, asked.Show):
             return details(store.get(self._key(store, request)))
-        owner = Owner.of(self.keeper)
+        owner = owner_of(self.keeper)
         return compare(store, find(store, request.old, owner), find(store, request.new, owner))
 
     def _key(self, store: Store, request: asked.OfSnapshot) -> str:
         """Return the key of the snapshot that is meant."""
-        return request.key or find(store, request.name or "", Owner.of(self.keeper))
+        return request.key or find(store, request.name or "", owner_of(self.keeper))
 
     def _change(self, store: Store, request: asked.OfSnapshot) -> Any:
         key = self._key(store, request)

@@ -10,9 +10,10 @@ import socket
 from typing import Any
 
 from ..client.asked import Attach, Close, request_of
-from ..client.protocol import REQUEST_LIMIT, peer_pid, peer_uid, short_path
+from ..client.protocol import REQUEST_LIMIT
 from ..client.record import SOCKET
 from ..linux import proof
+from ..linux.unix_sockets import peer_pid, peer_uid, short_path
 from .answers import answer_to, without_magic
 from .holders import send
 from .operations.shut_down import shut_down

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings
-from ..client.record import LOG, KernelFolder
+from ..client.record import LOG, QUOTED, KernelFolder
 from ..errors import GpuckptError
-from ..keeper.kernel_log import QUOTED
 
 __all__ = ["criu_log", "keeper_log", "keeper_log_size"]
 

@@ -11,15 +11,11 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from .. import __version__, settings
 from ..errors import Damaged, GpuckptError, NoSuchSnapshot, NotOwn, Refused, Untrusted
 from ..store import Manifest, Store, check_key, check_name, key_of, name_of, name_taken
 from .summary import is_of, is_of_notebook, labels, notebooks, summary
-
-if TYPE_CHECKING:
-    from ..keeper.kernel_life import Keeper
 
 __all__ = [
     "NOT_RESTORED",
@@ -51,12 +47,6 @@ class Owner:
     copy_of: str
     parent: str | None
     """The id of the snapshot that it last came from or went to."""
-
-    @classmethod
-    def of(cls, keeper: Keeper) -> Owner:
-        """Return the kernel that a keeper holds."""
-        launch = keeper.launch
-        return cls(launch.kernel_id, launch.notebook, launch.job, launch.copy_of, keeper.state.parent_id)
 
     @property
     def word(self) -> str:

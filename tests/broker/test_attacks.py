@@ -23,8 +23,9 @@ from notebooks import wait_until
 from people import GID, UIDS, Machine, Person
 
 from jupyter_gpuckpt.broker import service
+from jupyter_gpuckpt.broker.protocol import PROOF
 from jupyter_gpuckpt.broker.register import Register
-from jupyter_gpuckpt.client.broker_connection import PROOF, _proof
+from jupyter_gpuckpt.client.broker_connection import _proof
 from jupyter_gpuckpt.freeze.criu_program import CriuProgram
 
 pytestmark = pytest.mark.criu
@@ -840,7 +841,8 @@ def test_29_a_runtime_folder_that_somebody_planted_is_not_used(
 CONFINED = """
 import ctypes, json, os, pathlib, socket, struct, threading
 from jupyter_gpuckpt.errors import Refused
-from jupyter_gpuckpt.client.protocol import KeeperClient, short_path
+from jupyter_gpuckpt.client.protocol import KeeperClient
+from jupyter_gpuckpt.linux.unix_sockets import short_path
 def confined(work):
     # By Landlock, of its thread alone: that one may read no file.
     told = []

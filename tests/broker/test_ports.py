@@ -127,7 +127,7 @@ os._exit(0)
 _IS_LEFT = """
 import os, subprocess, sys
 from notebooks import wait_until
-from jupyter_gpuckpt.keeper import client as keepers
+from jupyter_gpuckpt.client import keepers
 environment = {**os.environ, "GPUCKPT_END_AFTER": "off", "PYTHONPATH": os.pathsep.join(sys.path)}
 def left():
     global kernel, folder

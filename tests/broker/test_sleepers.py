@@ -15,7 +15,7 @@ from pathlib import Path
 import small_trees
 from notebooks import wait_until
 from jupyter_gpuckpt.errors import GpuckptError
-from jupyter_gpuckpt.freeze import processes
+from jupyter_gpuckpt.linux import processes
 from jupyter_gpuckpt.client.broker_connection import Deputy
 from jupyter_gpuckpt.client.kernel_start import FIRST_PID
 

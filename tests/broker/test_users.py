@@ -109,12 +109,12 @@ START = """
 import threading
 from pathlib import Path
 from notebooks import wait_until
-from jupyter_gpuckpt.keeper import client
+from jupyter_gpuckpt.client import keepers
 from jupyter_gpuckpt.client.record import Launch
 home, mark, started = str(Path.home()), Path.home() / "mark", []
 argv = ["/bin/sh", "-c", 'echo "$$" > "$MARK"; sleep 1000']
 launch = Launch("small", argv, {"MARK": str(mark), "PATH": "/bin:/usr/bin"}, home, 0o022, f"{home}/none.json", False)
-starting = threading.Thread(target=lambda: started.append(client.start_keeper(launch)))
+starting = threading.Thread(target=lambda: started.append(keepers.start_keeper(launch)))
 starting.start()
 wait_until(lambda: mark.exists() and mark.read_text().strip(), what="the kernel waits for its keeper")
 """
@@ -122,7 +122,7 @@ HOLD = """
 (Path.home() / "go").touch()
 starting.join()
 process, folder = started[0]
-with client.connect(folder) as keeper:
+with keepers.connect(folder) as keeper:
     held = keeper.request("status")["keeper_pid"] == process.pid and folder.state().kernel_pid == int(mark.read_text())
     keeper.request("close")
 process.wait()

@@ -16,7 +16,7 @@ from jupyter_gpuckpt.kernel.magics import _parser as of_the_magic
 from jupyter_gpuckpt.spelling import in_a_cell, in_a_terminal
 
 _PACKAGE = Path(jupyter_gpuckpt.__file__).parent
-_BELOW = ("broker", "freeze", "keeper", "machine", "server", "store")
+_BELOW = ("broker", "client", "freeze", "keeper", "linux", "machine", "server", "snapshots", "store")
 """What does not know whether it is read in a cell or in a terminal."""
 
 

@@ -17,12 +17,12 @@ from keeper_faults import keeper_pid, processes_of
 from notebooks import Notebook, wait_until
 
 from jupyter_gpuckpt import settings
-from jupyter_gpuckpt.client.protocol import peer_pid, short_path
 from jupyter_gpuckpt.keeper import criu_logs
 from jupyter_gpuckpt.keeper.kernel_log import KERNEL_LOG_LIMIT, cut
 from jupyter_gpuckpt.keeper.socket_server import MOST_CLIENTS
 from jupyter_gpuckpt.linux import proof
 from jupyter_gpuckpt.linux.processes import resident_bytes
+from jupyter_gpuckpt.linux.unix_sockets import peer_pid, short_path
 
 _MOST_SENT = 4 << 20
 """What a connection takes at most while nothing is read of it, in bytes: the system's buffers, and the keeper's."""

@@ -19,11 +19,20 @@ _MODULES = {
     for path in _ROOT.rglob("*.py")
     if "labextension" not in path.relative_to(_ROOT).parts
 }
-_KNOWS_NOTHING_OF = {
-    "freeze": ("store", "keeper", "kernel", "server", "cli", "machine", "broker"),
-    "store": ("freeze", "keeper", "kernel", "server", "cli", "machine", "broker"),
-    "kernel": ("freeze", "store", "server", "cli"),
-    "keeper": ("kernel", "server", "cli"),
+_EVERYBODYS = {path.stem for path in _ROOT.glob("*.py")} - {"__init__", "provisioner"}
+_MAY_IMPORT: dict[str, set[str]] = {
+    "linux": set(),
+    "freeze": {"linux"},
+    "store": set(),
+    "snapshots": {"freeze", "store"},
+    "broker": {"linux", "freeze", "machine"},
+    "client": {"linux", "freeze", "store", "snapshots", "broker"},
+    "keeper": {"linux", "freeze", "store", "snapshots", "client"},
+    "kernel": {"linux"},
+    "machine": {"linux", "freeze", "store", "client"},
+    "provisioner": {"linux", "client", "machine"},
+    "server": {"linux", "freeze", "store", "snapshots", "client", "machine", "provisioner"},
+    "cli": {"linux", "freeze", "store", "snapshots", "client", "machine", "broker", "kernel"},
 }
 
 
@@ -42,8 +51,12 @@ def imports(name: str) -> Iterator[str]:
         yield from (one for one in found if one in _MODULES and one != name)
 
 
-def test_no_module_of_the_keeper_needs_one_that_needs_it() -> None:
-    graph = {name: set(imports(name)) for name in _MODULES if name.startswith("jupyter_gpuckpt.keeper")}
+def test_no_module_of_these_floors_needs_one_that_needs_it() -> None:
+    graph = {
+        name: set(imports(name)) - {"jupyter_gpuckpt"}
+        for name in _MODULES
+        if _floor(name) in ("linux", "freeze", "snapshots", "broker", "client", "keeper")
+    }
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as e:
@@ -51,13 +64,16 @@ def test_no_module_of_the_keeper_needs_one_that_needs_it() -> None:
 
 
 def test_no_floor_knows_one_above_it() -> None:
-    upwards = [
+    floors = {name: _floor(name) for name in _MODULES}
+    assert set(floors.values()) == {"", *_EVERYBODYS, *_MAY_IMPORT}
+    wrong = [
         (name, other)
-        for name in _MODULES
+        for name, floor in floors.items()
         for other in imports(name)
-        if _floor(other) in _KNOWS_NOTHING_OF.get(_floor(name), ())
+        if name != "jupyter_gpuckpt"
+        and floors[other] not in {floor, "", *_EVERYBODYS, *_MAY_IMPORT.get(floor, {"linux"})}
     ]
-    assert upwards == []
+    assert wrong == []
 
 
 def _floor(module: str) -> str:
@@ -76,10 +92,29 @@ def test_a_keeper_starts_its_job_before_it_imports_what_it_can_do_with_it() -> N
 def test_a_server_starts_without_what_it_does_rarely_or_leaves_to_keepers() -> None:
     loaded = loaded_with("jupyter_gpuckpt.server.app")
     assert "jupyter_gpuckpt.server.handlers" in loaded
-    rare = ("machine", "store.transfer", "keeper.comparison", "keeper.fit", "keeper.files", "keeper.gpu", "freeze.cuda")
+    rare = ("machine", "store.transfer", "snapshots.comparison", "keeper", "broker.service", "freeze.cuda")
     ours = {name.removeprefix("jupyter_gpuckpt.") for name in loaded if name.startswith("jupyter_gpuckpt.")}
-    assert {name for name in ours if name.startswith("keeper.operations.")} <= {"keeper.operations.stages"}
     assert [name for name in ours if name in rare or name.startswith(tuple(f"{one}." for one in rare))] == []
+
+
+def test_what_root_runs_is_this_and_no_more() -> None:
+    """The broker: docs/security.md names how much there is to be read."""
+    loaded = loaded_with("jupyter_gpuckpt.broker.service")
+    ours = {name.partition(".")[2] for name in loaded if name.startswith("jupyter_gpuckpt.")}
+    assert {name for name in ours if "." not in name} == {
+        *("broker", "freeze", "linux"),
+        *("errors", "setting", "settings", "spelling"),
+    }
+    assert {name for name in ours if name.startswith(("freeze.", "linux."))} == {
+        *(f"freeze.{name}" for name in ("criu", "criu_errors", "criu_program", "random_state")),
+        *(f"linux.{name}" for name in ("private_folders", "proc", "processes", "proof", "readiness", "root_only")),
+        *(f"linux.{name}" for name in ("spawning", "yama")),
+    }
+    others = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - {"__main__", "_distutils_hack"}
+    assert others == {"jupyter_gpuckpt", "jupyter_core", "platformdirs"}
+    said = (_ROOT.parent / "docs" / "security.md").read_text()
+    lines = sum(len(_MODULES[f"jupyter_gpuckpt.{name}"].read_text().splitlines()) for name in ours)
+    assert f"about {round(lines, -2):,} lines" in said
 
 
 def loaded_with(module: str) -> set[str]:

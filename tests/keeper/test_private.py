@@ -21,11 +21,11 @@ from notebooks import Notebook, StartKernel, wait_until
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.client import tally
 from jupyter_gpuckpt.client.preemption import write_report
-from jupyter_gpuckpt.client.protocol import peer_pid, short_path
 from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.errors import Refused
 from jupyter_gpuckpt.keeper import criu_logs
 from jupyter_gpuckpt.linux import proof
+from jupyter_gpuckpt.linux.unix_sockets import peer_pid, short_path
 
 _NOBODY = 65534
 

@@ -24,7 +24,7 @@ from jupyter_client import AsyncKernelManager, KernelManager
 from keeper_faults import assert_nothing_left, processes_of
 from notebooks import PATIENCE, SPEC, Notebook, StartKernel, wait_for_ready, wait_until
 
-import jupyter_gpuckpt.keeper
+import jupyter_gpuckpt
 from jupyter_gpuckpt import provisioner, settings
 from jupyter_gpuckpt.client import keepers
 from jupyter_gpuckpt.client.kernel_start import kernel_program
@@ -88,7 +88,7 @@ def test_a_start_whose_folder_is_removed_meanwhile_leaves_nothing(
 
 def test_what_comes_before_the_kernel_imports_next_to_nothing() -> None:
     """Python's own beginning, and the little that making namespaces takes: each import more is a person's wait."""
-    folder = str(Path(jupyter_gpuckpt.keeper.__file__).parent)
+    folder = str(Path(jupyter_gpuckpt.__file__).parent / "linux")
     program = f"import sys; sys.path.append({folder!r}); import starter; print(*sys.modules)"
     bare = ("-I", "-S", "-B", "-c")
     done = subprocess.run([sys.executable, *bare, program], capture_output=True, check=True, text=True)
@@ -260,7 +260,7 @@ def test_a_kernel_that_cannot_be_held_is_ended_and_a_plain_one_says_why(
 
 _STARTS_AND_IS_INTERRUPTED = """
 import json, os, signal, sys
-from jupyter_gpuckpt.keeper import client
+from jupyter_gpuckpt.client import keepers
 from jupyter_gpuckpt.client.record import Launch
 keepers.start_keeper(Launch(**json.loads(sys.stdin.read())))
 os.kill(os.getpid(), signal.SIGINT)
@@ -359,9 +359,9 @@ def test_a_starter_that_is_killed_leaves_nothing(
 
 _STARTS = """
 import json, sys
-from jupyter_gpuckpt.keeper import client, kernel_start, record
+from jupyter_gpuckpt.client import keepers, kernel_start, record
 output, launch = json.loads(sys.stdin.read())
-client.kernel_program = lambda launch: {**kernel_start.kernel_program(launch), "stdout": output}
+keepers.kernel_program = lambda launch: {**kernel_start.kernel_program(launch), "stdout": output}
 keepers.start_keeper(record.Launch(**launch))
 """
 

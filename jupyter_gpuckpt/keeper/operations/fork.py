@@ -31,7 +31,7 @@ from ...freeze import cuda, images
 from ...freeze.criu_program import CriuProgram
 from ...linux import processes
 from ...linux.reserved_ports import Reserved
-from ...snapshots.naming import NOT_RESTORED, Owner, find
+from ...snapshots.naming import NOT_RESTORED, find
 from ...snapshots.summary import summary
 from ...store import Manifest, Snapshot, name_of
 from .. import fit, ports
@@ -47,7 +47,8 @@ from .stages import Stages, Tell, to_nobody
 from .take import take
 
 if TYPE_CHECKING:
-    from ..kernel_life import Keeper
+    from ..owner import owner_of
+from ..kernel_life import Keeper
 
 _NOT_FORKED = "The kernel was not forked; it goes on as before."
 
@@ -173,7 +174,7 @@ async def fork(keeper: Keeper, operation: Operation, request: Fork, tell: Tell) 
         saved = await save(keeper, operation, Save(name=wanted.save_as), tell)
         wanted = replace(wanted, snapshot=saved["name"])
     elif wanted.snapshot:
-        key = request.key or str(await asyncio.to_thread(find, keeper.store, wanted.snapshot, Owner.of(keeper)))
+        key = request.key or str(await asyncio.to_thread(find, keeper.store, wanted.snapshot, owner_of(keeper)))
         wanted = replace(wanted, snapshot=key)
     directory = keeper.folder.path / CAPTURE
     await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)  # of a fork whose keeper was killed

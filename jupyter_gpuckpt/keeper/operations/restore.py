@@ -32,7 +32,7 @@ from ...errors import (
 from ...freeze import images
 from ...linux import processes
 from ...linux.reserved_ports import Reserved
-from ...snapshots.naming import Owner, find, find_own, latest_own
+from ...snapshots.naming import find, find_own, latest_own
 from ...snapshots.summary import summary
 from ...store import Manifest, Snapshot, Store, name_of
 from .. import fit, ports
@@ -50,7 +50,8 @@ from .wake import awaken, until_whole
 from .wake_at_touch import tell_not_woken
 
 if TYPE_CHECKING:
-    from ..kernel_life import Keeper
+    from ..owner import owner_of
+from ..kernel_life import Keeper
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -319,8 +320,8 @@ def _key(keeper: Keeper, store: Store, request: Restore) -> str:
     if request.of_any:
         return find(store, request.of_any)
     if request.name:
-        return find_own(store, request.name, Owner.of(keeper))
-    return latest_own(store, Owner.of(keeper))
+        return find_own(store, request.name, owner_of(keeper))
+    return latest_own(store, owner_of(keeper))
 
 
 def _places_of_job(snapshot: Snapshot, leaving: Sequence[int], request: Restore) -> Places:

@@ -28,7 +28,7 @@ from ...freeze import cuda, pages
 from ...freeze.criu_program import CriuProgram, version_text
 from ...snapshots import comparison, kept_files, needs
 from ...snapshots.databases import DUCKDB
-from ...snapshots.naming import Owner, choose_key
+from ...snapshots.naming import choose_key
 from ...snapshots.summary import held_by, is_of, summary
 from ...store import Manifest, Store, Writer
 from ...store.upkeep.retention import keep_last, keep_under
@@ -43,7 +43,8 @@ from .take import Frozen, Taken, take
 
 if TYPE_CHECKING:
     from ...client.record import Operation
-    from ..kernel_life import Keeper
+    from ..owner import owner_of
+from ..kernel_life import Keeper
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -96,7 +97,7 @@ async def save(keeper: Keeper, operation: Operation, request: Save, tell: Tell) 
 def _writer(keeper: Keeper, store: Store, name: str, replace: bool) -> Writer:
     """Begin a snapshot that the kernel's notebook is to have under this name. Raises as `Store.writer`."""
     quota = settings.store_quota() if store is keeper.store else None
-    choose = functools.partial(choose_key, store, name, Owner.of(keeper), replace=replace)
+    choose = functools.partial(choose_key, store, name, owner_of(keeper), replace=replace)
     key, replaces = choose()
     by = keeper.launch.notebook or keeper.launch.job or f"Kernel {keeper.launch.kernel_id}"
     return store.writer(key, replace=replaces, quota=quota, choose=choose, by=by)
