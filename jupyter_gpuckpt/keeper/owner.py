@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..snapshots.naming import Owner
-from .kernel_life import Keeper
+
+if TYPE_CHECKING:
+    from .kernel_life import Keeper
 
 __all__ = ["owner_of"]
 

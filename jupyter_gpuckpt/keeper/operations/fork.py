@@ -45,9 +45,9 @@ from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
 from .save import about_kernel, about_machine, save
 from .stages import Stages, Tell, to_nobody
 from .take import take
+from ..owner import owner_of
 
 if TYPE_CHECKING:
-    from ..owner import owner_of
 from ..kernel_life import Keeper
 
 _NOT_FORKED = "The kernel was not forked; it goes on as before."

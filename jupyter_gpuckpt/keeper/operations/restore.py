@@ -48,9 +48,9 @@ from .parts import CRIU_IMAGES
 from .stages import Stages, Tell, to_nobody
 from .wake import awaken, until_whole
 from .wake_at_touch import tell_not_woken
+from ..owner import owner_of
 
 if TYPE_CHECKING:
-    from ..owner import owner_of
 from ..kernel_life import Keeper
 
 log = logging.getLogger("gpuckpt.keeper")

@@ -36,6 +36,7 @@ from .. import fit, ports
 from ..agent_says import ReadyForSave
 from ..files import lifetime
 from ..namespace import Namespace
+from ..owner import owner_of
 from ..unsaved import saved_with
 from .parts import CRIU_IMAGES, VRAM
 from .stages import Stages, Tell
@@ -43,7 +44,6 @@ from .take import Frozen, Taken, take
 
 if TYPE_CHECKING:
     from ...client.record import Operation
-    from ..owner import owner_of
 from ..kernel_life import Keeper
 
 log = logging.getLogger("gpuckpt.keeper")
