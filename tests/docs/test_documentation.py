@@ -96,6 +96,15 @@ def test_every_page_is_in_the_navigation() -> None:
     assert pages - linked == {"index.md"}
 
 
+@pytest.mark.parametrize("floor", ["keeper", "client", "snapshots", "linux"])
+def test_the_map_of_modules_has_each_one(floor: str) -> None:
+    page = (_ROOT / "docs" / "how-it-works.md").read_text()
+    section = page.partition(f"### `{floor}/`")[2].partition("\n### ")[0]
+    first_column = "".join(re.findall(r"^\| ([^|]*) \|", section, re.MULTILINE))
+    named = set(re.findall(r"`(\w+)\.py`", first_column))
+    assert named == {path.stem for path in (_ROOT / "jupyter_gpuckpt" / floor).glob("[a-z]*.py")}
+
+
 def test_a_version_is_the_same_wherever_it_stands() -> None:
     stands = {
         "pyproject.toml": r'^version = "(.+)"$',
