@@ -38,6 +38,7 @@ from .. import fit, ports
 from ..files import lifetime
 from ..gpu import sharing
 from ..gpu.freeze import GpuReturn, parked_in
+from ..owner import owner_of
 from ..staging import fits_in_memory, vram_files
 from ..unsaved import cells_of
 from .arrival import Arrival, make_lifetime_files, put_in_place, request_of, resume
@@ -45,10 +46,9 @@ from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
 from .save import about_kernel, about_machine, save
 from .stages import Stages, Tell, to_nobody
 from .take import take
-from ..owner import owner_of
 
 if TYPE_CHECKING:
-from ..kernel_life import Keeper
+    from ..kernel_life import Keeper
 
 _NOT_FORKED = "The kernel was not forked; it goes on as before."
 

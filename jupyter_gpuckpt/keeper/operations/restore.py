@@ -40,6 +40,7 @@ from ..answers import unforeseen
 from ..gpu import sharing
 from ..ipython_history import begin_session
 from ..link import AgentSilent
+from ..owner import owner_of
 from ..ports import Places
 from ..unsaved import cells_of, saved_with, unsaved
 from .arrival import Verified, put_in_place, request_of, resume
@@ -48,10 +49,9 @@ from .parts import CRIU_IMAGES
 from .stages import Stages, Tell, to_nobody
 from .wake import awaken, until_whole
 from .wake_at_touch import tell_not_woken
-from ..owner import owner_of
 
 if TYPE_CHECKING:
-from ..kernel_life import Keeper
+    from ..kernel_life import Keeper
 
 log = logging.getLogger("gpuckpt.keeper")
 

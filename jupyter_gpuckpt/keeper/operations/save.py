@@ -44,7 +44,7 @@ from .take import Frozen, Taken, take
 
 if TYPE_CHECKING:
     from ...client.record import Operation
-from ..kernel_life import Keeper
+    from ..kernel_life import Keeper
 
 log = logging.getLogger("gpuckpt.keeper")
 
