@@ -52,16 +52,21 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> N
 def furnish(run_dir: str, uid: int = 0, gid: int = 0) -> None:
     """Give the namespace its own /proc, /dev/shm and run folder; what is made is this user's."""
     owner = f"uid={uid},gid={gid}"
-    # Slave: what the machine mounts or unmounts later is seen, what happens here stays here.
-    _mount("none", "/", "none", MS_REC | MS_SLAVE)
-    _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    _mount("gpuckpt", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,{owner}")
+    mount_own(owner)
     os.mkdir(NAMESPACE_RUN_DIR, 0o700)
     _mount(run_dir, NAMESPACE_RUN_DIR, "none", MS_BIND)
     # In huge pages, files are written and read faster. Those of VRAM are whole numbers of them; among criu's images are
     # many small ones, of which each would take one.
     _mount_memory(NAMESPACE_VRAM_DIR, owner, "always")
     _mount_memory(os.path.dirname(NAMESPACE_STAGING_DIR), owner, "within_size")
+
+
+def mount_own(owner: str = "uid=0,gid=0") -> None:
+    """Give the namespace its own /proc and /dev/shm."""
+    # Slave: what the machine mounts or unmounts later is seen, what happens here stays here.
+    _mount("none", "/", "none", MS_REC | MS_SLAVE)
+    _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    _mount("gpuckpt", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,{owner}")
 
 
 def _mount_memory(folder: str, owner: str, huge: str) -> None:

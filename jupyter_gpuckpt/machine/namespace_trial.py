@@ -1,9 +1,9 @@
 """Try what a kernel's namespaces need, in short-lived ones of its own.
 
-A program (``python -I -S room.py [save|restore FOLDER CRIU…]``) with the standard library alone, so
-that it starts in milliseconds. It makes a fresh PID and mount namespace the way that the sleeper
-does, furnishes it, and prints one line of JSON: ``{"failed": step, "why": text}``, with an empty
-step when all went well. Nothing of it is left when it ends.
+A program (``python -I -S namespace_trial.py [save|restore FOLDER CRIU…]``) with the standard library and
+`linux/spawning.py` alone, so that it starts in milliseconds. It makes a fresh PID and mount namespace as the sleeper
+does, and prints one line of JSON: ``{"failed": step, "why": text}``, with an empty step when all went well. Nothing of
+it is left when it ends.
 
 Its environment is criu's. With ``save`` it also starts a small process there and has criu dump it;
 with ``restore`` it has criu bring that process back, in another namespace, and lets it prove that
@@ -21,9 +21,9 @@ import subprocess
 import sys
 import time
 
-CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
-MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
-MS_REC, MS_SLAVE = 0x4000, 0x80000
+sys.path.append(f"{os.path.dirname(os.path.abspath(__file__))}/../linux")  # -I leaves it out
+import spawning  # type: ignore[import-not-found]
+
 PR_SET_PDEATHSIG = 1
 
 TRAVELLER = 10_000
@@ -44,19 +44,6 @@ def check(result: int, step: str) -> None:
     """Raise `StepFailed` unless a C function returned 0."""
     if result != 0:
         raise StepFailed(step, os.strerror(ctypes.get_errno()))
-
-
-def mount(source: str, target: str, kind: str, flags: int) -> int:
-    """Call mount(2)."""
-    result: int = _libc.mount(source.encode(), target.encode(), kind.encode(), flags, None)
-    return result
-
-
-def furnish() -> None:
-    """Give the namespace its own mounts, /proc and /dev/shm."""
-    check(mount("none", "/", "none", MS_REC | MS_SLAVE), "make mounts private")
-    check(mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC), "mount /proc")
-    check(mount("gpuckpt", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV), "mount a tmpfs")  # noqa: S108
 
 
 def start_at(pid: int) -> int:
@@ -102,7 +89,7 @@ def write(path: str, content: bytes) -> None:
     descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.write(descriptor, content)
     os.close(descriptor)
-    os.rename(f"{path}.new", path)  # noqa: PTH104 - this program starts with few imports
+    os.rename(f"{path}.new", path)
 
 
 def read(path: str, step: str) -> bytes:
@@ -166,7 +153,10 @@ def be_process_one(arguments: list[str]) -> None:
     """Furnish the namespace and do in it what was asked."""
     # The one who made the namespace may be killed; then it ends too.
     check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
-    furnish()
+    try:
+        spawning.mount_own()
+    except OSError as error:
+        raise StepFailed("make mounts", str(error.strerror)) from None
     if not arguments:
         try_pids()
         return
@@ -185,7 +175,7 @@ def main(arguments: list[str]) -> None:
         travel(arguments[1])
         return
     try:
-        check(_libc.unshare(CLONE_NEWPID | CLONE_NEWNS), "make namespaces")
+        check(_libc.unshare(spawning.CLONE_NEWPID | spawning.CLONE_NEWNS), "make namespaces")
     except StepFailed as failure:
         tell(*failure.args)
         return

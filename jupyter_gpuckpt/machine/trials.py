@@ -14,12 +14,12 @@ from jupyter_gpuckpt.freeze.criu_errors import in_log
 from jupyter_gpuckpt.freeze.criu_program import CriuProgram
 from jupyter_gpuckpt.linux.root_only import temporary_folder
 
-from . import namespace_trial
-
 __all__ = ["Outcome", "try_namespaces", "try_save_and_restore"]
 
 _NAMESPACES_TIMEOUT = 10.0
-_SAVE_TIMEOUT = namespace_trial.CRIU_TIMEOUT + namespace_trial.ANSWER_TIMEOUT + 10
+_SAVE_TIMEOUT = 90.0  # longer than what the program waits for criu, and then for an answer
+_TRIAL = Path(__file__).absolute().with_name("namespace_trial.py")
+"""A program: the package does not import it."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def try_save_and_restore(program: CriuProgram) -> Outcome:
 
 def _in_namespace(arguments: tuple[str, ...], environment: dict[str, str], timeout: float) -> tuple[str, str]:
     # A process of its own, because making namespaces is for single-threaded processes.
-    argv = [sys.executable, "-I", "-S", str(Path(namespace_trial.__file__).absolute()), *arguments]
+    argv = [sys.executable, "-I", "-S", str(_TRIAL), *arguments]
     try:
         done = subprocess.run(
             argv,

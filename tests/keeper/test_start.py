@@ -194,7 +194,7 @@ def test_two_kernels_of_one_user_never_listen_at_one_port() -> None:
             listen(first, "127.0.0.1", port)
             with pytest.raises(zmq.ZMQError, match="in use"):
                 listen(second, "127.0.0.1", port)
-            keepers.connect(f"tcp://127.0.0.1:{port}")
+            client.connect(f"tcp://127.0.0.1:{port}")
             client.send(b"hello")
             assert first.recv_multipart()[-1] == b"hello"
 
