@@ -1,4 +1,4 @@
-"""Row 18: the keeper is killed, at any stage of a save or a restore.
+"""The keeper is killed, at any stage of a save or a restore.
 
 The kernel runs on and gets a new keeper, or a fresh one stands in its place and says so; the cell that asked is
 answered within seconds; the store has the old state or the whole new snapshot.

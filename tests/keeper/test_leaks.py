@@ -1,4 +1,4 @@
-"""Row 24: nothing grows with the number of saves and restores, and nothing is left by a shutdown."""
+"""Nothing grows with the number of saves and restores, and nothing is left by a shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row 18: what holds a kernel is killed: a server's kernel outlives it, any other program's ends with it."""
+"""What holds a kernel is killed: a server's kernel outlives it, any other program's ends with it."""
 
 from __future__ import annotations
 
