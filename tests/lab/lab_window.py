@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import nbformat
 from jupyter_servers import TOKEN, Server
 from playwright.sync_api import Browser, ConsoleMessage, Error, Locator, expect
+from playwright.sync_api import TimeoutError as TookTooLong
 
 CONFIG = "".join(f"c.{app}.expose_app_in_browser = True\n" for app in ("LabApp", "JupyterNotebookApp"))
 """For the server: tests reach the application by ``window.jupyterapp``."""
@@ -197,15 +199,25 @@ class Window:
 
     def restore(self, name: str) -> None:
         """Restore by way of the sidebar, and wait for it."""
-        self.line(name).hover()
-        self.line(name).get_by_role("button", name=f"Restore {name}").click()
+        self.press(self.line(name), f"Restore {name}")
         self.accept("Restore")
         self.is_told(f"Restored {name}")
 
+    def press(self, line: Locator, button: str) -> None:
+        """Press a button of a line, which shows it while the mouse is there: again where the list has moved since."""
+        deadline = time.monotonic() + PATIENCE / 1000
+        while True:
+            line.hover()
+            try:
+                line.get_by_role("button", name=button).click(timeout=5000)
+                return
+            except TookTooLong:
+                if time.monotonic() > deadline:
+                    raise
+
     def more(self, name: str, command: str) -> None:
         """Choose a command from the menu behind a snapshot's button."""
-        self.line(name).hover()
-        self.line(name).get_by_role("button", name=f"More about {name}").click()
+        self.press(self.line(name), f"More about {name}")
         self.page.get_by_role("menuitem", name=command).click()
 
     def slow_down(self, times: int) -> None:

@@ -182,8 +182,7 @@ def test_what_the_server_cannot_do_is_not_offered(lab: Server, open_window: Open
     window.save("old")
     window.show_sidebar()
     expect(window.sidebar.get_by_role("button", name=re.compile("Fork|Fetch"))).to_have_count(0)
-    window.line("old").hover()
-    window.line("old").get_by_role("button", name="More about old").click()
+    window.press(window.line("old"), "More about old")
     items = window.page.get_by_role("menuitem")
     expect(items.filter(has_text="Compare Snapshot…")).to_be_visible()
     for absent in ("Fork Snapshot", "Share Snapshot…", "Export Snapshot…"):

@@ -74,8 +74,7 @@ def test_what_is_in_no_snapshot_is_told_before_it_is_lost(lab: Server, open_wind
     window.show_sidebar()
 
     def ask() -> None:
-        window.line("one").hover()
-        window.line("one").get_by_role("button", name="Restore one").click()
+        window.press(window.line("one"), "Restore one")
 
     ask()
     expect(window.dialog).to_contain_text("when one was saved")
@@ -102,8 +101,7 @@ def test_what_would_be_lost_can_be_saved_first(lab: Server, open_window: OpenWin
     window.save("one")
     window.run("x = 2")
     window.show_sidebar()
-    window.line("one").hover()
-    window.line("one").get_by_role("button", name="Restore one").click()
+    window.press(window.line("one"), "Restore one")
     window.accept("Save first…")
     window.dialog.get_by_label("Name").fill("two")
     window.accept("Save")
@@ -132,8 +130,7 @@ def test_names_belong_to_notebooks(lab: Server, open_window: OpenWindow) -> None
     expect(window.sidebar.get_by_role("tree", name="This notebook")).to_contain_text("ours.ipynb:shared")
     expect(others).to_contain_text("theirs.ipynb:shared")
     # The other one is restored only by somebody who has read whose it is.
-    others.get_by_role("treeitem").hover()
-    others.get_by_role("button", name="Restore theirs.ipynb:shared").click()
+    window.press(others.get_by_role("treeitem"), "Restore theirs.ipynb:shared")
     expect(window.dialog).to_contain_text("It is not of this notebook: it was saved from")
     expect(window.dialog).to_contain_text("theirs.ipynb")
     assert window.accessibility_faults(".jp-Dialog") == []
@@ -405,8 +402,7 @@ def test_a_snapshot_of_a_job_is_told_from_a_kernel_s(lab: Server, open_window: O
         expect(window.line("of-job")).to_contain_text("job train")
         # It is put back by a command, in a terminal, whatever asks for it; also where its job was hibernated.
         line = window.line("hibernated-train")
-        line.hover()
-        line.get_by_role("button", name="Restore… hibernated-train as a job").click()
+        window.press(line, "Restore… hibernated-train as a job")
         expect(window.dialog.locator("code").first).to_have_text("jupyter gpuckpt restore train hibernated-train")
         assert window.accessibility_faults(".jp-Dialog") == []
         window.accept("Close")

@@ -113,8 +113,7 @@ def test_a_notebook_whose_kernel_was_hibernated_is_resumed(tmp_path: Path, open_
         assert window.dialog.count() == 0
         window.show_sidebar()
         line = window.sidebar.locator("[data-snapshot^=hibernated]")
-        line.hover()
-        line.get_by_role("button", name="Resume").click()
+        window.press(line, "Resume")
         expect(window.dialog).to_contain_text("Resume the kernel of this notebook?")
         assert window.accessibility_faults(".jp-Dialog") == []
         window.page.screenshot(path=folder / "resume-light.png")
