@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from .. import settings
-from ..errors import GpuckptError, NoSuchKernel
+from ..errors import GpuckptError, KeeperGone, NoSuchKernel
 from ..freeze.cuda_calls import CudaWorker
 from ..freeze.gpu_processes import cuda_pids
 from ..snapshots.summary import HIBERNATED, summary
@@ -24,6 +25,9 @@ Lister = Callable[[CudaWorker], tuple[list[dict[str, Any]], list[GpuckptError]]]
 
 STATUS_TIMEOUT = 5.0
 """For how long a keeper may be silent when it is asked how its kernel is, in seconds."""
+_KEEPERS = 3
+"""How many keepers are asked, where one after the other ends."""
+_MOMENT, _LOOK = 2.0, 0.02  # for how long a keeper that hung up may take to end, and between two looks; seconds
 
 
 def running_kernels(worker: CudaWorker) -> tuple[list[dict[str, Any]], list[GpuckptError]]:
@@ -145,9 +149,34 @@ def _states(folder: KernelFolder) -> Iterator[State]:
 
 
 def _status(folder: KernelFolder) -> dict[str, Any]:
+    """Ask a keeper how its kernel is; another one where it ends meanwhile, as it does when its kernel has ended.
+
+    Raises
+    ------
+    NoSuchKernel : the kernel has ended.
+    KeeperGone, OtherVersion : its keeper does not tell.
+    """
+    for _ in range(_KEEPERS - 1):
+        try:
+            return _asked(folder)
+        except KeeperGone:
+            if not _ends(folder):
+                raise
+    return _asked(folder)
+
+
+def _asked(folder: KernelFolder) -> dict[str, Any]:
     with keepers.connect(folder) as keeper:
         status: dict[str, Any] = keeper.ask(Status(), timeout=STATUS_TIMEOUT)
         return status
+
+
+def _ends(folder: KernelFolder) -> bool:
+    """Tell whether a keeper that hung up is gone: it has a moment for writing down how its kernel ended."""
+    deadline = time.monotonic() + _MOMENT
+    while folder.has_keeper() and time.monotonic() < deadline:
+        time.sleep(_LOOK)
+    return not folder.has_keeper()
 
 
 def _about(folder: KernelFolder, error: GpuckptError) -> GpuckptError:

@@ -11,8 +11,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
-from command_line import PROGRAM, Ran, run
+from command_line import COMMAND, PROGRAM, Ran, run
 from job_programs import TRAIN, Job, ask, folder_of, program, start_counter
 from keeper_faults import assert_no_litter, processes_of
 from notebooks import Notebook, wait_until
@@ -260,6 +261,21 @@ def test_the_status_of_one_that_ends_without_a_keeper_is_learnt_by_the_next(tmp_
     wait_until(lambda: start_time(pid) is None)
     assert job.wait_for_end() == 7
     assert job.output() == "bye\n"
+
+
+def test_one_that_ends_while_it_is_asked_for_is_no_fault(tmp_path: Path) -> None:
+    job = Job("ending")
+    job.start("sleep", "1000")
+    keeper, pid = _keeper("ending"), job.told()["pid"]
+    os.kill(keeper, signal.SIGSTOP)
+    with subprocess.Popen([*COMMAND, "ps", "--json"], stdout=subprocess.PIPE, text=True) as listing:
+        family = psutil.Process(listing.pid)
+        wait_until(lambda: family.net_connections(kind="unix"), what="ps asks the keeper")
+        _kill(pid)
+        os.kill(keeper, signal.SIGKILL)
+        assert listing.stdout is not None
+        assert json.loads(listing.stdout.read())["faults"] == []
+    assert job.told()["state"] == "ended"
 
 
 def test_one_that_dies_with_its_keeper_has_ended_unseen(tmp_path: Path) -> None:
