@@ -1,9 +1,9 @@
 /** A button that does a command: it says what for and by which keys, and why it cannot be pressed where that is so. */
 
-import { Notification } from '@jupyterlab/apputils';
 import { CommandRegistry } from '@lumino/commands';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import * as React from 'react';
+import { tellInPassing } from './passing';
 
 interface IProps {
   commands: CommandRegistry;
@@ -16,15 +16,12 @@ interface IProps {
   children: React.ReactNode;
 }
 
-/** How long it is shown why nothing was done, in milliseconds. */
-const SHOWN = 5000;
-
 /** Do a command, or say why it cannot be done now: that is the caption of one that is disabled. */
 export function perform(commands: CommandRegistry, command: string, args?: ReadonlyPartialJSONObject): void {
   if (commands.isEnabled(command, args)) {
     void commands.execute(command, args);
   } else {
-    Notification.info(commands.caption(command, args), { autoClose: SHOWN });
+    tellInPassing(commands.caption(command, args), 'info');
   }
 }
 

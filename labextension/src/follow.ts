@@ -6,11 +6,10 @@ import { asError } from './api';
 import { size } from './format';
 import type { Model } from './model';
 import { nameOf } from './names';
+import { tellInPassing } from './passing';
 import { progressText } from './progress';
 import type { IError, IOperation, IProgress } from './types';
 
-/** For how long a notification of a success stays, in milliseconds. */
-const SUCCESS_STAYS = 5000;
 /** How long an operation takes before it gets a notification of its progress, in milliseconds. */
 const PROGRESS_AFTER = 500;
 
@@ -27,13 +26,6 @@ interface IFollowed {
   /** The id of the notification of its progress; null before there is one. */
   notification: string | null;
   undo: Undo | undefined;
-}
-
-/** The notification of how an operation ended. */
-interface IOutcome {
-  message: string;
-  type: Notification.TypeOptions;
-  options: { autoClose: number | false; actions: Notification.IAction[] };
 }
 
 export class Follower {
@@ -95,18 +87,17 @@ export class Follower {
 
   /** Tell of something that was done, and offer to take it back. */
   tell(message: string, undo?: Undo): void {
-    const actions = undo ? [{ label: this.trans.__('Undo'), callback: undo }] : [];
-    Notification.success(message, { autoClose: undo ? 2 * SUCCESS_STAYS : SUCCESS_STAYS, actions });
+    tellInPassing(message, 'success', undo && [{ label: this.trans.__('Undo'), callback: undo }]);
   }
 
   /** Tell of an error. */
   complain(reason: unknown): void {
-    const error = asError(reason);
-    Notification.error(error.what, { autoClose: false, actions: [this._why(error)] });
+    this._tellError(asError(reason));
   }
 
-  private _why(error: IError, operation?: string): Notification.IAction {
-    return { label: this.trans.__('Why, and what next'), callback: () => this.explain(error, operation) };
+  private _tellError(error: IError, operation?: string): void {
+    const why = { label: this.trans.__('Why, and what next'), callback: () => this.explain(error, operation) };
+    Notification.error(error.what, { autoClose: false, actions: [why] });
   }
 
   private _show(operation: IProgress, undo?: Undo): void {
@@ -151,8 +142,7 @@ export class Follower {
   }
 
   private _conclude({ notification, undo }: IFollowed, operation: IOperation): void {
-    const { message, type, options } = this._outcome(operation, undo);
-    Notification.emit(message, type, options);
+    this._tellEnd(operation, undo);
     // Another one, not the same with another type: where JupyterLab is still drawing a notification, which takes as
     // long as the machine lets it, it loses the change, or never closes what it changed.
     if (notification !== null) {
@@ -161,22 +151,17 @@ export class Follower {
     }
   }
 
-  private _outcome(operation: IOperation, undo: Undo | undefined): IOutcome {
+  private _tellEnd(operation: IOperation, undo: Undo | undefined): void {
     const { trans } = this;
-    const { id, error, state } = operation;
+    const { id, error, kind, state } = operation;
     if (state === 'cancelled') {
-      const message = ['save', 'restore'].includes(operation.kind)
-        ? trans.__('Cancelled; the kernel is as it was.')
-        : trans.__('Cancelled.');
-      return { message, type: 'info', options: { autoClose: SUCCESS_STAYS, actions: [] } };
+      const unharmed = ['save', 'restore'].includes(kind);
+      tellInPassing(unharmed ? trans.__('Cancelled; the kernel is as it was.') : trans.__('Cancelled.'), 'info');
+    } else if (state === 'failed') {
+      this._tellError(error ?? { kind: '', what: trans.__('It failed.'), why: '', then: '' }, id);
+    } else {
+      this.tell(this._success(operation), undo);
     }
-    if (state === 'failed') {
-      const why = error ?? { kind: '', what: trans.__('It failed.'), why: '', then: '' };
-      return { message: why.what, type: 'error', options: { autoClose: false, actions: [this._why(why, id)] } };
-    }
-    const actions = undo ? [{ label: trans.__('Undo'), callback: undo }] : [];
-    const autoClose = undo ? 2 * SUCCESS_STAYS : SUCCESS_STAYS;
-    return { message: this._success(operation), type: 'success', options: { autoClose, actions } };
   }
 
   private _success({ kind, name: called, result }: IOperation): string {

@@ -7,6 +7,7 @@ import { DescriptionBody, ImportBody, ParagraphsBody, PassphraseBody, RemovalBod
 import type { Follower } from './follow';
 import { moment, size } from './format';
 import type { Model } from './model';
+import { tellInPassing } from './passing';
 import type { ILook, ISnapshot } from './types';
 
 /** How much of a file is sent at first to see what it is, in bytes: most say so within that. */
@@ -214,7 +215,7 @@ export class Keeping {
       return true;
     } catch (reason) {
       if (cancelled.signal.aborted) {
-        Notification.info(trans.__('Cancelled; nothing was imported.'), { autoClose: 5000 });
+        tellInPassing(trans.__('Cancelled; nothing was imported.'), 'info');
         return false;
       }
       throw reason;

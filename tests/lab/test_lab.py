@@ -24,6 +24,14 @@ from jupyter_gpuckpt.store.trust import Trust
 pytestmark = pytest.mark.criu
 
 _STALE = re.compile("jp-gpuckpt-mod-stale")
+_LISTENS_LATE = """() => {
+  const listen = EventTarget.prototype.addEventListener;
+  EventTarget.prototype.addEventListener = function (type, ...how) {
+    if (type === 'd') setTimeout(() => listen.call(this, type, ...how), 5000);
+    else listen.call(this, type, ...how);
+  };
+}"""
+"""Has notifications listen too late for that they have slid in, which is an event of theirs named "d"."""
 
 
 def _remove_all(server: Server) -> None:
@@ -602,7 +610,8 @@ def test_what_is_told_goes_by_itself_where_the_page_is_slow(lab: Server, open_wi
     # It ends while the page is still drawing how far it is.
     window.run("import jupyter_gpuckpt, time; jupyter_gpuckpt.before_save(lambda: time.sleep(0.5))")
     window.kernel_is_ready()
-    window.slow_down(40)
+    window.slow_down(20)
+    window.page.evaluate(_LISTENS_LATE)
     window.save("meanwhile")
     window.is_told_nothing_more()
 
