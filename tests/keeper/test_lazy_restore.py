@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from keeper_faults import Requested, assert_works, store
-from notebooks import Notebook
+from notebooks import PATIENCE, Notebook
 
 from jupyter_gpuckpt.client.record import Operation
 from jupyter_gpuckpt.errors import Cancelled, Damaged, NoSuchSnapshot
@@ -49,7 +49,7 @@ def test_cells_run_while_the_gpu_memory_is_on_its_way_and_wake_the_kernel_when_i
     notebook.run(_ON_ITS_WAY)
     # Nothing is shown of a wake: the cell runs as any.
     assert notebook.run("print(sleeping.is_asleep, told)").shown == ["True []\n"]
-    assert notebook.client.complete("tol", reply=True, timeout=20)["content"]["matches"] == []
+    assert notebook.client.complete("tol", reply=True, timeout=PATIENCE)["content"]["matches"] == []
     error = {"type": "Refused", "what": "Not read.", "why": "Damaged.", "then": "Restore another.", "data": {}}
     answer = notebook.run(f"sleeping.not_woken({error})")
     assert "Not read." in answer.text

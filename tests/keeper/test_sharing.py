@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from keeper_faults import Asked, status
-from notebooks import Notebook, StartKernel, wait_until
+from notebooks import PATIENCE, Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt.client.record import Operation
 from jupyter_gpuckpt.errors import Busy, Cancelled, Refused
@@ -71,12 +71,15 @@ def two(start: StartKernel, grace: None) -> list[Notebook]:
     """Two kernels, the second of which was used last."""
     kernels = [start(), start()]
     for kernel in kernels:
-        kernel.run("1")
-    wait_until(lambda: not any(status(kernel)["busy"] for kernel in kernels))
-    # Who was used when is what the keepers have heard by now: they may have been busy themselves.
-    while _last_active(kernels[1]) <= _last_active(kernels[0]):
-        kernels[1].run("1")
+        _use(kernel)
     return kernels
+
+
+def _use(kernel: Notebook) -> None:
+    """Run a cell, and wait until the kernel's keeper has heard of its begin and of its end."""
+    before = _last_active(kernel)
+    kernel.run("1")
+    wait_until(lambda: _last_active(kernel) > before and not status(kernel)["busy"])
 
 
 def _last_active(kernel: Notebook) -> datetime:
@@ -124,7 +127,7 @@ def test_one_that_works_is_waited_for(two: list[Notebook]) -> None:
             await asyncio.sleep(0.01)
         # The other one is left in peace until it helps.
         assert (await asyncio.to_thread(_states, two)) == ["running", "running"]
-        two[0].client.get_stdin_msg(timeout=20)  # an answer before the question is passed over
+        two[0].client.get_stdin_msg(timeout=PATIENCE)  # an answer before the question is passed over
         two[0].client.input("done")
         await making
 
@@ -144,7 +147,7 @@ def test_it_is_not_waited_for_longer_than_is_set(two: list[Notebook], monkeypatc
     with pytest.raises(Cancelled):
         _make_room(_Figures(two), 10, operation=operation)
     assert _states(two) == ["running", "running"]
-    two[0].client.get_stdin_msg(timeout=20)  # an answer before the question is passed over
+    two[0].client.get_stdin_msg(timeout=PATIENCE)  # an answer before the question is passed over
     two[0].client.input("done")
     assert cell.answer()["status"] == "ok"
 

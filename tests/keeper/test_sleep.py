@@ -21,7 +21,7 @@ from keeper_faults import (
     kill_keeper,
     status,
 )
-from notebooks import Notebook, wait_until
+from notebooks import PATIENCE, Notebook, wait_until
 
 from jupyter_gpuckpt.errors import Busy, Cancelled, KeeperGone
 
@@ -71,7 +71,7 @@ def test_it_does_not_fall_asleep_under_a_cell(notebook: Notebook) -> None:
     refused = ask(notebook, "sleep")
     assert isinstance(refused, Busy), refused
     assert "A cell is running" in str(refused)
-    notebook.client.get_stdin_msg(timeout=20)  # an answer before the question is passed over
+    notebook.client.get_stdin_msg(timeout=PATIENCE)  # an answer before the question is passed over
     notebook.client.input("done")
     assert cell.answer()["status"] == "ok"
     wait_until(lambda: not status(notebook)["busy"])
@@ -216,7 +216,7 @@ def test_a_wake_ends_a_sleep_that_has_just_begun(notebook: Notebook) -> None:
 def test_a_cell_that_follows_one_that_asks_for_sleep_is_named_as_what_keeps_it_awake(notebook: Notebook) -> None:
     def said() -> str:
         while True:
-            message = notebook.client.get_iopub_msg(timeout=20)
+            message = notebook.client.get_iopub_msg(timeout=PATIENCE)
             text = str(message["content"].get("data", {}).get("text/plain", ""))
             if text.startswith(("Asleep", "Not asleep")):
                 return text

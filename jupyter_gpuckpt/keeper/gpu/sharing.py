@@ -200,6 +200,7 @@ def _holders(keeper: Keeper, unwilling: Mapping[str, str]) -> list[_Holder]:
     usage = keeper.worker.usage()
     found: list[_Holder] = []
     known = {*processes.descendants(os.getpid())}
+    now = datetime.datetime.now(datetime.timezone.utc)  # one for all: who answers late is not idle for longer
     for folder in keepers.folders():
         try:
             if folder.path == keeper.folder.path:
@@ -212,7 +213,7 @@ def _holders(keeper: Keeper, unwilling: Mapping[str, str]) -> list[_Holder]:
         known |= pids
         held = _held(usage, pids)
         if held:
-            found.append(_kernel(status, held, unwilling.get(status["kernel_id"], "")))
+            found.append(_kernel(status, held, now, unwilling.get(status["kernel_id"], "")))
     strangers = {one.pid for one in usage} - known
     for pid in sorted(strangers):
         found.append(_Holder(f"process {pid} ({processes.name(pid) or 'unknown'})", _held(usage, {pid})))
@@ -227,13 +228,13 @@ def _held(usage: Iterable[Usage], pids: set[int]) -> dict[str, int]:
     return held
 
 
-def _kernel(status: Mapping[str, Any], held: Mapping[str, int], unwilling: str) -> _Holder:
+def _kernel(status: Mapping[str, Any], held: Mapping[str, int], now: datetime.datetime, unwilling: str) -> _Holder:
     short = str(status["kernel_id"])[:_SHORT]
     name = f"job {status['job']}" if status["job"] else f"kernel {short}"
     if status["notebook"]:
         name = f"{Path(status['notebook']).name} ({name})"
     last = datetime.datetime.fromisoformat(status["last_active"])
-    idle = 0.0 if status["busy"] else (datetime.datetime.now(datetime.timezone.utc) - last).total_seconds()
+    idle = 0.0 if status["busy"] else (now - last).total_seconds()
     state = unwilling or ("kept awake" if status["pinned"] else "a cell runs" if status["busy"] else status["state"])
     # One that is at something now will have an end of it.
     can_sleep = not (unwilling or status["pinned"] or status["state"] == "ended")
