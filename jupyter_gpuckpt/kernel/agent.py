@@ -48,7 +48,7 @@ _PREPARED_FOR = frozenset({"save", "fork", "move"})
 """What a cell asks for that the kernel is prepared for: the cell does nothing else meanwhile."""
 _TAKEN_FOR = frozenset({"save", "fork"})
 """What a cell asks for whose end a restored kernel tells it: what was restored was taken for that."""
-_MENDING = 5.0  # how long a restored kernel waits for the debugger to be mended, in seconds
+_MENDING = 20.0  # how long a restored kernel waits for the debugger to be mended, in seconds
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 
 

@@ -82,6 +82,9 @@ def _forget_session(api: Any) -> None:
     """Undo debugpy's ``listen``, which it has no call for."""
     pydevd: Any = sys.modules["pydevd"]
     pydevd.stoptrace()
+    # A thread of its own that found the connection closed may be ending it as well, and is waited for half a second
+    # at most: the next debugger would join one that nothing reaches.
+    pydevd.set_global_debugger(None)
     pydevd.SetupHolder.setup = None
     # It has every Python child debugged, by way of an adapter that is gone: none could start any more.
     for module in filter(None, (os, subprocess, sys.modules.get("_posixsubprocess"))):

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from notebooks import Notebook, StartKernel
+from notebooks import PATIENCE, Notebook, StartKernel
 
 from jupyter_gpuckpt.errors import SaveFailed
 
@@ -25,7 +25,7 @@ class Debugger:
         request = self._client.session.msg("debug_request", content)
         self._client.control_channel.send(request)
         while True:
-            reply = self._client.get_control_msg(timeout=60)
+            reply = self._client.get_control_msg(timeout=PATIENCE)
             if reply["parent_header"].get("msg_id") == request["header"]["msg_id"]:
                 answer: dict[str, Any] = reply["content"]
                 assert answer["success"], answer
@@ -43,16 +43,17 @@ class Debugger:
         self.ask("configurationDone")
         request: str = self._client.execute(_CODE)
         while True:
-            message = self._client.get_iopub_msg(timeout=60)
+            message = self._client.get_iopub_msg(timeout=PATIENCE)
             if message["msg_type"] == "debug_event" and message["content"]["event"] == "stopped":
                 break
-        assert self.ask("stackTrace", threadId=1)["stackFrames"][0]["line"] == 2
+        self._stopped = message["content"]["body"]["threadId"]
+        assert self.ask("stackTrace", threadId=self._stopped)["stackFrames"][0]["line"] == 2
         return request
 
     def go_on(self, request: str) -> None:
-        self.ask("continue", threadId=1)
+        self.ask("continue", threadId=self._stopped)
         # Where the kernel was slow to start, it was asked about itself more than once, and that is answered first.
-        while (reply := self._client.get_shell_msg(timeout=60))["parent_header"]["msg_id"] != request:
+        while (reply := self._client.get_shell_msg(timeout=PATIENCE))["parent_header"]["msg_id"] != request:
             assert reply["msg_type"] == "kernel_info_reply"
         assert reply["content"]["status"] == "ok"
 
@@ -99,7 +100,7 @@ def test_a_debugger_that_was_on_is_off_in_the_restored_kernel_and_can_be_started
         restored.run("%gpuckpt restore here")
         # debugpy starts Python children under the debugger: without it, as this one has been lost, they must start too.
         restored.run("import subprocess, sys; child = [sys.executable, '-c', 'print(5)']")
-        assert restored.value("subprocess.run(child, capture_output=True, timeout=60).stdout") == r"b'5\n'"
+        assert restored.value(f"subprocess.run(child, capture_output=True, timeout={PATIENCE}).stdout") == r"b'5\n'"
         again = Debugger(restored)
         again.start()
         again.debug_a_cell()
@@ -112,7 +113,7 @@ def test_a_kernel_that_is_stopped_at_a_breakpoint_is_not_saved(notebook: Noteboo
     request = debugger.run_until_stopped()
     with notebook.keeper as keeper:
         with pytest.raises(SaveFailed, match="stopped it at a breakpoint"):
-            keeper.request("save", {"name": "never"}, timeout=60)
+            keeper.request("save", {"name": "never"}, timeout=PATIENCE)
         debugger.go_on(request)
-        keeper.request("save", {"name": "here"}, timeout=60)
+        keeper.request("save", {"name": "here"}, timeout=PATIENCE)
     assert notebook.value("c") == "3"
