@@ -72,9 +72,22 @@ class OneAtATime:
                 return
             if under_way.kind in _BREAKS_OFF.get(kind, ()):
                 under_way.cancelling.set()
-            with self._queue(operation, tell) as stages:
-                await stages.enter("waiting for its turn")
-                await stages.or_cancelled(under_way.settled.wait())
+            await self._wait_for(under_way, operation, tell)
+
+    async def wait_for_recovery(self, operation: Operation, tell: Tell) -> None:
+        """Wait until what another keeper had begun is undone, before this one does anything with its kernel.
+
+        Raises
+        ------
+        Cancelled : nobody wants to wait any longer.
+        """
+        while (under_way := self.current) is not None:
+            await self._wait_for(under_way, operation, tell)
+
+    async def _wait_for(self, under_way: Operation, operation: Operation, tell: Tell) -> None:
+        with self._queue(operation, tell) as stages:
+            await stages.enter("waiting for its turn")
+            await stages.or_cancelled(under_way.settled.wait())
 
     @contextlib.contextmanager
     def _queue(self, operation: Operation, tell: Tell) -> Iterator[Stages]:

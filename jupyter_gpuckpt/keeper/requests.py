@@ -136,7 +136,9 @@ class Requests:
 
     async def _operate(self, operation: Operation, request: Long, tell: Tell) -> Any:
         keeper, operations = self.keeper, self.keeper.operations
-        await keeper.held.wait()
+        if not keeper.held.is_set():
+            await operations.wait_for_recovery(operation, tell)
+            await keeper.held.wait()
         patient = not isinstance(request, asked.Sleep) or request.idle_for is None
         await operations.wait_for_others(operation, tell, patient=patient)
         await operations.wait_until_written(operation, tell)

@@ -396,6 +396,10 @@ while True:
 """
 
 
+async def unheard(_: str) -> None:
+    """Be told what is waited for."""
+
+
 def test_no_process_that_is_continued_sees_a_child_that_stands_still() -> None:
     processor = {min(os.sched_getaffinity(0))}
     with subprocess.Popen([sys.executable, "-c", _LOOKS_WHEN_CONTINUED], stdout=subprocess.PIPE, text=True) as parent:
@@ -410,7 +414,7 @@ def test_no_process_that_is_continued_sees_a_child_that_stands_still() -> None:
             # On one processor, whoever is continued runs before this thread does its next step.
             os.sched_setaffinity(0, processor)
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-            asyncio.run(criu_run.let_run(parent.pid, []))
+            asyncio.run(criu_run.let_run(parent.pid, [], unheard))
 
         thread = threading.Thread(target=continued)
         thread.start()

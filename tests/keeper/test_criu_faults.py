@@ -293,6 +293,27 @@ def test_a_kernel_that_a_criu_holds_which_no_signal_ends_is_waited_for(criu: Cri
     assert_works(notebook)
 
 
+def test_the_next_keeper_waits_for_it_too(criu: Criu, notebook: Notebook) -> None:
+    """It says so, others may wait for their turn or give up, and the kernel is as it was when it is let go."""
+    notebook.run(_STATE)
+    waiting: list[str] = []
+    with contextlib.ExitStack() as hanging:
+        with criu.held_at("dump", "start") as until_held:
+            saving = Requested(notebook, "save", {"name": "never"})
+            until_held()
+            hanging.enter_context(held_by_this_thread(status(notebook)["pid"]))
+            kill_keeper(notebook)
+        assert type(saving.outcome()).__name__ == "KeeperGone"
+        wait_until(lambda: f"`kill -9 {os.getpid()}`" in status(notebook)["stage"], what="nobody says who holds it")
+        assert status(notebook)["state"] == "saving"
+        later = Requested(notebook, "save", {"name": "later"}, waiting.append)
+        wait_until(lambda: waiting == ["waiting for its turn"])
+    assert later.outcome()["name"] == "later"
+    assert names() == {"later"}
+    assert_runs_on(notebook)
+    assert_works(notebook)
+
+
 def test_a_failed_restore_tells_the_cells_behind_it_that_they_do_not_run(criu: Criu, notebook: Notebook) -> None:
     notebook.run("x = 1")
     notebook.run("%gpuckpt save here")

@@ -1,55 +1,38 @@
-"""The fresh sleeper that a snapshot or a copy comes up in: what it is given, and how it is brought to life."""
+"""The fresh sleeper that a snapshot or a copy comes up in: what it is given, and what its kernel is told at last."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import json
 import logging
-import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...client import broker_connection
 from ...client.kernel_start import run_path
-from ...client.resting import ASLEEP
 from ...errors import (
     Damaged,
     Refused,
-    RestoreFailed,
 )
-from ...freeze import criu, cuda, images, random_state
 from ...freeze.criu_program import CriuProgram
-from ...freeze.parking import Parked
-from ...linux import processes
 from ...linux.root_only import environment
 from ...snapshots import kept_files, needs
 from ...snapshots.needs import NeededFile
-from ...snapshots.summary import current_name
 from ...snapshots.temporary import can_be_made
 from ...store import Manifest, Snapshot, Store
-from .. import fit
 from ..agent_says import faults_said
 from ..files import lifetime, placed_files
 from ..files.placed_files import Lacking, Placement
-from ..gpu import gate
-from ..gpu.freeze import GpuReturn, parked_in
-from ..gpu.late_vram import LateVram
-from ..gpu.sleep import GpuSleep
 from ..link import AgentSilent, Link
 from ..namespace import Namespace
-from ..ports import Places
 from ..staging import fits_in_memory, vram_files
-from . import criu_run
 from .parts import CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM, WORKING_COPY
-from .sleep import fell_asleep
 from .stages import Stages
 
 if TYPE_CHECKING:
@@ -57,7 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gpuckpt.keeper")
 
-_TURN = 2.0  # how long a kernel's clients may take to leave it when the other one is complete, in seconds
 _CRIU_STARTS = 10.0  # how long criu may take to say its version, in seconds
 _SHOWN = 10  # how many files a note names
 _NOTHING = Lacking()
@@ -276,320 +258,6 @@ async def to_its_end(work: Callable[[], object]) -> None:
         await asyncio.wait({doing})
         doing.exception()  # seen
         raise
-
-
-@dataclass
-class Verified:
-    """A snapshot of which every byte is right, in a fresh sleeper that it fits; no kernel has been touched for it.
-
-    What is read behind the rest is not verified yet; `gpu` and `late` know of it.
-    """
-
-    snapshot: Snapshot
-    new: Arrival
-    gpu: GpuReturn
-    warnings: list[str]
-    """What the person must know of it."""
-    late: LateVram | None = None
-    """Reads what was in GPU memory, where that is not waited for: all else is verified."""
-
-    @classmethod
-    async def of(
-        cls,
-        keeper: Keeper,
-        store: Store,
-        manifest: Manifest,
-        request: Request,
-        program: CriuProgram,
-        fits: fit.Fit,
-        leaving: Sequence[int],
-        stages: Stages,
-        *,
-        lazily: bool = False,
-        beside: bool = False,
-    ) -> Verified:
-        """Read it out of the store into a fresh sleeper; `leaving` are the processes that will have ended by then.
-
-        With `lazily`, what was in GPU memory is seen to be there, and is read behind the rest. So is, `beside` a kernel
-        that still runs, what goes straight to the GPU.
-
-        Raises
-        ------
-        Refused, StoreError, Cancelled : nothing is left behind.
-        """
-        await stages.enter("verifying")
-        new = await Arrival.prepare(keeper, request.images, request.lacking)
-        parked = parked_in(manifest.cuda)
-        read_again = functools.partial(_read_parked, store, manifest, new, parked)
-        gpu = GpuReturn(keeper.worker, new.space, parked, fits.gpu_map, vram_files(new.space), read_again)
-        snapshot, late = None, None
-        is_wanted: Callable[[str], bool] = request.is_wanted
-        try:
-            await gpu.prepare(early=True, reading=not lazily)
-            if lazily:
-                late = LateVram(store, manifest.name, manifest.id, VRAM, new.vram)
-                await asyncio.to_thread(late.open)
-                is_wanted = request.is_wanted_at_once
-            takers = {f"{VRAM}/{parked.file}": gpu.taker} if parked is not None and gpu.taker is not None else {}
-            if beside and takers:
-                is_wanted = _but_for(takers, request.is_wanted)
-            open_ = functools.partial(store.open, manifest.name, new.files, stages.amount)
-            snapshot = await asyncio.to_thread(open_, new.elsewhere, is_wanted, takers)
-            if beside and takers:
-                postpone = functools.partial(store.postpone, manifest.name, manifest.id, {VRAM: new.vram})
-                gpu.read_behind(await asyncio.to_thread(postpone, takers.__contains__, takers), stages.amount)
-            else:
-                await gpu.have_read()
-            if late is not None:
-                late.start()
-            if snapshot.manifest.id != manifest.id:
-                raise Refused(
-                    "The snapshot was not restored; nothing was touched.",
-                    f"Another snapshot was saved as {manifest.name!r} at this moment.",
-                    "Try again.",
-                )
-            await stages.or_cancelled(new.furnish(snapshot))
-            await new.refuse_without_criu(program)
-            await asyncio.to_thread(fit.check_files, snapshot, new.space.path("/"))
-            warnings = [*fits.notes, *new.notes(), *await asyncio.to_thread(fit.warnings, snapshot, leaving)]
-            if fits.gpu_map is not None:
-                warnings += await asyncio.to_thread(cuda.moves, keeper.worker, manifest.cuda, fits.gpu_map)
-        except BaseException:
-            if late is not None:
-                await late.close()
-            if snapshot is not None:
-                await asyncio.to_thread(snapshot.close)
-            await gpu.close()
-            await new.discard()
-            raise
-        return cls(snapshot, new, gpu, warnings, late)
-
-    async def discard(self) -> None:
-        """Give it up."""
-        if self.late is not None:
-            await self.late.close()
-        await asyncio.to_thread(self.snapshot.close)
-        await self.gpu.close()
-        await self.new.discard()
-
-
-def _but_for(paths: Container[str], is_wanted: Callable[[str], bool]) -> Callable[[str], bool]:
-    return lambda path: path not in paths and is_wanted(path)
-
-
-def _read_parked(store: Store, manifest: Manifest, new: Arrival, parked: Parked | None) -> None:
-    """Write what was parked into its file, of a snapshot that is being restored; it may have been renamed meanwhile.
-
-    Raises
-    ------
-    StoreError : it is not there any more.
-    """
-    assert parked is not None
-    path = f"{VRAM}/{parked.file}"
-    name = current_name(store, manifest.name, manifest.id)
-    with contextlib.closing(store.postpone(name, manifest.id, {VRAM: new.vram}, path.__eq__)) as files:
-        files.read()
-
-
-class Predecessor(Protocol):
-    """The kernel that runs beside the one that comes in its place."""
-
-    @property
-    def peers(self) -> Mapping[str, int]:
-        """How many clients it had at each channel."""
-
-    async def leave(self, late: LateVram | None) -> None:
-        """Give it up, unless this raises. What is read of GPU memory behind the rest must be right so far."""
-
-    async def turn(self) -> None:
-        """Have its clients connect to the other one as soon as that listens; it is about to run."""
-
-
-async def put_in_place(
-    keeper: Keeper,
-    snapshot: Snapshot,
-    new: Arrival,
-    program: CriuProgram,
-    gpu: GpuReturn,
-    places: Places,
-    peers: Mapping[str, int],
-    *,
-    hold: bool = False,
-    late: LateVram | None = None,
-    predecessor: Predecessor | None = None,
-    stages: Stages | None = None,
-) -> asyncio.Task[None]:
-    """Have criu restore the tree into the new sleeper, and the driver its GPU state; return what is tidied up yet.
-
-    With `hold` the kernel executes nothing that comes until it is told that it is woken. With `late`, which reads what
-    was in GPU memory, the kernel sleeps then, and executes what does not touch a GPU. A `predecessor` is given up as
-    late as can be, and before anything of this one runs; whatever is raised before that has changed nothing for it.
-    Where there is a way back, the operation's `stages` tell whether criu is to be waited for any longer.
-    """
-    manifest = snapshot.manifest
-    work = snapshot.directory / CRIU_IMAGES
-    _make_ready(work, places, new.space)
-    if new.space.deputy is None:  # which does it itself, at the restore
-        random_state.spoil()
-    how = {**({"hold": True} if hold else {}), **({"asleep": True} if late is not None else {})}
-    introduce = functools.partial(_introduce, keeper, snapshot, new.link, places, how)
-    if predecessor is None:
-        await introduce(peers)
-    output = (new.space.run_dir / KERNEL_LOG).stat().st_size
-    has_left = predecessor is None
-    turning: asyncio.Task[None] | None = None
-
-    async def take_its_place(of: Predecessor) -> None:
-        nonlocal has_left
-        if turning is not None:
-            # Who does not come over comes when the other one has ended.
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(turning, _TURN)
-        await of.leave(late)
-        has_left = True
-        await introduce(of.peers)
-
-    try:
-        populating = None
-        if late is None:
-            await gpu.prepare()
-            await gpu.preload()
-            # criu has one thread and leaves the other processors to this.
-            populating = asyncio.create_task(asyncio.to_thread(vram_files(new.space).populate))
-        # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
-        await new.space.set_last_pid(images.highest_id(work) + 1)
-        inside = Path(new.files_inside, CRIU_IMAGES)
-        if manifest.process["cuda"]:
-            gate.close(new.space.run_dir)
-        if predecessor is not None and (late is not None or not manifest.process["cuda"]):
-            turning = asyncio.create_task(predecessor.turn())
-        failure = RestoreFailed("The snapshot could not be restored.")
-        left: criu.Left = "stopped" if predecessor else "running"
-        restoring = criu_run.restore(new.space, program, work, inside, failure, left)
-        await (restoring if stages is None else stages.or_cancelled(restoring))
-        pid = int(manifest.process["pid"])
-        on_gpu = [outer for p in manifest.process["cuda"] if (outer := new.space.outer(int(p)))]
-        if len(on_gpu) != len(manifest.process["cuda"]) or new.space.outer(pid) is None:
-            raise RestoreFailed("The snapshot could not be restored.", "A process of it did not come back.")
-        stay = predecessor is not None and late is None and gpu.can_stay(on_gpu)
-        if predecessor is not None and not stay:
-            await gpu.have_read()
-            await take_its_place(predecessor)
-            _go_on(new.space, work)
-        asleep = None
-        if late is not None:
-            asleep = await GpuSleep.of_snapshot(keeper.worker, new.space, gpu, on_gpu[0], manifest.cuda, late)
-            keeper.asleep = asleep
-        elif on_gpu:
-            if predecessor is not None and stay:
-                turning = asyncio.create_task(_turn_soon(predecessor, gpu))
-            await gpu.thaw(on_gpu, cuda.needs(manifest.cuda), populating, stay=stay)
-        if predecessor is not None and stay:
-            await take_its_place(predecessor)
-            await gpu.go()
-            _go_on(new.space, work)
-    except BaseException:
-        if not has_left:
-            new.space.kill_now()  # nothing of it has run, and nothing of it shall
-        if turning is not None:
-            turning.cancel()
-            await asyncio.wait([turning])
-        raise
-    finally:
-        tidying = asyncio.create_task(gpu.close())
-    if asleep is None:
-        await asyncio.to_thread(vram_files(new.space).discard)
-    await new.space.adopt(pid)
-    if new.placement is not None:
-        await new.placement.seal()
-    keeper.state.own_files, keeper.state.sleep, keeper.state.worked = new.has_stand_ins, None, 0.0
-    keeper.state.output = output
-    if asleep is not None:
-        keeper.state.sleep = asleep.note(ASLEEP)
-    keeper.hold(new.space, new.link, pid)
-    if asleep is not None:
-        fell_asleep(keeper, asleep)
-    new.link.hello.set_result({})
-    return tidying
-
-
-async def _turn_soon(predecessor: Predecessor, gpu: GpuReturn) -> None:
-    await gpu.nearly_read()
-    await predecessor.turn()
-
-
-def _go_on(space: Namespace, work: Path) -> None:
-    """Have processes go on that were stopped as criu left them, but for those that stood still when they were saved.
-
-    Children go first: none of them stands still where its parent looks.
-    """
-    still = images.stopped(work)
-    for pid in reversed(processes.descendants(space.pid)):
-        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-            if processes.inner_pid(pid) not in still:
-                os.kill(pid, signal.SIGCONT)
-
-
-async def _introduce(
-    keeper: Keeper,
-    snapshot: Snapshot,
-    link: Link,
-    places: Places,
-    how: Mapping[str, bool],
-    peers: Mapping[str, int],
-) -> None:
-    """Tell the kernel who it is now; this waits in the FIFO when it wakes, before the first message can come."""
-    if not snapshot.manifest.kernel["agent"]:
-        return
-    connection = json.loads(Path(keeper.launch.connection_file).read_text())
-    kernel = snapshot.manifest.kernel
-    # What waits for a kernel that wakes has been answered by nobody.
-    waited = {"waited": kernel["waited"]} if "waited" in kernel and not how.get("hold") else {}
-    await link.send(
-        {
-            "call": "identity",
-            "id": 0,
-            "args": {
-                "connection": connection,
-                "connection_file": keeper.launch.connection_file,
-                "kernel_id": keeper.launch.kernel_id,
-                "peers": dict(peers),
-                "ports": dict(places.table),
-                **how,
-                **waited,
-            },
-        }
-    )
-
-
-def _make_ready(work: Path, places: Places, space: Namespace) -> None:
-    """Make criu's images ready to be restored here: what differs from one kernel to the next is written anew."""
-    images.rewrite_tree(work / "pstree.img", work / "pstree.img")
-    for path in map(places.socket_path, images.socket_paths(work)):
-        # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.
-        space.path(str(path.parent)).mkdir(mode=0o700, parents=True, exist_ok=True)
-    if os.geteuid() != 0:
-        images.own_deleted_files(work, os.geteuid(), [os.getegid(), *os.getgroups()])
-    images.rewrite_files(
-        work / "files.img",
-        work / "files.img",
-        port=places.port,
-        abstract_name=places.abstract_name,
-        socket_path=places.socket_path,
-        deleted=functools.partial(_place_of_deleted, root=space.path("/")),
-        found=functools.partial(fit.found, root=space.path("/")),
-    )
-
-
-def _place_of_deleted(path: str, root: Path) -> str:
-    """Return where a file that was deleted is made again for a moment: elsewhere, if it cannot be where it was.
-
-    A library that was replaced while the kernel had it loaded may have been in a folder that is root's, or read-only.
-    """
-    folder = root / path[1:]
-    while not folder.is_dir():
-        folder = folder.parent
-    return path if os.access(folder, os.W_OK | os.X_OK) else f"/dev/shm/{os.path.basename(path)}"  # noqa: S108, PTH119
 
 
 async def resume(

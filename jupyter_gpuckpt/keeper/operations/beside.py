@@ -141,8 +141,10 @@ class Predecessor:
     def _shares(self, channels: Mapping[str, int]) -> bool:
         return self._shared is not None and self._shared.ports.issuperset(channels.values())
 
-    async def leave(self, late: LateVram | None) -> None:
-        """Give it up: there is no way back to it from here on. What was read so far of `late` must be right.
+    async def leave(self, late: LateVram | None, way_back: contextlib.AsyncExitStack) -> None:
+        """Give it up: `way_back`, which undoes all that was done so far, is cleared when there is none any more.
+
+        What was read so far of `late` must be right.
 
         Raises
         ------
@@ -159,6 +161,8 @@ class Predecessor:
         keeper.state.operation = RestoreInProgress(self._name, self.asked, self.peers)
         keeper.save_state()
         await self._unshare()
+        # The point of no return: from here on the kernel that runs is given up for the one that comes.
+        way_back.pop_all()
         self.has_left = True
         await keeper.give_up(wait=not beside)
 

@@ -10,16 +10,13 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ... import settings
 from ...client.kernel_start import run_path
-from ...errors import (
-    GpuckptError,
-    SaveFailed,
-)
+from ...errors import GpuckptError
 from ...freeze import criu, criu_errors
 from ...freeze.criu_program import CriuProgram
 from ...linux import proc, processes
@@ -147,30 +144,37 @@ async def _outcome(run: Coroutine[Any, Any, int], log_file: Path, failure: Gpuck
     raise failure
 
 
-async def let_run(kernel: int | None, still: Collection[int]) -> None:
+async def let_run(kernel: int | None, still: Collection[int], say: Callable[[str], Awaitable[None]]) -> None:
     """See to it that a kernel's processes run on after a dump, but for those that stood `still` by themselves before.
 
-    Raises
-    ------
-    SaveFailed : some do not.
+    A criu that holds them and cannot be killed is waited for, however long, and it is said: what they had on GPUs can
+    be given back to them only then, and is kept until then. Who does not want to wait ends that criu, or the kernel.
     """
+    while held := await _let_go(kernel, still):
+        by = ", ".join(sorted(set(map(str, held.values()))))
+        stage = (
+            f"waiting to let the kernel go on, which is stopped. criu (process {by}) does not end, and holds "
+            f"{', '.join(map(str, held))}, processes of the kernel. They run on as soon as it ends: try "
+            f"`kill -9 {by}`; `dmesg` may say what it waits for."
+        )
+        log.error("%s", stage)
+        await say(stage)
+
+
+async def _let_go(kernel: int | None, still: Collection[int]) -> Mapping[int, int]:
+    """Have them run on; return which of them are held for long, and by whom."""
     tree = [kernel, *processes.descendants(kernel)] if kernel is not None else []
     _continue(tree, still)
     began = time.monotonic()
     while held := {pid: tracer for pid in processes.held(tree) if (tracer := processes.tracer(pid)) not in tree}:
         if (waited := time.monotonic() - began) > _LET_GO:
-            by = ", ".join(sorted(set(map(str, held.values()))))
-            raise SaveFailed(
-                "The kernel was not saved, and it is stopped.",
-                f"criu (process {by}) does not end, and holds {', '.join(map(str, held))}, processes of the kernel.",
-                f"They run on as soon as it ends: try `kill -9 {by}`; `dmesg` may say what it waits for.",
-                held=list(held),
-            )
+            return held
         await asyncio.sleep(max(_LOOK, waited / 20))
     _continue(tree, still)
     for pid in set(still).difference(processes.stopped(still)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)  # criu had continued it, and was killed
+    return {}
 
 
 def _continue(tree: Collection[int], still: Collection[int]) -> None:

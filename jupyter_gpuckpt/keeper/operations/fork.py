@@ -41,11 +41,12 @@ from ..gpu.freeze import GpuReturn, parked_in
 from ..owner import owner_of
 from ..staging import fits_in_memory, vram_files
 from ..unsaved import cells_of
-from .arrival import Arrival, make_lifetime_files, put_in_place, request_of, resume
+from .arrival import Arrival, make_lifetime_files, request_of, resume
 from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
 from .save import about_kernel, about_machine, save
 from .stages import Stages, Tell, to_nobody
 from .take import take
+from .takeover import AtOnce, Coming, InPlace, take_over
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -429,19 +430,23 @@ async def _bring_up(
             "held": False,
         }
 
-    try:
-        started = await asyncio.gather(*map(start, range(wanted.count)), return_exceptions=True)
-        for outcome in started:
-            if isinstance(outcome, BaseException):
-                raise outcome
-    except BaseException as e:
-        await asyncio.to_thread(_end_all, copies)
-        if not isinstance(e, GpuckptError | OSError):
-            raise
-        raise _failed(e) from e
-    finally:
-        plan.close()
+    with contextlib.closing(plan), _in_words():
+        async with contextlib.AsyncExitStack() as undoing:
+            undoing.push_async_callback(asyncio.to_thread, _end_all, copies)
+            started = await asyncio.gather(*map(start, range(wanted.count)), return_exceptions=True)
+            for outcome in started:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            undoing.pop_all()
     return [found for found in started if isinstance(found, dict)], plan.warnings()
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except (GpuckptError, OSError) as e:
+        raise _failed(e) from e
 
 
 def _starting(up: int, count: int) -> str:
@@ -507,20 +512,21 @@ async def arrive(keeper: Keeper) -> None:
     # The process that calls the driver needs a while to start: it does so beside what comes first.
     starting = asyncio.create_task(asyncio.to_thread(_start_worker, keeper.worker, bool(manifest.process["cuda"])))
     try:
-        await asyncio.to_thread(_copy_files, order, new)
-        await new.furnish(snapshot)
-        table = {int(port): int(other) for port, other in order.ports.items()}
-        places = ports.Places.of_copy(table, order.paths)
-        gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), order.gpu_map, vram_files(new.space))
-        tidying = await put_in_place(keeper, snapshot, new, program, gpu, places, {})
-        copy = {"index": order.index, "reseed": order.reseed, "kernel_id": keeper.launch.kernel_id}
-        stages = Stages(Operation("fork", keeper.launch.kernel_id), to_nobody)
-        result = {**summary(manifest), "restored": True, "warnings": [], "copy": copy}
-        keeper.notes = await resume(new.link, snapshot, {}, result, stages)
-        await tidying
-    except BaseException:
-        await new.discard()
-        raise
+        async with contextlib.AsyncExitStack() as undoing:
+            undoing.push_async_callback(new.discard)
+            await asyncio.to_thread(_copy_files, order, new)
+            await new.furnish(snapshot)
+            table = {int(port): int(other) for port, other in order.ports.items()}
+            places = ports.Places.of_copy(table, order.paths)
+            gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), order.gpu_map, vram_files(new.space))
+            coming = Coming(keeper, snapshot, new, program, AtOnce(gpu, new, manifest))
+            tidying = await take_over(coming, InPlace({}), places)
+            copy = {"index": order.index, "reseed": order.reseed, "kernel_id": keeper.launch.kernel_id}
+            stages = Stages(Operation("fork", keeper.launch.kernel_id), to_nobody)
+            result = {**summary(manifest), "restored": True, "warnings": [], "copy": copy}
+            keeper.notes = await resume(new.link, snapshot, {}, result, stages)
+            await tidying
+            undoing.pop_all()
     finally:
         await starting
         await asyncio.to_thread(snapshot.close)

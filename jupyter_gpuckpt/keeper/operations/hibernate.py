@@ -1,8 +1,8 @@
-"""Hibernate and wake, step by step: a kernel goes to the disk as a snapshot, and comes back from there.
+"""Hibernate, step by step: a kernel goes to the disk as a snapshot.
 
 The kernel stands still from the instant that is saved to its end, so that nothing of it is lost in between; and it ends
-only once its snapshot is committed and was looked at. From then on a doorman has its ports (`keeper/doorman.py`). It
-stays hibernated until it has answered as a woken kernel: whatever fails before that, the snapshot is as it was.
+only once its snapshot is committed and was looked at. From then on a doorman has its ports (`keeper/doorman.py`), until
+it is woken (`wake_hibernated`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import importlib
 import itertools
 import logging
 import re
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 from ... import settings
 from ...client.asked import Hibernate
 from ...client.broker_connection import usable_criu
-from ...client.in_progress import WakeInProgress
 from ...client.record import Ended, now
-from ...client.resting import Hibernated, Said, Untold
+from ...client.resting import Hibernated, Said
 from ...errors import (
     Busy,
     Cancelled,
@@ -32,21 +30,15 @@ from ...errors import (
     KernelLost,
     NoSuchSnapshot,
     Refused,
-    RestoreFailed,
     SaveFailed,
 )
-from ...linux.reserved_ports import Reserved
-from ...snapshots.hibernated import forget, remove
-from ...snapshots.summary import HIBERNATED, current_name, summary, summary_of
-from ...snapshots.told import Summary
+from ...snapshots.hibernated import remove
+from ...snapshots.summary import HIBERNATED, summary, summary_of
 from ...store import Manifest, Store
-from .. import fit, ports
-from ..agent_says import as_said, faults_said
+from .. import ports
+from ..agent_says import as_said
 from ..connections import Connections, own_connections, unread_bytes
-from ..gpu import sharing
-from ..link import AgentSilent, Link
-from ..ports import Places
-from .arrival import Verified, put_in_place, request_of
+from ..link import AgentSilent
 from .save import RoomInStore, commit, describe
 from .stages import Stages, Tell
 from .take import Taken, run_on, take
@@ -55,7 +47,7 @@ if TYPE_CHECKING:
     from ...client.record import Operation
     from ..kernel_life import Keeper
 
-__all__ = ["come_back", "finish_wake", "hibernate", "remove_broken_off", "tell_again"]
+__all__ = ["hibernate", "leave", "remove_broken_off"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -95,20 +87,19 @@ async def hibernate(keeper: Keeper, operation: Operation, request: Hibernate, te
         taken = await take(
             keeper, operation, writer.directory, program, stages, RoomInStore(keeper, keeper.store), left="stopped"
         )
-        try:
-            await stages.enter("writing")
-            await describe(keeper, writer, taken, stages)
-            writing = commit(keeper, writer, taken, program, stages, "Hibernated.")
-            manifest = await (writing if ends or at_once else _unless_a_cell_comes(keeper, operation, writing))
-            await _make_sure(keeper, manifest, said, "end" if ends else "at once" if at_once else "")
-        except BaseException as e:
-            await _run_on(keeper, operation, taken, e, stages)
-            raise
-        else:
-            await _leave(keeper, ends=ends)
-        finally:
-            await taken.frozen.tidied()
-            await asyncio.to_thread(taken.staging.discard)
+        async with contextlib.AsyncExitStack() as tidying:
+            tidying.push_async_callback(asyncio.to_thread, taken.staging.discard)
+            tidying.push_async_callback(taken.frozen.tidied)
+            async with contextlib.AsyncExitStack() as way_back:
+                way_back.push_async_exit(functools.partial(_run_on, keeper, operation, taken, stages))
+                await stages.enter("writing")
+                await describe(keeper, writer, taken, stages)
+                writing = commit(keeper, writer, taken, program, stages, "Hibernated.")
+                manifest = await (writing if ends or at_once else _unless_a_cell_comes(keeper, operation, writing))
+                await _make_sure(keeper, manifest, said, "end" if ends else "at once" if at_once else "")
+                # The point of no return: the snapshot is the kernel from here on.
+                way_back.pop_all()
+            await leave(keeper, ends=ends)
     await asyncio.to_thread(keeper.worker.close)
     if ends:
         if keeper.launch.job:
@@ -213,7 +204,7 @@ async def _make_sure(keeper: Keeper, manifest: Manifest, said: Said | None, how:
         raise SaveFailed(_NOT_HIBERNATED, f"The keeper's record could not be written: {e}", "Free disk space.") from e
 
 
-async def _leave(keeper: Keeper, *, ends: bool) -> None:
+async def leave(keeper: Keeper, *, ends: bool) -> None:
     """End the kernel: it is its snapshot, whatever happens here."""
     try:
         await keeper.give_up()
@@ -236,7 +227,15 @@ def _label(store: Store, manifest: Manifest) -> None:
     store.tag(manifest.name, [HIBERNATED])
 
 
-async def _run_on(keeper: Keeper, operation: Operation, taken: Taken, cause: BaseException, stages: Stages) -> None:
+async def _run_on(
+    keeper: Keeper,
+    operation: Operation,
+    taken: Taken,
+    stages: Stages,
+    _: object,
+    cause: BaseException | None,
+    __: object,
+) -> None:
     """Let the kernel run on, and leave no snapshot of it."""
     failure = cause if isinstance(cause, GpuckptError) else SaveFailed(_NOT_HIBERNATED, str(cause))
     try:
@@ -250,163 +249,3 @@ def remove_broken_off(store: Store, name: str) -> None:
     """Remove the snapshot of a kernel that runs on, since its keeper was killed on the way. Raises `StoreError`."""
     with contextlib.suppress(NoSuchSnapshot):
         remove(store, name)
-
-
-# -- the way back
-
-
-async def come_back(keeper: Keeper, operation: Operation, gpus: Sequence[int], stages: Stages) -> dict[str, Any]:
-    """Bring a hibernated kernel back, and have it execute what clients have sent meanwhile.
-
-    Raises
-    ------
-    Refused, NoSuchSnapshot, Untrusted, Damaged, RestoreFailed, Cancelled : it is hibernated as before.
-    """
-    keeper.stand_in.announce("waking")
-    back = _snapshot(keeper).gpu_memory
-    try:
-        await stages.enter("checking")
-        warnings = await _bring_up(keeper, operation, gpus, stages)
-        operation.answering = True
-        faults = await finish_wake(keeper)
-    except Exception as e:
-        error = _failed(keeper, e)
-        log.exception("the kernel could not be woken: %s", error)
-        await keeper.refuse_requests(error)
-        raise error from e
-    keeper.woken = {"at": now(), "seconds": stages.seconds()}
-    return {"already": False, "back": back, "warnings": [*warnings, *faults], "seconds": stages.seconds()}
-
-
-def _failed(keeper: Keeper, cause: Exception) -> GpuckptError:
-    name = _snapshot(keeper).name
-    then = "It is hibernated as before, and its snapshot is good: run a cell, or `wake` it, to try again."
-    if isinstance(cause, GpuckptError):
-        kind = type(cause)
-        why = f"{cause.what} {cause.why}".strip()
-        return kind(f"The hibernated kernel could not be woken ({name}).", why, f"{cause.then} {then}", **cause.data)
-    why = str(cause) if isinstance(cause, OSError) else f"{type(cause).__name__}: {cause}"
-    return RestoreFailed(f"The hibernated kernel could not be woken ({name}).", why, then)
-
-
-def _snapshot(keeper: Keeper) -> Summary:
-    hibernated = keeper.state.hibernated
-    assert hibernated is not None
-    return hibernated.snapshot
-
-
-async def _bring_up(keeper: Keeper, operation: Operation, gpus: Sequence[int], stages: Stages) -> list[str]:
-    """Restore the kernel into a fresh sleeper; return what the person must know of it."""
-    saved = _snapshot(keeper)
-    name = operation.name = await asyncio.to_thread(current_name, keeper.store, saved.name, saved.id)
-    manifest, request = await asyncio.to_thread(request_of, keeper.store, name)
-    program = await asyncio.to_thread(usable_criu)
-    check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, [])
-    fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, gpus))
-    try:
-        verified = await Verified.of(keeper, keeper.store, manifest, request, program, fits, [], stages)
-    except BaseException:
-        keeper.without_kernel()
-        raise
-    snapshot = verified.snapshot
-    try:
-        await stages.enter("restoring")
-        peers = await _clients(keeper)
-        keeper.state.operation = WakeInProgress(name)
-        keeper.save_state()
-        await keeper.stand_in.give_ports_up()
-        with contextlib.closing(Reserved()) as reserved:
-            places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file, reserved)
-            put = functools.partial(put_in_place, keeper, snapshot, verified.new, program, verified.gpu, places, peers)
-            tidying = await put(hold=True, stages=stages)
-        await tidying
-    except BaseException:
-        await verified.discard()
-        keeper.without_kernel()
-        raise
-    await asyncio.to_thread(snapshot.close)
-    return verified.warnings
-
-
-async def _clients(keeper: Keeper) -> dict[str, int]:
-    """Return how many connections the kernel will have when all of its clients are there again."""
-    hibernated = keeper.state.hibernated
-    assert hibernated is not None
-    await keeper.stand_in.settled()
-    clients = hibernated.clients = ports.peers(keeper.launch.connection_file)
-    # The doorman has none of these, and the kernel makes them again as it comes back.
-    return {**clients, "shell_port": clients["shell_port"] + hibernated.own_connections}
-
-
-async def finish_wake(keeper: Keeper) -> list[str]:
-    """Have the restored kernel execute what came while it was hibernated; return what went wrong in its hooks.
-
-    It is told until it has answered, and noted until then, but not waited for longer than for its hooks. It hears of
-    each wake once, also where a keeper dies in the middle and another tells it again.
-
-    Raises
-    ------
-    RestoreFailed : it has ended; it is hibernated again.
-    """
-    hibernated, link, space = keeper.state.hibernated, keeper.link, keeper.space
-    assert hibernated is not None
-    assert link is not None
-    assert space is not None
-    untold = Untold(hibernated.snapshot, hibernated.snapshot.id + hibernated.since, hibernated.requests)
-    telling = _telling(link, untold)
-    died = asyncio.create_task(space.wait(keeper.state.kernel_pid))
-    faults: list[str] = []
-    try:
-        await asyncio.wait({telling, died}, timeout=settings.hook_timeout(), return_when=asyncio.FIRST_COMPLETED)
-        if telling.done():
-            faults = faults_said(await telling).faults
-        elif died.done():
-            raise RestoreFailed("The restored kernel ended at once.", "", "")
-    except Exception as e:
-        telling.cancel()
-        await _leave(keeper, ends=False)
-        if isinstance(e, AgentSilent):
-            raise RestoreFailed("The restored kernel was ended at once.", "", "") from e
-        raise
-    finally:
-        died.cancel()
-        with contextlib.suppress(asyncio.CancelledError, GpuckptError):
-            await died
-    keeper.state.hibernated = keeper.state.operation = None
-    keeper.state.untold = untold
-    if telling.done():
-        _was_told(keeper)
-    else:
-        # It runs, and does what waits when it comes to it: a long call that keeps Python's lock was saved in it.
-        log.warning("the woken kernel has not answered yet")
-        keeper.in_background(_until_told(keeper, telling))
-    keeper.note_state()
-    keeper.watch()
-    return faults
-
-
-def tell_again(keeper: Keeper) -> None:
-    """Tell a woken kernel what waits for it, which the keeper before this one may not have come to."""
-    if keeper.state.untold is not None and keeper.link is not None:
-        keeper.in_background(_until_told(keeper, _telling(keeper.link, keeper.state.untold)))
-
-
-def _telling(link: Link, untold: Untold) -> asyncio.Task[Any]:
-    return asyncio.create_task(link.call("woken", {"token": untold.token, "requests": untold.requests}, None))
-
-
-async def _until_told(keeper: Keeper, telling: asyncio.Task[Any]) -> None:
-    try:
-        await telling
-    except AgentSilent:
-        return  # it has ended
-    except GpuckptError as e:
-        log.error("what came for the hibernated kernel could not be executed: %s", e)
-    _was_told(keeper)
-    keeper.note_state()
-
-
-def _was_told(keeper: Keeper) -> None:
-    untold, keeper.state.untold = keeper.state.untold, None
-    if untold is not None:
-        keeper.in_background(asyncio.to_thread(forget, keeper.store, untold.snapshot.name, untold.snapshot.id))

@@ -12,6 +12,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from ...client.in_progress import MoveInProgress, ParkedMemory, RestoreInProgress, SaveInProgress, WakeInProgress
+from ...client.record import Operation
 from ...client.resting import ASLEEP, WAKING, Sleep
 from ...errors import (
     GpuckptError,
@@ -25,11 +26,13 @@ from ..gpu.late_vram import LateVram
 from ..gpu.sleep import GpuSleep
 from ..staging import discard_left, vram_files
 from .criu_run import end_criu, let_run
-from .hibernate import finish_wake, remove_broken_off, tell_again
+from .failed_restore import answer_from_fresh, failed_restore
+from .hibernate import remove_broken_off
 from .parts import CAPTURE, VRAM, WORKING_COPY
-from .restore import answer_from_fresh, failed_restore
 from .sleep import fell_asleep, tell_awake
+from .stages import Stages, to_nobody
 from .wake import bring_back
+from .wake_hibernated import finish_wake, tell_again
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -103,7 +106,12 @@ async def _mend(keeper: Keeper) -> None:
     if left is not None:
         log.warning("the keeper before this one died during a %s", left.kind)
     if isinstance(left, SaveInProgress):
-        await _recover_save(keeper, left)
+        # Others wait for it, and are told: the kernel may be held by a criu that no signal ends.
+        operation = Operation("hibernate" if left.left == "stopped" else "save", left.name, cancellable=False)
+        undoing = Stages(operation, to_nobody)
+        with keeper.operations.begin(operation):
+            await undoing.tell_of(f"undoing the {operation.kind} in the middle of which its keeper died")
+            await _recover_save(keeper, left, undoing)
     elif isinstance(left, MoveInProgress):
         await _recover_move(keeper, left)
     if keeper.state.sleep is not None:
@@ -126,11 +134,10 @@ async def _mend(keeper: Keeper) -> None:
     keeper.note_state()
 
 
-async def _recover_save(keeper: Keeper, left: SaveInProgress) -> None:
+async def _recover_save(keeper: Keeper, left: SaveInProgress, undoing: Stages) -> None:
     """Let the kernel run on, with what it has on GPUs; one that was to be hibernated is not."""
     await end_criu(keeper.namespace(), left.criu)
-    with contextlib.suppress(GpuckptError):  # a criu that hangs in the system holds them, and lets them go one day
-        await let_run(keeper.namespace().outer(keeper.state.kernel_pid), left.still)
+    await let_run(keeper.namespace().outer(keeper.state.kernel_pid), left.still, undoing.tell_of)
     await _bring_back_gpu_state(keeper, left, left.parked)
     if keeper.state.sleep is None:
         await asyncio.to_thread(vram_files(keeper.namespace()).discard)

@@ -13,23 +13,21 @@ import functools
 import logging
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ... import settings
 from ...checked import from_json
 from ...client.asked import Restore
 from ...client.broker_connection import usable_criu
 from ...client.record import Operation, Parent
 from ...errors import (
-    DriverError,
     GpuckptError,
-    KernelLost,
     NoSuchSnapshot,
     Refused,
-    RestoreFailed,
 )
 from ...freeze import images
+from ...freeze.criu_program import CriuProgram
 from ...linux import processes
 from ...linux.reserved_ports import Reserved
 from ...snapshots.naming import find, find_own, latest_own
@@ -39,14 +37,16 @@ from .. import fit, ports
 from ..answers import unforeseen
 from ..gpu import sharing
 from ..ipython_history import begin_session
-from ..link import AgentSilent
 from ..owner import owner_of
 from ..ports import Places
 from ..unsaved import cells_of, saved_with, unsaved
-from .arrival import Verified, put_in_place, request_of, resume
+from .arrival import request_of, resume
 from .beside import Predecessor, has_room
+from .failed_restore import failed_restore, not_restored, start_afresh
 from .parts import CRIU_IMAGES
 from .stages import Stages, Tell, to_nobody
+from .takeover import AtOnce, Coming, InPlace, Later, SideBySide, take_over
+from .verified import Verified
 from .wake import awaken, until_whole
 from .wake_at_touch import tell_not_woken
 
@@ -73,6 +73,12 @@ async def restore(keeper: Keeper, operation: Operation, request: Restore, tell: 
     """
     stages = Stages(operation, tell)
     await stages.enter("checking")
+    prepared = await _prepare(keeper, operation, request, stages)
+    return await prepared.carry_out()
+
+
+async def _prepare(keeper: Keeper, operation: Operation, request: Restore, stages: Stages) -> _Prepared:
+    """Do all that can be done while the running kernel goes on as if nothing were."""
     store = operation.store or keeper.store
     key = await _key_once_saved(keeper, store, request, stages)
     name = operation.name = name_of(key)
@@ -87,107 +93,163 @@ async def restore(keeper: Keeper, operation: Operation, request: Restore, tell: 
     lazily = fits is not None
     if fits is None:
         fits = await sharing.fitting(keeper, stages, check)
-    wants_beside = bool(leaving) and not request.in_place and not keeper.launch.job
-    wants_beside = wants_beside and await _has_room(keeper, manifest, fits, lazily)
+    beside = bool(leaving) and not request.in_place and not keeper.launch.job
+    beside = beside and await _has_room(keeper, manifest, fits, lazily)
     predecessor = Predecessor(keeper, stages, name, request.cell)
-    if wants_beside:
-        predecessor.get_ready(leaving)
-    of = functools.partial(Verified.of, keeper, store, manifest, files, program, fits, leaving, stages)
-    try:
-        verified = await of(lazily=lazily, beside=wants_beside)
-    except BaseException:
-        await predecessor.stay()
-        raise
-    snapshot, new, gpu, warnings = verified.snapshot, verified.new, verified.gpu, verified.warnings
-    if why_at_once:
-        warnings.append(f"All of it was waited for: {why_at_once}.")
+    async with contextlib.AsyncExitStack() as way_back:
+        way_back.push_async_callback(predecessor.stay)
+        if beside:
+            predecessor.get_ready(leaving)
+        of = functools.partial(Verified.of, keeper, store, manifest, files, program, fits, leaving, stages)
+        verified = await of(lazily=lazily, beside=beside)
+        way_back.push_async_callback(verified.discard)
+        if why_at_once:
+            verified.warnings.append(f"All of it was waited for: {why_at_once}.")
+        undoing = way_back.pop_all()
+        return _Prepared(keeper, operation, request, stages, program, leaving, predecessor, verified, undoing)
+
+
+@dataclass
+class _Prepared:
+    """A restore of which all is known that can be known beforehand; the running kernel is as it was."""
+
+    keeper: Keeper
+    operation: Operation
+    request: Restore
+    stages: Stages
+    program: CriuProgram
+    leaving: Sequence[int]
+    """The processes of the running kernel."""
+    predecessor: Predecessor
+    verified: Verified
+    way_back: contextlib.AsyncExitStack
+    """What undoes all that was done so far: `Predecessor.leave` clears it."""
+    reserved: Reserved = field(default_factory=Reserved)
     waking: asyncio.Task[dict[str, Any]] | None = None
-    answered = asyncio.Event()
-    reserved = Reserved()
-    try:
-        places: Places | None = None
-        if keeper.launch.job:
-            places = await asyncio.to_thread(_places_of_job, snapshot, leaving, request)
-            warnings += [f"Port {port} is port {new} now." for port, new in places.table.items()]
-        given_up = unsaved(keeper, asked_in_a_cell=request.cell is not None)
+
+    @property
+    def _name(self) -> str:
+        return self.operation.name
+
+    @property
+    def _lazily(self) -> bool:
+        return self.verified.late is not None
+
+    async def carry_out(self) -> dict[str, Any]:
+        """Have the other kernel take the place of the one that runs, and answer. Raises as `restore`."""
+        keeper, snapshot = self.keeper, self.verified.snapshot
+        try:
+            async with self.way_back:
+                given_up, tidying = await self._take_over()
+            result = await self._answer(given_up, tidying)
+        except Exception as e:
+            log.exception("the restore of %r failed", self._name)
+            cause = e if isinstance(e, GpuckptError | OSError) else unforeseen("restore", e, keeper.folder.path)
+            raise await self._failed(cause) from e
+        finally:
+            self.reserved.close()
+            await asyncio.to_thread(snapshot.close)
+        manifest = snapshot.manifest
+        keeper.state.parent = Parent(self._name, manifest.id)
+        if self.request.resume:
+            keeper.state.parent = await asyncio.to_thread(_origin, keeper.store, manifest)
+        saved_with(keeper, cells_of(manifest.kernel))
+        if self.waking is not None:
+            keeper.state.operation = None  # whoever holds the kernel next has one that sleeps
+            keeper.note_state()
+            await _until_awake(keeper, self.waking)
+        return {**result, "seconds": self.stages.seconds()}
+
+    async def _take_over(self) -> tuple[dict[str, Any] | None, asyncio.Task[None]]:
+        """Give one kernel up for the other; return what of it no snapshot has, and what is tidied up yet."""
+        keeper, predecessor = self.keeper, self.predecessor
+        snapshot, new, gpu, late = self.verified.snapshot, self.verified.new, self.verified.gpu, self.verified.late
+        of_job = await asyncio.to_thread(self._places_of_job) if keeper.launch.job else None
+        given_up = unsaved(keeper, asked_in_a_cell=self.request.cell is not None)
         shared = await predecessor.ports_with(snapshot)
-        if shared is None:
+        way: InPlace | SideBySide
+        if shared is not None:
+            way = SideBySide(predecessor, late, self.way_back, self.stages)
+        else:
             await gpu.have_read()
-            await predecessor.leave(verified.late)
-        if places is not None:
-            await _until_ports_are_free(snapshot, places, stages)
+            await predecessor.leave(late, self.way_back)
+            way = InPlace(predecessor.peers)
+        if of_job is not None:
+            places = of_job
+            await _until_ports_are_free(snapshot, places, self.stages)
         else:
-            connection, file = manifest.kernel["connection"], keeper.launch.connection_file
-            aside = ports.endpoint_differs(manifest.kernel, file)
-            places = Places.of_restore(connection, file, reserved, shared or (), aside=aside)
-        put = functools.partial(put_in_place, keeper, snapshot, new, program, gpu, places, predecessor.peers)
-        if shared is None:
-            tidying_gpu = await put(late=verified.late)
-        else:
-            tidying_gpu = await put(late=verified.late, predecessor=predecessor, stages=stages)
-        # criu is done with them, and the memory that they lie in may be much.
+            places = self._places_of_kernel(shared or ())
+        manifest = snapshot.manifest
+        gpu_state = AtOnce(gpu, new, manifest) if late is None else Later(gpu, new, manifest, late, keeper)
+        return given_up, await take_over(Coming(keeper, snapshot, new, self.program, gpu_state), way, places)
+
+    def _places_of_job(self) -> Places:
+        """Return where the sockets of a job come back: at the ports that they had.
+
+        Raises
+        ------
+        Refused : somebody has one of them, and others were not asked for (``other_ports``).
+        """
+        bound = images.bound_sockets(self.verified.snapshot.directory / CRIU_IMAGES)
+        places = Places.of_job(ports.elsewhere(bound, self.leaving, may_differ=self.request.other_ports))
+        self.verified.warnings += [f"Port {port} is port {new} now." for port, new in places.table.items()]
+        return places
+
+    def _places_of_kernel(self, shared: Collection[int]) -> Places:
+        kernel, file = self.verified.snapshot.manifest.kernel, self.keeper.launch.connection_file
+        aside = ports.endpoint_differs(kernel, file)
+        return Places.of_restore(kernel["connection"], file, self.reserved, shared, aside=aside)
+
+    async def _answer(self, given_up: dict[str, Any] | None, tidying_gpu: asyncio.Task[None]) -> dict[str, Any]:
+        """Have the restored kernel answer; return what there is to say."""
+        keeper, operation, stages = self.keeper, self.operation, self.stages
+        snapshot, warnings = self.verified.snapshot, self.verified.warnings
+        # criu is done with its files, and the memory that they lie in may be much.
         tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
-        told = {"restored": True, "lazy": lazily, "warnings": warnings, "given_up": given_up}
-        told["stop_here"] = request.stop_here
+        told = {"restored": True, "lazy": self._lazily, "warnings": warnings, "given_up": given_up}
+        told["stop_here"] = self.request.stop_here
         result = {**summary(snapshot.manifest), **told}
         operation.answering = True
-        if lazily:
+        answered = asyncio.Event()
+        if self._lazily:
             # At the same time: what the kernel does on its way, such as its hooks, may need the GPU already.
             operation.kind, operation.cancellable = "wake", True
-            waking = asyncio.create_task(_waken_soon(keeper, answered, stages))
-        warnings += await resume(new.link, snapshot, predecessor.asked, result, stages)
+            self.waking = asyncio.create_task(_waken_soon(keeper, answered, stages))
+        warnings += await resume(self.verified.new.link, snapshot, self.predecessor.asked, result, stages)
         await asyncio.to_thread(begin_session, keeper.launch)
         answered.set()
-        if lazily:
+        if self._lazily:
             result["answered"] = stages.seconds()
         for fault in await asyncio.gather(tidying, tidying_gpu, return_exceptions=True):
             if isinstance(fault, Exception):  # the kernel is back and runs: that does not end it
-                log.error("what is left of the restore of %r could not be tidied up", name, exc_info=fault)
-    except Exception as e:
-        log.exception("the restore of %r failed", name)
-        cause = e if isinstance(e, GpuckptError | OSError) else unforeseen("restore", e, keeper.folder.path)
-        if not predecessor.has_left:
-            await verified.discard()
-            await predecessor.stay()
-            raise _not_restored(name, cause, has_ended=keeper.exit_status is not None) from e
-        if waking is not None:
-            operation.cancelling.set()
-        await _clear_away(keeper, verified, waking)
-        operation.answering = True
+                log.error("what is left of the restore of %r could not be tidied up", self._name, exc_info=fault)
+        return result
+
+    async def _failed(self, cause: Exception) -> Exception:
+        """See to it that there is a kernel after a restore that failed, and return the error to raise."""
+        keeper, name = self.keeper, self._name
+        if not self.predecessor.has_left:
+            return not_restored(name, cause, has_ended=keeper.exit_status is not None)
+        if self.waking is not None:
+            self.operation.cancelling.set()
+        await self._clear_away()
+        self.operation.answering = True
         if keeper.launch.job:
             await keeper.ended(-signal.SIGKILL)
-            raise failed_restore(name, cause, keeper.launch.job) from e
-        raise await _start_afresh(keeper, name, predecessor.asked, predecessor.peers, cause) from e
-    except BaseException:
-        if not predecessor.has_left:
-            await verified.discard()
-            await predecessor.stay()
-        raise
-    finally:
-        reserved.close()
-        await asyncio.to_thread(snapshot.close)
-    keeper.state.parent = Parent(name, snapshot.manifest.id)
-    if request.resume:
-        keeper.state.parent = await asyncio.to_thread(_origin, keeper.store, manifest)
-    saved_with(keeper, cells_of(manifest.kernel))
-    if waking is not None:
-        keeper.state.operation = None  # whoever holds the kernel next has one that sleeps
-        keeper.note_state()
-        await _until_awake(keeper, waking)
-    return {**result, "seconds": stages.seconds()}
+            return failed_restore(name, cause, keeper.launch.job)
+        return await start_afresh(keeper, name, self.predecessor.asked, self.predecessor.peers, cause)
 
-
-async def _clear_away(keeper: Keeper, verified: Verified, waking: asyncio.Task[dict[str, Any]] | None) -> None:
-    """End what came up instead of a kernel that was given up; what cannot be ended keeps nothing else from coming."""
-    try:
-        await verified.new.discard()
-        if waking is not None:
-            await asyncio.wait([waking])
-        await keeper.forget_sleep()
-        if verified.late is not None:
-            await verified.late.close()
-    except Exception:
-        log.exception("what was left of the restore could not be ended")
+    async def _clear_away(self) -> None:
+        """End what came up in its place; what of it cannot be ended keeps nothing else from coming."""
+        try:
+            await self.verified.new.discard()
+            if self.waking is not None:
+                await asyncio.wait([self.waking])
+            await self.keeper.forget_sleep()
+            if self.verified.late is not None:
+                await self.verified.late.close()
+        except Exception:
+            log.exception("what was left of the restore could not be ended")
 
 
 def _origin(store: Store, hibernated: Manifest) -> Parent | None:
@@ -206,20 +268,6 @@ def _refuse_to_stop(manifest: Manifest, request: Restore) -> None:
             "It cannot be stopped where it was saved: what runs in it is no kernel, or is of an older version.",
             "Restore it without --stop-here: the rest of the saved cell is run.",
         )
-
-
-def _not_restored(name: str, cause: Exception, *, has_ended: bool) -> Exception:
-    """Return the error of a restore that failed before the running kernel was given up; that may have ended itself."""
-    of_the_other = (RestoreFailed, DriverError) if has_ended else (RestoreFailed, DriverError, KernelLost)
-    if isinstance(cause, GpuckptError) and not isinstance(cause, of_the_other):
-        return cause
-    what = f"The restore of {name!r} failed. The snapshot and the kernel are as they were."
-    error = RestoreFailed(what, str(cause))
-    if isinstance(cause, GpuckptError):
-        error.why, error.then, error.data = cause.why, cause.then, cause.data
-    in_place = f"If the two cannot be there at once, `gpuckpt restore @ {name} --in-place` gives this kernel up first."
-    error.then = f"{error.then} {in_place}".strip()
-    return error
 
 
 async def _has_room(keeper: Keeper, manifest: Manifest, fits: fit.Fit, lazily: bool) -> bool:
@@ -324,17 +372,6 @@ def _key(keeper: Keeper, store: Store, request: Restore) -> str:
     return latest_own(store, owner_of(keeper))
 
 
-def _places_of_job(snapshot: Snapshot, leaving: Sequence[int], request: Restore) -> Places:
-    """Return where the sockets of a job come back: at the ports that they had.
-
-    Raises
-    ------
-    Refused : somebody has one of them, and others were not asked for (``other_ports``).
-    """
-    bound = images.bound_sockets(snapshot.directory / CRIU_IMAGES)
-    return Places.of_job(ports.elsewhere(bound, leaving, may_differ=request.other_ports))
-
-
 async def _until_ports_are_free(snapshot: Snapshot, places: Places, stages: Stages) -> None:
     """Wait for the ports that the system keeps for a while after a server's end."""
     bound = images.bound_sockets(snapshot.directory / CRIU_IMAGES)
@@ -359,53 +396,3 @@ async def bring_up(keeper: Keeper) -> None:
             keeper.state.operation = None
     keeper.notes = result["warnings"]
     keeper.note_state()
-
-
-def failed_restore(name: str, cause: Exception, job: str = "") -> RestoreFailed:
-    """Return the error of a restore that failed when there was no way back; `job` names the job, where it is one."""
-    now = f"the job {job} does not run"  # it is not started again by itself: its work may have been hours
-    if not job:
-        now = "the kernel before it was given up, and a fresh, empty one runs in its place"
-    error = RestoreFailed(f"The restore of {name!r} failed. The snapshot is as it was; {now}.", str(cause))
-    if isinstance(cause, GpuckptError):
-        own_words = () if isinstance(cause, RestoreFailed) else (cause.what,)
-        error.why, error.then, error.data = " ".join((*own_words, cause.why)), cause.then, cause.data
-    return error
-
-
-async def _start_afresh(
-    keeper: Keeper,
-    name: str,
-    asked: Mapping[str, Any],
-    peers: Mapping[str, int],
-    cause: Exception,
-) -> GpuckptError:
-    """Start a fresh kernel after a failed restore, answer the cell from it, and return the error to raise."""
-    error = failed_restore(name, cause)
-    try:
-        await keeper.start_kernel()
-    except Exception as e:
-        log.exception("nor could a fresh kernel be started")
-        lost = KernelLost(
-            f"The restore of {name!r} failed, and so did a fresh start. The snapshot is as it was.",
-            f"{error.why} Then: {e}",
-            "Restart the kernel, and run `gpuckpt doctor`.",
-        )
-        await keeper.ended(-signal.SIGKILL)
-        return lost
-    await answer_from_fresh(keeper, asked, peers, error)
-    return error
-
-
-async def answer_from_fresh(
-    keeper: Keeper, asked: Mapping[str, Any], peers: Mapping[str, int], error: GpuckptError
-) -> None:
-    """Have the fresh kernel, which runs in place of one that could not be restored, say so to the cell that asked."""
-    link = keeper.link
-    if link is None or not keeper.launch.agent or not asked.get("cell"):
-        return
-    try:
-        arguments = {"asked": dict(asked), "peers": dict(peers), "error": error.as_dict()}
-        await link.call_when_there("answer", arguments, settings.hook_timeout())
-    except AgentSilent:
-        log.warning("the fresh kernel did not answer the cell")

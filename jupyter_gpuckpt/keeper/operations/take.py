@@ -154,7 +154,8 @@ async def run_on(keeper: Keeper, taken: Taken, failure: GpuckptError, stages: St
     link = keeper.link
     assert link is not None
     try:
-        await _let_run(keeper.namespace().outer(keeper.state.kernel_pid), taken.frozen.still, stages)
+        kernel = keeper.namespace().outer(keeper.state.kernel_pid)
+        await criu_run.let_run(kernel, taken.frozen.still, stages.tell_of)
         await taken.frozen.gpu.thaw()
     finally:
         keeper.state.operation = None
@@ -278,7 +279,7 @@ class _Freeze:
             await gpu.freeze(parks)
             async with contextlib.AsyncExitStack() as undoing_freeze:
                 undoing_freeze.push_async_callback(gpu.thaw)
-                undoing_freeze.push_async_callback(_let_run, found.kernel, found.still, self.stages)
+                undoing_freeze.push_async_callback(criu_run.let_run, found.kernel, found.still, self.stages.tell_of)
                 undoing_freeze.callback(self._end_cancelling)
                 await self._dump(staging, gpu, criu_runs)
                 self._end_cancelling()
@@ -347,21 +348,6 @@ class _Freeze:
         _refuse_half_connections(staging)
         notes = await asyncio.to_thread(lost_names.keep, staging.outside, self.found.tree)
         return notes if staging.in_memory else [*notes, _NO_MEMORY]
-
-
-async def _let_run(kernel: int | None, still: Sequence[int], stages: Stages) -> None:
-    """Have a kernel's processes run on, and wait for a criu that holds them and cannot be killed, however long.
-
-    What they had on GPUs can be given back to them only then, and is kept until then. Whoever does not want to wait
-    ends that criu, or the kernel.
-    """
-    while True:
-        try:
-            await criu_run.let_run(kernel, still)
-            return
-        except SaveFailed as e:
-            log.error("%s", e)
-            await stages.tell_of(f"waiting to let the kernel go on, which is stopped. {e.why} {e.then}")
 
 
 def _not_saved(error: BaseException) -> SaveFailed:

@@ -14,10 +14,10 @@ from ...client.in_progress import ParkedMemory
 from ...client.resting import ASLEEP, WAKING
 from ...errors import Cancelled, DriverError, GpuckptError, Refused, StoreError
 from ..gpu import sharing
-from .hibernate import come_back
 from .sleep import tell_awake
 from .stages import Stages, Tell, to_nobody
 from .wake_at_touch import tell_not_woken
+from .wake_hibernated import come_back
 
 if TYPE_CHECKING:
     from ...client.record import Operation

@@ -1,0 +1,346 @@
+"""The takeover: a snapshot that was made ready in a fresh sleeper comes to life there.
+
+Two things are chosen once, and neither looks at the other. The kernel before it is given up first (`InPlace`), or runs
+until the other one is complete beside it (`SideBySide`). And what was on GPUs is brought back at once (`AtOnce`), or
+behind the running kernel's back (`Later`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import signal
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ...client.resting import ASLEEP
+from ...errors import RestoreFailed
+from ...freeze import criu, cuda, images, random_state
+from ...freeze.criu_program import CriuProgram
+from ...linux import processes
+from ...store import Manifest, Snapshot
+from .. import fit
+from ..gpu import gate
+from ..gpu.freeze import GpuReturn
+from ..gpu.late_vram import LateVram
+from ..gpu.sleep import GpuSleep
+from ..namespace import Namespace
+from ..ports import Places
+from ..staging import vram_files
+from . import criu_run
+from .arrival import Arrival
+from .beside import Predecessor
+from .parts import CRIU_IMAGES, KERNEL_LOG
+from .sleep import fell_asleep
+from .stages import Stages
+
+if TYPE_CHECKING:
+    from ..kernel_life import Keeper
+
+__all__ = ["AtOnce", "Coming", "InPlace", "Later", "SideBySide", "take_over"]
+
+_TURN = 2.0  # how long a kernel's clients may take to leave it when the other one is complete, in seconds
+
+
+@dataclass(frozen=True)
+class Coming:
+    """The kernel that comes: a snapshot, all of which is right, in its sleeper."""
+
+    keeper: Keeper
+    snapshot: Snapshot
+    new: Arrival
+    program: CriuProgram
+    gpu: AtOnce | Later
+
+    @property
+    def space(self) -> Namespace:
+        return self.new.space
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.snapshot.manifest
+
+    @property
+    def images(self) -> Path:
+        """Where criu's images are."""
+        return self.snapshot.directory / CRIU_IMAGES
+
+    @property
+    def has_gpu_state(self) -> bool:
+        return bool(self.manifest.process["cuda"])
+
+    async def run_criu(self, left: criu.Left) -> None:
+        """Have criu restore the processes, and leave them as asked. It may be cancelled."""
+        failure = RestoreFailed("The snapshot could not be restored.")
+        inside = Path(self.new.files_inside, CRIU_IMAGES)
+        await criu_run.restore(self.space, self.program, self.images, inside, failure, left)
+
+    def on_gpu(self) -> list[int]:
+        """Return the processes that had GPU state, when criu has restored them. Raises `RestoreFailed`."""
+        saved = self.manifest.process
+        found = [outer for pid in saved["cuda"] if (outer := self.space.outer(int(pid)))]
+        if len(found) != len(saved["cuda"]) or self.space.outer(int(saved["pid"])) is None:
+            raise RestoreFailed("The snapshot could not be restored.", "A process of it did not come back.")
+        return found
+
+    def go_on(self) -> None:
+        """Have processes go on that criu has left stopped, but for those that stood still when they were saved.
+
+        Children go first: none of them stands still where its parent looks.
+        """
+        still = images.stopped(self.images)
+        for pid in reversed(processes.descendants(self.space.pid)):
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                if processes.inner_pid(pid) not in still:
+                    os.kill(pid, signal.SIGCONT)
+
+
+async def take_over(coming: Coming, way: InPlace | SideBySide, places: Places) -> asyncio.Task[None]:
+    """Have criu restore the tree into the new sleeper, and the driver its GPU state; return what is tidied up yet.
+
+    What fails before `Predecessor.leave` has changed nothing for the running kernel.
+    """
+    keeper, new, space, gpu = coming.keeper, coming.new, coming.space, coming.gpu
+    _make_ready(coming.images, places, space)
+    if space.deputy is None:  # which does it itself, at the restore
+        random_state.spoil()
+    introduce = functools.partial(_introduce, coming, places, way.told | gpu.told)
+    await way.begin(introduce)
+    output = (space.run_dir / KERNEL_LOG).stat().st_size
+    try:
+        await gpu.get_ready()
+        # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
+        await space.set_last_pid(images.highest_id(coming.images) + 1)
+        if coming.has_gpu_state:
+            gate.close(space.run_dir)
+        await way.bring_up(coming, introduce)
+    finally:
+        tidying = asyncio.create_task(gpu.of.close())
+    await gpu.settle()
+    pid = int(coming.manifest.process["pid"])
+    await space.adopt(pid)
+    if new.placement is not None:
+        await new.placement.seal()
+    state, asleep = keeper.state, gpu.asleep
+    state.own_files, state.worked, state.output = new.has_stand_ins, 0.0, output
+    state.sleep = asleep.note(ASLEEP) if asleep is not None else None
+    keeper.hold(space, new.link, pid)
+    if asleep is not None:
+        fell_asleep(keeper, asleep)
+    new.link.hello.set_result({})
+    return tidying
+
+
+# -- when the kernel before it is given up
+
+
+class InPlace:
+    """Nothing runs in its place any more: it runs as soon as it is there.
+
+    Parameters
+    ----------
+    peers : how many clients the kernel before it had at each channel.
+    hold : whether it executes nothing that comes until it is told that it is woken.
+    stages : of an operation that need not wait for criu any longer when it is cancelled.
+    """
+
+    def __init__(self, peers: Mapping[str, int], *, hold: bool = False, stages: Stages | None = None) -> None:
+        self._peers, self._stages = peers, stages
+        self.told = {"hold": True} if hold else {}
+
+    async def begin(self, introduce: Introduce) -> None:
+        await introduce(self._peers)
+
+    async def bring_up(self, coming: Coming, _: Introduce) -> None:
+        restoring = coming.run_criu("running")
+        await (restoring if self._stages is None else self._stages.or_cancelled(restoring))
+        await coming.gpu.bring_back(coming.on_gpu())
+
+
+class SideBySide:
+    """The kernel before it runs until this one is complete, and stopped: it is given up as late as can be.
+
+    Parameters
+    ----------
+    way_back : what undoes the restore so far; there is no way back any more once `Predecessor.leave` has cleared it.
+    """
+
+    told: ClassVar[dict[str, bool]] = {}
+
+    def __init__(
+        self, predecessor: Predecessor, late: LateVram | None, way_back: contextlib.AsyncExitStack, stages: Stages
+    ) -> None:
+        self._predecessor, self._late = predecessor, late
+        self._way_back, self._stages = way_back, stages
+        self._turning: asyncio.Task[None] | None = None
+
+    async def begin(self, _: Introduce) -> None:
+        """Nothing: how many clients it has is known when the other one is given up."""
+
+    async def bring_up(self, coming: Coming, introduce: Introduce) -> None:
+        gpu = coming.gpu
+        self._way_back.push_async_callback(self._stop_turning)
+        self._way_back.callback(coming.space.kill_now)  # nothing of it has run, and nothing of it shall
+        if gpu.comes_later or not coming.has_gpu_state:
+            self._turning = asyncio.create_task(self._predecessor.turn())
+        await self._stages.or_cancelled(coming.run_criu("stopped"))
+        on_gpu = coming.on_gpu()
+        if gpu.can_stay(on_gpu):
+            self._turning = asyncio.create_task(self._turn_when(gpu.of.nearly_read()))
+            await gpu.bring_back(on_gpu, stay=True)
+            await self._take_its_place(introduce)
+            await gpu.of.go()
+            coming.go_on()
+        else:
+            await gpu.of.have_read()
+            await self._take_its_place(introduce)
+            coming.go_on()
+            await gpu.bring_back(on_gpu)
+
+    async def _turn_when(self, soon: Coroutine[Any, Any, None]) -> None:
+        await soon
+        await self._predecessor.turn()
+
+    async def _take_its_place(self, introduce: Introduce) -> None:
+        if self._turning is not None:
+            # Who does not come over comes when the other one has ended.
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._turning, _TURN)
+        await self._predecessor.leave(self._late, self._way_back)
+        await introduce(self._predecessor.peers)
+
+    async def _stop_turning(self) -> None:
+        if self._turning is not None:
+            self._turning.cancel()
+            await asyncio.wait([self._turning])
+
+
+# -- when what was on GPUs comes back
+
+
+class AtOnce:
+    """What was on GPUs is there before the kernel goes on; nothing, where there was nothing."""
+
+    told: ClassVar[dict[str, bool]] = {}
+    comes_later = False
+    asleep: GpuSleep | None = None
+
+    def __init__(self, of: GpuReturn, new: Arrival, manifest: Manifest) -> None:
+        self.of = of
+        self._files, self._needs = vram_files(new.space), cuda.needs(manifest.cuda)
+        self._populating: asyncio.Task[None] | None = None
+
+    async def get_ready(self) -> None:
+        """Begin with what goes on beside criu, which has one thread and leaves the other processors to it."""
+        await self.of.prepare()
+        await self.of.preload()
+        self._populating = asyncio.create_task(asyncio.to_thread(self._files.populate))
+
+    def can_stay(self, on_gpu: Sequence[int]) -> bool:
+        """Tell whether it can be brought back while the processes stand still."""
+        return self.of.can_stay(on_gpu)
+
+    async def bring_back(self, on_gpu: Sequence[int], *, stay: bool = False) -> None:
+        """Bring it back; with `stay` the processes stand still until the GPU is told that they go on."""
+        if on_gpu:
+            await self.of.thaw(on_gpu, self._needs, self._populating, stay=stay)
+
+    async def settle(self) -> None:
+        """Free the memory that it was in."""
+        await asyncio.to_thread(self._files.discard)
+
+
+class Later:
+    """The kernel sleeps when it goes on: it executes what does not touch a GPU, while `late` reads what was there."""
+
+    told: ClassVar[dict[str, bool]] = {"asleep": True}
+    comes_later = True
+
+    def __init__(self, of: GpuReturn, new: Arrival, manifest: Manifest, late: LateVram, keeper: Keeper) -> None:
+        self.of = of
+        self._new, self._manifest, self._late, self._keeper = new, manifest, late, keeper
+        self.asleep: GpuSleep | None = None
+
+    async def get_ready(self) -> None:
+        """There is nothing yet."""
+
+    def can_stay(self, _: Sequence[int]) -> bool:
+        """It goes on without."""
+        return False
+
+    async def bring_back(self, on_gpu: Sequence[int], *, stay: bool = False) -> None:
+        """Let it sleep."""
+        assert not stay
+        worker, space = self._keeper.worker, self._new.space
+        asleep = await GpuSleep.of_snapshot(worker, space, self.of, on_gpu[0], self._manifest.cuda, self._late)
+        self.asleep = self._keeper.asleep = asleep
+
+    async def settle(self) -> None:
+        """It is needed yet."""
+
+
+# -- what it is told, and what is made ready for criu
+
+
+Introduce = Callable[[Mapping[str, int]], Coroutine[Any, Any, None]]
+"""Tells the kernel who it is, and how many clients it has at each channel."""
+
+
+async def _introduce(coming: Coming, places: Places, how: Mapping[str, bool], peers: Mapping[str, int]) -> None:
+    """Tell the kernel who it is now; this waits in the FIFO when it wakes, before the first message can come."""
+    keeper, kernel = coming.keeper, coming.manifest.kernel
+    if not kernel["agent"]:
+        return
+    connection = json.loads(Path(keeper.launch.connection_file).read_text())
+    # What waits for a kernel that wakes has been answered by nobody.
+    waited = {"waited": kernel["waited"]} if "waited" in kernel and not how.get("hold") else {}
+    await coming.new.link.send(
+        {
+            "call": "identity",
+            "id": 0,
+            "args": {
+                "connection": connection,
+                "connection_file": keeper.launch.connection_file,
+                "kernel_id": keeper.launch.kernel_id,
+                "peers": dict(peers),
+                "ports": dict(places.table),
+                **how,
+                **waited,
+            },
+        }
+    )
+
+
+def _make_ready(work: Path, places: Places, space: Namespace) -> None:
+    """Make criu's images ready to be restored here: what differs from one kernel to the next is written anew."""
+    images.rewrite_tree(work / "pstree.img", work / "pstree.img")
+    for path in map(places.socket_path, images.socket_paths(work)):
+        # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.
+        space.path(str(path.parent)).mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.geteuid() != 0:
+        images.own_deleted_files(work, os.geteuid(), [os.getegid(), *os.getgroups()])
+    images.rewrite_files(
+        work / "files.img",
+        work / "files.img",
+        port=places.port,
+        abstract_name=places.abstract_name,
+        socket_path=places.socket_path,
+        deleted=functools.partial(_place_of_deleted, root=space.path("/")),
+        found=functools.partial(fit.found, root=space.path("/")),
+    )
+
+
+def _place_of_deleted(path: str, root: Path) -> str:
+    """Return where a file that was deleted is made again for a moment: elsewhere, if it cannot be where it was.
+
+    A library that was replaced while the kernel had it loaded may have been in a folder that is root's, or read-only.
+    """
+    folder = root / path[1:]
+    while not folder.is_dir():
+        folder = folder.parent
+    return path if os.access(folder, os.W_OK | os.X_OK) else f"/dev/shm/{os.path.basename(path)}"  # noqa: S108, PTH119

@@ -1,0 +1,153 @@
+"""A snapshot is read into a fresh sleeper, every byte of it verified; no kernel is touched for that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ...errors import Refused
+from ...freeze import cuda
+from ...freeze.criu_program import CriuProgram
+from ...freeze.parking import Parked
+from ...snapshots.summary import current_name
+from ...store import Manifest, Snapshot, Store
+from .. import fit
+from ..gpu.freeze import GpuReturn, parked_in
+from ..gpu.late_vram import LateVram
+from ..staging import vram_files
+from .arrival import Arrival, Request
+from .parts import VRAM
+from .stages import Stages
+
+if TYPE_CHECKING:
+    from ..kernel_life import Keeper
+
+__all__ = ["Verified"]
+
+
+@dataclass
+class Verified:
+    """A snapshot of which every byte is right, in a fresh sleeper that it fits; no kernel has been touched for it.
+
+    What is read behind the rest is not verified yet; `gpu` and `late` know of it.
+    """
+
+    snapshot: Snapshot
+    new: Arrival
+    gpu: GpuReturn
+    warnings: list[str]
+    """What the person must know of it."""
+    late: LateVram | None = None
+    """Reads what was in GPU memory, where that is not waited for: all else is verified."""
+
+    _undoing: contextlib.AsyncExitStack = field(kw_only=True)
+
+    @classmethod
+    async def of(
+        cls,
+        keeper: Keeper,
+        store: Store,
+        manifest: Manifest,
+        request: Request,
+        program: CriuProgram,
+        fits: fit.Fit,
+        leaving: Sequence[int],
+        stages: Stages,
+        *,
+        lazily: bool = False,
+        beside: bool = False,
+    ) -> Verified:
+        """Read it out of the store into a fresh sleeper; `leaving` are the processes that will have ended by then.
+
+        With `lazily`, what was in GPU memory is seen to be there, and is read behind the rest. So is, `beside` a kernel
+        that still runs, what goes straight to the GPU.
+
+        Raises
+        ------
+        Refused, StoreError, Cancelled : nothing is left behind.
+        """
+        await stages.enter("verifying")
+        async with contextlib.AsyncExitStack() as undoing:
+            new = await Arrival.prepare(keeper, request.images, request.lacking)
+            undoing.push_async_callback(new.discard)
+            parked = parked_in(manifest.cuda)
+            read_again = functools.partial(_read_parked, store, manifest, new, parked)
+            gpu = GpuReturn(keeper.worker, new.space, parked, fits.gpu_map, vram_files(new.space), read_again)
+            undoing.push_async_callback(gpu.close)
+            await gpu.prepare(early=True, reading=not lazily)
+            late = LateVram(store, manifest.name, manifest.id, VRAM, new.vram) if lazily else None
+            if late is not None:
+                undoing.push_async_callback(late.close)
+                await asyncio.to_thread(late.open)
+            snapshot = await _read(store, manifest, request, new, gpu, stages, undoing, lazily=lazily, beside=beside)
+            if late is not None:
+                late.start()
+            if snapshot.manifest.id != manifest.id:
+                raise Refused(
+                    "The snapshot was not restored; nothing was touched.",
+                    f"Another snapshot was saved as {manifest.name!r} at this moment.",
+                    "Try again.",
+                )
+            await stages.or_cancelled(new.furnish(snapshot))
+            await new.refuse_without_criu(program)
+            await asyncio.to_thread(fit.check_files, snapshot, new.space.path("/"))
+            warnings = [*fits.notes, *new.notes(), *await asyncio.to_thread(fit.warnings, snapshot, leaving)]
+            if fits.gpu_map is not None:
+                warnings += await asyncio.to_thread(cuda.moves, keeper.worker, manifest.cuda, fits.gpu_map)
+            return cls(snapshot, new, gpu, warnings, late, _undoing=undoing.pop_all())
+
+    async def discard(self) -> None:
+        """Give it up."""
+        await self._undoing.aclose()
+
+
+async def _read(
+    store: Store,
+    manifest: Manifest,
+    request: Request,
+    new: Arrival,
+    gpu: GpuReturn,
+    stages: Stages,
+    undoing: contextlib.AsyncExitStack,
+    *,
+    lazily: bool,
+    beside: bool,
+) -> Snapshot:
+    """Take out of the store what is read at once, every byte of it verified; begin with what is read behind that."""
+    is_wanted: Callable[[str], bool] = request.is_wanted_at_once if lazily else request.is_wanted
+    parked = parked_in(manifest.cuda)
+    takers = {f"{VRAM}/{parked.file}": gpu.taker} if parked is not None and gpu.taker is not None else {}
+    behind = beside and bool(takers)
+    if behind:
+        is_wanted = _but_for(takers, request.is_wanted)
+    open_ = functools.partial(store.open, manifest.name, new.files, stages.amount)
+    snapshot = await asyncio.to_thread(open_, new.elsewhere, is_wanted, takers)
+    undoing.push_async_callback(asyncio.to_thread, snapshot.close)
+    if behind:
+        postpone = functools.partial(store.postpone, manifest.name, manifest.id, {VRAM: new.vram})
+        gpu.read_behind(await asyncio.to_thread(postpone, takers.__contains__, takers), stages.amount)
+    else:
+        await gpu.have_read()
+    return snapshot
+
+
+def _but_for(paths: Container[str], is_wanted: Callable[[str], bool]) -> Callable[[str], bool]:
+    return lambda path: path not in paths and is_wanted(path)
+
+
+def _read_parked(store: Store, manifest: Manifest, new: Arrival, parked: Parked | None) -> None:
+    """Write what was parked into its file, of a snapshot that is being restored; it may have been renamed meanwhile.
+
+    Raises
+    ------
+    StoreError : it is not there any more.
+    """
+    assert parked is not None
+    path = f"{VRAM}/{parked.file}"
+    name = current_name(store, manifest.name, manifest.id)
+    with contextlib.closing(store.postpone(name, manifest.id, {VRAM: new.vram}, path.__eq__)) as files:
+        files.read()

@@ -1,0 +1,194 @@
+"""Wake a hibernated kernel, step by step: it comes back from its snapshot, and executes what came for it meanwhile.
+
+It stays hibernated until it has answered as a woken kernel: whatever fails before that, the snapshot is as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ... import settings
+from ...client.broker_connection import usable_criu
+from ...client.in_progress import WakeInProgress
+from ...client.record import now
+from ...client.resting import Untold
+from ...errors import GpuckptError, RestoreFailed
+from ...linux.reserved_ports import Reserved
+from ...snapshots.hibernated import forget
+from ...snapshots.summary import current_name
+from ...snapshots.told import Summary
+from .. import fit, ports
+from ..agent_says import faults_said
+from ..gpu import sharing
+from ..link import AgentSilent, Link
+from ..ports import Places
+from .arrival import request_of
+from .hibernate import leave
+from .stages import Stages
+from .takeover import AtOnce, Coming, InPlace, take_over
+from .verified import Verified
+
+if TYPE_CHECKING:
+    from ...client.record import Operation
+    from ..kernel_life import Keeper
+
+__all__ = ["come_back", "finish_wake", "tell_again"]
+
+log = logging.getLogger("gpuckpt.keeper")
+
+
+async def come_back(keeper: Keeper, operation: Operation, gpus: Sequence[int], stages: Stages) -> dict[str, Any]:
+    """Bring a hibernated kernel back, and have it execute what clients have sent meanwhile.
+
+    Raises
+    ------
+    Refused, NoSuchSnapshot, Untrusted, Damaged, RestoreFailed, Cancelled : it is hibernated as before.
+    """
+    keeper.stand_in.announce("waking")
+    back = _snapshot(keeper).gpu_memory
+    try:
+        await stages.enter("checking")
+        warnings = await _bring_up(keeper, operation, gpus, stages)
+        operation.answering = True
+        faults = await finish_wake(keeper)
+    except Exception as e:
+        error = _failed(keeper, e)
+        log.exception("the kernel could not be woken: %s", error)
+        await keeper.refuse_requests(error)
+        raise error from e
+    keeper.woken = {"at": now(), "seconds": stages.seconds()}
+    return {"already": False, "back": back, "warnings": [*warnings, *faults], "seconds": stages.seconds()}
+
+
+def _failed(keeper: Keeper, cause: Exception) -> GpuckptError:
+    name = _snapshot(keeper).name
+    then = "It is hibernated as before, and its snapshot is good: run a cell, or `wake` it, to try again."
+    if isinstance(cause, GpuckptError):
+        kind = type(cause)
+        why = f"{cause.what} {cause.why}".strip()
+        return kind(f"The hibernated kernel could not be woken ({name}).", why, f"{cause.then} {then}", **cause.data)
+    why = str(cause) if isinstance(cause, OSError) else f"{type(cause).__name__}: {cause}"
+    return RestoreFailed(f"The hibernated kernel could not be woken ({name}).", why, then)
+
+
+def _snapshot(keeper: Keeper) -> Summary:
+    hibernated = keeper.state.hibernated
+    assert hibernated is not None
+    return hibernated.snapshot
+
+
+async def _bring_up(keeper: Keeper, operation: Operation, gpus: Sequence[int], stages: Stages) -> list[str]:
+    """Restore the kernel into a fresh sleeper; return what the person must know of it."""
+    saved = _snapshot(keeper)
+    name = operation.name = await asyncio.to_thread(current_name, keeper.store, saved.name, saved.id)
+    manifest, request = await asyncio.to_thread(request_of, keeper.store, name)
+    program = await asyncio.to_thread(usable_criu)
+    check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, [])
+    fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, gpus))
+    async with contextlib.AsyncExitStack() as undoing:
+        undoing.callback(keeper.without_kernel)
+        verified = await Verified.of(keeper, keeper.store, manifest, request, program, fits, [], stages)
+        undoing.push_async_callback(verified.discard)
+        snapshot = verified.snapshot
+        await stages.enter("restoring")
+        peers = await _clients(keeper)
+        keeper.state.operation = WakeInProgress(name)
+        keeper.save_state()
+        await keeper.stand_in.give_ports_up()
+        with contextlib.closing(Reserved()) as reserved:
+            places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file, reserved)
+            coming = Coming(keeper, snapshot, verified.new, program, AtOnce(verified.gpu, verified.new, manifest))
+            tidying = await take_over(coming, InPlace(peers, hold=True, stages=stages), places)
+        await tidying
+        undoing.pop_all()
+    await asyncio.to_thread(snapshot.close)
+    return verified.warnings
+
+
+async def _clients(keeper: Keeper) -> dict[str, int]:
+    """Return how many connections the kernel will have when all of its clients are there again."""
+    hibernated = keeper.state.hibernated
+    assert hibernated is not None
+    await keeper.stand_in.settled()
+    clients = hibernated.clients = ports.peers(keeper.launch.connection_file)
+    # The doorman has none of these, and the kernel makes them again as it comes back.
+    return {**clients, "shell_port": clients["shell_port"] + hibernated.own_connections}
+
+
+async def finish_wake(keeper: Keeper) -> list[str]:
+    """Have the restored kernel execute what came while it was hibernated; return what went wrong in its hooks.
+
+    It is told until it has answered, and noted until then, but not waited for longer than for its hooks. It hears of
+    each wake once, also where a keeper dies in the middle and another tells it again.
+
+    Raises
+    ------
+    RestoreFailed : it has ended; it is hibernated again.
+    """
+    hibernated, link, space = keeper.state.hibernated, keeper.link, keeper.space
+    assert hibernated is not None
+    assert link is not None
+    assert space is not None
+    untold = Untold(hibernated.snapshot, hibernated.snapshot.id + hibernated.since, hibernated.requests)
+    telling = _telling(link, untold)
+    died = asyncio.create_task(space.wait(keeper.state.kernel_pid))
+    faults: list[str] = []
+    try:
+        await asyncio.wait({telling, died}, timeout=settings.hook_timeout(), return_when=asyncio.FIRST_COMPLETED)
+        if telling.done():
+            faults = faults_said(await telling).faults
+        elif died.done():
+            raise RestoreFailed("The restored kernel ended at once.", "", "")
+    except Exception as e:
+        telling.cancel()
+        await leave(keeper, ends=False)
+        if isinstance(e, AgentSilent):
+            raise RestoreFailed("The restored kernel was ended at once.", "", "") from e
+        raise
+    finally:
+        died.cancel()
+        with contextlib.suppress(asyncio.CancelledError, GpuckptError):
+            await died
+    keeper.state.hibernated = keeper.state.operation = None
+    keeper.state.untold = untold
+    if telling.done():
+        _was_told(keeper)
+    else:
+        # It runs, and does what waits when it comes to it: a long call that keeps Python's lock was saved in it.
+        log.warning("the woken kernel has not answered yet")
+        keeper.in_background(_until_told(keeper, telling))
+    keeper.note_state()
+    keeper.watch()
+    return faults
+
+
+def tell_again(keeper: Keeper) -> None:
+    """Tell a woken kernel what waits for it, which the keeper before this one may not have come to."""
+    if keeper.state.untold is not None and keeper.link is not None:
+        keeper.in_background(_until_told(keeper, _telling(keeper.link, keeper.state.untold)))
+
+
+def _telling(link: Link, untold: Untold) -> asyncio.Task[Any]:
+    return asyncio.create_task(link.call("woken", {"token": untold.token, "requests": untold.requests}, None))
+
+
+async def _until_told(keeper: Keeper, telling: asyncio.Task[Any]) -> None:
+    try:
+        await telling
+    except AgentSilent:
+        return  # it has ended
+    except GpuckptError as e:
+        log.error("what came for the hibernated kernel could not be executed: %s", e)
+    _was_told(keeper)
+    keeper.note_state()
+
+
+def _was_told(keeper: Keeper) -> None:
+    untold, keeper.state.untold = keeper.state.untold, None
+    if untold is not None:
+        keeper.in_background(asyncio.to_thread(forget, keeper.store, untold.snapshot.name, untold.snapshot.id))
