@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from .. import settings
 from ..client.asked import Long, Wake
 from ..client.kernel_start import kernel_program, new_run_folder
 from ..client.record import KERNEL_LOG, OUTPUT, Ended, KernelFolder, now
@@ -20,7 +22,7 @@ from ..linux import processes
 from ..linux.reserved_ports import Reserved
 from . import kernel_log
 from .holders import Holders
-from .link import Link, Request
+from .link import Link
 from .namespace import Namespace
 from .one_at_a_time import OneAtATime
 from .operations.stages import Tell, to_nobody
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from ..store import Store
     from .gpu.sleep import GpuSleep
 
-__all__ = ["Keeper"]
+__all__ = ["Abilities", "Keeper"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -42,16 +44,22 @@ _GOODBYE = 1.0  # how long a kernel that ends in its sleep has for what it does 
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
+class Abilities(Protocol):
+    """What a keeper can do with its kernel beyond its start."""
+
+    async def do_by_itself(self, request: Long, tell: Tell) -> Any:
+        """Do what nobody asked for."""
+
+    async def answer_agent(self, number: int, op: str, args: dict[str, Any]) -> None:
+        """Do what the agent in the kernel asks for."""
+
+
 class Keeper:
     """One kernel, and what its keeper knows and holds of it.
 
-    It can start the kernel as soon as it is made; all else waits for `equip`.
+    It can start the kernel as soon as it is made. What it can do beyond that is loaded behind the start (`can`); who
+    asks for it before waits until it is.
     """
-
-    store: Store
-    marks: Marks
-    ask: Callable[[Long, Tell], Awaitable[Any]]
-    _on_agent_request: Request
 
     def __init__(self, folder: KernelFolder) -> None:
         self.folder = folder
@@ -90,31 +98,38 @@ class Keeper:
         self._tidying: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._abilities: asyncio.Future[Abilities] = asyncio.get_running_loop().create_future()
 
-    def equip(
-        self,
-        store: Store,
-        marks: Marks,
-        ask: Callable[[Long, Tell], Awaitable[Any]],
-        on_agent_request: Request,
-    ) -> None:
-        """Give the keeper what it needs beyond the start.
+    @functools.cached_property
+    def store(self) -> Store:
+        """Where its snapshots are."""
+        from ..store import Store  # here, since a start is not to wait for that
 
-        Parameters
-        ----------
-        store, marks : where snapshots are, and what is known of the files that they need.
-        ask : does an operation that nobody asked for (which, who is told of progress), as for any client; may raise
-            `GpuckptError`.
-        on_agent_request : called with what the agent in the kernel asks for.
-        """
-        self.store, self.marks, self.ask, self._on_agent_request = store, marks, ask, on_agent_request
+        return Store(settings.store_dir())
+
+    @functools.cached_property
+    def marks(self) -> Marks:
+        """What is known of the files that snapshots need."""
+        from ..snapshots.needs import Marks  # likewise
+
+        return Marks()
+
+    def can(self, abilities: Abilities) -> None:
+        """Have the keeper do from now on what else it can do with its kernel."""
+        self._abilities.set_result(abilities)
+
+    async def ask(self, request: Long, tell: Tell) -> Any:
+        """Do an operation that nobody asked for, as for any client. Raises `GpuckptError`."""
+        return await (await asyncio.shield(self._abilities)).do_by_itself(request, tell)
+
+    async def _answer_agent(self, number: int, op: str, args: dict[str, Any]) -> None:
+        await (await asyncio.shield(self._abilities)).answer_agent(number, op, args)
 
     # -- the sleeper that it lives in
 
     def new_link(self, run_dir: Path) -> Link:
         """Listen to the agent at the FIFOs of a run folder."""
-        # Looked up when the agent asks: the first link is made before there is anything to ask.
-        return Link(run_dir, lambda *request: self._on_agent_request(*request))
+        return Link(run_dir, self._answer_agent)
 
     async def new_namespace(self) -> tuple[Namespace, Link]:
         """Start a sleeper over a new run folder.
@@ -124,12 +139,11 @@ class Keeper:
         GpuckptError, OSError : it could not be started; nothing is left behind.
         """
         run_dir = new_run_folder(self.folder.path)
-        link = self.new_link(run_dir)
-        try:
+        with contextlib.ExitStack() as undoing:
+            link = self.new_link(run_dir)
+            undoing.callback(link.close)
             space = await Namespace.start(self.folder.path, run_dir)
-        except BaseException:
-            link.close()
-            raise
+            undoing.pop_all()
         self._sleepers = [s for s in self._sleepers if not s.dead.is_set()] + [space]
         if self.ending:
             link.close()
@@ -170,12 +184,11 @@ class Keeper:
         if not self.launch.agent:
             self._ports.close()  # it could not take them
         space, link = await self.new_namespace()
-        try:
+        async with contextlib.AsyncExitStack() as undoing:
+            undoing.push_async_callback(space.kill)
+            undoing.callback(link.close)
             pid = await space.spawn(**kernel_program(self.launch))
-        except BaseException:
-            link.close()
-            await space.kill()
-            raise
+            undoing.pop_all()
         self.state.parent, self.state.saved, self.state.own_files, self.state.output = None, None, False, 0
         self.state.sleep, self.state.worked = None, 0.0
         self.hold(space, link, pid)

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from .. import __version__
 from ..client.keepers import without_keeper
@@ -21,6 +21,9 @@ from ..linux.c_memory import have_few_arenas
 from ..linux.spawning import become_subreaper, mind_children
 from .answers import unforeseen
 from .kernel_life import Keeper
+
+if TYPE_CHECKING:
+    from .duties import Duties
 
 __all__ = ["keep"]
 
@@ -52,19 +55,7 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
         loop.add_signal_handler(number, lambda: None)
     try:
         try:
-            keeper.save_state()
-            if how == "hold":
-                keeper.holders.expect_first()
-                keeper.ends_with(os.getppid(), 0.0)  # until that holds it
-                run, sleeper, kernel = started
-                await keeper.attach(run, int(sleeper), int(kernel))
-            elif how == "job":
-                await keeper.start_kernel()
-            # Only now: to import what a keeper can do takes as long as Python itself, which a job waits for too.
-            from .duties import Duties
-
-            duties = Duties(keeper)
-            await duties.take_up(how)
+            duties = await _hold(keeper, how, started)
         except Exception as e:
             log.exception("the kernel could not be held")
             error = e if isinstance(e, GpuckptError) else unforeseen("start", e, folder.path)
@@ -88,11 +79,29 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
                 _leave()
             raise
     finally:
-        from .operations.shut_down import shut_down  # likewise
+        from .operations.shut_down import shut_down  # as in `_hold`
 
         await shut_down(keeper)
         await keeper.operations.idle.wait()
         await asyncio.sleep(0)  # the last answers go out
+
+
+async def _hold(keeper: Keeper, how: str, started: Sequence[str]) -> Duties:
+    """Come to hold the kernel, and return what there is to do with it."""
+    keeper.save_state()
+    if how == "hold":
+        keeper.holders.expect_first()
+        keeper.ends_with(os.getppid(), 0.0)  # until that holds it
+        run, sleeper, kernel = started
+        await keeper.attach(run, int(sleeper), int(kernel))
+    elif how == "job":
+        await keeper.start_kernel()
+    # Only now: to import what a keeper can do takes as long as Python itself, which a job waits for too.
+    from .duties import Duties
+
+    duties = Duties(keeper)
+    await duties.take_up(how)
+    return duties
 
 
 def _is_left(folder: KernelFolder, how: str) -> bool:

@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from .. import settings
 from ..client import asked, tally
 from ..client.asked import Long, Request, request_of
 from ..client.listing import left_running
@@ -22,7 +21,6 @@ from ..linux.c_memory import give_memory_back
 from ..snapshots.comparison import compare
 from ..snapshots.elsewhere import store_of
 from ..snapshots.naming import find, new_key
-from ..snapshots.needs import Marks
 from ..snapshots.summary import details, is_of, listing, summary
 from ..spelling import in_a_cell
 from ..store import Store, name_of
@@ -70,9 +68,9 @@ class Requests:
 
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
-        keeper.equip(Store(settings.store_dir()), Marks(), self._do_by_itself, self._answer_agent)
         self.auto_sleep = AutoSleep(self.keeper)
         self._looking = asyncio.Semaphore(_MOST_LOOKS)
+        keeper.can(self)
 
     async def do(self, op: str, args: dict[str, Any], tell: Tell) -> Any:
         """Do what a client or the agent asks for; `tell` passes progress on.
@@ -84,7 +82,7 @@ class Requests:
         store, args = store_of(args)
         return await self._do(request_of(op, args), store, tell)
 
-    async def _do_by_itself(self, request: Long, tell: Tell) -> Any:
+    async def do_by_itself(self, request: Long, tell: Tell) -> Any:
         """Do what nobody asked for: nobody cancels it, either."""
         return await self._do(replace(request, operation=new_operation_id()), None, tell)
 
@@ -270,7 +268,8 @@ class Requests:
 
     # -- who asks: the agent in the kernel
 
-    async def _answer_agent(self, number: int, op: str, args: dict[str, Any]) -> None:
+    async def answer_agent(self, number: int, op: str, args: dict[str, Any]) -> None:
+        """Do what the agent in the kernel asks for, and answer it."""
         keeper, link = self.keeper, self.keeper.link
         if link is None:
             return

@@ -70,11 +70,13 @@ def test_an_operation_that_a_keeper_begins_by_itself_is_cancelled_by_no_client(
     async def check() -> None:
         folder, _ = KernelFolder.create(Launch("a", [], {}, "/", 0o077, "", agent=False))
         keeper = Keeper(folder)
+        # It may want something before what it can do is loaded.
+        waking = asyncio.create_task(keeper.ask(Wake(), to_nobody))
+        await asyncio.sleep(0)
         requests = Requests(keeper)
         keeper.held.set()
         with keeper.operations.begin(Operation("restore", "x", "one")) as restore:
             restore.cancellable = False
-            waking = asyncio.create_task(keeper.ask(Wake(), to_nobody))
             while not keeper.operations.queued:
                 await asyncio.sleep(0)
             for named in ({}, {"kind": "wake"}, {"operation": "another's"}):
