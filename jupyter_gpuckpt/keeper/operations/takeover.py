@@ -191,7 +191,7 @@ class SideBySide:
         await self._stages.or_cancelled(coming.run_criu("stopped"))
         on_gpu = coming.on_gpu()
         if gpu.can_stay(on_gpu):
-            self._turning = asyncio.create_task(self._turn_when(gpu.of.nearly_read()))
+            self._turning = asyncio.create_task(self._turn_soon(gpu.of))
             await gpu.bring_back(on_gpu, stay=True)
             await self._take_its_place(introduce)
             await gpu.of.go()
@@ -202,8 +202,8 @@ class SideBySide:
             coming.go_on()
             await gpu.bring_back(on_gpu)
 
-    async def _turn_when(self, soon: Coroutine[Any, Any, None]) -> None:
-        await soon
+    async def _turn_soon(self, gpu: GpuReturn) -> None:
+        await gpu.nearly_read()
         await self._predecessor.turn()
 
     async def _take_its_place(self, introduce: Introduce) -> None:
