@@ -21,6 +21,7 @@ from .gpu_processes import (
     stopped,
     with_communicator,
 )
+from .inherited_devices import drop_inherited, has_inherited
 
 __all__ = ["describe", "fits", "freezable", "moves", "needs", "preflight"]
 
@@ -46,10 +47,12 @@ _NO_RESTORE = "The snapshot was not restored; nothing was touched."
 def freezable(worker: CudaWorker, pids: Iterable[int]) -> list[int]:
     """Return those of the processes that have CUDA state: the ones that a save has to freeze.
 
+    Others that hold devices which one of these opened (they inherited them when they were forked) are made to drop
+    them: they can use no GPU, and could not be dumped.
+
     Raises
     ------
-    Refused : a process is stopped, or holds GPU devices that its parent opened; no such process
-        can be dumped.
+    Refused : a process is stopped, or holds GPU devices without CUDA state; no such process can be dumped.
     DriverError : the driver does not answer.
     """
     candidates = cuda_pids(pids)
@@ -59,12 +62,14 @@ def freezable(worker: CudaWorker, pids: Iterable[int]) -> list[int]:
     heirs = [pid for pid in candidates if pid not in found and has_device(pid)]
     if heirs:
         time.sleep(_FORK_SETTLES)
+    if inherited := [pid for pid in heirs if has_inherited(pid, found)]:
+        drop_inherited(inherited)
     for pid in filter(has_device, heirs):
         raise Refused(
             _NOT_TOUCHED,
-            f"process {pid} ({name(pid)}) holds GPU devices, and has no CUDA state that could be moved: it "
-            "inherited them when it was forked, or uses the driver without CUDA (OpenCL, for example)",
-            "End that process and try again; children that Python's own `os.fork` starts drop what they inherit.",
+            f"process {pid} ({name(pid)}) holds GPU devices, and has no CUDA state that could be moved: it uses the "
+            "driver without CUDA (OpenCL, for example), or was started with devices that another process opened",
+            "End that process and try again.",
             pid=pid,
             program=name(pid),
         )
@@ -150,7 +155,8 @@ def fits(
     """Return the GPU map with which a snapshot can be restored here; None where none is needed.
 
     It names every GPU. Where nothing else is asked for, each stays on its GPU; where that is not here, or has not
-    enough memory free, it goes to another of the same model.
+    enough memory free, it goes to another of the same model: of those that ``CUDA_VISIBLE_DEVICES`` leaves to this
+    process, where it is set.
 
     Parameters
     ----------
@@ -189,7 +195,8 @@ def fits(
     if gpus:
         places = _wanted_places(saved, here, [gpu["uuid"] for gpu in saved if gpu["uuid"] in needed], gpus, what)
     else:
-        places = usual if _have_room(usual, needed, free) else _other_places(saved, here, needed, free) or usual
+        own = _visible(here, os.environ)
+        places = usual if _have_room(usual, needed, free) else _other_places(saved, here, own, needed, free) or usual
     for gpu in saved:
         place = places[gpu["uuid"]]
         if gpu["name"] != place.name:
@@ -264,8 +271,28 @@ def _wanted_places(
     return _completed(saved, here, {old: by_number[number] for old, number in zip(used, wanted, strict=True)})
 
 
+def _visible(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[Gpu]:
+    """Return the GPUs that a program may use in an environment: all, unless ``CUDA_VISIBLE_DEVICES`` names some.
+
+    It is read as the CUDA programming guide says: numbers, or beginnings of UUIDs, up to the first that is no GPU.
+    """
+    if (named := environment.get("CUDA_VISIBLE_DEVICES")) is None:
+        return list(gpus)
+    visible = []
+    for one in named.split(","):
+        found = [gpu for gpu in gpus if one.strip() == str(gpu.index) or gpu.uuid.startswith(one.strip() or "?")]
+        if len(found) != 1:
+            break
+        visible += found
+    return visible
+
+
 def _other_places(
-    saved: Sequence[Mapping[str, Any]], here: Sequence[Gpu], needed: Mapping[str, int], free: Mapping[str, int]
+    saved: Sequence[Mapping[str, Any]],
+    here: Sequence[Gpu],
+    own: Container[Gpu],
+    needed: Mapping[str, int],
+    free: Mapping[str, int],
 ) -> dict[str, Gpu] | None:
     """Return GPUs of the same model with room for what is needed, each its own where that can be; None without."""
     if len(saved) > 1 and len(saved) != len(here):
@@ -276,7 +303,7 @@ def _other_places(
         fitting = [
             gpu
             for gpu in here
-            if gpu not in chosen.values() and gpu.name == names[old] and free[gpu.uuid] >= needed[old]
+            if gpu in own and gpu not in chosen.values() and gpu.name == names[old] and free[gpu.uuid] >= needed[old]
         ]
         if not fitting:
             return None

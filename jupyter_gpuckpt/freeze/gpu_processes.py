@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 
 from ..linux import proc
+from ..linux.gpu_devices import device_files
 from ..linux.processes import mapped_files, open_files, parent, sockets, tracer, unix_sockets
 
 __all__ = [
@@ -100,7 +101,7 @@ def _state(pid: int) -> str:
 
 def has_device(pid: int) -> bool:
     """Return whether a process has a file of an NVIDIA device open."""
-    return any(path.startswith("/dev/nvidia") for path in open_files(pid))
+    return bool(device_files(pid))
 
 
 def _maps_libcuda(pid: int) -> bool:

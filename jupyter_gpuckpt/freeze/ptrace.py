@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ..linux import proc
 
-__all__ = ["Call", "Halt", "Tracer", "is_supported"]
+__all__ = ["Call", "Halt", "Tracer", "is_supported", "process_of"]
 
 _CONT, _SYSCALL, _GETREGS, _SETREGS = 7, 24, 12, 13
 _SEIZE, _INTERRUPT, _LISTEN, _GET_SYSCALL_INFO = 0x4206, 0x4207, 0x4208, 0x420E
@@ -255,7 +255,7 @@ def _to_next_stop(tid: int) -> None:
             late.append(os.WSTOPSIG(status))
         _resume(tid)
     for number in late:
-        _libc.tgkill(_process_of(tid), tid, number)
+        _libc.tgkill(process_of(tid), tid, number)
 
 
 def _resume(tid: int, number: int = 0) -> None:
@@ -278,7 +278,8 @@ def _ptrace(request: int, tid: int, address: int = 0, data: int = 0) -> None:
         raise OSError(number, f"ptrace {request:#x} of thread {tid}: {os.strerror(number)}")
 
 
-def _process_of(tid: int) -> int:
+def process_of(tid: int) -> int:
+    """Return the process that a thread belongs to."""
     return _number(tid, "Tgid:")
 
 

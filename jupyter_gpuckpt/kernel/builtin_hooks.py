@@ -1,4 +1,7 @@
-"""What every kernel does before a save and after: garbage, cached GPU memory, peer access, IPython's history."""
+"""What every kernel does before a save and after.
+
+Garbage, cached GPU memory, workers of torch.compile, peer access, IPython's history.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from ..errors import DriverError, SaveFailed
 from . import devices
 
 _AS_BEFORE = "The kernel was not saved; it goes on as before."
+
+_PENDING = ("pending_futures", "pending_jobs", "_pending_work_items")
 
 
 class Housekeeping:
@@ -44,6 +49,7 @@ class Housekeeping:
             )
         gc.collect()
         _give_cached_vram_back()
+        _end_compile_workers()
         # Other kernels write to the same file: a saved connection to it would not fit the file at a restore.
         with contextlib.suppress(Exception):
             self._close_history()
@@ -160,3 +166,23 @@ def _give_cached_vram_back() -> None:
     with contextlib.suppress(Exception):
         if cupy is not None:
             cupy.get_default_memory_pool().free_all_blocks()
+
+
+def _end_compile_workers() -> None:
+    """End the processes that torch.compile keeps for what it compiles next, unless they compile something now.
+
+    They are as many as the machine has processors, up to 32, each with all of torch imported, and would be saved with
+    the kernel. torch starts new ones when it needs them (torch 2.11, `torch._inductor.async_compile`).
+    """
+    compiling = sys.modules.get("torch._inductor.async_compile")
+    if compiling is None:
+        return
+    with contextlib.suppress(Exception):
+        if all(_is_idle(pool) for pool in compiling._pool_set):
+            compiling.shutdown_compile_workers()
+
+
+def _is_idle(pool: object) -> bool:
+    """Tell whether a pool of torch's is known to have nothing to do; its table has other names in other versions."""
+    tables = [vars(pool)[name] for name in _PENDING if name in vars(pool)]
+    return bool(tables) and not any(tables)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import DriverError
 from ..linux import proc
+from ..linux.gpu_devices import device_files, device_mappings
 
 __all__ = ["allocations", "disable_peer_access", "drop_in_children", "enable_peer_access"]
 
@@ -55,14 +56,12 @@ def _dropper() -> Callable[[], None]:
     flags = _MAP_PRIVATE | _MAP_FIXED | _MAP_ANONYMOUS | _MAP_NORESERVE
 
     def drop() -> None:
-        files = _device_files()
-        # libcuda and NVML keep /dev/nvidiactl open while they have anything mapped, so a child
-        # without device files has no mappings either; reading those costs ten times as much.
+        files = device_files()
         if not files:
             return
         # The addresses and the numbers stay taken, by nothing: libcuda's and NVML's state in this
         # child still names them, and must not reach what would be opened there next.
-        for start, end in _device_mappings():
+        for start, end in device_mappings():
             mmap(start, end - start, _PROT_NONE, flags, -1, 0)
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for file in files:
@@ -70,25 +69,6 @@ def _dropper() -> Callable[[], None]:
         os.close(nothing)
 
     return drop
-
-
-def _device_files() -> list[int]:
-    files = []
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - a third of the time, at every fork
-        try:
-            if os.readlink(f"/proc/self/fd/{name}").startswith("/dev/nvidia"):  # noqa: PTH115
-                files.append(int(name))
-        except OSError:  # the listing's own descriptor, closed by now
-            continue
-    return files
-
-
-def _device_mappings() -> Iterator[tuple[int, int]]:
-    for line in proc.lines("/proc/self/maps"):
-        columns = line.split(maxsplit=5)
-        if len(columns) == 6 and columns[5].startswith("/dev/nvidia"):
-            start, _, end = columns[0].partition("-")
-            yield int(start, 16), int(end, 16)
 
 
 def disable_peer_access() -> list[dict[str, int]]:

@@ -139,6 +139,21 @@ def test_where_the_own_gpu_is_too_full_another_one_is_used() -> None:
         cuda.fits(other_model, on("A", "A"))
 
 
+@pytest.mark.parametrize("visible", ["0", "GPU-A", "0,-1,1", "", "-1", "1x"])
+def test_a_gpu_that_others_were_given_is_not_taken_without_being_named(
+    monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
+    full = Machine(gpu(0, "GPU-A", free=9), gpu(1, "GPU-B"))
+    manifest = on("GPU-A", "GPU-A", "GPU-B")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(Refused, match=r"GPU 0 .* has 9\.0 GiB free"):
+        cuda.fits(full, manifest)
+    assert cuda.fits(full, manifest, gpus=[1]) == {"GPU-A": "GPU-B", "GPU-B": "GPU-A"}
+    for both in ("0,1", "1", "GPU-B,0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", both)
+        assert cuda.fits(full, manifest) == {"GPU-A": "GPU-B", "GPU-B": "GPU-A"}
+
+
 def test_every_copy_needs_room() -> None:
     assert cuda.fits(TWO, on("A", "A", "B"), copies=10) is None
     with pytest.raises(Refused, match=r"100\.0 GiB free, and 110\.0 GiB are needed"):

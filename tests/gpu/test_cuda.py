@@ -280,11 +280,15 @@ def test_forked_child_holds_no_device_and_the_parent_can_be_frozen(worker: CudaW
     assert parent.run(LOOK) == SUM
 
 
-def test_child_that_kept_its_devices_is_refused(worker: CudaWorker, cells: Start) -> None:
+def test_child_that_kept_its_devices_is_made_to_drop_them(worker: CudaWorker, cells: Start) -> None:
     parent = cells("drop = False")
     child = parent.run(FORKING)
-    with pytest.raises(Refused, match=rf"process {child} \(python.*\) holds GPU devices"):
-        cuda.freezable(worker, [parent.pid, child])
+    assert devices_of(child)
+    assert cuda.freezable(worker, [parent.pid, child]) == [parent.pid]
+    assert devices_of(child) == []
+    cuda.freeze(worker, [parent.pid])
+    cuda.thaw(worker, [parent.pid])
+    assert parent.run(LOOK) == SUM
 
 
 def test_forked_child_exits_normally() -> None:

@@ -125,20 +125,27 @@ on_gpu = pinned.cuda(non_blocking=True); address = on_gpu.data_ptr(); d = digest
     assert notebook.value("digest(again, pinned) == d") == "True"
 
 
-def test_a_compiled_function_runs_on_without_compiling_again(notebook: Notebook) -> None:
+@pytest.mark.parametrize("workers", ["ended", "saved with it"])
+def test_a_compiled_function_runs_on_without_compiling_again(notebook: Notebook, workers: str) -> None:
+    """torch keeps worker processes for its next compilation: forked from one that has seen the GPUs."""
     notebook.run(
         """
-import torch, torch._dynamo
+import torch, torch._dynamo, torch._inductor.async_compile
 f = torch.compile(lambda x: torch.nn.functional.gelu(x) * 2 + x.sum())
 x = torch.randn(1024, 1024, device="cuda"); y = f(x); compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+torch._inductor.async_compile.AsyncCompile.wait_pool_ready()
 """,
         timeout=240,
     )
+    if workers != "ended":
+        notebook.run("import jupyter_gpuckpt.kernel.builtin_hooks as h; h._end_compile_workers = lambda: None")
     notebook.run("%gpuckpt save here", timeout=120)
     notebook.run("del f")
     notebook.run("%gpuckpt restore here", timeout=120)
     assert notebook.value("torch.equal(f(x), y)") == "True"
     assert notebook.value("torch._dynamo.utils.counters['stats']['unique_graphs'] == compiled") == "True"
+    notebook.run("g = torch.compile(lambda x: torch.sin(x) + x.mean()); z = g(x)", timeout=240)
+    assert notebook.value("torch.allclose(z, torch.sin(x) + x.mean())") == "True"
 
 
 def test_jax_arrays_and_compiled_functions_come_back(notebook: Notebook) -> None:
