@@ -50,6 +50,10 @@ class Cause(Enum):
         "Unable to connect a transport socket",
         "A process that has changed its root folder (chroot) cannot be saved; end it and try again.",
     )
+    INTERRUPTED = (
+        "task interruption",
+        "A child ended at the very moment at which CRIU looked into its parent; save again.",
+    )
     FILE_WATCHER = ("inotify", "Stop the file watcher in the kernel and try again.")
     IO_URING = ("io_uring", "Stop what uses io_uring in the kernel (criu cannot save it) and try again.")
     SECCOMP = (

@@ -6,20 +6,46 @@ debugpy has lost its adapter, which ends by itself; requests to it would never b
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
 from typing import Any
 
+from ipykernel import compiler
+from ipykernel import debugger as debugging
+
 from ..errors import SaveFailed
 
 log = logging.getLogger("gpuckpt.agent")
 
+_usual_folder = compiler.get_tmp_directory
+
 _TOLD_WITHIN = 3.0
 """Seconds within which debugpy tells ipykernel that threads go on: later than it answers the request to continue."""
+
+
+def keep_cells_private() -> None:
+    """Have ipykernel put the cells that are debugged into a folder whose name no other user can know.
+
+    Its own is called by the process's id (ipykernel 7, `compiler.get_tmp_directory`), which in namespaces is the same
+    for every kernel: of two users the second could debug nothing, and whoever made that folder first could read the
+    cells.
+    """
+    own = f"{_usual_folder()}_{os.urandom(8).hex()}"
+    for module in (compiler, debugging):
+        module.get_tmp_directory = lambda: own
+    atexit.unregister(_remove_cells)
+    atexit.register(_remove_cells, os.getpid())
+
+
+def _remove_cells(pid: int) -> None:
+    if os.getpid() == pid:  # a child that was forked ends, too
+        shutil.rmtree(compiler.get_tmp_directory(), ignore_errors=True)
 
 
 def refuse_stopped(kernel: Any) -> None:
@@ -44,6 +70,7 @@ def refuse_stopped(kernel: Any) -> None:
 def mend(kernel: Any, done: threading.Event) -> None:
     """Make the debugger of a kernel that was just restored able to start; called in the kernel's control thread."""
     try:
+        keep_cells_private()  # the folder that it had is the saved kernel's
         _reconnect(kernel)
         _start_afresh(kernel)
     except Exception:

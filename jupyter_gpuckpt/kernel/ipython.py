@@ -15,6 +15,7 @@ from ..errors import GpuckptError
 from . import parking
 from .agent import Agent, is_held, start_agent
 from .channels import come_up_at_held_ports
+from .debugger import keep_cells_private
 from .executed import cell_id
 from .gpu_room import make_room_after
 from .magics import register
@@ -46,6 +47,7 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         # Before start-up files run, which may import torch.
         if is_held():
             parking.prepare()
+            keep_cells_private()
         super().__init__(**kwargs)
         for kind in ("comm_open", "comm_msg", "comm_close"):
             self.shell_handlers[kind] = self._wakes(self.shell_handlers[kind])

@@ -73,6 +73,26 @@ def test_row_16_a_dump_that_fails_leaves_the_kernel_as_it_was(criu: Criu, notebo
     assert_works(notebook)
 
 
+_GIVES_UP = """
+while [ "$1" != -D ]; do shift; done
+echo "(00.01) Error (compel/src/lib/infect.c:1): Unexpected 17 task interruption, aborting" > "$2/dump.log"
+exit 1
+"""
+
+
+def test_criu_that_gives_up_since_a_child_has_just_ended_is_run_again(criu: Criu, notebook: Notebook) -> None:
+    notebook.run(_STATE)
+    criu.first("dump", f'rm "{criu.folder}/first-dump"\n{_GIVES_UP}')
+    notebook.run("%gpuckpt save here")
+    assert_runs_on(notebook)
+    criu.first("dump", f'echo >> "{criu.folder}/tries"\n{_GIVES_UP}')
+    assert "save again" in notebook.fails("%gpuckpt save never").text
+    assert (criu.folder / "tries").read_text() == "\n" * 3
+    criu.honest()
+    notebook.run("%gpuckpt restore here")
+    assert_runs_on(notebook)
+
+
 @pytest.mark.shared_kernel(False)
 def test_a_dump_that_fails_continues_nothing_that_had_not_stopped(criu: Criu, notebook: Notebook) -> None:
     notebook.run("import signal; told = []; signal.signal(signal.SIGCONT, lambda *_: told.append(1))")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ class Debugger:
     def run_until_stopped(self) -> str:
         """Run a cell that stops at its second line; return the request."""
         path = self.ask("dumpCell", code=_CODE)["sourcePath"]
+        self.folder = Path(path).parent
         self.ask("setBreakpoints", source={"path": path}, breakpoints=[{"line": 2}], sourceModified=False)
         self.ask("configurationDone")
         request: str = self._client.execute(_CODE)
@@ -66,6 +68,12 @@ class Debugger:
         assert self._notebook.value("c") == "3"
 
 
+@pytest.fixture(autouse=True)
+def _cells_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is killed leaves the folder of what was debugged, as ipykernel does."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
 @pytest.mark.parametrize("how", ["fresh", "restored", "restored in another kernel"])
 def test_a_cell_is_debugged(start: StartKernel, how: str) -> None:
     notebook = start()
@@ -79,6 +87,10 @@ def test_a_cell_is_debugged(start: StartKernel, how: str) -> None:
         debugger.start()
         debugger.debug_a_cell()
         debugger.end()
+    # All kernels have one pid in their namespaces: by that alone, anybody could have made the folder beforehand.
+    pid = notebook.value("__import__('os').getpid()")
+    assert debugger.folder.name != f"ipykernel_{pid}"
+    assert debugger.folder.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("ended", [True, False])

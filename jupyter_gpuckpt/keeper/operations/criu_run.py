@@ -16,7 +16,7 @@ from typing import Any
 
 from ... import settings
 from ...client.kernel_start import run_path
-from ...errors import GpuckptError
+from ...errors import GpuckptError, SaveFailed
 from ...freeze import criu, criu_errors
 from ...freeze.criu_program import CriuProgram
 from ...linux import proc, processes
@@ -27,6 +27,7 @@ from .parts import KERNEL_LOG
 log = logging.getLogger("gpuckpt.keeper")
 
 _LOG_ROOM = 1 << 16  # below so much free disk criu's log may have been lost, in bytes
+_DUMPS = 3  # how often criu is run where a child that ends at the wrong moment makes it give up
 _LET_GO = 10.0  # how long processes may stay held when their criu has ended, in seconds
 _LOOK = 0.002  # seconds
 _KILLED = 30.0  # how long the criu of a dead keeper may take to end when it was killed, in seconds
@@ -41,7 +42,7 @@ async def dump(
     snapshot: Path,
     left: criu.Left,
     size: int,
-    failure: GpuckptError,
+    failure: SaveFailed,
     started: Callable[[int], None],
 ) -> None:
     """Have criu dump the tree of `pid` and leave it as asked; its /dev/shm and log are of that instant.
@@ -51,15 +52,26 @@ async def dump(
     `failure` is raised with its words. It may be cancelled.
     """
     outside, inside = images
+    log_file = outside / criu.DUMP_LOG
     seconds = settings.criu_timeout(size)
     deputy = space.deputy
-    if deputy is None:
+
+    def run() -> Coroutine[Any, Any, int]:
+        if deputy is not None:
+            by_deputy = functools.partial(deputy.dump, pid, outside, snapshot, seconds, left=left)
+            return _by_deputy(space, by_deputy, started)
         arguments = criu.dump_arguments(pid, inside, criu.AT_POST_DUMP, seconds, left)
         more = {"GPUCKPT_SNAPSHOT": str(snapshot), "GPUCKPT_LOG": run_path(KERNEL_LOG)}
-        run = _run(space, program, arguments, more, seconds, started)
-    else:
-        run = _by_deputy(space, functools.partial(deputy.dump, pid, outside, snapshot, seconds, left=left), started)
-    await _outcome(run, outside / criu.DUMP_LOG, failure, seconds)
+        return _run(space, program, arguments, more, seconds, started)
+
+    for tries_left in reversed(range(_DUMPS)):
+        try:
+            await _outcome(run(), log_file, failure, seconds)
+            return
+        except SaveFailed:
+            if not tries_left or criu_errors.in_log(log_file).cause is not criu_errors.Cause.INTERRUPTED:
+                raise
+            log.warning("criu dumps the kernel once more: %s", failure.why)
 
 
 async def restore(
