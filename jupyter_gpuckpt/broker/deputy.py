@@ -35,7 +35,7 @@ from ..linux import proc, processes, proof, spawning, yama
 from ..linux.readiness import readable
 from . import cgroups, images
 from .descriptors import turn_away
-from .person import Person, has_only
+from .peer import Peer, has_only
 from .protocol import MESSAGE_LIMIT, PROOF
 from .register import Register
 from .rights import CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE, act_as, become, counting_to
@@ -73,13 +73,13 @@ class Deputy:
 
     def serve(self) -> None:
         """Answer until the other side hangs up, or says what is no request."""
-        person: Person | None = None
+        peer: Peer | None = None
         refusal: dict[str, Any] = {}
         recent: collections.deque[float] = collections.deque(maxlen=_BURST)
         # Of the soft limit alone: the hard one is what users' processes can still be given.
         resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
         try:
-            person = Person.at(self._connection)
+            peer = Peer.at(self._connection)
         except GpuckptError as e:
             log.warning("a process was refused: %s", e.why)
             refusal = {"error": e.as_dict()}
@@ -96,10 +96,10 @@ class Deputy:
             try:
                 if not message or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                     return
-                if person is None:
+                if peer is None:
                     self._say(refusal)
                     return
-                self._say(self._answer(person, message, descriptors))
+                self._say(self._answer(peer, message, descriptors))
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -107,7 +107,7 @@ class Deputy:
     def _say(self, answer: dict[str, Any]) -> None:
         self._connection.send(json.dumps(answer).encode(), socket.MSG_NOSIGNAL)
 
-    def _answer(self, person: Person, message: bytes, descriptors: Sequence[int]) -> dict[str, Any]:
+    def _answer(self, peer: Peer, message: bytes, descriptors: Sequence[int]) -> dict[str, Any]:
         verb = ""
         try:
             request = json.loads(message)
@@ -115,43 +115,43 @@ class Deputy:
                 raise _nonsense()
             said = str(request.pop("do", ""))
             verb = said if said in _VERBS else ""  # what else was said is nobody's business
-            value = self._do(person, verb, request, descriptors)
+            value = self._do(peer, verb, request, descriptors)
         except GpuckptError as e:
-            log.warning("user %d was refused %a: %a", person.uid, verb, e.why)
+            log.warning("user %d was refused %a: %a", peer.uid, verb, e.why)
             return {"error": e.as_dict()}
         except (ValueError, RecursionError):
             return {"error": _nonsense().as_dict()}
         except OSError as e:
-            log.exception("%a failed for user %d", verb, person.uid)
+            log.exception("%a failed for user %d", verb, peer.uid)
             why = f"{e.strerror or e}"
             return {"error": GpuckptError("The broker could not do it.", why, "Look into its log.").as_dict()}
-        log.info("user %d: %s: %s", person.uid, verb, value)
+        log.info("user %d: %s: %s", peer.uid, verb, value)
         return {"done": value}
 
-    def _do(self, person: Person, verb: str, arguments: dict[str, Any], descriptors: Sequence[int]) -> Any:
+    def _do(self, peer: Peer, verb: str, arguments: dict[str, Any], descriptors: Sequence[int]) -> Any:
         given = (verb, sorted(arguments), len(descriptors))
         if given == ("criu", [], 0):
             _refuse_where_users_may_not_trace()
             _refuse_under_seccomp()
             return {"version": self._program.version, "path": self._program.path}
         if given == ("start", [], 2):
-            return self._start(person, *descriptors)
+            return self._start(peer, *descriptors)
         if given == ("hold", ["pid"], 0):
-            return self._hold(person, _number(arguments["pid"]))
+            return self._hold(peer, _number(arguments["pid"]))
         if given == ("next_pid", ["after"], 0):
-            return self._next_pid(person, _number(arguments["after"]))
+            return self._next_pid(peer, _number(arguments["after"]))
         if given == ("dump", ["left", "pid", "seconds"], 2):
             pid, seconds = _number(arguments["pid"]), _seconds(arguments["seconds"])
-            return self._dump(person, pid, _left(arguments["left"]), seconds, *descriptors)
+            return self._dump(peer, pid, _left(arguments["left"]), seconds, *descriptors)
         if given == ("check", [], 1):
-            return self._check_images(person, *descriptors)
+            return self._check_images(peer, *descriptors)
         if given == ("restore", ["left", "seconds"], 1):
-            return self._restore(person, _left(arguments["left"]), _seconds(arguments["seconds"]), *descriptors)
+            return self._restore(peer, _left(arguments["left"]), _seconds(arguments["seconds"]), *descriptors)
         raise _nonsense()
 
     # -- the sleeper
 
-    def _demand_proof(self, person: Person) -> None:
+    def _demand_proof(self, peer: Peer) -> None:
         """Have who asks read something that only an unconfined process of that user can.
 
         Of Landlock a process shows nothing to others; but one that is confined by it may look into no process that is
@@ -166,7 +166,7 @@ class Deputy:
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
-            _in_child(lambda: _be_looked_into(person, stay, secret), write)
+            _in_child(lambda: _be_looked_into(peer, stay, secret), write)
         os.close(stay)
         os.close(write)
         try:
@@ -190,17 +190,17 @@ class Deputy:
                 "Start the kernel from outside of the sandbox.",
             )
 
-    def _start(self, person: Person, run_dir: int, listener: int) -> int:
+    def _start(self, peer: Peer, run_dir: int, listener: int) -> int:
         if self._pidfd >= 0:
             raise _nonsense()
-        _refuse_strange_folder(person, run_dir)
+        _refuse_strange_folder(peer, run_dir)
         if not stat.S_ISSOCK(os.fstat(listener).st_mode):
             raise _nonsense()
-        self._demand_proof(person)
+        self._demand_proof(peer)
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
-            _in_child(lambda: _make_namespaces(person, run_dir, listener, write), write)
+            _in_child(lambda: _make_namespaces(peer, run_dir, listener, write), write)
         os.close(write)
         said = list(_lines(child, read, _START_TIMEOUT))
         pid = next((int(line["pid"]) for line in said if "pid" in line), 0)
@@ -214,18 +214,18 @@ class Deputy:
                 failure,
                 "Whoever runs the broker finds more in its log.",
             )
-        self._register.add(pid, person.uid)
-        self._take(person, pid)
+        self._register.add(pid, peer.uid)
+        self._take(peer, pid)
         return pid
 
-    def _hold(self, person: Person, pid: int) -> bool:
+    def _hold(self, peer: Peer, pid: int) -> bool:
         if self._pidfd >= 0:
             raise _nonsense()
-        self._demand_proof(person)
-        self._take(person, pid)
+        self._demand_proof(peer)
+        self._take(peer, pid)
         return True
 
-    def _take(self, person: Person, pid: int) -> None:
+    def _take(self, peer: Peer, pid: int) -> None:
         """Hold a sleeper and its namespaces, if it is one that the broker has started for this person.
 
         A sleeper is its user's own process, which may have been made to enter namespaces of its own making: what root
@@ -240,7 +240,7 @@ class Deputy:
         try:
             held.append(os.pidfd_open(pid))
             # Looked up while the process is held: its pid cannot be another's meanwhile.
-            known = self._register.has(pid, person.uid)
+            known = self._register.has(pid, peer.uid)
             held += [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in ("pid", "mnt")]
             if known and all(_is_of_own_user_namespace(namespace) for namespace in held[1:]):
                 self._pid, self._pidfd, self._namespaces = pid, held[0], held[1:]
@@ -251,20 +251,18 @@ class Deputy:
             os.close(descriptor)
         raise KernelLost("The kernel is gone.", "No sleeper of this pid was started by the broker for this user.")
 
-    def _next_pid(self, person: Person, after: int) -> bool:
+    def _next_pid(self, peer: Peer, after: int) -> bool:
         def work() -> None:
             Path("/proc/sys/kernel/ns_last_pid").write_text(str(after))
 
         with self._alone():
-            return self._inside(person, work, _START_TIMEOUT) == 0
+            return self._inside(peer, work, _START_TIMEOUT) == 0
 
     # -- criu
 
-    def _dump(
-        self, person: Person, pid: int, left: criu.Left, seconds: float, folder: int, snapshot: int
-    ) -> int | None:
+    def _dump(self, peer: Peer, pid: int, left: criu.Left, seconds: float, folder: int, snapshot: int) -> int | None:
         for descriptor in (folder, snapshot):
-            _refuse_strange_folder(person, descriptor)
+            _refuse_strange_folder(peer, descriptor)
         capabilities = [CAP_CHECKPOINT_RESTORE]
         if yama.ptrace_scope() >= yama.ANCESTORS:
             capabilities.append(CAP_SYS_PTRACE)
@@ -272,15 +270,15 @@ class Deputy:
 
         def work() -> None:
             _place({_IMAGES: folder, _SNAPSHOT: snapshot})
-            become(person, capabilities, (_IMAGES, _SNAPSHOT))
+            become(peer, capabilities, (_IMAGES, _SNAPSHOT))
             self._become_criu(arguments)
 
         with self._alone():
-            self._refuse_strange_processes(person, pid)
-            return self._inside(person, work, seconds)
+            self._refuse_strange_processes(peer, pid)
+            return self._inside(peer, work, seconds)
 
-    def _restore(self, person: Person, left: criu.Left, seconds: float, folder: int) -> int | None:
-        _refuse_strange_folder(person, folder)
+    def _restore(self, peer: Peer, left: criu.Left, seconds: float, folder: int) -> int | None:
+        _refuse_strange_folder(peer, folder)
         at = self._register.images_at
         user = Path(at, images.USER_FOLDER)
         arguments = [*criu.restore_arguments(Path(at), user / criu.RESTORE_LOG, left), "--work-dir", str(user)]
@@ -288,19 +286,19 @@ class Deputy:
         random_state.spoil()
 
         def work() -> None:
-            images.lay_out(folder, at, person)
-            become(person, [CAP_CHECKPOINT_RESTORE])
+            images.lay_out(folder, at, peer)
+            become(peer, [CAP_CHECKPOINT_RESTORE])
             self._become_criu(arguments)
 
         with self._alone():
-            return self._inside(person, work, seconds, lambda: images.take_away(at))
+            return self._inside(peer, work, seconds, lambda: images.take_away(at))
 
-    def _check_images(self, person: Person, folder: int) -> bool:
-        _refuse_strange_folder(person, folder)
+    def _check_images(self, peer: Peer, folder: int) -> bool:
+        _refuse_strange_folder(peer, folder)
         at = self._register.images_at
-        lay_out = functools.partial(images.lay_out, folder, at, person)
+        lay_out = functools.partial(images.lay_out, folder, at, peer)
         with self._alone():
-            return self._inside(person, lay_out, _CHECK_TIMEOUT, lambda: images.take_away(at)) == 0
+            return self._inside(peer, lay_out, _CHECK_TIMEOUT, lambda: images.take_away(at)) == 0
 
     def _become_criu(self, arguments: Sequence[str]) -> NoReturn:
         run_dir = settings.NAMESPACE_RUN_DIR
@@ -316,7 +314,7 @@ class Deputy:
         argv = [*self._program.argv, *arguments, criu.UNPRIVILEGED]
         os.execve(argv[0], argv, environment)
 
-    def _refuse_strange_processes(self, person: Person, top: int) -> None:
+    def _refuse_strange_processes(self, peer: Peer, top: int) -> None:
         """Refuse to dump what is not the user's alone: root's, set-user-id, or with capabilities.
 
         Nor is anything dumped but what is below the sleeper, whose pid in its namespace is `top`: beside it, criu and
@@ -332,10 +330,10 @@ class Deputy:
         for pid in below:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 dead = processes.start_time(pid) is None  # a restored one has what criu had when it made it
-                if not dead and not has_only(pid, person.uid, person.gid):
+                if not dead and not has_only(pid, peer.uid, peer.gid):
                     raise Refused(
                         "The save was refused; nothing was touched.",
-                        f"Process {pid} ({processes.name(pid)}) in it has other rights than user {person.uid} has.",
+                        f"Process {pid} ({processes.name(pid)}) in it has other rights than user {peer.uid} has.",
                         "End it, and save again.",
                     )
 
@@ -366,7 +364,7 @@ class Deputy:
             yield
 
     def _inside(
-        self, person: Person, work: Callable[[], None], seconds: float, afterwards: Callable[[], None] = lambda: None
+        self, peer: Peer, work: Callable[[], None], seconds: float, afterwards: Callable[[], None] = lambda: None
     ) -> int | None:
         """Do something in a process of the sleeper's namespaces; return its exit status, None if it took too long.
 
@@ -378,7 +376,7 @@ class Deputy:
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
-            _in_child(lambda: _run_inside(person, self._namespaces, work, seconds, afterwards, write), write)
+            _in_child(lambda: _run_inside(peer, self._namespaces, work, seconds, afterwards, write), write)
         os.close(write)
         said: dict[str, Any] = {}
         for line in _lines(child, read, seconds + _START_TIMEOUT):
@@ -425,9 +423,9 @@ def _nonsense() -> Refused:
     )
 
 
-def _refuse_strange_folder(person: Person, descriptor: int) -> None:
+def _refuse_strange_folder(peer: Peer, descriptor: int) -> None:
     about = os.fstat(descriptor)
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != person.uid:
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != peer.uid:
         raise Refused("The broker refused a request.", "A folder in it is not its user's.", "")
 
 
@@ -527,24 +525,24 @@ def _reap(child: int) -> None:
         time.sleep(_LOOK)
 
 
-def _be_looked_into(person: Person, stay: int, secret: str) -> None:
+def _be_looked_into(peer: Peer, stay: int, secret: str) -> None:
     """Become a process of the user's that has a secret in its environment, until `stay` is closed or it is killed."""
-    cgroups.join(person.cgroups)  # its user can make it do anything
+    cgroups.join(peer.cgroups)  # its user can make it do anything
     os.dup2(stay, 0)
-    become(person)
+    become(peer)
     program = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
     os.execve(program[0], program, {PROOF: secret})
 
 
-def _make_namespaces(person: Person, run_dir: int, listener: int, report: int) -> None:
+def _make_namespaces(peer: Peer, run_dir: int, listener: int, report: int) -> None:
     """Become a sleeper's parent for a moment, and let it go."""
-    cgroups.join(person.cgroups)
+    cgroups.join(peer.cgroups)
     # A folder is bound from the mount namespace that it is seen in, and only the working folder follows into a new one.
     # No right of root's is wanted for the user's folders, nor had by a broker with few capabilities.
-    act_as(person.uid, person.gid)
+    act_as(peer.uid, peer.gid)
     os.fchdir(run_dir)
     try:
-        with counting_to(person.uid):
+        with counting_to(peer.uid):
             _check(_libc.unshare(spawning.CLONE_NEWPID | spawning.CLONE_NEWNS), "unshare")
     except OSError as e:
         if e.errno != errno.ENOSPC:
@@ -554,19 +552,19 @@ def _make_namespaces(person: Person, run_dir: int, listener: int, report: int) -
             "Its user has as many namespaces as one may have here (max_pid_namespaces, max_mnt_namespaces).",
             "Shut down a kernel; whoever has root can raise the numbers in /proc/sys/user.",
         ) from e
-    act_as(person.uid, person.gid)
+    act_as(peer.uid, peer.gid)
     pid = os.fork()
     if pid:
         _report(report, {"pid": pid})
         os._exit(0)
-    _in_child(lambda: _become_sleeper(person, listener), report)
+    _in_child(lambda: _become_sleeper(peer, listener), report)
 
 
-def _become_sleeper(person: Person, listener: int) -> None:
-    spawning.furnish(".", person.uid, person.gid)
+def _become_sleeper(peer: Peer, listener: int) -> None:
+    spawning.furnish(".", peer.uid, peer.gid)
     os.chdir("/")
     _place({_LISTENER: listener})
-    become(person, descriptors=(_LISTENER,))
+    become(peer, descriptors=(_LISTENER,))
     arguments = [str(_LISTENER)]
     if Path(spawning.NAMESPACE_RUN_DIR, proof.WANTED).exists():
         os.dup2(proof.make(), _PROOF)
@@ -580,7 +578,7 @@ def _become_sleeper(person: Person, listener: int) -> None:
 
 
 def _run_inside(
-    person: Person,
+    peer: Peer,
     namespaces: Sequence[int],
     work: Callable[[], None],
     seconds: float,
@@ -588,7 +586,7 @@ def _run_inside(
     report: int,
 ) -> None:
     """Enter the namespaces, have a child do the work, and tell how it ended."""
-    cgroups.join(person.cgroups)  # what criu restores is where criu is
+    cgroups.join(peer.cgroups)  # what criu restores is where criu is
     for namespace in namespaces:
         _check(_libc.setns(namespace, 0), "setns")
     os.chdir("/")

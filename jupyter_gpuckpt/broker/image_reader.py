@@ -19,7 +19,7 @@ from typing import NoReturn
 from . import core_image, seccomp
 from .core_image import Credentials
 from .descriptors import close_all
-from .person import Person
+from .peer import Peer
 from .rights import become
 
 __all__ = ["BYTES", "CONTENTS", "DONE", "FILE", "IMAGE_NAME", "MEMORY", "MEMORY_NAME", "PACKET", "REFUSED", "read"]
@@ -43,17 +43,17 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def read(folder: int, person: Person, to: int) -> NoReturn:
+def read(folder: int, peer: Peer, to: int) -> NoReturn:
     """Send what a folder (a descriptor) has for a restore to `to`, and end; in a forked process of root's."""
     try:
-        _give_up(folder, person, to)
+        _give_up(folder, peer, to)
         names = os.listdir(folder)
         seccomp.keep_reading(_FLAGS)
         for name in names:
             if MEMORY_NAME.fullmatch(name):
                 os.write(to, CONTENTS + name.encode())
             elif IMAGE_NAME.fullmatch(name) and not _OLD.fullmatch(name):
-                _send(folder, name, person, to)
+                _send(folder, name, peer, to)
         os.write(to, DONE)
     except ValueError as e:
         _refuse(to, str(e))
@@ -70,10 +70,10 @@ def _refuse(to: int, why: str) -> None:
         os.write(to, REFUSED + why.encode(errors="replace")[: PACKET - 1])
 
 
-def _give_up(folder: int, person: Person, to: int) -> None:
+def _give_up(folder: int, peer: Peer, to: int) -> None:
     parent = os.getppid()
     close_all((folder, to))
-    become(person)
+    become(peer)
     # Its user's own processes may send it signals; what it says, they must have no say in.
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -85,7 +85,7 @@ def _give_up(folder: int, person: Person, to: int) -> None:
         resource.setrlimit(kind, (most, most))
 
 
-def _send(folder: int, name: str, person: Person, to: int) -> None:
+def _send(folder: int, name: str, peer: Peer, to: int) -> None:
     if name == "apparmor.img":
         raise ValueError("it brings security policies of its own (AppArmor)")
     try:
@@ -98,7 +98,7 @@ def _send(folder: int, name: str, person: Person, to: int) -> None:
         os.write(to, FILE + name.encode())
         if _CORE.fullmatch(name):
             image = _whole(descriptor, core_image.MOST_BYTES + 1)
-            _judge(core_image.credentials(image), person)
+            _judge(core_image.credentials(image), peer)
             for at in range(0, len(image), PACKET - 1):
                 os.write(to, BYTES + image[at : at + PACKET - 1])
             return
@@ -115,16 +115,16 @@ def _whole(descriptor: int, most: int) -> bytes:
     return bytes(found)
 
 
-def _judge(creds: Credentials | None, person: Person) -> None:
+def _judge(creds: Credentials | None, peer: Peer) -> None:
     """Refuse credentials that are more than this person has."""
     if creds is None:  # of a process that has ended
         return
-    if creds.uids != {person.uid}:
-        raise ValueError(f"a process in it is not user {person.uid}'s")
-    if creds.gids != {person.gid}:
-        raise ValueError(f"a process in it is not of group {person.gid}")
-    if more := creds.groups - {person.gid, *person.groups}:
-        raise ValueError(f"a process in it is of groups that user {person.uid} is not in: {sorted(more)[:10]}")
+    if creds.uids != {peer.uid}:
+        raise ValueError(f"a process in it is not user {peer.uid}'s")
+    if creds.gids != {peer.gid}:
+        raise ValueError(f"a process in it is not of group {peer.gid}")
+    if more := creds.groups - {peer.gid, *peer.groups}:
+        raise ValueError(f"a process in it is of groups that user {peer.uid} is not in: {sorted(more)[:10]}")
     if creds.has_capabilities:
         raise ValueError("a process in it has capabilities")
     if creds.has_securebits:

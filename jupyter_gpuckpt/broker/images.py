@@ -19,7 +19,7 @@ from typing import BinaryIO
 from ..errors import Refused
 from ..linux.spawning import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID
 from . import image_reader
-from .person import Person
+from .peer import Peer
 from .rights import act_as
 
 __all__ = ["USER_FOLDER", "copy", "lay_out", "take_away", "write_down"]
@@ -34,7 +34,7 @@ _MNT_DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def lay_out(folder: int, at: str, person: Person) -> None:
+def lay_out(folder: int, at: str, peer: Peer) -> None:
     """Mount checked copies of the images in a user's folder (a descriptor) at `at`: in the sleeper, by root.
 
     Raises
@@ -43,16 +43,16 @@ def lay_out(folder: int, at: str, person: Person) -> None:
     OSError : the system does not let it be done.
     """
     # Set-group-id: what is made in it is the user's to read.
-    options = f"mode=2750,uid=0,gid={person.gid},size={_MUCH},nr_inodes={_MANY}"
+    options = f"mode=2750,uid=0,gid={peer.gid},size={_MUCH},nr_inodes={_MANY}"
     _mount("gpuckpt-images", at, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
     user = os.path.join(at, USER_FOLDER)  # noqa: PTH118
     os.mkdir(user, 0o700)  # noqa: PTH102
-    act_as(person.uid, person.gid)
+    act_as(peer.uid, peer.gid)
     os.fchdir(folder)
     _mount(".", user, "", MS_BIND, "")
     act_as(0, 0)
     os.chdir("/")
-    copy(folder, at, person)
+    copy(folder, at, peer)
 
 
 def take_away(at: str) -> None:
@@ -60,7 +60,7 @@ def take_away(at: str) -> None:
     _libc.umount2(os.fsencode(at), _MNT_DETACH)
 
 
-def copy(folder: int, at: str, person: Person) -> None:
+def copy(folder: int, at: str, peer: Peer) -> None:
     """Write what a folder (a descriptor) has for a restore into another, as a process without rights reads it.
 
     Raises
@@ -70,7 +70,7 @@ def copy(folder: int, at: str, person: Person) -> None:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reader = os.fork()
     if reader == 0:
-        image_reader.read(folder, person, there.fileno())
+        image_reader.read(folder, peer, there.fileno())
     there.close()
     try:
         write_down(iter(lambda: here.recv(image_reader.PACKET), b""), at)

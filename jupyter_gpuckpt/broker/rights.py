@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from .descriptors import close_at_exec
-from .person import NO_LOGIN, Person, login_of
+from .peer import NO_LOGIN, Peer, login_of
 
 __all__ = ["CAP_CHECKPOINT_RESTORE", "CAP_SYS_PTRACE", "NEEDED", "act_as", "become", "counting_to"]
 
@@ -48,7 +48,7 @@ class _Data(ctypes.Structure):
     _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
 
 
-def become(person: Person, capabilities: Collection[int] = (), descriptors: Collection[int] = ()) -> None:
+def become(peer: Peer, capabilities: Collection[int] = (), descriptors: Collection[int] = ()) -> None:
     """Make this process the person's: ids, groups, keys, limits, login.
 
     Of all capabilities it keeps those named, over exec, and of all descriptors those named and the standard ones.
@@ -60,16 +60,16 @@ def become(person: Person, capabilities: Collection[int] = (), descriptors: Coll
     """
     act_as(0, 0)
     close_at_exec(descriptors)
-    _set_login(person.login)
-    for kind, (soft, hard) in person.limits.items():
+    _set_login(peer.login)
+    for kind, (soft, hard) in peer.limits.items():
         _limit(kind, soft, hard)
     for number in range(_LAST_CAPABILITY + 1):
         if number not in capabilities:
             _check(_libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0), "drop a capability")
     _check(_libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0), "keep capabilities")
-    os.setgroups(person.groups)
-    os.setresgid(person.gid, person.gid, person.gid)
-    os.setresuid(person.uid, person.uid, person.uid)
+    os.setgroups(peer.groups)
+    os.setresgid(peer.gid, peer.gid, peer.gid)
+    os.setresuid(peer.uid, peer.uid, peer.uid)
     _leave_keyring()
     data = (_Data * 2)()
     for number in capabilities:

@@ -21,7 +21,7 @@ from ..errors import GpuckptError, KeeperGone, OtherVersion, Refused
 from ..kernel import show
 from ..kernel.tables import Listing, Marked
 from ..kernel.words import Usage
-from ..snapshots.elsewhere import of_store
+from ..snapshots.other_stores import of_store
 from ..snapshots.summary import is_of
 from ..store import Manifest
 from . import output

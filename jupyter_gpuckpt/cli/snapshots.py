@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from .. import settings
-from ..client.based import based
+from ..client.based_on import based
 from ..errors import GpuckptError
 from ..kernel import show
 from ..kernel.chosen import choose, shown

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from .. import settings
-from ..client.based import based
+from ..client.based_on import based
 from ..errors import GpuckptError
 from ..kernel import show
 from ..kernel.chosen import newest

@@ -23,7 +23,7 @@ from ..linux.private_folders import why_not_private
 from ..linux.processes import start_time
 from ..linux.unix_sockets import listener_pid
 from .in_progress import InProgress, RestoreInProgress
-from .resting import Hibernated, Sleep, Untold
+from .sleep_record import Hibernated, Sleep, UnconfirmedWake
 
 if TYPE_CHECKING:
     from ..store import Store
@@ -145,7 +145,7 @@ class State(Head):
     """How many seconds of processor time the kernel had used when it was last saved; 0 after a restore."""
     hibernated: Hibernated | None = None
     """None while there is a kernel."""
-    untold: Untold | None = None
+    untold: UnconfirmedWake | None = None
     """None where the kernel was not woken, or has answered."""
     boot: str = ""
     """Which boot of the machine this is of (proc(5), random/boot_id): pids mean nothing in the next."""

@@ -75,7 +75,7 @@ def sharing_memory(pids: Iterable[int]) -> list[int]:
 def stopped(pid: int) -> bool:
     """Return whether a process is stopped, by a signal or by a tracer that holds it longer than for a system call.
 
-    A program that this process started may hold it (`standstill`): it leaves the driver's own threads alone.
+    A program that this process started may hold it (`thread_stopper`): it leaves the driver's own threads alone.
     """
     for _ in range(_LOOKS):
         state = _state(pid)

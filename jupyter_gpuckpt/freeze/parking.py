@@ -1,7 +1,7 @@
 """Parking a process's GPU memory for a checkpoint, as seen from outside: what is parked the driver need not copy.
 
 The process makes its large blocks so that they can be handed to another (`jupyter_gpuckpt/kernel/parking.c`);
-`vram_holder` is that other; `standstill` sees to it that nothing uses the GPU at that moment. In a snapshot what was
+`vram_holder` is that other; `thread_stopper` keeps everything off the GPU at that moment. In a snapshot what was
 parked is one file beside those of `vram`, and the process is saved waiting for it to come back.
 
 Whatever goes wrong before the process has handed its memory over costs time and nothing else: the driver copies it
@@ -24,8 +24,8 @@ from ..linux.processes import open_files, outer_thread
 from ..linux.readiness import readable
 from ..settings import PARKING_FIFOS
 from . import ptrace
-from .bringing import Bringing
 from .line_program import LineProgram
+from .staging_buffer import StagingBuffer
 
 __all__ = ["PARKED", "Parked", "Parking", "is_supported", "make_fifos", "refuse", "run_on"]
 
@@ -82,7 +82,7 @@ class Parking:
     outside, inside : the folder for the file with the bytes, as this process names it and as the other one does.
     parked : what is to be parked; of memory that is parked already and is to be given back, where it waits.
     file : what there is of the file: nothing yet (``new``), nothing yet but all before it is given back (``awaited``),
-        all of it (``kept``). Or nothing, since the bytes are ``brought`` to the GPU (`bringing`, `have_all`).
+        all of it (``kept``). Or nothing, since the bytes are ``brought`` to the GPU (`staging_buffer`, `have_all`).
     gpu : the UUID of the GPU to give it back to, where that is another.
     make_whole : writes all of the file, where the bytes were brought and are lost before the process has them; may
         raise.
@@ -104,10 +104,10 @@ class Parking:
         self._make_whole = make_whole
         self._holds = self._ready = self._rests = False
         used = outside / parked.file
-        self._bringing: Bringing | None = None
+        self._buffer: StagingBuffer | None = None
         if file == "brought":
             used = outside / f"{parked.pid}{_RING}"
-            self._bringing = Bringing(used)
+            self._buffer = StagingBuffer(used)
         self._inside = f"{inside}/{parked.file}"
         self._heard = b""
         self._still: LineProgram | None = None
@@ -126,8 +126,8 @@ class Parking:
             file,
             environment=every_gpu,
         )
-        if self._bringing is not None:
-            self._bringing.start(self._holder)
+        if self._buffer is not None:
+            self._buffer.start(self._holder)
 
     @property
     def holder(self) -> int | None:
@@ -138,23 +138,23 @@ class Parking:
         """Wait until all is ready, and tell whether it is."""
         self.get_still()
         if not self._is_parked:
-            self._spare.append(_standstill())  # it is held twice by a save, and once by a restore
+            self._spare.append(_thread_stopper())  # it is held twice by a save, and once by a restore
         return self._holder_is_ready()
 
     def get_still(self) -> None:
         """Start what holds the process's threads still, so that it is there when memory is given back."""
         if not self._spare:
-            self._spare = [_standstill()]
+            self._spare = [_thread_stopper()]
 
     @property
-    def bringing(self) -> Bringing | None:
+    def buffer(self) -> StagingBuffer | None:
         """What takes the bytes to the GPU where they are to be ``brought``; None where they are not."""
-        return self._bringing
+        return self._buffer
 
     def have_all(self) -> bool:
         """Wait until all that is brought is on the GPU, and tell whether it is; where it is not, nothing of it is."""
-        if self._bringing is not None:
-            self._holds = self._ready = self._bringing.finish()
+        if self._buffer is not None:
+            self._holds = self._ready = self._buffer.finish()
         if not self._holds:
             log.warning("the GPU memory is not brought to the GPU: %s", self._holder.last_words())
             self._holder.kill()
@@ -310,7 +310,7 @@ class Parking:
         if not _waits(pid):
             self._is_parked = False  # it never was: a save was broken off before
             return
-        if self._bringing is not None and not self.holds:
+        if self._buffer is not None and not self.holds:
             self._have_file_whole()
         if self._holder_is_ready() or not self._is_whole:
             self._say("fill" if self._is_whole or self._holds else "no")
@@ -325,7 +325,7 @@ class Parking:
                     self._is_parked = False
                     return
                 why = f"{said.decode('ascii', 'replace')}; {self._holder.last_words()}"
-        if self._bringing is not None and not self._is_whole:
+        if self._buffer is not None and not self._is_whole:
             self._have_file_whole()
         if not self._is_whole:
             raise self._error("given back", why or self._holder.last_words())
@@ -354,8 +354,8 @@ class Parking:
             self._holder.wait(_COPY_TIMEOUT)
         except TimeoutError:
             self._holder.kill()
-        if self._bringing is not None:
-            self._bringing.close()
+        if self._buffer is not None:
+            self._buffer.close()
         os.close(self._to)
         os.close(self._from)
 
@@ -365,7 +365,7 @@ class Parking:
         thread = outer_thread(pid, inner)
         if thread is None:
             return False
-        self._still = self._spare.pop() if self._spare else _standstill()
+        self._still = self._spare.pop() if self._spare else _thread_stopper()
         self._still.tell(f"{how} {pid} {thread} {_STILL_TIMEOUT}".encode())
         for expected in (b"ready", b"still"):
             try:
@@ -441,8 +441,8 @@ def _tell(run_dir: Path, line: bytes) -> None:
             os.close(fifo)
 
 
-def _standstill() -> LineProgram:
-    return LineProgram("jupyter_gpuckpt.freeze.standstill")
+def _thread_stopper() -> LineProgram:
+    return LineProgram("jupyter_gpuckpt.freeze.thread_stopper")
 
 
 def _waits(pid: int) -> bool:

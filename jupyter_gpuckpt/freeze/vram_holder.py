@@ -2,7 +2,7 @@
 
 ``python -m jupyter_gpuckpt.freeze.vram_holder UUID FILE SIZE new|awaited|kept|brought``: the GPU, and the file, which
 is for the process's bytes, for others to write before it is needed, or there already; or it is memory through which
-they are ``brought`` to the GPU (`bringing`).
+they are ``brought`` to the GPU (`staging_buffer`).
 
 It opens the physical memory of another process's blocks on the GPU, copies them into the file (which lies in memory,
 pinned) while the process is checkpointed, and fills the new blocks that the process makes itself afterwards: from the

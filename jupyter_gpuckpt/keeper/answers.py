@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import GpuckptError
 from ..spelling import in_a_terminal
-from .operations.stages import Tell
+from .operations.progress import ProgressCallback
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -20,7 +20,11 @@ PULSE = 2.0  # how often a client that waits hears that its request is being wor
 
 
 async def answer_to(
-    op: str, work: Callable[[Tell], Coroutine[Any, Any, Any]], tell: Tell, pulse: Tell, folder: Path
+    op: str,
+    work: Callable[[ProgressCallback], Coroutine[Any, Any, Any]],
+    on_progress: ProgressCallback,
+    pulse: ProgressCallback,
+    folder: Path,
 ) -> dict[str, Any]:
     """Do what was asked for, and return its ``result`` or ``error``.
 
@@ -32,7 +36,7 @@ async def answer_to(
     async def note(progress: dict[str, Any]) -> None:
         nonlocal latest
         latest = {key: value for key, value in progress.items() if key != "taken"}
-        await tell(progress)
+        await on_progress(progress)
 
     async def beat() -> None:
         began = time.monotonic()

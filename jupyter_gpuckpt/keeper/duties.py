@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from . import kernel_log
-from .idle.bedtime import hibernate_sleepers
+from .idle.auto_hibernate import hibernate_sleepers
 from .idle.client_gone import end_with_client
 from .kernel_life import Keeper
 from .operations.fork import arrive

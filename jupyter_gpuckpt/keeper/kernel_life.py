@@ -21,11 +21,11 @@ from ..freeze.cuda_calls import CudaWorker
 from ..linux import processes
 from ..linux.reserved_ports import Reserved
 from . import kernel_log
+from .agent_channel import AgentChannel
 from .holders import Holders
-from .link import Link
 from .namespace import Namespace
 from .one_at_a_time import OneAtATime
-from .operations.stages import Tell, to_nobody
+from .operations.progress import ProgressCallback, to_nobody
 from .stand_in import StandIn
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 class Abilities(Protocol):
     """What a keeper can do with its kernel beyond its start."""
 
-    async def do_by_itself(self, request: Long, tell: Tell) -> Any:
+    async def do_by_itself(self, request: Long, on_progress: ProgressCallback) -> Any:
         """Do what nobody asked for."""
 
     async def answer_agent(self, number: int, op: str, args: dict[str, Any]) -> None:
@@ -69,7 +69,7 @@ class Keeper:
         self.operations = OneAtATime()
         self.holders = Holders()
         self.space: Namespace | None = None
-        self.link: Link | None = None
+        self.channel: AgentChannel | None = None
         self.asleep: GpuSleep | None = None
         """What the kernel, which sleeps, had on GPUs; None while it is awake."""
         self.exit_status: int | None = None
@@ -118,20 +118,20 @@ class Keeper:
         """Have the keeper do from now on what else it can do with its kernel."""
         self._abilities.set_result(abilities)
 
-    async def ask(self, request: Long, tell: Tell) -> Any:
+    async def ask(self, request: Long, on_progress: ProgressCallback) -> Any:
         """Do an operation that nobody asked for, as for any client. Raises `GpuckptError`."""
-        return await (await asyncio.shield(self._abilities)).do_by_itself(request, tell)
+        return await (await asyncio.shield(self._abilities)).do_by_itself(request, on_progress)
 
     async def _answer_agent(self, number: int, op: str, args: dict[str, Any]) -> None:
         await (await asyncio.shield(self._abilities)).answer_agent(number, op, args)
 
     # -- the sleeper that it lives in
 
-    def new_link(self, run_dir: Path) -> Link:
+    def new_channel(self, run_dir: Path) -> AgentChannel:
         """Listen to the agent at the FIFOs of a run folder."""
-        return Link(run_dir, self._answer_agent)
+        return AgentChannel(run_dir, self._answer_agent)
 
-    async def new_namespace(self) -> tuple[Namespace, Link]:
+    async def new_namespace(self) -> tuple[Namespace, AgentChannel]:
         """Start a sleeper over a new run folder.
 
         Raises
@@ -140,22 +140,22 @@ class Keeper:
         """
         run_dir = new_run_folder(self.folder.path)
         with contextlib.ExitStack() as undoing:
-            link = self.new_link(run_dir)
-            undoing.callback(link.close)
+            channel = self.new_channel(run_dir)
+            undoing.callback(channel.close)
             space = await Namespace.start(self.folder.path, run_dir)
             undoing.pop_all()
         self._sleepers = [s for s in self._sleepers if not s.dead.is_set()] + [space]
         if self.ending:
-            link.close()
+            channel.close()
             await space.kill()
             raise KernelLost("The kernel was ended.", "It was shut down meanwhile.", "Start it again.")
-        return space, link
+        return space, channel
 
     async def attach(self, run: str, sleeper: int, kernel: int) -> None:
         """Hold a kernel that runs already: its run folder's name, its sleeper's pid, and its own in the namespace."""
         space = await Namespace.attach(self.folder.path, run, sleeper)
         self._sleepers.append(space)
-        self.hold(space, self.new_link(space.run_dir), kernel)
+        self.hold(space, self.new_channel(space.run_dir), kernel)
 
     def namespace(self) -> Namespace:
         """Return the namespace that the kernel lives in.
@@ -183,19 +183,19 @@ class Keeper:
         """Start the kernel afresh, in a new sleeper."""
         if not self.launch.agent:
             self._ports.close()  # it could not take them
-        space, link = await self.new_namespace()
+        space, channel = await self.new_namespace()
         async with contextlib.AsyncExitStack() as undoing:
             undoing.push_async_callback(space.kill)
-            undoing.callback(link.close)
+            undoing.callback(channel.close)
             pid = await space.spawn(**kernel_program(self.launch))
             undoing.pop_all()
         self.state.parent, self.state.saved, self.state.own_files, self.state.output = None, None, False, 0
         self.state.sleep, self.state.worked = None, 0.0
-        self.hold(space, link, pid)
+        self.hold(space, channel, pid)
 
-    def hold(self, space: Namespace, link: Link, pid: int) -> None:
+    def hold(self, space: Namespace, channel: AgentChannel, pid: int) -> None:
         """Take this running kernel as the one to keep; `pid` is its pid in the namespace."""
-        self.space, self.link = space, link
+        self.space, self.channel = space, channel
         self.state.sleeper = (space.pid, space.start_time or 0)
         self.state.run = space.run_dir.name
         self.state.kernel_pid = pid
@@ -228,7 +228,7 @@ class Keeper:
     def without_kernel(self) -> None:
         """Keep no kernel but its snapshot: what stands in for it takes its ports."""
         self.let_go()
-        self.space = self.link = None
+        self.space = self.channel = None
         self.state.sleeper, self.state.run, self.state.kernel_pid = None, "", 0
         self.state.sleep = None
         self.state.operation = None
@@ -280,8 +280,8 @@ class Keeper:
         if self.launch.job and self.state.ended is None:
             self.state.ended = Ended(status, now())
             self.note_state()
-        if self.link is not None:
-            self.link.close()  # who waits for the agent need not wait any longer
+        if self.channel is not None:
+            self.channel.close()  # who waits for the agent need not wait any longer
         await self.holders.tell({"event": "exited", "status": status})
         if self.space is not None:
             if status != 0 and not self.launch.job:
@@ -306,9 +306,9 @@ class Keeper:
         self.let_go()
         await self.hold_ports()
         self.state.untold = None
-        link, self.link = self.link, None
-        if link is not None:
-            link.close()
+        channel, self.channel = self.channel, None
+        if channel is not None:
+            channel.close()
         space = self.space
         if space is not None:
             self.keep_output()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ..client.record import Operation
 from ..errors import Busy
-from .operations.stages import Stages, Tell
+from .operations.progress import OperationProgress, ProgressCallback
 
 __all__ = ["OneAtATime"]
 
@@ -58,7 +58,7 @@ class OneAtATime:
         """The kinds of those that wait until that is done."""
         return [operation.kind for operation in self._queued]
 
-    async def wait_for_others(self, operation: Operation, tell: Tell, *, patient: bool) -> None:
+    async def wait_for_others(self, operation: Operation, on_progress: ProgressCallback, *, patient: bool) -> None:
         """Wait for what is under way where that is right for such an operation, or break it off.
 
         Raises
@@ -72,9 +72,9 @@ class OneAtATime:
                 return
             if under_way.kind in _BREAKS_OFF.get(kind, ()):
                 under_way.cancelling.set()
-            await self._wait_for(under_way, operation, tell)
+            await self._wait_for(under_way, operation, on_progress)
 
-    async def wait_for_recovery(self, operation: Operation, tell: Tell) -> None:
+    async def wait_for_recovery(self, operation: Operation, on_progress: ProgressCallback) -> None:
         """Wait until what another keeper had begun is undone, before this one does anything with its kernel.
 
         Raises
@@ -82,26 +82,26 @@ class OneAtATime:
         Cancelled : nobody wants to wait any longer.
         """
         while (under_way := self.current) is not None:
-            await self._wait_for(under_way, operation, tell)
+            await self._wait_for(under_way, operation, on_progress)
 
-    async def _wait_for(self, under_way: Operation, operation: Operation, tell: Tell) -> None:
-        with self._queue(operation, tell) as stages:
-            await stages.enter("waiting for its turn")
-            await stages.or_cancelled(under_way.settled.wait())
+    async def _wait_for(self, under_way: Operation, operation: Operation, on_progress: ProgressCallback) -> None:
+        with self._queue(operation, on_progress) as progress:
+            await progress.enter("waiting for its turn")
+            await progress.or_cancelled(under_way.settled.wait())
 
     @contextlib.contextmanager
-    def _queue(self, operation: Operation, tell: Tell) -> Iterator[Stages]:
+    def _queue(self, operation: Operation, on_progress: ProgressCallback) -> Iterator[OperationProgress]:
         """Have an operation wait for its turn for as long as the context lasts."""
         self._queued.append(operation)
         try:
-            yield Stages(operation, tell)
+            yield OperationProgress(operation, on_progress)
         finally:
             self._queued.remove(operation)
 
     def _may_begin_beside(self, kind: str) -> bool:
         return kind in _BESIDE_WRITING and not self.holds_kernel
 
-    async def wait_until_written(self, operation: Operation, tell: Tell) -> None:
+    async def wait_until_written(self, operation: Operation, on_progress: ProgressCallback) -> None:
         """Wait for a save whose kernel runs on already to be on the disk, where there is one; a wake need not.
 
         Raises
@@ -111,9 +111,9 @@ class OneAtATime:
         writing = self.writes
         if writing is None or self._may_begin_beside(operation.kind):
             return
-        with self._queue(operation, tell) as stages:
-            await stages.enter(f"waiting until {writing} is written")
-            await stages.or_cancelled(self.idle.wait())
+        with self._queue(operation, on_progress) as progress:
+            await progress.enter(f"waiting until {writing} is written")
+            await progress.or_cancelled(self.idle.wait())
 
     @contextlib.contextmanager
     def begin(self, operation: Operation) -> Iterator[Operation]:

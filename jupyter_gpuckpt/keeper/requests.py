@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from ..client import asked, tally
+from ..client import asked, operation_counts
 from ..client.asked import Long, Request, request_of
 from ..client.listing import left_running
 from ..client.protocol import new_operation_id
@@ -19,24 +19,24 @@ from ..client.record import Operation, now
 from ..errors import Busy, Cancelled, Refused
 from ..linux.c_memory import give_memory_back
 from ..snapshots.comparison import compare
-from ..snapshots.elsewhere import store_of
 from ..snapshots.naming import find, new_key
+from ..snapshots.other_stores import store_of
 from ..snapshots.summary import details, is_of, listing, summary
 from ..spelling import in_a_cell
 from ..store import Store, name_of
 from ..store.upkeep.retention import beyond_last, beyond_size
+from .agent_channel import AgentSilent
 from .answers import answer_to
 from .gpu import sharing
 from .idle.auto_sleep import AutoSleep
 from .kernel_life import Keeper
-from .link import AgentSilent
 from .operations.fork import fork
 from .operations.hibernate import hibernate
 from .operations.move import move
+from .operations.progress import OperationProgress, ProgressCallback
 from .operations.restore import restore
 from .operations.save import save
 from .operations.sleep import sleep
-from .operations.stages import Stages, Tell
 from .operations.wake import awaken, wake
 from .owner import owner_of
 from .status import status
@@ -46,7 +46,7 @@ __all__ = ["Requests"]
 _ANSWER = 5.0  # how long the kernel may take to answer a question, in seconds
 _MOST_LOOKS = 4  # so many requests that read much of the store are served at once: a save needs threads and disk, too
 
-_OPERATIONS: dict[str, Callable[[Keeper, Operation, Any, Tell], Awaitable[Any]]] = {
+_OPERATIONS: dict[str, Callable[[Keeper, Operation, Any, ProgressCallback], Awaitable[Any]]] = {
     "save": save,
     "restore": restore,
     "fork": fork,
@@ -72,7 +72,7 @@ class Requests:
         self._looking = asyncio.Semaphore(_MOST_LOOKS)
         keeper.can(self)
 
-    async def do(self, op: str, args: dict[str, Any], tell: Tell) -> Any:
+    async def do(self, op: str, args: dict[str, Any], on_progress: ProgressCallback) -> Any:
         """Do what a client or the agent asks for; `tell` passes progress on.
 
         Raises
@@ -80,18 +80,18 @@ class Requests:
         GpuckptError : what there is to say to the person.
         """
         store, args = store_of(args)
-        return await self._do(request_of(op, args), store, tell)
+        return await self._do(request_of(op, args), store, on_progress)
 
-    async def do_by_itself(self, request: Long, tell: Tell) -> Any:
+    async def do_by_itself(self, request: Long, on_progress: ProgressCallback) -> Any:
         """Do what nobody asked for: nobody cancels it, either."""
-        return await self._do(replace(request, operation=new_operation_id()), None, tell)
+        return await self._do(replace(request, operation=new_operation_id()), None, on_progress)
 
-    async def _do(self, request: Request, store: Store | None, tell: Tell) -> Any:
+    async def _do(self, request: Request, store: Store | None, on_progress: ProgressCallback) -> Any:
         keeper = self.keeper
         match request:
             case Long():
                 operation = Operation(request.op, _subject(request), request.operation, store)
-                return await self._operate(operation, request, tell)
+                return await self._operate(operation, request, on_progress)
             case asked.Cancel():
                 return keeper.operations.cancel(request.operation, request.kind)
             case asked.Status():
@@ -113,7 +113,7 @@ class Requests:
             case asked.Executed():
                 return await self._executed()
             case asked.Room():
-                return await self._make_room(request.gpu, request.size, tell)
+                return await self._make_room(request.gpu, request.size, on_progress)
         return await self._about_snapshots(request, store or keeper.store)
 
     async def _about_snapshots(self, request: Request, store: Store) -> Any:
@@ -132,32 +132,32 @@ class Requests:
 
     # -- operations, which there is one of at a time
 
-    async def _operate(self, operation: Operation, request: Long, tell: Tell) -> Any:
+    async def _operate(self, operation: Operation, request: Long, on_progress: ProgressCallback) -> Any:
         keeper, operations = self.keeper, self.keeper.operations
         if not keeper.held.is_set():
-            await operations.wait_for_recovery(operation, tell)
+            await operations.wait_for_recovery(operation, on_progress)
             await keeper.held.wait()
         patient = not isinstance(request, asked.Sleep) or request.idle_for is None
-        await operations.wait_for_others(operation, tell, patient=patient)
-        await operations.wait_until_written(operation, tell)
+        await operations.wait_for_others(operation, on_progress, patient=patient)
+        await operations.wait_until_written(operation, on_progress)
         if keeper.state.hibernated is None or operation.kind not in _IS_FOR_HIBERNATED:
             keeper.namespace()
         try:
             with operations.begin(operation):
-                return await self._counted(operation, request, tell)
+                return await self._counted(operation, request, on_progress)
         finally:
             keeper.wake_if_asked()
             give_memory_back()
 
-    async def _counted(self, operation: Operation, request: Long, tell: Tell) -> Any:
+    async def _counted(self, operation: Operation, request: Long, on_progress: ProgressCallback) -> Any:
         """Carry out the operation that is under way, and note how it ended and how long it took."""
         keeper, kind = self.keeper, operation.kind
         began, result = time.monotonic(), "failed"
         try:
             await keeper.tidied()
             if kind in _WANTS_IT_AWAKE or (kind in _TAKES_IT and not await self._can_be_taken_asleep()):
-                await awaken(keeper, Stages(operation, tell))
-            done = await _OPERATIONS[kind](keeper, operation, request, tell)
+                await awaken(keeper, OperationProgress(operation, on_progress))
+            done = await _OPERATIONS[kind](keeper, operation, request, on_progress)
             result = "" if isinstance(done, dict) and done.get("already") else "done"
             if kind == "wake" and result:
                 keeper.woken = {"at": now(), "seconds": time.monotonic() - began}
@@ -167,7 +167,9 @@ class Requests:
             raise
         finally:
             if result:
-                asyncio.get_running_loop().run_in_executor(None, tally.note, kind, result, time.monotonic() - began)
+                asyncio.get_running_loop().run_in_executor(
+                    None, operation_counts.note, kind, result, time.monotonic() - began
+                )
             if keeper.state.operation is not None:
                 keeper.state.operation = None
                 keeper.note_state()
@@ -235,16 +237,16 @@ class Requests:
         self.auto_sleep.look_again()
         return {"sleep_after": state.sleep_after}
 
-    async def _make_room(self, gpu: str, size: int, tell: Tell) -> dict[str, Any]:
+    async def _make_room(self, gpu: str, size: int, on_progress: ProgressCallback) -> dict[str, Any]:
         """Have idle kernels fall asleep for one that found too little memory of a GPU (its UUID), `size` bytes.
 
         It is beside the operations: nothing is done with the kernel itself.
         """
         if not _GPU.fullmatch(gpu):
             raise Refused(_NO_ROOM, f"{gpu!a} is no UUID of a GPU.", "`nvidia-smi -L` shows them.")
-        stages = Stages(Operation("room", ""), tell)
-        async with sharing.turn([gpu], stages):
-            asleep = await sharing.make_room(self.keeper, {gpu: size}, stages, _NO_ROOM, patience=0.0)
+        progress = OperationProgress(Operation("room", ""), on_progress)
+        async with sharing.turn([gpu], progress):
+            asleep = await sharing.make_room(self.keeper, {gpu: size}, progress, _NO_ROOM, patience=0.0)
         return {"asleep": asleep}
 
     async def _executed(self) -> dict[str, Any]:
@@ -252,12 +254,12 @@ class Requests:
         keeper, operations = self.keeper, self.keeper.operations
         if operations.current is not None and operations.current.kind == "restore":
             await operations.idle.wait()  # before that it does not know what it was put back to
-        if keeper.link is None and keeper.state.hibernated is not None:
+        if keeper.channel is None and keeper.state.hibernated is not None:
             return keeper.state.hibernated.said.executed
-        if keeper.link is None or not keeper.launch.agent:
+        if keeper.channel is None or not keeper.launch.agent:
             return {"restored": "", "cells": {}, "others": []}
         try:
-            found: dict[str, Any] = await keeper.link.call("executed", {}, _ANSWER)
+            found: dict[str, Any] = await keeper.channel.call("executed", {}, _ANSWER)
         except AgentSilent:
             raise Busy(
                 "The kernel does not say which cells it has executed.",
@@ -270,22 +272,22 @@ class Requests:
 
     async def answer_agent(self, number: int, op: str, args: dict[str, Any]) -> None:
         """Do what the agent in the kernel asks for, and answer it."""
-        keeper, link = self.keeper, self.keeper.link
-        if link is None:
+        keeper, channel = self.keeper, self.keeper.channel
+        if channel is None:
             return
 
-        async def tell(progress: dict[str, Any]) -> None:
+        async def on_progress(progress: dict[str, Any]) -> None:
             with contextlib.suppress(AgentSilent):
-                await link.send({"for": number, "progress": progress})
+                await channel.send({"for": number, "progress": progress})
 
         async def pulse(progress: dict[str, Any]) -> None:
             with contextlib.suppress(AgentSilent):
-                await link.pulse({"for": number, "progress": progress})
+                await channel.pulse({"for": number, "progress": progress})
 
-        answer = await answer_to(op, partial(self.do, op, args), tell, pulse, keeper.folder.path)
+        answer = await answer_to(op, partial(self.do, op, args), on_progress, pulse, keeper.folder.path)
         # A restore that succeeded has closed this link, and answers through the restored kernel.
         with contextlib.suppress(AgentSilent):
-            await link.send({"for": number, **answer})
+            await channel.send({"for": number, **answer})
 
 
 def _names(request: Request, name: str) -> bool:

@@ -16,8 +16,8 @@ from ..linux import proof
 from ..linux.unix_sockets import peer_pid, peer_uid, short_path
 from .answers import answer_to, without_magic
 from .holders import send
+from .operations.progress import ProgressCallback
 from .operations.shut_down import shut_down
-from .operations.stages import Tell
 from .requests import Requests
 
 __all__ = ["MOST_CLIENTS", "SocketServer"]
@@ -98,18 +98,18 @@ class SocketServer:
     async def _answer(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         number, op, args = request.get("id"), str(request.get("op")), request.get("args") or {}
 
-        async def tell(progress: dict[str, Any]) -> None:
+        async def on_progress(progress: dict[str, Any]) -> None:
             await send(writer, {"id": number, "progress": progress})
 
-        async def done(tell: Tell) -> Any:
+        async def done(on_progress: ProgressCallback) -> Any:
             request = None if op not in ("attach", "close") else request_of(op, args)
             if isinstance(request, Attach):
                 return await self._attach(writer, request.end_after)
             if isinstance(request, Close):
                 return await self._close()
-            return await self._requests.do(op, args, tell)
+            return await self._requests.do(op, args, on_progress)
 
-        answer = await answer_to(op, done, tell, tell, self._keeper.folder.path)
+        answer = await answer_to(op, done, on_progress, on_progress, self._keeper.folder.path)
         launch = self._keeper.launch
         if not launch.agent:
             answer = without_magic(answer, launch.job or launch.kernel_id[:8])

@@ -1,4 +1,4 @@
-"""What stands in for a hibernated kernel: a doorman at its ports, and a record of what clients ask of it."""
+"""What stands in for a hibernated kernel: a listener at its ports, and a record of what clients ask of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..client.record import Launch, State
 from ..errors import GpuckptError
 
 if TYPE_CHECKING:
-    from .doorman import Doorman
+    from .port_listener import PortListener
 
 __all__ = ["StandIn"]
 
@@ -38,7 +38,7 @@ class StandIn:
     ) -> None:
         self._launch, self._state, self._note_state = launch, state, note_state
         self._on_request, self._on_shutdown = on_request, on_shutdown
-        self._doorman: Doorman | None = None
+        self._listener: PortListener | None = None
 
     @property
     def is_asked(self) -> bool:
@@ -47,20 +47,20 @@ class StandIn:
         return hibernated is not None and bool(hibernated.requests)
 
     def take_ports(self) -> None:
-        """Have a doorman take the ports of the kernel, which is hibernated, where there is none yet."""
+        """Listen at the ports of the hibernated kernel, unless that is done already."""
         hibernated = self._state.hibernated
-        if self._doorman is not None or hibernated is None:
+        if self._listener is not None or hibernated is None:
             return
-        from .doorman import Doorman  # here, since most kernels are never hibernated
+        from .port_listener import PortListener  # here, since most kernels are never hibernated
 
         try:
-            self._doorman = Doorman(
+            self._listener = PortListener(
                 self._launch.connection_file, hibernated.said, hibernated.clients, self._take, self._on_shutdown
             )
         except (OSError, ValueError, KeyError) as e:
             log.error("nobody holds the ports of the hibernated kernel, only `wake` wakes it: %s", e)
             return
-        self._doorman.open()
+        self._listener.open()
 
     def _take(self, frames: list[bytes]) -> None:
         """Note what a client sent."""
@@ -71,36 +71,36 @@ class StandIn:
         self._on_request()
 
     async def settled(self) -> None:
-        """Wait until the clients are connected to the doorman, or have had time for it."""
-        if self._doorman is not None:
-            await self._doorman.settled()
+        """Wait until the clients are connected to the listener, or have had time to connect."""
+        if self._listener is not None:
+            await self._listener.settled()
 
     async def give_ports_up(self) -> None:
         """Have the ports for the kernel that comes back."""
-        doorman, self._doorman = self._doorman, None
-        if doorman is not None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
             try:
-                await doorman.leave()
+                await listener.leave()
             except BaseException:
-                await doorman.close()
+                await listener.close()
                 raise
 
     async def close(self) -> None:
-        """End the doorman: the kernel is not to come back."""
-        if self._doorman is not None:
-            await self._doorman.close()
+        """Stop listening: the kernel is not to come back."""
+        if self._listener is not None:
+            await self._listener.close()
 
     def announce(self, what: str) -> None:
         """Tell who listens to the hibernated kernel what becomes of it."""
-        if self._doorman is not None:
-            self._doorman.announce(what)
+        if self._listener is not None:
+            self._listener.announce(what)
 
     async def refuse_requests(self, error: GpuckptError) -> None:
         """Answer what waits for the hibernated kernel with an error."""
         hibernated = self._state.hibernated
-        if hibernated is None or self._doorman is None:
+        if hibernated is None or self._listener is None:
             return
         requests, hibernated.requests = hibernated.requests, []
         self._note_state()
         raw = [[bytes.fromhex(frame) for frame in frames] for frames in requests]
-        await self._doorman.refuse(raw, error)
+        await self._listener.refuse(raw, error)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from .. import __version__
-from ..client.resting import ASLEEP
+from ..client.sleep_record import ASLEEP
 from ..freeze import cuda
 from ..linux import processes
 from .kernel_life import Keeper
@@ -56,8 +56,8 @@ def status(keeper: Keeper) -> dict[str, Any]:
         "sleep_after": keeper.state.sleep_after,
         "notes": keeper.notes,
         "attended": bool(keeper.holders),
-        "busy": keeper.link.busy if keeper.link is not None else False,
-        "last_active": keeper.link.last_active if keeper.link is not None else keeper.state.started,
+        "busy": keeper.channel.busy if keeper.channel is not None else False,
+        "last_active": keeper.channel.last_active if keeper.channel is not None else keeper.state.started,
         "pinned": keeper.state.awake,
         "asleep_since": asleep.since if asleep else None,
         "woken": keeper.woken,

@@ -33,13 +33,13 @@ def unsaved(keeper: Keeper, *, asked_in_a_cell: bool = False) -> dict[str, Any] 
     ``number``, and how it ``begins``; None for none), and how many seconds of processor time all of it ``computed``.
     A cell that asks for a restore is not counted.
     """
-    state, link = keeper.state, keeper.link
-    if link is None:
+    state, channel = keeper.state, keeper.channel
+    if channel is None:
         return None
     saved = state.saved or Saved(state.started, 0 if keeper.launch.agent else None)
-    begun = link.cells if link.cells is not None else saved.cells
+    begun = channel.cells if channel.cells is not None else saved.cells
     cells = None if saved.cells is None or begun is None else max(0, begun - saved.cells - asked_in_a_cell)
-    cell = None if asked_in_a_cell else link.cell
+    cell = None if asked_in_a_cell else channel.cell
     computed = max(0.0, keeper.work() - state.worked)
     if not cells and cell is None and (computed < _IDLE or asked_in_a_cell):
         return None

@@ -1,7 +1,7 @@
 """The agent: a thread in the kernel, waiting at a FIFO, by which kernel and keeper talk.
 
 It is woken only by the keeper. A thread that waits at a FIFO is saved waiting, and restored waiting at the FIFO of the
-same path in the new run folder. The messages are described in `keeper/link.py`.
+same path in the new run folder. The messages are described in `keeper/agent_channel.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kernel's end of the FIFOs by which it and its keeper talk, in lines of JSON (`keeper/link.py`)."""
+"""The kernel's end of the FIFOs by which it and its keeper talk, in lines of JSON (`keeper/agent_channel.py`)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from .. import settings
 from ..errors import Refused
 from ..setting import Setting
 from ..store import Store
-from . import instead
+from . import hibernate_instead
 from .events import Events
 from .metrics import register
 from .notebooks import follow_files, follow_sessions
@@ -69,7 +69,7 @@ class Gpuckpt(ExtensionApp):
         service = Service(events, server.kernel_manager)
         register(service.look)
         if "cull" in settings.hibernate_on():
-            instead.hibernate_when_culled(server.kernel_manager)
+            hibernate_instead.hibernate_when_culled(server.kernel_manager)
         root = Path(server.kernel_manager.root_dir).absolute()
         follow_sessions(server.session_manager, server.kernel_manager, root)
         follow_files(server.event_logger, Store(settings.store_dir()), events, root)
@@ -78,7 +78,7 @@ class Gpuckpt(ExtensionApp):
     async def stop_extension(self) -> None:
         """Hibernate kernels where the settings say so (called when the server stops, before it ends them)."""
         assert self.serverapp is not None
-        await instead.hibernate_before_stop(self.serverapp.kernel_manager)
+        await hibernate_instead.hibernate_before_stop(self.serverapp.kernel_manager)
 
 
 def _hand_on(one: Setting[Any], text: str) -> None:

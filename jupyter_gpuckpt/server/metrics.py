@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from ..client import tally
+from ..client import operation_counts
 
 __all__ = ["KernelMetrics", "register"]
 
@@ -41,7 +41,7 @@ class KernelMetrics(Collector):
 
     def describe(self) -> Iterator[Any]:
         """Name the metrics (called when they are registered), without looking at anything."""
-        return self._families([], 0, tally.Tally())
+        return self._families([], 0, operation_counts.OperationCounts())
 
     def collect(self) -> Iterator[Any]:
         """Return the metrics (called in the event loop for each scrape).
@@ -54,7 +54,7 @@ class KernelMetrics(Collector):
         looked.wait(_HELD_UP)
         known = self._known
         kernels, hibernated = known[1:] if known and time.monotonic() - known[0] < _KNOWN_FOR else (None, 0)
-        return self._families(kernels, hibernated, tally.read())
+        return self._families(kernels, hibernated, operation_counts.read())
 
     def _update(self, looked: threading.Event) -> None:
         if self._looking.acquire(blocking=False):
@@ -66,7 +66,9 @@ class KernelMetrics(Collector):
                 looked.set()
 
     @staticmethod
-    def _families(kernels: list[dict[str, Any]] | None, hibernated: int, counted: tally.Tally) -> Iterator[Any]:
+    def _families(
+        kernels: list[dict[str, Any]] | None, hibernated: int, counted: operation_counts.OperationCounts
+    ) -> Iterator[Any]:
         if kernels is not None:
             yield from _of_kernels(kernels, hibernated)
         operations = CounterMetricFamily(
@@ -78,7 +80,7 @@ class KernelMetrics(Collector):
         yield operations
         waking = HistogramMetricFamily("gpuckpt_wake_seconds", "How long the wakes of kernels took")
         buckets, total = [], 0
-        for bound, count in zip([*map(str, tally.WAKE_BOUNDS), "+Inf"], counted.wakes, strict=True):
+        for bound, count in zip([*map(str, operation_counts.WAKE_BOUNDS), "+Inf"], counted.wakes, strict=True):
             total += count
             buckets.append((bound, float(total)))
         waking.add_metric([], buckets, counted.wake_seconds)

@@ -21,8 +21,8 @@ from ..client.listing import STATUS_TIMEOUT, hibernated, running_kernels
 from ..client.record import KernelFolder
 from ..errors import Busy, GpuckptError, NoSuchKernel, Refused, Unavailable
 from ..freeze.cuda_calls import CudaWorker
-from ..snapshots.elsewhere import of_store, store_in
 from ..snapshots.hibernated import forget
+from ..snapshots.other_stores import of_store, store_in
 from ..spelling import in_a_cell
 from ..store import Manifest, Store, check_key, check_name
 from ..store.trust import parse_key

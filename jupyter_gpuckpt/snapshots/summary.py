@@ -12,7 +12,7 @@ from .. import __version__
 from ..errors import GpuckptError
 from ..spelling import Spell
 from ..store import Labels, Manifest, Store, name_of
-from .told import Summary
+from .summary_fields import Summary
 
 HIBERNATED = "hibernated"
 """The tag of the snapshot of a kernel that is on the disk alone, and how its name begins."""

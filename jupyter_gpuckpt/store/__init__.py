@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from .committing import name_taken
 from .contents import Contents
-from .filling import Taker
+from .extracting import Taker
 from .labels import Labels
 from .manifest import Manifest
 from .names import MAX_NAME, check_key, check_name, key_of, name_of

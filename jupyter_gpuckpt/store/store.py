@@ -17,8 +17,8 @@ from ..errors import Damaged, GpuckptError, NoSuchSnapshot, Pinned, Refused, Sto
 from .committing import changing, name_taken
 from .contents import Contents
 from .durable import make_folder, name_new, read_small, sync_folder, write_new
+from .extracting import Taker, fill, is_below, make_files
 from .failures import storing
-from .filling import Taker, fill, is_below, make_files
 from .incoming import Incoming
 from .index import pack_sizes
 from .labels import Labels, read_labels, write_labels

@@ -32,10 +32,10 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import NameTaken, StoreError
+from .chunking import Cut, store_files
 from .chunks import digest
 from .committing import Commit
 from .contents import Contents
-from .cutting import Cut, store_files
 from .durable import make_folder, sync_folder, write_new
 from .failures import storing
 from .index import write_part

@@ -23,7 +23,7 @@ with atheris.instrument_imports(include=["jupyter_gpuckpt"]):
     from jupyter_gpuckpt.broker import deputy, images
     from jupyter_gpuckpt.broker.core_image import credentials
     from jupyter_gpuckpt.broker.image_reader import BYTES, CONTENTS, DONE, FILE, IMAGE_NAME, MEMORY_NAME, REFUSED
-    from jupyter_gpuckpt.broker.person import Person
+    from jupyter_gpuckpt.broker.peer import Peer
     from jupyter_gpuckpt.broker.register import Register
     from jupyter_gpuckpt.errors import Refused
     from jupyter_gpuckpt.freeze.criu_program import CriuProgram
@@ -35,7 +35,7 @@ from core_images import CORE
 FOLDER = Path(sys.argv[1])
 OUT = FOLDER / "out"
 MAGIC = bytes.fromhex("1943565447380555")
-ALICE = Person(1000, 1000, (1000, 2000), {}, {}, None)
+ALICE = Peer(1000, 1000, (1000, 2000), {}, {}, None)
 BETWEEN = b"\xff\xfe"
 """Stands between two packets."""
 REQUESTS = (
@@ -52,23 +52,23 @@ REQUESTS = (
 class Asked(deputy.Deputy):
     """Answers requests by looking at what it is to do: all that is done comes after that."""
 
-    def _start(self, person: Person, *descriptors: int) -> int:
+    def _start(self, peer: Peer, *descriptors: int) -> int:
         assert len(descriptors) == 2
         return 1
 
-    def _hold(self, person: Person, pid: int) -> bool:
+    def _hold(self, peer: Peer, pid: int) -> bool:
         assert type(pid) is int
         assert 1 <= pid < 1 << 22
         return True
 
     _next_pid = _hold
 
-    def _dump(self, person: Person, pid: int, left: str, seconds: float, *descriptors: int) -> int | None:
+    def _dump(self, peer: Peer, pid: int, left: str, seconds: float, *descriptors: int) -> int | None:
         assert len(descriptors) == 2
-        self._hold(person, pid)
-        return self._restore(person, left, seconds, *descriptors[:1])
+        self._hold(peer, pid)
+        return self._restore(peer, left, seconds, *descriptors[:1])
 
-    def _restore(self, person: Person, left: str, seconds: float, *descriptors: int) -> int | None:
+    def _restore(self, peer: Peer, left: str, seconds: float, *descriptors: int) -> int | None:
         assert len(descriptors) == 1
         assert type(left) is str
         assert left in ("running", "stopped")
@@ -77,7 +77,7 @@ class Asked(deputy.Deputy):
         assert 1 <= seconds <= 7 * 86400
         return 0
 
-    def _check_images(self, person: Person, *descriptors: int) -> bool:
+    def _check_images(self, peer: Peer, *descriptors: int) -> bool:
         assert len(descriptors) == 1
         return True
 

@@ -22,12 +22,12 @@ MAGIC = bytes.fromhex("1943565447380555")
 COPY = """
 import json, os, resource, sys
 from jupyter_gpuckpt.broker import images
-from jupyter_gpuckpt.broker.person import Person
+from jupyter_gpuckpt.broker.peer import Peer
 from jupyter_gpuckpt.errors import Refused
 folder, out, uid = sys.argv[1:]
 why = ""
 try:
-    images.copy(os.open(folder, os.O_RDONLY), out, Person(int(uid), int(uid), (), {}, {}, None))
+    images.copy(os.open(folder, os.O_RDONLY), out, Peer(int(uid), int(uid), (), {}, {}, None))
 except Refused as e:
     why = e.why
 (own,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
@@ -83,13 +83,13 @@ HOLD = """
 import os, socket, sys
 from jupyter_gpuckpt.broker import image_reader
 from jupyter_gpuckpt.broker.descriptors import turn_away
-from jupyter_gpuckpt.broker.person import Person
+from jupyter_gpuckpt.broker.peer import Peer
 uid = int(sys.argv[2])
 here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 pid = os.fork()
 if pid == 0:
     turn_away()  # as all do that a deputy forks
-    image_reader.read(os.open(sys.argv[1], os.O_RDONLY), Person(uid, uid, (), {}, {}, None), there.fileno())
+    image_reader.read(os.open(sys.argv[1], os.O_RDONLY), Peer(uid, uid, (), {}, {}, None), there.fileno())
 assert here.recv(100) == image_reader.FILE + b"files.img"  # it has given up its rights by then
 print(pid, flush=True)
 input()

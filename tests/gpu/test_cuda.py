@@ -15,7 +15,7 @@ import pytest
 from cells import Cells
 
 from jupyter_gpuckpt.errors import DriverError, KernelWaits, NoRoomYet, Refused, SaveFailed
-from jupyter_gpuckpt.freeze import cuda, cuda_fit
+from jupyter_gpuckpt.freeze import cuda, cuda_preflight
 from jupyter_gpuckpt.freeze.cuda import CudaWorker
 
 Start = Callable[..., Cells]
@@ -248,7 +248,7 @@ def test_describe_and_fits_on_the_same_machine(worker: CudaWorker, cells: Start)
 
 def test_too_little_host_memory_is_refused(worker: CudaWorker, cells: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     process = cells(SMALL)
-    monkeypatch.setattr(cuda_fit, "_HOST_MARGIN", 1 << 50)
+    monkeypatch.setattr(cuda_preflight, "_HOST_MARGIN", 1 << 50)
     with pytest.raises(Refused, match="host memory"):
         cuda.preflight(worker, [process.pid])
     assert worker.state(process.pid) == "running"

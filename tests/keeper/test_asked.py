@@ -13,7 +13,7 @@ from jupyter_gpuckpt.client.asked import Attach, Diff, List, Pin, Request, Resto
 from jupyter_gpuckpt.client.record import KernelFolder, Launch, Operation
 from jupyter_gpuckpt.errors import GpuckptError, Refused
 from jupyter_gpuckpt.keeper.kernel_life import Keeper
-from jupyter_gpuckpt.keeper.operations.stages import to_nobody
+from jupyter_gpuckpt.keeper.operations.progress import to_nobody
 from jupyter_gpuckpt.keeper.requests import Requests
 
 

@@ -13,7 +13,7 @@ import pytest
 from notebooks import wait_until
 
 from jupyter_gpuckpt.keeper.namespace import Namespace
-from jupyter_gpuckpt.keeper.operations.arrival import to_its_end
+from jupyter_gpuckpt.keeper.operations.fresh_sleeper import to_its_end
 from jupyter_gpuckpt.linux import processes
 
 pytestmark = pytest.mark.criu  # sleepers take root

@@ -15,7 +15,7 @@ from notebooks import PATIENCE, Notebook
 from jupyter_gpuckpt.client.record import Operation
 from jupyter_gpuckpt.errors import Cancelled, Damaged, NoSuchSnapshot
 from jupyter_gpuckpt.keeper.gpu.late_vram import LateVram
-from jupyter_gpuckpt.keeper.operations.stages import Stages
+from jupyter_gpuckpt.keeper.operations.progress import OperationProgress
 from jupyter_gpuckpt.store import Manifest, Store
 
 GPU = os.urandom(3 << 20)
@@ -80,7 +80,7 @@ def pack() -> Path:
 
 
 def in_keeper(
-    snapshot: Manifest, folder: Path, steps: Callable[[LateVram, Operation, Stages], Awaitable[None]]
+    snapshot: Manifest, folder: Path, steps: Callable[[LateVram, Operation, OperationProgress], Awaitable[None]]
 ) -> None:
     """Carry out what a keeper does about late memory."""
 
@@ -91,7 +91,7 @@ def in_keeper(
         operation = Operation("wake", "this kernel")
         late = LateVram(Store(store()), snapshot.name, snapshot.id, "vram", folder)
         try:
-            await steps(late, operation, Stages(operation, tell))
+            await steps(late, operation, OperationProgress(operation, tell))
         finally:
             await late.close()
 
@@ -102,12 +102,12 @@ def in_keeper(
 def test_it_is_there_when_it_is_waited_for_whatever_the_snapshot_is_called_by_then(
     snapshot: Manifest, tmp_path: Path
 ) -> None:
-    async def steps(late: LateVram, _: Operation, stages: Stages) -> None:
+    async def steps(late: LateVram, _: Operation, progress: OperationProgress) -> None:
         Store(store()).rename("here", "other")
-        await late.whole(stages)  # as a keeper that takes over: nothing was opened before
+        await late.whole(progress)  # as a keeper that takes over: nothing was opened before
         assert (tmp_path / "gpu" / "7-parked").read_bytes() == GPU
         Store(store()).remove("other")
-        await late.whole(stages)  # it is there already
+        await late.whole(progress)  # it is there already
 
     in_keeper(snapshot, tmp_path / "gpu", steps)
 
@@ -115,18 +115,18 @@ def test_it_is_there_when_it_is_waited_for_whatever_the_snapshot_is_called_by_th
 def test_damage_is_told_and_what_was_mended_is_read_at_the_next_try(snapshot: Manifest, tmp_path: Path) -> None:
     good = pack().read_bytes()
 
-    async def steps(late: LateVram, _: Operation, stages: Stages) -> None:
+    async def steps(late: LateVram, _: Operation, progress: OperationProgress) -> None:
         await asyncio.to_thread(late.open)
         pack().write_bytes(good[:-9] + bytes(9))
         late.start()
         late.check()  # nothing is known yet
         for _again in range(2):
             with pytest.raises(Damaged):
-                await late.whole(stages)
+                await late.whole(progress)
         with pytest.raises(Damaged):
             late.check()
         pack().write_bytes(good)
-        await late.whole(stages)
+        await late.whole(progress)
         late.check()
         assert (tmp_path / "gpu" / "7-parked").read_bytes() == GPU
 
@@ -134,32 +134,32 @@ def test_damage_is_told_and_what_was_mended_is_read_at_the_next_try(snapshot: Ma
 
 
 def test_a_snapshot_that_is_gone_or_is_another_is_not_read(snapshot: Manifest, tmp_path: Path) -> None:
-    async def steps(late: LateVram, _: Operation, stages: Stages) -> None:
+    async def steps(late: LateVram, _: Operation, progress: OperationProgress) -> None:
         Store(store()).remove("here")
         with pytest.raises(NoSuchSnapshot):
-            await late.whole(stages)
+            await late.whole(progress)
         about: dict[str, Any] = {"parent": None, "kernel": {}, "machine": {}, "cuda": {}, "process": {}}
         with Store(store()).writer("here") as writer:
             (writer.directory / "vram").mkdir()
             (writer.directory / "vram" / "7-parked").write_bytes(b"another")
             writer.commit(message="", **about)
         with pytest.raises(NoSuchSnapshot, match="replaced by another"):
-            await late.whole(stages)
+            await late.whole(progress)
         assert list((tmp_path / "gpu").iterdir()) == []
 
     in_keeper(snapshot, tmp_path / "gpu", steps)
 
 
 def test_who_does_not_wait_any_longer_does_not_stop_it(snapshot: Manifest, tmp_path: Path) -> None:
-    async def steps(late: LateVram, operation: Operation, stages: Stages) -> None:
+    async def steps(late: LateVram, operation: Operation, progress: OperationProgress) -> None:
         await asyncio.to_thread(late.open)
         late.start()
         operation.cancelling.set()
         with pytest.raises(Cancelled):
-            await late.whole(stages)
+            await late.whole(progress)
         operation.cancelling.clear()
         Store(store()).remove("here")  # it could not be opened again
-        await late.whole(stages)
+        await late.whole(progress)
         assert (tmp_path / "gpu" / "7-parked").read_bytes() == GPU
 
     in_keeper(snapshot, tmp_path / "gpu", steps)

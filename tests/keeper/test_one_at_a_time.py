@@ -9,7 +9,7 @@ import pytest
 from jupyter_gpuckpt.client.record import Operation
 from jupyter_gpuckpt.errors import Busy, Cancelled
 from jupyter_gpuckpt.keeper.one_at_a_time import OneAtATime
-from jupyter_gpuckpt.keeper.operations.stages import to_nobody
+from jupyter_gpuckpt.keeper.operations.progress import to_nobody
 
 
 async def _may_begin(operations: OneAtATime, kind: str) -> bool:

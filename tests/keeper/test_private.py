@@ -19,7 +19,7 @@ from keeper_faults import Requested, assert_works, keeper_pid, kill_keeper, name
 from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
-from jupyter_gpuckpt.client import tally
+from jupyter_gpuckpt.client import operation_counts
 from jupyter_gpuckpt.client.preemption import write_report
 from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.errors import Refused
@@ -279,7 +279,7 @@ def test_nothing_is_written_by_way_of_a_folder_of_somebody_else_s(
     planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUCKPT_LOGS", str(planted))
-    tally.note("save", "done", 1.0)
+    operation_counts.note("save", "done", 1.0)
     assert (tmp_path / "own" / "diary").read_text() == "dear diary"
     assert criu_logs.keep(tmp_path / "own" / "diary") is None
     with pytest.raises(OSError, match=f"uid {_NOBODY}"):

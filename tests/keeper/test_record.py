@@ -19,8 +19,16 @@ from jupyter_gpuckpt.client.in_progress import (
     WakeInProgress,
 )
 from jupyter_gpuckpt.client.record import FORMAT, Ended, KernelFolder, Launch, Parent, Saved, State
-from jupyter_gpuckpt.client.resting import ASLEEP, Hibernated, HostMemory, LateSnapshot, Said, Sleep, Untold
-from jupyter_gpuckpt.snapshots.told import Summary
+from jupyter_gpuckpt.client.sleep_record import (
+    ASLEEP,
+    Hibernated,
+    HostMemory,
+    KernelReplies,
+    LateSnapshot,
+    Sleep,
+    UnconfirmedWake,
+)
+from jupyter_gpuckpt.snapshots.summary_fields import Summary
 
 _HELD = [Held(7, {"GPU-1": 1 << 30})]
 _PARKED = ParkedMemory(pid=10007, thread=0, gpu="GPU-1", size=1 << 30, holder=12)
@@ -48,9 +56,9 @@ def test_what_was_begun_is_read_as_it_was_written(operation: InProgress, tmp_pat
 
 def test_a_hibernated_kernel_and_a_job_that_ended_are_read_as_they_were_written(tmp_path: Path) -> None:
     snapshot = Summary("a", "a", "0" * 32, "", "now", 1, 1, None, "n.ipynb", "k", "", None, 0, 0.5)
-    said = Said({"status": "ok"}, {"id": {"target_name": "t"}}, {"restored": "", "cells": {}, "others": []})
+    said = KernelReplies({"status": "ok"}, {"id": {"target_name": "t"}}, {"restored": "", "cells": {}, "others": []})
     hibernated = Hibernated(snapshot, "now", said, {"shell_port": 1}, 1, [["ab", "cd"]])
-    untold, ended = Untold(snapshot, "token", [["ab"]]), Ended(None, "now", "a")
+    untold, ended = UnconfirmedWake(snapshot, "token", [["ab"]]), Ended(None, "now", "a")
     state = State(hibernated=hibernated, untold=untold, ended=ended, parent=Parent("a", "b"), saved=Saved("now", None))
     folder = KernelFolder(tmp_path)
     folder.write_state(state)

@@ -21,7 +21,7 @@ from jupyter_gpuckpt.client.record import Operation
 from jupyter_gpuckpt.errors import Busy, Cancelled, Refused
 from jupyter_gpuckpt.freeze.cuda_calls import Gpu, Usage
 from jupyter_gpuckpt.keeper.gpu import sharing
-from jupyter_gpuckpt.keeper.operations.stages import Stages
+from jupyter_gpuckpt.keeper.operations.progress import OperationProgress
 
 pytestmark = pytest.mark.criu
 
@@ -55,8 +55,8 @@ def _make_room(figures: _Figures, gib: int, told: list[str] | None = None, opera
             told.append(progress["stage"])
 
     async def make() -> None:
-        stages = Stages(operation or Operation("wake", "this kernel"), tell)
-        await sharing.make_room(_asking(figures), {_GPU: gib * _GIB}, stages, "It was not woken.")
+        progress = OperationProgress(operation or Operation("wake", "this kernel"), tell)
+        await sharing.make_room(_asking(figures), {_GPU: gib * _GIB}, progress, "It was not woken.")
 
     asyncio.run(make())
 
@@ -162,7 +162,7 @@ def test_turns_are_one_at_a_time_whatever_the_order_and_not_waited_for_for_ever(
 
     async def take(gpus: list[str], stay: float) -> None:
         nonlocal inside
-        async with sharing.turn(gpus, Stages(Operation("wake", ""), tell)):
+        async with sharing.turn(gpus, OperationProgress(Operation("wake", ""), tell)):
             assert inside == 0
             inside += 1
             await asyncio.sleep(stay)

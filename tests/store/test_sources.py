@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from store_helpers import ABOUT, read_back
 
-from jupyter_gpuckpt.store import Manifest, Store, cutting, sources
+from jupyter_gpuckpt.store import Manifest, Store, chunking, sources
 from jupyter_gpuckpt.store.sources import Reader, Source
 
 MIB = 1024 * 1024
@@ -78,7 +78,7 @@ def test_a_file_that_becomes_shorter_is_an_error_and_no_crash(tmp_path: Path, ow
 def test_an_array_that_moved_is_found_again_across_the_ends_of_stretches(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cutting, "_STRETCH", 8 * MIB)
+    monkeypatch.setattr(chunking, "_STRETCH", 8 * MIB)
     array = random.Random(2).randbytes(40 * MIB)
     folder = tmp_path / "images"
     folder.mkdir()

@@ -14,12 +14,12 @@ from ...client.in_progress import ParkedMemory
 from ...errors import Cancelled, DriverError, GpuckptError, KernelLost
 from ...freeze import cuda
 from ...freeze import parking as parking_
-from ...freeze.bringing import Bringing
 from ...freeze.parking import FileState, Parked, Parking
+from ...freeze.staging_buffer import StagingBuffer
 from ...freeze.vram import VramFiles
 from ...linux import processes
 from ...store import Postponed, Progress
-from ..link import Link
+from ..agent_channel import AgentChannel
 from ..namespace import Namespace
 from . import gate
 
@@ -61,12 +61,12 @@ class GpuFreeze:
         self,
         worker: cuda.CudaWorker,
         space: Namespace,
-        link: Link,
+        channel: AgentChannel,
         pids: Sequence[int],
         described: Mapping[str, Any],
         vram: VramFiles,
     ) -> None:
-        self._worker, self._space, self._link, self._vram = worker, space, link, vram
+        self._worker, self._space, self._channel, self._vram = worker, space, channel, vram
         self._pids, self._described = pids, described
         self._kernel = 0
         self._parking: Parking | None = None
@@ -122,7 +122,7 @@ class GpuFreeze:
                 note(noted_parked(parked, holder))
 
             note_parked(parking.parked)
-            await self._link.send({"call": "park", "id": 0, "args": {}})
+            await self._channel.send({"call": "park", "id": 0, "args": {}})
             # The gate is closed when that thread has come: who waits there may hold Python's lock, which it needs.
             await asyncio.to_thread(parking.park, self._kernel, note_parked, self._close_gate)
         if self.parked() is None:
@@ -298,9 +298,9 @@ class GpuReturn:
         await asyncio.to_thread(self._parking.get_still)
 
     @property
-    def taker(self) -> Bringing | None:
+    def taker(self) -> StagingBuffer | None:
         """What takes the bytes to the GPU as they are read; None where they are written to the file."""
-        return self._parking.bringing if self._parking is not None else None
+        return self._parking.buffer if self._parking is not None else None
 
     def read_behind(self, files: Postponed, progress: Progress) -> None:
         """Begin to read what is taken, which `files` are; `thaw` waits for it, or `have_read`."""
@@ -336,7 +336,7 @@ class GpuReturn:
         if self._reading is not None:
             await asyncio.wrap_future(self._reading)
         parking = self._parking
-        if parking is None or parking.bringing is None or await asyncio.to_thread(parking.have_all):
+        if parking is None or parking.buffer is None or await asyncio.to_thread(parking.have_all):
             return
         await self.close()
         if self._read_again is not None:
@@ -411,7 +411,7 @@ class GpuReturn:
     @property
     def _is_on_gpu(self) -> bool:
         """Whether what was parked is on the GPU already, or is being read to there."""
-        return self._parking is not None and (self._parking.holds or self._parking.bringing is not None)
+        return self._parking is not None and (self._parking.holds or self._parking.buffer is not None)
 
     async def go(self) -> None:
         """Let the threads go on that `thaw` has left held."""

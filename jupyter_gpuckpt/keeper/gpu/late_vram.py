@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
-from ...client.resting import LateSnapshot
+from ...client.sleep_record import LateSnapshot
 from ...errors import Cancelled
 from ...snapshots.summary import current_name
 from ...store import Postponed, Store
 
 if TYPE_CHECKING:
-    from ..operations.stages import Stages
+    from ..operations.progress import OperationProgress
 
 __all__ = ["LateVram"]
 
@@ -34,7 +34,7 @@ class LateVram:
         self.snapshot = LateSnapshot(name, id, str(store.root))
         self._files: Postponed | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._stages: Stages | None = None
+        self._watched_by: OperationProgress | None = None
         self._stopped = False
 
     @classmethod
@@ -67,10 +67,10 @@ class LateVram:
     def _progress(self, stage: str, done: int, total: int) -> None:
         if self._stopped:
             raise Cancelled("The restore was ended.", "Its kernel has ended, or goes back to another snapshot.", "")
-        stages = self._stages
-        if stages is not None:
+        progress = self._watched_by
+        if progress is not None:
             with contextlib.suppress(Cancelled):  # of who waits for it: it is read all the same
-                stages.amount(stage, done, total)
+                progress.amount(stage, done, total)
 
     def check(self) -> None:
         """Raise what the reading has met so far: while there still is another kernel, it need not be given up for this.
@@ -82,7 +82,7 @@ class LateVram:
         if self._reading is not None and self._reading.done():
             self._reading.result()
 
-    async def whole(self, stages: Stages) -> None:
+    async def whole(self, progress: OperationProgress) -> None:
         """Wait until all of it is read and verified; where that failed before, it is tried again.
 
         Raises
@@ -94,11 +94,11 @@ class LateVram:
             await asyncio.to_thread(self.open)
             self.start()
         assert self._reading is not None
-        self._stages = stages
+        self._watched_by = progress
         try:
-            await stages.or_cancelled(_ended(self._reading))
+            await progress.or_cancelled(_ended(self._reading))
         finally:
-            self._stages = None
+            self._watched_by = None
         self._reading.result()
 
     async def close(self) -> None:

@@ -28,7 +28,7 @@ from ...linux.private_folders import make_private
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
-    from ..operations.stages import Stages
+    from ..operations.progress import OperationProgress
 
 __all__ = ["fitting", "make_room", "turn"]
 
@@ -62,7 +62,7 @@ class _Holder:
 
 
 @contextlib.asynccontextmanager
-async def turn(gpus: Iterable[str], stages: Stages) -> AsyncIterator[None]:
+async def turn(gpus: Iterable[str], progress: OperationProgress) -> AsyncIterator[None]:
     """Be the only one that makes room on these GPUs (by UUID) and takes it, within the block.
 
     The locks are taken in one order, so that two who want several cannot wait for each other.
@@ -80,7 +80,7 @@ async def turn(gpus: Iterable[str], stages: Stages) -> AsyncIterator[None]:
             lock = os.open(folder / f"{gpu}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             held.callback(os.close, lock)
             while not _locked(lock):
-                stages.check()
+                progress.check()
                 if time.monotonic() > deadline:
                     raise Busy(
                         "The GPU was not waited for any longer.",
@@ -102,7 +102,7 @@ def _locked(lock: int) -> bool:
 async def make_room(
     keeper: Keeper,
     needed: Mapping[str, int],
-    stages: Stages,
+    progress: OperationProgress,
     what: str,
     wished: Mapping[str, int] | None = None,
     patience: float | None = None,
@@ -122,7 +122,7 @@ async def make_room(
     asleep: list[str] = []
     hopeless_since: float | None = None
     while True:
-        stages.check()
+        progress.check()
         gpus = {gpu.uuid: gpu for gpu in await asyncio.to_thread(keeper.worker.gpus)}
         if not _lacking(gpus, wished or needed):
             return asleep
@@ -143,7 +143,7 @@ async def make_room(
         ready = [h for h in holders if h.can_sleep and h.idle >= settings.share_grace()]
         chosen = _chosen(short, sorted(ready, key=lambda holder: -holder.idle))
         if chosen is not None:
-            await stages.enter(f"putting {chosen.name} to sleep")
+            await progress.enter(f"putting {chosen.name} to sleep")
             error = await asyncio.to_thread(_put_to_sleep, chosen)
             if error is None:
                 asleep.append(chosen.name)
@@ -152,11 +152,11 @@ async def make_room(
             continue
         if time.monotonic() > deadline:
             raise _no_room(gpus, needed, holders, what)
-        await stages.enter("waiting for room on the GPU")
+        await progress.enter("waiting for room on the GPU")
         await asyncio.sleep(_LOOK)
 
 
-async def fitting(keeper: Keeper, stages: Stages, check: Callable[[], _T]) -> _T:
+async def fitting(keeper: Keeper, progress: OperationProgress, check: Callable[[], _T]) -> _T:
     """Return what `check` (run in a thread) returns; where it refuses for want of GPU memory, room is made first.
 
     Raises
@@ -172,8 +172,8 @@ async def fitting(keeper: Keeper, stages: Stages, check: Callable[[], _T]) -> _T
             raise  # something else stands in the way, too
         gpus = await asyncio.to_thread(keeper.worker.gpus)
         needed = {gpu.uuid: gpu.free + missing[gpu.uuid] for gpu in gpus if gpu.uuid in missing}
-        async with turn(needed, stages):
-            await make_room(keeper, needed, stages, refusal.what)
+        async with turn(needed, progress):
+            await make_room(keeper, needed, progress, refusal.what)
     return await asyncio.to_thread(check)
 
 

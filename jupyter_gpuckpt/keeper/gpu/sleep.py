@@ -10,14 +10,14 @@ from typing import Any
 
 from ...client.in_progress import ParkedMemory
 from ...client.record import now
-from ...client.resting import HostMemory, Sleep, Stage
+from ...client.sleep_record import HostMemory, Sleep, Stage
 from ...errors import DriverError, GpuckptError, KernelLost, NoRoomYet
 from ...freeze import cuda
 from ...freeze import parking as parking_
 from ...freeze.parking import Parked, Parking
 from ...freeze.vram import VramFiles
 from ...linux import processes
-from ..link import Link
+from ..agent_channel import AgentChannel
 from ..namespace import Namespace
 from ..staging import vram_files
 from . import gate
@@ -154,7 +154,9 @@ class GpuSleep:
                 inside += max(0, sum(process["used"].values()) - elsewhere)
         return HostMemory(beside, inside)
 
-    async def fall_asleep(self, link: Link, kernel: int, parkable: int, note: Callable[[ParkedMemory], None]) -> None:
+    async def fall_asleep(
+        self, channel: AgentChannel, kernel: int, parkable: int, note: Callable[[ParkedMemory], None]
+    ) -> None:
         """Take everything off the GPUs; `note` writes down what the next keeper must know, should this one die.
 
         Raises
@@ -164,7 +166,7 @@ class GpuSleep:
         """
         if not self.pids:
             return
-        freeze = GpuFreeze(self._worker, self._space, link, self.pids, self.described, self.vram)
+        freeze = GpuFreeze(self._worker, self._space, channel, self.pids, self.described, self.vram)
         try:
             await freeze.prepare(kernel, parkable)
             await freeze.freeze(note)
@@ -295,8 +297,8 @@ class GpuSleep:
 class FrozenAsleep(GpuFreeze):
     """A save's GPU side where the kernel sleeps: all is where it is to be already, and stays there."""
 
-    def __init__(self, asleep: GpuSleep, worker: cuda.CudaWorker, space: Namespace, link: Link) -> None:
-        super().__init__(worker, space, link, asleep.living, asleep.described, asleep.vram)
+    def __init__(self, asleep: GpuSleep, worker: cuda.CudaWorker, space: Namespace, channel: AgentChannel) -> None:
+        super().__init__(worker, space, channel, asleep.living, asleep.described, asleep.vram)
         self._asleep = asleep
 
     async def prepare(self, kernel: int, parkable: int) -> None:

@@ -20,7 +20,7 @@ from ...client.asked import Sleep
 from ...errors import DriverError, GpuckptError
 from ...freeze import gpu_processes
 from ...linux import processes
-from ..operations.stages import to_nobody
+from ..operations.progress import to_nobody
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -99,12 +99,12 @@ class AutoSleep:
 
     def _idle_for(self) -> float | None:
         """Return for how long no cell has run since it was woken; None where one runs, or it should stay as it is."""
-        keeper, link = self._keeper, self._keeper.link
+        keeper, channel = self._keeper, self._keeper.channel
         if keeper.operations.current is not None or keeper.exit_status is not None or keeper.state.sleep is not None:
             return None
-        if keeper.state.awake or link is None or link.busy or not keeper.launch.agent:
+        if keeper.state.awake or channel is None or channel.busy or not keeper.launch.agent:
             return None
-        last = max(link.last_active, keeper.woken["at"] if keeper.woken is not None else "")
+        last = max(channel.last_active, keeper.woken["at"] if keeper.woken is not None else "")
         return (datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(last)).total_seconds()
 
     def _tree(self) -> list[int]:

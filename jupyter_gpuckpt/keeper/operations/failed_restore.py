@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...errors import DriverError, GpuckptError, KernelLost, RestoreFailed
-from ..link import AgentSilent
+from ..agent_channel import AgentSilent
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -73,11 +73,11 @@ async def answer_from_fresh(
     keeper: Keeper, asked: Mapping[str, Any], peers: Mapping[str, int], error: GpuckptError
 ) -> None:
     """Have the fresh kernel, which runs in place of one that could not be restored, say so to the cell that asked."""
-    link = keeper.link
-    if link is None or not keeper.launch.agent or not asked.get("cell"):
+    channel = keeper.channel
+    if channel is None or not keeper.launch.agent or not asked.get("cell"):
         return
     try:
         arguments = {"asked": dict(asked), "peers": dict(peers), "error": error.as_dict()}
-        await link.call_when_there("answer", arguments, settings.hook_timeout())
+        await channel.call_when_there("answer", arguments, settings.hook_timeout())
     except AgentSilent:
         log.warning("the fresh kernel did not answer the cell")

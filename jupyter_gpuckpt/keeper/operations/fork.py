@@ -34,17 +34,17 @@ from ...linux.reserved_ports import Reserved
 from ...snapshots.naming import NOT_RESTORED, find
 from ...snapshots.summary import summary
 from ...store import Manifest, Snapshot, name_of
-from .. import fit, ports
+from .. import ports, preflight
 from ..files import lifetime
 from ..gpu import sharing
 from ..gpu.freeze import GpuReturn, parked_in
 from ..owner import owner_of
 from ..staging import fits_in_memory, vram_files
 from ..unsaved import cells_of
-from .arrival import Arrival, make_lifetime_files, request_of, resume
+from .fresh_sleeper import FreshSleeper, make_lifetime_files, plan_restore, resume
 from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
+from .progress import OperationProgress, ProgressCallback, to_nobody
 from .save import about_kernel, about_machine, save
-from .stages import Stages, Tell, to_nobody
 from .take import take
 from .takeover import AtOnce, Coming, InPlace, take_over
 
@@ -132,15 +132,15 @@ class _Room:
     gpu_map: Mapping[str, str] | None = field(default=None, init=False)
 
     def __call__(self, private: int, described: Mapping[str, Any]) -> None:
-        fit.room_for_copies(private + sum(cuda.needs(described).values()), self.wanted.count)
-        fit.has_gpu_state(bool(described), self.wanted.gpus, _NOT_FORKED)
+        preflight.room_for_copies(private + sum(cuda.needs(described).values()), self.wanted.count)
+        preflight.has_gpu_state(bool(described), self.wanted.gpus, _NOT_FORKED)
         if described:
             self.gpu_map = cuda.fits(
                 self.keeper.worker, described, gpus=self.wanted.gpus, copies=self.wanted.count, what=_NOT_FORKED
             )
 
 
-async def fork(keeper: Keeper, operation: Operation, request: Fork, tell: Tell) -> dict[str, Any]:
+async def fork(keeper: Keeper, operation: Operation, request: Fork, on_progress: ProgressCallback) -> dict[str, Any]:
     """Make copies of the kernel; it runs on. Returns ``kernels``, an object for each copy, and ``warnings``.
 
     Raises
@@ -149,8 +149,8 @@ async def fork(keeper: Keeper, operation: Operation, request: Fork, tell: Tell) 
     ForkFailed : a copy did not come up; all others were ended again, and the kernel runs on.
     KernelLost : the GPU state could not be brought back.
     """
-    stages = Stages(operation, tell)
-    await stages.enter("checking")
+    progress = OperationProgress(operation, on_progress)
+    await progress.enter("checking")
     wanted = Wanted.of(request)
     if keeper.launch.job:
         raise Refused(
@@ -172,7 +172,7 @@ async def fork(keeper: Keeper, operation: Operation, request: Fork, tell: Tell) 
         )
     program = await asyncio.to_thread(usable_criu)
     if wanted.save_as:
-        saved = await save(keeper, operation, Save(name=wanted.save_as), tell)
+        saved = await save(keeper, operation, Save(name=wanted.save_as), on_progress)
         wanted = replace(wanted, snapshot=saved["name"])
     elif wanted.snapshot:
         key = request.key or str(await asyncio.to_thread(find, keeper.store, wanted.snapshot, owner_of(keeper)))
@@ -185,9 +185,9 @@ async def fork(keeper: Keeper, operation: Operation, request: Fork, tell: Tell) 
         tidying.push_async_callback(asyncio.to_thread, shutil.rmtree, directory, ignore_errors=True)
         take_it = _of_snapshot if wanted.snapshot else _of_kernel
         with _told_of_a_fork():
-            capture = await take_it(keeper, operation, directory, program, stages, wanted, tidying)
-        await stages.enter(_starting(0, wanted.count), cancellable=False)
-        kernels, warnings = await _bring_up(keeper, capture, wanted, stages)
+            capture = await take_it(keeper, operation, directory, program, progress, wanted, tidying)
+        await progress.enter(_starting(0, wanted.count), cancellable=False)
+        kernels, warnings = await _bring_up(keeper, capture, wanted, progress)
         if capture.gpu_map is not None:
             moves = await asyncio.to_thread(cuda.moves, keeper.worker, capture.manifest.cuda, capture.gpu_map)
     if request.adopt:
@@ -197,7 +197,7 @@ async def fork(keeper: Keeper, operation: Operation, request: Fork, tell: Tell) 
         "warnings": moves + warnings,
         "snapshot": wanted.snapshot,
         "frozen_seconds": None if wanted.snapshot else capture.manifest.process["frozen_seconds"],
-        "seconds": stages.seconds(),
+        "seconds": progress.seconds(),
     }
 
 
@@ -206,14 +206,14 @@ async def _of_kernel(
     operation: Operation,
     directory: Path,
     program: CriuProgram,
-    stages: Stages,
+    progress: OperationProgress,
     wanted: Wanted,
     tidying: contextlib.AsyncExitStack,
 ) -> _Capture:
     """Take the kernel as it is now."""
     room = _Room(keeper, wanted)
-    await _make_room(keeper, stages, room)
-    taken = await take(keeper, operation, directory, program, stages, room)
+    await _make_room(keeper, progress, room)
+    taken = await take(keeper, operation, directory, program, progress, room)
     staging, frozen, agent = taken.staging, taken.frozen, taken.agent
     tidying.push_async_callback(asyncio.to_thread, staging.discard)
     tidying.push_async_callback(frozen.tidied)
@@ -236,7 +236,7 @@ async def _of_kernel(
     return _Capture(manifest, staging.outside, staging.vram.outside, directory, room.gpu_map, state.parent, saved)
 
 
-async def _make_room(keeper: Keeper, stages: Stages, room: _Room) -> None:
+async def _make_room(keeper: Keeper, progress: OperationProgress, room: _Room) -> None:
     """Have other kernels sleep, where the GPU memory that this one holds now does not fit as often as is wanted.
 
     What is refused here is refused again where it counts, when the kernel has given back what it does not use.
@@ -245,7 +245,7 @@ async def _make_room(keeper: Keeper, stages: Stages, room: _Room) -> None:
     if pids:
         described = await asyncio.to_thread(cuda.describe, keeper.worker, pids)
         with contextlib.suppress(Refused):
-            await sharing.fitting(keeper, stages, lambda: room(0, described))
+            await sharing.fitting(keeper, progress, lambda: room(0, described))
 
 
 @contextlib.contextmanager
@@ -264,22 +264,22 @@ async def _of_snapshot(
     operation: Operation,
     directory: Path,
     program: CriuProgram,
-    stages: Stages,
+    progress: OperationProgress,
     wanted: Wanted,
     tidying: contextlib.AsyncExitStack,
 ) -> _Capture:
     """Take a snapshot out of the store, every byte of it verified; the kernel is not touched."""
-    await stages.enter("checking")
-    manifest, request = await asyncio.to_thread(request_of, keeper.store, wanted.snapshot)
+    await progress.enter("checking")
+    manifest, request = await asyncio.to_thread(plan_restore, keeper.store, wanted.snapshot)
     if lacking := request.lacking.files:
         raise Refused(
             _NOT_FORKED,
             f"{lacking[0].path} and {len(lacking) - 1} other files of the snapshot's own are not here.",
             "Restore it in a notebook of its own, which gets them.",
         )
-    check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, ())
-    fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, wanted.gpus, wanted.count))
-    await stages.enter("verifying")
+    check = functools.partial(preflight.check_machine, manifest, request, keeper.launch, keeper.worker, program, ())
+    fits = await sharing.fitting(keeper, progress, functools.partial(check, keeper.marks, wanted.gpus, wanted.count))
+    await progress.enter("verifying")
     space = keeper.namespace()
     in_memory = fits_in_memory(space, request.images * (1 + wanted.count))
     into = space.path(settings.NAMESPACE_STAGING_DIR) if in_memory else directory / "snapshot"
@@ -289,14 +289,14 @@ async def _of_snapshot(
     tidying.push_async_callback(asyncio.to_thread, vram.discard)
     elsewhere = {VRAM: vram.outside}
     snapshot = await asyncio.to_thread(
-        keeper.store.open, wanted.snapshot, into, stages.amount, elsewhere, request.is_wanted
+        keeper.store.open, wanted.snapshot, into, progress.amount, elsewhere, request.is_wanted
     )
     tidying.push_async_callback(asyncio.to_thread, snapshot.close)
     if snapshot.manifest.id != manifest.id:
         raise Refused(_NOT_FORKED, f"Another snapshot was saved as {wanted.snapshot!r} at this moment.", "Fork again.")
     made = await asyncio.to_thread(make_lifetime_files, snapshot.directory)
     tidying.push(lambda kind, *_: lifetime.unmake(made) if kind is not None else None)
-    await asyncio.to_thread(fit.check_files, snapshot, Path("/"))
+    await asyncio.to_thread(preflight.check_files, snapshot, Path("/"))
     parent, saved = Parent(name_of(manifest.name), manifest.id), Saved(now(), cells_of(manifest.kernel))
     criu = snapshot.directory / CRIU_IMAGES
     return _Capture(manifest, criu, vram.outside, snapshot.directory, fits.gpu_map, parent, saved)
@@ -326,7 +326,7 @@ class _Plan:
         ours = {*kernel["connection"].values(), *kernel.get("own_ports", [])}
         self._of_user = [port for port in self._bound if port not in ours]
         self._size = sum(file.stat().st_size for folder in (capture.criu, capture.rest) for file in folder.iterdir())
-        self._paths = ports.taken_paths(fit.shared_socket_paths(capture.criu))
+        self._paths = ports.taken_paths(preflight.shared_socket_paths(capture.criu))
 
     def copy(self, index: int) -> _Copy:
         """Plan one copy, and write its connection file."""
@@ -363,7 +363,7 @@ class _Plan:
             ),
             *(
                 f"The kernel and its copies have {path} open for writing: what one writes, all others find."
-                for path in fit.files_written(self._capture.criu)
+                for path in preflight.files_written(self._capture.criu)
             ),
         ]
 
@@ -399,7 +399,7 @@ def _write_connection_file(source: str, target: str, channels: Mapping[str, int]
 
 
 async def _bring_up(
-    keeper: Keeper, capture: _Capture, wanted: Wanted, stages: Stages
+    keeper: Keeper, capture: _Capture, wanted: Wanted, progress: OperationProgress
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Start all copies, and return what there is to say of each; if one fails, none is left."""
     plan = await asyncio.to_thread(_Plan, keeper, capture, wanted)
@@ -417,7 +417,7 @@ async def _bring_up(
             _reap(process)
             status = await asyncio.to_thread(_status, folder)
         up += 1
-        await stages.enter(_starting(up, wanted.count), cancellable=False)
+        await progress.enter(_starting(up, wanted.count), cancellable=False)
         return {
             "id": copy.launch.kernel_id,
             "index": copy.order.index,
@@ -507,7 +507,7 @@ async def arrive(keeper: Keeper) -> None:
     order = from_json(_Order, keeper.folder.take_order())
     program = await asyncio.to_thread(usable_criu)
     manifest = order.manifest
-    new = await Arrival.prepare(keeper, order.size)
+    new = await FreshSleeper.prepare(keeper, order.size)
     snapshot = Snapshot(manifest, new.files)
     # The process that calls the driver needs a while to start: it does so beside what comes first.
     starting = asyncio.create_task(asyncio.to_thread(_start_worker, keeper.worker, bool(manifest.process["cuda"])))
@@ -522,9 +522,9 @@ async def arrive(keeper: Keeper) -> None:
             coming = Coming(keeper, snapshot, new, program, AtOnce(gpu, new, manifest))
             tidying = await take_over(coming, InPlace({}), places)
             copy = {"index": order.index, "reseed": order.reseed, "kernel_id": keeper.launch.kernel_id}
-            stages = Stages(Operation("fork", keeper.launch.kernel_id), to_nobody)
+            progress = OperationProgress(Operation("fork", keeper.launch.kernel_id), to_nobody)
             result = {**summary(manifest), "restored": True, "warnings": [], "copy": copy}
-            keeper.notes = await resume(new.link, snapshot, {}, result, stages)
+            keeper.notes = await resume(new.channel, snapshot, {}, result, progress)
             await tidying
             undoing.pop_all()
     finally:
@@ -539,7 +539,7 @@ def _start_worker(worker: cuda.CudaWorker, is_needed: bool) -> None:
             worker.version()
 
 
-def _copy_files(order: _Order, new: Arrival) -> None:
+def _copy_files(order: _Order, new: FreshSleeper) -> None:
     """Bring what was taken into the new sleeper; it is changed there."""
     new.files.mkdir(mode=0o700)
     target = new.files / CRIU_IMAGES

@@ -1,8 +1,8 @@
 """Hibernate, step by step: a kernel goes to the disk as a snapshot.
 
 The kernel stands still from the instant that is saved to its end, so that nothing of it is lost in between; and it ends
-only once its snapshot is committed and was looked at. From then on a doorman has its ports (`keeper/doorman.py`), until
-it is woken (`wake_hibernated`).
+only once its snapshot is committed and was looked at. From then on `keeper/port_listener.py` listens at its ports,
+until it is woken (`wake_hibernated`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ... import settings
 from ...client.asked import Hibernate
 from ...client.broker_connection import usable_criu
 from ...client.record import Ended, now
-from ...client.resting import Hibernated, Said
+from ...client.sleep_record import Hibernated, KernelReplies
 from ...errors import (
     Busy,
     Cancelled,
@@ -36,11 +36,11 @@ from ...snapshots.hibernated import remove
 from ...snapshots.summary import HIBERNATED, summary, summary_of
 from ...store import Manifest, Store
 from .. import ports
-from ..agent_says import as_said
+from ..agent_channel import AgentSilent
+from ..agent_replies import checked_reply
 from ..connections import Connections, own_connections, unread_bytes
-from ..link import AgentSilent
+from .progress import OperationProgress, ProgressCallback
 from .save import RoomInStore, commit, describe
-from .stages import Stages, Tell
 from .take import Taken, run_on, take
 
 if TYPE_CHECKING:
@@ -57,16 +57,18 @@ _LETTING_GO = 2.0  # how long clients have to close their connections, in second
 _NAME = 60  # how much of a notebook's name is in a snapshot's
 
 
-async def hibernate(keeper: Keeper, operation: Operation, request: Hibernate, tell: Tell) -> dict[str, Any]:
-    """Put the kernel on the disk, and leave a doorman in its place; return what there is to say of the snapshot.
+async def hibernate(
+    keeper: Keeper, operation: Operation, request: Hibernate, on_progress: ProgressCallback
+) -> dict[str, Any]:
+    """Put the kernel on the disk, and listen at its ports in its place; return what there is to say of the snapshot.
 
     Raises
     ------
     Refused, SaveFailed, StoreError, Busy, Cancelled : the kernel is as it was, and no snapshot was made.
     KernelLost : the GPU state could not be brought back.
     """
-    stages = Stages(operation, tell)
-    await stages.enter("checking")
+    progress = OperationProgress(operation, on_progress)
+    await progress.enter("checking")
     ends, at_once = request.end, request.at_once
     if keeper.state.hibernated is not None:
         return await _release(keeper) if ends else _already(keeper)
@@ -78,23 +80,23 @@ async def hibernate(keeper: Keeper, operation: Operation, request: Hibernate, te
             'Use a kernel of the kind "Python 3 (gpuckpt)".',
         )
     # Before the kernel stands still: what clients are answered with while it is not there.
-    await asyncio.to_thread(importlib.import_module, "jupyter_gpuckpt.keeper.doorman")
+    await asyncio.to_thread(importlib.import_module, "jupyter_gpuckpt.keeper.port_listener")
     operation.name = name = await asyncio.to_thread(_free_name, keeper)
     program = await asyncio.to_thread(usable_criu)
     said = await _about(keeper)
     begin = functools.partial(keeper.store.writer, name, quota=settings.store_quota())
     with await asyncio.to_thread(begin) as writer:
         taken = await take(
-            keeper, operation, writer.directory, program, stages, RoomInStore(keeper, keeper.store), left="stopped"
+            keeper, operation, writer.directory, program, progress, RoomInStore(keeper, keeper.store), left="stopped"
         )
         async with contextlib.AsyncExitStack() as tidying:
             tidying.push_async_callback(asyncio.to_thread, taken.staging.discard)
             tidying.push_async_callback(taken.frozen.tidied)
             async with contextlib.AsyncExitStack() as way_back:
-                way_back.push_async_exit(functools.partial(_run_on, keeper, operation, taken, stages))
-                await stages.enter("writing")
-                await describe(keeper, writer, taken, stages)
-                writing = commit(keeper, writer, taken, program, stages, "Hibernated.")
+                way_back.push_async_exit(functools.partial(_run_on, keeper, operation, taken, progress))
+                await progress.enter("writing")
+                await describe(keeper, writer, taken, progress)
+                writing = commit(keeper, writer, taken, program, progress, "Hibernated.")
                 manifest = await (writing if ends or at_once else _unless_a_cell_comes(keeper, operation, writing))
                 await _make_sure(keeper, manifest, said, "end" if ends else "at once" if at_once else "")
                 # The point of no return: the snapshot is the kernel from here on.
@@ -106,7 +108,7 @@ async def hibernate(keeper: Keeper, operation: Operation, request: Hibernate, te
             keeper.state.ended = Ended(None, now(), manifest.name)
             keeper.note_state()
         await keeper.ended(0)
-    return {**summary(manifest), "seconds": stages.seconds()}
+    return {**summary(manifest), "seconds": progress.seconds()}
 
 
 def _already(keeper: Keeper) -> dict[str, Any]:
@@ -132,19 +134,19 @@ def _free_name(keeper: Keeper) -> str:
     return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
 
-async def _about(keeper: Keeper) -> Said | None:
+async def _about(keeper: Keeper) -> KernelReplies | None:
     """Ask the kernel what others may ask of it while it is not there; None for a job."""
-    if keeper.link is None or not keeper.launch.agent:
+    if keeper.channel is None or not keeper.launch.agent:
         return None
     try:
-        said = await keeper.link.call_when_there("about", {}, settings.hook_timeout())
+        said = await keeper.channel.call_when_there("about", {}, settings.hook_timeout())
     except AgentSilent:
         raise SaveFailed(
             _NOT_HIBERNATED,
             f"It has not answered for {settings.hook_timeout():.0f} s: something in it holds Python's lock.",
             "Try again when the cell that runs is done.",
         ) from None
-    return as_said(Said, said, SaveFailed, _NOT_HIBERNATED)
+    return checked_reply(KernelReplies, said, SaveFailed, _NOT_HIBERNATED)
 
 
 async def _unless_a_cell_comes(keeper: Keeper, operation: Operation, writing: Any) -> Manifest:
@@ -171,7 +173,7 @@ def _busy() -> Busy:
     return Busy(_NOT_HIBERNATED, "A client asked something of it meanwhile.", "Ask again when it is idle.")
 
 
-async def _make_sure(keeper: Keeper, manifest: Manifest, said: Said | None, how: str) -> None:
+async def _make_sure(keeper: Keeper, manifest: Manifest, said: KernelReplies | None, how: str) -> None:
     """Make sure of the snapshot, and write down that it is the kernel now: there is no way back from then on."""
     store = keeper.store
     await asyncio.to_thread(_look_at, store, manifest)
@@ -231,7 +233,7 @@ async def _run_on(
     keeper: Keeper,
     operation: Operation,
     taken: Taken,
-    stages: Stages,
+    progress: OperationProgress,
     _: object,
     cause: BaseException | None,
     __: object,
@@ -239,7 +241,7 @@ async def _run_on(
     """Let the kernel run on, and leave no snapshot of it."""
     failure = cause if isinstance(cause, GpuckptError) else SaveFailed(_NOT_HIBERNATED, str(cause))
     try:
-        await run_on(keeper, taken, failure, stages)
+        await run_on(keeper, taken, failure, progress)
     finally:
         with contextlib.suppress(NoSuchSnapshot):
             await asyncio.to_thread(remove, keeper.store, operation.name)

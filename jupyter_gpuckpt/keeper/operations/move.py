@@ -18,9 +18,9 @@ from ...client.in_progress import MoveInProgress, held_of
 from ...errors import DriverError, GpuckptError, Refused
 from ...freeze import cuda
 from ...linux import processes
-from ..agent_says import ReadyForSave
+from ..agent_replies import ReadyForSave
 from ..gpu import gate, sharing
-from .stages import Stages, Tell
+from .progress import OperationProgress, ProgressCallback
 from .take import after_save, before_save
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _NOT_MOVED = "The kernel was not moved; it goes on as before."
 
 
-async def move(keeper: Keeper, operation: Operation, request: Move, tell: Tell) -> dict[str, Any]:
+async def move(keeper: Keeper, operation: Operation, request: Move, on_progress: ProgressCallback) -> dict[str, Any]:
     """Move the kernel's GPU state to other GPUs; return ``moves``, a text for each GPU left.
 
     Raises
@@ -38,26 +38,26 @@ async def move(keeper: Keeper, operation: Operation, request: Move, tell: Tell) 
     Refused, SaveFailed, Cancelled : the kernel is as it was.
     KernelLost : the GPU state could not be brought back.
     """
-    stages = Stages(operation, tell)
-    await stages.enter("checking")
-    link = keeper.link
-    assert link is not None
-    await stages.enter("preparing the kernel")
+    progress = OperationProgress(operation, on_progress)
+    await progress.enter("checking")
+    channel = keeper.channel
+    assert channel is not None
+    await progress.enter("preparing the kernel")
     failure: GpuckptError | None = None
     patience = 0.0  # as in `take`
     try:
-        agent = await stages.or_cancelled(before_save(link, keeper.launch.agent))
+        agent = await progress.or_cancelled(before_save(channel, keeper.launch.agent))
         patience = settings.hook_timeout()
-        moves = await _moved(keeper, request.gpus, agent, stages)
+        moves = await _moved(keeper, request.gpus, agent, progress)
     except GpuckptError as e:
         failure = e
         raise
     finally:
-        await after_save(link, keeper.launch.agent, failure, patience)
-    return {"moves": moves, "seconds": stages.seconds()}
+        await after_save(channel, keeper.launch.agent, failure, patience)
+    return {"moves": moves, "seconds": progress.seconds()}
 
 
-async def _moved(keeper: Keeper, gpus: Sequence[int], agent: ReadyForSave, stages: Stages) -> list[str]:
+async def _moved(keeper: Keeper, gpus: Sequence[int], agent: ReadyForSave, progress: OperationProgress) -> list[str]:
     space, worker = keeper.namespace(), keeper.worker
     kernel = space.outer(keeper.state.kernel_pid)
     tree = [kernel, *processes.descendants(kernel)] if kernel is not None else []
@@ -67,11 +67,11 @@ async def _moved(keeper: Keeper, gpus: Sequence[int], agent: ReadyForSave, stage
     peers = {kernel: agent.peers} if kernel is not None and agent.peers is not None else {}
     await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)
     described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
-    gpu_map = await sharing.fitting(keeper, stages, functools.partial(_map, worker, described, on_gpu, gpus))
+    gpu_map = await sharing.fitting(keeper, progress, functools.partial(_map, worker, described, on_gpu, gpus))
     held = cuda.needs(described)
     keeper.state.operation = MoveInProgress(list(on_gpu), held_of(described))
     keeper.save_state()
-    await stages.enter("moving", cancellable=False)
+    await progress.enter("moving", cancellable=False)
     gate.close(space.run_dir)
     try:
         await asyncio.to_thread(gate.settle)

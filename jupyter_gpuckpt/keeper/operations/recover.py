@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...client.in_progress import MoveInProgress, ParkedMemory, RestoreInProgress, SaveInProgress, WakeInProgress
 from ...client.record import Operation
-from ...client.resting import ASLEEP, WAKING, Sleep
+from ...client.sleep_record import ASLEEP, WAKING, Sleep
 from ...errors import (
     GpuckptError,
     KernelLost,
@@ -29,8 +29,8 @@ from .criu_run import end_criu, let_run
 from .failed_restore import answer_from_fresh, failed_restore
 from .hibernate import remove_broken_off
 from .parts import CAPTURE, VRAM, WORKING_COPY
+from .progress import OperationProgress, to_nobody
 from .sleep import fell_asleep, tell_awake
-from .stages import Stages, to_nobody
 from .wake import bring_back
 from .wake_hibernated import finish_wake, tell_again
 
@@ -68,10 +68,10 @@ async def take_over(keeper: Keeper) -> None:
     if kept is not None:
         await keeper.attach(state.run, kept, state.kernel_pid)
         assert keeper.space is not None
-        assert keeper.link is not None
+        assert keeper.channel is not None
         if keeper.space.outer(state.kernel_pid) is None:
             log.warning("the kernel did not outlive its keeper")
-        keeper.link.introduce(keeper.launch.agent)
+        keeper.channel.introduce(keeper.launch.agent)
     elif state.hibernated is not None:
         keeper.without_kernel()
     elif isinstance(left, RestoreInProgress) and not keeper.launch.job:
@@ -108,7 +108,7 @@ async def _mend(keeper: Keeper) -> None:
     if isinstance(left, SaveInProgress):
         # Others wait for it, and are told: the kernel may be held by a criu that no signal ends.
         operation = Operation("hibernate" if left.left == "stopped" else "save", left.name, cancellable=False)
-        undoing = Stages(operation, to_nobody)
+        undoing = OperationProgress(operation, to_nobody)
         with keeper.operations.begin(operation):
             await undoing.tell_of(f"undoing the {operation.kind} in the middle of which its keeper died")
             await _recover_save(keeper, left, undoing)
@@ -134,7 +134,7 @@ async def _mend(keeper: Keeper) -> None:
     keeper.note_state()
 
 
-async def _recover_save(keeper: Keeper, left: SaveInProgress, undoing: Stages) -> None:
+async def _recover_save(keeper: Keeper, left: SaveInProgress, undoing: OperationProgress) -> None:
     """Let the kernel run on, with what it has on GPUs; one that was to be hibernated is not."""
     await end_criu(keeper.namespace(), left.criu)
     await let_run(keeper.namespace().outer(keeper.state.kernel_pid), left.still, undoing.tell_of)
@@ -171,8 +171,8 @@ async def _recover_restore(keeper: Keeper, left: RestoreInProgress) -> None:
 
 async def _recover_sleep(keeper: Keeper, noted: Sleep) -> None:
     """Find the kernel asleep, as it was; one that was falling asleep or waking is brought back, if there is room."""
-    space, link = keeper.namespace(), keeper.link
-    assert link is not None
+    space, channel = keeper.namespace(), keeper.channel
+    assert channel is not None
     vram = vram_files(space)
     late = LateVram.noted(noted.late, VRAM, vram.outside) if noted.late is not None else None
     asleep = GpuSleep.noted(keeper.worker, space, noted, vram, late)
@@ -196,4 +196,4 @@ async def _recover_sleep(keeper: Keeper, noted: Sleep) -> None:
     finally:
         await gpu.close()
     await asyncio.to_thread(vram.discard)
-    await tell_awake(link, keeper)
+    await tell_awake(channel, keeper)

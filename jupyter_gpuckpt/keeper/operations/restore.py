@@ -33,20 +33,20 @@ from ...linux.reserved_ports import Reserved
 from ...snapshots.naming import find, find_own, latest_own
 from ...snapshots.summary import summary
 from ...store import Manifest, Snapshot, Store, name_of
-from .. import fit, ports
+from .. import ports, preflight
 from ..answers import unforeseen
 from ..gpu import sharing
 from ..ipython_history import begin_session
 from ..owner import owner_of
 from ..ports import Places
 from ..unsaved import cells_of, saved_with, unsaved
-from .arrival import request_of, resume
-from .beside import Predecessor, has_room
 from .failed_restore import failed_restore, not_restored, start_afresh
+from .fresh_sleeper import plan_restore, resume
 from .parts import CRIU_IMAGES
-from .stages import Stages, Tell, to_nobody
+from .predecessor import Predecessor, has_room
+from .prepared_restore import PreparedRestore
+from .progress import OperationProgress, ProgressCallback, to_nobody
 from .takeover import AtOnce, Coming, InPlace, Later, SideBySide, take_over
-from .verified import Verified
 from .wake import awaken, until_whole
 from .wake_at_touch import tell_not_woken
 
@@ -60,7 +60,9 @@ _LOOK = 0.5  # how often to look whether a snapshot has been saved, in seconds
 _LINGERING = 70.0  # how long to wait for a port that nobody has and nobody can have, in seconds; Linux keeps it for 60
 
 
-async def restore(keeper: Keeper, operation: Operation, request: Restore, tell: Tell) -> dict[str, Any]:
+async def restore(
+    keeper: Keeper, operation: Operation, request: Restore, on_progress: ProgressCallback
+) -> dict[str, Any]:
     """Put the kernel back to a snapshot, and answer the cell that asked from there.
 
     Raises
@@ -71,42 +73,42 @@ async def restore(keeper: Keeper, operation: Operation, request: Restore, tell: 
         one was started in its place: which, is said.
     KernelLost : nor could a fresh kernel be started; or the GPU state could not be brought back.
     """
-    stages = Stages(operation, tell)
-    await stages.enter("checking")
-    prepared = await _prepare(keeper, operation, request, stages)
+    progress = OperationProgress(operation, on_progress)
+    await progress.enter("checking")
+    prepared = await _prepare(keeper, operation, request, progress)
     return await prepared.carry_out()
 
 
-async def _prepare(keeper: Keeper, operation: Operation, request: Restore, stages: Stages) -> _Prepared:
+async def _prepare(keeper: Keeper, operation: Operation, request: Restore, progress: OperationProgress) -> _Prepared:
     """Do all that can be done while the running kernel goes on as if nothing were."""
     store = operation.store or keeper.store
-    key = await _key_once_saved(keeper, store, request, stages)
+    key = await _key_once_saved(keeper, store, request, progress)
     name = operation.name = name_of(key)
-    manifest, files = await asyncio.to_thread(request_of, store, key)
+    manifest, files = await asyncio.to_thread(plan_restore, store, key)
     _refuse_to_stop(manifest, request)
     program = await asyncio.to_thread(usable_criu)
     before = keeper.space  # None where a job comes up that does not run
     leaving = processes.descendants(before.pid) if before is not None else []
-    check = functools.partial(fit.check_machine, manifest, files, keeper.launch, keeper.worker, program, leaving)
+    check = functools.partial(preflight.check_machine, manifest, files, keeper.launch, keeper.worker, program, leaving)
     check = functools.partial(check, keeper.marks, request.gpus)
     fits, why_at_once = await _lazy_fit(manifest, check) if request.lazy else (None, "")
     lazily = fits is not None
     if fits is None:
-        fits = await sharing.fitting(keeper, stages, check)
+        fits = await sharing.fitting(keeper, progress, check)
     beside = bool(leaving) and not request.in_place and not keeper.launch.job
     beside = beside and await _has_room(keeper, manifest, fits, lazily)
-    predecessor = Predecessor(keeper, stages, name, request.cell)
+    predecessor = Predecessor(keeper, progress, name, request.cell)
     async with contextlib.AsyncExitStack() as way_back:
         way_back.push_async_callback(predecessor.stay)
         if beside:
             predecessor.get_ready(leaving)
-        of = functools.partial(Verified.of, keeper, store, manifest, files, program, fits, leaving, stages)
+        of = functools.partial(PreparedRestore.of, keeper, store, manifest, files, program, fits, leaving, progress)
         verified = await of(lazily=lazily, beside=beside)
         way_back.push_async_callback(verified.discard)
         if why_at_once:
             verified.warnings.append(f"All of it was waited for: {why_at_once}.")
         undoing = way_back.pop_all()
-        return _Prepared(keeper, operation, request, stages, program, leaving, predecessor, verified, undoing)
+        return _Prepared(keeper, operation, request, progress, program, leaving, predecessor, verified, undoing)
 
 
 @dataclass
@@ -116,12 +118,12 @@ class _Prepared:
     keeper: Keeper
     operation: Operation
     request: Restore
-    stages: Stages
+    progress: OperationProgress
     program: CriuProgram
     leaving: Sequence[int]
     """The processes of the running kernel."""
     predecessor: Predecessor
-    verified: Verified
+    verified: PreparedRestore
     way_back: contextlib.AsyncExitStack
     """What undoes all that was done so far: `Predecessor.leave` clears it."""
     reserved: Reserved = field(default_factory=Reserved)
@@ -158,7 +160,7 @@ class _Prepared:
             keeper.state.operation = None  # whoever holds the kernel next has one that sleeps
             keeper.note_state()
             await _until_awake(keeper, self.waking)
-        return {**result, "seconds": self.stages.seconds()}
+        return {**result, "seconds": self.progress.seconds()}
 
     async def _take_over(self) -> tuple[dict[str, Any] | None, asyncio.Task[None]]:
         """Give one kernel up for the other; return what of it no snapshot has, and what is tidied up yet."""
@@ -169,14 +171,14 @@ class _Prepared:
         shared = await predecessor.ports_with(snapshot)
         way: InPlace | SideBySide
         if shared is not None:
-            way = SideBySide(predecessor, late, self.way_back, self.stages)
+            way = SideBySide(predecessor, late, self.way_back, self.progress)
         else:
             await gpu.have_read()
             await predecessor.leave(late, self.way_back)
             way = InPlace(predecessor.peers)
         if of_job is not None:
             places = of_job
-            await _until_ports_are_free(snapshot, places, self.stages)
+            await _until_ports_are_free(snapshot, places, self.progress)
         else:
             places = self._places_of_kernel(shared or ())
         manifest = snapshot.manifest
@@ -202,7 +204,7 @@ class _Prepared:
 
     async def _answer(self, given_up: dict[str, Any] | None, tidying_gpu: asyncio.Task[None]) -> dict[str, Any]:
         """Have the restored kernel answer; return what there is to say."""
-        keeper, operation, stages = self.keeper, self.operation, self.stages
+        keeper, operation, progress = self.keeper, self.operation, self.progress
         snapshot, warnings = self.verified.snapshot, self.verified.warnings
         # criu is done with its files, and the memory that they lie in may be much.
         tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
@@ -214,12 +216,12 @@ class _Prepared:
         if self._lazily:
             # At the same time: what the kernel does on its way, such as its hooks, may need the GPU already.
             operation.kind, operation.cancellable = "wake", True
-            self.waking = asyncio.create_task(_waken_soon(keeper, answered, stages))
-        warnings += await resume(self.verified.new.link, snapshot, self.predecessor.asked, result, stages)
+            self.waking = asyncio.create_task(_waken_soon(keeper, answered, progress))
+        warnings += await resume(self.verified.new.channel, snapshot, self.predecessor.asked, result, progress)
         await asyncio.to_thread(begin_session, keeper.launch)
         answered.set()
         if self._lazily:
-            result["answered"] = stages.seconds()
+            result["answered"] = progress.seconds()
         for fault in await asyncio.gather(tidying, tidying_gpu, return_exceptions=True):
             if isinstance(fault, Exception):  # the kernel is back and runs: that does not end it
                 log.error("what is left of the restore of %r could not be tidied up", self._name, exc_info=fault)
@@ -270,11 +272,13 @@ def _refuse_to_stop(manifest: Manifest, request: Restore) -> None:
         )
 
 
-async def _has_room(keeper: Keeper, manifest: Manifest, fits: fit.Fit, lazily: bool) -> bool:
+async def _has_room(keeper: Keeper, manifest: Manifest, fits: preflight.PreflightResult, lazily: bool) -> bool:
     return await asyncio.to_thread(has_room, keeper, manifest, fits.gpu_map, gpu_later=lazily)
 
 
-async def _lazy_fit(manifest: Manifest, check: Callable[..., fit.Fit]) -> tuple[fit.Fit | None, str]:
+async def _lazy_fit(
+    manifest: Manifest, check: Callable[..., preflight.PreflightResult]
+) -> tuple[preflight.PreflightResult | None, str]:
     """Return how a snapshot fits whose GPU memory comes later; None where it cannot, and why if it has any.
 
     Raises
@@ -305,15 +309,15 @@ def _why_at_once(manifest: Manifest) -> str:
     return ""
 
 
-async def _waken_soon(keeper: Keeper, answered: asyncio.Event, stages: Stages) -> dict[str, Any]:
+async def _waken_soon(keeper: Keeper, answered: asyncio.Event, progress: OperationProgress) -> dict[str, Any]:
     """Wake the restored kernel when all of its GPU memory is there and it has answered: its threads are held for that.
 
     One that does not answer may be waiting for the GPU itself.
     """
-    await until_whole(keeper, stages)
+    await until_whole(keeper, progress)
     with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
         await asyncio.wait_for(answered.wait(), _ANSWERS)
-    return await awaken(keeper, stages)
+    return await awaken(keeper, progress)
 
 
 async def _until_awake(keeper: Keeper, waking: asyncio.Task[dict[str, Any]]) -> None:
@@ -328,12 +332,12 @@ async def _until_awake(keeper: Keeper, waking: asyncio.Task[dict[str, Any]]) -> 
         await waking
     except GpuckptError as e:
         log.warning("the restored kernel has no GPU state: %s", e)
-        if keeper.link is not None:
-            await tell_not_woken(keeper.link, e)
+        if keeper.channel is not None:
+            await tell_not_woken(keeper.channel, e)
         raise
 
 
-async def _key_once_saved(keeper: Keeper, store: Store, request: Restore, stages: Stages) -> str:
+async def _key_once_saved(keeper: Keeper, store: Store, request: Restore, progress: OperationProgress) -> str:
     """Return the key of the snapshot that is meant, and wait for it where another kernel is just saving it.
 
     Raises
@@ -352,8 +356,8 @@ async def _key_once_saved(keeper: Keeper, store: Store, request: Restore, stages
                 raise
             waited = saving  # it may have been saved between the two looks: one more
             if saving:
-                await stages.enter(f"waiting until {e.data['name']} is saved. {e.why}")
-        await stages.or_cancelled(asyncio.sleep(_LOOK))
+                await progress.enter(f"waiting until {e.data['name']} is saved. {e.why}")
+        await progress.or_cancelled(asyncio.sleep(_LOOK))
 
 
 def _key(keeper: Keeper, store: Store, request: Restore) -> str:
@@ -372,12 +376,12 @@ def _key(keeper: Keeper, store: Store, request: Restore) -> str:
     return latest_own(store, owner_of(keeper))
 
 
-async def _until_ports_are_free(snapshot: Snapshot, places: Places, stages: Stages) -> None:
+async def _until_ports_are_free(snapshot: Snapshot, places: Places, progress: OperationProgress) -> None:
     """Wait for the ports that the system keeps for a while after a server's end."""
     bound = images.bound_sockets(snapshot.directory / CRIU_IMAGES)
     deadline = time.monotonic() + _LINGERING
     while (kept := await asyncio.to_thread(ports.lingering, bound, places.table)) and time.monotonic() < deadline:
-        await stages.enter(f"waiting until the system gives port {kept[0]} free", cancellable=False)
+        await progress.enter(f"waiting until the system gives port {kept[0]} free", cancellable=False)
         await asyncio.sleep(0.2)
 
 

@@ -32,14 +32,14 @@ from ...snapshots.naming import choose_key
 from ...snapshots.summary import held_by, is_of, summary
 from ...store import Manifest, Store, Writer
 from ...store.upkeep.retention import keep_last, keep_under
-from .. import fit, ports
-from ..agent_says import ReadyForSave
+from .. import ports, preflight
+from ..agent_replies import ReadyForSave
 from ..files import lifetime
 from ..namespace import Namespace
 from ..owner import owner_of
 from ..unsaved import saved_with
 from .parts import CRIU_IMAGES, VRAM
-from .stages import Stages, Tell
+from .progress import OperationProgress, ProgressCallback
 from .take import Frozen, Taken, take
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ log = logging.getLogger("gpuckpt.keeper")
 _IN_TRANSACTION = "it can be restored until something else is written there. Commit, and save again."
 
 
-async def save(keeper: Keeper, operation: Operation, request: Save, tell: Tell) -> dict[str, Any]:
+async def save(keeper: Keeper, operation: Operation, request: Save, on_progress: ProgressCallback) -> dict[str, Any]:
     """Save the kernel under a name; it runs on.
 
     With ``patience``, a progress with ``taken`` tells what was taken, where that is not on the disk so soon after it.
@@ -62,22 +62,24 @@ async def save(keeper: Keeper, operation: Operation, request: Save, tell: Tell) 
     SaveFailed, Refused, StoreError, Cancelled : nothing was saved, and the kernel is as it was.
     KernelLost : the GPU state could not be brought back.
     """
-    stages = Stages(operation, tell)
-    await stages.enter("checking")
+    progress = OperationProgress(operation, on_progress)
+    await progress.enter("checking")
     keeper.namespace()
     store = operation.store or keeper.store
     program = await asyncio.to_thread(usable_criu)
     with await asyncio.to_thread(_writer, keeper, store, operation.name, request.replace) as writer:
-        taken = await take(keeper, operation, writer.directory, program, stages, RoomInStore(keeper, store))
+        taken = await take(keeper, operation, writer.directory, program, progress, RoomInStore(keeper, store))
         taken_at, worked = now(), keeper.work()
         try:
-            await stages.enter("writing")
+            await progress.enter("writing")
             # The kernel runs: it does not wait for what is written about files, nor for their copies.
-            await describe(keeper, writer, taken, stages, with_files=request.with_files)
+            await describe(keeper, writer, taken, progress, with_files=request.with_files)
             operation.let_kernel_go()
-            letting_go = asyncio.create_task(_let_go(operation, request, writer.id, taken.frozen, stages, tell))
+            letting_go = asyncio.create_task(
+                _let_go(operation, request, writer.id, taken.frozen, progress, on_progress)
+            )
             try:
-                manifest = await commit(keeper, writer, taken, program, stages, request.message or "")
+                manifest = await commit(keeper, writer, taken, program, progress, request.message or "")
             finally:
                 letting_go.cancel()
         finally:
@@ -87,7 +89,7 @@ async def save(keeper: Keeper, operation: Operation, request: Save, tell: Tell) 
     keeper.state.worked = worked
     saved_with(keeper, taken.agent.cells, taken_at)
     keeper.note_state()
-    done = {**summary(manifest), "seconds": stages.seconds(), "notes": taken.frozen.notes}
+    done = {**summary(manifest), "seconds": progress.seconds(), "notes": taken.frozen.notes}
     if operation.store is not None:
         return {**done, "store": str(store.root)}
     await asyncio.to_thread(_remove_old, keeper, manifest.id)
@@ -104,7 +106,12 @@ def _writer(keeper: Keeper, store: Store, name: str, replace: bool) -> Writer:
 
 
 async def _let_go(
-    operation: Operation, request: Save, snapshot_id: str, frozen: Frozen, stages: Stages, tell: Tell
+    operation: Operation,
+    request: Save,
+    snapshot_id: str,
+    frozen: Frozen,
+    progress: OperationProgress,
+    on_progress: ProgressCallback,
 ) -> None:
     """Tell whoever asked that the kernel was taken, and need not wait for the disk."""
     if request.patience is None:
@@ -120,10 +127,12 @@ async def _let_go(
         "frozen_seconds": frozen.seconds,
         "notes": frozen.notes,
     }
-    await tell({**stages.latest, "taken": taken})
+    await on_progress({**progress.latest, "taken": taken})
 
 
-async def describe(keeper: Keeper, writer: Writer, taken: Taken, stages: Stages, *, with_files: bool = False) -> None:
+async def describe(
+    keeper: Keeper, writer: Writer, taken: Taken, progress: OperationProgress, *, with_files: bool = False
+) -> None:
     """Write beside what was taken what there is to say of it; ``with_files``, with a copy of the files that it uses.
 
     The kernel's namespace is needed for this, and not afterwards.
@@ -140,12 +149,12 @@ async def describe(keeper: Keeper, writer: Writer, taken: Taken, stages: Stages,
     for folder, inside in ((staging.outside, CRIU_IMAGES), (staging.vram.outside, VRAM)):
         if not folder.is_relative_to(writer.directory):
             writer.include(folder, inside)
-    described = await asyncio.to_thread(_describe, keeper, keeper.namespace(), writer, taken, stages, with_files)
+    described = await asyncio.to_thread(_describe, keeper, keeper.namespace(), writer, taken, progress, with_files)
     taken.frozen.process.update(described)
 
 
 async def commit(
-    keeper: Keeper, writer: Writer, taken: Taken, program: CriuProgram, stages: Stages, message: str
+    keeper: Keeper, writer: Writer, taken: Taken, program: CriuProgram, progress: OperationProgress, message: str
 ) -> Manifest:
     """Have the store write what was taken and described, and commit it.
 
@@ -162,12 +171,12 @@ async def commit(
         cuda=taken.frozen.cuda,
         process=taken.frozen.process,
         cut=pages.windows,
-        progress=stages.amount,
+        progress=progress.amount,
     )
 
 
 def _describe(
-    keeper: Keeper, space: Namespace, writer: Writer, taken: Taken, stages: Stages, with_files: bool
+    keeper: Keeper, space: Namespace, writer: Writer, taken: Taken, progress: OperationProgress, with_files: bool
 ) -> dict[str, Any]:
     """Write the kernel's variables and the files that it uses into the snapshot; return what the manifest says of them.
 
@@ -190,7 +199,7 @@ def _describe(
         if not with_files:
             return {}
         files = kept_files.survey(root, needed, agent.environment)
-        return {"files": kept_files.keep(files, root, writer, settings.files_limit(), stages.check).summary()}
+        return {"files": kept_files.keep(files, root, writer, settings.files_limit(), progress.check).summary()}
     except OSError as e:
         raise SaveFailed(
             "The kernel was not saved; it goes on as before.",
@@ -298,5 +307,5 @@ def about_machine(program: CriuProgram) -> dict[str, Any]:
         "arch": platform.machine(),
         "kernel": platform.release(),
         "criu": version_text(program.version),
-        "cpu_flags": fit.cpu_flags(),
+        "cpu_flags": preflight.cpu_flags(),
     }

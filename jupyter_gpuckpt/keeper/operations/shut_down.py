@@ -30,8 +30,8 @@ async def shut_down(keeper: Keeper) -> None:
     operations = keeper.operations
     operations.break_off()
     await keeper.end_sleepers()
-    if keeper.link is not None:
-        keeper.link.close()
+    if keeper.channel is not None:
+        keeper.channel.close()
     await keeper.stand_in.close()
     keeper.let_ports_go()
     await asyncio.to_thread(keeper.worker.close)

@@ -15,16 +15,16 @@ from ... import settings
 from ...client import asked
 from ...client.in_progress import ParkedMemory
 from ...client.record import now
-from ...client.resting import ASLEEP, FALLING_ASLEEP, Sleep
+from ...client.sleep_record import ASLEEP, FALLING_ASLEEP, Sleep
 from ...errors import Busy, Cancelled, GpuckptError, KernelLost, Refused
 from ...freeze import cuda
 from ...freeze.cuda_waits import CudaWaits
 from ...linux import processes
-from ..agent_says import ReadyForSleep, as_said
+from ..agent_channel import AgentChannel, AgentSilent
+from ..agent_replies import ReadyForSleep, checked_reply
 from ..gpu.sleep import GpuSleep
-from ..link import AgentSilent, Link
 from ..staging import vram_files
-from .stages import Stages, Tell
+from .progress import OperationProgress, ProgressCallback
 from .wake_at_touch import wake_at_touch
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ log = logging.getLogger("gpuckpt.keeper")
 _NOT_ASLEEP = "The kernel was not put to sleep; it goes on as before."
 
 
-async def sleep(keeper: Keeper, operation: Operation, request: asked.Sleep, tell: Tell) -> dict[str, Any]:
+async def sleep(
+    keeper: Keeper, operation: Operation, request: asked.Sleep, on_progress: ProgressCallback
+) -> dict[str, Any]:
     """Put the kernel to sleep; return ``freed``, the bytes of GPU memory that others can have now.
 
     Raises
@@ -46,30 +48,30 @@ async def sleep(keeper: Keeper, operation: Operation, request: asked.Sleep, tell
     Busy, Refused, SaveFailed, Cancelled : the kernel is as it was.
     KernelLost : the GPU state could not be brought back.
     """
-    stages = Stages(operation, tell)
-    await stages.enter("checking")
+    progress = OperationProgress(operation, on_progress)
+    await progress.enter("checking")
     if keeper.state.sleep is not None:
-        return {"already": True, "freed": keeper.state.sleep.freed, "seconds": stages.seconds()}
-    link = _agent_of(keeper)
+        return {"already": True, "freed": keeper.state.sleep.freed, "seconds": progress.seconds()}
+    channel = _agent_of(keeper)
     if request.idle_for is not None:
-        _refuse_unless_idle(keeper, link, request.idle_for)
+        _refuse_unless_idle(keeper, channel, request.idle_for)
     # Before the agent hears of it: it then sends all cells here first, also should this keeper die.
     _note(keeper, Sleep(FALLING_ASLEEP, now()))
-    await stages.enter("preparing the kernel")
+    await progress.enter("preparing the kernel")
     try:
-        agent = await stages.or_cancelled(_prepared(link))
-        gpu = await _fall_asleep(keeper, link, agent, stages)
+        agent = await progress.or_cancelled(_prepared(channel))
+        gpu = await _fall_asleep(keeper, channel, agent, progress)
     except BaseException as e:
         if isinstance(e, KernelLost):
             raise
-        await tell_awake(link, keeper)
+        await tell_awake(channel, keeper)
         if isinstance(e, GpuckptError | OSError):
             raise _not_asleep(e) from e
         raise
     fell_asleep(keeper, gpu)
     with contextlib.suppress(AgentSilent):
-        await link.send({"call": "asleep", "id": 0, "args": {"gpu": bool(gpu.freed)}})
-    return {"already": False, "freed": gpu.freed, "seconds": stages.seconds()}
+        await channel.send({"call": "asleep", "id": 0, "args": {"gpu": bool(gpu.freed)}})
+    return {"already": False, "freed": gpu.freed, "seconds": progress.seconds()}
 
 
 def fell_asleep(keeper: Keeper, gpu: GpuSleep) -> None:
@@ -79,45 +81,47 @@ def fell_asleep(keeper: Keeper, gpu: GpuSleep) -> None:
         keeper.in_background(wake_at_touch(keeper, gpu, keeper.state.sleep.waits))
 
 
-def _agent_of(keeper: Keeper) -> Link:
+def _agent_of(keeper: Keeper) -> AgentChannel:
     if keeper.launch.job:
         raise Refused(
             _NOT_ASLEEP,
             "It is a job, which nothing would wake.",
             f"Hibernate it: `gpuckpt hibernate {keeper.launch.job}`; `gpuckpt restore` with its name brings it back.",
         )
-    if keeper.link is None or not keeper.launch.agent:
+    if keeper.channel is None or not keeper.launch.agent:
         raise Refused(
             _NOT_ASLEEP,
             "It has no agent, so a cell that is run could not wake it.",
             'Put kernels of the kind "Python 3 (gpuckpt)" to sleep.',
         )
-    return keeper.link
+    return keeper.channel
 
 
-def _refuse_unless_idle(keeper: Keeper, link: Link, seconds: float) -> None:
+def _refuse_unless_idle(keeper: Keeper, channel: AgentChannel, seconds: float) -> None:
     if keeper.state.awake:
         raise Refused(_NOT_ASLEEP, "It is to be kept awake.", "`gpuckpt awake @ off` allows it to sleep.")
-    last = datetime.datetime.fromisoformat(link.last_active)
+    last = datetime.datetime.fromisoformat(channel.last_active)
     idle = (datetime.datetime.now(datetime.timezone.utc) - last).total_seconds()
-    if link.busy or idle < seconds:
+    if channel.busy or idle < seconds:
         raise Busy(_NOT_ASLEEP, "It is being used.", f"Ask again when it has been idle for {seconds:.0f} s.")
 
 
-async def _prepared(link: Link) -> ReadyForSleep:
+async def _prepared(channel: AgentChannel) -> ReadyForSleep:
     """Have the agent make ready; return what it says of its kernel."""
     try:
-        answer = await link.call_when_there("before_sleep", {}, settings.hook_timeout())
+        answer = await channel.call_when_there("before_sleep", {}, settings.hook_timeout())
     except AgentSilent:
         raise Refused(
             _NOT_ASLEEP,
             f"It did not answer within {settings.hook_timeout():.0f} s: something in it holds Python's lock.",
             "Try again when what runs in it is done.",
         ) from None
-    return as_said(ReadyForSleep, answer, Refused, _NOT_ASLEEP)
+    return checked_reply(ReadyForSleep, answer, Refused, _NOT_ASLEEP)
 
 
-async def _fall_asleep(keeper: Keeper, link: Link, agent: ReadyForSleep, stages: Stages) -> GpuSleep:
+async def _fall_asleep(
+    keeper: Keeper, channel: AgentChannel, agent: ReadyForSleep, progress: OperationProgress
+) -> GpuSleep:
     space, worker = keeper.namespace(), keeper.worker
     kernel = space.outer(keeper.state.kernel_pid)
     if kernel is None:
@@ -139,8 +143,8 @@ async def _fall_asleep(keeper: Keeper, link: Link, agent: ReadyForSleep, stages:
         noted.parked = parked
         keeper.note_state()
 
-    await stages.enter(FALLING_ASLEEP, cancellable=False)
-    await gpu.fall_asleep(link, kernel, agent.parkable, note_parked)
+    await progress.enter(FALLING_ASLEEP, cancellable=False)
+    await gpu.fall_asleep(channel, kernel, agent.parkable, note_parked)
     noted.stage, noted.since, noted.host = ASLEEP, now(), await asyncio.to_thread(gpu.host_memory)
     try:
         keeper.save_state()
@@ -160,12 +164,12 @@ def _note(keeper: Keeper, noted: Sleep) -> None:
         raise
 
 
-async def tell_awake(link: Link, keeper: Keeper) -> None:
+async def tell_awake(channel: AgentChannel, keeper: Keeper) -> None:
     """Note that the kernel is awake, and have its agent do what comes after."""
     with contextlib.suppress(AgentSilent):
-        await link.call("after_sleep", {}, settings.hook_timeout())
+        await channel.call("after_sleep", {}, settings.hook_timeout())
     keeper.state.sleep = keeper.asleep = None
-    link.last_active = now()
+    channel.last_active = now()
     keeper.note_state()
 
 

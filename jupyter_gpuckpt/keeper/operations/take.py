@@ -28,16 +28,16 @@ from ...freeze import criu, cuda, images
 from ...freeze.criu_errors import Cause
 from ...freeze.criu_program import CriuProgram
 from ...linux import processes
-from .. import fit, lost_names
-from ..agent_says import NOTHING, AfterSave, ReadyForSave, as_said
+from .. import lost_names, preflight
+from ..agent_channel import AgentChannel, AgentSilent
+from ..agent_replies import NOTHING, AfterSave, ReadyForSave, checked_reply
 from ..gpu.freeze import GpuFreeze
 from ..gpu.sleep import FrozenAsleep, GpuSleep
-from ..link import AgentSilent, Link
 from ..namespace import Namespace
 from ..staging import Staging
 from . import criu_run
 from .parts import CRIU_IMAGES
-from .stages import Stages
+from .progress import OperationProgress
 
 if TYPE_CHECKING:
     from ...client.record import Operation
@@ -94,7 +94,7 @@ async def take(
     operation: Operation,
     directory: Path,
     program: CriuProgram,
-    stages: Stages,
+    progress: OperationProgress,
     check: Check,
     left: criu.Left = "running",
 ) -> Taken:
@@ -108,30 +108,30 @@ async def take(
     SaveFailed, Refused, Cancelled : nothing was taken, and the kernel is as it was.
     KernelLost : the GPU state could not be brought back.
     """
-    fit.refuse_ipc(keeper.launch, "The save was refused; nothing was touched.")
-    link, has_agent = keeper.link, keeper.launch.agent
-    assert link is not None
+    preflight.refuse_ipc(keeper.launch, "The save was refused; nothing was touched.")
+    channel, has_agent = keeper.channel, keeper.launch.agent
+    assert channel is not None
     # A kernel that is not prepared has nothing to put right but its hooks, and one of them may hang.
     patience = 0.0
 
     async def put_right(_: object, error: BaseException | None, __: object) -> None:
         assert error is not None
         failure = error if isinstance(error, GpuckptError) else _not_saved(error)
-        await after_save(link, has_agent, failure, patience)
+        await after_save(channel, has_agent, failure, patience)
 
-    await stages.enter("preparing the kernel")
+    await progress.enter("preparing the kernel")
     async with contextlib.AsyncExitStack() as undoing:
         undoing.push_async_exit(put_right)
         undoing.enter_context(_in_words())
-        agent = await stages.or_cancelled(before_save(link, has_agent))
+        agent = await progress.or_cancelled(before_save(channel, has_agent))
         patience = _AFTER_FAILURE
         found = await _look(keeper, agent)
         check(found.private, found.described)
-        freeze = _Freeze(keeper, operation, directory, program, stages, left, found)
+        freeze = _Freeze(keeper, operation, directory, program, progress, left, found)
         staging, frozen = await freeze.take(agent.parkable)
         undoing.pop_all()
     if left == "running":
-        said = await after_save(link, has_agent, None, settings.hook_timeout())
+        said = await after_save(channel, has_agent, None, settings.hook_timeout())
         agent = replace(agent, waited=said.waited or agent.waited)
     return Taken(staging, frozen, agent)
 
@@ -144,31 +144,31 @@ def _in_words() -> Iterator[None]:
         raise _not_saved(e) from e
 
 
-async def run_on(keeper: Keeper, taken: Taken, failure: GpuckptError, stages: Stages) -> None:
+async def run_on(keeper: Keeper, taken: Taken, failure: GpuckptError, progress: OperationProgress) -> None:
     """Let a kernel that was left stopped run on, as if it had not been taken.
 
     Raises
     ------
     KernelLost : the GPU state could not be brought back.
     """
-    link = keeper.link
-    assert link is not None
+    channel = keeper.channel
+    assert channel is not None
     try:
         kernel = keeper.namespace().outer(keeper.state.kernel_pid)
-        await criu_run.let_run(kernel, taken.frozen.still, stages.tell_of)
+        await criu_run.let_run(kernel, taken.frozen.still, progress.tell_of)
         await taken.frozen.gpu.thaw()
     finally:
         keeper.state.operation = None
         keeper.note_state()
-        await after_save(link, keeper.launch.agent, failure, settings.hook_timeout())
+        await after_save(channel, keeper.launch.agent, failure, settings.hook_timeout())
 
 
-async def before_save(link: Link, has_agent: bool) -> ReadyForSave:
+async def before_save(channel: AgentChannel, has_agent: bool) -> ReadyForSave:
     """Have the agent run the hooks; return what it says about its kernel."""
     if not has_agent:
         return NOTHING
     try:
-        answer = await link.call_when_there("before_save", {}, settings.hook_timeout())
+        answer = await channel.call_when_there("before_save", {}, settings.hook_timeout())
     except AgentSilent:
         raise SaveFailed(
             "The kernel was not saved; it goes on as before.",
@@ -176,19 +176,23 @@ async def before_save(link: Link, has_agent: bool) -> ReadyForSave:
             "something in it holds Python's lock, or a hook hangs.",
             "Save again when the cell that runs is done, or set GPUCKPT_HOOK_TIMEOUT to more seconds.",
         ) from None
-    return as_said(ReadyForSave, answer, SaveFailed, "The kernel was not saved; it goes on as before.")
+    return checked_reply(ReadyForSave, answer, SaveFailed, "The kernel was not saved; it goes on as before.")
 
 
-async def after_save(link: Link, has_agent: bool, failure: GpuckptError | None, patience: float) -> AfterSave:
+async def after_save(
+    channel: AgentChannel, has_agent: bool, failure: GpuckptError | None, patience: float
+) -> AfterSave:
     """Have the agent undo its part, and wait until it has, for `patience` seconds at most; return what it says."""
     if not has_agent:
         return AfterSave()
     arguments = {"error": failure.as_dict() if failure else None}
     try:
         if patience:
-            said = await link.call("after_save", arguments, patience) or {}  # an agent of an older version says nothing
+            said = (
+                await channel.call("after_save", arguments, patience) or {}
+            )  # an agent of an older version says nothing
             return from_json(AfterSave, said)
-        await link.send({"call": "after_save", "id": 0, "args": arguments})
+        await channel.send({"call": "after_save", "id": 0, "args": arguments})
     except AgentSilent:
         log.warning("the hooks after the save did not finish in time")
     except Odd as e:
@@ -221,7 +225,7 @@ async def _look(keeper: Keeper, agent: ReadyForSave) -> _Found:
     if kernel is None:
         raise KernelLost("The kernel has ended.", "", "Restart it.")
     tree = [kernel, *processes.descendants(kernel)]
-    fit.refuse_unsavable(space.pid, kernel, tree)
+    preflight.refuse_unsavable(space.pid, kernel, tree)
     on_gpu = asleep.living if asleep is not None else await asyncio.to_thread(cuda.freezable, worker, tree)
     described: dict[str, Any] = dict(asleep.described) if asleep is not None and on_gpu else {}
     if on_gpu and asleep is None:
@@ -242,7 +246,7 @@ class _Freeze:
     operation: Operation
     directory: Path
     program: CriuProgram
-    stages: Stages
+    progress: OperationProgress
     left: criu.Left
     found: _Found
 
@@ -274,12 +278,12 @@ class _Freeze:
             gpu = self._gpu_side(staging)
             undoing.push_async_callback(gpu.close)
             await gpu.prepare(found.kernel, parkable)
-            await self.stages.enter("freezing", quiet=True)
+            await self.progress.enter("freezing", quiet=True)
             began = time.monotonic()
             await gpu.freeze(parks)
             async with contextlib.AsyncExitStack() as undoing_freeze:
                 undoing_freeze.push_async_callback(gpu.thaw)
-                undoing_freeze.push_async_callback(criu_run.let_run, found.kernel, found.still, self.stages.tell_of)
+                undoing_freeze.push_async_callback(criu_run.let_run, found.kernel, found.still, self.progress.tell_of)
                 undoing_freeze.callback(self._end_cancelling)
                 await self._dump(staging, gpu, criu_runs)
                 self._end_cancelling()
@@ -320,14 +324,14 @@ class _Freeze:
         return await asyncio.to_thread(Staging, self.found.space, self.directory / CRIU_IMAGES, sleeps=sleeps)
 
     def _gpu_side(self, staging: Staging) -> GpuFreeze:
-        found, worker, link = self.found, self.keeper.worker, self.keeper.link
-        assert link is not None
+        found, worker, channel = self.found, self.keeper.worker, self.keeper.channel
+        assert channel is not None
         if found.asleep is not None:
-            return FrozenAsleep(found.asleep, worker, found.space, link)
-        return GpuFreeze(worker, found.space, link, found.on_gpu, found.described, staging.vram)
+            return FrozenAsleep(found.asleep, worker, found.space, channel)
+        return GpuFreeze(worker, found.space, channel, found.on_gpu, found.described, staging.vram)
 
     async def _dump(self, staging: Staging, gpu: GpuFreeze, started: Callable[[int], None]) -> None:
-        self.stages.check()
+        self.progress.check()
         size = self.found.private + sum(cuda.needs(self.found.described).values()) - gpu.taken()
         staging.open_for(size)
         dumping = criu_run.dump(
@@ -341,7 +345,7 @@ class _Freeze:
             SaveFailed("The kernel could not be saved; it goes on as before."),
             started,
         )
-        await self.stages.or_cancelled(dumping)
+        await self.progress.or_cancelled(dumping)
 
     async def _look_at(self, staging: Staging) -> list[str]:
         """Refuse what could not be restored, while the kernel stands still; return what the person must know."""

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...client.resting import ASLEEP
+from ...client.sleep_record import ASLEEP
 from ...errors import RestoreFailed
 from ...freeze import criu, cuda, images, random_state
 from ...freeze.criu_program import CriuProgram
 from ...linux import processes
 from ...store import Manifest, Snapshot
-from .. import fit
+from .. import preflight
 from ..gpu import gate
 from ..gpu.freeze import GpuReturn
 from ..gpu.late_vram import LateVram
@@ -33,11 +33,11 @@ from ..namespace import Namespace
 from ..ports import Places
 from ..staging import vram_files
 from . import criu_run
-from .arrival import Arrival
-from .beside import Predecessor
+from .fresh_sleeper import FreshSleeper
 from .parts import CRIU_IMAGES, KERNEL_LOG
+from .predecessor import Predecessor
+from .progress import OperationProgress
 from .sleep import fell_asleep
-from .stages import Stages
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -53,7 +53,7 @@ class Coming:
 
     keeper: Keeper
     snapshot: Snapshot
-    new: Arrival
+    new: FreshSleeper
     program: CriuProgram
     gpu: AtOnce | Later
 
@@ -129,10 +129,10 @@ async def take_over(coming: Coming, way: InPlace | SideBySide, places: Places) -
     state, asleep = keeper.state, gpu.asleep
     state.own_files, state.worked, state.output = new.has_stand_ins, 0.0, output
     state.sleep = asleep.note(ASLEEP) if asleep is not None else None
-    keeper.hold(space, new.link, pid)
+    keeper.hold(space, new.channel, pid)
     if asleep is not None:
         fell_asleep(keeper, asleep)
-    new.link.hello.set_result({})
+    new.channel.hello.set_result({})
     return tidying
 
 
@@ -146,11 +146,13 @@ class InPlace:
     ----------
     peers : how many clients the kernel before it had at each channel.
     hold : whether it executes nothing that comes until it is told that it is woken.
-    stages : of an operation that need not wait for criu any longer when it is cancelled.
+    progress : of an operation that need not wait for criu any longer when it is cancelled.
     """
 
-    def __init__(self, peers: Mapping[str, int], *, hold: bool = False, stages: Stages | None = None) -> None:
-        self._peers, self._stages = peers, stages
+    def __init__(
+        self, peers: Mapping[str, int], *, hold: bool = False, progress: OperationProgress | None = None
+    ) -> None:
+        self._peers, self._progress = peers, progress
         self.told = {"hold": True} if hold else {}
 
     async def begin(self, introduce: Introduce) -> None:
@@ -158,7 +160,7 @@ class InPlace:
 
     async def bring_up(self, coming: Coming, _: Introduce) -> None:
         restoring = coming.run_criu("running")
-        await (restoring if self._stages is None else self._stages.or_cancelled(restoring))
+        await (restoring if self._progress is None else self._progress.or_cancelled(restoring))
         await coming.gpu.bring_back(coming.on_gpu())
 
 
@@ -173,10 +175,14 @@ class SideBySide:
     told: ClassVar[dict[str, bool]] = {}
 
     def __init__(
-        self, predecessor: Predecessor, late: LateVram | None, way_back: contextlib.AsyncExitStack, stages: Stages
+        self,
+        predecessor: Predecessor,
+        late: LateVram | None,
+        way_back: contextlib.AsyncExitStack,
+        progress: OperationProgress,
     ) -> None:
         self._predecessor, self._late = predecessor, late
-        self._way_back, self._stages = way_back, stages
+        self._way_back, self._progress = way_back, progress
         self._turning: asyncio.Task[None] | None = None
 
     async def begin(self, _: Introduce) -> None:
@@ -188,7 +194,7 @@ class SideBySide:
         self._way_back.callback(coming.space.kill_now)  # nothing of it has run, and nothing of it shall
         if gpu.comes_later or not coming.has_gpu_state:
             self._turning = asyncio.create_task(self._predecessor.turn())
-        await self._stages.or_cancelled(coming.run_criu("stopped"))
+        await self._progress.or_cancelled(coming.run_criu("stopped"))
         on_gpu = coming.on_gpu()
         if gpu.can_stay(on_gpu):
             self._turning = asyncio.create_task(self._turn_soon(gpu.of))
@@ -230,7 +236,7 @@ class AtOnce:
     comes_later = False
     asleep: GpuSleep | None = None
 
-    def __init__(self, of: GpuReturn, new: Arrival, manifest: Manifest) -> None:
+    def __init__(self, of: GpuReturn, new: FreshSleeper, manifest: Manifest) -> None:
         self.of = of
         self._files, self._needs = vram_files(new.space), cuda.needs(manifest.cuda)
         self._populating: asyncio.Task[None] | None = None
@@ -261,7 +267,7 @@ class Later:
     told: ClassVar[dict[str, bool]] = {"asleep": True}
     comes_later = True
 
-    def __init__(self, of: GpuReturn, new: Arrival, manifest: Manifest, late: LateVram, keeper: Keeper) -> None:
+    def __init__(self, of: GpuReturn, new: FreshSleeper, manifest: Manifest, late: LateVram, keeper: Keeper) -> None:
         self.of = of
         self._new, self._manifest, self._late, self._keeper = new, manifest, late, keeper
         self.asleep: GpuSleep | None = None
@@ -299,7 +305,7 @@ async def _introduce(coming: Coming, places: Places, how: Mapping[str, bool], pe
     connection = json.loads(Path(keeper.launch.connection_file).read_text())
     # What waits for a kernel that wakes has been answered by nobody.
     waited = {"waited": kernel["waited"]} if "waited" in kernel and not how.get("hold") else {}
-    await coming.new.link.send(
+    await coming.new.channel.send(
         {
             "call": "identity",
             "id": 0,
@@ -331,7 +337,7 @@ def _make_ready(work: Path, places: Places, space: Namespace) -> None:
         abstract_name=places.abstract_name,
         socket_path=places.socket_path,
         deleted=functools.partial(_place_of_deleted, root=space.path("/")),
-        found=functools.partial(fit.found, root=space.path("/")),
+        found=functools.partial(preflight.found, root=space.path("/")),
     )
 
 

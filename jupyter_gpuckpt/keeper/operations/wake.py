@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from ... import settings
 from ...client.asked import Wake
 from ...client.in_progress import ParkedMemory
-from ...client.resting import ASLEEP, WAKING
+from ...client.sleep_record import ASLEEP, WAKING
 from ...errors import Cancelled, DriverError, GpuckptError, Refused, StoreError
 from ..gpu import sharing
+from .progress import OperationProgress, ProgressCallback, to_nobody
 from .sleep import tell_awake
-from .stages import Stages, Tell, to_nobody
 from .wake_at_touch import tell_not_woken
 from .wake_hibernated import come_back
 
@@ -32,7 +32,7 @@ READING = "reading what it had on the GPU"
 _STILL_ASLEEP = "The kernel could not be woken and is still asleep; nothing of it is lost."
 
 
-async def wake(keeper: Keeper, operation: Operation, request: Wake, tell: Tell) -> dict[str, Any]:
+async def wake(keeper: Keeper, operation: Operation, request: Wake, on_progress: ProgressCallback) -> dict[str, Any]:
     """Wake the kernel; return ``back``, the bytes that are on the GPUs again. One that is awake stays as it is.
 
     Raises
@@ -41,28 +41,28 @@ async def wake(keeper: Keeper, operation: Operation, request: Wake, tell: Tell) 
     GpuckptError : it is hibernated as before, as `come_back`.
     KernelLost : the GPU state could not be brought back.
     """
-    stages = Stages(operation, tell)
+    progress = OperationProgress(operation, on_progress)
     if keeper.state.hibernated is not None:
-        return await come_back(keeper, operation, request.gpus, stages)
-    return await awaken(keeper, stages)
+        return await come_back(keeper, operation, request.gpus, progress)
+    return await awaken(keeper, progress)
 
 
-async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
+async def awaken(keeper: Keeper, progress: OperationProgress) -> dict[str, Any]:
     """Wake the kernel, as a part of an operation that needs it awake."""
-    gpu, link = keeper.asleep, keeper.link
-    if keeper.state.sleep is None or gpu is None or link is None:
-        return {"already": True, "back": 0, "seconds": stages.seconds()}
+    gpu, channel = keeper.asleep, keeper.channel
+    if keeper.state.sleep is None or gpu is None or channel is None:
+        return {"already": True, "back": 0, "seconds": progress.seconds()}
     noted = keeper.state.sleep
 
     def note_parked(parked: ParkedMemory) -> None:
         noted.parked = parked
         keeper.note_state()
 
-    await until_whole(keeper, stages)
-    async with sharing.turn(gpu.needs, stages):
+    await until_whole(keeper, progress)
+    async with sharing.turn(gpu.needs, progress):
         if gpu.needs:
-            await sharing.make_room(keeper, gpu.needs, stages, _STILL_ASLEEP, gpu.wishes)
-        await stages.enter(settings.WAKING, cancellable=False)
+            await sharing.make_room(keeper, gpu.needs, progress, _STILL_ASLEEP, gpu.wishes)
+        await progress.enter(settings.WAKING, cancellable=False)
         noted.stage = WAKING
         keeper.note_state()
         try:
@@ -71,12 +71,12 @@ async def awaken(keeper: Keeper, stages: Stages) -> dict[str, Any]:
             noted.stage = ASLEEP
             keeper.note_state()
             raise Refused(_STILL_ASLEEP, f"{e.what} {e.why}", e.then, **e.data) from e
-    await tell_awake(link, keeper)
+    await tell_awake(channel, keeper)
     keeper.tidy(gpu.tidy())
-    return {"already": False, "back": gpu.freed, "seconds": stages.seconds()}
+    return {"already": False, "back": gpu.freed, "seconds": progress.seconds()}
 
 
-async def until_whole(keeper: Keeper, stages: Stages) -> None:
+async def until_whole(keeper: Keeper, progress: OperationProgress) -> None:
     """Wait until all of the GPU memory of a kernel that was restored before it is out of the store.
 
     Raises
@@ -87,9 +87,9 @@ async def until_whole(keeper: Keeper, stages: Stages) -> None:
     late = keeper.asleep.late if keeper.asleep is not None else None
     if late is None:
         return
-    await stages.enter(READING)
+    await progress.enter(READING)
     try:
-        await late.whole(stages)
+        await late.whole(progress)
     except Cancelled:
         raise
     except StoreError as e:
@@ -114,5 +114,5 @@ async def bring_back(keeper: Keeper) -> None:
         await keeper.ask(Wake(), to_nobody)
     except GpuckptError as e:
         log.warning("the restored kernel has no GPU state: %s", e)
-        if keeper.link is not None:
-            await tell_not_woken(keeper.link, e)
+        if keeper.channel is not None:
+            await tell_not_woken(keeper.channel, e)

@@ -15,8 +15,8 @@ from ...client.asked import Wake
 from ...errors import GpuckptError
 from ...freeze.cuda_waits import CudaWaits
 from ...linux import processes
-from ..link import AgentSilent, Link
-from .stages import to_nobody
+from ..agent_channel import AgentChannel, AgentSilent
+from .progress import to_nobody
 
 if TYPE_CHECKING:
     from ..gpu.sleep import GpuSleep
@@ -38,7 +38,7 @@ async def wake_at_touch(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequen
     while keeper.asleep is asleep and keeper.exit_status is None:
         await asyncio.sleep(_LOOK)
         looks += 1
-        busy = keeper.link is not None and keeper.link.busy
+        busy = keeper.channel is not None and keeper.channel.busy
         if keeper.operations.holds_kernel or not (busy or looks % _IDLE_LOOKS == 0 or waits.is_suspicious):
             continue
         if await asyncio.to_thread(waits.new):
@@ -47,16 +47,16 @@ async def wake_at_touch(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequen
                 await keeper.ask(Wake(), to_nobody)
             except GpuckptError as e:
                 log.warning("the kernel, which touches a GPU in its sleep, was not woken: %s", e)
-                if not told and keeper.link is not None:
+                if not told and keeper.channel is not None:
                     told = True
-                    await tell_not_woken(keeper.link, e)
+                    await tell_not_woken(keeper.channel, e)
                 await asyncio.sleep(_AGAIN)
 
 
-async def tell_not_woken(link: Link, error: GpuckptError) -> None:
+async def tell_not_woken(channel: AgentChannel, error: GpuckptError) -> None:
     """Tell the kernel why it still sleeps: a cell that waits for the GPU shows it, and the next one wakes it first."""
     with contextlib.suppress(AgentSilent):
-        await link.send({"call": "not_woken", "id": 0, "args": {"error": error.as_dict()}})
+        await channel.send({"call": "not_woken", "id": 0, "args": {"error": error.as_dict()}})
 
 
 def _waits(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequence[int]]) -> CudaWaits:

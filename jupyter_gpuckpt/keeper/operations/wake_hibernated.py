@@ -16,22 +16,22 @@ from ... import settings
 from ...client.broker_connection import usable_criu
 from ...client.in_progress import WakeInProgress
 from ...client.record import now
-from ...client.resting import Untold
+from ...client.sleep_record import UnconfirmedWake
 from ...errors import GpuckptError, RestoreFailed
 from ...linux.reserved_ports import Reserved
 from ...snapshots.hibernated import forget
 from ...snapshots.summary import current_name
-from ...snapshots.told import Summary
-from .. import fit, ports
-from ..agent_says import faults_said
+from ...snapshots.summary_fields import Summary
+from .. import ports, preflight
+from ..agent_channel import AgentChannel, AgentSilent
+from ..agent_replies import faults_in
 from ..gpu import sharing
-from ..link import AgentSilent, Link
 from ..ports import Places
-from .arrival import request_of
+from .fresh_sleeper import plan_restore
 from .hibernate import leave
-from .stages import Stages
+from .prepared_restore import PreparedRestore
+from .progress import OperationProgress
 from .takeover import AtOnce, Coming, InPlace, take_over
-from .verified import Verified
 
 if TYPE_CHECKING:
     from ...client.record import Operation
@@ -42,7 +42,9 @@ __all__ = ["come_back", "finish_wake", "tell_again"]
 log = logging.getLogger("gpuckpt.keeper")
 
 
-async def come_back(keeper: Keeper, operation: Operation, gpus: Sequence[int], stages: Stages) -> dict[str, Any]:
+async def come_back(
+    keeper: Keeper, operation: Operation, gpus: Sequence[int], progress: OperationProgress
+) -> dict[str, Any]:
     """Bring a hibernated kernel back, and have it execute what clients have sent meanwhile.
 
     Raises
@@ -52,8 +54,8 @@ async def come_back(keeper: Keeper, operation: Operation, gpus: Sequence[int], s
     keeper.stand_in.announce("waking")
     back = _snapshot(keeper).gpu_memory
     try:
-        await stages.enter("checking")
-        warnings = await _bring_up(keeper, operation, gpus, stages)
+        await progress.enter("checking")
+        warnings = await _bring_up(keeper, operation, gpus, progress)
         operation.answering = True
         faults = await finish_wake(keeper)
     except Exception as e:
@@ -61,8 +63,8 @@ async def come_back(keeper: Keeper, operation: Operation, gpus: Sequence[int], s
         log.exception("the kernel could not be woken: %s", error)
         await keeper.refuse_requests(error)
         raise error from e
-    keeper.woken = {"at": now(), "seconds": stages.seconds()}
-    return {"already": False, "back": back, "warnings": [*warnings, *faults], "seconds": stages.seconds()}
+    keeper.woken = {"at": now(), "seconds": progress.seconds()}
+    return {"already": False, "back": back, "warnings": [*warnings, *faults], "seconds": progress.seconds()}
 
 
 def _failed(keeper: Keeper, cause: Exception) -> GpuckptError:
@@ -82,20 +84,22 @@ def _snapshot(keeper: Keeper) -> Summary:
     return hibernated.snapshot
 
 
-async def _bring_up(keeper: Keeper, operation: Operation, gpus: Sequence[int], stages: Stages) -> list[str]:
+async def _bring_up(
+    keeper: Keeper, operation: Operation, gpus: Sequence[int], progress: OperationProgress
+) -> list[str]:
     """Restore the kernel into a fresh sleeper; return what the person must know of it."""
     saved = _snapshot(keeper)
     name = operation.name = await asyncio.to_thread(current_name, keeper.store, saved.name, saved.id)
-    manifest, request = await asyncio.to_thread(request_of, keeper.store, name)
+    manifest, request = await asyncio.to_thread(plan_restore, keeper.store, name)
     program = await asyncio.to_thread(usable_criu)
-    check = functools.partial(fit.check_machine, manifest, request, keeper.launch, keeper.worker, program, [])
-    fits = await sharing.fitting(keeper, stages, functools.partial(check, keeper.marks, gpus))
+    check = functools.partial(preflight.check_machine, manifest, request, keeper.launch, keeper.worker, program, [])
+    fits = await sharing.fitting(keeper, progress, functools.partial(check, keeper.marks, gpus))
     async with contextlib.AsyncExitStack() as undoing:
         undoing.callback(keeper.without_kernel)
-        verified = await Verified.of(keeper, keeper.store, manifest, request, program, fits, [], stages)
+        verified = await PreparedRestore.of(keeper, keeper.store, manifest, request, program, fits, [], progress)
         undoing.push_async_callback(verified.discard)
         snapshot = verified.snapshot
-        await stages.enter("restoring")
+        await progress.enter("restoring")
         peers = await _clients(keeper)
         keeper.state.operation = WakeInProgress(name)
         keeper.save_state()
@@ -103,7 +107,7 @@ async def _bring_up(keeper: Keeper, operation: Operation, gpus: Sequence[int], s
         with contextlib.closing(Reserved()) as reserved:
             places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file, reserved)
             coming = Coming(keeper, snapshot, verified.new, program, AtOnce(verified.gpu, verified.new, manifest))
-            tidying = await take_over(coming, InPlace(peers, hold=True, stages=stages), places)
+            tidying = await take_over(coming, InPlace(peers, hold=True, progress=progress), places)
         await tidying
         undoing.pop_all()
     await asyncio.to_thread(snapshot.close)
@@ -116,7 +120,7 @@ async def _clients(keeper: Keeper) -> dict[str, int]:
     assert hibernated is not None
     await keeper.stand_in.settled()
     clients = hibernated.clients = ports.peers(keeper.launch.connection_file)
-    # The doorman has none of these, and the kernel makes them again as it comes back.
+    # The port listener has none of these, and the kernel makes them again as it comes back.
     return {**clients, "shell_port": clients["shell_port"] + hibernated.own_connections}
 
 
@@ -130,18 +134,18 @@ async def finish_wake(keeper: Keeper) -> list[str]:
     ------
     RestoreFailed : it has ended; it is hibernated again.
     """
-    hibernated, link, space = keeper.state.hibernated, keeper.link, keeper.space
+    hibernated, channel, space = keeper.state.hibernated, keeper.channel, keeper.space
     assert hibernated is not None
-    assert link is not None
+    assert channel is not None
     assert space is not None
-    untold = Untold(hibernated.snapshot, hibernated.snapshot.id + hibernated.since, hibernated.requests)
-    telling = _telling(link, untold)
+    untold = UnconfirmedWake(hibernated.snapshot, hibernated.snapshot.id + hibernated.since, hibernated.requests)
+    telling = _telling(channel, untold)
     died = asyncio.create_task(space.wait(keeper.state.kernel_pid))
     faults: list[str] = []
     try:
         await asyncio.wait({telling, died}, timeout=settings.hook_timeout(), return_when=asyncio.FIRST_COMPLETED)
         if telling.done():
-            faults = faults_said(await telling).faults
+            faults = faults_in(await telling).faults
         elif died.done():
             raise RestoreFailed("The restored kernel ended at once.", "", "")
     except Exception as e:
@@ -169,12 +173,12 @@ async def finish_wake(keeper: Keeper) -> list[str]:
 
 def tell_again(keeper: Keeper) -> None:
     """Tell a woken kernel what waits for it, which the keeper before this one may not have come to."""
-    if keeper.state.untold is not None and keeper.link is not None:
-        keeper.in_background(_until_told(keeper, _telling(keeper.link, keeper.state.untold)))
+    if keeper.state.untold is not None and keeper.channel is not None:
+        keeper.in_background(_until_told(keeper, _telling(keeper.channel, keeper.state.untold)))
 
 
-def _telling(link: Link, untold: Untold) -> asyncio.Task[Any]:
-    return asyncio.create_task(link.call("woken", {"token": untold.token, "requests": untold.requests}, None))
+def _telling(channel: AgentChannel, untold: UnconfirmedWake) -> asyncio.Task[Any]:
+    return asyncio.create_task(channel.call("woken", {"token": untold.token, "requests": untold.requests}, None))
 
 
 async def _until_told(keeper: Keeper, telling: asyncio.Task[Any]) -> None:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from ... import settings
 from ...client.asked import Hibernate
 from ...client.record import KernelFolder
-from ...client.resting import ASLEEP, Sleep
+from ...client.sleep_record import ASLEEP, Sleep
 from ...errors import GpuckptError
 from ...linux import proc, processes
-from ..operations.stages import to_nobody
+from ..operations.progress import to_nobody
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -60,10 +60,10 @@ async def hibernate_sleepers(keeper: Keeper) -> None:
 
 def _asleep_for(keeper: Keeper) -> float | None:
     """Return for how long the kernel has slept, in seconds; None where it does not, or is to be left alone."""
-    noted, link = keeper.state.sleep, keeper.link
+    noted, channel = keeper.state.sleep, keeper.channel
     if noted is None or noted.stage != ASLEEP or keeper.operations.current is not None or keeper.state.awake:
         return None
-    if link is None or link.busy:
+    if channel is None or channel.busy:
         return None
     since = datetime.datetime.fromisoformat(noted.since)
     return (datetime.datetime.now(datetime.timezone.utc) - since).total_seconds()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..snapshots.told import Summary
+from ..snapshots.summary_fields import Summary
 from .in_progress import ParkedMemory
 
 __all__ = [
@@ -14,11 +14,11 @@ __all__ = [
     "WAKING",
     "Hibernated",
     "HostMemory",
+    "KernelReplies",
     "LateSnapshot",
-    "Said",
     "Sleep",
     "Stage",
-    "Untold",
+    "UnconfirmedWake",
 ]
 
 Stage = Literal["falling asleep", "asleep", "waking"]
@@ -76,7 +76,7 @@ class Sleep:
 
 
 @dataclass(frozen=True)
-class Said:
+class KernelReplies:
     """What a kernel said before it was hibernated: others are told that while it is not there."""
 
     kernel_info: dict[str, Any]
@@ -93,7 +93,7 @@ class Hibernated:
 
     snapshot: Summary
     since: str
-    said: Said
+    said: KernelReplies
     clients: dict[str, int]
     """How many there were, by channel."""
     own_connections: int
@@ -103,7 +103,7 @@ class Hibernated:
 
 
 @dataclass(frozen=True)
-class Untold:
+class UnconfirmedWake:
     """The kernel was woken, and has not answered yet."""
 
     snapshot: Summary

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jupyter_gpuckpt.errors import Refused, SaveFailed
-from jupyter_gpuckpt.keeper.agent_says import Faults, ReadyForSave, ReadyForSleep, as_said, faults_said
+from jupyter_gpuckpt.keeper.agent_replies import Faults, ReadyForSave, ReadyForSleep, checked_reply, faults_in
 
 
 @pytest.mark.parametrize(
@@ -21,20 +21,20 @@ from jupyter_gpuckpt.keeper.agent_says import Faults, ReadyForSave, ReadyForSlee
 )
 def test_a_save_is_refused_where_the_answer_is_odd(answer: Any, why: str) -> None:
     with pytest.raises(SaveFailed) as caught:
-        as_said(ReadyForSave, answer, SaveFailed, "The kernel was not saved.")
+        checked_reply(ReadyForSave, answer, SaveFailed, "The kernel was not saved.")
     assert (caught.value.what, why in caught.value.why) == ("The kernel was not saved.", True)
 
 
 def test_a_sleep_needs_to_know_of_hooks() -> None:
     with pytest.raises(Refused, match="hooks is missing"):
-        as_said(ReadyForSleep, {"peers": {}}, Refused, "Not asleep.")
+        checked_reply(ReadyForSleep, {"peers": {}}, Refused, "Not asleep.")
 
 
 def test_earlier_agents_say_less_and_later_ones_more() -> None:
-    assert as_said(ReadyForSave, {"cells": 3, "invented": 1}, SaveFailed, "") == ReadyForSave(cells=3)
-    assert faults_said({"faults": ["a"]}) == Faults(["a"])
+    assert checked_reply(ReadyForSave, {"cells": 3, "invented": 1}, SaveFailed, "") == ReadyForSave(cells=3)
+    assert faults_in({"faults": ["a"]}) == Faults(["a"])
 
 
 @pytest.mark.parametrize("answer", [None, {}, {"faults": "all"}], ids=str)
 def test_a_kernel_that_is_back_already_is_not_given_up_for_an_odd_answer(answer: Any) -> None:
-    assert faults_said(answer) == Faults([])
+    assert faults_in(answer) == Faults([])

@@ -1,4 +1,4 @@
-"""The doorman: it holds the ports of a kernel that is not there, and takes what clients send.
+"""Listens at the ports of a hibernated kernel, and keeps what clients send.
 
 It answers what needs no kernel (the heartbeat, what kind of kernel it is, which comms there are), so that neither an
 open notebook nor a server that looks now and then wakes one. What needs a kernel is handed to `on_request` as it came,
@@ -22,7 +22,7 @@ from zmq.constants import Flag, SocketOption, SocketType
 from zmq.error import ZMQError
 from zmq.sugar.socket import Socket
 
-from ..client.resting import Said
+from ..client.sleep_record import KernelReplies
 from ..errors import GpuckptError
 from ..linux.listening import listen
 from ..spelling import in_a_cell
@@ -30,7 +30,7 @@ from .connections import Connections
 from .ports import of_connection_file
 from .ports import peers as connected
 
-__all__ = ["Doorman"]
+__all__ = ["PortListener"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -45,7 +45,7 @@ _LINGER = 500  # for how long what was sent may be on its way after the end, in 
 OnRequest = Callable[[list[bytes]], None]
 
 
-class Doorman:
+class PortListener:
     """One hibernated kernel's.
 
     Parameters
@@ -60,7 +60,7 @@ class Doorman:
     def __init__(
         self,
         connection_file: str,
-        said: Said,
+        said: KernelReplies,
         expected: Mapping[str, int],
         on_request: OnRequest,
         on_shutdown: Callable[[], object],

@@ -1,4 +1,4 @@
-"""The program that holds a process's threads still, but for one: ``python -m jupyter_gpuckpt.freeze.standstill``.
+"""The program that holds a process's threads still, but for one: ``python -m jupyter_gpuckpt.freeze.thread_stopper``.
 
 The one left over parks the process's GPU memory: nothing may use the GPU then, and no other thread can know that. The
 driver's own threads go on too, since they do what the driver is told from outside.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from ..checked import Odd, from_json
 from ..errors import GpuckptError
 
-__all__ = ["NOTHING", "AfterSave", "Faults", "ReadyForSave", "ReadyForSleep", "as_said", "faults_said"]
+__all__ = ["NOTHING", "AfterSave", "Faults", "ReadyForSave", "ReadyForSleep", "checked_reply", "faults_in"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -79,7 +79,7 @@ class Faults:
     notes: list[str] = field(default_factory=list)
 
 
-def faults_said(answer: object) -> Faults:
+def faults_in(answer: object) -> Faults:
     """Return what a kernel says that is there already: an odd answer is no reason to give it up."""
     try:
         return from_json(Faults, answer)
@@ -88,7 +88,7 @@ def faults_said(answer: object) -> Faults:
         return Faults([])
 
 
-def as_said(kind: type[T], answer: object, not_done: type[GpuckptError], what: str) -> T:
+def checked_reply(kind: type[T], answer: object, not_done: type[GpuckptError], what: str) -> T:
     """Return an answer of the agent's.
 
     Raises

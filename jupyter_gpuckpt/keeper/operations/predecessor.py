@@ -21,12 +21,12 @@ from ...freeze import cuda, images
 from ...linux import memory
 from ...linux.foreign_sockets import SharedPorts
 from ...store import Manifest, Snapshot
-from .. import fit, ports
+from .. import ports, preflight
+from ..agent_channel import AgentSilent
 from ..connections import Connections
 from ..gpu.freeze import place_of
-from ..link import AgentSilent
 from .parts import CRIU_IMAGES
-from .stages import Stages
+from .progress import OperationProgress
 
 if TYPE_CHECKING:
     from ..gpu.late_vram import LateVram
@@ -73,8 +73,8 @@ class Predecessor:
     has_left : it was given up.
     """
 
-    def __init__(self, keeper: Keeper, stages: Stages, name: str, cell: dict[str, Any] | None) -> None:
-        self._keeper, self._stages, self._name, self._cell = keeper, stages, name, cell
+    def __init__(self, keeper: Keeper, progress: OperationProgress, name: str, cell: dict[str, Any] | None) -> None:
+        self._keeper, self._progress, self._name, self._cell = keeper, progress, name, cell
         self.asked: dict[str, Any] = {}
         self.peers: dict[str, int] = {}
         self.has_left = False
@@ -151,7 +151,7 @@ class Predecessor:
         GpuckptError, OSError : it cannot be now; it was not.
         """
         keeper, beside = self._keeper, self._shared is not None
-        await self._stages.enter("restoring", cancellable=False)
+        await self._progress.enter("restoring", cancellable=False)
         if keeper.space is not None:
             keeper.namespace()  # it may have ended meanwhile
         if late is not None:
@@ -195,13 +195,13 @@ class Predecessor:
         """
         keeper = self._keeper
         asked = {"cell": self._cell} if self._cell is not None else {}
-        if not keeper.launch.agent or keeper.link is None:
+        if not keeper.launch.agent or keeper.channel is None:
             return asked
-        link = keeper.link
+        channel = keeper.channel
         try:
-            found: dict[str, Any] = await link.call("interrupted", {}, 2.0)
+            found: dict[str, Any] = await channel.call("interrupted", {}, 2.0)
         except AgentSilent:
-            found = link.asked  # a call into C keeps Python's lock: nobody there can say what waits behind it
+            found = channel.asked  # a call into C keeps Python's lock: nobody there can say what waits behind it
         return {**found, **asked, "from_outside": not asked}
 
 
@@ -213,6 +213,6 @@ def _alone(snapshot: Snapshot) -> str:
     if any(bound.kind != "tcp" for bound in images.bound_sockets(directory)):
         return "it has UDP ports"
     own_names = {name for name in images.abstract_names(directory) if not name.startswith(ports.DRIVERS)}
-    if ports.taken_paths(fit.shared_socket_paths(directory)) or ports.taken_names(own_names):
+    if ports.taken_paths(preflight.shared_socket_paths(directory)) or ports.taken_names(own_names):
         return "a Unix socket's name is taken"
     return ""

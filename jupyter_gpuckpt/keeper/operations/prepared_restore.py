@@ -15,29 +15,29 @@ from ...freeze.criu_program import CriuProgram
 from ...freeze.parking import Parked
 from ...snapshots.summary import current_name
 from ...store import Manifest, Snapshot, Store
-from .. import fit
+from .. import preflight
 from ..gpu.freeze import GpuReturn, parked_in
 from ..gpu.late_vram import LateVram
 from ..staging import vram_files
-from .arrival import Arrival, Request
+from .fresh_sleeper import FreshSleeper, RestorePlan
 from .parts import VRAM
-from .stages import Stages
+from .progress import OperationProgress
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
 
-__all__ = ["Verified"]
+__all__ = ["PreparedRestore"]
 
 
 @dataclass
-class Verified:
+class PreparedRestore:
     """A snapshot of which every byte is right, in a fresh sleeper that it fits; no kernel has been touched for it.
 
     What is read behind the rest is not verified yet; `gpu` and `late` know of it.
     """
 
     snapshot: Snapshot
-    new: Arrival
+    new: FreshSleeper
     gpu: GpuReturn
     warnings: list[str]
     """What the person must know of it."""
@@ -52,15 +52,15 @@ class Verified:
         keeper: Keeper,
         store: Store,
         manifest: Manifest,
-        request: Request,
+        request: RestorePlan,
         program: CriuProgram,
-        fits: fit.Fit,
+        fits: preflight.PreflightResult,
         leaving: Sequence[int],
-        stages: Stages,
+        progress: OperationProgress,
         *,
         lazily: bool = False,
         beside: bool = False,
-    ) -> Verified:
+    ) -> PreparedRestore:
         """Read it out of the store into a fresh sleeper; `leaving` are the processes that will have ended by then.
 
         With `lazily`, what was in GPU memory is seen to be there, and is read behind the rest. So is, `beside` a kernel
@@ -70,9 +70,9 @@ class Verified:
         ------
         Refused, StoreError, Cancelled : nothing is left behind.
         """
-        await stages.enter("verifying")
+        await progress.enter("verifying")
         async with contextlib.AsyncExitStack() as undoing:
-            new = await Arrival.prepare(keeper, request.images, request.lacking)
+            new = await FreshSleeper.prepare(keeper, request.images, request.lacking)
             undoing.push_async_callback(new.discard)
             parked = parked_in(manifest.cuda)
             read_again = functools.partial(_read_parked, store, manifest, new, parked)
@@ -83,7 +83,7 @@ class Verified:
             if late is not None:
                 undoing.push_async_callback(late.close)
                 await asyncio.to_thread(late.open)
-            snapshot = await _read(store, manifest, request, new, gpu, stages, undoing, lazily=lazily, beside=beside)
+            snapshot = await _read(store, manifest, request, new, gpu, progress, undoing, lazily=lazily, beside=beside)
             if late is not None:
                 late.start()
             if snapshot.manifest.id != manifest.id:
@@ -92,10 +92,10 @@ class Verified:
                     f"Another snapshot was saved as {manifest.name!r} at this moment.",
                     "Try again.",
                 )
-            await stages.or_cancelled(new.furnish(snapshot))
+            await progress.or_cancelled(new.furnish(snapshot))
             await new.refuse_without_criu(program)
-            await asyncio.to_thread(fit.check_files, snapshot, new.space.path("/"))
-            warnings = [*fits.notes, *new.notes(), *await asyncio.to_thread(fit.warnings, snapshot, leaving)]
+            await asyncio.to_thread(preflight.check_files, snapshot, new.space.path("/"))
+            warnings = [*fits.notes, *new.notes(), *await asyncio.to_thread(preflight.warnings, snapshot, leaving)]
             if fits.gpu_map is not None:
                 warnings += await asyncio.to_thread(cuda.moves, keeper.worker, manifest.cuda, fits.gpu_map)
             return cls(snapshot, new, gpu, warnings, late, _undoing=undoing.pop_all())
@@ -108,10 +108,10 @@ class Verified:
 async def _read(
     store: Store,
     manifest: Manifest,
-    request: Request,
-    new: Arrival,
+    request: RestorePlan,
+    new: FreshSleeper,
     gpu: GpuReturn,
-    stages: Stages,
+    progress: OperationProgress,
     undoing: contextlib.AsyncExitStack,
     *,
     lazily: bool,
@@ -124,12 +124,12 @@ async def _read(
     behind = beside and bool(takers)
     if behind:
         is_wanted = _but_for(takers, request.is_wanted)
-    open_ = functools.partial(store.open, manifest.name, new.files, stages.amount)
+    open_ = functools.partial(store.open, manifest.name, new.files, progress.amount)
     snapshot = await asyncio.to_thread(open_, new.elsewhere, is_wanted, takers)
     undoing.push_async_callback(asyncio.to_thread, snapshot.close)
     if behind:
         postpone = functools.partial(store.postpone, manifest.name, manifest.id, {VRAM: new.vram})
-        gpu.read_behind(await asyncio.to_thread(postpone, takers.__contains__, takers), stages.amount)
+        gpu.read_behind(await asyncio.to_thread(postpone, takers.__contains__, takers), progress.amount)
     else:
         await gpu.have_read()
     return snapshot
@@ -139,7 +139,7 @@ def _but_for(paths: Container[str], is_wanted: Callable[[str], bool]) -> Callabl
     return lambda path: path not in paths and is_wanted(path)
 
 
-def _read_parked(store: Store, manifest: Manifest, new: Arrival, parked: Parked | None) -> None:
+def _read_parked(store: Store, manifest: Manifest, new: FreshSleeper, parked: Parked | None) -> None:
     """Write what was parked into its file, of a snapshot that is being restored; it may have been renamed meanwhile.
 
     Raises

@@ -26,14 +26,14 @@ from ...snapshots import kept_files, needs
 from ...snapshots.needs import NeededFile
 from ...snapshots.temporary import can_be_made
 from ...store import Manifest, Snapshot, Store
-from ..agent_says import faults_said
+from ..agent_channel import AgentChannel, AgentSilent
+from ..agent_replies import faults_in
 from ..files import lifetime, placed_files
 from ..files.placed_files import Lacking, Placement
-from ..link import AgentSilent, Link
 from ..namespace import Namespace
 from ..staging import fits_in_memory, vram_files
 from .parts import CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM, WORKING_COPY
-from .stages import Stages
+from .progress import OperationProgress
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -46,7 +46,7 @@ _NOTHING = Lacking()
 
 
 @dataclass(frozen=True)
-class Request:
+class RestorePlan:
     """What of a snapshot is read for a restore here, and what that takes."""
 
     needed: Sequence[NeededFile]
@@ -69,7 +69,7 @@ class Request:
         return self.is_wanted(path) and not path.startswith(VRAM + "/")
 
 
-def request_of(store: Store, name: str) -> tuple[Manifest, Request]:
+def plan_restore(store: Store, name: str) -> tuple[Manifest, RestorePlan]:
     """Read what a snapshot says of files, and compare it with what is here."""
     manifest, contents, read = store.read_files(name, [needs.NEEDS, kept_files.TABLE])
     try:
@@ -84,7 +84,9 @@ def request_of(store: Store, name: str) -> tuple[Manifest, Request]:
     parts = frozenset(placed_files.parts_of(lacking.files))
     outside = (VRAM + "/", kept_files.FILES + "/")
     images_size = sum(contents.size_of(path) for path in contents.files if not path.startswith(outside))
-    return manifest, Request([file for file in needed if file.path not in brought], lacking, images_size, placed, parts)
+    return manifest, RestorePlan(
+        [file for file in needed if file.path not in brought], lacking, images_size, placed, parts
+    )
 
 
 def make_lifetime_files(folder: Path) -> list[Path]:
@@ -108,11 +110,11 @@ def make_lifetime_files(folder: Path) -> list[Path]:
 
 
 @dataclass
-class Arrival:
+class FreshSleeper:
     """The fresh sleeper that a snapshot is restored into."""
 
     space: Namespace
-    link: Link
+    channel: AgentChannel
     files: Path
     """Where the snapshot's files are put, as the keeper names it."""
     files_inside: str
@@ -123,7 +125,7 @@ class Arrival:
     """What was made of the files that live as long as the kernel, since it was gone."""
 
     @classmethod
-    async def prepare(cls, keeper: Keeper, needed: int, lacking: Lacking = _NOTHING) -> Arrival:
+    async def prepare(cls, keeper: Keeper, needed: int, lacking: Lacking = _NOTHING) -> FreshSleeper:
         """Start a sleeper, and choose where it gets files of `needed` bytes: in its memory, or on the disk.
 
         `lacking` are the files of the snapshot's own that are to be put in place.
@@ -135,9 +137,9 @@ class Arrival:
                 f"{stand_ins[0].path}, and only root can put them in place for a kernel.",
                 "Install them (the same versions of the same packages), or restore it as root.",
             )
-        space, link = await keeper.new_namespace()
+        space, channel = await keeper.new_namespace()
         inside = settings.NAMESPACE_STAGING_DIR
-        new = cls(space, link, space.path(inside), inside)
+        new = cls(space, channel, space.path(inside), inside)
         if not fits_in_memory(space, needed):
             new.files = keeper.folder.path / WORKING_COPY
             new.files_inside = str(new.files)
@@ -241,7 +243,7 @@ class Arrival:
 
     async def discard(self) -> None:
         """End it and everything in it."""
-        self.link.close()
+        self.channel.close()
         try:
             await self.space.kill()
         finally:
@@ -261,11 +263,11 @@ async def to_its_end(work: Callable[[], object]) -> None:
 
 
 async def resume(
-    link: Link,
+    channel: AgentChannel,
     snapshot: Snapshot,
     asked: Mapping[str, Any],
     result: Mapping[str, Any],
-    stages: Stages,
+    progress: OperationProgress,
 ) -> list[str]:
     """Have the restored kernel run its hooks and answer the cell that asked; return what there is to say of it."""
     if not snapshot.manifest.kernel["agent"]:
@@ -273,10 +275,10 @@ async def resume(
     arguments = {
         "asked": dict(asked),
         "result": dict(result),
-        "asked_at": time.time() - stages.seconds(),
+        "asked_at": time.time() - progress.seconds(),
     }
     try:
-        answer = faults_said(await link.call("resumed", arguments, settings.hook_timeout()))
+        answer = faults_in(await channel.call("resumed", arguments, settings.hook_timeout()))
     except AgentSilent:
         # It runs, and what it holds is right; a long call that keeps Python's lock was saved in the middle.
         log.warning("the restored kernel has not answered yet")

@@ -80,7 +80,7 @@ def processes() -> Iterator[list[Process]]:
 
 
 def hold(process: Process, how: str, left_over: int, seconds: float = 0.5) -> tuple[LineProgram, bytes]:
-    program = LineProgram("jupyter_gpuckpt.freeze.standstill")
+    program = LineProgram("jupyter_gpuckpt.freeze.thread_stopper")
     assert program.hear(30) == b"ready"
     program.tell(f"{how} {process.pid} {left_over} {seconds}".encode())
     return program, program.hear(30)

@@ -15,7 +15,7 @@ from keeper_faults import store
 from notebooks import Notebook
 
 from jupyter_gpuckpt.freeze.elf import build_id
-from jupyter_gpuckpt.keeper.fit import cpu_flags
+from jupyter_gpuckpt.keeper.preflight import cpu_flags
 from jupyter_gpuckpt.store import Store
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.freeze.bringing import Bringing
 from jupyter_gpuckpt.freeze.line_program import LineProgram
+from jupyter_gpuckpt.freeze.staging_buffer import StagingBuffer
 
 NEVER = 1 << 30
 PIECES = 200
@@ -28,11 +28,11 @@ def target(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def bringing(tmp_path: Path) -> Iterator[Bringing]:
-    bringing = Bringing(tmp_path / "rooms")
+def buffer(tmp_path: Path) -> Iterator[StagingBuffer]:
+    buffer = StagingBuffer(tmp_path / "rooms")
     assert (tmp_path / "rooms").stat().st_mode & 0o777 == 0o600
-    yield bringing
-    bringing.close()
+    yield buffer
+    buffer.close()
     assert not (tmp_path / "rooms").exists()
 
 
@@ -46,7 +46,7 @@ def piece(number: int) -> bytes:
     return bytes([number]) * SIZE
 
 
-def bring_all(bringing: Bringing) -> list[int]:
+def bring_all(buffer: StagingBuffer) -> list[int]:
     """Bring all pieces by many threads; return those that found something else in their room than they had filled."""
     together = threading.Barrier(12)
     disturbed = []
@@ -54,7 +54,7 @@ def bring_all(bringing: Bringing) -> list[int]:
     def bring(first: int) -> None:
         together.wait(30)
         for number in range(first, PIECES, 12):
-            with bringing.room(number * SIZE, SIZE) as room:
+            with buffer.room(number * SIZE, SIZE) as room:
                 for begin in range(0, SIZE, 1000):  # slowly: others have time to disturb it
                     room[begin : begin + 1000] = piece(number)[begin : begin + 1000]
                 if bytes(room) != piece(number):
@@ -65,59 +65,61 @@ def bring_all(bringing: Bringing) -> list[int]:
     return disturbed
 
 
-def test_every_byte_arrives_where_it_belongs(tmp_path: Path, target: Path, bringing: Bringing) -> None:
+def test_every_byte_arrives_where_it_belongs(tmp_path: Path, target: Path, buffer: StagingBuffer) -> None:
     program = emptier(tmp_path, target, NEVER)
     try:
-        bringing.start(program)
-        assert bring_all(bringing) == []
-        assert bringing.finish()
+        buffer.start(program)
+        assert bring_all(buffer) == []
+        assert buffer.finish()
         assert target.read_bytes() == b"".join(map(piece, range(PIECES)))
     finally:
         program.kill()
         program.close()
 
 
-def test_where_the_program_ends_nobody_waits_and_it_is_told(tmp_path: Path, target: Path, bringing: Bringing) -> None:
+def test_where_the_program_ends_nobody_waits_and_it_is_told(
+    tmp_path: Path, target: Path, buffer: StagingBuffer
+) -> None:
     program = emptier(tmp_path, target, PIECES // 3)
     try:
-        bringing.start(program)
-        bring_all(bringing)
-        assert not bringing.finish()
+        buffer.start(program)
+        bring_all(buffer)
+        assert not buffer.finish()
     finally:
         program.kill()
         program.close()
 
 
 def test_a_room_that_is_being_filled_when_the_program_ends_is_lent_to_nobody_else(
-    tmp_path: Path, target: Path, bringing: Bringing
+    tmp_path: Path, target: Path, buffer: StagingBuffer
 ) -> None:
     program = emptier(tmp_path, target, 5)
-    rooms = len(bringing._rooms)
+    rooms = len(buffer._rooms)
     try:
-        bringing.start(program)
-        with bringing.room(0, SIZE) as own:
+        buffer.start(program)
+        with buffer.room(0, SIZE) as own:
             own[:] = piece(1)
             for number in range(2 * rooms):  # more than there are: its end was noticed
-                with bringing.room(number * SIZE, SIZE) as room:
+                with buffer.room(number * SIZE, SIZE) as room:
                     room[:] = piece(2)
             with contextlib.ExitStack() as stack:
                 for _ in range(rooms - 1):
-                    stack.enter_context(bringing.room(0, SIZE))[:] = piece(3)
+                    stack.enter_context(buffer.room(0, SIZE))[:] = piece(3)
                 assert bytes(own) == piece(1)
-        assert not bringing.finish()
+        assert not buffer.finish()
     finally:
         program.kill()
         program.close()
 
 
-def test_a_room_whose_filling_failed_is_not_emptied(tmp_path: Path, target: Path, bringing: Bringing) -> None:
+def test_a_room_whose_filling_failed_is_not_emptied(tmp_path: Path, target: Path, buffer: StagingBuffer) -> None:
     program = emptier(tmp_path, target, NEVER)
     try:
-        bringing.start(program)
-        with contextlib.suppress(ValueError), bringing.room(0, SIZE) as room:
+        buffer.start(program)
+        with contextlib.suppress(ValueError), buffer.room(0, SIZE) as room:
             room[:5] = b"wrong"
             raise ValueError
-        assert bringing.finish()
+        assert buffer.finish()
         assert target.read_bytes() == b"\xdd" * PIECES * SIZE
     finally:
         program.kill()

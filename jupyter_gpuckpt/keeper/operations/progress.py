@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-Tell = Callable[[dict[str, Any]], Awaitable[None]]
+ProgressCallback = Callable[[dict[str, Any]], Awaitable[None]]
 """Passes on to whoever asked how far an operation is."""
 
 
@@ -23,11 +23,11 @@ async def to_nobody(_: dict[str, Any]) -> None:
     """Be told of progress where nobody waits for it."""
 
 
-class Stages:
+class OperationProgress:
     """Tells whoever asked how far an operation is, and stops it where it may be stopped."""
 
-    def __init__(self, operation: Operation, tell: Tell) -> None:
-        self._operation, self._tell = operation, tell
+    def __init__(self, operation: Operation, on_progress: ProgressCallback) -> None:
+        self._operation, self._on_progress = operation, on_progress
         self._began = time.monotonic()
         self._loop = asyncio.get_running_loop()
         self._pace = Pace()
@@ -93,4 +93,4 @@ class Stages:
 
     async def _forward(self, progress: dict[str, Any]) -> None:
         self.latest = progress
-        await self._tell(progress)
+        await self._on_progress(progress)

@@ -111,7 +111,7 @@ def _is_stray(pid: int, sleeper: int, kernel: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Fit:
+class PreflightResult:
     """How a snapshot that fits is restored here: the GPU map, and what differs without standing in the way."""
 
     gpu_map: Mapping[str, str] | None
@@ -146,7 +146,7 @@ def check_machine(
     copies: int = 1,
     *,
     gpu_room_later: bool = False,
-) -> Fit:
+) -> PreflightResult:
     """Refuse a snapshot that does not fit this machine or this kernel.
 
     `leaving` are the processes (with their memory, ports and GPU memory) that end before the restore; `gpus` are the
@@ -182,7 +182,7 @@ def check_machine(
             reasons.append(e)
     if reasons:
         raise Refused.merged(reasons)
-    return Fit(gpu_map, _notes(manifest.machine, wanted.needed, marks))
+    return PreflightResult(gpu_map, _notes(manifest.machine, wanted.needed, marks))
 
 
 def _notes(saved: Mapping[str, Any], files: Sequence[NeededFile], marks: Marks) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 from notebooks import wait_until
 from people import GID, UIDS, Machine, Person
 
-from jupyter_gpuckpt.broker import person
+from jupyter_gpuckpt.broker import peer
 from jupyter_gpuckpt.errors import Refused
 
 ASK = """
@@ -95,9 +95,9 @@ if pid == 0:
 
         with connection:
             # Between two looks; which namespaces this process is in, is not the question here.
-            monkeypatch.setattr(person, "_refuse_confined", become)
+            monkeypatch.setattr(peer, "_refuse_confined", become)
             try:
                 with pytest.raises(Refused, match="other rights"):
-                    person.Person.at(connection)
+                    peer.Peer.at(connection)
             finally:
                 bob.does(f"os.kill({pid}, 9)", f"os.waitpid({pid}, 0)")

@@ -37,14 +37,14 @@ log = logging.getLogger("gpuckpt.keeper")
 MOST_REQUESTS = 100
 """So many requests of the agent's are worked on at once."""
 
-Request = Callable[[int, str, dict[str, Any]], Awaitable[None]]
+OnRequest = Callable[[int, str, dict[str, Any]], Awaitable[None]]
 
 
 class AgentSilent(Exception):
     """The agent did not answer a call in time."""
 
 
-class Link:
+class AgentChannel:
     """The FIFO pair of one run folder; `on_request` is called with (id, operation, arguments).
 
     Attributes
@@ -58,7 +58,7 @@ class Link:
         was made.
     """
 
-    def __init__(self, run_dir: Path, on_request: Request) -> None:
+    def __init__(self, run_dir: Path, on_request: OnRequest) -> None:
         # Read and write, so that neither end has to wait for the other to open, and none sees an end of file.
         flags = os.O_RDWR | os.O_NONBLOCK
         self._out = os.open(run_dir / TO_KERNEL, flags)

@@ -17,7 +17,7 @@ from pathlib import Path
 from .. import settings
 from ..linux.private_folders import make_private
 
-__all__ = ["RESULTS", "WAKE_BOUNDS", "Tally", "note", "read"]
+__all__ = ["RESULTS", "WAKE_BOUNDS", "OperationCounts", "note", "read"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -29,7 +29,7 @@ _NAME = "operations.json"
 
 
 @dataclass
-class Tally:
+class OperationCounts:
     """What was counted: operations by kind and result, and how long the wakes took that were done."""
 
     operations: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -53,29 +53,29 @@ def note(kind: str, result: str, seconds: float) -> None:
         make_private(folder)
         with open(os.open(folder / _NAME, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as f:
             fcntl.flock(f, fcntl.LOCK_EX)  # other keepers count, too
-            tally = _parse(f.read())
-            tally.count(kind, result, seconds)
+            counts = _parse(f.read())
+            counts.count(kind, result, seconds)
             f.seek(0)
             f.truncate()
-            f.write(json.dumps(asdict(tally)).encode())
+            f.write(json.dumps(asdict(counts)).encode())
     except OSError as e:
         log.warning("an operation was not counted: %s", e)
 
 
-def read() -> Tally:
+def read() -> OperationCounts:
     """Return what has been counted; nothing where nothing was."""
     with contextlib.suppress(OSError), Path(settings.logs_dir(), _NAME).open("rb") as f:
         fcntl.flock(f, fcntl.LOCK_SH)
         return _parse(f.read())
-    return Tally()
+    return OperationCounts()
 
 
-def _parse(content: bytes) -> Tally:
-    """Return the tally that was written; an empty one where a machine that stopped left half of it."""
+def _parse(content: bytes) -> OperationCounts:
+    """Return the counts as written; empty ones where a machine that stopped left half of it."""
     try:
-        tally = Tally(**json.loads(content))
-        if len(tally.wakes) == len(WAKE_BOUNDS) + 1:
-            return tally
+        counts = OperationCounts(**json.loads(content))
+        if len(counts.wakes) == len(WAKE_BOUNDS) + 1:
+            return counts
     except (ValueError, TypeError):
         pass
-    return Tally()
+    return OperationCounts()

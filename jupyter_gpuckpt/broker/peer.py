@@ -20,7 +20,7 @@ from ..linux import proc
 from ..linux.readiness import readable
 from . import cgroups
 
-__all__ = ["NO_LOGIN", "Person", "has_only", "login_of"]
+__all__ = ["NO_LOGIN", "Peer", "has_only", "login_of"]
 
 _SO_PEERGROUPS, _SO_PEERPIDFD = 59, 77  # asm-generic/socket.h
 NO_LOGIN = 2**32 - 1
@@ -49,7 +49,7 @@ _LIMIT = re.compile(r"(\S.*?)\s{2,}(\d+|unlimited)\s+(\d+|unlimited)\b")
 
 
 @dataclass(frozen=True)
-class Person:
+class Peer:
     """A user as one process of theirs is: ids, supplementary groups, resource limits (soft and hard), cgroups, login.
 
     The login is what audit records name, and None where the system keeps none.
@@ -63,7 +63,7 @@ class Person:
     login: int | None
 
     @classmethod
-    def at(cls, connection: socket.socket) -> Person:
+    def at(cls, connection: socket.socket) -> Peer:
         """Return who is at the other end.
 
         Raises

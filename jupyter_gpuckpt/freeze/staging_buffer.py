@@ -16,14 +16,14 @@ from pathlib import Path
 
 from .line_program import LineProgram
 
-__all__ = ["Bringing"]
+__all__ = ["StagingBuffer"]
 
 _MORE = 8
 """Rooms beside one for each processor: some are on their way while the others are filled."""
 _LIMIT = 60.0  # for how long the program may do nothing, in seconds
 
 
-class Bringing:
+class StagingBuffer:
     """The file with the rooms, and who waits for one; many threads may use it.
 
     Parameters
