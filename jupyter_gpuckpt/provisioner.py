@@ -24,7 +24,6 @@ from traitlets import Unicode, default
 from . import setting, settings
 from .client import keepers
 from .client.adoption import ADOPT
-from .client.asked import Attach, Close, Signal, Status
 from .client.protocol import KeeperClient
 from .client.record import KernelFolder, Launch
 from .errors import GpuckptError, KeeperGone, KernelLost, NoSuchKernel, Refused, Unavailable
@@ -34,6 +33,7 @@ from .linux import processes
 from .linux.foreign_sockets import hold
 from .linux.reserved_ports import Reserved
 from .machine.capability import why_unavailable
+from .operations.requests import Attach, Close, Signal, Status
 
 _LOST = -signal.SIGKILL
 _TO_LISTEN = 0.3  # how long a start waits for its kernel to listen, in seconds

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from importlib import import_module
 
 from ..kernel.words import Commands
+from ..operations.command_line import add_arguments, add_store_option
+from ..operations.description import Offered
+from ..operations.requests import AutoSleep, Awake, Long, Request
 
 __all__ = ["KERNEL", "STATUSES", "Group", "run"]
 
@@ -44,6 +47,21 @@ class Group:
         added.add_argument("--json", action="store_true", help="print the result as JSON")
         added.set_defaults(does=does)
         self.names.append(name)
+        return added
+
+    def add_request(
+        self, kind: type[Request], does: str, name: str = "", *, needs_kernel: bool = True
+    ) -> argparse.ArgumentParser:
+        """Add a command that asks for something which is described; `name` says which, where several ask for it.
+
+        Where it is about a kernel, the kernel is its first argument.
+        """
+        (command,) = (one for one in kind.commands if name in ("", one.name))
+        added = self.add(command.name, does, command.summary, command.description)
+        if issubclass(kind, (Long, Awake, AutoSleep)):
+            added.add_argument("kernel", metavar="KERNEL", nargs=None if needs_kernel else "?", help=KERNEL)
+        add_arguments(added, kind, Offered.TERMINAL)
+        add_store_option(added, kind)
         return added
 
 

@@ -8,12 +8,12 @@ from dataclasses import asdict
 from typing import Any
 
 from ..client import jobs, keepers
-from ..client.asked import Hibernate
 from ..client.jobs import job_of
 from ..client.preemption import Outcome, hibernate_all, write_report
 from ..kernel import show
 from ..kernel.tables import Listing, Marked
 from ..kernel.words import Usage
+from ..operations.requests import Hibernate
 from . import output
 from .kernels import operate
 

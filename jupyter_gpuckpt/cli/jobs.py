@@ -15,7 +15,6 @@ from typing import IO, Any
 
 from .. import settings
 from ..client import jobs, keepers
-from ..client.asked import Attach, Restore, Signal, Status
 from ..client.listing import STATUS_TIMEOUT, all_jobs, with_snapshots
 from ..client.record import KERNEL_LOG, OUTPUT, KernelFolder, Launch
 from ..errors import GpuckptError, KeeperGone, NoSuchSnapshot, OtherVersion, Refused
@@ -23,6 +22,7 @@ from ..kernel import show
 from ..kernel.tables import Listing, Marked
 from ..kernel.words import Usage
 from ..machine.capability import why_unavailable
+from ..operations.requests import Attach, Restore, Signal, Status
 from ..snapshots.naming import find
 from ..snapshots.summary import summary
 from ..store import Manifest, Store
@@ -266,7 +266,7 @@ def _snapshot(name: str, job: str) -> Manifest:
 
 
 def _order(args: argparse.Namespace, manifest: Manifest) -> Restore:
-    return Restore(key=manifest.name, gpus=args.gpu, other_ports=args.other_ports, lazy=args.lazy)
+    return Restore(key=manifest.name, gpus=args.gpus, other_ports=args.other_ports, lazy=args.lazy)
 
 
 def _account(folder: KernelFolder, manifest: Manifest, began: float) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Any
 
 from ..client import jobs, keepers
-from ..client.asked import Cancel, Close, Status
 from ..client.listing import STATUS_TIMEOUT, running_kernels, with_snapshots
 from ..client.protocol import new_operation_id
 from ..client.record import KernelFolder
@@ -21,6 +20,8 @@ from ..errors import GpuckptError, KeeperGone, OtherVersion, Refused
 from ..kernel import show
 from ..kernel.tables import Listing, Marked
 from ..kernel.words import Usage
+from ..operations.description import Offered, given
+from ..operations.requests import Cancel, Close, Fork, Move, Restore, Save, Status
 from ..snapshots.other_stores import of_store
 from ..snapshots.summary import is_of
 from ..store import Manifest
@@ -115,13 +116,7 @@ def save(args: argparse.Namespace) -> int:
             "Only that of a job is called as the job is where nothing is said.",
             "Usage: jupyter gpuckpt save KERNEL NAME",
         )
-    request = {
-        "name": name,
-        "message": args.message,
-        "replace": args.replace,
-        "with_files": args.with_files,
-    }
-    request = of_store(args.to, request, "name")
+    request = of_store(args.to, {**given(Save, Offered.TERMINAL, args), "name": name}, "name")
     found = operate(args.kernel, "save", request, f"Saving {name}")
     output.result(args.json, found, show.Saved(found).text())
     return output.DONE
@@ -138,15 +133,8 @@ def restore(args: argparse.Namespace) -> int:
         with output.Progress(verb):
             found = restore_ended(args, job)
     else:
-        request = {
-            "name": args.name or args.of_any,  # for a keeper of an older version, which knows no `from`
-            "from": args.of_any,
-            "gpus": args.gpu,
-            "other_ports": args.other_ports,
-            "lazy": args.lazy,
-            "in_place": args.in_place,
-            "stop_here": args.stop_here,
-        }
+        # The name, too, for a keeper of an older version, which knows no `from`.
+        request = {**given(Restore, Offered.TERMINAL, args), "name": args.name or args.of_any}
         request = of_store(args.store, request, "name", "from")
         found = operate(args.kernel, "restore", request, verb)
     output.result(args.json, found, show.Restored(found, time.time() - found["seconds"], []).text())
@@ -155,21 +143,14 @@ def restore(args: argparse.Namespace) -> int:
 
 def fork(args: argparse.Namespace) -> int:
     """Make copies of a kernel; it runs on."""
-    request = {
-        "snapshot": args.snapshot,
-        "name": args.save,
-        "count": args.count,
-        "gpus": args.gpu,
-        "reseed": args.reseed,
-    }
-    found = operate(args.kernel, "fork", request, "Forking")
+    found = operate(args.kernel, "fork", given(Fork, Offered.TERMINAL, args), "Forking")
     output.result(args.json, found, show.Forked(found).text())
     return output.DONE
 
 
 def move(args: argparse.Namespace) -> int:
     """Move what a kernel has on its GPUs to others."""
-    found = operate(args.kernel, "move", {"gpus": args.gpu}, "Moving")
+    found = operate(args.kernel, "move", given(Move, Offered.TERMINAL, args), "Moving")
     output.result(args.json, found, show.Moved(found).text())
     return output.DONE
 
@@ -261,7 +242,7 @@ def wake(args: argparse.Namespace) -> int:
 
 def awake(args: argparse.Namespace) -> int:
     """Say whether a kernel may be put to sleep by others than the person."""
-    found = operate(args.kernel, "awake", {"on": args.state == "on"}, "Noting")
+    found = operate(args.kernel, "awake", {"on": args.on == "on"}, "Noting")
     output.result(args.json, found, "It stays awake." if found["pinned"] else "It may be put to sleep.")
     return output.DONE
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import __version__
-from ..kernel.words import Commands, Parser, folder
+from ..kernel.words import Commands, Parser
+from ..operations.command_line import add_store_option
+from ..operations.requests import OfSnapshot
 from .adding import STATUSES, Group
 from .kernel_parsers import add_job_commands, add_kernel_commands, add_memory_commands
 from .machine_parsers import add_help_commands, add_machine_commands
@@ -49,11 +51,8 @@ _GROUPS = {
     "this machine": add_machine_commands,
     "help": add_help_commands,
 }
-_OF_A_STORE = (
-    *("check", "diff", "export", "gc", "keep", "list", "log", "mv", "note", "pin", "push", "repair", "restore", "rm"),
-    *("show", "tag", "unpin"),
-)
-"""What can be done with the snapshots of a folder that something was saved --to."""
+_OF_A_STORE = ("check", "export", "gc", "push", "repair")
+"""What can be done in a terminal alone with the store of a folder that something was saved --to."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +102,7 @@ def program() -> Program:
         groups.append(group)
     parser.groups = groups
     for name in _OF_A_STORE:
-        commands.choices[name].add_argument(
-            "--store", metavar="FOLDER", type=folder, help="in this folder, in place of the usual store"
-        )
+        add_store_option(commands.choices[name], OfSnapshot)
     for added in commands.choices.values():
         added.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="with an error's traceback")
     return Program(parser, commands, groups)

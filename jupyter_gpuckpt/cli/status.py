@@ -7,13 +7,13 @@ from typing import Any
 
 from .. import settings
 from ..client import keepers
-from ..client.asked import Status
 from ..client.jobs import is_job
 from ..client.listing import STATUS_TIMEOUT, all_jobs, running_kernels, with_snapshots
 from ..errors import GpuckptError
 from ..freeze.cuda_calls import CudaWorker
 from ..kernel import show
 from ..kernel.tables import Blocks
+from ..operations.requests import Status
 from ..store import Store
 from . import jobs, kernels, output
 

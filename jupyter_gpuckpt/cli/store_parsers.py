@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..kernel.chosen import add_last, add_options
-from ..kernel.words import number, size
+from ..operations.requests import Diff, Keep, List, Note, Pin, Remove, Rename, Show, Tag
 from .adding import Group
 
 __all__ = ["add_snapshot_commands", "add_store_commands"]
@@ -13,56 +13,29 @@ __all__ = ["add_snapshot_commands", "add_store_commands"]
 
 def add_snapshot_commands(group: Group) -> None:
     """Add what is done with snapshots."""
-    listing = group.add("list", "snapshots.list_snapshots", "list the snapshots, newest first")
+    listing = group.add_request(List, "snapshots.list_snapshots", "list")
     add_options(listing)
-    one = group.add("show", "snapshots.show_snapshot", "show all about one snapshot")
-    one.add_argument("name", metavar="NAME", help="the snapshot")
-    log = group.add("log", "upkeep.log", "draw which snapshot came from which")
+    group.add_request(Show, "snapshots.show_snapshot")
+    log = group.add_request(List, "upkeep.log", "log")
     log.add_argument("--notebook", metavar="NOTEBOOK", help="only those of this notebook: its name or path")
     add_last(log)
-    diff = group.add(
-        "diff",
-        "upkeep.diff",
-        "say what differs between two snapshots",
-        "Say which variables changed from the first to the second, by how much they differ, and which files they use.",
-    )
-    diff.add_argument("old", metavar="A", help="a snapshot")
-    diff.add_argument("new", metavar="B", help="another one")
+    diff = group.add_request(Diff, "upkeep.diff")
     for long in (listing, log, diff):
         long.add_argument("--no-pager", action="store_true", help="no pager (PAGER, or less) on a terminal")
-    move = group.add("mv", "upkeep.move", "give a snapshot another name")
-    move.add_argument("name", metavar="NAME", help="the snapshot")
-    move.add_argument("new", metavar="NEW", help="its name from now on")
-    note = group.add("note", "upkeep.note", "give a snapshot another note")
-    note.add_argument("name", metavar="NAME", help="the snapshot")
-    note.add_argument("text", metavar="TEXT", nargs="+", help="its note from now on; '' for none")
-    for name, summary in (
-        ("pin", "keep snapshots from being removed or replaced"),
-        ("unpin", "let snapshots be removed and replaced again"),
-    ):
-        pin = group.add(name, f"upkeep.{name}", summary)
-        pin.add_argument("names", metavar="NAME", nargs="+", help="a snapshot")
-    tag = group.add("tag", "upkeep.tag", "add tags to a snapshot, or take them away")
-    tag.add_argument("name", metavar="NAME", help="the snapshot")
-    tag.add_argument("tags", metavar="TAG", nargs="*", help="a tag to add: letters, digits, and . _ -")
-    tag.add_argument("--remove", metavar="TAG", action="append", default=[], help="a tag to take away")
-    removing = group.add("rm", "snapshots.remove_snapshots", "remove snapshots")
-    removing.add_argument("names", metavar="NAME", nargs="+", help="a snapshot")
-    _add_removal_options(removing)
+    group.add_request(Rename, "upkeep.move")
+    group.add_request(Note, "upkeep.note")
+    group.add_request(Pin, "upkeep.pin", "pin")
+    group.add_request(Pin, "upkeep.unpin", "unpin")
+    group.add_request(Tag, "upkeep.tag")
+    removing = group.add_request(Remove, "snapshots.remove_snapshots")
+    removing.add_argument("--dry-run", action="store_true", help="only say what would go, and how much that would free")
+    _add_yes(removing)
 
 
 def add_store_commands(group: Group) -> None:
     """Add what keeps the store in order."""
-    keep = group.add(
-        "keep",
-        "upkeep.keep",
-        "remove old snapshots by a rule",
-        "Remove the oldest snapshots, and keep the newest ones and those that are pinned.",
-    )
-    rule = keep.add_mutually_exclusive_group(required=True)
-    rule.add_argument("--last", metavar="N", type=number, help="keep the newest N")
-    rule.add_argument("--under", metavar="SIZE", type=size, help="keep what fits: 500M, 20G, 1.5T")
-    _add_removal_options(keep)
+    keep = group.add_request(Keep, "upkeep.keep")
+    _add_yes(keep)
     keep.add_argument("--notebook", metavar="NOTEBOOK", help="remove only those of this notebook: its name or path")
     gc = group.add(
         "gc",
@@ -95,6 +68,5 @@ def add_store_commands(group: Group) -> None:
     )
 
 
-def _add_removal_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--dry-run", action="store_true", help="only say what would go, and how much that would free")
+def _add_yes(command: argparse.ArgumentParser) -> None:
     command.add_argument("--yes", "-y", action="store_true", help="do not ask (without a terminal nothing is asked)")

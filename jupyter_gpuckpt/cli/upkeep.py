@@ -67,7 +67,7 @@ def move(args: argparse.Namespace) -> int:
 def note(args: argparse.Namespace) -> int:
     """Give a snapshot another note."""
     store = _store()
-    noted = store.note(find(store, args.name), " ".join(args.text))
+    noted = store.note(find(store, args.name), " ".join(args.message))
     output.result(args.json, summary(noted), f"{args.name}: {noted.message or 'no note'}")
     return output.DONE
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 
 from .. import settings
 from ..errors import BadName, Busy, NameTaken, NoSuchKernel
+from ..operations.requests import Restore
 from ..store.names import check_name
 from . import keepers
-from .asked import Restore
 from .record import LAUNCH, KernelFolder, Launch
 
 __all__ = [

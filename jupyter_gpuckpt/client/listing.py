@@ -12,11 +12,11 @@ from .. import settings
 from ..errors import GpuckptError, KeeperGone, NoSuchKernel
 from ..freeze.cuda_calls import CudaWorker
 from ..freeze.gpu_processes import cuda_pids
+from ..operations.requests import Status
 from ..snapshots.summary import HIBERNATED, summary
 from ..spelling import in_a_terminal
 from ..store import Manifest, Store
 from . import jobs, keepers
-from .asked import Status
 from .record import KernelFolder, Launch, State
 
 __all__ = ["STATUS_TIMEOUT", "all_jobs", "hibernated", "left_running", "running_kernels", "with_snapshots"]

@@ -21,8 +21,8 @@ from typing import Any
 from .. import settings
 from ..errors import GpuckptError, NoSuchKernel
 from ..linux.private_folders import make_private
+from ..operations.requests import Cancel, Hibernate, Status
 from . import keepers
-from .asked import Cancel, Hibernate, Status
 from .listing import STATUS_TIMEOUT
 from .protocol import new_operation_id
 from .record import KernelFolder, now

@@ -24,7 +24,7 @@ from ..errors import GpuckptError, KeeperGone, Refused
 from ..linux import proof
 from ..linux.readiness import readable
 from ..linux.unix_sockets import peer_pid, short_path
-from .asked import Request
+from ..operations.requests import Request
 
 PROTOCOL = 2
 """The number of how one talks to this version's keepers: raised when an older client would be misunderstood."""

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import settings
-from ..client.asked import Long, Wake
 from ..client.kernel_start import kernel_program, new_run_folder
 from ..client.record import KERNEL_LOG, OUTPUT, Ended, KernelFolder, now
 from ..errors import GpuckptError, KernelLost, Refused
 from ..freeze.cuda_calls import CudaWorker
 from ..linux import processes
 from ..linux.reserved_ports import Reserved
+from ..operations.requests import Long, Wake
 from . import kernel_log
 from .agent_channel import AgentChannel
 from .holders import Holders

@@ -11,17 +11,10 @@ from collections.abc import Iterator
 
 from ..client.record import Operation
 from ..errors import Busy
+from ..operations.requests import kind_of
 from .operations.progress import OperationProgress, ProgressCallback
 
 __all__ = ["OneAtATime"]
-
-_IS_WAITED_FOR = ("sleep", "wake")
-"""Operations that others wait for: who asks for something of a kernel need not know that it falls asleep or wakes."""
-_BESIDE_WRITING = ("wake",)
-"""Operations that may be under way beside a save that is being written."""
-
-_BREAKS_OFF = {"wake": ("sleep", "hibernate"), "restore": ("wake",)}
-"""What an operation ends that is under way: a kernel that is wanted need not sleep, nor one wake that is given up."""
 
 
 class OneAtATime:
@@ -67,10 +60,10 @@ class OneAtATime:
         """
         kind = operation.kind
         while (under_way := self.current) is not None and not self._may_begin_beside(kind):
-            soon = patient and (under_way.kind in _IS_WAITED_FOR or kind == "wake")
+            soon = patient and (kind_of(under_way.kind).waited_for or kind == "wake")
             if not (soon or under_way.answering):
                 return
-            if under_way.kind in _BREAKS_OFF.get(kind, ()):
+            if under_way.kind in kind_of(kind).breaks_off:
                 under_way.cancelling.set()
             await self._wait_for(under_way, operation, on_progress)
 
@@ -99,7 +92,7 @@ class OneAtATime:
             self._queued.remove(operation)
 
     def _may_begin_beside(self, kind: str) -> bool:
-        return kind in _BESIDE_WRITING and not self.holds_kernel
+        return kind_of(kind).beside_writing and not self.holds_kernel
 
     async def wait_until_written(self, operation: Operation, on_progress: ProgressCallback) -> None:
         """Wait for a save whose kernel runs on already to be on the disk, where there is one; a wake need not.

@@ -11,13 +11,14 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from ..client import asked, operation_counts
-from ..client.asked import Long, Request, request_of
+from ..client import operation_counts
 from ..client.listing import left_running
 from ..client.protocol import new_operation_id
 from ..client.record import Operation, now
 from ..errors import Busy, Cancelled, Refused
 from ..linux.c_memory import give_memory_back
+from ..operations import requests as asked
+from ..operations.requests import Long, Request, request_of
 from ..snapshots.comparison import compare
 from ..snapshots.naming import find, new_key
 from ..snapshots.other_stores import store_of
@@ -55,10 +56,6 @@ _OPERATIONS: dict[str, Callable[[Keeper, Operation, Any, ProgressCallback], Awai
     "hibernate": hibernate,
     "wake": wake,
 }
-_WANTS_IT_AWAKE = ("fork", "move")
-_TAKES_IT = ("save", "hibernate")
-"""Operations that take a kernel that sleeps as it is, where they can."""
-_IS_FOR_HIBERNATED = ("hibernate", "wake")
 _GPU = re.compile(r"GPU-[0-9a-f-]{1,64}")
 _NO_ROOM = "There is no room on the GPU for what the cell asked for."
 
@@ -140,7 +137,7 @@ class Requests:
         patient = not isinstance(request, asked.Sleep) or request.idle_for is None
         await operations.wait_for_others(operation, on_progress, patient=patient)
         await operations.wait_until_written(operation, on_progress)
-        if keeper.state.hibernated is None or operation.kind not in _IS_FOR_HIBERNATED:
+        if keeper.state.hibernated is None or not request.of_hibernated:
             keeper.namespace()
         try:
             with operations.begin(operation):
@@ -155,7 +152,7 @@ class Requests:
         began, result = time.monotonic(), "failed"
         try:
             await keeper.tidied()
-            if kind in _WANTS_IT_AWAKE or (kind in _TAKES_IT and not await self._can_be_taken_asleep()):
+            if request.needs_awake or (request.takes_asleep and not await self._can_be_taken_asleep()):
                 await awaken(keeper, OperationProgress(operation, on_progress))
             done = await _OPERATIONS[kind](keeper, operation, request, on_progress)
             result = "" if isinstance(done, dict) and done.get("already") else "done"

@@ -9,11 +9,11 @@ import os
 import socket
 from typing import Any
 
-from ..client.asked import Attach, Close, request_of
 from ..client.protocol import REQUEST_LIMIT
 from ..client.record import SOCKET
 from ..linux import proof
 from ..linux.unix_sockets import peer_pid, peer_uid, short_path
+from ..operations.requests import Attach, Close, request_of
 from .answers import answer_to, without_magic
 from .holders import send
 from .operations.progress import ProgressCallback

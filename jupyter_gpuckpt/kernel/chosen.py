@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import setting
+from ..operations.values import number
 from ..spelling import Spell
 from . import show
 from .tables import Listing
-from .words import Usage, number
+from .words import Usage
 
 __all__ = ["add_last", "add_options", "choose", "newest", "shown"]
 

@@ -16,6 +16,9 @@ from typing import Any, NoReturn
 
 from .. import settings
 from ..errors import GpuckptError, StoreError, Unavailable
+from ..operations.command_line import add_arguments, add_store_option, commands
+from ..operations.description import Offered, given
+from ..operations.requests import Fork, Move, Restore, Save
 from ..spelling import in_a_cell
 from . import chosen, show
 from .agent import Agent
@@ -24,7 +27,7 @@ from .hooks import generation_id
 from .magic_help import HELP, help_of
 from .stopping import end_cell
 from .tables import Blocks, Listing
-from .words import Commands, Parser, Usage, duration, folder, gpus, number, size
+from .words import Commands, Parser, Usage
 
 _IN_A_TERMINAL = frozenset(
     {
@@ -49,8 +52,6 @@ _TAKE_OTHERS = ("--gpu", "--message", "--count", "--last", "--save", "--store", 
 """Options that something follows which is not known here; IPython completes the paths of folders."""
 _ASSIGNED = re.compile(r"\s*[^%=]+=\s*%gpuckpt\s")
 """The beginning of a line that keeps what the magic returns."""
-_OF_A_STORE = ("diff", "keep", "list", "log", "mv", "note", "pin", "restore", "rm", "show", "tag", "unpin")
-"""What can be done with the snapshots of a folder that something was saved --to."""
 _NAME_SNAPSHOTS = ("diff", "fork", "mv", "note", "pin", "restore", "rm", "show", "tag", "unpin")
 _PROGRESS_AFTER = 1.0  # seconds
 
@@ -68,62 +69,20 @@ class _Parser(Parser):
 
 def _parser() -> tuple[Parser, Commands]:
     parser: Parser = _Parser(prog="%gpuckpt")
-    commands = parser.add_subparsers(dest="command", parser_class=_Parser)
-    save = commands.add_parser("save")
-    save.add_argument("name")
-    save.add_argument("-m", "--message", default="")
-    save.add_argument("--replace", action="store_true")
-    save.add_argument("--with-files", action="store_true")
-    save.add_argument("--wait", action="store_true")
-    save.add_argument("--to", type=folder)
-    restore = commands.add_parser("restore")
-    which = restore.add_mutually_exclusive_group()
-    which.add_argument("name", nargs="?", default="")
-    which.add_argument("--from", dest="of_any", default="")
-    restore.add_argument("--gpu", type=gpus, default=[])
-    restore.add_argument("--lazy", action="store_true")
-    restore.add_argument("--in-place", action="store_true")
-    restore.add_argument("--stop-here", action="store_true")
-    fork = commands.add_parser("fork")
-    fork.add_argument("name", nargs="?", default="")
-    fork.add_argument("-n", "--count", type=number, default=1)
-    fork.add_argument("--save", default="")
-    fork.add_argument("--reseed", action="store_true")
-    fork.add_argument("--gpu", type=gpus, default=[])
-    commands.add_parser("move").add_argument("--gpu", type=gpus, required=True)
-    commands.add_parser("show").add_argument("name")
-    commands.add_parser("rm").add_argument("names", nargs="+")
-    for name in ("list", "log"):
-        commands.add_parser(name)
-    chosen.add_options(commands.choices["list"])
-    chosen.add_last(commands.choices["log"])
-    diff = commands.add_parser("diff")
-    diff.add_argument("old")
-    diff.add_argument("new")
-    move = commands.add_parser("mv")
-    move.add_argument("name")
-    move.add_argument("new")
-    note = commands.add_parser("note")
-    note.add_argument("name")
-    note.add_argument("text", nargs="+")
-    for name in ("pin", "unpin"):
-        commands.add_parser(name).add_argument("name")
-    keep = commands.add_parser("keep")
-    rule = keep.add_mutually_exclusive_group(required=True)
-    rule.add_argument("--last", type=number)
-    rule.add_argument("--under", type=size)
-    keep.add_argument("--dry-run", action="store_true")
-    tag = commands.add_parser("tag")
-    tag.add_argument("name")
-    tag.add_argument("tags", nargs="*")
-    tag.add_argument("--remove", action="append", default=[])
-    for name in _OF_A_STORE:
-        commands.choices[name].add_argument("--store", type=folder)
-    commands.add_parser("autosleep").add_argument("after", type=duration)
-    commands.add_parser("awake").add_argument("state", choices=["on", "off"])
-    for plain in ("panel", "sleep", "hibernate", "status", "wake", "help"):
-        commands.add_parser(plain)
-    return parser, commands
+    typed = parser.add_subparsers(dest="command", parser_class=_Parser)
+    for command, kind in commands():
+        added = typed.add_parser(command.name)
+        if command.name == "list":
+            chosen.add_options(added)
+        elif command.name == "log":
+            chosen.add_last(added)
+        add_arguments(added, kind, Offered.CELL)
+        if kind is Save:
+            added.add_argument("--wait", action="store_true")
+        add_store_option(added, kind)
+    for plain in ("panel", "status", "help"):
+        typed.add_parser(plain)
+    return parser, typed
 
 
 def _of_store(folder: str | None, **said: Any) -> dict[str, Any]:
@@ -195,13 +154,8 @@ class Gpuckpt:
 
     def _save(self, args: argparse.Namespace) -> show.Saved:
         agent = self._keeper()
-        request = {
-            "message": args.message,
-            "replace": args.replace,
-            "with_files": args.with_files,
-            "patience": None if args.wait else settings.save_patience(),
-            **_of_store(args.to, name=args.name),
-        }
+        patience = None if args.wait else settings.save_patience()
+        request = {**given(Save, Offered.CELL, args), "patience": patience, **_of_store(args.to, name=args.name)}
         with self._progress(agent, f"Saving {args.name}") as progress:
             writing = _Writing(progress)
             done = agent.request("save", request, progress.take, None if args.wait else writing.take)
@@ -221,22 +175,13 @@ class Gpuckpt:
             asked = agent.cells.describe(progress.display_id())
             # A keeper of an older version, which knows no `from`, must not take this for a restore of the latest.
             names = _of_store(args.store, **{"name": args.name or args.of_any, "from": args.of_any})
-            wanted = {**names, "gpus": args.gpu, "lazy": args.lazy}
-            how = {"in_place": args.in_place, "stop_here": args.stop_here}
-            agent.request("restore", {**wanted, **how, **asked}, progress.take)
+            agent.request("restore", {**given(Restore, Offered.CELL, args), **names, **asked}, progress.take)
         raise GpuckptError("The restore gave no answer.", "", "Look at `%gpuckpt status`.")
 
     def _fork(self, args: argparse.Namespace) -> show.Forked:
         agent = self._keeper()
-        request = {
-            "snapshot": args.name,
-            "name": args.save,
-            "count": args.count,
-            "gpus": args.gpu,
-            "reseed": args.reseed,
-        }
         with self._progress(agent, "Forking") as progress:
-            done = agent.request("fork", request, progress.take)
+            done = agent.request("fork", given(Fork, Offered.CELL, args), progress.take)
             forked = show.Forked(done)
             progress.finish(forked)
         if done.get("stop_here"):
@@ -246,7 +191,7 @@ class Gpuckpt:
     def _move(self, args: argparse.Namespace) -> None:
         agent = self._keeper()
         with self._progress(agent, "Moving") as progress:
-            progress.finish(show.Moved(agent.request("move", {"gpus": args.gpu}, progress.take)))
+            progress.finish(show.Moved(agent.request("move", given(Move, Offered.CELL, args), progress.take)))
 
     def _sleep(self, _: argparse.Namespace) -> None:
         agent = self._keeper()
@@ -265,8 +210,8 @@ class Gpuckpt:
             progress.finish(show.Awake(agent.sleeping.wake(progress.take)))
 
     def _awake(self, args: argparse.Namespace) -> None:
-        self._keeper().request("awake", {"on": args.state == "on"})
-        kept = "stays awake until `%gpuckpt awake off`" if args.state == "on" else "may be put to sleep"
+        self._keeper().request("awake", {"on": args.on == "on"})
+        kept = "stays awake until `%gpuckpt awake off`" if args.on == "on" else "may be put to sleep"
         print(f"This kernel {kept}.")
 
     def _autosleep(self, args: argparse.Namespace) -> None:
@@ -295,7 +240,7 @@ class Gpuckpt:
         print(f"{args.name} is now {args.new}.")
 
     def _note(self, args: argparse.Namespace) -> None:
-        request = _of_store(args.store, name=args.name, message=" ".join(args.text))
+        request = _of_store(args.store, name=args.name, message=" ".join(args.message))
         noted = self._keeper().request("note", request)
         print(f"{args.name}: {noted['message'] or 'no note'}")
 

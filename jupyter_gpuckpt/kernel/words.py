@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from .. import setting
 from ..errors import GpuckptError
 
-__all__ = ["Commands", "Parser", "Usage", "duration", "folder", "gpus", "number", "size"]
+__all__ = ["Commands", "Parser", "Usage"]
 
 
 class Usage(GpuckptError):
@@ -125,39 +123,3 @@ def _unknown(program: str, word: str, commands: Collection[str]) -> Usage:
     alike = alike or difflib.get_close_matches(word, commands, n=2)
     meant = f"Did you mean `{'` or `'.join(alike)}`? " if alike else ""
     return Usage(f"{program} has no command {word!r}.", "", f"{meant}`{program} --help` shows all of them.")
-
-
-def duration(text: str) -> float | None:
-    """Return the seconds that a text such as ``30m`` means; None for ``off``."""
-    try:
-        return setting.parse_duration(text)
-    except ValueError as e:
-        raise argparse.ArgumentTypeError(str(e)) from None
-
-
-def folder(text: str) -> str:
-    """Return a folder by its whole path: who opens it may be another process, in another folder."""
-    return str(Path(text).expanduser().absolute())
-
-
-def gpus(text: str) -> list[int]:
-    """Return the numbers of GPUs that a text such as ``1`` or ``1,0`` names."""
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a GPU, nor several as in 1,0") from None
-
-
-def size(text: str) -> int:
-    """Return the bytes that a text such as ``20G`` means."""
-    try:
-        return setting.parse_size(text)
-    except ValueError as e:
-        raise argparse.ArgumentTypeError(str(e)) from None
-
-
-def number(text: str) -> int:
-    """Return the number, of 1 and more, that a text means."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 and more")
-    return int(text)

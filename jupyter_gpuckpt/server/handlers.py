@@ -33,8 +33,9 @@ from ..errors import (
     Unavailable,
     Untrusted,
 )
-from ..settings import MOST_COPIES
+from ..operations.requests import kind_of
 from ..spelling import in_a_cell
+from . import bodies
 from .limits import TooMany
 from .operations import NoSuchOperation
 from .service import Service
@@ -48,15 +49,14 @@ __all__ = [
     "DoctorHandler",
     "ExecutedHandler",
     "ExportHandler",
-    "ForkHandler",
     "HibernatedHandler",
     "ImportHandler",
     "KernelHandler",
     "KernelLogHandler",
     "KernelsHandler",
     "LookHandler",
-    "MoveHandler",
     "NowhereHandler",
+    "OperateHandler",
     "OperationHandler",
     "OperationLogHandler",
     "OperationsHandler",
@@ -66,10 +66,7 @@ __all__ = [
     "PushHandler",
     "RemovalHandler",
     "RenameHandler",
-    "RestoreHandler",
     "ResumeHandler",
-    "SaveHandler",
-    "SleepingHandler",
     "SnapshotHandler",
     "SnapshotsHandler",
     "TrustHandler",
@@ -216,11 +213,6 @@ def _costly(method: _Method) -> _Method:
     return cast(_Method, limited)
 
 
-def _gpus(gpu: int | None) -> list[int]:
-    """Return the GPUs that a request names by a number or by none."""
-    return [] if gpu is None else [gpu]
-
-
 def _bad_request(why: str, fields: Mapping[str, type]) -> BadRequest:
     known = ", ".join(f"{name} ({_TYPES[kind]})" for name, kind in fields.items())
     return BadRequest("The request's body cannot be used.", why, f"Send a JSON object; it can have: {known}.")
@@ -258,86 +250,21 @@ def kernel_names(manager: MultiKernelManager) -> dict[str, str]:
     return names
 
 
-class SaveHandler(_Handler):
-    """``kernels/ID/save``"""
+class OperateHandler(_Handler):
+    """``kernels/ID/OPERATION``"""
 
     @web.authenticated
     @authorized
     @_costly
-    async def post(self, kernel_id: str) -> None:
-        """Begin to save a kernel."""
-        asked = self.arguments_in_body(name=str, message=str, replace=bool, with_files=bool, store=str)
-        operation = await self.service.save(kernel_id, asked)
-        self.set_status(202)
-        self.finish(operation.as_dict())
-
-
-class RestoreHandler(_Handler):
-    """``kernels/ID/restore``"""
-
-    @web.authenticated
-    @authorized
-    @_costly
-    async def post(self, kernel_id: str) -> None:
-        """Begin to restore a kernel."""
-        fields = {"name": str, "from": str, "lazy": bool, "in_place": bool, "stop_here": bool}
-        fields |= {"gpu": int, "store": str}
-        asked = self.arguments_in_body(**fields)
-        if asked["name"] and asked["from"]:
-            raise _bad_request("It has both 'name' and 'from'.", fields)
-        asked["gpus"] = _gpus(asked.pop("gpu"))
-        operation = await self.service.restore(kernel_id, asked)
-        self.set_status(202)
-        self.finish(operation.as_dict())
-
-
-class ForkHandler(_Handler):
-    """``kernels/ID/fork``"""
-
-    @web.authenticated
-    @authorized
-    @_costly
-    async def post(self, kernel_id: str) -> None:
-        """Begin to make copies of a kernel."""
-        fields = {"snapshot": str, "name": str, "count": int, "gpu": int, "reseed": bool}
-        asked = self.arguments_in_body(**fields)
-        count = 1 if asked["count"] is None else asked["count"]
-        if not 1 <= count <= MOST_COPIES:
-            raise _bad_request(f"Its 'count' is not from 1 to {MOST_COPIES}.", fields)
-        if asked["snapshot"] and asked["name"]:
-            raise _bad_request("It has both 'snapshot' and 'name'.", fields)
-        asked["gpus"] = _gpus(asked.pop("gpu"))
-        operation = await self.service.fork(kernel_id, {**asked, "count": count})
-        self.set_status(202)
-        self.finish(operation.as_dict())
-
-
-class MoveHandler(_Handler):
-    """``kernels/ID/move``"""
-
-    @web.authenticated
-    @authorized
-    @_costly
-    async def post(self, kernel_id: str) -> None:
-        """Begin to move a kernel to another GPU."""
-        gpu = self.arguments_in_body(gpu=int)["gpu"]
-        if gpu is None:
-            raise _bad_request("It has no 'gpu'.", {"gpu": int})
-        operation = await self.service.move(kernel_id, [gpu])
-        self.set_status(202)
-        self.finish(operation.as_dict())
-
-
-class SleepingHandler(_Handler):
-    """``kernels/ID/sleep``, ``kernels/ID/wake`` and ``kernels/ID/hibernate``"""
-
-    @web.authenticated
-    @authorized
-    @_costly
-    async def post(self, kernel_id: str, kind: str) -> None:
-        """Begin to put a kernel to sleep, to wake it, or to hibernate it."""
-        self.arguments_in_body()
-        operation = await self.service.operate(kind, kernel_id)
+    async def post(self, kernel_id: str, op: str) -> None:
+        """Begin an operation on a kernel."""
+        kind = kind_of(op)
+        fields = bodies.members(kind)
+        try:
+            asked = bodies.request(kind, self.arguments_in_body(**fields))
+        except bodies.Unfit as e:
+            raise _bad_request(str(e), fields) from None
+        operation = await self.service.operate(op, kernel_id, asked)
         self.set_status(202)
         self.finish(operation.as_dict())
 

@@ -16,10 +16,10 @@ from jupyter_client.utils import ensure_async
 
 from .. import settings
 from ..client import keepers
-from ..client.asked import Hibernate
 from ..client.preemption import hibernate_all, write_report
 from ..client.record import KernelFolder
 from ..errors import GpuckptError
+from ..operations.requests import Hibernate
 
 __all__ = ["hibernate_before_stop", "hibernate_when_culled"]
 

@@ -16,9 +16,9 @@ from jupyter_events import EventLogger
 
 from .. import settings
 from ..client import keepers
-from ..client.asked import Renamed
 from ..client.record import KernelFolder
 from ..errors import GpuckptError
+from ..operations.requests import Renamed
 from ..snapshots.naming import follow, path_after
 from ..store import Store
 from .events import Events

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..client import keepers
-from ..client.asked import Cancel
 from ..client.record import KernelFolder
 from ..errors import Cancelled, GpuckptError
+from ..operations.requests import Cancel
 from ..pace import Pace
 from ..spelling import in_a_cell
 from ..store import Progress

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..operations.requests import operations
 from . import handlers as api
 from .service import Service
 
@@ -16,11 +17,7 @@ _SNAPSHOT = r"snapshots/([^/]+)"
 ROUTES: dict[str, type[Any]] = {
     r"kernels": api.KernelsHandler,
     _KERNEL: api.KernelHandler,
-    rf"{_KERNEL}/save": api.SaveHandler,
-    rf"{_KERNEL}/restore": api.RestoreHandler,
-    rf"{_KERNEL}/fork": api.ForkHandler,
-    rf"{_KERNEL}/move": api.MoveHandler,
-    rf"{_KERNEL}/(sleep|wake|hibernate)": api.SleepingHandler,
+    rf"{_KERNEL}/({'|'.join(kind.op for kind in operations())})": api.OperateHandler,
     rf"{_KERNEL}/adopt": api.AdoptHandler,
     rf"{_KERNEL}/executed": api.ExecutedHandler,
     rf"{_KERNEL}/log": api.KernelLogHandler,

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__, settings
 from ..client import keepers
 from ..client.adoption import ADOPT
-from ..client.asked import AutoSleep, Awake, Executed, Status
 from ..client.listing import STATUS_TIMEOUT, hibernated, running_kernels
 from ..client.record import KernelFolder
 from ..errors import Busy, GpuckptError, NoSuchKernel, Refused, Unavailable
 from ..freeze.cuda_calls import CudaWorker
+from ..operations.requests import AutoSleep, Awake, Executed, Status
 from ..snapshots.hibernated import forget
 from ..snapshots.other_stores import of_store, store_in
 from ..spelling import in_a_cell
@@ -132,85 +132,44 @@ class Service:
             self._judged = (now, await asyncio.to_thread(_why_unavailable))
         return self._judged[1]
 
-    async def save(self, kernel_id: str, request: Mapping[str, Any]) -> Operation:
-        """Begin to save a kernel; the request has ``name``, ``message``, ``replace`` and ``with_files``; with
-        ``store``, the folder to save to in place of the usual one.
+    async def operate(self, op: str, kernel_id: str, request: Mapping[str, Any]) -> Operation:
+        """Begin an operation on a kernel, as it is described; with ``store``, on a snapshot in that folder.
 
         Raises
         ------
         BadName : no snapshot can be called that.
-        NoSuchKernel, Unavailable : there is no such kernel, or it cannot be saved.
-        """
-        name = check_name(request["name"])
-        folder = await self._folder(kernel_id)
-        own = {name: value for name, value in request.items() if name != "store"}
-        wanted = of_store(request["store"], own, "name")
-        return self.operations.start(Operation("save", kernel_id, name), folder, wanted)
-
-    async def restore(self, kernel_id: str, request: Mapping[str, Any]) -> Operation:
-        """Begin to put a kernel back to a snapshot, as ``POST kernels/ID/restore`` has it.
-
-        Without a ``name``, to the latest of its notebook; with ``from`` to one of any notebook. With ``lazy`` it
-        answers before all of its GPU memory is back; the operation ends when it is. With ``in_place`` it is given up
-        before the other one has come up. With ``stop_here`` the rest of the saved cell is not run. With ``store`` the
-        snapshot is in that folder, in place of the usual one.
-
-        Raises
-        ------
-        BadName : no snapshot can be called that.
-        NoSuchKernel, Unavailable : there is no such kernel, or it cannot be restored.
-        """
-        folder = await self._folder(kernel_id)
-        wanted = {name: value for name, value in request.items() if name != "store"}
-        if request["store"]:
-            wanted = of_store(request["store"], wanted, "name", "from")
-        elif wanted["from"]:
-            # As `name`, too: a keeper of an older version, which knows neither, must not take it for one of the latest.
-            wanted["key"] = wanted["name"] = await self.snapshots.key_of(wanted["from"])
-        elif wanted["name"]:
-            check_key(wanted["name"])
-        operation = Operation("restore", kernel_id, request["name"] or wanted["name"])
-        return self.operations.start(operation, folder, wanted)
-
-    async def fork(self, kernel_id: str, request: dict[str, Any]) -> Operation:
-        """Begin to make copies of a kernel, which the server then holds.
-
-        `request` has ``snapshot``, ``name``, ``count``, ``gpus`` and ``reseed``, as the keeper's fork knows them.
-
-        Raises
-        ------
-        BadName : no snapshot can be called that.
-        NoSuchKernel, Unavailable : there is no such kernel, or it cannot be forked.
-        """
-        if request["name"]:
-            check_name(request["name"])
-        if request["snapshot"]:
-            key = await self.snapshots.key_of(request["snapshot"])
-            request = {**request, "key": key, "snapshot": key}
-        folder = await self._folder(kernel_id)
-        # What is saved on the way has a name; a fork leaves none otherwise.
-        operation = Operation("fork", kernel_id, request["name"])
-        return self.operations.start(operation, folder, {**request, "adopt": False}, self._hold)
-
-    async def move(self, kernel_id: str, gpus: list[int]) -> Operation:
-        """Begin to move a kernel to other GPUs.
-
-        Raises
-        ------
-        NoSuchKernel, Unavailable : there is no such kernel, or it cannot be moved.
-        """
-        folder = await self._folder(kernel_id)
-        return self.operations.start(Operation("move", kernel_id, ""), folder, {"gpus": gpus})
-
-    async def operate(self, kind: str, kernel_id: str) -> Operation:
-        """Begin to put a kernel to ``sleep``, to ``wake`` it, or to ``hibernate`` it.
-
-        Raises
-        ------
         NoSuchKernel, Unavailable : there is no such kernel, or that cannot be done with it.
         """
+        name, wanted, finish = "", dict(request), None
+        match op:
+            case "save":
+                name = check_name(request["name"])
+                wanted = _in_store(wanted, "name")
+            case "restore":
+                name, wanted = await self._to_restore(wanted)
+            case "fork":
+                # What is saved on the way has a name; a fork leaves none otherwise.
+                name, wanted, finish = request["name"], await self._to_fork(wanted), self._hold
         folder = await self._folder(kernel_id)
-        return self.operations.start(Operation(kind, kernel_id, ""), folder, {})
+        return self.operations.start(Operation(op, kernel_id, name), folder, wanted, finish)
+
+    async def _to_restore(self, request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Return the snapshot's name and the request: without a ``name``, for the latest of the kernel's notebook."""
+        name, of_any, elsewhere = request["name"], request["from"], bool(request["store"])
+        wanted = _in_store(request, "name", "from")
+        if not elsewhere and of_any:
+            # As `name`, too: a keeper of an older version, which knows neither, must not take it for one of the latest.
+            wanted["key"] = wanted["name"] = await self.snapshots.key_of(of_any)
+        elif not elsewhere and name:
+            check_key(name)
+        return name or wanted["name"], wanted
+
+    async def _to_fork(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the request for copies that this server holds."""
+        if request["name"]:
+            check_name(request["name"])
+        key = await self.snapshots.key_of(request["snapshot"]) if request["snapshot"] else None
+        return {**request, "adopt": False, **({"key": key, "snapshot": key} if key else {})}
 
     async def change(self, kernel_id: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Change whether a kernel is ``pinned`` awake and after how many seconds it sleeps (``sleep_after``, 0: never).
@@ -406,6 +365,12 @@ class Service:
     async def doctor(self) -> dict[str, Any]:
         """Return what speaks for and against saving kernels on this machine."""
         return await asyncio.to_thread(_doctor)
+
+
+def _in_store(request: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return a request whose ``store`` is said as keepers know it."""
+    own = {name: value for name, value in request.items() if name != "store"}
+    return of_store(request["store"], own, *names)
 
 
 def _why_unavailable() -> Unavailable | None:

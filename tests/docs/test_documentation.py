@@ -96,7 +96,7 @@ def test_every_page_is_in_the_navigation() -> None:
     assert pages - linked == {"index.md"}
 
 
-@pytest.mark.parametrize("floor", ["keeper", "client", "snapshots", "linux"])
+@pytest.mark.parametrize("floor", ["keeper", "client", "snapshots", "operations", "linux"])
 def test_the_map_of_modules_has_each_one(floor: str) -> None:
     page = (_ROOT / "docs" / "how-it-works.md").read_text()
     section = page.partition(f"### `{floor}/`")[2].partition("\n### ")[0]

@@ -22,17 +22,18 @@ _MODULES = {
 _EVERYBODYS = {path.stem for path in _ROOT.glob("*.py")} - {"__init__", "provisioner"}
 _MAY_IMPORT: dict[str, set[str]] = {
     "linux": set(),
+    "operations": set(),
     "freeze": {"linux"},
     "store": set(),
     "snapshots": {"freeze", "store"},
     "broker": {"linux", "freeze", "machine"},
-    "client": {"linux", "freeze", "store", "snapshots", "broker"},
-    "keeper": {"linux", "freeze", "store", "snapshots", "client"},
-    "kernel": {"linux"},
+    "client": {"linux", "operations", "freeze", "store", "snapshots", "broker"},
+    "keeper": {"linux", "operations", "freeze", "store", "snapshots", "client"},
+    "kernel": {"linux", "operations"},
     "machine": {"linux", "freeze", "store", "client"},
-    "provisioner": {"linux", "client", "machine"},
-    "server": {"linux", "freeze", "store", "snapshots", "client", "machine", "provisioner"},
-    "cli": {"linux", "freeze", "store", "snapshots", "client", "machine", "broker", "kernel"},
+    "provisioner": {"linux", "operations", "client", "machine"},
+    "server": {"linux", "operations", "freeze", "store", "snapshots", "client", "machine", "provisioner"},
+    "cli": {"linux", "operations", "freeze", "store", "snapshots", "client", "machine", "broker", "kernel"},
 }
 
 

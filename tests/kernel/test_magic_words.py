@@ -33,7 +33,7 @@ def test_every_command_of_the_terminal_is_one_here_or_said_to_be_the_terminals()
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("save", "required: name"),
+        ("save", "required: NAME"),
         ("save a b", "arguments: b"),
         ("save a --nonsense", "arguments: --nonsense"),
         ("save a --rep", "arguments: --rep"),
@@ -42,7 +42,7 @@ def test_every_command_of_the_terminal_is_one_here_or_said_to_be_the_terminals()
         ("restore --gpu one", "'one' is not the number of a GPU"),
         ("autosleep 3x", "'3x' is neither a time such as"),
         ("awake maybe", "'maybe'"),
-        ("mv a", "required: new"),
+        ("mv a", "required: NEW"),
     ],
 )
 def test_a_line_that_is_wrong_is_told_what_is_wrong_and_how_it_is_typed(line: str, why: str) -> None:

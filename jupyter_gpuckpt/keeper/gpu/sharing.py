@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ... import settings
 from ...client import keepers
-from ...client.asked import Sleep, Status
 from ...errors import Busy, GpuckptError, Refused
 from ...freeze.cuda_calls import Gpu, Usage
 from ...linux import processes
 from ...linux.private_folders import make_private
+from ...operations.requests import Sleep, Status
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper

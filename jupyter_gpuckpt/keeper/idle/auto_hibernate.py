@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ... import settings
-from ...client.asked import Hibernate
 from ...client.record import KernelFolder
 from ...client.sleep_record import ASLEEP, Sleep
 from ...errors import GpuckptError
 from ...linux import proc, processes
+from ...operations.requests import Hibernate
 from ..operations.progress import to_nobody
 
 if TYPE_CHECKING:

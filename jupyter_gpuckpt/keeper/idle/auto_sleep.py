@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ... import settings
-from ...client.asked import Sleep
 from ...errors import DriverError, GpuckptError
 from ...freeze import gpu_processes
 from ...linux import processes
+from ...operations.requests import Sleep
 from ..operations.progress import to_nobody
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from ... import settings
 from ...checked import from_json
 from ...client import adoption, keepers
-from ...client.asked import Fork, Save, Status
 from ...client.broker_connection import usable_criu
 from ...client.record import KernelFolder, Launch, Operation, Parent, Saved, now
 from ...errors import ForkFailed, GpuckptError, NoSuchKernel, Refused
@@ -31,6 +30,7 @@ from ...freeze import cuda, images
 from ...freeze.criu_program import CriuProgram
 from ...linux import processes
 from ...linux.reserved_ports import Reserved
+from ...operations.requests import Fork, Save, Status
 from ...snapshots.naming import NOT_RESTORED, find
 from ...snapshots.summary import summary
 from ...store import Manifest, Snapshot, name_of

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
-from ...client.asked import Hibernate
 from ...client.broker_connection import usable_criu
 from ...client.record import Ended, now
 from ...client.sleep_record import Hibernated, KernelReplies
@@ -32,6 +31,7 @@ from ...errors import (
     Refused,
     SaveFailed,
 )
+from ...operations.requests import Hibernate
 from ...snapshots.hibernated import remove
 from ...snapshots.summary import HIBERNATED, summary, summary_of
 from ...store import Manifest, Store

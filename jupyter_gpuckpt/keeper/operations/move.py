@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
-from ...client.asked import Move
 from ...client.in_progress import MoveInProgress, held_of
 from ...errors import DriverError, GpuckptError, Refused
 from ...freeze import cuda
 from ...linux import processes
+from ...operations.requests import Move
 from ..agent_replies import ReadyForSave
 from ..gpu import gate, sharing
 from .progress import OperationProgress, ProgressCallback

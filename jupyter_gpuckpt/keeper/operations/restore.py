@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...checked import from_json
-from ...client.asked import Restore
 from ...client.broker_connection import usable_criu
 from ...client.record import Operation, Parent
 from ...errors import (
@@ -30,6 +29,7 @@ from ...freeze import images
 from ...freeze.criu_program import CriuProgram
 from ...linux import processes
 from ...linux.reserved_ports import Reserved
+from ...operations.requests import Restore
 from ...snapshots.naming import find, find_own, latest_own
 from ...snapshots.summary import summary
 from ...store import Manifest, Snapshot, Store, name_of

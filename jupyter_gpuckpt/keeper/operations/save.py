@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__, settings
-from ...client.asked import Save
 from ...client.broker_connection import usable_criu
 from ...client.record import Parent, now
 from ...errors import (
@@ -26,6 +25,7 @@ from ...errors import (
 )
 from ...freeze import cuda, pages
 from ...freeze.criu_program import CriuProgram, version_text
+from ...operations.requests import Save
 from ...snapshots import comparison, kept_files, needs
 from ...snapshots.databases import DUCKDB
 from ...snapshots.naming import choose_key

@@ -12,7 +12,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
-from ...client import asked
 from ...client.in_progress import ParkedMemory
 from ...client.record import now
 from ...client.sleep_record import ASLEEP, FALLING_ASLEEP, Sleep
@@ -20,6 +19,7 @@ from ...errors import Busy, Cancelled, GpuckptError, KernelLost, Refused
 from ...freeze import cuda
 from ...freeze.cuda_waits import CudaWaits
 from ...linux import processes
+from ...operations import requests as asked
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import ReadyForSleep, checked_reply
 from ..gpu.sleep import GpuSleep

@@ -9,10 +9,10 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
-from ...client.asked import Wake
 from ...client.in_progress import ParkedMemory
 from ...client.sleep_record import ASLEEP, WAKING
 from ...errors import Cancelled, DriverError, GpuckptError, Refused, StoreError
+from ...operations.requests import Wake
 from ..gpu import sharing
 from .progress import OperationProgress, ProgressCallback, to_nobody
 from .sleep import tell_awake

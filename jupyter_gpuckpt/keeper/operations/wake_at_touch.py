@@ -11,10 +11,10 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ...client.asked import Wake
 from ...errors import GpuckptError
 from ...freeze.cuda_waits import CudaWaits
 from ...linux import processes
+from ...operations.requests import Wake
 from ..agent_channel import AgentChannel, AgentSilent
 from .progress import to_nobody
 

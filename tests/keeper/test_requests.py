@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from jupyter_gpuckpt.checked import to_json
-from jupyter_gpuckpt.client.asked import Attach, Diff, List, Pin, Request, Restore, Save, Wake, request_of
 from jupyter_gpuckpt.client.record import KernelFolder, Launch, Operation
 from jupyter_gpuckpt.errors import GpuckptError, Refused
 from jupyter_gpuckpt.keeper.kernel_life import Keeper
 from jupyter_gpuckpt.keeper.operations.progress import to_nobody
 from jupyter_gpuckpt.keeper.requests import Requests
+from jupyter_gpuckpt.operations.requests import Attach, Diff, List, Pin, Request, Restore, Save, Wake, request_of
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,489 @@
+"""What can be asked of a keeper, request by request: its arguments, the words for people, and where it is offered.
+
+Requests are checked where they enter. A member that is not known here is passed over: a later version may ask for more
+than this one does. Those with an ``operation`` are done one at a time; it is the id by which whoever asked can cancel
+them, and nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ..checked import Odd, from_json
+from ..errors import GpuckptError, Refused
+from ..settings import MOST_COPIES
+from .description import IN_CELLS, IN_TERMINALS, TYPED, Command, Offered, argument
+from .values import duration, gpus, number, size
+
+__all__ = ["Long", "Request", "kind_of", "operations", "request_of"]
+
+_GPU = "the GPU to use, by its number in nvidia-smi; several (1,0) for a kernel that uses several"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is asked for; `op` is what it is called."""
+
+    op: ClassVar[str]
+    commands: ClassVar[tuple[Command, ...]] = ()
+    """How people call it, in a cell and a terminal, and what the help says of it; nothing where they do not."""
+    store_option: ClassVar[str] = ""
+    """The option that names a folder in which the snapshot is, in place of the usual store; empty for none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Long(Request):
+    """An operation: something long, which there is one of at a time."""
+
+    waited_for: ClassVar[bool] = False
+    """Whether others wait for it that have not been told of it: who asks for something of a kernel need not know that
+    it falls asleep or wakes."""
+    beside_writing: ClassVar[bool] = False
+    """Whether it may be under way beside a save that is being written."""
+    breaks_off: ClassVar[tuple[str, ...]] = ()
+    """What it ends that is under way: a kernel that is wanted need not sleep, nor one wake that is given up."""
+    needs_awake: ClassVar[bool] = False
+    """Whether a kernel that sleeps is woken for it."""
+    takes_asleep: ClassVar[bool] = False
+    """Whether it takes a kernel that sleeps as it is, where it can."""
+    of_hibernated: ClassVar[bool] = False
+    """Whether it is for kernels that are on the disk alone, too."""
+
+    operation: str = ""
+    """By this it is cancelled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save(Long):
+    op: ClassVar[str] = "save"
+    commands = (
+        Command(
+            "save",
+            "save a running kernel under a name; it runs on",
+            "Save a running kernel under a name. It is paused for a moment, also in the middle of a cell, and runs on.",
+        ),
+    )
+    store_option = "--to"
+    takes_asleep = True
+    name: str = argument(
+        metavar="NAME",
+        required=True,
+        optional_in=IN_TERMINALS,
+        help="the snapshot's name: letters, digits, and . _ -, at most 100; a job's own where nothing is said",
+    )
+    message: str | None = argument("-m", "--message", metavar="MESSAGE", default=None, help="a note that listings show")
+    replace: bool = argument("--replace", default=False, help="replace a snapshot of that name")
+    with_files: bool = argument(
+        "--with-files",
+        default=False,
+        help="keep the files that it needs, Python and its packages, in the snapshot: for machines without them",
+    )
+    patience: float | None = None
+    """After how many seconds it is told what was taken, where that is not on the disk yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restore(Long):
+    """Of the snapshot with this ``key``, or that ``from`` any notebook, or of a ``name`` of its own; or the latest."""
+
+    op: ClassVar[str] = "restore"
+    commands = (
+        Command(
+            "restore",
+            "put a running kernel back to a snapshot",
+            "Put a running kernel back to a snapshot. Its present state is discarded; its notebook stays connected.",
+        ),
+    )
+    store_option = "--store"
+    breaks_off = ("wake",)
+    key: str | None = None
+    name: str | None = argument(
+        metavar="NAME",
+        default=None,
+        optional_in=TYPED,
+        alone="which",
+        help="the snapshot; without it the latest of this notebook",
+    )
+    of_any: str | None = argument(
+        "--from",
+        name="from",
+        metavar="NOTEBOOK:NAME",
+        default=None,
+        alone="which",
+        help="a snapshot of another notebook, by that one's name or as much of its path as it takes",
+    )
+    gpus: list[int] = argument("--gpu", metavar="N", parse=gpus, default=[], member=("gpu", int), help=_GPU)
+    lazy: bool = argument(
+        "--lazy", default=False, help="answer before all of its GPU memory is loaded; what needs that waits"
+    )
+    in_place: bool = argument(
+        "--in-place",
+        default=False,
+        help="discard the running kernel before the snapshot is up: memory need not have room for both",
+    )
+    stop_here: bool = argument(
+        "--stop-here", default=False, help="do not run the rest of the cell that the snapshot was taken in"
+    )
+    other_ports: bool = argument(
+        "--other-ports", default=False, offered=IN_TERMINALS, help="of a job: use other ports where its own are taken"
+    )
+    resume: bool = False
+    """Whether it is the snapshot of a hibernated kernel, which goes when that is back."""
+    cell: dict[str, Any] | None = None
+    """The cell that asked (`kernel.cells`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fork(Long):
+    op: ClassVar[str] = "fork"
+    commands = (
+        Command(
+            "fork",
+            "make copies of a running kernel beside it",
+            "Make copies of a running kernel, as it is now or as it was saved; it runs on. Each is a kernel of its\n"
+            "own, with its own connection file. Where a Jupyter server holds the kernel, it holds the copies, too.",
+        ),
+    )
+    needs_awake = True
+    key: str | None = None
+    snapshot: str | None = argument(
+        "--snapshot",
+        metavar="NAME",
+        default=None,
+        placed_in=IN_CELLS,
+        optional_in=IN_CELLS,
+        alone="of what",
+        help="copy this snapshot, not the kernel as it is",
+    )
+    count: int = argument(
+        "-n", "--count", metavar="COUNT", parse=number, default=1, most=MOST_COPIES, help="how many copies, 64 at most"
+    )
+    name: str | None = argument(
+        "--save", metavar="NEW", default=None, alone="of what", help="also save the kernel under this name"
+    )
+    reseed: bool = argument("--reseed", default=False, help="reseed the random number generators of the copies")
+    gpus: list[int] = argument("--gpu", metavar="N", parse=gpus, default=[], member=("gpu", int), help=_GPU)
+    adopt: bool = True
+    """Whether the servers that hold the kernel are asked to hold the copies, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move(Long):
+    op: ClassVar[str] = "move"
+    commands = (
+        Command(
+            "move",
+            "move what a running kernel has on the GPU to another",
+            "Move what a running kernel has in GPU memory to another GPU of the same model. The kernel goes on there.",
+        ),
+    )
+    needs_awake = True
+    gpus: list[int] = argument(
+        "--gpu", metavar="N", parse=gpus, default=[], required=True, member=("gpu", int), help=_GPU
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sleep(Long):
+    op: ClassVar[str] = "sleep"
+    commands = (
+        Command(
+            "sleep",
+            "free the GPU memory of an idle kernel, which stays as it is",
+            "Put an idle kernel to sleep: what it has in GPU memory goes to host memory, and the GPU is free for "
+            "others.\nA cell that is run wakes it by itself.",
+        ),
+    )
+    waited_for = True
+    idle_for: float | None = None
+    """Refused unless it was idle for so many seconds, and may sleep: that is how others than the person ask."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hibernate(Long):
+    op: ClassVar[str] = "hibernate"
+    commands = (
+        Command(
+            "hibernate",
+            "write a kernel to the disk, and free all of its memory",
+            "Write a kernel to the disk and end its processes, which then take neither GPU nor host memory.\n"
+            "Its notebook stays open, and a cell that is run wakes it.\n"
+            "With --all every kernel, those first that have computed most since they were last saved: for a machine "
+            "that\ngoes down. What was saved and what was not is written to a file.",
+        ),
+    )
+    takes_asleep = True
+    of_hibernated = True
+    end: bool = False
+    """Whether the keeper ends, too, and the snapshot can be resumed in another kernel."""
+    at_once: bool = False
+    """Whether a cell that comes meanwhile does not break it off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wake(Long):
+    op: ClassVar[str] = "wake"
+    commands = (Command("wake", "wake a kernel that sleeps or is hibernated"),)
+    waited_for = True
+    beside_writing = True
+    breaks_off = ("sleep", "hibernate")
+    of_hibernated = True
+    gpus: list[int] = field(default_factory=list)
+
+
+# -- what is done beside the operations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status(Request):
+    op: ClassVar[str] = "status"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left(Request):
+    """Which other kernels of the notebook outlived their server."""
+
+    op: ClassVar[str] = "left"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renamed(Request):
+    op: ClassVar[str] = "renamed"
+    notebook: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cancel(Request):
+    """The ``operation`` of this id; versions without ids name none, and at most the ``kind`` of what they asked for."""
+
+    op: ClassVar[str] = "cancel"
+    operation: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signal(Request):
+    op: ClassVar[str] = "signal"
+    signum: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Awake(Request):
+    """Whether nobody but the person may put it to sleep."""
+
+    op: ClassVar[str] = "awake"
+    commands = (Command("awake", "keep a kernel from being put to sleep by others, or no longer"),)
+    on: bool = argument(choices=("on", "off"), help="on: it stays awake; off: it may sleep", offered=TYPED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoSleep(Request):
+    op: ClassVar[str] = "autosleep"
+    commands = (Command("autosleep", "have a kernel sleep when it has been idle for a time"),)
+    after: float | None = argument(
+        metavar="TIME", parse=duration, help="for how long: 45s, 30m, 2h, or off", offered=TYPED
+    )
+    """Seconds; None or 0 for never."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending(Request):
+    """The kernel says that it ends."""
+
+    op: ClassVar[str] = "ending"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Executed(Request):
+    op: ClassVar[str] = "executed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room(Request):
+    """A cell found too little memory of a GPU: its UUID, and how many bytes."""
+
+    op: ClassVar[str] = "room"
+    gpu: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attach(Request):
+    """To be told when the kernel ends, which ends so many seconds after this client has, or outlives it with None."""
+
+    op: ClassVar[str] = "attach"
+    end_after: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Close(Request):
+    """The kernel's end, and the keeper's."""
+
+    op: ClassVar[str] = "close"
+
+
+# -- snapshots
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfSnapshot(Request):
+    """About one snapshot: by its ``key``, or by a ``name`` as people say it."""
+
+    store_option = "--store"
+    many: ClassVar[frozenset[Offered]] = frozenset()
+    """Where several can be named at once."""
+    key: str | None = None
+    name: str | None = argument(metavar="NAME", default=None, offered=TYPED, help="the snapshot")
+
+
+@dataclass(frozen=True, kw_only=True)
+class List(Request):
+    op: ClassVar[str] = "list"
+    commands = (
+        Command("list", "list the snapshots, newest first"),
+        Command("log", "draw which snapshot came from which"),
+    )
+    store_option = "--store"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Show(OfSnapshot):
+    op: ClassVar[str] = "show"
+    commands = (Command("show", "show all about one snapshot"),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diff(Request):
+    op: ClassVar[str] = "diff"
+    commands = (
+        Command(
+            "diff",
+            "say what differs between two snapshots",
+            "Say which variables changed from the first to the second, by how much they differ, and which files they "
+            "use.",
+        ),
+    )
+    store_option = "--store"
+    old: str = argument(metavar="A", offered=TYPED, help="a snapshot")
+    new: str = argument(metavar="B", offered=TYPED, help="another one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rename(OfSnapshot):
+    op: ClassVar[str] = "mv"
+    commands = (Command("mv", "give a snapshot another name"),)
+    new: str = argument(metavar="NEW", offered=TYPED, help="its name from now on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note(OfSnapshot):
+    op: ClassVar[str] = "note"
+    commands = (Command("note", "give a snapshot another note"),)
+    message: str = argument(metavar="TEXT", nargs="+", offered=TYPED, help="its note from now on; '' for none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pin(OfSnapshot):
+    op: ClassVar[str] = "pin"
+    commands = (
+        Command("pin", "keep snapshots from being removed or replaced"),
+        Command("unpin", "let snapshots be removed and replaced again"),
+    )
+    many = IN_TERMINALS
+    pinned: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tag(OfSnapshot):
+    op: ClassVar[str] = "tag"
+    commands = (Command("tag", "add tags to a snapshot, or take them away"),)
+    tags: list[str] = argument(metavar="TAG", nargs="*", offered=TYPED, help="a tag to add: letters, digits, and . _ -")
+    remove: list[str] = argument("--remove", metavar="TAG", offered=TYPED, help="a tag to take away")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remove(OfSnapshot):
+    op: ClassVar[str] = "rm"
+    commands = (Command("rm", "remove snapshots"),)
+    many = TYPED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep(Request):
+    """Old snapshots of this kernel or its notebook go, but the ``last`` so many, or those ``under`` a size in bytes."""
+
+    op: ClassVar[str] = "keep"
+    commands = (
+        Command(
+            "keep",
+            "remove old snapshots by a rule",
+            "Remove the oldest snapshots, and keep the newest ones and those that are pinned.",
+        ),
+    )
+    store_option = "--store"
+    last: int | None = argument(
+        "--last",
+        metavar="N",
+        parse=number,
+        default=None,
+        offered=TYPED,
+        required=True,
+        alone="rule",
+        help="keep the newest N",
+    )
+    under: int | None = argument(
+        "--under",
+        metavar="SIZE",
+        parse=size,
+        default=None,
+        offered=TYPED,
+        required=True,
+        alone="rule",
+        help="keep what fits: 500M, 20G, 1.5T",
+    )
+    dry_run: bool = argument(
+        "--dry-run", default=False, offered=TYPED, help="only say what would go, and how much that would free"
+    )
+
+
+def _kinds(kind: type[Request]) -> dict[str, type[Request]]:
+    found = {kind.op: kind} if "op" in vars(kind) else {}
+    for more in kind.__subclasses__():
+        found.update(_kinds(more))
+    return found
+
+
+_KINDS = _kinds(Request)
+
+
+def operations() -> list[type[Long]]:
+    """Return the operations on kernels."""
+    return [kind for kind in _KINDS.values() if issubclass(kind, Long)]
+
+
+def kind_of(op: str) -> type[Long]:
+    """Return what is said of the operation that is called so; of any other, what holds of all."""
+    kind = _KINDS.get(op, Long)
+    return kind if issubclass(kind, Long) else Long
+
+
+def request_of(op: str, args: Mapping[str, Any]) -> Request:
+    """Return what is asked for.
+
+    Raises
+    ------
+    Refused : an argument is missing, or is not what it has to be.
+    GpuckptError : nothing is called so.
+    """
+    if op not in _KINDS:
+        raise GpuckptError(f"The keeper does not know {op!r}.", "", "Upgrade the older of the two.")
+    try:
+        return from_json(_KINDS[op], args)
+    except Odd as e:
+        raise Refused(
+            f"The keeper did not do {op!r}: nothing was touched.",
+            f"It was asked for in another way than this version does: {e}.",
+            "Upgrade the older of the two.",
+        ) from e
