@@ -16,9 +16,6 @@ from typing import Any, NoReturn
 
 from .. import settings
 from ..errors import GpuckptError, StoreError, Unavailable
-from ..operations.command_line import add_arguments, add_store_option, commands
-from ..operations.description import Offered, given
-from ..operations.requests import Fork, Move, Restore, Save
 from ..spelling import in_a_cell
 from . import chosen, show
 from .agent import Agent
@@ -68,6 +65,10 @@ class _Parser(Parser):
 
 
 def _parser() -> tuple[Parser, Commands]:
+    # Not at a kernel's start, which would take longer: many kernels are never asked for anything.
+    from ..operations.command_line import add_arguments, add_store_option, commands
+    from ..operations.description import Offered
+
     parser: Parser = _Parser(prog="%gpuckpt")
     typed = parser.add_subparsers(dest="command", parser_class=_Parser)
     for command, kind in commands():
@@ -77,12 +78,20 @@ def _parser() -> tuple[Parser, Commands]:
         elif command.name == "log":
             chosen.add_last(added)
         add_arguments(added, kind, Offered.CELL)
-        if kind is Save:
+        added.set_defaults(kind=kind)
+        if command.name == "save":
             added.add_argument("--wait", action="store_true")
         add_store_option(added, kind)
     for plain in ("panel", "status", "help"):
         typed.add_parser(plain)
     return parser, typed
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what a line asks for, as the request has it."""
+    from ..operations.description import Offered, given
+
+    return given(args.kind, Offered.CELL, args)
 
 
 def _of_store(folder: str | None, **said: Any) -> dict[str, Any]:
@@ -155,7 +164,7 @@ class Gpuckpt:
     def _save(self, args: argparse.Namespace) -> show.Saved:
         agent = self._keeper()
         patience = None if args.wait else settings.save_patience()
-        request = {**given(Save, Offered.CELL, args), "patience": patience, **_of_store(args.to, name=args.name)}
+        request = {**_given(args), "patience": patience, **_of_store(args.to, name=args.name)}
         with self._progress(agent, f"Saving {args.name}") as progress:
             writing = _Writing(progress)
             done = agent.request("save", request, progress.take, None if args.wait else writing.take)
@@ -175,13 +184,13 @@ class Gpuckpt:
             asked = agent.cells.describe(progress.display_id())
             # A keeper of an older version, which knows no `from`, must not take this for a restore of the latest.
             names = _of_store(args.store, **{"name": args.name or args.of_any, "from": args.of_any})
-            agent.request("restore", {**given(Restore, Offered.CELL, args), **names, **asked}, progress.take)
+            agent.request("restore", {**_given(args), **names, **asked}, progress.take)
         raise GpuckptError("The restore gave no answer.", "", "Look at `%gpuckpt status`.")
 
     def _fork(self, args: argparse.Namespace) -> show.Forked:
         agent = self._keeper()
         with self._progress(agent, "Forking") as progress:
-            done = agent.request("fork", given(Fork, Offered.CELL, args), progress.take)
+            done = agent.request("fork", _given(args), progress.take)
             forked = show.Forked(done)
             progress.finish(forked)
         if done.get("stop_here"):
@@ -191,7 +200,7 @@ class Gpuckpt:
     def _move(self, args: argparse.Namespace) -> None:
         agent = self._keeper()
         with self._progress(agent, "Moving") as progress:
-            progress.finish(show.Moved(agent.request("move", given(Move, Offered.CELL, args), progress.take)))
+            progress.finish(show.Moved(agent.request("move", _given(args), progress.take)))
 
     def _sleep(self, _: argparse.Namespace) -> None:
         agent = self._keeper()

@@ -9,7 +9,7 @@ from typing import Any
 from ..operations.description import Argument, Offered, arguments_of
 from ..operations.requests import Long
 
-__all__ = ["Unfit", "members", "request"]
+__all__ = ["Unfit", "member", "members", "request"]
 
 _TYPES: Mapping[str, type] = {"str": str, "bool": bool, "int": int, "list[str]": list}
 STORE = "store"
@@ -21,7 +21,7 @@ class Unfit(ValueError):
 
 def members(kind: type[Long]) -> dict[str, type]:
     """Return the members that a request for an operation can have, and their types."""
-    found = dict(_member(field, said) for field, said in arguments_of(kind, Offered.REST))
+    found = dict(member(field, said) for field, said in arguments_of(kind, Offered.REST))
     return {**found, **({STORE: str} if kind.store_option else {})}
 
 
@@ -35,7 +35,7 @@ def request(kind: type[Long], body: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     excluding: dict[str, str] = {}
     for field, said in arguments_of(kind, Offered.REST):
-        name, _ = _member(field, said)
+        name, _ = member(field, said)
         value = body[name]
         is_there = value != "" and value is not None and value is not False
         if said.required and not is_there:
@@ -52,6 +52,7 @@ def request(kind: type[Long], body: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **({STORE: body[STORE]} if kind.store_option else {})}
 
 
-def _member(field: dataclasses.Field[Any], said: Argument) -> tuple[str, type]:
+def member(field: dataclasses.Field[Any], said: Argument) -> tuple[str, type]:
+    """Return what an argument is called in a request of the REST API, and its type there."""
     kind = str(field.type).removesuffix(" | None")
     return said.member or (str(field.metadata.get("name", field.name)), _TYPES[kind])

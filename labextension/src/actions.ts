@@ -70,7 +70,7 @@ export class Actions {
     if (asked === null) {
       return null;
     }
-    const done = await this.follower.run(() => model.api.save(kernelId, asked));
+    const done = await this.follower.run(() => model.api.operate('save', kernelId, asked));
     return done?.state === 'done' ? done.name : null;
   }
 
@@ -117,9 +117,9 @@ export class Actions {
       if (before === null) {
         return;
       }
-      undo = () => void this.follower.run(() => model.api.restore(kernelId, before));
+      undo = () => void this.follower.run(() => model.api.operate('restore', kernelId, { from: before }));
     }
-    await this.follower.run(() => model.api.restore(kernelId, name), undo);
+    await this.follower.run(() => model.api.operate('restore', kernelId, { from: name }), undo);
   }
 
   /** Say what to type to bring the job back that a snapshot was saved from: a page holds no jobs. */
@@ -211,7 +211,7 @@ export class Actions {
       return;
     }
     const { kernelId, path } = notebook;
-    const forked = await this.follower.run(() => model.api.fork(kernelId, snapshot?.name));
+    const forked = await this.follower.run(() => model.api.operate('fork', kernelId, { snapshot: snapshot?.name }));
     const [copy] = (forked?.result?.kernels ?? []) as { id: string }[];
     if (forked?.state !== 'done' || copy === undefined) {
       return;
@@ -227,7 +227,7 @@ export class Actions {
 
   /** Put a kernel to sleep, or wake it. */
   async operate(kind: 'sleep' | 'wake', kernelId: string): Promise<void> {
-    await this.follower.run(() => this.model.api.operate(kind, kernelId));
+    await this.follower.run(() => this.model.api.operate(kind, kernelId, {}));
   }
 
   /** Put every kernel to sleep with which nothing is done now. */
@@ -249,7 +249,7 @@ export class Actions {
       buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.okButton({ label: trans.__('Hibernate') })]
     });
     if (asked.button.accept) {
-      await this.follower.run(() => model.api.operate('hibernate', kernelId));
+      await this.follower.run(() => model.api.operate('hibernate', kernelId, {}));
     }
   }
 

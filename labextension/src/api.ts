@@ -2,6 +2,7 @@
 
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
+import type { IRequests } from './requests';
 import type {
   ICheck,
   IDifference,
@@ -77,22 +78,9 @@ export class Api {
     return this.ask('DELETE', `operations/${id}`);
   }
 
-  save(kernelId: string, request: object): Promise<IOperation> {
-    return this.ask('POST', `kernels/${kernelId}/save`, request);
-  }
-
-  /** Put a kernel back to a snapshot, of whatever notebook: whoever is asked before is told whose it is. */
-  restore(kernelId: string, name: string): Promise<IOperation> {
-    return this.ask('POST', `kernels/${kernelId}/restore`, { from: name });
-  }
-
-  fork(kernelId: string, snapshot?: string): Promise<IOperation> {
-    return this.ask('POST', `kernels/${kernelId}/fork`, snapshot === undefined ? {} : { snapshot });
-  }
-
-  /** Put a kernel to sleep, wake it, or hibernate it. */
-  operate(kind: 'sleep' | 'wake' | 'hibernate', kernelId: string): Promise<IOperation> {
-    return this.ask('POST', `kernels/${kernelId}/${kind}`);
+  /** Begin an operation on a kernel. */
+  operate<K extends keyof IRequests>(kind: K, kernelId: string, request: IRequests[K]): Promise<IOperation> {
+    return this.ask('POST', `kernels/${kernelId}/${kind}`, request);
   }
 
   async hibernated(): Promise<IHibernated[]> {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +36,11 @@ def test_an_operation_takes_what_its_description_has(kind: type[Long]) -> None:
     }
     assert set(schema.get("required", [])) == needed
     assert schema["additionalProperties"] is False
+
+
+def test_the_extension_has_the_same_types() -> None:
+    made = runpy.run_path(str(Path(__file__).parents[2] / "labextension" / "request_types.py"))
+    assert made["FILE"].read_text() == made["text"](), "run `python labextension/request_types.py`"
 
 
 def test_the_kinds_of_operations_are_those_that_are_described() -> None:
