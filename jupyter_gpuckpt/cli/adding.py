@@ -62,6 +62,7 @@ class Group:
             added.add_argument("kernel", metavar="KERNEL", nargs=None if needs_kernel else "?", help=KERNEL)
         add_arguments(added, kind, Offered.TERMINAL)
         add_store_option(added, kind)
+        added.set_defaults(kind=kind)
         return added
 
 

@@ -32,7 +32,7 @@ def hibernate(args: argparse.Namespace) -> int:
         return _hibernate_all(args)
     # Nobody would wake a job in its place: it ends, and is restored.
     how = {"end": True} if jobs.named(args.kernel) is not None else {}
-    found = operate(args.kernel, "hibernate", how, "Hibernating")
+    found = operate(args.kernel, Hibernate, how)
     output.result(args.json, found, show.Hibernated(found).text())
     return output.DONE
 

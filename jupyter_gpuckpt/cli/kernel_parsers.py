@@ -31,7 +31,7 @@ def add_kernel_commands(group: Group) -> None:
     restoring.add_argument(
         "--as", metavar="NEW", dest="new_job", default="", help="of a job: bring it up as a new job of that name"
     )
-    group.add_request(Fork, "kernels.fork")
+    group.add_request(Fork, "kernels.operation")
     stopping = group.add(
         "stop",
         "kernels.stop",
@@ -48,16 +48,16 @@ def add_kernel_commands(group: Group) -> None:
 
 def add_memory_commands(group: Group) -> None:
     """Add what moves kernels between GPUs, host memory and the disk."""
-    group.add_request(Sleep, "kernels.sleep")
+    group.add_request(Sleep, "kernels.operation")
     hibernating = group.add_request(Hibernate, "hibernating.hibernate", needs_kernel=False)
     hibernating.add_argument("--all", action="store_true", help="all kernels")
     hibernating.add_argument(
         "--deadline", metavar="SECONDS", type=_positive, help="with --all: what is not saved by then is not saved"
     )
-    group.add_request(Wake, "kernels.wake")
+    group.add_request(Wake, "kernels.operation")
     group.add_request(Awake, "kernels.awake")
     group.add_request(AutoSleep, "kernels.autosleep")
-    group.add_request(Move, "kernels.move")
+    group.add_request(Move, "kernels.operation")
 
 
 def add_job_commands(group: Group) -> None:

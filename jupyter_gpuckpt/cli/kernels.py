@@ -1,4 +1,4 @@
-"""`kernels`, `save`, `restore`, `fork`, `move` and `stop`: commands that talk to the keepers of running kernels."""
+"""Commands that talk to the keepers of running kernels: listing, ending, and the operations that are described."""
 
 from __future__ import annotations
 
@@ -21,7 +21,16 @@ from ..kernel import show
 from ..kernel.tables import Listing, Marked
 from ..kernel.words import Usage
 from ..operations.description import Offered, given
-from ..operations.requests import Cancel, Close, Fork, Move, Restore, Save, Status
+from ..operations.requests import (
+    AutoSleep,
+    Awake,
+    Cancel,
+    Close,
+    Request,
+    Restore,
+    Save,
+    Status,
+)
 from ..snapshots.other_stores import of_store
 from ..snapshots.summary import is_of
 from ..store import Manifest
@@ -117,41 +126,34 @@ def save(args: argparse.Namespace) -> int:
             "Usage: jupyter gpuckpt save KERNEL NAME",
         )
     request = of_store(args.to, {**given(Save, Offered.TERMINAL, args), "name": name}, "name")
-    found = operate(args.kernel, "save", request, f"Saving {name}")
+    found = operate(args.kernel, Save, request, name)
     output.result(args.json, found, show.Saved(found).text())
     return output.DONE
 
 
 def restore(args: argparse.Namespace) -> int:
     """Put a kernel back to a snapshot."""
-    verb = f"Restoring {args.of_any or args.name or 'the latest snapshot'}"
+    which = args.of_any or args.name or "the latest snapshot"
     job = jobs.named(args.kernel)
     if args.new_job:
-        with output.Progress(verb):
+        with output.Progress(Restore.progress_of(which)):
             found = restore_as(args)
     elif job is not None and job.has_ended():
-        with output.Progress(verb):
+        with output.Progress(Restore.progress_of(which)):
             found = restore_ended(args, job)
     else:
         # The name, too, for a keeper of an older version, which knows no `from`.
         request = {**given(Restore, Offered.TERMINAL, args), "name": args.name or args.of_any}
         request = of_store(args.store, request, "name", "from")
-        found = operate(args.kernel, "restore", request, verb)
+        found = operate(args.kernel, Restore, request, which)
     output.result(args.json, found, show.Restored(found, time.time() - found["seconds"], []).text())
     return output.DONE
 
 
-def fork(args: argparse.Namespace) -> int:
-    """Make copies of a kernel; it runs on."""
-    found = operate(args.kernel, "fork", given(Fork, Offered.TERMINAL, args), "Forking")
-    output.result(args.json, found, show.Forked(found).text())
-    return output.DONE
-
-
-def move(args: argparse.Namespace) -> int:
-    """Move what a kernel has on its GPUs to others."""
-    found = operate(args.kernel, "move", given(Move, Offered.TERMINAL, args), "Moving")
-    output.result(args.json, found, show.Moved(found).text())
+def operation(args: argparse.Namespace) -> int:
+    """Do with a kernel what is described, and show what came of it."""
+    found = operate(args.kernel, args.kind, given(args.kind, Offered.TERMINAL, args))
+    output.result(args.json, found, show.RESULTS[args.kind.op](found).text())
     return output.DONE
 
 
@@ -168,18 +170,18 @@ def find(text: str) -> KernelFolder:
     return job or keepers.find(text)
 
 
-def operate(kernel: str, op: str, request: dict[str, Any], verb: str) -> dict[str, Any]:
+def operate(kernel: str, kind: type[Request], request: dict[str, Any], what: str = "") -> dict[str, Any]:
     """Have a kernel's keeper do something long: with progress, and Ctrl-C cancels it.
 
     There is no time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
     """
     folder = find(kernel)
     is_job = jobs.is_job(folder)
-    named = Cancel(operation=new_operation_id(), kind=op)
+    named = Cancel(operation=new_operation_id(), kind=kind.op)
     with (
         about_a_job(is_job),
         keepers.connect(folder) as keeper,
-        output.Progress(verb) as progress,
+        output.Progress(kind.progress_of(what)) as progress,
         _Cancelling(folder, named, progress) as cancelling,
     ):
 
@@ -188,7 +190,7 @@ def operate(kernel: str, op: str, request: dict[str, Any], verb: str) -> dict[st
             cancelling.ask_again()
 
         request = {**request, "operation": named.operation}
-        found: dict[str, Any] = keeper.request(op, request, timeout=None, progress=take)
+        found: dict[str, Any] = keeper.request(kind.op, request, timeout=None, progress=take)
     return told_of_a_job(found) if is_job else found
 
 
@@ -226,30 +228,16 @@ class _Cancelling:
         self.ask_again()
 
 
-def sleep(args: argparse.Namespace) -> int:
-    """Put a kernel to sleep."""
-    found = operate(args.kernel, "sleep", {}, "Falling asleep")
-    output.result(args.json, found, show.Asleep(found).text())
-    return output.DONE
-
-
-def wake(args: argparse.Namespace) -> int:
-    """Wake a kernel."""
-    found = operate(args.kernel, "wake", {}, "Waking")
-    output.result(args.json, found, show.Awake(found).text())
-    return output.DONE
-
-
 def awake(args: argparse.Namespace) -> int:
     """Say whether a kernel may be put to sleep by others than the person."""
-    found = operate(args.kernel, "awake", {"on": args.on == "on"}, "Noting")
+    found = operate(args.kernel, Awake, {"on": args.on == "on"})
     output.result(args.json, found, "It stays awake." if found["pinned"] else "It may be put to sleep.")
     return output.DONE
 
 
 def autosleep(args: argparse.Namespace) -> int:
     """Set after what time a kernel goes to sleep by itself."""
-    found = operate(args.kernel, "autosleep", {"after": args.after}, "Noting")
+    found = operate(args.kernel, AutoSleep, {"after": args.after})
     output.result(args.json, found, show.auto_sleep(found))
     return output.DONE
 

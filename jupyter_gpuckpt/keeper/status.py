@@ -10,20 +10,11 @@ from .. import __version__
 from ..client.sleep_record import ASLEEP
 from ..freeze import cuda
 from ..linux import processes
+from ..operations.requests import kind_of
 from .kernel_life import Keeper
 from .unsaved import unsaved
 
 __all__ = ["status"]
-
-_DOING = {
-    "save": "saving",
-    "restore": "restoring",
-    "fork": "forking",
-    "move": "moving",
-    "sleep": "falling asleep",
-    "hibernate": "hibernating",
-    "wake": "waking",
-}
 
 
 def status(keeper: Keeper) -> dict[str, Any]:
@@ -73,8 +64,8 @@ def _word(keeper: Keeper, *, is_asleep: bool) -> str:
     operation = keeper.operations.current
     if keeper.exit_status is not None:
         return "ended"
-    if operation is not None and not operation.writing and operation.kind in _DOING:
-        return _DOING[operation.kind]
+    if operation is not None and not operation.writing and (doing := kind_of(operation.kind).doing):
+        return doing
     if keeper.state.hibernated is not None:
         return "hibernated"
     return "sleeping" if is_asleep else "running"

@@ -165,7 +165,7 @@ class Gpuckpt:
         agent = self._keeper()
         patience = None if args.wait else settings.save_patience()
         request = {**_given(args), "patience": patience, **_of_store(args.to, name=args.name)}
-        with self._progress(agent, f"Saving {args.name}") as progress:
+        with self._progress(agent, args.kind.progress_of(args.name)) as progress:
             writing = _Writing(progress)
             done = agent.request("save", request, progress.take, None if args.wait else writing.take)
             saved = show.Saved(done)
@@ -178,7 +178,7 @@ class Gpuckpt:
 
     def _restore(self, args: argparse.Namespace) -> NoReturn:
         agent = self._keeper()
-        verb = f"Restoring {args.of_any or args.name or 'the latest snapshot'}"
+        verb = args.kind.progress_of(args.of_any or args.name or "the latest snapshot")
         with self._progress(agent, verb) as progress:
             # The restored kernel goes on from here: it completes the display, and the cell.
             asked = agent.cells.describe(progress.display_id())
@@ -189,7 +189,7 @@ class Gpuckpt:
 
     def _fork(self, args: argparse.Namespace) -> show.Forked:
         agent = self._keeper()
-        with self._progress(agent, "Forking") as progress:
+        with self._progress(agent, args.kind.progress_of()) as progress:
             done = agent.request("fork", _given(args), progress.take)
             forked = show.Forked(done)
             progress.finish(forked)
@@ -199,23 +199,21 @@ class Gpuckpt:
 
     def _move(self, args: argparse.Namespace) -> None:
         agent = self._keeper()
-        with self._progress(agent, "Moving") as progress:
+        with self._progress(agent, args.kind.progress_of()) as progress:
             progress.finish(show.Moved(agent.request("move", _given(args), progress.take)))
 
-    def _sleep(self, _: argparse.Namespace) -> None:
+    def _sleep(self, args: argparse.Namespace) -> None:
         agent = self._keeper()
         # The display is completed when the kernel sleeps: that is after this cell.
-        progress = _Progress("Falling asleep when this cell has ended", self._shell, agent.cells.shows_updates())
-        agent.sleeping.wish(agent.cells.describe(progress.display_id()))
+        verb = args.kind.progress_of("when this cell has ended")
+        progress = _Progress(verb, self._shell, agent.cells.shows_updates())
+        agent.sleeping.wish(agent.cells.describe(progress.display_id()), args.command)
 
-    def _hibernate(self, _: argparse.Namespace) -> None:
-        agent = self._keeper()
-        progress = _Progress("Hibernating when this cell has ended", self._shell, agent.cells.shows_updates())
-        agent.sleeping.wish(agent.cells.describe(progress.display_id()), "hibernate")
+    _hibernate = _sleep
 
-    def _wake(self, _: argparse.Namespace) -> None:
+    def _wake(self, args: argparse.Namespace) -> None:
         agent = self._keeper()
-        with self._progress(agent, "Waking") as progress:
+        with self._progress(agent, args.kind.progress_of()) as progress:
             progress.finish(show.Awake(agent.sleeping.wake(progress.take)))
 
     def _awake(self, args: argparse.Namespace) -> None:

@@ -266,6 +266,15 @@ class Awake(Shown):
         return f"Woke in {duration(self.seconds)}{back}."
 
 
+RESULTS: Mapping[str, type[Forked | Moved | Asleep | Awake]] = {
+    "fork": Forked,
+    "move": Moved,
+    "sleep": Asleep,
+    "wake": Awake,
+}
+"""What shows the result of an operation, where all that it takes is the result."""
+
+
 def auto_sleep(result: dict[str, Any]) -> str:
     """Say after what time a kernel goes to sleep by itself now."""
     after = result["sleep_after"]

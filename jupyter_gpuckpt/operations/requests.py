@@ -29,8 +29,15 @@ class Request:
     op: ClassVar[str]
     commands: ClassVar[tuple[Command, ...]] = ()
     """How people call it, in a cell and a terminal, and what the help says of it; nothing where they do not."""
+    doing: ClassVar[str] = ""
+    """What is said while it is under way."""
     store_option: ClassVar[str] = ""
     """The option that names a folder in which the snapshot is, in place of the usual store; empty for none."""
+
+    @classmethod
+    def progress_of(cls, what: str = "") -> str:
+        """Return how a line begins that says how far it is, with `what` it is done."""
+        return f"{cls.doing.capitalize()} {what}".rstrip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +65,7 @@ class Long(Request):
 @dataclass(frozen=True, kw_only=True)
 class Save(Long):
     op: ClassVar[str] = "save"
+    doing = "saving"
     commands = (
         Command(
             "save",
@@ -89,6 +97,7 @@ class Restore(Long):
     """Of the snapshot with this ``key``, or that ``from`` any notebook, or of a ``name`` of its own; or the latest."""
 
     op: ClassVar[str] = "restore"
+    doing = "restoring"
     commands = (
         Command(
             "restore",
@@ -138,6 +147,7 @@ class Restore(Long):
 @dataclass(frozen=True, kw_only=True)
 class Fork(Long):
     op: ClassVar[str] = "fork"
+    doing = "forking"
     commands = (
         Command(
             "fork",
@@ -172,6 +182,7 @@ class Fork(Long):
 @dataclass(frozen=True, kw_only=True)
 class Move(Long):
     op: ClassVar[str] = "move"
+    doing = "moving"
     commands = (
         Command(
             "move",
@@ -188,6 +199,7 @@ class Move(Long):
 @dataclass(frozen=True, kw_only=True)
 class Sleep(Long):
     op: ClassVar[str] = "sleep"
+    doing = "falling asleep"
     commands = (
         Command(
             "sleep",
@@ -204,6 +216,7 @@ class Sleep(Long):
 @dataclass(frozen=True, kw_only=True)
 class Hibernate(Long):
     op: ClassVar[str] = "hibernate"
+    doing = "hibernating"
     commands = (
         Command(
             "hibernate",
@@ -225,6 +238,7 @@ class Hibernate(Long):
 @dataclass(frozen=True, kw_only=True)
 class Wake(Long):
     op: ClassVar[str] = "wake"
+    doing = "waking"
     commands = (Command("wake", "wake a kernel that sleeps or is hibernated"),)
     waited_for = True
     beside_writing = True
@@ -274,6 +288,7 @@ class Awake(Request):
     """Whether nobody but the person may put it to sleep."""
 
     op: ClassVar[str] = "awake"
+    doing = "noting"
     commands = (Command("awake", "keep a kernel from being put to sleep by others, or no longer"),)
     on: bool = argument(choices=("on", "off"), help="on: it stays awake; off: it may sleep", offered=TYPED)
 
@@ -281,6 +296,7 @@ class Awake(Request):
 @dataclass(frozen=True, kw_only=True)
 class AutoSleep(Request):
     op: ClassVar[str] = "autosleep"
+    doing = "noting"
     commands = (Command("autosleep", "have a kernel sleep when it has been idle for a time"),)
     after: float | None = argument(
         metavar="TIME", parse=duration, help="for how long: 45s, 30m, 2h, or off", offered=TYPED
