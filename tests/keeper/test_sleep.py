@@ -303,7 +303,7 @@ def test_a_keeper_killed_as_it_saves_the_kernel_in_its_sleep(criu: Criu, noteboo
         kill_keeper(notebook)
     assert isinstance(saving.outcome(), KeeperGone)
     assert notebook.manager.is_alive()
-    assert is_asleep(notebook)
+    wait_until(lambda: is_asleep(notebook), what="the next keeper does not say that it sleeps")
     assert notebook.run("print(x)").shown[-1] == "1\n"
     assert_works(notebook)
 
