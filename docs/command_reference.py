@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jupyter_gpuckpt import __version__
 from jupyter_gpuckpt.cli.parsers import program
+from jupyter_gpuckpt.operations import command_line
 
 DOCS = Path(__file__).parent
 PAGE, MANUAL = DOCS / "command-line.md", DOCS / "jupyter-gpuckpt.1"
@@ -19,34 +20,14 @@ _WIDTH, _SUMMARY = 110, 4
 
 def arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """Return what a command takes, but for the options that all have."""
-    return [action for action in parser._actions if not _COMMON & {*action.option_strings}]
+    return command_line.arguments(parser, without=_COMMON)
 
 
 def syntax(name: str, parser: argparse.ArgumentParser) -> list[str]:
     """Return how a command is typed, in pieces that stay together."""
     if parser.usage:
         return [name, parser.usage.partition("[--json] ")[2].replace("[--debug] ", "")]
-    exclusive = [group._group_actions for group in parser._mutually_exclusive_groups]
-    required = {id(group._group_actions): group.required for group in parser._mutually_exclusive_groups}
-    pieces, alternatives = [], []
-    for action in sorted(arguments(parser), key=lambda one: bool(one.option_strings)):
-        mine = next((actions for actions in exclusive if action in actions), None)
-        if mine is None:
-            pieces.append(_typed(action, optional=not action.required))
-        elif mine not in alternatives:
-            alternatives.append(mine)
-            either = " | ".join(_typed(one, optional=False) for one in mine)
-            pieces.append(either if required[id(mine)] else f"[{either}]")
-    return [name, *pieces]
-
-
-def _typed(action: argparse.Action, *, optional: bool) -> str:
-    value = str(action.metavar or "|".join(action.choices or ())) if action.nargs != 0 else ""
-    if action.option_strings:
-        text = " ".join(filter(None, [action.option_strings[0], value]))
-        return f"[{text}]" if optional else text
-    many = {"+": f"{value} [{value} ...]", "*": f"[{value} ...]", "?": f"[{value}]" if optional else value}
-    return many.get(str(action.nargs), value)
+    return [name, *command_line.syntax(parser, without=_COMMON)]
 
 
 def listing() -> str:
@@ -137,7 +118,7 @@ def _of_command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     if taken:
         yield ".RS"
         for action in taken:
-            names = ", ".join(action.option_strings) or _typed(action, optional=False)
+            names = ", ".join(action.option_strings) or command_line.typed(action, optional=False)
             value = f" {action.metavar}" if action.option_strings and action.metavar else ""
             yield from (".TP", rf"\fB{_escaped(names)}\fR{_escaped(value)}", *_text(str(action.help)))
         yield ".RE"

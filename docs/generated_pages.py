@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from jupyter_gpuckpt.cli.parsers import program
-from jupyter_gpuckpt.kernel.magic_help import HELP
+from jupyter_gpuckpt.kernel.magic_parser import help_of, help_of_all, parser_of_lines
 
 ROOT = Path(__file__).parent.parent
 TUTORIAL = "examples/tutorial.ipynb"
@@ -101,8 +101,11 @@ def _commands() -> str:
 
 
 def _magics() -> str:
-    said = "What `%gpuckpt help` says in a cell."
-    return f"# Every magic\n\n{said} [README](readme.md#use-it) has the most common ones.\n\n{_fenced(HELP)}"
+    said = "What `%gpuckpt help` says in a cell, and `%gpuckpt help COMMAND` of each command."
+    lines = [f"# Every magic\n\n{said} [README](readme.md#use-it) has the most common ones.\n", _fenced(help_of_all())]
+    for name in parser_of_lines()[1].choices:
+        lines += [f"## {name}\n", _fenced(help_of(name))]
+    return "\n".join(lines)
 
 
 _PYTHON = """\

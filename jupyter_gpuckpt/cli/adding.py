@@ -14,6 +14,7 @@ from ..operations.requests import AutoSleep, Awake, Long, Request
 __all__ = ["KERNEL", "STATUSES", "Group", "run"]
 
 KERNEL = "the kernel: its id or the beginning of it, its notebook, its connection file, or its pid; or a job's name"
+_A_KERNEL = "a running kernel"
 STATUSES = """\
 exit status:
     0  done
@@ -57,7 +58,9 @@ class Group:
         Where it is about a kernel, the kernel is its first argument.
         """
         (command,) = (one for one in kind.commands if name in ("", one.name))
-        added = self.add(command.name, does, command.summary, command.description)
+        added = self.add(
+            command.name, does, *(text.format(kernel=_A_KERNEL) for text in (command.summary, command.description))
+        )
         if issubclass(kind, (Long, Awake, AutoSleep)):
             added.add_argument("kernel", metavar="KERNEL", nargs=None if needs_kernel else "?", help=KERNEL)
         add_arguments(added, kind, Offered.TERMINAL)

@@ -21,10 +21,10 @@ from . import chosen, show
 from .agent import Agent
 from .histories import Histories
 from .hooks import generation_id
-from .magic_help import HELP, help_of
+from .magic_parser import help_of, help_of_all, parser_of_lines
 from .stopping import end_cell
 from .tables import Blocks, Listing
-from .words import Commands, Parser, Usage
+from .words import Usage
 
 _IN_A_TERMINAL = frozenset(
     {
@@ -51,40 +51,6 @@ _ASSIGNED = re.compile(r"\s*[^%=]+=\s*%gpuckpt\s")
 """The beginning of a line that keeps what the magic returns."""
 _NAME_SNAPSHOTS = ("diff", "fork", "mv", "note", "pin", "restore", "rm", "show", "tag", "unpin")
 _PROGRESS_AFTER = 1.0  # seconds
-
-
-class _Parser(Parser):
-    """A parser whose help is that of ``%gpuckpt help``."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs, add_help=False)
-
-    def usage_text(self) -> str:
-        about = help_of(self.prog.partition(" ")[2])
-        return f"Type it as follows.\n{about}" if about else "`%gpuckpt help` lists all commands."
-
-
-def _parser() -> tuple[Parser, Commands]:
-    # Not at a kernel's start, which would take longer: many kernels are never asked for anything.
-    from ..operations.command_line import add_arguments, add_store_option, commands
-    from ..operations.description import Offered
-
-    parser: Parser = _Parser(prog="%gpuckpt")
-    typed = parser.add_subparsers(dest="command", parser_class=_Parser)
-    for command, kind in commands():
-        added = typed.add_parser(command.name)
-        if command.name == "list":
-            chosen.add_options(added)
-        elif command.name == "log":
-            chosen.add_last(added)
-        add_arguments(added, kind, Offered.CELL)
-        added.set_defaults(kind=kind)
-        if command.name == "save":
-            added.add_argument("--wait", action="store_true")
-        add_store_option(added, kind)
-    for plain in ("panel", "status", "help"):
-        typed.add_parser(plain)
-    return parser, typed
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
@@ -124,11 +90,11 @@ class Gpuckpt:
             words = shlex.split(line)
         except ValueError as e:
             raise Usage("That line cannot be read.", f"{e}.", "Add the missing quote, or escaped character.") from None
-        parser, commands = _parser()
+        parser, commands = parser_of_lines()
         if words[:1] == ["help"] and words[1:] and not words[1].startswith("-"):
             words = [words[1], "--help"]
         if not words or words[0] in ("help", "-h", "--help"):
-            print(HELP)
+            print(help_of_all())
             return None
         if words[0] in _IN_A_TERMINAL:
             then = f"Run `!jupyter gpuckpt {words[0]} …` in a cell, or the same without the `!` in a terminal."
@@ -320,7 +286,7 @@ class Gpuckpt:
 
     def _continuations(self, before: list[str]) -> list[str]:
         """Return what may follow these words of a line."""
-        commands = _parser()[1].choices
+        commands = parser_of_lines()[1].choices
         if not before or before[0] not in commands:
             return [] if before else sorted(commands)
         if before[-1] in _TAKE_OTHERS:

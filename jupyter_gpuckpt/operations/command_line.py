@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from .description import Argument, Command, Offered, arguments_of
 from .requests import OfSnapshot, Request
 from .values import folder
 
-__all__ = ["add_arguments", "add_store_option", "commands"]
+__all__ = ["add_arguments", "add_store_option", "arguments", "commands", "syntax", "typed"]
 
 _IN_STORE = {
     "--to": "into a folder on another disk; `--store FOLDER` is how the snapshot is found there",
@@ -76,3 +76,34 @@ def add_store_option(parser: argparse.ArgumentParser, kind: type[Request]) -> No
     """Have a parser read in which folder the snapshot is, where that can be said."""
     if kind.store_option:
         parser.add_argument(kind.store_option, metavar="FOLDER", type=folder, help=_IN_STORE[kind.store_option])
+
+
+def arguments(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> list[argparse.Action]:
+    """Return what a command takes, but for some options."""
+    return [action for action in parser._actions if not {*without} & {*action.option_strings}]
+
+
+def syntax(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> list[str]:
+    """Return how a command's arguments are typed, but for some options: in pieces that stay together."""
+    taken = arguments(parser, without)
+    alone = {id(action): group for group in parser._mutually_exclusive_groups for action in group._group_actions}
+    pieces, done = [], []
+    for action in sorted(taken, key=lambda one: bool(one.option_strings)):
+        group = alone.get(id(action))
+        if group is None:
+            pieces.append(typed(action, optional=not action.required))
+        elif group not in done:
+            done.append(group)
+            either = " | ".join(typed(one, optional=False) for one in group._group_actions if one in taken)
+            pieces.append(either if group.required else f"[{either}]")
+    return pieces
+
+
+def typed(action: argparse.Action, *, optional: bool) -> str:
+    """Return how one argument is typed."""
+    value = str(action.metavar or "|".join(action.choices or ())) if action.nargs != 0 else ""
+    if action.option_strings:
+        text = " ".join(filter(None, [action.option_strings[0], value]))
+        return f"[{text}]" if optional else text
+    many = {"+": f"{value} [{value} ...]", "*": f"[{value} ...]", "?": f"[{value}]" if optional else value}
+    return many.get(str(action.nargs), value)

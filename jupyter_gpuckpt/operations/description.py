@@ -46,6 +46,7 @@ class Command:
     name: str
     summary: str
     description: str = ""
+    """In both, ``{kernel}`` stands for what the kernel is called there."""
 
 
 @dataclass(frozen=True)

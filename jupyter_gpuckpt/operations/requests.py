@@ -69,8 +69,9 @@ class Save(Long):
     commands = (
         Command(
             "save",
-            "save a running kernel under a name; it runs on",
-            "Save a running kernel under a name. It is paused for a moment, also in the middle of a cell, and runs on.",
+            "save {kernel} under a name; it runs on",
+            "Save {kernel} under a name. It is paused for a moment, also in the middle of a cell, and runs on.\n"
+            "A job's snapshot is called as the job is where no name is given.",
         ),
     )
     store_option = "--to"
@@ -79,7 +80,7 @@ class Save(Long):
         metavar="NAME",
         required=True,
         optional_in=IN_TERMINALS,
-        help="the snapshot's name: letters, digits, and . _ -, at most 100; a job's own where nothing is said",
+        help="the snapshot's name: letters, digits, and . _ -, at most 100",
     )
     message: str | None = argument("-m", "--message", metavar="MESSAGE", default=None, help="a note that listings show")
     replace: bool = argument("--replace", default=False, help="replace a snapshot of that name")
@@ -101,8 +102,8 @@ class Restore(Long):
     commands = (
         Command(
             "restore",
-            "put a running kernel back to a snapshot",
-            "Put a running kernel back to a snapshot. Its present state is discarded; its notebook stays connected.",
+            "put {kernel} back to a snapshot",
+            "Put {kernel} back to a snapshot. Its present state is discarded; its notebook stays connected.",
         ),
     )
     store_option = "--store"
@@ -151,8 +152,8 @@ class Fork(Long):
     commands = (
         Command(
             "fork",
-            "make copies of a running kernel beside it",
-            "Make copies of a running kernel, as it is now or as it was saved; it runs on. Each is a kernel of its\n"
+            "make copies of {kernel} beside it",
+            "Make copies of {kernel}, as it is now or as it was saved; it runs on. Each is a kernel of its\n"
             "own, with its own connection file. Where a Jupyter server holds the kernel, it holds the copies, too.",
         ),
     )
@@ -186,8 +187,8 @@ class Move(Long):
     commands = (
         Command(
             "move",
-            "move what a running kernel has on the GPU to another",
-            "Move what a running kernel has in GPU memory to another GPU of the same model. The kernel goes on there.",
+            "move what {kernel} has on the GPU to another",
+            "Move what {kernel} has in GPU memory to another GPU of the same model. The kernel goes on there.",
         ),
     )
     needs_awake = True
@@ -203,7 +204,7 @@ class Sleep(Long):
     commands = (
         Command(
             "sleep",
-            "free the GPU memory of an idle kernel, which stays as it is",
+            "free the GPU memory of {kernel}, which stays as it is",
             "Put an idle kernel to sleep: what it has in GPU memory goes to host memory, and the GPU is free for "
             "others.\nA cell that is run wakes it by itself.",
         ),
@@ -220,7 +221,7 @@ class Hibernate(Long):
     commands = (
         Command(
             "hibernate",
-            "write a kernel to the disk, and free all of its memory",
+            "write {kernel} to the disk, and free all of its memory",
             "Write a kernel to the disk and end its processes, which then take neither GPU nor host memory.\n"
             "Its notebook stays open, and a cell that is run wakes it.\n"
             "With --all every kernel, those first that have computed most since they were last saved: for a machine "
@@ -239,7 +240,7 @@ class Hibernate(Long):
 class Wake(Long):
     op: ClassVar[str] = "wake"
     doing = "waking"
-    commands = (Command("wake", "wake a kernel that sleeps or is hibernated"),)
+    commands = (Command("wake", "wake {kernel} where it sleeps or is hibernated"),)
     waited_for = True
     beside_writing = True
     breaks_off = ("sleep", "hibernate")
@@ -289,7 +290,7 @@ class Awake(Request):
 
     op: ClassVar[str] = "awake"
     doing = "noting"
-    commands = (Command("awake", "keep a kernel from being put to sleep by others, or no longer"),)
+    commands = (Command("awake", "keep {kernel} awake when others need the GPU, or not"),)
     on: bool = argument(choices=("on", "off"), help="on: it stays awake; off: it may sleep", offered=TYPED)
 
 
@@ -297,7 +298,7 @@ class Awake(Request):
 class AutoSleep(Request):
     op: ClassVar[str] = "autosleep"
     doing = "noting"
-    commands = (Command("autosleep", "have a kernel sleep when it has been idle for a time"),)
+    commands = (Command("autosleep", "have {kernel} sleep when it has been idle for a time"),)
     after: float | None = argument(
         metavar="TIME", parse=duration, help="for how long: 45s, 30m, 2h, or off", offered=TYPED
     )
@@ -344,6 +345,16 @@ class Close(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
+class List(Request):
+    op: ClassVar[str] = "list"
+    commands = (
+        Command("list", "list the snapshots, newest first"),
+        Command("log", "draw which snapshot came from which"),
+    )
+    store_option = "--store"
+
+
+@dataclass(frozen=True, kw_only=True)
 class OfSnapshot(Request):
     """About one snapshot: by its ``key``, or by a ``name`` as people say it."""
 
@@ -352,16 +363,6 @@ class OfSnapshot(Request):
     """Where several can be named at once."""
     key: str | None = None
     name: str | None = argument(metavar="NAME", default=None, offered=TYPED, help="the snapshot")
-
-
-@dataclass(frozen=True, kw_only=True)
-class List(Request):
-    op: ClassVar[str] = "list"
-    commands = (
-        Command("list", "list the snapshots, newest first"),
-        Command("log", "draw which snapshot came from which"),
-    )
-    store_option = "--store"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import pytest
 import jupyter_gpuckpt
 from jupyter_gpuckpt.cli.parsers import program
 from jupyter_gpuckpt.errors import NameTaken
-from jupyter_gpuckpt.kernel.magics import _parser as of_the_magic
+from jupyter_gpuckpt.kernel.magic_parser import parser_of_lines as of_the_magic
 from jupyter_gpuckpt.spelling import in_a_cell, in_a_terminal
 
 _PACKAGE = Path(jupyter_gpuckpt.__file__).parent

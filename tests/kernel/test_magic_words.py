@@ -9,7 +9,7 @@ import pytest
 
 from jupyter_gpuckpt.cli.parsers import program
 from jupyter_gpuckpt.errors import GpuckptError, Unavailable
-from jupyter_gpuckpt.kernel.magic_help import HELP
+from jupyter_gpuckpt.kernel.magic_parser import help_of, help_of_all
 from jupyter_gpuckpt.kernel.magics import Gpuckpt
 from jupyter_gpuckpt.kernel.words import Usage
 
@@ -53,7 +53,7 @@ def test_a_line_that_is_wrong_is_told_what_is_wrong_and_how_it_is_typed(line: st
     first, typed = error.then.split("\n", 1)
     assert first == "Type it as follows."
     assert typed.startswith(f"%gpuckpt {name} ")
-    assert all(line in HELP.splitlines() for line in typed.splitlines())
+    assert typed == help_of(name)
     # Nothing of another command.
     assert typed.count("%gpuckpt") == 1
 
@@ -75,18 +75,18 @@ def test_a_misspelt_command_is_told_what_may_be_meant() -> None:
 @pytest.mark.parametrize("line", ["", "help", "-h", "--help"])
 def test_help_is_printed_for_who_asks(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     Gpuckpt(None, None)(line)
-    assert capsys.readouterr().out == HELP + "\n"
+    assert capsys.readouterr().out == help_of_all() + "\n"
 
 
 @pytest.mark.parametrize("line", ["unpin --help", "unpin x -h"])
 def test_help_of_one_command_is_about_that_one(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     Gpuckpt(None, None)(line)
-    assert capsys.readouterr().out.startswith("%gpuckpt pin NAME · unpin NAME  ")
+    assert capsys.readouterr().out.startswith("%gpuckpt unpin NAME [--store FOLDER]\n")
 
 
 def test_help_and_a_command_is_the_help_of_that_one(capsys: pytest.CaptureFixture[str]) -> None:
     Gpuckpt(None, None)("help unpin")
-    assert capsys.readouterr().out.startswith("%gpuckpt pin NAME · unpin NAME  ")
+    assert capsys.readouterr().out.startswith("%gpuckpt unpin NAME [--store FOLDER]\n")
     assert "Did you mean `restore`?" in refused("help resotre").then
 
 
