@@ -27,3 +27,8 @@ def __getattr__(name: str) -> object:
     from .kernel import hooks
 
     return getattr(hooks, name)
+
+
+def __dir__() -> list[str]:
+    """Name those, too: for completion, and for what documents them."""
+    return sorted({*globals(), *__all__})

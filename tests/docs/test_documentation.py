@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 import yaml
 
+import jupyter_gpuckpt
 from jupyter_gpuckpt.cli.parsers import program
 
 _ROOT = Path(__file__).parent.parent.parent
@@ -113,3 +114,7 @@ def test_a_version_is_the_same_wherever_it_stands() -> None:
     }
     versions = {re.findall(found, (_ROOT / file).read_text(), re.MULTILINE)[0] for file, found in stands.items()}
     assert len(versions) == 1
+
+
+def test_what_is_loaded_late_is_named_for_completion_and_for_the_reference() -> None:
+    assert set(jupyter_gpuckpt.__all__) <= set(dir(jupyter_gpuckpt))
