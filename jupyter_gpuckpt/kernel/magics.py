@@ -44,12 +44,10 @@ _IN_A_TERMINAL = frozenset(
     }
     | {"push", "recipient", "remote", "repair", "setup", "sign", "stop", "trust", "version"}
 )
-_STATES = {"awake": ("on", "off"), "autosleep": ("off",)}
-_TAKE_OTHERS = ("--gpu", "--message", "--count", "--last", "--save", "--store", "--to", "-m", "-n")
-"""Options that something follows which is not known here; IPython completes the paths of folders."""
+_SNAPSHOTS = ("NAME", "A", "B")
+"""What stands for the name of a snapshot in the help."""
 _ASSIGNED = re.compile(r"\s*[^%=]+=\s*%gpuckpt\s")
 """The beginning of a line that keeps what the magic returns."""
-_NAME_SNAPSHOTS = ("diff", "fork", "mv", "note", "pin", "restore", "rm", "show", "tag", "unpin")
 _PROGRESS_AFTER = 1.0  # seconds
 
 
@@ -289,11 +287,16 @@ class Gpuckpt:
         commands = parser_of_lines()[1].choices
         if not before or before[0] not in commands:
             return [] if before else sorted(commands)
-        if before[-1] in _TAKE_OTHERS:
-            return []
-        options = commands[before[0]].options
-        found = [*_STATES.get(before[0], ()), *(option for option in options if option not in before)]
-        if before[0] in _NAME_SNAPSHOTS and self._agent is not None:
+        parser = commands[before[0]]
+        if any(before[-1] in action.option_strings and action.nargs != 0 for action in parser._actions):
+            return []  # something that is not known here; IPython completes the paths of folders
+        by_place = [action for action in parser._actions if not action.option_strings]
+        found = [choice for action in by_place for choice in action.choices or ()]
+        found += [option for option in parser.options if option not in before]
+        if before[0] == "autosleep":
+            found.append("off")
+        names_one = before[0] != "save" and any(action.metavar in _SNAPSHOTS for action in by_place)
+        if names_one and self._agent is not None:
             with contextlib.suppress(GpuckptError):
                 found += [show.label_of(s) for s in self._agent.request("list")["snapshots"]]
         return found
