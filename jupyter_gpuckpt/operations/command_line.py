@@ -66,7 +66,7 @@ def _add(to: Any, field: dataclasses.Field[Any], said: Argument, where: Offered)
     if said.metavar:
         more["metavar"] = said.metavar
     if said.choices:
-        more["choices"] = said.choices
+        more |= {"choices": said.choices, "metavar": "|".join(said.choices)}
     if said.parse is not None:
         more["type"] = said.parse
     to.add_argument(*names, **more)
