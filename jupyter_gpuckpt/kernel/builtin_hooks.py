@@ -68,6 +68,7 @@ class Housekeeping:
         _refuse_shared_vram()
         gc.collect()
         _give_cached_vram_back()
+        _end_compile_workers()
         self._peers = devices.disable_peer_access()
         return {"peers": _gpu_memory() if self._peers else {}}
 
