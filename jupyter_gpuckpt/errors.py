@@ -116,7 +116,7 @@ class Refused(GpuckptError):
         reasons: list[dict[str, Any]] = []
         for one in refusals:
             reasons += one.data.get("reasons") or [{"why": one.why, **one.data}]
-        why = "\n".join([f"{len(reasons)} things stand in the way:", *(f"- {reason['why']}" for reason in reasons)])
+        why = "\n".join([f"{len(reasons)} problems:", *(f"- {reason['why']}" for reason in reasons)])
         then = " ".join(dict.fromkeys(one.then for one in refusals))
         return cls(refusals[0].what, why, then, reasons=reasons)
 
@@ -223,7 +223,7 @@ class RemoteError(StoreError):
 
 
 class Sealed(RemoteError):
-    """What was sent elsewhere is encrypted, and no key that is here opens it."""
+    """What was sent elsewhere is encrypted, and no key on this machine fits opens it."""
 
 
 class RemoteChanged(RemoteError):

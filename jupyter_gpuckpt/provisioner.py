@@ -186,7 +186,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             attended = keeper.ask(Status(), timeout=_ANSWER_TIMEOUT)["attended"]
         if attended:
             raise Refused(
-                f"The kernel {self.kernel_id} was not taken over; it runs on.",
+                f"The kernel {self.kernel_id} was not taken over; it keeps running.",
                 "Another program holds it: a Jupyter server, or whatever started it.",
                 "Use it there.",
             )
@@ -224,7 +224,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
                 raise
             except GpuckptError as e:
                 reason = await in_thread(why_unavailable) or Unavailable(e.what, e.why, e.then)
-        self.log.warning("The kernel starts as a plain one, without save and restore. %s", reason)
+        self.log.warning("The kernel starts as a plain one, without save and restore: %s", reason)
         kwargs["env"] = {**environment, settings.ENV_UNAVAILABLE: json.dumps(reason.as_dict())}
         return await super().launch_kernel(cmd, **kwargs)
 

@@ -125,7 +125,7 @@ def parse_seconds(text: str) -> float:
 def parse_count(text: str) -> int:
     """Return a number of 1 and more."""
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{text!r} is not a number of 1 and more")
+        raise ValueError(f"{text!r} is not a number of at least 1")
     return int(text)
 
 

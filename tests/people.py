@@ -247,7 +247,7 @@ class Machine:
         if not (why := machine.why_not):
             return machine
         machine.close()
-        if "can be changed by others than root" in why:
+        if "can be changed by users other than root" in why:
             pytest.skip(f"no broker starts from here: {why}")
         raise AssertionError(why)
 

@@ -45,7 +45,7 @@ def join(places: Places) -> None:
             raise Refused(
                 "No kernel was started.",
                 f"It cannot be counted to its user: the control group {controllers}:{path} cannot be joined: {e}",
-                "Run the broker where it may move processes between control groups: not in a container of its own.",
+                "Run the broker where it may move processes between control groups, not in a container of its own.",
             ) from e
 
 

@@ -69,7 +69,7 @@ def _of_python(folders: Iterable[Path]) -> Iterator[Path]:
 
 def _refuse_changeable(path: Path, known: dict[Path, Path]) -> None:
     if (part := changeable(path, known)) is not None:
-        raise _does_not_work(f"{part} can be changed by others than root.", "Install it where only root can write")
+        raise _does_not_work(f"{part} can be changed by users other than root.", "Install it where only root can write")
 
 
 def _refuse_unreadable(real: Path) -> None:

@@ -48,9 +48,9 @@ def credentials(image: bytes) -> Credentials | None:
     if len(image) > MOST_BYTES:
         raise ValueError(f"an image has more than {MOST_BYTES >> 20} MiB")
     if image[:8] != _MAGIC:
-        raise ValueError("an image is not in today's form")
+        raise ValueError("an image is not in the current format")
     if len(image) < 12 or struct.unpack_from("<I", image, 8)[0] != len(image) - 12:
-        raise ValueError("an image has not the length that it says")
+        raise ValueError("an image does not have the length that it states")
     thread = _part(memoryview(image)[12:], _THREAD)
     if thread is None:
         return None

@@ -124,7 +124,7 @@ class Deputy:
         except OSError as e:
             log.exception("%a failed for user %d", verb, peer.uid)
             why = f"{e.strerror or e}"
-            return {"error": GpuckptError("The broker could not do it.", why, "Look into its log.").as_dict()}
+            return {"error": GpuckptError("The broker could not do it.", why, "Look at its log.").as_dict()}
         log.info("user %d: %s: %s", peer.uid, verb, value)
         return {"done": value}
 
@@ -187,7 +187,7 @@ class Deputy:
             raise Refused(
                 "The broker does not serve this process.",
                 "It may not look into other processes of its own user: it is confined by Landlock.",
-                "Start the kernel from outside of the sandbox.",
+                "Start the kernel from outside the sandbox.",
             )
 
     def _start(self, peer: Peer, run_dir: int, listener: int) -> int:
@@ -207,12 +207,12 @@ class Deputy:
         for line in said:
             if "error" in line:
                 raise GpuckptError.from_dict(line["error"])
-        failure = next((line["failed"] for line in said if "failed" in line), "" if pid else "it ended at once")
+        failure = next((line["failed"] for line in said if "failed" in line), "" if pid else "it ended immediately")
         if failure:
             raise Refused(
-                "No fresh process could be put to sleep for the kernel.",
+                "No sleeper could be started for the kernel.",
                 failure,
-                "Whoever runs the broker finds more in its log.",
+                "The broker's administrator finds more in its log.",
             )
         self._register.add(pid, peer.uid)
         self._take(peer, pid)
@@ -324,8 +324,8 @@ class Deputy:
         if top not in processes.pids_beside(self._pid, below):
             raise Refused(
                 "The save was refused; nothing was touched.",
-                f"Process {top} is none that runs in this kernel or job.",
-                "Save it again; if that is refused, too, restart it.",
+                f"Process {top} does not run in this kernel or job.",
+                "Save again; if that is refused as well, restart it.",
             )
         for pid in below:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -357,8 +357,8 @@ class Deputy:
                 if time.monotonic() > deadline:
                     raise Refused(
                         "The broker refused a request.",
-                        "Something else is being done with this kernel or job.",
-                        "Wait until that has ended, and try again.",
+                        "Another operation on this kernel or job is in progress.",
+                        "Wait until it has finished, and try again.",
                     )
                 time.sleep(_LOOK)
             yield
@@ -418,7 +418,7 @@ def _seconds(value: object) -> float:
 def _nonsense() -> Refused:
     return Refused(
         "The broker refused a request.",
-        "It is none that it knows, or not now.",
+        "The request is unknown, or not allowed at this point.",
         "Upgrade the older of the two: the broker, or jupyter_gpuckpt where the kernel was started.",
     )
 
@@ -447,7 +447,7 @@ def _refuse_where_users_may_not_trace() -> None:
         raise Unavailable(
             "Kernels cannot be saved on this machine.",
             f"Its users may not trace their own processes (kernel.yama.ptrace_scope is {scope}), as CRIU does.",
-            "Whoever has root can set it to 1 or 0 in /etc/sysctl.d, and restart the machine.",
+            "An administrator can set it to 1 or 0 in /etc/sysctl.d and restart the machine.",
         )
 
 
@@ -464,7 +464,8 @@ def _refuse_under_seccomp() -> None:
     if proc.is_filtered():
         raise Unavailable(
             "Kernels cannot be saved on this machine.",
-            "The broker, and all that it starts, is under a seccomp filter, as in a container. CRIU cannot save that.",
+            "The broker and everything it starts runs under a seccomp filter, as in a container. CRIU cannot save "
+            "such processes.",
             "Start the container with `--security-opt seccomp=unconfined`, or the broker outside of it.",
         )
 
@@ -548,9 +549,9 @@ def _make_namespaces(peer: Peer, run_dir: int, listener: int, report: int) -> No
         if e.errno != errno.ENOSPC:
             raise
         raise Refused(
-            "No fresh process could be put to sleep for the kernel.",
-            "Its user has as many namespaces as one may have here (max_pid_namespaces, max_mnt_namespaces).",
-            "Shut down a kernel; whoever has root can raise the numbers in /proc/sys/user.",
+            "No sleeper could be started for the kernel.",
+            "The user has reached the limit of namespaces on this machine (max_pid_namespaces, max_mnt_namespaces).",
+            "Shut down a kernel; an administrator can raise the limits in /proc/sys/user.",
         ) from e
     act_as(peer.uid, peer.gid)
     pid = os.fork()

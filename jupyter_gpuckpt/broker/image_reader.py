@@ -58,7 +58,7 @@ def read(folder: int, peer: Peer, to: int) -> NoReturn:
     except ValueError as e:
         _refuse(to, str(e))
     except MemoryError:
-        _refuse(to, "to read its images takes more memory than there is for that")
+        _refuse(to, "reading its images takes more memory than allowed")
     except BaseException as e:  # noqa: BLE001 - nobody else tells of it
         _refuse(to, f"its images could not be read: {type(e).__name__}: {e}")
     finally:
@@ -87,7 +87,7 @@ def _give_up(folder: int, peer: Peer, to: int) -> None:
 
 def _send(folder: int, name: str, peer: Peer, to: int) -> None:
     if name == "apparmor.img":
-        raise ValueError("it brings security policies of its own (AppArmor)")
+        raise ValueError("it contains its own security policies (AppArmor)")
     try:
         descriptor = os.open(name, _FLAGS, dir_fd=folder)
     except OSError as e:

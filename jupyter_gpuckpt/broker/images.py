@@ -116,14 +116,14 @@ def write_down(packets: Iterator[bytes], at: str) -> None:
                 os.fchmod(file.fileno(), 0o440)
             else:
                 break
-        raise _refused("what reads its images was ended")
+        raise _refused("the process that reads its images was killed")
 
 
 def _refused(why: str) -> Refused:
     return Refused(
         "The snapshot was not restored: the broker refuses it.",
         why[:1].upper() + why[1:1000] + ".",
-        "Only what a kernel of yours was, started by the broker, comes back through it. Restore another snapshot.",
+        "The broker restores only your own kernels that it started. Restore another snapshot.",
     )
 
 

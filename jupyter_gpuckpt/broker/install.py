@@ -100,14 +100,14 @@ def uninstall() -> str:
     _refuse_without_root("removed")
     present = [path for path in (UNITS / f"{_NAME}.socket", UNITS / f"{_NAME}.service") if path.exists()]
     if not present:
-        return "There is no broker that was installed."
+        return "No broker is installed."
     if _has_systemd():
         _run("systemctl", "disable", "--now", *(path.name for path in present))
     for path in present:
         path.unlink()
     if _has_systemd():
         _run("systemctl", "daemon-reload")
-    return "The broker is no service any more. Kernels that it has started live on, and cannot be saved."
+    return "The broker was removed. Kernels that it started keep running, but cannot be saved."
 
 
 def units(group: str, program: CriuProgram) -> dict[str, str]:
@@ -158,5 +158,5 @@ def _run(*argv: str) -> None:
     except (OSError, subprocess.SubprocessError) as e:
         said: Sequence[str] = (getattr(e, "stderr", "") or str(e)).strip().splitlines()
         raise GpuckptError(
-            f"`{' '.join(argv)}` failed.", said[-1] if said else str(e), "See what stands in its way, and try again."
+            f"`{' '.join(argv)}` failed.", said[-1] if said else str(e), "Correct the cause, and try again."
         ) from e

@@ -72,7 +72,7 @@ class Peer:
         """
         pid, uid, gid = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid == 0:
-            raise _refused("It was root that asked, which needs no broker.")
+            raise _refused("The client is root, which needs no broker.")
         pidfd = _pidfd(connection, pid)
         try:
             raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS)
@@ -85,10 +85,10 @@ class Peer:
             # It may have become a set-user-id program meanwhile: then these are not its user's.
             _refuse_other_rights(pid, uid, gid)
             if readable(pidfd, seconds=0):
-                raise _refused("The process that asked has ended.")
+                raise _refused("The client process has ended.")
             return found
         except OSError as e:
-            raise _refused(f"The process that asked cannot be looked at: {e.strerror}") from e
+            raise _refused(f"The client process cannot be inspected: {e.strerror}") from e
         finally:
             os.close(pidfd)
 
@@ -101,11 +101,11 @@ def _pidfd(connection: socket.socket, pid: int) -> int:
     try:
         return os.pidfd_open(pid)
     except OSError as e:
-        raise _refused("The process that asked has ended.") from e
+        raise _refused("The client process has ended.") from e
 
 
 def _refused(why: str) -> Refused:
-    return Refused("The broker does not serve this process.", why, "`gpuckpt doctor` tells more.")
+    return Refused("The broker does not serve this process.", why, "`gpuckpt doctor` has the details.")
 
 
 def _refuse_other_rights(pid: int, uid: int, gid: int) -> None:
@@ -150,12 +150,12 @@ def _refuse_confined(pid: int) -> None:
             if os.readlink(f"/proc/{pid}/ns/{name}") != os.readlink(f"/proc/self/ns/{name}"):  # noqa: PTH115
                 raise _refused(f"Process {pid} lives in another {name} namespace than the broker.")
     if _root_folder(pid) != _root_folder("self"):
-        raise _refused(f"Process {pid} has another root folder than the broker (chroot).")
+        raise _refused(f"Process {pid} has a different root folder from the broker (chroot).")
     for name in ("Seccomp", "Seccomp_filters"):
         if _status(pid).get(name) != _status("self").get(name):
-            raise _refused(f"Process {pid} is confined by seccomp otherwise than the broker.")
+            raise _refused(f"Process {pid} has a different seccomp filter from the broker.")
     if _label(pid) != _label("self"):
-        raise _refused(f"Process {pid} has another label of the security module (AppArmor, SELinux) than the broker.")
+        raise _refused(f"Process {pid} has a different security label (AppArmor, SELinux) from the broker.")
 
 
 def _root_folder(pid: int | str) -> tuple[int, int, str]:

@@ -82,14 +82,14 @@ def _listener(group: str) -> socket.socket:
         raise Refused(
             "The broker was not started.",
             f"There is no group {group!r}, whose members may use it.",
-            f"Make it (`groupadd --system {group}`) and put users into it (`usermod -aG {group} USER`).",
+            f"Create it (`groupadd --system {group}`) and add users to it (`usermod -aG {group} USER`).",
         ) from None
     path = settings.broker_socket()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with contextlib.suppress(OSError):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
             other.connect(str(path))
-        raise Refused("The broker was not started.", f"Another one listens at {path}.", "Use that one, or end it.")
+        raise Refused("The broker was not started.", f"Another broker listens at {path}.", "Use that one, or stop it.")
     path.unlink(missing_ok=True)
     act_as(0, gid)  # it is of that group from the first moment
     listener.bind(str(path))
@@ -139,7 +139,7 @@ class _Broker:
                 now = time.monotonic()
                 if now - self._complained.get(uid, -_SECOND) >= _SECOND:
                     self._complained[uid] = now
-                    log.warning("user %d asks too often, or has too many deputies: hung up", uid)
+                    log.warning("user %d sends too many requests, or has too many deputies: disconnected", uid)
                 return
             connection.setblocking(True)
             pid = os.fork()

@@ -75,8 +75,8 @@ def _as_told(error: BaseException) -> GpuckptError:
         return Cancelled(
             "The command was interrupted.",
             "It got SIGINT (Ctrl-C).",
-            "Where a save or restore was under way it may still be: `jupyter gpuckpt kernels` tells. What was sent or "
-            "fetched is not sent or fetched again.",
+            "A save or restore may still be running: see `jupyter gpuckpt kernels`. Finished transfers are not "
+            "repeated.",
         )
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         return GpuckptError(
@@ -85,13 +85,13 @@ def _as_told(error: BaseException) -> GpuckptError:
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename is not None else ""
         return GpuckptError(
-            "The system refused something that the command needs.",
+            "The system refused an operation that the command needs.",
             f"{error.strerror or error}{where}",
-            "Check that the file or folder is yours and the disk has room. Snapshots lie in GPUCKPT_STORE, "
-            "what belongs to running kernels in JUPYTER_RUNTIME_DIR.",
+            "Check that the file or folder is yours and that the disk has free space. Snapshots are in "
+            "GPUCKPT_STORE, files of running kernels in JUPYTER_RUNTIME_DIR.",
         )
     return GpuckptError(
         "The command failed with an unexpected error.",
         f"{type(error).__name__}: {error}",
-        "Please report it to the project, with what the same command prints when --debug is added.",
+        "Please report it to the project, with the output of the same command with --debug.",
     )

@@ -25,7 +25,7 @@ def hibernate(args: argparse.Namespace) -> int:
     if args.all == bool(args.kernel) or (args.deadline is not None and not args.all):
         raise Usage(
             "That cannot be hibernated.",
-            "Neither a kernel nor --all was named, or both; or --deadline without --all.",
+            "Name either a kernel or --all; --deadline needs --all.",
             "Usage: jupyter gpuckpt hibernate KERNEL, or: jupyter gpuckpt hibernate --all [--deadline SECONDS]",
         )
     if args.all:

@@ -45,7 +45,7 @@ def exec_(args: argparse.Namespace) -> int:
     if not args.words:
         raise Usage(
             "There is no command to start.",
-            "It stands behind two dashes.",
+            "It must come after two dashes.",
             "Usage: jupyter gpuckpt exec NAME -- COMMAND [ARGUMENT ...]",
         )
     launch = _launch(args.name, args.words)
@@ -71,7 +71,7 @@ def _launch(name: str, words: list[str]) -> Launch:
     if settings.ENV_RUN_DIR in os.environ:
         raise Refused(
             "The job was not started.",
-            "This command runs inside something that is held itself: the job would end with it.",
+            "This command runs inside a kernel or job, and the new job would end with it.",
             "Start it from a terminal.",
         )
     program = shutil.which(words[0])
@@ -79,7 +79,7 @@ def _launch(name: str, words: list[str]) -> Launch:
         raise Refused(
             "The job was not started.",
             f"There is no program {words[0]!r} in PATH, or it cannot be executed.",
-            "Name it by its path; a line of the shell is started with `sh -c 'LINE'`.",
+            "Give its path; start a shell command line with `sh -c 'LINE'`.",
         )
     umask = os.umask(0o077)
     os.umask(umask)
@@ -161,7 +161,7 @@ def logs(args: argparse.Namespace) -> int:
     if args.json and args.follow:
         raise Usage(
             "That is not a command of jupyter gpuckpt.",
-            "--json prints one document, and --follow has no end.",
+            "--json prints one document, and --follow never ends.",
             "Leave out one of them.",
         )
     folder = jobs.find(args.name)
@@ -289,7 +289,7 @@ def stop_job(args: argparse.Namespace, folder: KernelFolder) -> int:
         raise Refused(
             f"The job {name} was not stopped.",
             f"It is over: {how_it_ended(ended.status, ended.snapshot)}.",
-            f"`jupyter gpuckpt forget {name}` removes what is kept of it.",
+            f"`jupyter gpuckpt forget {name}` removes its record and output.",
         )
     try:
         _end(folder, at_once=args.force)

@@ -107,8 +107,7 @@ def how_to_go_on(kernel: dict[str, Any]) -> str:
     file = shlex.quote(kernel["connection_file"])
     short = kernel["kernel_id"][:_SHORT]
     return (
-        f"\nNo server holds kernel {short}. It runs on.\n"
-        f"Go on with it:  jupyter console --existing {file}\n"
+        f"\nNo server holds kernel {short}. It keeps running.\nConnect to it:  jupyter console --existing {file}\n"
         f"End it:         jupyter gpuckpt stop {short}"
     )
 
@@ -122,7 +121,7 @@ def save(args: argparse.Namespace) -> int:
     if not name:
         raise Usage(
             "The snapshot needs a name.",
-            "Only that of a job is called as the job is where nothing is said.",
+            "Only a job's snapshot can be saved without one: it is named after the job.",
             "Usage: jupyter gpuckpt save KERNEL NAME",
         )
     request = of_store(args.to, {**given(Save, Offered.TERMINAL, args), "name": name}, "name")
@@ -165,7 +164,7 @@ def find(text: str) -> KernelFolder:
         raise Refused(
             f"The job {text} does not run.",
             f"It has {how_it_ended(ended.status if ended is not None else None)}.",
-            f"`jupyter gpuckpt restore {text} SNAPSHOT` brings it back.",
+            f"`jupyter gpuckpt restore {text} SNAPSHOT` restores it.",
         )
     return job or keepers.find(text)
 
@@ -273,7 +272,7 @@ def _close(folder: KernelFolder, force: bool) -> bool:
         if status["attended"] and not force:
             raise Refused(
                 f"Kernel {status['kernel_id']} was not stopped.",
-                "A Jupyter server or another program holds it, and would take its end for a crash.",
+                "A Jupyter server or another program holds it, and would treat its end as a crash.",
                 "Shut it down there, or add --force.",
                 kernel_id=status["kernel_id"],
             )

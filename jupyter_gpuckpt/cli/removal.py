@@ -1,4 +1,4 @@
-"""What `rm` and `keep` have in common: what would go, the question before it, and what went."""
+"""What `rm` and `keep` have in common: what would be removed, the question before it, and what went."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def remove(
     many = f"{len(going)} {'snapshot' if len(going) == 1 else 'snapshots'}"
     if args.dry_run:
         lines = [f"Would remove {named[key]}." for key in going]
-        total = [f"{many} would go, {show.size(would)} would be freed."] if going else []
+        total = [f"{many} would be removed, {show.size(would)} would be freed."] if going else []
         return {"would_remove": [*going], "freed": would}, "\n".join(lines + total), errors
     if asks and going and not args.yes:
         _confirm(f"Remove {many} ({show.size(would)}): {', '.join(named[key] for key in going)}?")

@@ -81,7 +81,7 @@ def remote(args: argparse.Namespace) -> int:
     if args.accept is not None:
         KnownRemotes(settings.keys_dir()).accept(place.shown, args.accept)
         if args.accept == FORGET:
-            text = f"How {place.shown} was encrypted is forgotten: the next use counts as the first."
+            text = f"The encryption of {place.shown} is forgotten: its next use counts as the first."
             output.result(args.json, {"url": place.shown, "accepted": None}, text)
             return output.DONE
     at = RemoteStore(place, _secrets(args))
@@ -93,7 +93,7 @@ def remote(args: argparse.Namespace) -> int:
         key = _at_remote(at, args.remove)
         at.manifest(key)
         at.remove_manifest(key)
-        text = f"Removed {args.remove} at {at.shown}. `jupyter gpuckpt gc` with that address frees what it needed."
+        text = f"Removed {args.remove} at {at.shown}. `jupyter gpuckpt gc` with that address frees its space."
         output.result(args.json, {"removed": [args.remove], "url": at.shown}, text)
         return output.DONE
     found = listed(at, _store().trust)
@@ -124,8 +124,8 @@ def _sentence(at: RemoteStore) -> str:
     """Return all that there is to say of how a remote is encrypted."""
     how, text = at.encryption, _encryption(at)
     if not how["encrypted"]:
-        return "It is not encrypted: whoever keeps it can read it."
-    signed = f"signed by {how['signed']}" if how["signed"] else "signed by nobody, so that it is believed only once"
+        return "It is not encrypted: whoever runs it can read everything."
+    signed = f"signed by {how['signed']}" if how["signed"] else "not signed, so it must be confirmed"
     return f"It is {text}, by the key {how['key']}; that was {signed}."
 
 
@@ -220,17 +220,17 @@ def trust(args: argparse.Namespace) -> int:
             [key, "revoked" if said.revoked else "trusted", show.moment(said.since), said.comment]
             for key, said in known.items()
         ]
-        text = Listing(["key", "", "since", "whose"], rows, "Nobody else is trusted.", []).text()
+        text = Listing(["key", "", "since", "whose"], rows, "No other keys are trusted.", []).text()
         document = {"own": own, "keys": [{"key": key, **asdict(said)} for key, said in known.items()]}
         output.result(args.json, document, f"{text}\nYour own key: {own}")
         return output.DONE
     key = _key(args.revoke or args.key)
     if args.revoke is not None:
         trusting.revoke(key)
-        text = f"Revoked {key}: nothing that was signed with it is used any more."
+        text = f"Revoked {key}: snapshots signed with it are no longer used."
     else:
         trusting.add(key, args.comment)
-        text = f"From now on snapshots are used that were signed with {key}."
+        text = f"Snapshots signed with this key are now trusted: {key}."
     output.result(args.json, {"key": key, "revoked": args.revoke is not None}, text)
     return output.DONE
 

@@ -144,10 +144,10 @@ def collect(args: argparse.Namespace) -> int:
     text = f"{show.size(done.freed)} {verb}."
     if done.waiting:
         text += (
-            f" {show.size(done.waiting)} more wait: somebody at work may need them, or the time of grace is not over."
+            f" {show.size(done.waiting)} more may be freed later: they may be in use, or the grace period is not over."
         )
     if done.obstacle:
-        text += f" Not more, since {done.obstacle}. `jupyter gpuckpt check` says what is damaged."
+        text += f" No more could be freed: {done.obstacle}. `jupyter gpuckpt check` says what is damaged."
     output.result(args.json, asdict(done), text)
     return output.FAILED if done.obstacle else output.DONE
 
@@ -178,7 +178,7 @@ def check(args: argparse.Namespace) -> int:
 def repair(args: argparse.Namespace) -> int:
     """Mend what can be mended."""
     done = _store().repair()
-    lines = [f"The index of {name} was made again." for name in done.mended if name not in done.lost]
+    lines = [f"The index of {name} was rebuilt." for name in done.mended if name not in done.lost]
     lines += [f"{name} cannot be restored: {why}. `rm` removes it." for name, why in done.lost.items()]
     output.result(args.json, asdict(done), "\n".join(lines) or "Nothing needed repair.")
     return output.FAILED if done.lost else output.DONE

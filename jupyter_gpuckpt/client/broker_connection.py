@@ -249,8 +249,8 @@ def _connect() -> socket.socket:
 def _no_broker(path: Path, why: str) -> Unavailable:
     return Unavailable(
         "Kernels cannot be saved on this machine.",
-        f"This is user {os.geteuid()}, and CRIU needs root; the broker, which does for users what needs it, does not "
-        f"answer at {path}: {why}.",
-        "Start the Jupyter server as root, for example in a container of its own; or ask whoever has root for `sudo "
-        "jupyter gpuckpt broker install`, and to be put into its group.",
+        f"This is user {os.geteuid()}, and CRIU needs root; the broker, which does this for users, does not answer "
+        f"at {path}: {why}.",
+        "Start the Jupyter server as root, for example in a container of its own; or ask an administrator to run "
+        "`sudo jupyter gpuckpt broker install` and to add you to its group.",
     )

@@ -150,7 +150,7 @@ def _claim(launch: Launch, replace: bool) -> tuple[KernelFolder, int]:
             raise NameTaken(
                 f"There is a job {launch.job!r} already.",
                 "It has ended." if old.has_ended() else "It runs.",
-                "Choose another name, or add --replace: what it wrote is forgotten then."
+                "Choose another name, or add --replace, which discards the old job's output."
                 if old.has_ended()
                 else "Choose another name, or `stop` it first.",
                 name=launch.job,
@@ -165,7 +165,7 @@ def _claim(launch: Launch, replace: bool) -> tuple[KernelFolder, int]:
         return KernelFolder.create(launch)
     raise NameTaken(
         f"There is a job {launch.job!r} already.",
-        "Somebody else is starting it at this moment.",
+        "It is being started by another command.",
         "Choose another name, or wait.",
         name=launch.job,
     )
@@ -204,7 +204,7 @@ def bring_back(folder: KernelFolder, order: Restore) -> None:
     """
     lock = folder.lock()
     if lock is None:
-        raise Busy("The job has not ended yet.", "Its keeper is there.", "Ask again in a moment.")
+        raise Busy("The job has not ended yet.", "Its keeper is still running.", "Ask again in a moment.")
     try:
         folder.write_order(order)
         keepers.run_keeper(folder, lock, "restore").wait()
@@ -226,7 +226,7 @@ def forget(folder: KernelFolder) -> None:
     if lock is None:
         raise Busy(
             f"The job {folder.launch().job} was not forgotten.",
-            "It runs, or has not quite ended yet.",
+            "It is running, or has not completely ended.",
             f"`gpuckpt stop {folder.launch().job}` ends it.",
         )
     folder.remove()

@@ -107,7 +107,7 @@ def _use_its_version(head: Head) -> str:
 
 
 def _other_version(head: Head, why: str, then: str) -> OtherVersion:
-    what = "The kernel's keeper is of another version; the kernel runs on."
+    what = "The kernel's keeper is of another version; the kernel keeps running."
     return OtherVersion(what, why, then, keeper=head.version, here=__version__)
 
 
@@ -191,17 +191,17 @@ def _kill(pid: int) -> None:
 def without_keeper(why: str) -> KeeperGone:
     """Return what to say where a kernel whose keeper died did not get a new one."""
     return KeeperGone(
-        "The kernel got no new keeper; it runs on without one.",
+        "No new keeper could be started for the kernel; it keeps running without one.",
         why,
-        "Correct that and ask again, by `gpuckpt kernels` for instance: each time it is tried again.",
+        "Correct that, and run `gpuckpt kernels`: it tries again each time.",
     )
 
 
 def _no_such_kernel() -> NoSuchKernel:
     return NoSuchKernel(
         "The kernel is gone.",
-        "Neither its keeper nor its processes live any more.",
-        "Start a new one; `gpuckpt restore @` brings a snapshot back into it.",
+        "Neither its keeper nor its processes are running.",
+        "Start a new one; `gpuckpt restore @` restores a snapshot into it.",
     )
 
 
@@ -283,7 +283,7 @@ def _run(
         words = (folder.path / LOG).read_text("utf-8", "replace").strip()
     raise KeeperGone(
         "The kernel's keeper did not start.",
-        words.splitlines()[-1] if words else f"It said nothing within {timeout:.0f} s.",
+        words.splitlines()[-1] if words else f"It did not answer within {timeout:.0f} s.",
         "Run `gpuckpt doctor`.",
     )
 
@@ -359,8 +359,8 @@ def find(text: str) -> KernelFolder:
             break
     ids = [launch.kernel_id for _, launch in found]
     raise NoSuchKernel(
-        f"{'Several kernels fit' if found else 'No kernel fits'} {text!r}.",
-        f"These do: {', '.join(ids)}." if ids else f"Kernels running: {len(launches)}, none of them of that name.",
+        f"{'Several kernels match' if found else 'No kernel matches'} {text!r}.",
+        f"These do: {', '.join(ids)}." if ids else f"Kernels running: {len(launches)}, none with that name.",
         '`gpuckpt kernels` lists them; a kernel that was not started as "Python 3 (gpuckpt)" is not there. '
         "`gpuckpt ps` lists jobs.",
         kernels=ids,

@@ -96,7 +96,7 @@ def _hibernate(folder: KernelFolder, status: Mapping[str, Any], left: float | No
     began = time.monotonic()
     name, why = "", ""
     if left is not None and left <= 0:
-        why = "There was no time left."
+        why = "The deadline had passed."
     else:
         operation = new_operation_id()
         with _cancelled_after(folder, operation, left) as is_late:
@@ -104,7 +104,7 @@ def _hibernate(folder: KernelFolder, status: Mapping[str, Any], left: float | No
                 with keepers.connect(folder) as keeper:
                     name = str(keeper.ask(replace(request, operation=operation))["name"])
             except (GpuckptError, OSError) as e:
-                why = "The time was up before it was saved." if is_late() else str(e)
+                why = "The deadline passed before it was saved." if is_late() else str(e)
     seconds = time.monotonic() - began
     about = (str(status["kernel_id"]), str(status["notebook"]), float(status["computed"]))
     return Outcome(*about, bool(name), name, round(seconds, 3), why)

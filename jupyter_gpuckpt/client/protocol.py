@@ -79,10 +79,10 @@ class KeeperClient:
             return proof.first_line(keeper)
         except PermissionError as e:
             raise Refused(
-                "The kernel's keeper does not serve this process; the kernel runs on.",
-                f"It may not look into the keeper's process ({keeper}): it is confined, as by Landlock or in a user "
-                "namespace, or has fewer rights.",
-                "Ask from outside of the sandbox.",
+                "The kernel's keeper does not serve this process; the kernel keeps running.",
+                f"It may not look into the keeper's process ({keeper}): it is confined (by Landlock or a user "
+                "namespace, for example) or has fewer rights.",
+                "Try again from outside the sandbox.",
             ) from e
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class KeeperClient:
 
 def _gone(why: str) -> KeeperGone:
     return KeeperGone(
-        "The kernel's keeper is not there.",
+        "The kernel's keeper is not running.",
         why,
         "Run `gpuckpt kernels`: it finds the kernel and gives it a new keeper if it still runs.",
     )

@@ -55,10 +55,10 @@ class Cause(Enum):
         "A child ended at the very moment at which CRIU looked into its parent; save again.",
     )
     FILE_WATCHER = ("inotify", "Stop the file watcher in the kernel and try again.")
-    IO_URING = ("io_uring", "Stop what uses io_uring in the kernel (criu cannot save it) and try again.")
+    IO_URING = ("io_uring", "Stop the code that uses io_uring in the kernel (CRIU cannot save it) and try again.")
     SECCOMP = (
         "suspending seccomp",
-        "End what has a filter of system calls (a browser, a sandbox) in the kernel and try again.",
+        "End the processes with a seccomp filter (a browser, a sandbox) in the kernel and try again.",
     )
     NO_RIGHT = ("Permission denied", "Run `gpuckpt doctor`: it checks the rights that are needed.")
     UNKNOWN = ("", "Run `gpuckpt doctor`; if it finds nothing, look into criu's log above that line.")

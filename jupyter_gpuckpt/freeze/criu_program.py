@@ -148,7 +148,7 @@ def program_in_prefix(prefix: Path) -> CriuProgram:
         why = str(unfit)
     except OSError as error:
         why = error.strerror or str(error)
-    raise Unavailable(f"The folder {prefix} holds no CRIU that can be used.", why, "Run `gpuckpt setup`.")
+    raise Unavailable(f"The folder {prefix} contains no usable CRIU.", why, "Run `gpuckpt setup`.")
 
 
 def check(program: CriuProgram) -> None:
@@ -159,7 +159,7 @@ def check(program: CriuProgram) -> None:
     Unavailable
         It does not look good; `why` quotes criu's first error line.
     """
-    then = "Run `gpuckpt doctor` to see what this machine lacks."
+    then = "Run `gpuckpt doctor` to see what is missing on this machine."
     what = f"CRIU {version_text(program.version)} cannot work on this machine."
     try:
         done = _run((*program.argv, "check"), _CHECK_TIMEOUT)
@@ -185,12 +185,12 @@ def refuse_open_sockets(program: CriuProgram) -> None:
     built = settings.CRIU_SOCKETS_LIBRARY.exists()
     raise Unavailable(
         "Other users of this machine could disturb saves and restores, and take part in them.",
-        f"{program.path} does not heed the library that keeps them from its sockets (LD_PRELOAD)."
+        f"{program.path} ignores the library that keeps other users away from its sockets (LD_PRELOAD)."
         if built
-        else "The library that keeps them from CRIU's sockets was not built.",
+        else "The library that keeps other users away from CRIU's sockets was not built.",
         "Use a CRIU that is linked dynamically, as `gpuckpt setup` installs it."
         if built
-        else "Install a C compiler (`apt-get install gcc`) and this package once more.",
+        else "Install a C compiler (`apt-get install gcc`) and reinstall this package.",
     )
 
 
@@ -307,20 +307,20 @@ def _refuse_changeable(files: Iterable[Path]) -> None:
     known: dict[Path, Path] = {}
     for file in files:
         if (part := changeable(file, known)) is not None:
-            raise _UnfitError(f"{part} can be changed by others than root")
+            raise _UnfitError(f"{part} can be changed by users other than root")
 
 
 def _ask(argv: tuple[str, ...]) -> tuple[tuple[int, int, int], bool]:
     try:
         done = _run((*argv, "--version"), _VERSION_TIMEOUT, {"GPUCKPT_TELL_SOCKETS": "1"})
     except subprocess.TimeoutExpired:
-        raise _UnfitError(f"did not tell its version within {_VERSION_TIMEOUT:.0f} s") from None
+        raise _UnfitError(f"did not report its version within {_VERSION_TIMEOUT:.0f} s") from None
     except OSError as error:
         raise _UnfitError(f"does not start ({error.strerror})") from None
     match = re.search(r"^Version: (\d+)\.(\d+)(?:\.(\d+))?", done.stdout, re.MULTILINE)
     if done.returncode != 0 or match is None:
         said = first_line(done.stderr + done.stdout) or f"exit status {done.returncode}"
-        raise _UnfitError(f"does not tell its version ({said})")
+        raise _UnfitError(f"does not report its version ({said})")
     private_sockets = _PRIVATE_SOCKETS in done.stdout.splitlines()
     return (int(match[1]), int(match[2]), int(match[3] or 0)), private_sockets
 

@@ -201,9 +201,9 @@ def _wait_for_room(
     while shortage := _shortage(worker, gpu_map, held):
         if time.monotonic() > deadline:
             raise NoRoomYet(
-                "The GPU state was not moved back yet.",
+                "The GPU state has not been moved back yet.",
                 shortage,
-                "End what else uses the GPU (`nvidia-smi` lists it); the state waits in memory.",
+                "End the other programs on the GPU (`nvidia-smi` lists them); the state is kept in memory until then.",
                 call="restore",
                 pid=pid,
                 number=None,
@@ -232,8 +232,8 @@ def _save_failed(error: DriverError) -> SaveFailed:
     if pid is not None and ended(pid):
         why, then = f"process {pid} of the kernel ended meanwhile", "Save again."
     elif call == "lock" and name in ("CUDA_ERROR_NOT_READY", "TIMEOUT"):
-        why = f"work on the GPU of process {pid} did not come to a pause within the time limit"
-        then = "Wait until the GPU work is done and try again, or set GPUCKPT_LOCK_TIMEOUT to more seconds."
+        why = f"work on the GPU of process {pid} did not pause within the time limit"
+        then = "Wait until the GPU work is done and try again, or raise GPUCKPT_LOCK_TIMEOUT (seconds)."
     elif call == "lock" and name == "CUDA_ERROR_NOT_SUPPORTED":
         why = (
             f"the driver does not freeze process {pid}: {error.why}; it never does once a profiler "
@@ -247,12 +247,12 @@ def _save_failed(error: DriverError) -> SaveFailed:
     elif call == "checkpoint" and name == "CUDA_ERROR_NOT_SUPPORTED":
         why = "the kernel uses managed (unified) memory, which the driver cannot checkpoint"
         then = (
-            "Free everything that was allocated with cudaMallocManaged (in CuPy: "
+            "Free all memory allocated with cudaMallocManaged (in CuPy: "
             "`malloc_managed`; in RAPIDS: `managed_memory`), or use plain GPU memory, "
             "and try again."
         )
     return SaveFailed(
-        "The save failed before anything was written; the kernel runs on as before.",
+        "The save failed before anything was written; the kernel keeps running.",
         why,
         then,
         **error.data,

@@ -109,7 +109,7 @@ class CudaWorker:
         for state in get_args(State):
             if name == state:
                 return state  # type: ignore[no-any-return]
-        raise _error("state", pid, None, str(name), "this state is not known here")
+        raise _error("state", pid, None, str(name), "unknown state")
 
     def lock(self, pid: int, timeout_s: float) -> None:
         """Hold back CUDA calls of a running process, once its GPU work is done.
@@ -232,13 +232,13 @@ def _error(call: str, pid: int | None, number: int | None, name: str, why: str, 
 
 def _next(name: str) -> Iterator[str]:
     if name == "NO_DRIVER":
-        yield "install an NVIDIA driver of 570 or newer, and see that libcuda.so.1 can be found"
+        yield "install an NVIDIA driver of 570 or newer, and make sure that libcuda.so.1 can be found"
     elif name == "NO_SUCH_CALL":
         yield "install an NVIDIA driver of 570 or newer, and cuda-bindings of 12.8 or newer"
     elif name == "STOPPED":
-        yield "let it go on (`kill -CONT`, or detach the debugger)"
+        yield "continue it (`kill -CONT`, or detach the debugger)"
     elif name == "TIMEOUT":
-        yield "see `nvidia-smi` and the system log for a hung GPU"
+        yield "look for a hung GPU with `nvidia-smi` and in the system log"
         yield "GPUCKPT_DRIVER_TIMEOUT sets the seconds that a call may take"
     else:
         yield "`gpuckpt doctor` checks the driver"

@@ -67,8 +67,8 @@ def freezable(worker: CudaWorker, pids: Iterable[int]) -> list[int]:
     for pid in filter(has_device, heirs):
         raise Refused(
             _NOT_TOUCHED,
-            f"process {pid} ({name(pid)}) holds GPU devices, and has no CUDA state that could be moved: it uses the "
-            "driver without CUDA (OpenCL, for example), or was started with devices that another process opened",
+            f"process {pid} ({name(pid)}) has GPU devices open but no CUDA state that could be moved: it uses the "
+            "driver without CUDA (OpenCL, for example), or inherited the devices from another process",
             "End that process and try again.",
             pid=pid,
             program=name(pid),
@@ -116,8 +116,8 @@ def preflight(worker: CudaWorker, pids: Sequence[int], peers: Mapping[int, Mappi
         if used > 1 and pid not in (peers or {}):
             raise Refused(
                 _NOT_TOUCHED,
-                f"process {pid} uses {used} GPUs, and nothing says that they have no peer access "
-                "to each other: a process with peer access may not come back",
+                f"process {pid} uses {used} GPUs, and they may have peer access to each other, which cannot be "
+                "restored",
                 "Limit the process to one GPU (CUDA_VISIBLE_DEVICES), or end it before the save.",
                 pid=pid,
                 gpus=used,
@@ -256,14 +256,14 @@ def _wanted_places(
         raise Refused(
             what,
             f"there is no GPU {unknown[0]} on this machine: it has {numbers}",
-            "Name one that `nvidia-smi` lists.",
+            "Choose one that `nvidia-smi` lists.",
             gpus=list(by_number),
         )
     if len(set(wanted)) != len(used) or len(wanted) != len(used):
         raise Refused(
             what,
             f"it uses {len(used)} GPUs, and {len(wanted)} were named ({', '.join(map(str, wanted))})",
-            "Name a different one for each that it uses, as in --gpu 1,0.",
+            "Name a different GPU for each one that it uses, as in --gpu 1,0.",
             used=len(used),
         )
     if len(saved) > 1 and len(saved) != len(here):
@@ -399,7 +399,7 @@ def _no_mig(what: str, gpus: Iterable[Gpu]) -> None:
             raise Refused(
                 what,
                 f"GPU {gpu.index} ({gpu.name}) is split by MIG, which is not supported",
-                "Use a machine whose GPUs are whole; an administrator can switch MIG off.",
+                "Use a machine without MIG; an administrator can switch it off.",
                 gpu=gpu.uuid,
             )
 
@@ -434,7 +434,7 @@ def _not_stopped(pid: int) -> None:
         raise Refused(
             _NOT_TOUCHED,
             f"process {pid} is stopped, and the driver cannot lock a stopped process",
-            f"Let it go on (`kill -CONT {pid}`, or detach the debugger) and try again.",
+            f"Continue it (`kill -CONT {pid}`, or detach the debugger) and try again.",
             pid=pid,
         )
 
@@ -463,7 +463,8 @@ def _lacking_room(
         Refused(
             what,
             f"GPU {place.index} ({place.name}) has {_gib(free[place.uuid])} free, and {_gib(size)} are needed",
-            "End what else uses the GPU (`nvidia-smi` lists it), or name another (--gpu N), and try again.",
+            "End the other programs on the GPU (`nvidia-smi` lists them), or choose another GPU (--gpu N), and try "
+            "again.",
             gpu=place.uuid,
             needed=size,
             available=free[place.uuid],

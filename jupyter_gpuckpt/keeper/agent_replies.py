@@ -80,11 +80,11 @@ class Faults:
 
 
 def faults_in(answer: object) -> Faults:
-    """Return what a kernel says that is there already: an odd answer is no reason to give it up."""
+    """Return what a kernel says that is already installed: an odd answer is no reason to give it up."""
     try:
         return from_json(Faults, answer)
     except Odd as e:
-        log.warning("what the kernel's agent answers is odd: %s", e)
+        log.warning("invalid answer of the kernel's agent: %s", e)
         return Faults([])
 
 
@@ -100,6 +100,6 @@ def checked_reply(kind: type[T], answer: object, not_done: type[GpuckptError], w
     except Odd as e:
         raise not_done(
             what,
-            f"The answer of its agent is odd: {e}.",
-            "Something in the kernel writes to gpuckpt's channel, or changed gpuckpt's modules: restart the kernel.",
+            f"Its agent gave an invalid answer: {e}.",
+            "Code in the kernel writes to gpuckpt's channel or has changed gpuckpt's modules: restart the kernel.",
         ) from e

@@ -63,7 +63,7 @@ async def send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
         await asyncio.wait_for(writer.drain(), _SLOW_READER)
     except (TimeoutError, asyncio.TimeoutError):
         # It may have been stopped; when it goes on, it finds the connection closed and makes another.
-        log.warning("a client was cut off: it has not read for %.0f s", _SLOW_READER)
+        log.warning("a client was disconnected: it has not read for %.0f s", _SLOW_READER)
         writer.transport.abort()
     except ConnectionError:
         pass

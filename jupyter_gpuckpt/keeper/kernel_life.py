@@ -148,7 +148,7 @@ class Keeper:
         if self.ending:
             channel.close()
             await space.kill()
-            raise KernelLost("The kernel was ended.", "It was shut down meanwhile.", "Start it again.")
+            raise KernelLost("The kernel was ended.", "It was shut down in the meantime.", "Start it again.")
         return space, channel
 
     async def attach(self, run: str, sleeper: int, kernel: int) -> None:
@@ -169,12 +169,12 @@ class Keeper:
             name = self.state.hibernated.snapshot.name
             raise Refused(
                 "The kernel is hibernated.",
-                f"It is on the disk alone, as the snapshot {name}.",
-                "Wake it (run a cell, or `gpuckpt wake @`), and ask again.",
+                f"It exists only on disk, as the snapshot {name}.",
+                "Wake it (run a cell, or `gpuckpt wake @`), and try again.",
                 name=name,
             )
         if self.space is None or self.exit_status is not None:
-            raise KernelLost("The kernel has ended.", "", "Restart it; its snapshots are there.")
+            raise KernelLost("The kernel has ended.", "", "Restart it; its snapshots are kept.")
         return self.space
 
     # -- its start

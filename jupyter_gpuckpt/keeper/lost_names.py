@@ -45,15 +45,15 @@ def keep(images_folder: Path, pids: Collection[int]) -> list[str]:
                 opened[path] = stack.enter_context(at.open("rb"))
             except (KeyError, ValueError, OSError):  # ValueError: there are several that had this name
                 raise SaveFailed(
-                    "The kernel could not be saved; it goes on as before.",
-                    f"It uses {path}, which was deleted or replaced while other names of it (hard links) are left, and "
-                    "which could not be read.",
-                    "Restart the kernel, so that it uses what is there now, and save again.",
+                    "The kernel could not be saved; it keeps running.",
+                    f"It uses {path}, which was deleted or replaced, still has other names (hard links), and could "
+                    "not be read.",
+                    "Restart the kernel so that it uses the current file, and save again.",
                     path=path,
                 ) from None
         images.make_nameless(images_folder, {id_: opened[file.path] for id_, file in lost.items()})
     return [
-        f"{path} was deleted under that name: a restored kernel writes to a copy of it, and not to its other names."
+        f"{path} was deleted under that name: a restored kernel writes to a copy of it, not to its other names."
         for path in sorted({file.path for file in lost.values() if images.is_written(file.flags)})
     ]
 

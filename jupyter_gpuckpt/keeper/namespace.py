@@ -181,7 +181,7 @@ class Namespace:
             return await asyncio.wait_for(answer, _START_TIMEOUT)
         except (TimeoutError, asyncio.TimeoutError):
             raise KernelLost(
-                "The kernel's namespace does not answer.", f"Its process 1 was silent for {_START_TIMEOUT:.0f} s."
+                "The kernel's namespace does not answer.", f"Its process 1 did not answer for {_START_TIMEOUT:.0f} s."
             ) from None
         finally:
             self._answers.pop(tag, None)
@@ -351,8 +351,8 @@ async def _put_to_sleep(kernel_dir: Path, run_dir: Path) -> int:
     if not said.startswith(b"asleep "):
         why = (await program.stderr.read()).decode("utf-8", "replace").strip()
         raise GpuckptError(
-            "No fresh process could be put to sleep for the kernel.",
-            why.splitlines()[-1] if why else "it ended at once",
+            "No sleeper could be started for the kernel.",
+            why.splitlines()[-1] if why else "it ended immediately",
             "Run `gpuckpt doctor`: it checks the rights and kernel features that are needed.",
         )
     await program.wait()

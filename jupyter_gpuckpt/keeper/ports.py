@@ -188,7 +188,7 @@ def elsewhere(bound: Collection[BoundSocket], leaving: Collection[int], *, may_d
         raise Refused(
             "The snapshot was not restored; nothing was touched.",
             f"It needs {'; and '.join(named)}.",
-            "End what has it, or add --other-ports: what is taken comes back at another port.",
+            "End that program, or add --other-ports to use other ports for those that are taken.",
             ports=[s.port for s in wanted],
         )
     reserved = Reserved()
@@ -211,7 +211,7 @@ def lingering(bound: Collection[BoundSocket], table: Mapping[int, int]) -> list[
 
 def _holder(inode: int) -> str:
     pid = processes.holder_of(inode)
-    return f"process {pid} ({processes.name(pid)})" if pid else "a process that cannot be seen from here"
+    return f"process {pid} ({processes.name(pid)})" if pid else "a process that is not visible from here"
 
 
 def taken_names(names: Collection[bytes]) -> set[bytes]:

@@ -73,7 +73,8 @@ def refuse_unsavable(sleeper: int, kernel: int, tree: Collection[int]) -> None:
         named = ", ".join(f"{pid} ({processes.name(pid)})" for pid in sorted(strays))
         raise Refused(
             "The save was refused; nothing was touched.",
-            f"Processes of the notebook are no longer children of the kernel and would be left behind: {named}.",
+            "Processes started by the notebook are no longer children of the kernel and would be left behind: "
+            f"{named}.",
             "End them, or wait for them, and save again.",
             pids=sorted(strays),
         )
@@ -95,11 +96,9 @@ def _io_uring(able: Sequence[str]) -> tuple[str, str]:
     """Return that a process uses io_uring, with those of its libraries that are `able` to, and what to do about it."""
     torch = next((path for path in able if "/torch/" in path), None)
     if torch is not None:
-        then = (
-            "If torch.distributed has opened it (its TCPStore), set USE_LIBUV=0 before that is used, and start again."
-        )
+        then = "If torch.distributed opened it (for its TCPStore), set USE_LIBUV=0 before using it, and start again."
     else:
-        then = "Stop what uses io_uring in the kernel, and try again."
+        then = "Stop the code that uses io_uring in the kernel, and try again."
     by = f" (opened by one of {', '.join(able)})" if len(able) > 1 else f" (opened by {able[0]})" if able else ""
     return f"uses io_uring{by}", then
 
@@ -192,18 +191,18 @@ def _notes(saved: Mapping[str, Any], files: Sequence[NeededFile], marks: Marks) 
     if odd := needs.changed(files, Path("/"), marks):
         named = [f"{_what(file)} ({how})" for file, how in odd.items()]
         more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
-        notes.append(f"Files that the kernel uses are not as they were at the save: {', '.join(named[:_SHOWN])}{more}.")
+        notes.append(f"Files that the kernel uses have changed since the save: {', '.join(named[:_SHOWN])}{more}.")
     for file in odd:
         if file.database == DUCKDB and file.writable:
             notes.append(
-                f"DuckDB goes on with {file.path} as it was at the save: what was added to it since is not seen. It is "
-                f"in {log_of(file.path)}, until the kernel closes the database: copy both files now if you need it. "
-                "Then execute CHECKPOINT."
+                f"DuckDB uses {file.path} as it was at the save, without what was added since. It is in "
+                f"{log_of(file.path)} until the kernel closes the database: copy both files now if you need it, then "
+                "run CHECKPOINT."
             )
         elif file.writable and _is_shorter(file):
             notes.append(
-                f"{file.path} is shorter than it was: what the kernel writes to it stands where it would have, behind "
-                "zeros, unless it appends."
+                f"{file.path} is shorter than it was: unless the kernel appends, it writes at its old position, "
+                "after a gap of zeros."
             )
     return notes
 
@@ -240,7 +239,7 @@ def room_for_copies(size: int, count: int) -> None:
     needed, room = size * (count + 2), memory.room(os.getpid())  # one copy lies in memory twice as it comes up
     if needed > room.bytes:
         raise Refused(
-            "The kernel was not forked; it goes on as before.",
+            "The kernel was not forked; it keeps running.",
             f"{count} copies of it need {needed / 1e6:,.0f} MB of memory, and {room.bytes / 1e6:,.0f} MB are "
             f"free{room.where}.",
             "Ask for fewer, or free memory in the kernel.",
@@ -300,8 +299,9 @@ def _cut_connections(images_folder: Path, manifest: Manifest) -> list[str]:
     between = [f"{count} between {named(one)} and {named(other)}" for (one, other), count in cut.most_common(_PAIRS)]
     more = f", and those of {len(cut) - _PAIRS} more pairs" if len(cut) > _PAIRS else ""
     return [
-        f"TCP connections among its own processes that were cut: {sum(cut.values())} ({', '.join(between)}{more}). "
-        "What they served, such as a Dask or Spark cluster, has to be started again."
+        f"TCP connections between its own processes that were closed: {sum(cut.values())} "
+        f"({', '.join(between)}{more}). "
+        "Whatever used them, such as a Dask or Spark cluster, must be started again."
     ]
 
 
@@ -360,8 +360,8 @@ def refuse_ipc(launch: Launch, what: str) -> None:
         raise Refused(
             what,
             "Its clients reach this kernel by Unix sockets (transport ipc), whose connections CRIU cannot save.",
-            "Save your variables yourself, and start the kernel by tcp, which is the default: leave out "
-            "`KernelManager.transport`. `KernelManager.transport_encryption` encrypts it.",
+            "Save your variables yourself, and start the kernel with the default transport, tcp (leave out "
+            "`KernelManager.transport`). `KernelManager.transport_encryption` encrypts it.",
         )
 
 
@@ -372,8 +372,8 @@ def _can_be_reached(manifest: Manifest, launch: Launch) -> None:
         return
     raise Refused(
         _NOT_RESTORED,
-        "Its clients reached it at another address, or with other keys (CurveZMQ, `transport_encryption`), than they "
-        "reach this kernel, and it cannot change them itself: it has no agent, or an older one, or an older ipykernel.",
+        "Its clients used another address or other keys (CurveZMQ, `transport_encryption`) than this kernel's, and "
+        "it cannot change them: it has no agent, an older agent, or an older ipykernel.",
         "Restore it in the kernel that it was saved from; or, if that had no encryption, in one without: start Jupyter "
         "with GPUCKPT_ENCRYPTION=off.",
     )
@@ -462,7 +462,7 @@ def _duckdb_as_it_was(files: Sequence[NeededFile], root: Path) -> None:
             log = log_of(file.path)
             raise Refused(
                 _NOT_RESTORED,
-                f"The kernel has {file.path} open, a database of DuckDB's, and goes on with it as it was at the save. "
+                f"The kernel has {file.path} open, a database of DuckDB's, and would use it as it was at the save. "
                 f"But {why}: the kernel would destroy it.",
                 f"Move it and {log} away, if they are there, and restore again: the snapshot has a copy from the save."
                 if file.kept
@@ -498,7 +498,8 @@ def _room_on_disk(wanted: Wanted) -> None:
         raise Refused(
             _NOT_RESTORED,
             f"It needs {needed / 1e6:,.0f} MB on the disk of {folder}, and {free / 1e6:,.0f} MB are free.",
-            "Make room there, or set JUPYTER_RUNTIME_DIR to a larger disk where the Jupyter server starts.",
+            "Free space there, or set JUPYTER_RUNTIME_DIR to a folder on a larger disk before starting the Jupyter "
+            "server.",
             needed=needed,
             available=free,
         )

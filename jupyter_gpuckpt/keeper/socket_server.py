@@ -61,7 +61,7 @@ class SocketServer:
             writer.close()
             return
         if self._connections >= MOST_CLIENTS:
-            log.warning("a client was hung up on: %d others are connected", self._connections)
+            log.warning("a client was disconnected: %d others are connected", self._connections)
             writer.close()
             return
         self._connections += 1
@@ -77,7 +77,7 @@ class SocketServer:
                 task = self._keeper.in_background(self._answer(request, writer))
                 task.add_done_callback(lambda _: slots.release())
         except (ValueError, RecursionError, ConnectionError) as e:
-            log.warning("a client was cut off: %s", e)
+            log.warning("a client was disconnected: %s", e)
         finally:
             self._connections -= 1
             self._keeper.holders.discard(writer)
@@ -91,7 +91,7 @@ class SocketServer:
         except (TimeoutError, asyncio.TimeoutError):
             line = b"nothing"
         if line and not proof.is_right(line, self._secret):
-            log.warning("a client was hung up on: it does not know what those know who may look into this process")
+            log.warning("a client was disconnected: it could not prove that it may inspect this process")
             return False
         return bool(line)  # who only looks whether somebody listens says nothing
 

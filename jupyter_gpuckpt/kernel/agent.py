@@ -220,7 +220,7 @@ class Agent:
             reply = {"error": e.as_dict()}
         except Exception as e:
             log.exception("%s failed", message["call"])
-            what = f"The kernel could not do its part ({message['call']})."
+            what = f"The kernel's agent failed ({message['call']})."
             reply = {"error": GpuckptError(what, f"{type(e).__name__}: {e}").as_dict()}
         if message["id"]:
             self._channel.send({"reply": message["id"], **reply})
@@ -479,8 +479,8 @@ class Agent:
             # The cell that ran did not ask: it ends as it would by a restart.
             error = RestoreFailed(
                 f"This cell ended: the kernel was restored to {account.name!r} from outside.",
-                "A restore was asked for by the command line or by another client.",
-                "The kernel is at the snapshot; run the cells that follow it.",
+                "A restore was asked for from the command line or by another client.",
+                "The kernel is at the snapshot; run the cells that come after it.",
             )
             self.cells.answer(asked, show.error_content(error))
             self.cells.refuse_queued(asked)
@@ -497,11 +497,13 @@ class Agent:
 
 
 def _broken_off(op: str) -> GpuckptError:
-    return broken_off(op, "It has a new one: ask again.")
+    return broken_off(op, "It has a new one: try again.")
 
 
 def _overtaken(op: str) -> GpuckptError:
-    return GpuckptError(f"The {op} was overtaken by a restore.", "The kernel was put back to a snapshot.", "Ask again.")
+    return GpuckptError(
+        f"The {op} was superseded by a restore.", "The kernel was restored to a snapshot.", "Try again."
+    )
 
 
 def is_held() -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import DriverError, SaveFailed
 from . import devices
 
-_AS_BEFORE = "The kernel was not saved; it goes on as before."
+_AS_BEFORE = "The kernel was not saved; it keeps running."
 
 _PENDING = ("pending_futures", "pending_jobs", "_pending_work_items")
 
@@ -43,9 +43,9 @@ class Housekeeping:
         if busy and devices.uses_several_gpus():
             raise SaveFailed(
                 _AS_BEFORE,
-                "A cell is running in a kernel with several GPUs: their access to each other must be off for a "
-                "moment, and a copy between them at that moment would crash the kernel.",
-                "Save from a cell (`%gpuckpt save NAME`), or when no cell runs.",
+                "A cell is running in a kernel with several GPUs: their access to each other must be switched off "
+                "briefly, and a copy between them at that moment would crash the kernel.",
+                "Save from a cell (`%gpuckpt save NAME`), or when no cell is running.",
             )
         gc.collect()
         _give_cached_vram_back()
@@ -93,7 +93,7 @@ class Housekeeping:
         try:
             devices.enable_peer_access(self._peers)
         except DriverError as e:
-            faults.append(f"{e} Until then copies of tensors between GPUs can end all GPU work of this kernel.")
+            faults.append(f"{e} Until then, copying tensors between GPUs can break all GPU work in this kernel.")
         self._peers = []
         with contextlib.suppress(Exception):
             self._open_history(new_session=restored)
@@ -147,7 +147,7 @@ def _refuse_shared_vram() -> None:
             raise SaveFailed(
                 _AS_BEFORE,
                 "It shares GPU memory with other processes (torch.multiprocessing): the driver could not restore it.",
-                "Delete the shared tensors in all processes, or send copies on the CPU, and try again.",
+                "Delete the shared tensors in all processes, or pass copies on the CPU, and try again.",
             )
 
 

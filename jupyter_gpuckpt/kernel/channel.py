@@ -42,9 +42,9 @@ class Channel:
                 except BlockingIOError:
                     if not has_room(self._out, 5.0):
                         raise KeeperGone(
-                            "The kernel's keeper does not listen.",
-                            "It has not read what the kernel told it for 5 s.",
-                            "Ask again in a few seconds.",
+                            "The kernel's keeper does not respond.",
+                            "It has not read the kernel's messages for 5 s.",
+                            "Try again in a few seconds.",
                         ) from None
 
     def send_if_room(self, message: dict[str, Any], shorter: dict[str, Any]) -> None:

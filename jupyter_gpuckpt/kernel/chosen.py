@@ -27,7 +27,7 @@ def add_last(command: argparse.ArgumentParser) -> None:
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add what chooses snapshots, and --format."""
     add_last(command)
-    command.add_argument("--notebook", metavar="NOTEBOOK", help="only those of this notebook: its name or path")
+    command.add_argument("--notebook", metavar="NOTEBOOK", help="only those of this notebook (name or path)")
     command.add_argument("--tag", metavar="TAG", action="append", default=[], help="only those with this tag")
     command.add_argument(
         "--since",
@@ -39,7 +39,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--format",
         metavar="TEXT",
-        help="for scripts: a line for each, such as '{name} {created} {size}'; json for a JSON object a line",
+        help="for scripts: one line each, such as '{name} {created} {size}'; json for one JSON object per line",
     )
 
 
@@ -52,7 +52,7 @@ def _since(text: str) -> float:
     try:
         return datetime.datetime.fromisoformat(text).timestamp()
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a time ago such as 2h or 7d nor a date") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is neither an age such as 2h or 7d nor a date") from None
 
 
 def choose(found: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def shown(found: Mapping[str, Any], args: argparse.Namespace, spell: Spell) -> L
     if args.format is not None:
         return Listing([""], [[_line(one, args.format)] for one in chosen["snapshots"]], "", [])
     if found["snapshots"] and not chosen["snapshots"]:
-        return Listing([], [], f"None of the {len(found['snapshots'])} snapshots fits.", [])
+        return Listing([], [], f"None of the {len(found['snapshots'])} snapshots matches.", [])
     return show.snapshots(chosen, spell)
 
 
@@ -102,7 +102,7 @@ def _line(one: Mapping[str, Any], template: str) -> str:
         raise Usage(
             f"The format {template!r} cannot be used.",
             f"{type(e).__name__}: {e}.",
-            f"What stands in braces is one of: {', '.join(texts)}.",
+            f"The fields in braces can be: {', '.join(texts)}.",
         ) from None
 
 

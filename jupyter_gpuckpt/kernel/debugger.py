@@ -60,9 +60,9 @@ def refuse_stopped(kernel: Any) -> None:
     while debugger is not None and debugger.stopped_threads:
         if time.monotonic() > deadline:
             raise SaveFailed(
-                "The kernel was not saved; it stays as it is.",
+                "The kernel was not saved; it is unchanged.",
                 "The debugger has stopped it at a breakpoint.",
-                "Continue, or end the debugger, and save again.",
+                "Continue or stop the debugger, and save again.",
             )
         time.sleep(0.02)
 

@@ -222,7 +222,7 @@ def _error(call: str, number: int, start: int, peer: int) -> DriverError:
     return DriverError(
         f"The peer access of GPU {start} to GPU {peer} could not be switched.",
         f"{call} gave CUresult {number}",
-        "Restart the kernel, and start it with one GPU (CUDA_VISIBLE_DEVICES) to be able to save.",
+        "Restart the kernel, and start it with one GPU (CUDA_VISIBLE_DEVICES) to be able to save it.",
         call=call,
         number=number,
         **{"from": start, "to": peer},

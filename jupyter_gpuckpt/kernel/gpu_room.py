@@ -40,7 +40,7 @@ def make_room_after(agent: Agent, reply: Mapping[str, Any]) -> None:
         return  # the driver does not tell, an older keeper does not know how, or nobody wants to wait
     else:
         if asleep:
-            print(f"There is room on the GPU for it now: asleep are {', '.join(asleep)}. Run the cell again.")
+            print(f"GPU memory has been freed: {', '.join(asleep)} put to sleep. Run the cell again.")
 
 
 def _lacking(reply: Mapping[str, Any]) -> tuple[str, int] | None:

@@ -78,7 +78,7 @@ def run_before() -> None:
             fn()
         except Exception as e:
             raise SaveFailed(
-                "The kernel was not saved; it goes on as before.",
+                "The kernel was not saved; it keeps running.",
                 f"The before_save function {_name(fn)} raised {type(e).__name__}: {e}",
                 "Fix the function, and save again.",
             ) from e

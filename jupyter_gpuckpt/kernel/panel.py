@@ -61,7 +61,7 @@ class Panel(anywidget.AnyWidget):
         _in_thread(self._watch)
 
     def __repr__(self) -> str:
-        return "The panel of snapshots is gone with its kernel; %gpuckpt panel shows it again."
+        return "This panel ended with its kernel; %gpuckpt panel shows it again."
 
     def look(self) -> None:
         """Ask the keeper how things are, and show it."""

@@ -94,7 +94,7 @@ def reseed(namespace: dict[str, Any]) -> list[str]:
         try:
             step()
         except Exception as e:  # noqa: BLE001 - a library that has changed must not keep the others from it
-            faults.append(f"Not every random stream was reseeded: {type(e).__name__}: {e}")
+            faults.append(f"Not every random number generator was reseeded: {type(e).__name__}: {e}")
     return faults
 
 

@@ -100,11 +100,11 @@ class Requests:
                 message = waiting.messages.get(timeout=_ALIVE_EVERY)
             except queue.Empty:
                 if not is_locked(self._run_dir / KEEPER_LOCK):
-                    raise broken_off(waiting.op, "The kernel gets a new one by itself within seconds.") from None
+                    raise broken_off(waiting.op, "The kernel gets a new one automatically within seconds.") from None
                 quiet += _ALIVE_EVERY
                 if quiet >= _QUIET:
                     if interrupted:
-                        silence = f"The kernel's keeper is stopped or hangs: nothing was heard of it for {quiet:.0f} s."
+                        silence = f"The kernel's keeper is stopped or hangs: it was silent for {quiet:.0f} s."
                         raise _not_waited_for(waiting.op, silence) from None
                     if progress is not None:
                         progress({"stage": "the keeper is silent (interrupt to stop waiting)", "seconds": quiet})
@@ -167,12 +167,12 @@ class Requests:
 
 def broken_off(op: str, then: str) -> KeeperGone:
     """Return what to say of an operation whose keeper died."""
-    return KeeperGone(f"The {op} was aborted; the kernel goes on as before.", "The kernel's keeper died.", then)
+    return KeeperGone(f"The {op} was aborted; the kernel keeps running.", "The kernel's keeper died.", then)
 
 
 def _not_waited_for(op: str, why: str) -> GpuckptError:
     return GpuckptError(
         f"Stopped waiting for the {op}; it may still be carried out.",
         why,
-        "Ask for `%gpuckpt status`; if it does not answer either, restart the kernel.",
+        "Run `%gpuckpt status`; if that does not answer either, restart the kernel.",
     )

@@ -62,9 +62,9 @@ class Sleeping:
         try:
             if self._agent.cells.are_running():
                 raise Busy(
-                    "The kernel was not put to sleep; it goes on as before.",
+                    "The kernel was not put to sleep; it keeps running.",
                     "A cell is running.",
-                    "Try again when it has ended; `%gpuckpt sleep` in a cell does that by itself.",
+                    "Try again when it has ended, or run `%gpuckpt sleep` in a cell, which waits for its end.",
                 )
             said = self._housekeeping.before_sleep()
             return {**said, "parkable": parking.parkable(), "hooks": hooks.are_there()}
@@ -160,6 +160,6 @@ class Sleeping:
             # A cell that has come waits until the kernel is awake again, and so runs, or has run by now.
             has_come = cells.are_running() or cells.begun > before
             if isinstance(e, Busy) or (isinstance(e, Cancelled) and has_come):
-                text = f"Not {'asleep' if op == 'sleep' else 'hibernated'}: another cell came."
+                text = f"Not {'asleep' if op == 'sleep' else 'hibernated'}: another cell was run."
         if asked:
             self._agent.cells.show(asked, {"text/plain": text})

@@ -74,7 +74,7 @@ def _answers(system: socket.socket) -> Iterator[bytes]:
             if kind == _ERROR:
                 (number,) = struct.unpack_from("=i", raw, at + _HEADER.size)
                 if number:
-                    raise OSError(-number, "a connection that is over could not be ended")
+                    raise OSError(-number, "a closed connection could not be discarded")
             if kind in (_ERROR, _DONE):
                 return
             yield raw[at + _HEADER.size : at + size]

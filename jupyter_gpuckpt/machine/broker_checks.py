@@ -25,6 +25,6 @@ def broker_check() -> Check:
         "rights",
         program is not None,
         f"{found}, with CRIU {version_text(program.version)}" if program else why,
-        "What needs root in a save and a restore is done by the broker, with a CRIU of its own.",
+        "The broker does what needs root in a save and a restore, with its own CRIU.",
         mend,
     )

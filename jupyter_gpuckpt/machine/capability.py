@@ -23,7 +23,7 @@ HELPFUL_CAPABILITIES = {"CAP_SYS_RESOURCE": 24}
 """Those that only some kernels need to be saved."""
 
 _WHAT = "Kernels cannot be saved on this machine."
-_DOCTOR = "`gpuckpt doctor` tells more."
+_DOCTOR = "`gpuckpt doctor` has the details."
 
 
 def why_unavailable(*, with_trial: bool = True) -> Unavailable | None:
@@ -48,19 +48,20 @@ def why_unavailable(*, with_trial: bool = True) -> Unavailable | None:
     if missing:
         return Unavailable(
             _WHAT,
-            f"This root lacks {' and '.join(missing)}, as in a container it does.",
+            f"Root lacks {' and '.join(missing)} here, as is usual in a container.",
             "Start the container privileged.",
         )
     if proc.is_filtered():
         return Unavailable(
             _WHAT,
-            "This process and all that it starts are under a seccomp filter, as in a container. CRIU cannot save that.",
+            "This process and everything it starts run under a seccomp filter, as in a container. CRIU cannot save "
+            "such processes.",
             "Start the container privileged, or with `--security-opt seccomp=unconfined`.",
         )
     if yama.ptrace_scope() >= yama.NOBODY:
         return Unavailable(
             _WHAT,
-            "Nobody may trace processes here, not even root (kernel.yama.ptrace_scope is 3), as CRIU does.",
+            "Tracing processes is forbidden here, even to root (kernel.yama.ptrace_scope is 3), as CRIU does.",
             "Set it to 2 or less in /etc/sysctl.d and restart the machine.",
         )
     try:
@@ -70,8 +71,8 @@ def why_unavailable(*, with_trial: bool = True) -> Unavailable | None:
     if with_trial and (outcome := try_namespaces()).failed:
         return Unavailable(
             _WHAT,
-            f"The step `{outcome.failed}` of a kernel's namespaces failed: {outcome.why}.",
-            f"In a container, start it privileged. {_DOCTOR}",
+            f"A kernel's namespaces could not be set up (step `{outcome.failed}`): {outcome.why}.",
+            f"If this is a container, start it privileged. {_DOCTOR}",
         )
     return None
 

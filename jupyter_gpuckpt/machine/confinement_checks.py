@@ -34,8 +34,8 @@ def _ptrace_scope(with_root: bool, scope: Path) -> Check:
         f"{value}" if scope.exists() else "not restricted",
         "CRIU attaches to the kernel's processes; 3 forbids that even to root."
         if with_root
-        else "CRIU attaches to the kernel's processes, as their user; from 2 on that is forbidden to users. At 1, GPU "
-        "memory can only be saved by way of CRIU, which takes longer; that was not tried.",
+        else "CRIU attaches to the kernel's processes, as their user, which 2 and above forbid. At 1, GPU memory can "
+        "only be saved through CRIU, which takes longer and is untested.",
         f"Set kernel.yama.ptrace_scope to {most} or less in /etc/sysctl.d and restart the machine.",
     )
 
@@ -46,9 +46,9 @@ def _selinux(enforce: Path) -> Check:
         "SELinux",
         not enforcing,
         "enforcing" if enforcing else "permissive",
-        "Saves and restores were never tried under an enforced policy, and the broker serves nobody who has another "
-        "label than itself.",
-        "If a save or restore fails with `Permission denied`, see what was denied (`ausearch -m avc -ts recent`), and "
-        "whether it works with `setenforce 0`.",
+        "Saves and restores under an enforced policy are untested, and the broker serves only processes with its own "
+        "label.",
+        "If a save or restore fails with `Permission denied`, look for denials (`ausearch -m avc -ts recent`), and "
+        "try again with `setenforce 0`.",
         required=False,
     )

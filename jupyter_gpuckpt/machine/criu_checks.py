@@ -10,8 +10,8 @@ from .trials import try_save_and_restore
 
 __all__ = ["criu_checks"]
 
-_CHECK_MEANS = "CRIU looks for what it needs of the kernel and of the rights here."
-_TRIAL_MEANS = "A small process was really saved, ended, and brought back with its memory."
+_CHECK_MEANS = "CRIU checks the kernel features and rights that it needs."
+_TRIAL_MEANS = "A small process was saved, ended, and restored with its memory."
 
 
 def criu_checks(deep: bool) -> list[Check]:
@@ -35,7 +35,7 @@ def _found(program: CriuProgram) -> Check:
 
 
 def _found_means() -> str:
-    return "CRIU writes the kernel's processes to disk and brings them back."
+    return "CRIU writes the kernel's processes to disk and restores them."
 
 
 def _features(program: CriuProgram) -> Check:
@@ -47,14 +47,15 @@ def _features(program: CriuProgram) -> Check:
             False,
             unavailable.why,
             _CHECK_MEANS,
-            "Run as root, in a container privileged; else this kernel lacks options that CRIU needs "
+            "Run as root; in a container, start it privileged. Otherwise this Linux kernel lacks options that CRIU "
+            "needs "
             "(CONFIG_CHECKPOINT_RESTORE and others, see https://criu.org/Linux_kernel).",
         )
-    return judge("kernel features", True, "`criu check` looks good", _CHECK_MEANS, "")
+    return judge("kernel features", True, "`criu check` passed", _CHECK_MEANS, "")
 
 
 def _sockets(program: CriuProgram) -> Check:
-    found, means, mend = "out of other users' reach", "Nobody else can disturb saves and restores by them.", ""
+    found, means, mend = "protected from other users", "No other user can disturb saves and restores through them.", ""
     try:
         refuse_open_sockets(program)
     except Unavailable as unavailable:
@@ -70,8 +71,8 @@ def _trial(program: CriuProgram) -> Check:
         f"cannot {outcome.failed}: {outcome.why}"
         if outcome.failed
         else f"saved and restored in {outcome.seconds:.2f} s",
-        _TRIAL_MEANS if outcome.failed == "" else "A small process could not be saved and brought back.",
-        "Fix the problems above first; if there are none, report this with what was found.",
+        _TRIAL_MEANS if outcome.failed == "" else "A small process could not be saved and restored.",
+        "Fix the problems above first; if there are none, report this with the details found.",
     )
 
 

@@ -70,7 +70,7 @@ def install_criu(prefix: Path, progress: Callable[[str], None]) -> CriuProgram:
     if os.geteuid() == 0 and (part := changeable(prefix, {})) is not None:
         raise Unavailable(
             _NOT_INSTALLED,
-            f"{part} can be changed by others than root, who would run what is there.",
+            f"{part} can be changed by users other than root, who would then run programs from it.",
             "Set GPUCKPT_CRIU_PREFIX to a folder where only root can write, here and where the Jupyter server starts.",
         )
     try:
@@ -80,13 +80,13 @@ def install_criu(prefix: Path, progress: Callable[[str], None]) -> CriuProgram:
                 program = program_in_prefix(prefix)
             except Unavailable:
                 return _install(prefix, progress)
-            progress(f"CRIU {version_text(program.version)} is there already: {prefix}")
+            progress(f"CRIU {version_text(program.version)} is already installed: {prefix}")
             return program
     except OSError as error:
         raise Unavailable(
             _NOT_INSTALLED,
             f"{error.filename or prefix}: {error.strerror or error}.",
-            "Make room there or set GPUCKPT_CRIU_PREFIX to a folder that you can write to.",
+            "Free space there or set GPUCKPT_CRIU_PREFIX to a folder that you can write to.",
         ) from None
 
 
@@ -107,7 +107,7 @@ def _install(prefix: Path, progress: Callable[[str], None]) -> CriuProgram:
     if family is None or not _is_there("apt-get") or not _is_there("dpkg-deb"):
         raise Unavailable(
             _NOT_INSTALLED,
-            f"On {system.name} it cannot be installed for you: that needs apt and dpkg.",
+            f"It cannot be installed automatically on {system.name}: that needs apt and dpkg.",
             system.how_to_install_criu(),
         )
     releases, components = _RELEASES[family]
@@ -173,7 +173,7 @@ def _install_from(stanza: str, release: str, prefix: Path, progress: Callable[[s
             if os.geteuid() == 0:
                 check(program)
             else:
-                progress("not root: what CRIU can do here was not checked")
+                progress("not root: CRIU was not tried here")
             _put_in_place(folder, prefix)
         finally:
             shutil.rmtree(folder, ignore_errors=True)

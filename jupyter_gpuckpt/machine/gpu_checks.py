@@ -23,7 +23,7 @@ MINIMUM_DRIVER = 570
 _DRIVER = Path("/proc/driver/nvidia")
 _NONE = "none; CPU kernels only"
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-_CPU_KERNELS = "Kernels that use no GPU are saved and restored; GPU kernels need an NVIDIA GPU."
+_CPU_KERNELS = "Kernels without a GPU can be saved and restored; GPU kernels need an NVIDIA GPU."
 
 
 def gpu_checks(driver: Path = _DRIVER) -> list[Check]:
@@ -57,7 +57,7 @@ def _gpus(driver: Path) -> Check:
         "GPUs",
         bool(models),
         ", ".join(models) or "none",
-        "A snapshot is restored on the GPUs that it was saved from, or on others of the same kind.",
+        "A snapshot is restored on the GPUs that it was saved from, or on others of the same model.",
         "The driver is loaded but has no GPU: look at `nvidia-smi` and the kernel's log, or unload the driver.",
         required=False,
     )
@@ -76,7 +76,7 @@ def _mig() -> Check:
             "MIG",
             False,
             f"unknown: {error}",
-            "Kernels on a part of a GPU (a MIG instance) cannot be saved.",
+            "Kernels on part of a GPU (a MIG instance) cannot be saved.",
             "Look at `nvidia-smi -L`.",
             required=False,
         )
@@ -84,8 +84,8 @@ def _mig() -> Check:
         "MIG",
         not split,
         f"{', '.join(split)} split" if split else "no GPU is split",
-        "Kernels on a part of a GPU (a MIG instance) cannot be saved.",
-        "Use a GPU that is whole; an administrator can switch MIG off (`nvidia-smi -mig 0`).",
+        "Kernels on part of a GPU (a MIG instance) cannot be saved.",
+        "Use a GPU without MIG; an administrator can switch it off (`nvidia-smi -mig 0`).",
         required=False,
     )
 
@@ -100,7 +100,7 @@ def _bindings() -> Check:
         "CUDA for Python",
         not lacking,
         lacking or "cuda-bindings",
-        "The driver is called through this package.",
+        "The CUDA driver is called through this package.",
         "Run `pip install cuda-bindings` in the environment of the Jupyter server.",
     )
 
@@ -111,10 +111,10 @@ def _parking() -> Check:
         "parking",
         built and parking(),
         "ready" if built and parking() else ("switched off" if built else "not built"),
-        "torch's GPU memory is parked for a save: kernels are paused for about a second, however much they hold.",
+        "torch's GPU memory is parked for a save: kernels are paused for about a second, however much memory they use.",
         "Unset GPUCKPT_PARKING where the Jupyter server starts."
         if built
-        else "Install a C compiler (`apt-get install gcc`) and this package once more.",
+        else "Install a C compiler (`apt-get install gcc`) and reinstall this package.",
         required=False,
     )
 
@@ -125,8 +125,10 @@ def _huge_pages() -> Check:
     return judge(
         "huge pages",
         setting not in ("none", "deny"),
-        "GPU memory can be copied into huge pages" if match else "this Linux has none for files in memory",
-        "Without them the driver takes two to three times as long to copy GPU memory; all else is the same.",
-        f"For more speed: echo never > {_HUGE_PAGES} (which lets those have them who ask)" if match else "",
+        "GPU memory can be copied into huge pages" if match else "this Linux has no huge pages for in-memory files",
+        "Without them the driver takes two to three times as long to copy GPU memory; nothing else changes.",
+        f"For more speed: echo never > {_HUGE_PAGES} (allows huge pages for programs that request them)"
+        if match
+        else "",
         required=False,
     )

@@ -30,7 +30,7 @@ def _package(name: str, oldest: int) -> Check:
         name,
         major.isdecimal() and int(major) >= oldest,
         version or "not installed",
-        f"Version {oldest} or newer starts and runs the kernels.",
+        f"Version {oldest} or newer is needed to start and run the kernels.",
         f"Run `pip install --upgrade {name}` in the environment of the Jupyter server.",
     )
 
@@ -41,7 +41,7 @@ def _provisioner() -> Check:
         "provisioner",
         bool(found),
         next((entry.value for entry in found), "not registered"),
-        "Through it Jupyter starts kernels so that they can be saved.",
+        "Jupyter uses it to start kernels that can be saved.",
         _REINSTALL,
     )
 
@@ -57,7 +57,7 @@ def _kernelspec() -> Check:
         bool(names),
         ", ".join(names) or "none that uses the provisioner",
         "Choose one of these kernels in a notebook to be able to save it.",
-        f"{_REINSTALL} It brings the kernel `python3-gpuckpt`.",
+        f"{_REINSTALL} It includes the kernel `python3-gpuckpt`.",
     )
 
 

@@ -146,7 +146,7 @@ def restore(folder: str, criu: list[str]) -> None:
     os.write(go, b"!")
     after = read(f"{folder}/after", "restore")
     if after != read(f"{folder}/before", "restore"):
-        raise StepFailed("restore", "the process came back with other memory")
+        raise StepFailed("restore", "the process came back with different memory")
 
 
 def be_process_one(arguments: list[str]) -> None:

@@ -20,7 +20,7 @@ __all__ = ["store_checks"]
 _GIB = 1 << 30
 _LITTLE_SPACE = _GIB // 2
 _GONE_AT_RESTART = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-_ELSEWHERE = "set GPUCKPT_STORE to a folder on a disk with room"
+_ELSEWHERE = "set GPUCKPT_STORE to a folder on a disk with free space"
 
 
 def store_checks() -> list[Check]:
@@ -40,7 +40,7 @@ def _writable(store: Path, there: Path) -> Check:
             os.fsync(file.fileno())
     except OSError as error:
         problem = f"{there}: {error.strerror}"
-    means = "Snapshots are kept here, and are on the disk before a save says that it is done."
+    means = "Snapshots are stored here, and are on disk before a save reports that it is done."
     if not problem:
         try:
             Layout(store).readable()
@@ -49,7 +49,7 @@ def _writable(store: Path, there: Path) -> Check:
     return judge(
         "store",
         not problem,
-        problem or (f"{store}" if there == store else f"{store} (will be made)"),
+        problem or (f"{store}" if there == store else f"{store} (will be created)"),
         means,
         f"Make the folder writable, or {_ELSEWHERE}.",
     )
@@ -61,7 +61,7 @@ def _space(there: Path) -> Check:
         "disk space",
         usage.free >= _LITTLE_SPACE,
         f"{usage.free / _GIB:.1f} of {usage.total / _GIB:.1f} GiB free",
-        "A snapshot takes at most what the kernel holds in memory, the GPU's included; often far less.",
+        "A snapshot takes at most the memory that the kernel uses, GPU memory included; often far less.",
         f"Free disk space, or {_ELSEWHERE}.",
     )
 
@@ -72,7 +72,7 @@ def _filesystem(there: Path) -> Check:
         "filesystem",
         kind not in _GONE_AT_RESTART,
         kind,
-        "Snapshots outlive a restart of the machine only on a disk.",
+        "Snapshots survive a restart of the machine only on a disk.",
         f"To keep snapshots, {_ELSEWHERE}.",
         required=False,
     )

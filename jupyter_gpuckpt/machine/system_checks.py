@@ -16,7 +16,7 @@ __all__ = ["system_checks"]
 
 _GIB = 1 << 30
 _LITTLE_MEMORY = _GIB // 2
-_NOT_TRIED = "not tried, because namespaces cannot be made"
+_NOT_TRIED = "not tried, because namespaces cannot be created"
 
 
 def system_checks(served: Check | None = None) -> list[Check]:
@@ -47,7 +47,7 @@ def _platform() -> Check:
         "system",
         platform.system() == "Linux" and platform.machine() in ARCHITECTURES,
         f"{platform.system()} {platform.release()} on {platform.machine()}",
-        f"Processes are saved by CRIU, which is for Linux, here on {' and '.join(ARCHITECTURES)}.",
+        f"CRIU, which saves the processes, needs Linux on {' and '.join(ARCHITECTURES)}.",
         "Run the Jupyter server on such a machine.",
     )
 
@@ -58,7 +58,7 @@ def _rights() -> Check:
         "rights",
         not missing,
         f"root without {' and '.join(missing)}" if missing else "root",
-        "CRIU reads and rebuilds whole processes, which takes root.",
+        "CRIU needs root to read and recreate whole processes.",
         "Start the container privileged.",
     )
 
@@ -71,7 +71,7 @@ def _rights_over_others() -> Check:
         f"root without {' and '.join(missing)}" if missing else "can be saved",
         "A kernel is not saved while a process that it has started runs as another user (a database server, say): CRIU "
         "may not read that one's limits (\"Can't get rlimit\").",
-        "Start the container with `--cap-add SYS_RESOURCE`, or have no such processes when you save.",
+        "Start the container with `--cap-add SYS_RESOURCE`, or stop such processes before you save.",
         required=False,
     )
 
@@ -81,8 +81,8 @@ def _namespaces(outcome: Outcome) -> Check:
     return judge(
         "namespaces",
         ok,
-        f"made in {outcome.seconds * 1000:.0f} ms" if ok else f"cannot {outcome.failed}: {outcome.why}",
-        "Every kernel lives in process and mount namespaces of its own, so that it comes back with its process ids.",
+        f"created in {outcome.seconds * 1000:.0f} ms" if ok else f"cannot {outcome.failed}: {outcome.why}",
+        "Every kernel has its own process and mount namespaces, so that it comes back with the same process ids.",
         "Run as root; in a container, start it privileged; else raise /proc/sys/user/max_pid_namespaces "
         "and max_mnt_namespaces.",
     )
@@ -94,7 +94,7 @@ def _pids(outcome: Outcome) -> Check:
         "process ids",
         ok,
         "can be chosen" if ok else outcome.why if outcome.failed == "choose a pid" else _NOT_TRIED,
-        "A restored process needs the id that it had.",
+        "A restored process needs its old process id.",
         "Fix the namespaces first."
         if outcome.failed != "choose a pid"
         else "The kernel needs CONFIG_CHECKPOINT_RESTORE; in a container, start it privileged.",
@@ -107,8 +107,8 @@ def _shared_memory() -> Check:
         "shared memory",
         there,
         "there" if there else "no folder /dev/shm",
-        "Every kernel has a /dev/shm of its own, which is saved with it.",
-        "Make the folder /dev/shm and mount a tmpfs on it.",
+        "Every kernel has its own /dev/shm, which is saved with it.",
+        "Create the folder /dev/shm and mount a tmpfs on it.",
     )
 
 
@@ -118,7 +118,7 @@ def _memory() -> Check:
         "memory",
         memory.available >= _LITTLE_MEMORY,
         f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB available",
-        "During a save the GPU memory of a kernel is held in the machine's memory too.",
-        "End programs that hold memory.",
+        "During a save, a kernel's GPU memory is also held in host memory.",
+        "End programs that use much memory.",
         required=False,
     )

@@ -43,8 +43,8 @@ class Limit:
         """Refuse one more where so many are there already. Raises `TooMany`."""
         if inside >= self._most:
             raise TooMany(
-                "The server was asked for too much at once; nothing was done.",
-                f"{inside} {self._what} are under way, and more are not begun.",
-                f"Ask again in {self._retry_after} s.",
+                "Too many requests at once; nothing was done.",
+                f"{inside} {self._what} are under way, and no more are started.",
+                f"Try again in {self._retry_after} s.",
                 retry_after=self._retry_after,
             )

@@ -78,7 +78,7 @@ class KernelMetrics(Collector):
             for result, count in results.items():
                 operations.add_metric([kind, result], count)
         yield operations
-        waking = HistogramMetricFamily("gpuckpt_wake_seconds", "How long the wakes of kernels took")
+        waking = HistogramMetricFamily("gpuckpt_wake_seconds", "How long it took kernels to wake")
         buckets, total = [], 0
         for bound, count in zip([*map(str, operation_counts.WAKE_BOUNDS), "+Inf"], counted.wakes, strict=True):
             total += count
@@ -96,17 +96,17 @@ def _of_kernels(kernels: list[dict[str, Any]], hibernated: int) -> Iterator[Any]
     yield by_state
     yield GaugeMetricFamily(
         "gpuckpt_gpu_memory_held_bytes",
-        "GPU memory that kernels hold, as far as the driver tells",
+        "GPU memory that kernels hold, as far as the driver reports it",
         value=sum(kernel["gpu_memory"] or 0 for kernel in kernels),
     )
     yield GaugeMetricFamily(
         "gpuckpt_gpu_memory_freed_bytes",
-        "GPU memory that sleeping kernels have given back",
+        "GPU memory freed by sleeping kernels",
         value=sum(kernel["gpu"]["freed"] for kernel in kernels),
     )
     yield GaugeMetricFamily(
         "gpuckpt_gpu_memory_in_host_bytes",
-        "Host memory that sleeping kernels hold for what was on GPUs",
+        "Host memory that sleeping kernels use for their GPU state",
         value=sum(kernel["gpu"]["host_memory"] for kernel in kernels),
     )
 

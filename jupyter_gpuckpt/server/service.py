@@ -259,9 +259,9 @@ class Service:
         if snapshot is None:
             raise Refused(f"{name} was not resumed.", "It is not the snapshot of a hibernated kernel.", "Restore it.")
         if snapshot["held"]:
-            raise Refused(f"{name} was not resumed.", "Its kernel is there, and wakes from it.", "Wake that kernel.")
+            raise Refused(f"{name} was not resumed.", "Its kernel still exists, and uses it.", "Wake that kernel.")
         if name in self._resuming.values():
-            raise Busy(f"{name} was not resumed.", "That has begun already.", "Wait for it.")
+            raise Busy(f"{name} was not resumed.", "It is already being resumed.", "Wait for it.")
         started = not kernel_id
         if started:
             kernel_id = await self._start_for(manifest)

@@ -147,7 +147,7 @@ class Transfers:
         left = free if quota is None else min(free, quota - self._store.used())
         if size > left:
             raise Refused(
-                "The snapshot was not imported: there is no room for it.",
+                "The snapshot was not imported: there is not enough space.",
                 f"The file has {size / 1e6:,.0f} MB; {max(0, left) / 1e6:,.0f} MB are free for {self._store.root}.",
                 "Remove snapshots that you no longer need, or set GPUCKPT_STORE to a folder on a larger disk.",
                 needed=size,

@@ -181,7 +181,7 @@ def of_notebook(manifests: Iterable[Manifest], notebook: str) -> list[Manifest]:
         f"There are snapshots of: {', '.join(others[:_MOST])}{more}."
         if others
         else "There are no snapshots of any notebook.",
-        "`gpuckpt list` shows all snapshots, and whose they are.",
+        "`gpuckpt list` shows all snapshots and their notebooks.",
         notebook=notebook,
     )
 
@@ -209,7 +209,7 @@ def _of_notebook(found: Sequence[Manifest], name: str, notebook: str) -> list[Ma
     others = ", ".join(labels(found, always=True).values())
     raise NoSuchSnapshot(
         f"There is no snapshot named {name} of a notebook {notebook}.",
-        f"Of that name there are: {others}." if others else "There is none of that name at all.",
+        f"Of that name there are: {others}." if others else "No notebook has a snapshot of that name.",
         "`gpuckpt list` shows all names.",
         name=name,
     )
@@ -224,7 +224,7 @@ def _one(text: str, chosen: Sequence[Manifest], found: Sequence[Manifest]) -> st
         raise Refused(
             f"{text} is the name of {len(names)} snapshots.",
             f"They are {', '.join(names)}.",
-            f"Say which of them you mean, for example {names[0]}.",
+            f"Name one of them, for example {names[0]}.",
             names=names,
         )
     return next(iter(keys.values()), text)
@@ -264,8 +264,8 @@ def refuse_other_kind(manifest: Manifest, job: str) -> None:
         raise Refused(
             NOT_RESTORED,
             f"{name} was saved from the job {saved}, and here is a kernel.",
-            f"In a terminal, `jupyter gpuckpt restore {saved} {name}` puts that job back; with `--as NEW` it comes up "
-            "as a new job beside it.",
+            f"In a terminal, `jupyter gpuckpt restore {saved} {name}` restores that job; with `--as NEW`, it starts "
+            "as a new job instead.",
         )
     if job and not saved:
         raise Refused(
@@ -311,7 +311,7 @@ def latest_own(store: Store, owner: Owner) -> str:
         )
     what = f"Nothing was restored: {owner.word[0].lower()}{owner.word[1:]} has no snapshot."
     if not manifests:
-        raise NoSuchSnapshot(what, "No other has one.", "Save one first: `gpuckpt save @ NAME`.")
+        raise NoSuchSnapshot(what, "No other notebook has one either.", "Save one first: `gpuckpt save @ NAME`.")
     shown = labels(manifests, always=True)
     names = [shown[manifest.name] for manifest in manifests[:_MOST]]
     more = f" and {len(manifests) - _MOST} more" if len(manifests) > _MOST else ""

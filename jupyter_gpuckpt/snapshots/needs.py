@@ -225,9 +225,9 @@ def difference(file: NeededFile, root: Path) -> str:
     if now.st_size != file.size and not _may_have_size(now.st_size, file, at):
         return f"{file.path}: had {was}, here {now.st_size}"
     if file.in_transaction and file.mtime != now.st_mtime_ns:
-        return f"{file.path}: SQLite was in the middle of a transaction, and it was written to since"
+        return f"{file.path}: a SQLite transaction was open, and the file was written to since"
     if file.build_id and not is_same_build(here := build_id(at), file.build_id):
-        return f"{file.path}: another build, of the same size: was {file.build_id}, here {here or 'none'}"
+        return f"{file.path}: a different build of the same size: was {file.build_id}, here {here or 'none'}"
     return ""
 
 
@@ -260,7 +260,7 @@ def obstacle_in_duckdb(file: NeededFile, files: Container[str], root: Path) -> s
     except FileNotFoundError:
         # Made again, it would be read with a log that is not its own.
         is_strange = file.kept and log not in files and os.path.lexists(root / log[1:])
-        return f"it is gone, and its log ({log}) is there" if is_strange else ""
+        return f"it is gone, but its log ({log}) exists" if is_strange else ""
     except OSError as e:
         return f"{e.strerror}"
 
@@ -278,9 +278,9 @@ def changed(files: Collection[NeededFile], root: Path, marks: Marks) -> dict[Nee
         how = _change(file, root, marks)
         if not how and file.database == databases.DUCKDB:
             log = databases.log_of(file.path)
-            how = "what is beside it is new" if log not in known and os.path.lexists(root / log[1:]) else ""
+            how = "a file that belongs to it is new" if log not in known and os.path.lexists(root / log[1:]) else ""
         if how and (not main or known[main] not in found):
-            found[known[main] if main else file] = f"what is beside it {how}" if main else how
+            found[known[main] if main else file] = f"a file that belongs to it {how}" if main else how
     return found
 
 
@@ -293,11 +293,11 @@ def _change(file: NeededFile, root: Path, marks: Marks) -> str:
         if now.st_size != file.size:
             return f"had {file.size:,} bytes, has {now.st_size:,}"
         if file.hash and not file.writable:
-            return "other contents, of the same size" if marks.of(at, now)[1] != file.hash else ""
+            return "different contents, same size" if marks.of(at, now)[1] != file.hash else ""
     except OSError:
         return ""  # gone: it is refused, or brought
     is_known = not file.build_id and file.mtime is not None
-    return "written to since, and of the same size" if is_known and now.st_mtime_ns != file.mtime else ""
+    return "written to since, same size" if is_known and now.st_mtime_ns != file.mtime else ""
 
 
 def _kind(mode: int) -> str:

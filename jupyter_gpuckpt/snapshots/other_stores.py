@@ -48,7 +48,7 @@ def store_in(folder: str) -> Store:
     if not Path(folder).is_absolute() or "\0" in folder:
         raise Refused(
             f"The folder {folder!r} was not looked into.",
-            "It is not an absolute path, and whoever reads it is in another folder.",
-            "Give it from the root on, as in /mnt/disk/gpuckpt.",
+            "It is not an absolute path, and the keeper runs in another folder.",
+            "Give an absolute path, such as /mnt/disk/gpuckpt.",
         )
     return Store(Path(folder))

@@ -21,7 +21,7 @@ def name_taken(name: str, *, replaceable: bool = True) -> NameTaken:
         then = f"Choose another name, rename the existing one (`gpuckpt mv {name} NEW`), or add --replace."
     return NameTaken(
         f"A snapshot named {name} exists already.",
-        "a snapshot is never overwritten unless that is asked for",
+        "snapshots are only overwritten on request",
         then,
         name=name,
     )
@@ -61,9 +61,8 @@ class Commit:
         if not all(session.stands() for session in sessions):
             raise StoreError(
                 f"The snapshot {self._name} was not stored.",
-                f"somebody deleted the file of its lock in {self._layout.locks}, so that what it needs may have been "
-                "deleted, too",
-                "Try again, and delete nothing by hand in the store.",
+                f"its lock file in {self._layout.locks} was deleted, so data that it needs may have been deleted, too",
+                "Try again, and do not delete anything in the store by hand.",
                 name=self._name,
             )
         draft, target = self._layout.draft(self._id), self._layout.manifest(self._name)
@@ -105,7 +104,7 @@ class Commit:
         draft = self._layout.draft(self._id)
         write_new(draft, signed)
         if read_small(draft, MAX_SIZE) != signed:
-            raise OSError(5, "the manifest reads back with other bytes", str(draft))
+            raise OSError(5, "the manifest reads back differently", str(draft))
 
     def _may_be_in_place(self) -> bool:
         try:

@@ -33,7 +33,7 @@ def store_failure(what: str, cause: OSError, root: Path) -> StoreError:
         why += f" (the store is {root}{room})"
         then = (
             "Remove a snapshot that you no longer need (`gpuckpt rm NAME`), or save to a folder on another disk "
-            "(`gpuckpt save @ NAME --to FOLDER`; GPUCKPT_STORE, where the server starts, for all that follow)."
+            "(`gpuckpt save @ NAME --to FOLDER`; or set GPUCKPT_STORE, where the server starts, for all future saves)."
         )
     elif number in _CLOSED:
         why += f" (the store is {root})"

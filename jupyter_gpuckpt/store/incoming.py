@@ -167,9 +167,9 @@ class Incoming:
         lost = [chunk for chunk in self._contents.chunks() if not _is_there(known.get(chunk.hash), chunk.size)]
         if lost:
             raise Damaged(
-                f"The snapshot {self._manifest.name} is not whole.",
-                f"{len(lost)} of its chunks are not there, the first is {lost[0].hash.hex()[:16]}",
-                "Have its maker send it again.",
+                f"The snapshot {self._manifest.name} is incomplete.",
+                f"{len(lost)} of its chunks are missing, the first is {lost[0].hash.hex()[:16]}",
+                "Ask whoever saved it to send it again.",
                 name=self._manifest.name,
             )
         layout, snapshot_id = self._layout, self._manifest.id
@@ -225,11 +225,11 @@ class Incoming:
 
 
 def _refuse_second(manifest: Manifest, names: Sequence[str]) -> None:
-    """Refuse a snapshot that is there already: what the two names share would be changed, or deleted with one."""
+    """Refuse a snapshot that is already installed: what the two names share would be changed, or deleted with one."""
     if names:
         raise NameTaken(
-            f"The snapshot {manifest.name} is here already, as {names[0]}.",
-            "both have the same id: they are one snapshot, and it was given another name",
+            f"The snapshot {manifest.name} is already in the store, as {names[0]}.",
+            "both have the same id: they are one snapshot that was renamed",
             f"Use that one, or `gpuckpt mv {names[0]} {manifest.name}`.",
             name=names[0],
         )

@@ -55,7 +55,7 @@ Index = dict[bytes, Location]
 
 
 class DamagedPart(ValueError):
-    """A part of the index is not as it was written; what it said can be read from the packs again."""
+    """A part of the index was changed or is incomplete; what it said can be read from the packs again."""
 
 
 def write_part(layout: Layout, part: str, chunks: Mapping[bytes, Location], session: str) -> None:

@@ -55,11 +55,11 @@ class KeptRecord:
             lock.release()
 
     def damaged(self) -> StoreError:
-        """Return the error for a record that is not as it was written."""
+        """Return the error for a record that was changed or is incomplete."""
         return StoreError(
-            "What says whom you trust is damaged.",
-            f"{self._path} is not as it was written",
-            "Restore it from a copy, or move it away and say again whom you trust.",
+            "The list of trusted keys is damaged.",
+            f"{self._path} was changed or is incomplete",
+            "Restore it from a copy, or move it away and trust the keys again.",
             file=str(self._path),
         )
 

@@ -158,7 +158,7 @@ class Layout:
         ------
         Incompatible : a newer version wrote the store.
         Damaged : its mark is not one.
-        StoreError : it belongs to somebody else, others can write in it, it is another kind of
+        StoreError : it belongs to somebody else, other users can write to it, it is another kind of
             folder, or it cannot be read.
         """
         with storing("The store cannot be read.", self.root):
@@ -215,7 +215,7 @@ class Layout:
             check_format(found, f"The store in {self.root}")
         raise Damaged(
             "The store's format file is damaged.",
-            f"{self.mark} does not say a format that this or an older version wrote",
+            f"{self.mark} names no format that this or an older version wrote",
             f"If no newer version of jupyter_gpuckpt used this store, write {_MARK.decode()!r} "
             "into that file and list the snapshots.",
             store=str(self.root),
@@ -226,10 +226,10 @@ class Layout:
             raise NotADirectoryError(20, "Not a directory", str(self.root))
         if about.st_uid != os.geteuid():
             raise StoreError(
-                "The store belongs to somebody else.",
+                "The store belongs to another user.",
                 f"{self.root} is owned by uid {about.st_uid}, this process is uid {os.geteuid()}; "
                 "a snapshot is code that would run in your name",
-                "Give a folder of your own (--to, GPUCKPT_STORE).",
+                "Choose a folder of your own (--to, GPUCKPT_STORE).",
                 store=str(self.root),
                 owner=about.st_uid,
             )
@@ -237,7 +237,7 @@ class Layout:
     def _check_private(self, about: os.stat_result) -> None:
         if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise StoreError(
-                "Others can write in the store.",
+                "Other users can write to the store.",
                 f"{self.root} has mode {stat.S_IMODE(about.st_mode):04o}; "
                 "a snapshot is code that would run in your name",
                 f"If you trust what is in it, run `chmod 700 {self.root}`.",
@@ -254,7 +254,8 @@ class Layout:
             raise StoreError(
                 "The folder of the store is not a store.",
                 f"{self.root} has no format.json but holds {odd[0]}",
-                f"Give one that is empty or does not exist yet, for example {self.root}/gpuckpt (--to, GPUCKPT_STORE).",
+                f"Choose one that is empty or does not exist yet, for example {self.root}/gpuckpt (--to, "
+                "GPUCKPT_STORE).",
                 store=str(self.root),
             )
 

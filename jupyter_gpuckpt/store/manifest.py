@@ -81,7 +81,7 @@ class Manifest:
             raise StoreError(
                 f"The manifest of {self.name} would be too large.",
                 f"it has {len(sealed)} bytes, at most {_MAX_SEALED} are allowed",
-                "Save with a shorter message.",
+                "Save with a shorter note.",
                 size=len(sealed),
             )
         return sealed
@@ -122,8 +122,8 @@ class Manifest:
             _damaged(name, f"its manifest is not valid: {e}")
         if manifest.name != name:
             raise WrongName(
-                f"The snapshot {name} is not the one of that name.",
-                f"its manifest is that of the snapshot {manifest.name}, which somebody put in its place",
+                f"The snapshot {name} has another snapshot's contents.",
+                f"its manifest is that of the snapshot {manifest.name}, which was put in its place",
                 f"Use another snapshot; `gpuckpt mv` gives a snapshot another name. `gpuckpt rm {name}` removes this "
                 "one here.",
                 name=name,
@@ -183,7 +183,10 @@ def name_in(raw: bytes, shown: str) -> str:
         return check_key(name)
     except (ValueError, KeyError, TypeError, RecursionError, BadName) as e:
         raise Damaged(
-            f"{shown} is damaged.", f"its manifest has no name: {e}", "Have its maker send it again.", file=shown
+            f"{shown} is damaged.",
+            f"its manifest has no name: {e}",
+            "Ask whoever saved it to send it again.",
+            file=shown,
         ) from e
 
 

@@ -76,13 +76,13 @@ class OwnKey:
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         if self._path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise _refused(self._path, "others can read it or write in it", f"chmod 600 {self._path}")
+            raise _refused(self._path, "other users can read or write it", f"chmod 600 {self._path}")
         try:
             key = load_pem_private_key(read_small(self._path, _LIMIT), password=None)
         except (ValueError, TypeError) as e:
             key, why = None, str(e)
         else:
-            why = "it is of another kind"
+            why = "it is not a regular file"
         if not isinstance(key, Ed25519PrivateKey):
             raise StoreError(
                 "The key that snapshots are signed with cannot be read.",
@@ -99,7 +99,7 @@ def private_folder(path: Path) -> None:
 
     Raises
     ------
-    StoreError : it belongs to somebody else, or others can write in it.
+    StoreError : it belongs to somebody else, or other users can write to it.
     OSError : it cannot be created.
     """
     make_parents(path)
@@ -114,8 +114,8 @@ def check_private(path: Path) -> None:
     if about.st_uid != os.geteuid():
         raise _refused(path, f"it belongs to uid {about.st_uid}", "Set GPUCKPT_KEYS to a folder of your own.")
     if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _refused(path, "others can write in it", f"chmod 700 {path}")
+        raise _refused(path, "other users can write to it", f"chmod 700 {path}")
 
 
 def _refused(path: Path, why: str, then: str) -> StoreError:
-    return StoreError("What says whose snapshots are trusted cannot be relied on.", f"{path}: {why}", then)
+    return StoreError("The list of trusted keys is not safe to use.", f"{path}: {why}", then)

@@ -133,9 +133,9 @@ class Session:
                     time.sleep(_BETWEEN_LOOKS)
                     continue
                 raise Busy(
-                    "Somebody else is bringing the same snapshot into the store.",
+                    "The same snapshot is already being added to the store.",
                     f"the lock of {self._path} is held",
-                    "Wait until they are done.",
+                    "Wait until that is done.",
                 )
             self._path.unlink(missing_ok=True)  # somebody looked at it between its creation and its locking
         self._lock = lock

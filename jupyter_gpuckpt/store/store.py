@@ -508,8 +508,8 @@ class Store:
             if self.trust.is_foreign(raw, name):
                 raise Refused(
                     failed,
-                    "somebody else made and signed this snapshot, and the note is part of what they signed",
-                    f"Add a tag instead, which nobody signs: `gpuckpt tag {name} TAG`.",
+                    "this snapshot was signed by somebody else, and the signature covers the note",
+                    f"Add a tag instead, which is not signed: `gpuckpt tag {name} TAG`.",
                     name=name,
                 )
             noted = replace(manifest, message=message)
@@ -530,7 +530,12 @@ class Store:
         with storing(failed, self.root), changing(self._layout):
             manifest, raw = self._trusted(name)
             if self.trust.is_foreign(raw, name):
-                raise Refused(failed, "somebody else made and signed it, with the path of its notebook", "", name=name)
+                raise Refused(
+                    failed,
+                    "it was signed by somebody else, with the path of its notebook",
+                    "",
+                    name=name,
+                )
             moved = replace(manifest, kernel={**manifest.kernel, **kernel})
             self._write_anew(name, moved.to_json())
         return moved
@@ -563,7 +568,7 @@ class Store:
                 raise Refused(
                     f"The snapshot {name} is signed already.",
                     "by you" if own else f"by the holder of the key {signature.key}",
-                    "" if own else f"To trust all that they sign: `gpuckpt trust {signature.key}`.",
+                    "" if own else f"To trust everything signed with it: `gpuckpt trust {signature.key}`.",
                     name=name,
                     key=signature.key,
                 )
@@ -642,7 +647,7 @@ class Store:
         """Do what `collect` does, and write packs anew of which little is still needed."""
         if not self._layout.readable():
             return Collected()
-        with storing("Left-over data could not be deleted.", self.root):
+        with storing("Unneeded data could not be deleted.", self.root):
             return compact(self._layout, self._all_manifests, grace)
 
     def collect(self, grace: float = 0.0) -> Collected:
@@ -653,7 +658,7 @@ class Store:
         """
         if not self._layout.readable():
             return Collected()
-        with storing("Left-over data could not be deleted.", self.root):
+        with storing("Unneeded data could not be deleted.", self.root):
             return collect(self._layout, self._all_manifests, grace)
 
     def would_collect(self, without: Collection[str] = ()) -> Collected:
@@ -715,7 +720,7 @@ class Store:
             return NoSuchSnapshot(
                 f"The snapshot {name} is still being saved.",
                 f"{saving.by} has been saving it since {saving.since}; {saving.written / 1e6:,.0f} MB are written.",
-                "Ask again when that is done. `gpuckpt restore @` waits for it by itself.",
+                "Try again when that is done, or run `gpuckpt restore @`, which waits for it.",
                 name=name,
                 saving=True,
             )
@@ -726,7 +731,7 @@ class Store:
         close = difflib.get_close_matches(name, names, 3, 0.5)
         return NoSuchSnapshot(
             f"There is no snapshot named {name}.",
-            f"Snapshots in the store {self.root}: {len(names)}, none of them of that name.",
+            f"Snapshots in the store {self.root}: {len(names)}, none with that name.",
             f"Did you mean {' or '.join(close)}?" if close else "`gpuckpt list` shows all names.",
             name=name,
             close=close,
@@ -742,7 +747,7 @@ def _placing(manifest: Manifest, into: Path) -> Iterator[None]:
         raise StoreError(
             f"The files of the snapshot {manifest.name} could not be put in place.",
             f"{e.strerror or e}: {into}",
-            "Make room there (`df` tells how much there is; in /dev/shm it is memory), and try again.",
+            "Free space there (`df` shows how much there is; in /dev/shm it is memory), and try again.",
             errno=errno.errorcode.get(e.errno or 0, str(e.errno)),
             folder=str(into),
         ) from e

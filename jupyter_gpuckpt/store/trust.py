@@ -119,18 +119,18 @@ class Trust:
         if signature is None:
             raise Unsigned(
                 f"The snapshot {name} is not signed.",
-                "it says nothing about who made it, and a snapshot is code that would run in your name",
+                "it does not say who saved it, and a snapshot is code that would run in your name",
                 f"If you made it yourself, in this store, before snapshots were signed: `gpuckpt sign {name}`. "
-                "If not, have its maker send it again.",
+                "If not, ask whoever saved it to send it again.",
                 name=name,
             )
         about = {"name": name, "key": signature.key}
         if not verifies(MANIFEST, sealed, signature):
             raise WrongSignature(
                 f"The signature of the snapshot {name} is wrong.",
-                f"the holder of the key {signature.key} did not sign these bytes: they were changed, or signed by "
-                "somebody who only claims that key",
-                "Do not use it. Have its maker send it again, by another way.",
+                f"the holder of the key {signature.key} did not sign these bytes: they were changed, or somebody "
+                "else claims that key",
+                "Do not use it. Ask whoever saved it to send it again, by another route.",
                 **about,
             )
         said = self.known().get(signature.key)
@@ -138,16 +138,16 @@ class Trust:
             raise RevokedKey(
                 f"The snapshot {name} was signed with a key that was revoked.",
                 f"the key {signature.key} was revoked on {said.since[:10]}: whoever holds it now may not be its owner",
-                "Have its maker send it again, signed with another key. "
+                "Ask whoever saved it to send it again, signed with another key. "
                 f"To trust this one once more: `gpuckpt trust {signature.key}`.",
                 **about,
             )
         if said is None and not self.is_own(signature.key):
             raise UnknownKey(
-                f"The snapshot {name} was signed by somebody who is not trusted.",
+                f"The snapshot {name} was signed by somebody you do not trust.",
                 f"the key {signature.key} is neither yours nor one that you trust; a snapshot is code that would run "
                 "in your name",
-                "Ask its maker what `gpuckpt trust --own` prints there. If it is this key: "
+                "Ask whoever saved it what `gpuckpt trust --own` prints there. If it is this key: "
                 f"`gpuckpt trust {signature.key}`.",
                 **about,
             )
@@ -165,7 +165,7 @@ class Trust:
             newest = self._newest.read().get(_of(signature, manifest), "")
         if manifest.created < str(newest):
             raise Replayed(
-                f"The snapshot {manifest.name} is older than one of that name that was here before.",
+                f"The snapshot {manifest.name} is older than an earlier one of that name.",
                 f"it is of {manifest.created}, that one of {newest}: somebody may be presenting old state as new",
                 "If you want the older one, add --older.",
                 name=manifest.name,
@@ -215,7 +215,7 @@ def parse_key(text: str) -> str:
     if len(found) != 1:
         raise Refused(
             "That is not a key.",
-            "a key has 64 of the digits 0-9 and a-f" + (", and there are several" if found else ""),
+            "a key has 64 hexadecimal digits" + (", and there are several" if found else ""),
             "Give the key, or a file with it, as `gpuckpt trust --own` prints it for its owner.",
         )
     return found[0]

@@ -252,7 +252,7 @@ class Writer:
 def _odd_file(name: str, path: str) -> StoreError:
     return StoreError(
         f"The snapshot {name} could not be stored.",
-        f"{path!a} among its files is not a regular file with a plain name",
-        "This is a fault of jupyter_gpuckpt: please report it.",
+        f"{path!a} is not a regular file with a plain name",
+        "This is a bug in jupyter_gpuckpt: please report it.",
         file=ascii(path),
     )

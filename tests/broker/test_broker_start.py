@@ -109,14 +109,14 @@ def test_28_it_does_not_start_from_what_others_could_change(
 ) -> None:
     path = what(installation)
     how(path)
-    assert f"{path} can be changed by others than root" in installation.starts()
+    assert f"{path} can be changed by users other than root" in installation.starts()
 
 
 def test_28_it_does_not_start_by_a_link_that_others_could_turn(installation: Installation, machine: Machine) -> None:
     """What it leads to is root's, today."""
     theirs = machine.folder / "bob" / "criu"
     theirs.symlink_to(find_criu().path)
-    assert f"{theirs.parent} can be changed by others" in installation.starts(GPUCKPT_CRIU=str(theirs))
+    assert f"{theirs.parent} can be changed by users other than root" in installation.starts(GPUCKPT_CRIU=str(theirs))
     shared = installation.folder / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -124,7 +124,7 @@ def test_28_it_does_not_start_by_a_link_that_others_could_turn(installation: Ins
     link.symlink_to(find_criu().path)
     assert "listens" in installation.starts(GPUCKPT_CRIU=str(link))  # nobody else may replace a link of root's there
     os.chown(link, UIDS["bob"], UIDS["bob"], follow_symlinks=False)
-    assert f"{link} can be changed by others" in installation.starts(GPUCKPT_CRIU=str(link))
+    assert f"{link} can be changed by users other than root" in installation.starts(GPUCKPT_CRIU=str(link))
 
 
 def test_28_folders_that_somebody_planted_are_left_as_they_are(installation: Installation) -> None:
@@ -132,5 +132,5 @@ def test_28_folders_that_somebody_planted_are_left_as_they_are(installation: Ins
     roots.mkdir(mode=0o755)
     (theirs / "sleepers").symlink_to(roots)
     give(theirs)
-    assert f"{theirs} can be changed by others" in installation.starts()
+    assert f"{theirs} can be changed by users other than root" in installation.starts()
     assert stat.S_IMODE(roots.stat().st_mode) == 0o755

@@ -60,7 +60,7 @@ def test_36_a_process_with_another_root_folder_is_not_served(machine: Machine, t
         *("sh", "-ec", way + ENTER, "sh", str(folder), *asking), environment=machine.environment_of("bob")
     )
     assert done.returncode == 0, done.stderr
-    assert "another root folder" in json.loads(done.stdout)["error"]["why"], done
+    assert "a different root folder" in json.loads(done.stdout)["error"]["why"], done
 
 
 def test_37_a_process_that_becomes_a_set_user_id_program_while_it_is_looked_at_is_not_served(

@@ -99,11 +99,11 @@ def test_34_nothing_is_dumped_but_what_runs_below_the_sleeper(asleep: Person) ->
     """Not the sleeper itself, though in a namespace of its own a process of the kernel has the same pid."""
     said = asleep.does(BESIDE, "asyncio.run(attempt())")
     assert said["nested"]
-    assert "Process 1 is none that runs in this kernel" in said["sleeper"]
+    assert "Process 1 does not run in this kernel" in said["sleeper"]
 
 
 def test_35_one_thing_at_a_time_is_done_in_a_sleeper(asleep: Person) -> None:
     """A criu that its user has stopped would be dumped by another one, with its capability, by another deputy."""
     said = asleep.does(STOPPED_IN_A_DUMP, "asyncio.run(attempt())")
-    assert said["criu"] == said["next"] == "Something else is being done with this kernel or job."
+    assert said["criu"] == said["next"] == "Another operation on this kernel or job is in progress."
     assert (said["first"], said["afterwards"]) == (0, 0)

@@ -22,7 +22,7 @@ def machine() -> Iterator[BootedMachine]:
     machine = BootedMachine.boot_or_skip()
     try:
         done = machine.gpuckpt("broker", "install", "--group", GROUP)
-        if "can be changed by others than root" in done.stderr:
+        if "can be changed by users other than root" in done.stderr:
             pytest.skip(f"no broker starts from here: {done.stderr}")
         assert done.returncode == 0, done.stderr
         assert machine.as_root("usermod", "-aG", GROUP, "alice").returncode == 0

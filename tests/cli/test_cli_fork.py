@@ -51,12 +51,12 @@ def test_a_fork_from_a_snapshot_as_json(cli: Cli, notebook: Notebook) -> None:
 
 def test_what_cannot_be(cli: Cli, notebook: Notebook) -> None:
     for words, status, says in (
-        (("fork", "ID", "-n", "0.5"), 2, "is not a number of 1 and more"),
+        (("fork", "ID", "-n", "0.5"), 2, "is not a number of at least 1"),
         (("fork", "ID", "-n", "65"), 1, "Ask for 1 to 64 at once."),
         (("fork", "ID", "--snapshot", "nothing"), 3, "nothing"),
-        (("fork", "nobody"), 3, "No kernel fits"),
+        (("fork", "nobody"), 3, "No kernel matches"),
         (("move", "ID"), 2, "--gpu"),
-        (("move", "ID", "--gpu", "x"), 2, "not the number of a GPU"),
+        (("move", "ID", "--gpu", "x"), 2, "not a GPU number"),
         (("move", "ID", "--gpu", "0"), 1, "It has nothing on a GPU."),
         (("fork", "ID", "--gpu", "0"), 1, "It has nothing on a GPU."),
     ):

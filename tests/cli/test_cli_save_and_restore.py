@@ -192,7 +192,7 @@ def test_a_keeper_that_dies_during_a_save_is_noticed(cli: Cli, notebook: Noteboo
     os.kill(cli("kernels", "--json").json["kernels"][0]["keeper_pid"], signal.SIGKILL)
     _, err = saving.communicate(timeout=60)
     assert saving.returncode == 1
-    assert "The kernel's keeper is not there." in err
+    assert "The kernel's keeper is not running." in err
     assert cli("kernels", "--json").json["kernels"][0]["state"] == "running"
     assert notebook.value("x") == "5"
 

@@ -44,13 +44,13 @@ def test_snapshots_are_listed_shown_and_removed(cli: Cli, notebook: Notebook) ->
     assert (named("--tag", "good", "--tag", "best"), named("--tag", "good", "--pinned")) == (["first"], [])
     assert (named("--pinned"), named("--notebook", "other.ipynb")) == (["second"], [])
     assert (named("--since", "1h"), named("--since", "2999-01-01")) == (["second", "first"], [])
-    assert cli("list", "--tag", "none").out == "None of the 2 snapshots fits.\n"
+    assert cli("list", "--tag", "none").out == "None of the 2 snapshots matches.\n"
     assert [one["name"] for one in cli("list", "--tag", "best", "--json").json["snapshots"]] == ["first"]
     lines = cli("list", "--format", "json").out.splitlines()
     assert [json.loads(line)["name"] for line in lines] == named()
     refused = cli("list", "--format", "{nothing}")
     assert (refused.status, "one of: name, " in refused.err) == (2, True)
-    assert "neither a time ago" in cli("list", "--since", "soon").err
+    assert "neither an age" in cli("list", "--since", "soon").err
     in_a_cell = notebook.run("%gpuckpt list --tag good --format '{{name}} {{pinned}} {{tags}}'").text
     assert in_a_cell == "first false best,good"
     notebook.run("%gpuckpt unpin second\n%gpuckpt tag first --remove good --remove best")

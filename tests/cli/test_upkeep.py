@@ -164,7 +164,7 @@ def test_what_would_be_removed_is_told_and_asked_for_at_a_terminal(cli: Cli, sto
         save(store, f"s{number}", data=os.urandom(50_000))
     would = cli("keep", "--last", "2", "--dry-run", "--json").json
     assert (would["would_remove"], would["freed"] > 100_000) == (["s1", "s0"], True)
-    assert "2 snapshots would go, 10" in cli("rm", "s0", "s1", "--dry-run").out
+    assert "2 snapshots would be removed, 10" in cli("rm", "s0", "s1", "--dry-run").out
     assert cli("rm", "s0", "s1", "nothing", "--dry-run").status == 3
     for words in (["keep", "--last", "2"], ["rm", "s0", "s1"]):
         status, shown = at_a_terminal("", *words)

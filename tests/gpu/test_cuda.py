@@ -118,7 +118,7 @@ def test_row_19_lock_times_out_while_a_long_gpu_kernel_runs(
     process = cells(SMALL)
     process.run("torch.cuda._sleep(int(1.9e9 * 6))")
     began = time.monotonic()
-    with pytest.raises(SaveFailed, match="did not come to a pause") as caught:
+    with pytest.raises(SaveFailed, match="did not pause") as caught:
         cuda.freeze(worker, [process.pid])
     assert time.monotonic() - began < 4
     assert caught.value.data["name"] == "CUDA_ERROR_NOT_READY"

@@ -112,7 +112,7 @@ def test_a_kernel_moves_to_another_gpu_and_back_and_the_old_one_is_free(notebook
     assert notebook.value("digest(x) == d, (x + 1).sum().item() == x.sum().item() + len(x)") == "True True"
     wait_until(lambda: abs(grown(before)[0]) * MIB < NOISE, 30, "memory of the old GPU is still held")
     assert grown(before)[1] > 2048
-    assert "It is there already" in notebook.fails("%gpuckpt move --gpu 1", timeout=120).text
+    assert "It is already there" in notebook.fails("%gpuckpt move --gpu 1", timeout=120).text
     notebook.run("%gpuckpt save there", timeout=120)
     notebook.run("%gpuckpt move --gpu 0", timeout=120)
     assert notebook.value("digest(x) == d") == "True"

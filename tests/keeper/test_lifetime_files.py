@@ -70,7 +70,7 @@ def test_nothing_is_written_into_a_temporary_folder_that_a_stranger_has_made_sin
         folder.symlink_to(into)
         os.chown(folder, 12345, 12345, follow_symlinks=False)
     try:
-        assert f"the folder is another user's: {folder}" in refused(notebook)
+        assert f"the folder belongs to another user: {folder}" in refused(notebook)
         assert list(into.iterdir()) == []
     finally:
         folder.unlink() if planted == "link" else folder.rmdir()
@@ -105,7 +105,7 @@ def test_what_is_there_is_not_touched_and_what_was_made_for_nothing_is_deleted(
 def test_a_large_temporary_file_is_named_at_the_save(notebook: Notebook, tmp_path: Path) -> None:
     large = tmp_path / "large"
     notebook.run(f"f = open({str(large)!r}, 'wb'); f.truncate((16 << 20) + 1)")
-    assert f"too large to be in the snapshot: {large}" in notebook.run("%gpuckpt save here").text
+    assert f"too large to be included in the snapshot: {large}" in notebook.run("%gpuckpt save here").text
     large.unlink()
     assert f"{large}: had 16777217 bytes, is gone" in refused(notebook)
 
@@ -165,7 +165,7 @@ def test_a_transaction_goes_on_where_nothing_was_written_since_and_is_refused_el
     notebook.run("%gpuckpt restore here")
     assert rows(notebook) == "2"
     notebook.run("db.commit()")
-    assert "SQLite was in the middle of a transaction, and it was written to since" in refused(notebook)
+    assert "a SQLite transaction was open, and the file was written to since" in refused(notebook)
     notebook.run("db.close()")
     assert is_sound(database)
     assert str(database) in refused(notebook)
@@ -182,7 +182,7 @@ def test_a_database_of_duckdb_is_gone_on_with_only_as_it_was(notebook: Notebook,
     notebook.run("log.write(b'more'); f.seek(3 * 4096); f.write(b'rows'); f.flush()")
     answer = notebook.run("%gpuckpt restore here").text
     assert f"{path}, a database of DuckDB's (" in answer
-    assert f"It is in {log}, until the kernel closes the database" in answer
+    assert f"It is in {log} until the kernel closes the database" in answer
     with path.open("r+b") as f:
         f.seek(4096)
         f.write(b"another header")
@@ -201,7 +201,10 @@ def test_a_log_of_duckdb_is_not_joined_with_another_database(notebook: Notebook,
     notebook.run(f"f = open({str(path)!r}, 'r+b')")
     assert f"DuckDB has {path} open, and the snapshot has no copy of it" in notebook.run("%gpuckpt save here").text
     log.write_bytes(b"of what came since")
-    assert f"{path}, a database of DuckDB's (what is beside it is new)" in notebook.run("%gpuckpt restore here").text
+    assert (
+        f"{path}, a database of DuckDB's (a file that belongs to it is new)"
+        in notebook.run("%gpuckpt restore here").text
+    )
     with path.open("r+b") as f:
         f.truncate(4096)
     notebook.run("%gpuckpt save here --replace")
@@ -224,7 +227,7 @@ def test_files_that_were_written_may_have_another_size_or_be_gone(notebook: Note
     appended.unlink()
     answer = notebook.run("%gpuckpt restore here").text
     assert f"{shorter} (had 5 bytes, has 3)" in answer
-    assert f"{shorter} is shorter than it was: what the kernel writes to it stands where it would have" in answer
+    assert f"{shorter} is shorter than it was: unless the kernel appends, it writes at its old position" in answer
     notebook.run("for f in shorter, appended: f.write(' on'); f.flush()")
     assert (shorter.read_text(), appended.read_text()) == ("new\0\0 on", "saved on")
     # Memory behind the end of a file would kill whoever touches it.

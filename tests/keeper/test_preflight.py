@@ -73,12 +73,12 @@ def test_another_build_of_a_library_is_refused_and_other_data_is_told(notebook: 
     now = build_id(library)
     assert now not in ("", was)
     answer = notebook.fails("%gpuckpt restore here")
-    assert f"{library}: another build, of the same size: was {was}, here {now}" in answer.text
+    assert f"{library}: a different build of the same size: was {was}, here {now}" in answer.text
     shutil.copyfile(source, library)
     data.write_text("TEN BYTES\n")
     rewrite("here", machine={"kernel": "6.0.0-elsewhere"})
     answer = notebook.run("%gpuckpt restore here")
-    assert f"not as they were at the save: {data} (other contents, of the same size)." in answer.text
+    assert f"have changed since the save: {data} (different contents, same size)." in answer.text
     assert f"Linux: saved with 6.0.0-elsewhere, here {platform.release()}" in answer.text
 
 

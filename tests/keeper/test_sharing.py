@@ -123,7 +123,7 @@ def test_one_that_works_is_waited_for(two: list[Notebook]) -> None:
 
     async def both() -> None:
         making = asyncio.create_task(asyncio.to_thread(_make_room, _Figures(two), 10, told))
-        while "waiting for room on the GPU" not in told:
+        while "waiting for free GPU memory" not in told:
             await asyncio.sleep(0.01)
         # The other one is left in peace until it helps.
         assert (await asyncio.to_thread(_states, two)) == ["running", "running"]

@@ -226,7 +226,7 @@ def test_a_cell_that_follows_one_that_asks_for_sleep_is_named_as_what_keeps_it_a
         notebook.client.execute("x = 1")
         told = said()
         # It was quicker than the cell, or it was not.
-        assert told.startswith("Asleep in ") or told == "Not asleep: another cell came."
+        assert told.startswith("Asleep in ") or told == "Not asleep: another cell was run."
         assert notebook.value("x").endswith("1")
 
 

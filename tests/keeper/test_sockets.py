@@ -99,7 +99,7 @@ def test_connections_between_the_kernel_s_own_processes_are_told_where_they_are_
     child = notebook.value("f'{comm} ({child.pid})'")
     notebook.run("%gpuckpt save here")
     answer = notebook.run("%gpuckpt restore here").text
-    assert "TCP connections among its own processes that were cut: 2 (" in answer
+    assert "TCP connections between its own processes that were closed: 2 (" in answer
     assert f"1 between the kernel and {child}" in answer
     assert "1 between the kernel and the kernel" in answer
     notebook.run("child.wait()")  # it was told, too

@@ -352,7 +352,7 @@ def test_a_library_that_was_built_anew_is_refused(
     own.write_bytes(content[:note] + bytes(20) + content[note + 20 :])
     answer = unharmed("%gpuckpt restore here")
     assert answer.ename == "Refused"
-    assert f"{own}: another build, of the same size" in answer.text
+    assert f"{own}: a different build of the same size" in answer.text
     own.write_bytes(content)
     notebook.run("%gpuckpt restore here")
     assert notebook.value("library.cos(ctypes.c_double(0.0))") == "1.0"

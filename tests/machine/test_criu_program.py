@@ -152,7 +152,7 @@ def test_a_program_whose_sockets_are_open_to_other_users_is_told_of(
     refuse_open_sockets(find_criu())
     library = tmp_path / "library"
     monkeypatch.setattr(settings, "CRIU_SOCKETS_LIBRARY", library)
-    for library_is, said in (("not built", "C compiler"), ("not one that the program loads", "does not heed")):
+    for library_is, said in (("not built", "C compiler"), ("not one that the program loads", "ignores")):
         if library_is != "not built":
             library.touch()
         _program(tmp_path, f"{NEW}# {library_is}\n")

@@ -180,7 +180,7 @@ def test_a_store_that_others_can_write_in(mode: int, tmp_path: Path, monkeypatch
         pass
     store = by_name(store_checks())["store"]
     assert not store.ok
-    assert store.found == f"Others can write in the store. {refused.value.why}"
+    assert store.found == f"Other users can write to the store. {refused.value.why}"
     assert store.mend == refused.value.then
 
 
@@ -188,7 +188,7 @@ def test_a_store_that_is_not_there_yet_is_not_made(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("GPUCKPT_STORE", str(tmp_path / "a" / "store"))
     checks = by_name(store_checks())
     assert checks["store"].ok
-    assert "will be made" in checks["store"].found
+    assert "will be created" in checks["store"].found
     assert list(tmp_path.iterdir()) == []
 
 

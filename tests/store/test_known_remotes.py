@@ -169,7 +169,7 @@ def test_the_mark_of_another_remote_is_not_taken_for_this_one_s(
 def test_more_readers_than_were_named_are_told_before_anything_is_sent(
     ann: Store, bob: Store, remote: Path, readers: list[str]
 ) -> None:
-    with pytest.raises(Unconfirmed, match="for others, too") as caught:
+    with pytest.raises(Unconfirmed, match="for other people, too") as caught:
         push(bob, "bobs", at(remote, bob, recipients=readers[1:]))
     assert all(f"--encrypt-to {one}" in caught.value.then for one in readers)
     push(bob, "bobs", at(remote, bob, recipients=readers))

@@ -274,7 +274,7 @@ def test_a_writer_whose_lock_was_deleted_gives_up(store: Store) -> None:
     with store.writer("it") as writer:
         fill(writer)
         (store.root / "locks" / writer.id).unlink()
-        with pytest.raises(StoreError, match="deleted the file of its lock"):
+        with pytest.raises(StoreError, match="its lock file"):
             writer.commit(message="", **ABOUT)
     assert store.list() == []
     store.collect()

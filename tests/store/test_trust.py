@@ -178,7 +178,7 @@ def test_a_note_is_changed_by_whoever_signed_it_and_by_nobody_else(store: Store,
     save(other, "theirs")
     store.trust.add(other.trust.own())
     before = everything(store.root)
-    with pytest.raises(Refused, match="somebody else made and signed"):
+    with pytest.raises(Refused, match="signed by somebody else"):
         store.note("theirs", "mine")
     assert everything(store.root) == before
     with pytest.raises(NoSuchSnapshot):

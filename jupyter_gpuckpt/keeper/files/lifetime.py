@@ -162,7 +162,7 @@ def _refuse_strange(at: Path, owner: int) -> None:
     for folder in temporary_above(Path("/"), str(at)):
         about = Path(folder).lstat()
         if not stat.S_ISDIR(about.st_mode) or about.st_uid not in (owner, os.geteuid()):
-            raise PermissionError(errno.EPERM, "the folder is another user's", folder)
+            raise PermissionError(errno.EPERM, "the folder belongs to another user", folder)
 
 
 def unmake(made: Sequence[Path]) -> None:

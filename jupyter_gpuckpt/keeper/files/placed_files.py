@@ -276,6 +276,6 @@ def _finish(at: Path, file: KeptFile) -> None:
 def _not_placed(why: str) -> Refused:
     return Refused(
         "The snapshot was not restored; nothing was touched.",
-        f"Its own files could not be put in place: {why}",
-        f"Check that there is room in {settings.kernels_dir()}, or install the kernel's files on this machine.",
+        f"The files stored in it could not be put in place: {why}",
+        f"Check that there is space in {settings.kernels_dir()}, or install the kernel's files on this machine.",
     )

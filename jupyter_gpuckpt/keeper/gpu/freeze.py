@@ -266,7 +266,7 @@ class GpuReturn:
         while holder is not None and processes.start_time(holder) is not None:
             if time.monotonic() > deadline:
                 raise KernelLost(
-                    "The kernel's GPU memory could not be given back to it.",
+                    "The kernel's GPU memory could not be restored.",
                     f"Process {holder}, which holds it, does not end: it hangs in the GPU driver.",
                     "Restart the kernel, and restore a snapshot. `dmesg` may say what the driver waits for.",
                 )
@@ -313,7 +313,7 @@ class GpuReturn:
 
         def go_on(stage: str, done: int, total: int) -> None:
             if self._stopped:
-                raise Cancelled("The restore was broken off.", "", "")
+                raise Cancelled("The restore was aborted.", "", "")
             if (total - done) * (time.monotonic() - began) < done * _NEARLY:
                 loop.call_soon_threadsafe(self._nearly_read.set)
             progress(stage, done, total)
@@ -485,7 +485,7 @@ def _or_lost() -> Iterator[None]:
         yield
     except DriverError as e:
         raise KernelLost(
-            "The kernel's GPU memory could not be given back to it.",
+            "The kernel's GPU memory could not be restored.",
             f"{e.what} {e.why}",
             "Restart the kernel, and restore a snapshot.",
             **e.data,

@@ -66,7 +66,7 @@ class LateVram:
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         if self._stopped:
-            raise Cancelled("The restore was ended.", "Its kernel has ended, or goes back to another snapshot.", "")
+            raise Cancelled("The restore was aborted.", "Its kernel has ended, or another restore began.", "")
         progress = self._watched_by
         if progress is not None:
             with contextlib.suppress(Cancelled):  # of who waits for it: it is read all the same

@@ -83,8 +83,8 @@ async def turn(gpus: Iterable[str], progress: OperationProgress) -> AsyncIterato
                 progress.check()
                 if time.monotonic() > deadline:
                     raise Busy(
-                        "The GPU was not waited for any longer.",
-                        f"Another kernel has been taking memory of it for {settings.share_timeout():.0f} s.",
+                        "Timed out waiting for the GPU.",
+                        f"Another kernel has been allocating memory on it for {settings.share_timeout():.0f} s.",
                         "Try again.",
                     )
                 await asyncio.sleep(_LOOK / 4)
@@ -152,7 +152,7 @@ async def make_room(
             continue
         if time.monotonic() > deadline:
             raise _no_room(gpus, needed, holders, what)
-        await progress.enter("waiting for room on the GPU")
+        await progress.enter("waiting for free GPU memory")
         await asyncio.sleep(_LOOK)
 
 
@@ -259,7 +259,7 @@ def _no_room(gpus: Mapping[str, Gpu], needed: Mapping[str, int], holders: Sequen
     for uuid in _lacking(gpus, needed):
         gpu = gpus.get(uuid)
         if gpu is None:
-            lines.append(f"GPU {uuid} is not here.")
+            lines.append(f"There is no GPU {uuid} on this machine.")
             continue
         lines.append(
             f"GPU {gpu.index} ({gpu.name}) has {gpu.free / 2**30:.1f} GiB free, and {needed[uuid] / 2**30:.1f} GiB are "
@@ -269,7 +269,7 @@ def _no_room(gpus: Mapping[str, Gpu], needed: Mapping[str, int], holders: Sequen
     return Refused(
         what,
         "\n".join(lines),
-        "End or put to sleep (`gpuckpt sleep KERNEL`) one of them, and try again.",
+        "End one of them or put it to sleep (`gpuckpt sleep KERNEL`), and try again.",
         name="NO_ROOM",
         needed=dict(needed),
         holders=[{"name": h.name, "kernel_id": h.kernel_id, "held": dict(h.held), "state": h.state} for h in holders],

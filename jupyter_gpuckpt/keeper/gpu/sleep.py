@@ -328,7 +328,7 @@ def _note(note: Callable[[ParkedMemory], None], parking: Parking) -> None:
 
 def _lost(error: GpuckptError) -> KernelLost:
     return KernelLost(
-        "The kernel's GPU memory could neither be given back to it nor be taken again.",
+        "The kernel's GPU memory could be neither restored nor moved out again.",
         f"{error.what} {error.why}",
         "Restart the kernel, and restore a snapshot.",
         **error.data,

@@ -28,7 +28,7 @@ def not_restored(name: str, cause: Exception, *, has_ended: bool) -> Exception:
     error = RestoreFailed(what, str(cause))
     if isinstance(cause, GpuckptError):
         error.why, error.then, error.data = cause.why, cause.then, cause.data
-    in_place = f"If the two cannot be there at once, `gpuckpt restore @ {name} --in-place` gives this kernel up first."
+    in_place = f"If there is no room for both kernels, `gpuckpt restore @ {name} --in-place` ends this one first."
     error.then = f"{error.then} {in_place}".strip()
     return error
 
@@ -37,7 +37,7 @@ def failed_restore(name: str, cause: Exception, job: str = "") -> RestoreFailed:
     """Return the error of a restore that failed when there was no way back; `job` names the job, where it is one."""
     now = f"the job {job} does not run"  # it is not started again by itself: its work may have been hours
     if not job:
-        now = "the kernel before it was given up, and a fresh, empty one runs in its place"
+        now = "the kernel was ended, and a fresh, empty one runs in its place"
     error = RestoreFailed(f"The restore of {name!r} failed. The snapshot is as it was; {now}.", str(cause))
     if isinstance(cause, GpuckptError):
         own_words = () if isinstance(cause, RestoreFailed) else (cause.what,)
@@ -57,7 +57,7 @@ async def start_afresh(
     try:
         await keeper.start_kernel()
     except Exception as e:
-        log.exception("nor could a fresh kernel be started")
+        log.exception("and no fresh kernel could be started either")
         lost = KernelLost(
             f"The restore of {name!r} failed, and so did a fresh start. The snapshot is as it was.",
             f"{error.why} Then: {e}",

@@ -51,7 +51,7 @@ from .takeover import AtOnce, Coming, InPlace, take_over
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
 
-_NOT_FORKED = "The kernel was not forked; it goes on as before."
+_NOT_FORKED = "The kernel was not forked; it keeps running."
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Wanted:
             raise Refused(
                 _NOT_FORKED,
                 f"It was to be forked from the snapshot {snapshot!r}, and also saved as {save_as!r}.",
-                "Ask for one of the two.",
+                "Choose one of the two.",
             )
         return cls(count, snapshot, save_as, request.gpus, request.reseed)
 
@@ -155,19 +155,19 @@ async def fork(keeper: Keeper, operation: Operation, request: Fork, on_progress:
     if keeper.launch.job:
         raise Refused(
             _NOT_FORKED,
-            "It is a job, which nobody could tell that it is a copy.",
-            f"Save it, and bring the snapshot up beside it: `gpuckpt restore {keeper.launch.job} SNAPSHOT --as NEW`.",
+            "It is a job, which could not be told that it is a copy.",
+            f"Save it, and restore the snapshot as a new job: `gpuckpt restore {keeper.launch.job} SNAPSHOT --as NEW`.",
         )
     if not keeper.launch.agent:
         raise Refused(
             _NOT_FORKED,
-            "It has no agent, so a copy could not learn its own connection key.",
+            "It has no agent, so a copy could not be given its own connection key.",
             'Fork kernels of the kind "Python 3 (gpuckpt)".',
         )
     if keeper.state.own_files:
         raise Refused(
             _NOT_FORKED,
-            "It lives from files that came with a snapshot and are not on this machine.",
+            "It uses files from a snapshot that are not on this machine.",
             "Save it, and restore the snapshot in a notebook of its own.",
         )
     program = await asyncio.to_thread(usable_criu)
@@ -275,7 +275,7 @@ async def _of_snapshot(
         raise Refused(
             _NOT_FORKED,
             f"{lacking[0].path} and {len(lacking) - 1} other files of the snapshot's own are not here.",
-            "Restore it in a notebook of its own, which gets them.",
+            "Restore it in a notebook of its own instead, which gets these files.",
         )
     check = functools.partial(preflight.check_machine, manifest, request, keeper.launch, keeper.worker, program, ())
     fits = await sharing.fitting(keeper, progress, functools.partial(check, keeper.marks, wanted.gpus, wanted.count))
@@ -362,7 +362,7 @@ class _Plan:
                 for path in sorted(map(str, self._paths))
             ),
             *(
-                f"The kernel and its copies have {path} open for writing: what one writes, all others find."
+                f"The kernel and its copies all have {path} open for writing: what one writes, the others see."
                 for path in preflight.files_written(self._capture.criu)
             ),
         ]
@@ -458,7 +458,7 @@ def _status(folder: KernelFolder) -> dict[str, Any]:
     with keepers.connect(folder) as keeper:
         status: dict[str, Any] = keeper.ask(Status())
     if status["state"] != "running":
-        raise NoSuchKernel("A copy ended at once.", f"It is {status['state']}.", "")
+        raise NoSuchKernel("A copy ended immediately.", f"It is {status['state']}.", "")
     return status
 
 
@@ -469,7 +469,7 @@ def _end_all(copies: Sequence[_Copy]) -> None:
 
 
 def _failed(cause: Exception) -> ForkFailed:
-    error = ForkFailed("The fork failed. The kernel goes on as before, and no copy of it is left.", str(cause))
+    error = ForkFailed("The fork failed. The kernel keeps running, and no copy is left behind.", str(cause))
     if isinstance(cause, GpuckptError):
         error.why, error.then, error.data = f"{cause.what} {cause.why}".strip(), cause.then, cause.data
     return error

@@ -105,7 +105,7 @@ def make_lifetime_files(folder: Path) -> list[Path]:
         raise Refused(
             "The snapshot was not restored; nothing was touched.",
             f"A file that went with its kernel could not be made again: {e.strerror or e}: {e.filename}",
-            "Make it possible to write there, and restore again.",
+            "Make that folder writable, and restore again.",
         ) from e
 
 
@@ -210,7 +210,7 @@ class FreshSleeper:
             raise Refused(
                 "The snapshot was not restored; nothing was touched.",
                 "Its shared memory (/dev/shm) could not be put in place.",
-                "Check with `df /dev/shm` that there is room for it.",
+                "Check with `df /dev/shm` that there is space for it.",
             )
         await to_its_end(lambda: self.made.extend(make_lifetime_files(snapshot.directory)))
         if self.placement is not None:
@@ -236,7 +236,7 @@ class FreshSleeper:
             words = (self.space.run_dir / said).read_text("utf-8", "replace").strip().splitlines()
             raise Refused(
                 "The snapshot was not restored; nothing was touched.",
-                f"criu does not start among the snapshot's own files: {words[-1] if words else f'status {status}'}",
+                f"CRIU does not start with the snapshot's own files: {words[-1] if words else f'status {status}'}",
                 "Run `gpuckpt setup` with GPUCKPT_CRIU_PREFIX set to an empty folder: that criu has libraries "
                 "of its own.",
             )

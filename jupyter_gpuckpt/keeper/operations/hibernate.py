@@ -51,7 +51,7 @@ __all__ = ["hibernate", "leave", "remove_broken_off"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
-_NOT_HIBERNATED = "The kernel was not hibernated; it goes on as before."
+_NOT_HIBERNATED = "The kernel was not hibernated; it keeps running."
 _LOOK = 0.1  # how often a kernel on its way to the disk looks whether a cell has come, in seconds
 _LETTING_GO = 2.0  # how long clients have to close their connections, in seconds
 _NAME = 60  # how much of a notebook's name is in a snapshot's
@@ -76,7 +76,7 @@ async def hibernate(
     if not keeper.launch.agent and not (keeper.launch.job and ends):
         raise Refused(
             _NOT_HIBERNATED,
-            "It has no agent: it could neither be told what came meanwhile, nor come back in another kernel.",
+            "It has no agent, so it could not be given the requests that arrive in the meantime.",
             'Use a kernel of the kind "Python 3 (gpuckpt)".',
         )
     # Before the kernel stands still: what clients are answered with while it is not there.
@@ -144,7 +144,7 @@ async def _about(keeper: Keeper) -> KernelReplies | None:
         raise SaveFailed(
             _NOT_HIBERNATED,
             f"It has not answered for {settings.hook_timeout():.0f} s: something in it holds Python's lock.",
-            "Try again when the cell that runs is done.",
+            "Try again when the running cell is done.",
         ) from None
     return checked_reply(KernelReplies, said, SaveFailed, _NOT_HIBERNATED)
 
@@ -170,7 +170,7 @@ def _for_cells(keeper: Keeper) -> set[int]:
 
 
 def _busy() -> Busy:
-    return Busy(_NOT_HIBERNATED, "A client asked something of it meanwhile.", "Ask again when it is idle.")
+    return Busy(_NOT_HIBERNATED, "A client sent it a request in the meantime.", "Try again when it is idle.")
 
 
 async def _make_sure(keeper: Keeper, manifest: Manifest, said: KernelReplies | None, how: str) -> None:

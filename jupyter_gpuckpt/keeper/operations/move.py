@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...client.record import Operation
     from ..kernel_life import Keeper
 
-_NOT_MOVED = "The kernel was not moved; it goes on as before."
+_NOT_MOVED = "The kernel was not moved; it keeps running."
 
 
 async def move(keeper: Keeper, operation: Operation, request: Move, on_progress: ProgressCallback) -> dict[str, Any]:
@@ -63,7 +63,7 @@ async def _moved(keeper: Keeper, gpus: Sequence[int], agent: ReadyForSave, progr
     tree = [kernel, *processes.descendants(kernel)] if kernel is not None else []
     on_gpu = await asyncio.to_thread(cuda.freezable, worker, tree)
     if not on_gpu:
-        raise Refused(_NOT_MOVED, "It has nothing on a GPU.", "Move it once it has.")
+        raise Refused(_NOT_MOVED, "It has nothing on a GPU.", "Move it once it uses one.")
     peers = {kernel: agent.peers} if kernel is not None and agent.peers is not None else {}
     await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)
     described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
@@ -94,5 +94,5 @@ def _map(
 ) -> Mapping[str, str]:
     found = cuda.fits(worker, described, on_gpu, gpus=gpus, what=_NOT_MOVED)
     if not found or all(found.get(old, old) == old for old in cuda.needs(described)):
-        raise Refused(_NOT_MOVED, "It is there already.", "`nvidia-smi` lists the GPUs and their numbers.")
+        raise Refused(_NOT_MOVED, "It is already there.", "`nvidia-smi` lists the GPUs and their numbers.")
     return found

@@ -71,7 +71,7 @@ async def restore(
         also where a kernel that was restored lazily could not have its GPU state back yet: it sleeps.
     RestoreFailed : the restore failed. The running kernel is as it was; or it had to be given up before, and a fresh
         one was started in its place: which, is said.
-    KernelLost : nor could a fresh kernel be started; or the GPU state could not be brought back.
+    KernelLost : and no fresh kernel could be started either; or the GPU state could not be brought back.
     """
     progress = OperationProgress(operation, on_progress)
     await progress.enter("checking")
@@ -106,7 +106,7 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, progr
         verified = await of(lazily=lazily, beside=beside)
         way_back.push_async_callback(verified.discard)
         if why_at_once:
-            verified.warnings.append(f"All of it was waited for: {why_at_once}.")
+            verified.warnings.append(f"The restore was not lazy: {why_at_once}.")
         undoing = way_back.pop_all()
         return _Prepared(keeper, operation, request, progress, program, leaving, predecessor, verified, undoing)
 
@@ -267,7 +267,7 @@ def _refuse_to_stop(manifest: Manifest, request: Restore) -> None:
     if request.stop_here and manifest.kernel.get("cells") is None:
         raise Refused(
             "The snapshot was not restored; nothing was touched.",
-            "It cannot be stopped where it was saved: what runs in it is no kernel, or is of an older version.",
+            "It cannot stop where it was saved: it is not a kernel, or was saved by an older version.",
             "Restore it without --stop-here: the rest of the saved cell is run.",
         )
 
@@ -291,21 +291,21 @@ async def _lazy_fit(
         return None, why
     found = await asyncio.to_thread(check, gpu_room_later=True)
     if found.gpu_map is not None:
-        return None, "what it has on a GPU comes to another one"
+        return None, "its GPU memory moves to another GPU"
     return found, ""
 
 
 def _why_at_once(manifest: Manifest) -> str:
     """Return why a kernel cannot run while it has no GPU state yet; nothing where it can."""
     if not manifest.kernel["agent"]:
-        return "it is no kernel with an agent, which could be told"
+        return "it is not a kernel with an agent"
     if not manifest.kernel.get("waits_for_gpu"):
         return (
-            "not every call of it to CUDA would wait (it was saved by an older version, with GPUCKPT_PARKING=off, or "
+            "some of its CUDA calls would not wait (it was saved by an older version, with GPUCKPT_PARKING=off, or "
             "with a module that calls the driver itself: CuPy, JAX, Numba, TensorFlow)"
         )
     if list(manifest.process["cuda"]) != [manifest.process["pid"]]:
-        return "children of it use a GPU, too"
+        return "its child processes use a GPU, too"
     return ""
 
 
@@ -381,7 +381,7 @@ async def _until_ports_are_free(snapshot: Snapshot, places: Places, progress: Op
     bound = images.bound_sockets(snapshot.directory / CRIU_IMAGES)
     deadline = time.monotonic() + _LINGERING
     while (kept := await asyncio.to_thread(ports.lingering, bound, places.table)) and time.monotonic() < deadline:
-        await progress.enter(f"waiting until the system gives port {kept[0]} free", cancellable=False)
+        await progress.enter(f"waiting until port {kept[0]} is free", cancellable=False)
         await asyncio.sleep(0.2)
 
 

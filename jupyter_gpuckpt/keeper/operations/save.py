@@ -202,10 +202,10 @@ def _describe(
         return {"files": kept_files.keep(files, root, writer, settings.files_limit(), progress.check).summary()}
     except OSError as e:
         raise SaveFailed(
-            "The kernel was not saved; it goes on as before.",
-            f"What the snapshot says of files, or keeps of them, could not be written: {e.strerror}: {e.filename}",
-            f"Make room on the disk of {writer.directory}; with --with-files, see that nothing changes Python's "
-            "environment (pip, conda) meanwhile. Then save again.",
+            "The kernel was not saved; it keeps running.",
+            f"The snapshot's file information could not be written: {e.strerror}: {e.filename}",
+            f"Free space on the disk of {writer.directory}; with --with-files, make sure that nothing (pip, conda) "
+            "changes the Python environment meanwhile. Then save again.",
         ) from e
 
 
@@ -225,7 +225,7 @@ def _about_files(needed: Sequence[needs.NeededFile], large: Sequence[str]) -> li
     if large:
         more = f" and {len(large) - 1} more" if len(large) > 1 else ""
         notes.append(
-            f"Temporary files that are too large to be in the snapshot: {large[0]}{more}; a restore needs them."
+            f"Temporary files too large to be included in the snapshot: {large[0]}{more}; a restore needs them."
         )
     return notes
 
@@ -262,7 +262,7 @@ class RoomInStore:
         free = shutil.disk_usage(self.store.root).free
         if needed > free and (free * _NEW < needed or needed - self._known() > free):
             raise Refused(
-                "The save was refused: the store's disk has no room for it.",
+                "The save was refused: not enough space on the store's disk.",
                 f"The kernel holds {needed / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free in {self.store.root}",
                 "Save to a folder on another disk (`gpuckpt save @ NAME --to FOLDER`), remove snapshots "
                 "(`gpuckpt rm NAME`), or free memory in the kernel.",

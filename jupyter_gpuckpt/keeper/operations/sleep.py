@@ -35,7 +35,7 @@ __all__ = ["fell_asleep", "sleep", "tell_awake"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
-_NOT_ASLEEP = "The kernel was not put to sleep; it goes on as before."
+_NOT_ASLEEP = "The kernel was not put to sleep; it keeps running."
 
 
 async def sleep(
@@ -85,13 +85,13 @@ def _agent_of(keeper: Keeper) -> AgentChannel:
     if keeper.launch.job:
         raise Refused(
             _NOT_ASLEEP,
-            "It is a job, which nothing would wake.",
+            "It is a job, so nothing would wake it.",
             f"Hibernate it: `gpuckpt hibernate {keeper.launch.job}`; `gpuckpt restore` with its name brings it back.",
         )
     if keeper.channel is None or not keeper.launch.agent:
         raise Refused(
             _NOT_ASLEEP,
-            "It has no agent, so a cell that is run could not wake it.",
+            "It has no agent, so running a cell could not wake it.",
             'Put kernels of the kind "Python 3 (gpuckpt)" to sleep.',
         )
     return keeper.channel
@@ -99,11 +99,11 @@ def _agent_of(keeper: Keeper) -> AgentChannel:
 
 def _refuse_unless_idle(keeper: Keeper, channel: AgentChannel, seconds: float) -> None:
     if keeper.state.awake:
-        raise Refused(_NOT_ASLEEP, "It is to be kept awake.", "`gpuckpt awake @ off` allows it to sleep.")
+        raise Refused(_NOT_ASLEEP, "It is set to stay awake.", "`gpuckpt awake @ off` allows it to sleep.")
     last = datetime.datetime.fromisoformat(channel.last_active)
     idle = (datetime.datetime.now(datetime.timezone.utc) - last).total_seconds()
     if channel.busy or idle < seconds:
-        raise Busy(_NOT_ASLEEP, "It is being used.", f"Ask again when it has been idle for {seconds:.0f} s.")
+        raise Busy(_NOT_ASLEEP, "It is in use.", f"Try again when it has been idle for {seconds:.0f} s.")
 
 
 async def _prepared(channel: AgentChannel) -> ReadyForSleep:
@@ -114,7 +114,7 @@ async def _prepared(channel: AgentChannel) -> ReadyForSleep:
         raise Refused(
             _NOT_ASLEEP,
             f"It did not answer within {settings.hook_timeout():.0f} s: something in it holds Python's lock.",
-            "Try again when what runs in it is done.",
+            "Try again when the running code is done.",
         ) from None
     return checked_reply(ReadyForSleep, answer, Refused, _NOT_ASLEEP)
 

@@ -48,7 +48,7 @@ __all__ = ["Check", "Frozen", "Taken", "after_save", "before_save", "run_on", "t
 log = logging.getLogger("gpuckpt.keeper")
 
 _AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
-_NO_MEMORY = "It was paused until it was on the disk: too little memory is free to hold it until then."
+_NO_MEMORY = "It was paused until it was written to disk: there is too little free memory to buffer it."
 
 Check = Callable[[int, Mapping[str, Any]], None]
 """Refuses, before a freeze, what could not be done with the kernel's private bytes and `cuda.describe` of it."""
@@ -171,12 +171,12 @@ async def before_save(channel: AgentChannel, has_agent: bool) -> ReadyForSave:
         answer = await channel.call_when_there("before_save", {}, settings.hook_timeout())
     except AgentSilent:
         raise SaveFailed(
-            "The kernel was not saved; it goes on as before.",
+            "The kernel was not saved; it keeps running.",
             f"Its hooks did not finish within {settings.hook_timeout():.0f} s: "
             "something in it holds Python's lock, or a hook hangs.",
-            "Save again when the cell that runs is done, or set GPUCKPT_HOOK_TIMEOUT to more seconds.",
+            "Save again when the running cell is done, or raise GPUCKPT_HOOK_TIMEOUT (seconds).",
         ) from None
-    return checked_reply(ReadyForSave, answer, SaveFailed, "The kernel was not saved; it goes on as before.")
+    return checked_reply(ReadyForSave, answer, SaveFailed, "The kernel was not saved; it keeps running.")
 
 
 async def after_save(
@@ -196,7 +196,7 @@ async def after_save(
     except AgentSilent:
         log.warning("the hooks after the save did not finish in time")
     except Odd as e:
-        log.warning("what the agent says after the save is odd: %s", e)
+        log.warning("invalid answer of the agent after the save: %s", e)
     return AfterSave()
 
 
@@ -342,7 +342,7 @@ class _Freeze:
             self.directory,
             self.left,
             size,
-            SaveFailed("The kernel could not be saved; it goes on as before."),
+            SaveFailed("The kernel could not be saved; it keeps running."),
             started,
         )
         await self.progress.or_cancelled(dumping)
@@ -355,7 +355,7 @@ class _Freeze:
 
 
 def _not_saved(error: BaseException) -> SaveFailed:
-    return SaveFailed("The kernel could not be saved; it goes on as before.", str(error), Cause.of(error).advice)
+    return SaveFailed("The kernel could not be saved; it keeps running.", str(error), Cause.of(error).advice)
 
 
 def _only_in_shared_memory(space: Namespace, tree: Sequence[int]) -> int:
@@ -368,7 +368,7 @@ def _only_in_shared_memory(space: Namespace, tree: Sequence[int]) -> int:
 def _refuse_half_connections(staging: Staging) -> None:
     if images.has_half_connection(staging.outside):
         raise SaveFailed(
-            "The kernel could not be saved; it goes on as before.",
-            "It waits for another program to accept a Unix connection: a restore of it would fail.",
+            "The kernel could not be saved; it keeps running.",
+            "It is waiting for another program to accept a Unix socket connection, so a restore would fail.",
             "Close the connection, or wait until it is accepted, and save again.",
         )

@@ -85,7 +85,7 @@ class Coming:
         saved = self.manifest.process
         found = [outer for pid in saved["cuda"] if (outer := self.space.outer(int(pid)))]
         if len(found) != len(saved["cuda"]) or self.space.outer(int(saved["pid"])) is None:
-            raise RestoreFailed("The snapshot could not be restored.", "A process of it did not come back.")
+            raise RestoreFailed("The snapshot could not be restored.", "One of its processes did not come back.")
         return found
 
     def go_on(self) -> None:

@@ -97,8 +97,8 @@ async def until_whole(keeper: Keeper, progress: OperationProgress) -> None:
         raise Refused(
             f"The kernel runs without the GPU: what it had there, in the snapshot {name}, could not be read.",
             f"{e.what} {e.why}",
-            f"{e.then} Any restore replaces this kernel. Until its GPU memory can be read, no cell of it is run, and "
-            "what waits for the GPU goes on waiting.",
+            f"{e.then} You can restore any snapshot into this kernel. Until its GPU memory can be read, no cell is "
+            "run, and GPU calls wait.",
             **e.data,
         ) from e
     if keeper.asleep is not None:

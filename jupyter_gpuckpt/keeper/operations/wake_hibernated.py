@@ -69,7 +69,7 @@ async def come_back(
 
 def _failed(keeper: Keeper, cause: Exception) -> GpuckptError:
     name = _snapshot(keeper).name
-    then = "It is hibernated as before, and its snapshot is good: run a cell, or `wake` it, to try again."
+    then = "It is still hibernated, and its snapshot is intact: run a cell, or `wake` it, to try again."
     if isinstance(cause, GpuckptError):
         kind = type(cause)
         why = f"{cause.what} {cause.why}".strip()
@@ -147,12 +147,12 @@ async def finish_wake(keeper: Keeper) -> list[str]:
         if telling.done():
             faults = faults_in(await telling).faults
         elif died.done():
-            raise RestoreFailed("The restored kernel ended at once.", "", "")
+            raise RestoreFailed("The restored kernel ended immediately.", "", "")
     except Exception as e:
         telling.cancel()
         await leave(keeper, ends=False)
         if isinstance(e, AgentSilent):
-            raise RestoreFailed("The restored kernel was ended at once.", "", "") from e
+            raise RestoreFailed("The restored kernel was killed immediately.", "", "") from e
         raise
     finally:
         died.cancel()

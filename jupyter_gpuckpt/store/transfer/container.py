@@ -117,12 +117,12 @@ def write_file(path: Path, fill: Callable[[BinaryIO], Manifest], *, replace: boo
             draft.unlink(missing_ok=True)
         sync_folder(path.parent)
     except FileExistsError:
-        raise NameTaken(
-            f"{path} exists already.", "a file is never overwritten unless that is asked for", "Add --replace."
-        ) from None
+        raise NameTaken(f"{path} exists already.", "files are only overwritten on request", "Add --replace.") from None
     except OSError as e:
         raise StoreError(
-            f"{path} could not be written.", e.strerror or str(e), "Choose a folder of yours on a disk with room."
+            f"{path} could not be written.",
+            e.strerror or str(e),
+            "Choose a folder of your own on a disk with free space.",
         ) from e
     return manifest
 
@@ -145,7 +145,7 @@ def import_snapshot(
     Raises
     ------
     Damaged : the stream is not what `export_snapshot` wrote.
-    Sealed : it is encrypted, and no key that is here opens it.
+    Sealed : it is encrypted, and no key on this machine fits opens it.
     Untrusted, Incompatible, NameTaken, Pinned, Busy : as `pull`.
     OSError : the stream cannot be read.
     """
@@ -169,7 +169,7 @@ def import_snapshot(
             codec, size, key = _CHUNK.unpack_from(record)
             stored = record[_CHUNK.size :]
             if key not in due or sizes[key] != size or not plausible(codec, len(stored), size):
-                raise reading.odd("it has a chunk that the snapshot does not have, or has it twice")
+                raise reading.odd("it contains a chunk that does not belong to the snapshot, or contains it twice")
             try:
                 verified(key, codec, stored, size)
             except ValueError as e:
@@ -214,7 +214,7 @@ class _Reading:
         return Damaged(
             f"{self._shown} cannot be imported.",
             why,
-            "Have its maker export it again (`gpuckpt export NAME FILE`), and compare the files' sizes.",
+            "Ask whoever saved it to export it again (`gpuckpt export NAME FILE`), and compare the files' sizes.",
             file=self._shown,
         )
 

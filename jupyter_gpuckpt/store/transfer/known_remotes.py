@@ -45,9 +45,9 @@ class KnownRemotes:
         """
         if key != FORGET and not KEY.fullmatch(key):
             raise Refused(
-                "That is no key of a remote.",
-                "such a key begins with age1",
-                f"Give the one that the error names, or {FORGET} for a remote that is to be used as if never before.",
+                "That is not a remote's key.",
+                "a remote's key begins with age1",
+                f"Give the key named in the error, or {FORGET} to treat the remote as never used before.",
             )
         self._note(address, "" if key == FORGET else key, confirmed=True)
 
@@ -65,9 +65,9 @@ class KnownRemotes:
         then = "" if key else " (from then on what is sent is not encrypted, unless you add --encrypt-to)"
         raise RemoteChanged(
             f"{address} is not encrypted as it was; nothing was sent or fetched.",
-            f"it had the key {known} when it was used from here before, and {now}: somebody who could not read what "
-            "is sent there may want to",
-            "Ask who uses it with you what it should be. If that is right: "
+            f"it had the key {known} when it was used from here before, and {now}: somebody may be trying to read "
+            "what you send",
+            "Ask the others who use it what it should be. If that is right: "
             f"`gpuckpt remote {quote(address)} --accept {key or FORGET}`{then}. If it is not, send to another "
             "folder.",
             remote=address,
@@ -103,15 +103,15 @@ class KnownRemotes:
         if said is None:
             if seal.key in self._earlier():
                 return ""
-            return "nobody has signed for whom it is encrypted, so that whoever keeps it may have put in a key of his"
+            return "its list of recipients is not signed, so whoever runs it may have added a key"
         trust = Trust(self._folder)
         known = trust.known().get(said.signer)
         if known is not None and known.revoked:
-            return f"for whom it is encrypted was signed with the key {said.signer}, which you revoked"
+            return f"its list of recipients was signed with the key {said.signer}, which you revoked"
         if known is None and not trust.is_own(said.signer):
-            return f"for whom it is encrypted was signed with the key {said.signer}, which you do not trust"
+            return f"its list of recipients was signed with the key {said.signer}, which you do not trust"
         if said.address != address:
-            return f"its key was made for {said.address}: somebody may have put it in the place of another"
+            return f"its key was made for {said.address}: it may have been swapped"
         return ""
 
     def _check_named(self, address: str, seal: Encrypted, secrets: Secrets) -> None:
@@ -124,9 +124,9 @@ class KnownRemotes:
         if others:
             everybody = " ".join(f"--encrypt-to {quote(one)}" for one in recipients_of(seal.text))
             raise Unconfirmed(
-                f"Nothing was sent: {address} is encrypted for others, too.",
-                f"who used it first has named {', '.join(others)} as well",
-                f"If they may read it, name all: {everybody}. If not, send to another folder.",
+                f"Nothing was sent: {address} is encrypted for other people, too.",
+                f"its first user also named {', '.join(others)}",
+                f"If they may read it, name them all: {everybody}. If not, send to another folder.",
                 remote=address,
             )
 
@@ -177,9 +177,9 @@ class KnownRemotes:
 def _unconfirmed(address: str, seal: Encrypted, doubt: str) -> Unconfirmed:
     readers = ", ".join(recipients_of(seal.text)) or "nobody by name"
     return Unconfirmed(
-        f"Nothing was sent: it is not known who can read what is at {address}.",
+        f"Nothing was sent: it is not certain who can read what is at {address}.",
         f"{doubt}. It says that it is encrypted for {readers}",
-        f"Ask who uses it with you for its key (`gpuckpt remote {quote(address)}` says it there). If that "
+        f"Ask the others who use it for its key (`gpuckpt remote {quote(address)}` shows it there). If that "
         f"is {seal.key}: `gpuckpt remote {quote(address)} --accept {seal.key}`. If it is not, send to another "
         "folder.",
         remote=address,

@@ -91,11 +91,9 @@ def _only(store: Store, at: RemoteStore) -> str:
     if len(names) == 1:
         return names[0]
     if not names:
-        raise NoSuchSnapshot(f"There are no snapshots at {at.shown}.", "none was sent there", "Check the address.")
+        raise NoSuchSnapshot(f"There are no snapshots at {at.shown}.", "none were sent there", "Check the address.")
     shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    raise Refused(
-        "Nothing was fetched.", f"several snapshots are at {at.shown}: {shown}", "Give the name of one of them."
-    )
+    raise Refused("Nothing was fetched.", f"there are several snapshots at {at.shown}: {shown}", "Name one of them.")
 
 
 def _fetch(

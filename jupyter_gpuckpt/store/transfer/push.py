@@ -82,7 +82,7 @@ def _there(at: RemoteStore, name: str) -> bytes | None:
 def _taken(name: str, at: RemoteStore) -> NameTaken:
     return NameTaken(
         f"Another snapshot named {name} is at {at.shown}.",
-        "a snapshot is never overwritten unless that is asked for",
+        "snapshots are only overwritten on request",
         f"Give yours another name (`gpuckpt mv {name} NEW`), or add --replace.",
         name=name,
         remote=at.shown,
@@ -172,7 +172,7 @@ def _commit(
             raise RemoteError(
                 f"The snapshot {manifest.name} did not arrive at {at.shown}.",
                 f"the pack {where.pack} is not there, or not as long as it was sent",
-                "Send it again; if somebody collects what is needless there at the same time, wait until that is over.",
+                "Send it again; if somebody is running `gc` there, wait until that is done.",
                 remote=at.shown,
             )
     if there == raw:
@@ -186,7 +186,7 @@ def _commit(
     if _there(at, manifest.name) != raw:
         raise RemoteError(
             f"The snapshot {manifest.name} may not be at {at.shown}.",
-            "its manifest reads back with other bytes: somebody may have sent another one at the same moment",
-            f"Look what is there (`gpuckpt remote {at.shown}`), and send it again.",
+            "its manifest reads back differently: somebody may have sent another one at the same moment",
+            f"See what is there (`gpuckpt remote {at.shown}`), and send it again.",
             remote=at.shown,
         )

@@ -52,9 +52,9 @@ def _look(at: RemoteStore, trust: Trust, file: str, raw: bytes) -> Listed:
             name = name_in(raw, file)
             if at.seal.name(name) != file:
                 raise WrongName(
-                    f"The snapshot {name} stands under another name.",
-                    f"its file at {at.shown} is not the one of that name",
-                    "Do not use it. Have its maker send it again.",
+                    f"The snapshot {name} is stored under another name.",
+                    f"its file at {at.shown} belongs to another snapshot",
+                    "Do not use it. Ask whoever saved it to send it again.",
                     name=name,
                 )
         return Listed(name, Manifest.from_json(raw, check_key(name)), None)

@@ -54,7 +54,7 @@ class RemoteStore:
         ------
         NoSuchSnapshot : it is no store.
         Incompatible : a newer version wrote it.
-        Sealed : it is encrypted, and no key that is here opens it.
+        Sealed : it is encrypted, and no key on this machine fits opens it.
         RemoteChanged : it is not encrypted as it was when it was used from here before.
         Unconfirmed : something is to be sent there, and it is not known who can read it.
         """
@@ -86,7 +86,7 @@ class RemoteStore:
             if not create:
                 raise NoSuchSnapshot(
                     f"There are no snapshots at {self.shown}.",
-                    f"it has no {MARK}, which everything begins with that is sent there",
+                    f"it has no {MARK}, which the first push creates",
                     "Check the address.",
                     remote=self.shown,
                 ) from None
@@ -156,7 +156,7 @@ class RemoteStore:
             raise NoSuchSnapshot(
                 f"There is no snapshot named {name} at {self.shown}.",
                 "no manifest of that name is there",
-                f"`gpuckpt remote {self.shown}` lists those that are.",
+                f"`gpuckpt remote {self.shown}` lists those that exist.",
                 name=name,
                 remote=self.shown,
             ) from None

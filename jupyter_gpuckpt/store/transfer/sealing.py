@@ -173,7 +173,7 @@ def make_seal(secrets: Secrets, vouch: Callable[[str, str], str] | None = None) 
     pyrage = _pyrage()
     if secrets.recipients and secrets.with_passphrase:
         raise Refused(
-            "Nothing was encrypted.", "both recipients and a passphrase were given", "Give either of the two."
+            "Nothing was encrypted.", "both recipients and a passphrase were given", "Give only one of the two."
         )
     identity = pyrage.x25519.Identity.generate()
     texts = named_recipients(secrets)
@@ -198,7 +198,7 @@ def key_of_mark(mark: dict[str, Any], where: str) -> str:
         return ""
     key = str(mark.get("recipient"))
     if not KEY.fullmatch(key):
-        raise Sealed(f"{where} cannot be opened.", "its mark names no key of age", "Ask whoever keeps it.")
+        raise Sealed(f"{where} cannot be opened.", "its mark does not name an age key", "Ask whoever runs it.")
     return key
 
 
@@ -207,21 +207,21 @@ def open_seal(mark: dict[str, Any], secrets: Secrets, where: str) -> Seal:
 
     Raises
     ------
-    Sealed : no key that is here opens it; or it is not for the recipients, or not encrypted where it is to be.
+    Sealed : no key on this machine fits opens it; or it is not for the recipients, or not encrypted where it is to be.
     """
     key = key_of_mark(mark, where)
     if not key:
         if secrets.encrypting:
             raise Sealed(
                 "Nothing was sent.",
-                f"{where} is not encrypted, and what is there already is not encrypted later",
-                "Give the address of another folder.",
+                f"{where} is not encrypted, and what is already there stays unencrypted",
+                "Use another folder.",
             )
         return Plain()
     try:
         sealed = base64.b64decode(str(mark["key"]), validate=True)
     except (KeyError, ValueError) as e:
-        raise Sealed(f"{where} cannot be opened.", f"its mark is damaged: {e}", "Ask whoever keeps it.") from e
+        raise Sealed(f"{where} cannot be opened.", f"its mark is damaged: {e}", "Ask whoever runs it.") from e
     kept = _kept(secrets, key)
     text, by_passphrase = (kept, False) if kept is not None else _open_key(sealed, secrets, where)
     seal = Encrypted(_identity(text, key, where), text, by_passphrase=by_passphrase)
@@ -230,13 +230,13 @@ def open_seal(mark: dict[str, Any], secrets: Secrets, where: str) -> Seal:
         raise Sealed(
             "Nothing was sent.",
             f"{where} is encrypted for others, and not for {strangers[0]}",
-            "Give the address of another folder: for whom one is encrypted is said at its first use.",
+            "Use another folder: recipients are fixed when a remote is first used.",
         )
     if secrets.with_passphrase and recipients_of(text):
         raise Sealed(
             "Nothing was sent.",
             f"{where} is encrypted for {', '.join(recipients_of(text))}, and not with a passphrase",
-            "Leave out the passphrase, or give the address of another folder.",
+            "Leave out the passphrase, or use another folder.",
         )
     return seal
 
@@ -286,9 +286,9 @@ def own_recipient(folder: Path) -> str:
         (identity,) = _identities_of(path)
     except (OSError, ValueError) as e:
         raise StoreError(
-            "The key for what is encrypted for you cannot be used.",
+            "Your decryption key cannot be used.",
             f"{path}: {e}",
-            "Restore it from a copy, or move it away: a new one is made, for what others send from then on.",
+            "Restore it from a copy, or move it away: a new one is made for what others send you from then on.",
         ) from e
     return str(identity.to_public())
 
@@ -303,7 +303,7 @@ def _open_key(sealed: bytes, secrets: Secrets, where: str) -> tuple[str, bool]:
             identities += _identities_of(path)
         except (OSError, ValueError) as e:
             raise Refused(
-                "A key cannot be read.", f"{path}: {e}", "Give a file with a secret key of age or SSH."
+                "The key cannot be read.", f"{path}: {e}", "Give a file with a secret key of age or SSH."
             ) from e
     with suppress(pyrage.DecryptError, UnicodeDecodeError):
         if identities:
@@ -314,11 +314,11 @@ def _open_key(sealed: bytes, secrets: Secrets, where: str) -> tuple[str, bool]:
             raise Sealed(
                 f"{where} cannot be opened.",
                 f"its passphrase would have to be tried with 2^{int(work[1])} KiB of memory",
-                "Ask whoever keeps it what was done to it.",
+                "Ask whoever runs it what happened to it.",
             )
         with suppress(pyrage.DecryptError, UnicodeDecodeError):
             return str(pyrage.passphrase.decrypt(sealed, _ask(secrets)).decode("ascii")), True
-    tried = "neither a key that is here nor the passphrase" if secrets.passphrase else "no key that is here"
+    tried = "neither a key here nor the passphrase fits" if secrets.passphrase else "no key on this machine fits"
     raise Sealed(
         f"{where} is encrypted, and cannot be opened.",
         f"{tried} opens it",
@@ -336,7 +336,7 @@ def _identity(text: str, recipient: str, where: str) -> Any:
                 identity = pyrage.x25519.Identity.from_str(line)
                 if str(identity.to_public()) == recipient:
                     return identity
-    raise Sealed(f"{where} cannot be opened.", "the key in its mark is another one", "Ask whoever keeps it.")
+    raise Sealed(f"{where} cannot be opened.", "its mark has a different key", "Ask whoever runs it.")
 
 
 def _identities_of(path: Path) -> list[Any]:
@@ -364,7 +364,7 @@ def named_recipients(secrets: Secrets) -> list[str]:
         except (OSError, UnicodeDecodeError) as e:
             raise Refused(
                 "Nothing was encrypted.",
-                f"{one[:200]!r} is neither a public key nor a file with such: {e}",
+                f"{one[:200]!r} is neither a public key nor a file of public keys: {e}",
                 "Give keys as `gpuckpt recipient`, age-keygen or ssh-keygen make them.",
             ) from e
         texts += [" ".join(line.split()[:2]) for line in lines if line.strip() and not line.startswith("#")]
@@ -410,6 +410,6 @@ def _pyrage() -> Any:
         import pyrage
     except ImportError:
         raise Refused(
-            "Nothing can be encrypted or decrypted yet.", "that needs the package pyrage", "pip install pyrage"
+            "Nothing can be encrypted or decrypted yet.", "the package pyrage is needed for that", "pip install pyrage"
         ) from None
     return pyrage

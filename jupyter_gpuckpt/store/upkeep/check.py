@@ -90,7 +90,7 @@ def _check_snapshot(
     try:
         part = read_part(layout, manifest.id)
     except (DamagedPart, FileNotFoundError):
-        faults.append(Fault("index", "its part of the index is damaged or missing; `repair` makes it again", names))
+        faults.append(Fault("index", "its part of the index is damaged or missing; `repair` rebuilds it", names))
     lost = missing(contents, part, sizes) if part or not faults else []
     if lost:
         files = ", ".join(sorted({path for path, _ in lost}))

@@ -44,7 +44,7 @@ class Collected:
     """Why nothing could be collected; empty where it could."""
 
 
-_BUSY = "another collection is under way"
+_BUSY = "another collection is running"
 _DAMAGE = "a manifest or a part of the index is damaged or missing, and it may name anything"
 
 

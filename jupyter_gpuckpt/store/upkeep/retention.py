@@ -57,7 +57,7 @@ def beyond_size(
         if would.obstacle:
             raise StoreError(
                 "No old snapshots were removed.",
-                f"Nothing would be freed by it: {would.obstacle}.",
+                f"It would free nothing: {would.obstacle}.",
                 "`gpuckpt check` says what is damaged.",
             )
         if used - (would.freed if names else 0) <= size:

@@ -77,8 +77,8 @@ class Attempts:
         return RemoteError(
             f"The remote {shown} could not be used: {what}.",
             f"{type(error).__name__}: {said[:2000]}",
-            "Check the address, the network, and the name and key that you use there. What has arrived is not sent or "
-            "fetched again.",
+            "Check the address, the network, and your user name and key there. What has been transferred is not "
+            "transferred again.",
             remote=shown,
         )
 
@@ -87,7 +87,7 @@ def package_missing(address: Address, package: str, *all_of: str) -> Refused:
     """Return the error for a package that is not there, of `all_of` those that such an address needs."""
     return Refused(
         f"{address.shown} cannot be reached yet.",
-        f"addresses that begin with {address.scheme}:// need the package {package}",
+        f"{address.scheme}:// addresses need the package {package}",
         f"pip install {' '.join(all_of)}",
         packages=list(all_of),
     )

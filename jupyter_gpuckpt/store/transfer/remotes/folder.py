@@ -102,7 +102,7 @@ class FolderRemote(Remote):
             raise RemoteError(
                 f"The folder {self.shown} cannot be used.",
                 f"{e.strerror or e}: {self._root / path}",
-                "Check that it is yours and its disk has room.",
+                "Check that it is yours and that its disk has free space.",
                 remote=self.shown,
             ) from e
         finally:

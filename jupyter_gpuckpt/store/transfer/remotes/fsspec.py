@@ -116,10 +116,10 @@ class FsspecRemote(Remote):
                     raise FileNotFoundError(url)
                 response.raise_for_status()
                 if response.headers.get("Content-Encoding", "identity") != "identity":
-                    raise self._odd("it sends what it was not asked for: something compressed")
+                    raise self._odd("it sent compressed data, which was not requested")
                 skip = 0 if response.status == 206 else start
                 return await _first(response.content, skip, end - start)
-        raise self._odd(f"it leads on more than {_MOST_LEADS} times")
+        raise self._odd(f"it redirects more than {_MOST_LEADS} times")
 
     def _led_to(self, here: Any, there: Any) -> Any:
         """Return the address that a web server leads to, if it is one of its own.
@@ -130,13 +130,13 @@ class FsspecRemote(Remote):
         is_secure_now = here.scheme == "http" and (here.port, led.port) == (80, 443)
         if led.host == here.host and (led.origin() == here.origin() or (is_secure_now and led.scheme == "https")):
             return led
-        raise self._odd(f"it leads on to {led.scheme}://{led.authority.rpartition('@')[2]}, which you did not name")
+        raise self._odd(f"it redirects to {led.scheme}://{led.authority.rpartition('@')[2]}, another address")
 
     def _odd(self, why: str) -> RemoteError:
         return RemoteError(
-            f"What {self.shown} answers cannot be used.",
+            f"The answer of {self.shown} cannot be used.",
             why,
-            "Check the address; if it leads on to a place that you know, give the address of that.",
+            "Check the address; if you trust the address it redirects to, use that one.",
             remote=self.shown,
         )
 
@@ -176,8 +176,8 @@ class FsspecRemote(Remote):
         if self._web:
             raise RemoteError(
                 f"{self.shown} cannot be listed.",
-                "a web server does not say what it holds",
-                "Give the name of the snapshot, too.",
+                "a web server does not list its files",
+                "Give the snapshot's name, too.",
                 remote=self.shown,
             )
         try:
@@ -207,7 +207,7 @@ class FsspecRemote(Remote):
             raise Refused(
                 f"Nothing can be written to {self.shown}.",
                 "addresses that begin with http:// or https:// can only be read",
-                "Give the address by which its keeper writes there, such as s3://bucket/folder.",
+                "Use the address that its owner writes to, such as s3://bucket/folder.",
             )
 
     def _write(self, put: Callable[[], None], path: str) -> None:

@@ -56,7 +56,7 @@ class Address:
             raise _refused("(not shown)", "It has characters that cannot be printed.")
         if not found:
             if not text or "://" in text:
-                raise _refused("(not shown)" if text else "(empty)", "It is neither a path nor of a known kind.")
+                raise _refused("(not shown)" if text else "(empty)", "It is neither a path nor a known address.")
             self.shown, self.query, self._secrets = text, "", []
             return
         try:
@@ -133,7 +133,7 @@ class Remote(ABC):
             raise RemoteError(
                 f"What {self.shown} holds cannot be used.",
                 f"{path} has more than the {limit:,} bytes that it can have",
-                "Ask whoever keeps it what was done to it.",
+                "Ask whoever runs it what happened to it.",
                 remote=self.shown,
                 file=path,
             )

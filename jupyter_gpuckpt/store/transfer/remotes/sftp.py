@@ -210,8 +210,8 @@ def _connected(address: Address) -> paramiko.SSHClient:
     for option in ("proxyjump", "proxycommand"):
         if said.get(option, "none") != "none":
             raise RemoteError(
-                f"The remote {address.shown} could not be used: it is reached by way of another machine.",
-                f"{_CONFIG} has {option} for {name}, which this does not know",
+                f"The remote {address.shown} could not be used: it is reached through another machine.",
+                f"{_CONFIG} has {option} for {name}, which is not supported here",
                 f"Mount it (`sshfs`) and give the folder, or: `gpuckpt export NAME - | ssh {name} 'cat > FILE'`.",
                 remote=address.shown,
             )

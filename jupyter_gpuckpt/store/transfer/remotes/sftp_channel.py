@@ -37,7 +37,7 @@ class LimitedSftp(paramiko.SFTPClient):  # type: ignore[misc]  # it is not typed
     def _read_all(self, n: int) -> bytes:
         self._room -= n
         if self._room < 0:
-            raise paramiko.SFTPError("more was sent than was asked for")
+            raise paramiko.SFTPError("it sent more than was requested")
         found = bytearray()
         while len(found) < n:
             self._wait_at_most()
