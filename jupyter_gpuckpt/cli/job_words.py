@@ -16,7 +16,7 @@ _PHRASES = (
     ("Restart the kernel", "Stop the job"),
     ("restart the kernel", "stop the job"),
     ("Restart it", "Start it again"),
-    ("Processes of the notebook", "Processes of the job"),
+    ("Processes started by the notebook", "Processes started by the job"),
 )
 _KERNEL = re.compile(
     r"(?<!Linux )(?<!notebook's )(?<![\w./\"`-])([Kk])ernel(?=s?\b)(?!s?[/\"`-]|s?\.\w| features| [0-9a-f]{8}\b)"

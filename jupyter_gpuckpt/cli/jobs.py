@@ -71,7 +71,7 @@ def _launch(name: str, words: list[str]) -> Launch:
     if settings.ENV_RUN_DIR in os.environ:
         raise Refused(
             "The job was not started.",
-            "This command runs inside a kernel or job, and the new job would end with it.",
+            "This command runs inside a notebook or job, and the new job would end with it.",
             "Start it from a terminal.",
         )
     program = shutil.which(words[0])

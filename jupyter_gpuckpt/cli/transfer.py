@@ -47,10 +47,12 @@ def push(args: argparse.Namespace) -> int:
     store.trusted(key)  # first: nothing is made at the remote for what is not there
     at = RemoteStore(remote_at(args.url), _secrets(args), create=True)
     how = _encryption(at)
-    with output.Progress(f"Sending {args.name}, {how}") as progress:
+    with output.Progress(f"Pushing {args.name}, {how}") as progress:
         done = send(store, key, at, replace=args.replace, progress=progress.amount)
     document = {**summary(done.manifest), "url": at.shown, "sent": done.sent, "found": done.found, **at.encryption}
-    text = f"Sent {args.name} to {at.shown}, {how}: {show.size(done.sent)}; {show.size(done.found)} were there."
+    text = (
+        f"Pushed {args.name} to {at.shown}, {how}: {show.size(done.sent)}; {show.size(done.found)} were already there."
+    )
     output.result(args.json, document, text)
     return output.DONE
 
@@ -58,7 +60,7 @@ def push(args: argparse.Namespace) -> int:
 def pull(args: argparse.Namespace) -> int:
     """Fetch a snapshot from a remote."""
     at = RemoteStore(remote_at(args.url), _secrets(args))
-    with output.Progress(f"Fetching {args.name or 'the snapshot'}") as progress:
+    with output.Progress(f"Pulling {args.name or 'the snapshot'}") as progress:
         done = fetch(
             _store(),
             at,
@@ -70,7 +72,7 @@ def pull(args: argparse.Namespace) -> int:
         )
     document = {**summary(done.manifest), "url": at.shown, "fetched": done.fetched, "found": done.found}
     name = name_of(done.manifest.name)
-    text = f"Fetched {name} from {at.shown}: {show.size(done.fetched)}; {show.size(done.found)} were here."
+    text = f"Pulled {name} from {at.shown}: {show.size(done.fetched)}; {show.size(done.found)} were already here."
     output.result(args.json, document, text)
     return output.DONE
 

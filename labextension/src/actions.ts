@@ -83,8 +83,8 @@ export class Actions {
     }
     const { name, label, created } = snapshot;
     const whose = snapshot.notebook
-      ? trans.__('It is not of this notebook: it was saved from %1.', snapshot.notebook)
-      : trans.__('It is not of this notebook: a kernel without a notebook saved it.');
+      ? trans.__('It does not belong to this notebook: it was saved from %1.', snapshot.notebook)
+      : trans.__('It does not belong to this notebook: it was saved from a kernel without a notebook.');
     await model.refreshed();
     const saveFirst = Dialog.createButton({ label: trans.__('Save first…'), actions: ['save'] });
     const asked = await showDialog({
@@ -137,7 +137,7 @@ export class Actions {
           },
           {
             command: `${back} --as ${suggest(job, new Set([`${job}-1`]))}`,
-            does: trans.__('to start it as a new job, under another name, beside what runs.')
+            does: trans.__('to start it as a new job under another name.')
           }
         ],
         trans
@@ -178,7 +178,7 @@ export class Actions {
       title: trans.__('Remove %1?', label),
       body: new ParagraphsBody([
         pinned ? trans.__('It is pinned: somebody wants it kept.') : '',
-        trans.__('The snapshot (%1) will be gone for good.', size(snapshot.size))
+        trans.__('The snapshot (%1) will be permanently removed.', size(snapshot.size))
       ]),
       buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.warnButton({ label: remove })],
       defaultButton: 0
@@ -243,8 +243,8 @@ export class Actions {
     const asked = await showDialog({
       title: trans.__('Hibernate the kernel?'),
       body: new ParagraphsBody([
-        trans.__('The kernel is written to the disk and ended: it holds neither memory nor GPU memory then.'),
-        trans.__('The next cell that is run brings it back, with all that it has.')
+        trans.__('The kernel is written to disk and ended, so that it uses no memory or GPU memory.'),
+        trans.__('The next cell that is run brings it back with everything it has.')
       ]),
       buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.okButton({ label: trans.__('Hibernate') })]
     });
@@ -294,7 +294,10 @@ export class Actions {
           'It outlived the server that started it, with its variables, threads and GPU memory: %1.',
           kernelText(kernel, kernel.state, trans)
         ),
-        trans.__('If you use a new kernel, this one runs on. `jupyter gpuckpt stop %1` ends it.', kernel.kernel_id)
+        trans.__(
+          'If you use a new kernel, this one keeps running. `jupyter gpuckpt stop %1` ends it.',
+          kernel.kernel_id
+        )
       ]),
       buttons: [
         Dialog.cancelButton({ label: trans.__('Use a new kernel') }),
@@ -329,7 +332,7 @@ export class Actions {
     if (found?.path) {
       await notebooks.open(found.path);
     } else {
-      const what = trans.__('The notebook of %1 is not here.', snapshot.label);
+      const what = trans.__('The notebook of %1 does not exist here.', snapshot.label);
       const then = trans.__('Restore the snapshot in any notebook with a kernel of its kind.');
       follower.complain(new ApiError({ kind: 'NoNotebook', what, why: snapshot.notebook, then }));
     }
@@ -344,17 +347,19 @@ export class Actions {
     await this._change(() => this.model.api.change(kernelId, changes));
   }
 
-  /** Ask for an address, and send a snapshot there. */
+  /** Ask for an address, and push a snapshot to it. */
   async share({ name, label }: ISnapshot): Promise<void> {
     const { model, trans } = this;
     const body = new AddressBody(
       trans.__('Where to'),
       this._address,
-      trans.__('It holds all of the kernel’s memory: data, keys, passwords. Send it only where those may be.'),
+      trans.__(
+        'It contains all of the kernel’s memory: data, keys, passwords. Push it only to places that may have those.'
+      ),
       trans.__('Replace another snapshot of that name there'),
       trans
     );
-    const asked = await this._ask(trans.__('Share %1', label), body, trans.__('Send'));
+    const asked = await this._ask(trans.__('Push %1', label), body, trans.__('Push'));
     if (asked !== null) {
       this._address = asked.url;
       await this.follower.run(() => model.api.push(name, asked.url, asked.replace));
@@ -367,9 +372,11 @@ export class Actions {
     const asked = await showDialog({
       title: trans.__('Export %1', label),
       body: new ParagraphsBody([
-        trans.__('The browser downloads the snapshot (%1, less where that packs well) as one file.', size(bytes)),
-        trans.__('It holds all of the kernel’s memory: data, keys, passwords. Give it only to whom those may go.'),
-        trans.__('`jupyter gpuckpt import FILE` brings it in elsewhere.')
+        trans.__('The browser downloads the snapshot as one file (%1 before compression).', size(bytes)),
+        trans.__(
+          'It contains all of the kernel’s memory: data, keys, passwords. Give it only to people who may have those.'
+        ),
+        trans.__('`jupyter gpuckpt import FILE` imports it elsewhere.')
       ]),
       buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.okButton({ label: trans.__('Download') })]
     });
@@ -388,18 +395,18 @@ export class Actions {
     }
   }
 
-  /** Ask for an address and a name, and fetch that snapshot from there. */
+  /** Ask for an address and a name, and pull that snapshot. */
   async fetch(): Promise<void> {
     const { model, trans } = this;
     const body = new AddressBody(
       trans.__('Where from'),
       this._address,
-      trans.__('A restored snapshot is a program that runs as you: fetch only what you trust.'),
+      trans.__('A restored snapshot is a program that runs as you: pull only what you trust.'),
       trans.__('Replace another snapshot of that name here'),
       trans,
       true
     );
-    const asked = await this._ask(trans.__('Fetch a snapshot'), body, trans.__('Fetch'));
+    const asked = await this._ask(trans.__('Pull a snapshot'), body, trans.__('Pull'));
     if (asked !== null) {
       this._address = asked.url;
       await this.follower.run(() => model.api.pull(asked.url, asked.name, asked.replace));

@@ -193,7 +193,7 @@ export class SaveBody extends Widget implements Dialog.IBodyWidget<ISaveRequest>
       element('label', trans.__('Note (optional)'), { htmlFor: this._message.id }),
       this._message,
       ...this._withFiles.nodes,
-      element('p', trans.__('The kernel is paused for a moment, and runs on.'))
+      element('p', trans.__('The kernel is paused for a moment, and then continues.'))
     );
   }
 
@@ -338,7 +338,7 @@ export class RemovalBody extends ParagraphsBody {
         going.length,
         freed
       ),
-      staying.length ? trans.__('Not removed, since pinned or gone already: %1.', staying.join(', ')) : ''
+      staying.length ? trans.__('Not removed, because pinned or already gone: %1.', staying.join(', ')) : ''
     ]);
     const list = element('ul', '', { className: 'jp-gpuckpt-Names', tabIndex: 0 });
     list.setAttribute('aria-label', trans.__('Snapshots that will be removed'));
@@ -366,7 +366,7 @@ export class ImportBody extends Widget implements Dialog.IBodyWidget<IImport> {
     super();
     this.addClass('jp-gpuckpt-Body');
     this._replace = new Box('jp-gpuckpt-replace', trans.__('Replace another snapshot of that name here'));
-    const label = prose('label', trans.__('A file that “Export” or `jupyter gpuckpt export` wrote'));
+    const label = prose('label', trans.__('A file written by “Export” or `jupyter gpuckpt export`'));
     label.htmlFor = this._file.id;
     this.node.append(
       label,
@@ -428,7 +428,7 @@ export class PassphraseBody extends Widget implements Dialog.IBodyWidget<string>
     hint.setAttribute('role', 'status');
     this._passphrase.setAttribute('aria-describedby', hint.id);
     this.node.append(
-      element('p', trans.__('%1 is encrypted. Whoever exported it knows its passphrase.', file)),
+      element('p', trans.__('%1 is encrypted. Ask whoever exported it for the passphrase.', file)),
       element('label', trans.__('Passphrase'), { htmlFor: this._passphrase.id }),
       this._passphrase,
       hint

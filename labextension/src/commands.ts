@@ -87,7 +87,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
 
   commands.addCommand(CommandIDs.save, {
     label: trans.__('Save Kernel…'),
-    caption: () => whyNot(model, trans) ?? trans.__('Save the kernel of this notebook under a name; it runs on'),
+    caption: () => whyNot(model, trans) ?? trans.__('Save this notebook’s kernel under a name; it keeps running'),
     icon: snapshotIcon,
     isEnabled: idle,
     describedBy: NO_ARGS,
@@ -101,13 +101,13 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
         : trans.__('Restore %1…', named(args)?.label ?? args.name),
     (does, snapshot) => does.restore(snapshot),
     {
-      caption: () => whyNot(model, trans) ?? trans.__('Put the kernel of this notebook back to the snapshot'),
+      caption: () => whyNot(model, trans) ?? trans.__('Restore this notebook’s kernel to the snapshot'),
       isEnabled: args => idle() && isKernels(args),
       isVisible: args => named(args) === undefined || isKernels(args)
     }
   );
   about(CommandIDs.restoreJob, trans.__('Restore as a Job…'), (does, snapshot) => does.restoreJob(snapshot), {
-    caption: trans.__('Say how to bring the job back that the snapshot was saved from'),
+    caption: trans.__('Show how to restore the job that the snapshot was saved from'),
     isEnabled: args => isJobs(args),
     isVisible: args => isJobs(args)
   });
@@ -121,7 +121,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
     caption: () =>
       whyNot(model, trans) ??
       (latest()
-        ? trans.__('Put the kernel of this notebook back to its latest snapshot')
+        ? trans.__('Restore this notebook’s kernel to its latest snapshot')
         : trans.__('Not now: this notebook has no snapshot')),
     isEnabled: () => idle() && latest() !== undefined,
     describedBy: NO_ARGS,
@@ -136,7 +136,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
     CommandIDs.pin,
     args => (named(args)?.pinned ? trans.__('Unpin Snapshot') : trans.__('Pin Snapshot')),
     (does, snapshot) => does.pin(snapshot),
-    { caption: trans.__('A pinned snapshot is neither removed nor replaced') }
+    { caption: trans.__('A pinned snapshot cannot be removed or replaced') }
   );
   about(CommandIDs.compare, trans.__('Compare Snapshot…'), (does, snapshot) => does.compare(snapshot), {
     caption: () =>
@@ -145,8 +145,8 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
         : trans.__('Not now: there is no other snapshot'),
     isEnabled: args => named(args) !== undefined && model.snapshots.length > 1
   });
-  about(CommandIDs.share, trans.__('Share Snapshot…'), (does, snapshot) => does.share(snapshot), {
-    caption: trans.__('Send a copy of the snapshot elsewhere'),
+  about(CommandIDs.share, trans.__('Push Snapshot…'), (does, snapshot) => does.share(snapshot), {
+    caption: trans.__('Send a copy of the snapshot to a remote'),
     isVisible: () => model.has('push')
   });
   about(CommandIDs.export, trans.__('Export Snapshot…'), (does, snapshot) => does.export(snapshot), {
@@ -154,7 +154,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
     isVisible: () => model.has('export')
   });
   about(CommandIDs.remove, trans.__('Remove Snapshot…'), (does, snapshot) => does.remove(snapshot), {
-    caption: trans.__('Remove the snapshot for good')
+    caption: trans.__('Remove the snapshot permanently')
   });
   commands.addCommand(CommandIDs.removeAll, {
     label: trans.__('Remove Selected Snapshots…'),
@@ -184,7 +184,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
   aboutKernel(
     CommandIDs.sleep,
     trans.__('Put Kernel to Sleep'),
-    trans.__('Give up its GPU memory; its variables stay, and the next cell wakes it'),
+    trans.__('Free its GPU memory; its variables stay, and the next cell wakes it'),
     'sleep',
     ['running'],
     (does, kernel) => does.operate('sleep', kernel.kernel_id)
@@ -192,7 +192,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
   aboutKernel(
     CommandIDs.wake,
     trans.__('Wake Kernel'),
-    trans.__('Give it its GPU memory back'),
+    trans.__('Move its memory back to the GPU'),
     'sleep',
     ['sleeping', 'hibernated'],
     (does, kernel) => does.operate('wake', kernel.kernel_id)
@@ -200,7 +200,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
   aboutKernel(
     CommandIDs.hibernate,
     trans.__('Hibernate Kernel…'),
-    trans.__('Write it to the disk and end it; the next cell brings it back'),
+    trans.__('Write it to disk and end it; the next cell brings it back'),
     'hibernate',
     ['running', 'sleeping'],
     (does, kernel) => does.hibernate(kernel.kernel_id)
@@ -208,7 +208,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
   aboutKernel(
     CommandIDs.keepAwake,
     trans.__('Keep Kernel Awake'),
-    trans.__('Nobody but you puts it to sleep'),
+    trans.__('Only you can put it to sleep'),
     'sleep',
     ['running', 'sleeping'],
     (does, kernel) => does.change(kernel.kernel_id, { pinned: !kernel.pinned }),
@@ -225,8 +225,8 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
     }
   });
   commands.addCommand(CommandIDs.fetch, {
-    label: trans.__('Fetch Snapshot…'),
-    caption: trans.__('Fetch a snapshot that was sent elsewhere'),
+    label: trans.__('Pull Snapshot…'),
+    caption: trans.__('Fetch a snapshot from a remote'),
     isEnabled: () => model.has('pull'),
     isVisible: () => model.has('pull'),
     describedBy: NO_ARGS,
@@ -234,7 +234,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
   });
   commands.addCommand(CommandIDs.import, {
     label: trans.__('Import Snapshot…'),
-    caption: trans.__('Bring in a snapshot that was exported as one file'),
+    caption: trans.__('Import a snapshot that was exported as one file'),
     isEnabled: () => model.has('import'),
     isVisible: () => model.has('import'),
     describedBy: NO_ARGS,
@@ -247,7 +247,7 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
   });
   commands.addCommand(CommandIDs.doctor, {
     label: trans.__('Can Kernels Be Saved Here?'),
-    caption: trans.__('Say what speaks for and against saving kernels on this machine'),
+    caption: trans.__('Check whether kernels can be saved on this machine'),
     describedBy: NO_ARGS,
     execute: async () => (await actions()).doctor()
   });

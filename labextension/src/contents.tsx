@@ -85,7 +85,7 @@ export default function Contents(props: IProps): React.JSX.Element {
           title={trans.__('This notebook')}
           empty={
             search
-              ? trans.__('None of this notebook fits.')
+              ? trans.__('No snapshot of this notebook matches.')
               : trans.__(
                   'No snapshots of this notebook yet. Save its kernel here, or with “%gpuckpt save NAME” in a cell.'
                 )
@@ -109,7 +109,7 @@ export default function Contents(props: IProps): React.JSX.Element {
       <div className="jp-gpuckpt-Row jp-gpuckpt-FromElsewhere">
         {model.has('pull') && (
           <button className="jp-gpuckpt-Button" onClick={() => void props.commands.execute(CommandIDs.fetch)}>
-            {trans.__('Fetch a snapshot…')}
+            {trans.__('Pull a snapshot…')}
           </button>
         )}
         {model.has('import') && (

@@ -186,9 +186,11 @@ export class Follower {
       case 'hibernate':
         return trans.__('Hibernated in %1 s. The next cell brings the kernel back.', seconds);
       case 'push':
-        return result?.encrypted ? trans.__('Sent %1, encrypted.', name) : trans.__('Sent %1, not encrypted.', name);
+        return result?.encrypted
+          ? trans.__('Pushed %1, encrypted.', name)
+          : trans.__('Pushed %1, not encrypted.', name);
       case 'pull':
-        return trans.__('Fetched %1.', name);
+        return trans.__('Pulled %1.', name);
       default:
         return trans.__('Done: %1 %2.', kind, name);
     }

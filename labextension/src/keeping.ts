@@ -37,10 +37,7 @@ export class Keeping {
           ...(changes.message === undefined ? {} : { message }),
           ...(changes.tags === undefined ? {} : { tags })
         };
-        follower.tell(
-          trans.__('Changed what is said of %1.', label),
-          () => void this._change(() => model.api.describe(name, before))
-        );
+        follower.tell(trans.__('Changed %1.', label), () => void this._change(() => model.api.describe(name, before)));
       });
     }
   }
@@ -108,7 +105,7 @@ export class Keeping {
         throw new ApiError({
           kind: 'NameTaken',
           what: trans.__('A snapshot named %1 exists already.', label),
-          why: trans.__('A snapshot is never overwritten unless that is asked for.'),
+          why: trans.__('Snapshots are only overwritten on request.'),
           then: trans.__('Rename that one, or import the file again with “Replace another snapshot” ticked.')
         });
       } else if (await this._send(file, label, { ...how, replace })) {
@@ -148,7 +145,7 @@ export class Keeping {
     }
     if (kind === 'UnknownKey' && typeof data.key === 'string') {
       const asked = await showDialog({
-        title: trans.__('Trust the maker of this snapshot?'),
+        title: trans.__('Trust the signer of this snapshot?'),
         body: new TrustBody(data.key, trans),
         buttons: [cancel, Dialog.warnButton({ label: trans.__('Trust and import') })],
         defaultButton: 0,
@@ -169,7 +166,7 @@ export class Keeping {
             moment(String(data.created)),
             moment(String(data.newest))
           ),
-          trans.__('If you did not expect that, somebody may be presenting old state as new.')
+          trans.__('If you did not expect that, somebody may be passing off an old state as new.')
         ]),
         buttons: [cancel, Dialog.warnButton({ label: trans.__('Import the older one') })],
         defaultButton: 0

@@ -54,7 +54,7 @@ export function stepText(progress: IProgress, trans: TranslationBundle): string 
     case 'push':
     case 'pull': {
       const what =
-        kind === 'push' ? trans.__('Sending %1', name) : trans.__('Fetching %1', name || trans.__('a snapshot'));
+        kind === 'push' ? trans.__('Pushing %1', name) : trans.__('Pulling %1', name || trans.__('a snapshot'));
       // What is measured is all that is done.
       return percent === null || progress.cancelling ? `${what}: ${step}` : `${what}:`;
     }

@@ -121,7 +121,7 @@ export function Sleep({ kernel, model, commands, trans }: IProps): React.JSX.Ele
           ))}
         </select>
       </label>
-      <label className="jp-gpuckpt-Check" title={trans.__('Nobody but you puts it to sleep')}>
+      <label className="jp-gpuckpt-Check" title={trans.__('Only you can put it to sleep')}>
         <input
           type="checkbox"
           checked={pinned}

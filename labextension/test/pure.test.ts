@@ -279,14 +279,14 @@ describe('progress', () => {
     expect(progressText(half, trans)).toBe('Saving base: writing 48 % of 2.0 GB · about 40 s left');
     expect(progressText({ ...half, left: null }, trans)).toBe('Saving base: writing 48 % of 2.0 GB');
     expect(progressText({ ...half, kind: 'push', stage: 'send' }, trans)).toBe(
-      'Sending base: 48 % of 2.0 GB · about 40 s left'
+      'Pushing base: 48 % of 2.0 GB · about 40 s left'
     );
   });
 
   it('does not go on counting what is being cancelled', () => {
     const ending = { ...half, cancelling: true };
     expect([stepText(ending, trans), amountText(ending, trans)]).toEqual(['Saving base: cancelling…', '']);
-    expect(progressText({ ...ending, kind: 'pull' }, trans)).toBe('Fetching base: cancelling…');
+    expect(progressText({ ...ending, kind: 'pull' }, trans)).toBe('Pulling base: cancelling…');
   });
 
   it('of a server of an older version is as it tells it', () => {

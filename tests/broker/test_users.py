@@ -300,7 +300,7 @@ def test_a_process_with_a_filter_of_system_calls_is_named_as_what_keeps_a_kernel
     alice.runs(
         "child = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE); child.stdout.readline()"
     )
-    assert "filter of system calls" in alice.fails("%gpuckpt save filtered")
+    assert "seccomp filter" in alice.fails("%gpuckpt save filtered")
     alice.runs("child.kill(); child.wait(); child.stdout.close()")
     assert "Saved" in alice.runs("%gpuckpt save filtered")
 

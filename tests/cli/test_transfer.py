@@ -61,7 +61,7 @@ def test_a_snapshot_goes_to_somebody_else_by_s3(cli: Cli, bob: Cli, store: Store
 
 def test_a_remote_is_listed_and_kept_in_order(cli: Cli, bob: Cli, store: Store, tmp_path: Path) -> None:
     remote = str(tmp_path / "remote")
-    assert cli("push", "it", remote).out.startswith("Sent it")
+    assert cli("push", "it", remote).out.startswith("Pushed it")
     assert "0 B; 200 kB were there" in cli("push", "it", remote).out
     assert [one["name"] for one in cli("remote", remote, "--json").json["snapshots"]] == ["it"]
     assert "UnknownKey" in bob("remote", remote).out
@@ -127,7 +127,7 @@ def test_what_is_sent_is_encrypted_for_somebody(cli: Cli, bob: Cli, store: Store
     assert recipient.startswith("age1")
     assert cli("push", "it", remote, "--encrypt-to", recipient).status == 0
     bob("trust", cli("trust", "--own").out.strip())
-    assert bob("pull", remote).out.startswith("Fetched it")
+    assert bob("pull", remote).out.startswith("Pulled it")
     eve = {"GPUCKPT_KEYS": str(tmp_path / "eve"), "GPUCKPT_STORE": str(tmp_path / "eve-store")}
     assert cli("pull", remote, "--json", **eve).json["error"]["kind"] == "Sealed"
 
@@ -160,7 +160,7 @@ def test_a_passphrase_is_asked_for_on_the_terminal_or_read_from_a_file(
     asked = pexpect.spawn(PROGRAM, ["push", "it", remote, "--passphrase"], timeout=60, encoding="utf-8")
     asked.expect("Passphrase: ")
     asked.sendline("open sesame")
-    asked.expect("Sent it")
+    asked.expect("Pushed it")
     asked.expect(pexpect.EOF)
     assert "sesame" not in (asked.before or "")
     asked.close()

@@ -92,7 +92,7 @@ def test_a_child_drops_what_it_inherited_and_goes_on(parent: Parent) -> None:
 
 
 def test_devices_that_no_process_with_cuda_state_opened_are_left_alone(parent: Parent) -> None:
-    with pytest.raises(Refused, match="holds GPU devices"):
+    with pytest.raises(Refused, match="has GPU devices"):
         cuda.freezable(Own(), [parent.pid, parent.child])
     assert device_files(parent.child)
     opened = os.open(DEVICE, os.O_RDONLY)

@@ -212,7 +212,7 @@ def test_a_command_that_cannot_be_started(tmp_path: Path) -> None:
 
 def test_inside_a_kernel_no_job_is_started() -> None:
     refused = run("exec", "x", "--", "true", GPUCKPT_RUN_DIR="/dev/shm/gpuckpt")
-    assert "inside a kernel or job" in refused.err
+    assert "inside a notebook or job" in refused.err
 
 
 def test_of_two_that_want_one_name_one_gets_it_and_others_run_beside() -> None:

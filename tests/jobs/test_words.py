@@ -43,7 +43,7 @@ def test_errors_of_jobs_speak_of_jobs(tmp_path: Path) -> None:
         talking = Job("talking")
         talking.start(sys.executable, source, str(tmp_path / "socket"), str(data))
         talking.wait_for(1)
-        assert_speaks_of_a_job(run("save", "talking", "never"), "The job", "goes on")
+        assert_speaks_of_a_job(run("save", "talking", "never"), "The job", "keeps running")
         connection, _ = stranger.accept()
         connection.close()
     assert_speaks_of_a_job(run("fork", "talking"))

@@ -209,7 +209,7 @@ def test_a_log_of_duckdb_is_not_joined_with_another_database(notebook: Notebook,
         f.truncate(4096)
     notebook.run("%gpuckpt save here --replace")
     path.unlink()
-    assert f"its log ({log}) is there" in refused(notebook)
+    assert f"its log ({log}) exists" in refused(notebook)
     assert log.read_bytes() == b"of what came since"
 
 

@@ -239,4 +239,4 @@ def test_a_cell_that_finds_too_little_has_others_fall_asleep_so_that_it_can_be_r
     assert _states([idle, needy]) == ["sleeping", "running"]
     # Nothing is said where there is room by now, nor of what has nothing to do with GPUs.
     for code in ("need('6.00 GiB')", "raise OutOfMemoryError('of another kind')", "1 / 0"):
-        assert "GPU for" not in needy.fails(code).text
+        assert "has been freed" not in needy.fails(code).text

@@ -99,33 +99,33 @@ def test_a_notebook_has_its_snapshots_under_another_name_and_in_another_folder(l
 
 
 def test_snapshots_are_sent_and_fetched(lab: Server, window: Window, tmp_path: Path) -> None:
-    window.more("one", "Share Snapshot…")
-    expect(window.dialog).to_contain_text("It holds all of the kernel’s memory")
+    window.more("one", "Push Snapshot…")
+    expect(window.dialog).to_contain_text("It contains all of the kernel’s memory")
     assert window.accessibility_faults(".jp-Dialog") == []
     window.dialog.get_by_label("Where to").fill(str(tmp_path / "remote"))
-    window.accept("Send")
-    window.is_told("Sent one, not encrypted")
+    window.accept("Push")
+    window.is_told("Pushed one, not encrypted")
     # Another of that name goes there only where that is asked for.
     (session,) = lab.request("GET", "api/sessions").json()
     again = lab.ask("POST", f"kernels/{session['kernel']['id']}/save", {"name": "one", "replace": True}, 202)
     assert lab.finish(again)["state"] == "done"
-    window.more("one", "Share Snapshot…")
-    window.accept("Send")
+    window.more("one", "Push Snapshot…")
+    window.accept("Push")
     told = window.is_told("Another snapshot named one is at")
     told.get_by_role("button", name="Why, and what next").click()
     window.accept("Close")
-    window.more("one", "Share Snapshot…")
+    window.more("one", "Push Snapshot…")
     window.dialog.get_by_label("Replace another snapshot of that name there").check()
     with window.page.expect_response(re.compile("/push")) as pushing:
-        window.accept("Send")
+        window.accept("Push")
     assert lab.finish(pushing.value.json())["state"] == "done"
     lab.ask("DELETE", "snapshots/one")
     expect(window.line("one")).to_have_count(0)
-    window.sidebar.get_by_role("button", name="Fetch a snapshot…").click()
+    window.sidebar.get_by_role("button", name="Pull a snapshot…").click()
     assert window.accessibility_faults(".jp-Dialog") == []
     expect(window.dialog.get_by_label("Where from")).to_have_value(str(tmp_path / "remote"))
-    window.accept("Fetch")
-    window.is_told("Fetched one")
+    window.accept("Pull")
+    window.is_told("Pulled one")
     window.run("x = 3")
     window.restore("one")
     assert window.value("x") == "2"
@@ -133,7 +133,7 @@ def test_snapshots_are_sent_and_fetched(lab: Server, window: Window, tmp_path: P
 
 def test_a_snapshot_is_downloaded(lab: Server, window: Window, tmp_path: Path) -> None:
     window.more("one", "Export Snapshot…")
-    expect(window.dialog).to_contain_text("It holds all of the kernel’s memory")
+    expect(window.dialog).to_contain_text("It contains all of the kernel’s memory")
     assert window.accessibility_faults(".jp-Dialog") == []
     with window.page.expect_download() as downloading:
         window.accept("Download")
@@ -181,10 +181,10 @@ def test_what_the_server_cannot_do_is_not_offered(lab: Server, open_window: Open
     window.open("older.ipynb", "python3-gpuckpt")
     window.save("old")
     window.show_sidebar()
-    expect(window.sidebar.get_by_role("button", name=re.compile("Fork|Fetch"))).to_have_count(0)
+    expect(window.sidebar.get_by_role("button", name=re.compile("Fork|Pull"))).to_have_count(0)
     window.press(window.line("old"), "More about old")
     items = window.page.get_by_role("menuitem")
     expect(items.filter(has_text="Compare Snapshot…")).to_be_visible()
-    for absent in ("Fork Snapshot", "Share Snapshot…", "Export Snapshot…"):
+    for absent in ("Fork Snapshot", "Push Snapshot…", "Export Snapshot…"):
         expect(items.filter(has_text=absent)).to_have_count(0)
     lab.ask("DELETE", "snapshots/old")

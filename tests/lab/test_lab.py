@@ -139,7 +139,7 @@ def test_names_belong_to_notebooks(lab: Server, open_window: OpenWindow) -> None
     expect(others).to_contain_text("theirs.ipynb:shared")
     # The other one is restored only by somebody who has read whose it is.
     window.press(others.get_by_role("treeitem"), "Restore theirs.ipynb:shared")
-    expect(window.dialog).to_contain_text("It is not of this notebook: it was saved from")
+    expect(window.dialog).to_contain_text("It does not belong to this notebook: it was saved from")
     expect(window.dialog).to_contain_text("theirs.ipynb")
     assert window.accessibility_faults(".jp-Dialog") == []
     window.accept("Restore")
@@ -147,7 +147,7 @@ def test_names_belong_to_notebooks(lab: Server, open_window: OpenWindow) -> None
     assert window.value("x") == "'theirs'"
     window.toolbar("gpuckpt-restore").click()
     window.page.get_by_role("menuitem", name="Restore ours.ipynb:shared").click()
-    expect(window.dialog).not_to_contain_text("It is not of this notebook")
+    expect(window.dialog).not_to_contain_text("It does not belong to this notebook")
     window.accept("Restore")
     window.is_told_nothing_more()
     assert window.value("x") == "'ours'"
@@ -220,7 +220,7 @@ def test_a_note_and_tags_are_changed_and_that_taken_back(lab: Server, open_windo
     window.dialog.get_by_label("Tags").fill("best v2")
     window.dialog.get_by_label("Note").fill("a typo")
     window.page.keyboard.press("Enter")
-    told = window.is_told("Changed what is said of noted")
+    told = window.is_told("Changed noted")
     expect(line.locator("em")).to_have_text(["best", "v2"])
     expect(line).to_contain_text("a typo")
     assert store.trusted("noted").message == "a typo"
@@ -252,7 +252,7 @@ def test_a_file_of_somebody_unknown_is_imported_once_they_are_trusted(
 
     def import_it(file: Path = newer) -> None:
         window.sidebar.get_by_role("button", name="Import a file…").click()
-        window.dialog.get_by_label("A file that").set_input_files(file)
+        window.dialog.get_by_label("A file written by").set_input_files(file)
         assert window.accessibility_faults(".jp-Dialog") == []
         window.accept("Import")
 
@@ -285,7 +285,7 @@ def test_a_file_of_somebody_unknown_is_imported_once_they_are_trusted(
     newest = store.get("gift").created
     store.remove("gift")
     import_it(older)
-    expect(window.dialog).to_contain_text("somebody may be presenting old state as new")
+    expect(window.dialog).to_contain_text("somebody may be passing off an old state as new")
     assert window.accessibility_faults(".jp-Dialog") == []
     with window.page.expect_response(re.compile(r"gpuckpt/import\?")):
         window.accept("Import the older one")
@@ -325,7 +325,7 @@ def test_several_snapshots_are_removed_at_once(lab: Server, open_window: OpenWin
     expect(chosen).to_have_count(3)
     window.page.keyboard.press("Delete")
     expect(window.dialog.get_by_role("listitem")).to_have_text(["d", "b"])
-    expect(window.dialog).to_contain_text("Not removed, since pinned or gone already: c.")
+    expect(window.dialog).to_contain_text("Not removed, because pinned or already gone: c.")
     expect(window.dialog).to_contain_text(re.compile(r"Together that frees 2\d.\d kB"))
     assert window.accessibility_faults(".jp-Dialog") == []
     window.accept("Remove")

@@ -151,7 +151,7 @@ def test_a_mark_of_a_stranger_s_or_of_nobody_s_is_not_sent_to(
     signature = "".join(line for line in ours.splitlines(keepends=True) if line.startswith(("# address", "# signed")))
     for said in ("", signature, "# signed: 1 2\n", f"# address: \n# signed: {'0' * 64} {'0' * 128}\n"):
         planted(remote, readers, said)
-        with pytest.raises(Unconfirmed, match="nobody has signed"):
+        with pytest.raises(Unconfirmed, match="is not signed"):
             push(bob, "bobs", at(remote, bob, **how))
         KnownRemotes(bob.trust.folder).accept(str(remote), FORGET)
 
@@ -184,7 +184,7 @@ def test_a_remote_of_before_goes_on_to_serve_who_has_used_it(
     push(ann, "more", at(remote, ann))
     assert at(remote, ann).encryption["signed"] is None
     assert [one.name for one in listed(at(remote, bob, create=False), bob.trust)] == ["more", "plan"]
-    with pytest.raises(Unconfirmed, match="nobody has signed") as caught:
+    with pytest.raises(Unconfirmed, match="is not signed") as caught:
         push(bob, "bobs", at(remote, bob))
     KnownRemotes(bob.trust.folder).accept(str(remote), caught.value.data["key"])
     push(bob, "bobs", at(remote, bob))

@@ -332,7 +332,7 @@ def test_a_store_in_which_others_can_write_is_refused(store: Store) -> None:
     save(store, "it")
     store.root.chmod(0o777)
     for use in (store.writer, store.get, store.remove):
-        with pytest.raises(StoreError, match="Others can write"):
+        with pytest.raises(StoreError, match="Other users can write"):
             use("it")
 
 
@@ -340,7 +340,7 @@ def test_a_store_in_which_others_can_write_is_refused(store: Store) -> None:
 def test_a_store_of_somebody_else_is_refused(store: Store) -> None:
     save(store, "it")
     os.chown(store.root, 65534, 65534)
-    with pytest.raises(StoreError, match="belongs to somebody else"):
+    with pytest.raises(StoreError, match="belongs to another user"):
         store.get("it")
 
 

@@ -78,11 +78,11 @@ def test_the_key_is_its_owner_s_alone_and_is_made_once(tmp_path: Path) -> None:
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert stat.S_IMODE(key.parent.stat().st_mode) == 0o700
     key.chmod(0o640)
-    with pytest.raises(StoreError, match="others can read it"):
+    with pytest.raises(StoreError, match="other users can read or write it"):
         _own(key.parent)
     key.chmod(0o600)
     key.parent.chmod(0o770)
-    with pytest.raises(StoreError, match="others can write"):
+    with pytest.raises(StoreError, match="other users can write"):
         _own(key.parent)
 
 

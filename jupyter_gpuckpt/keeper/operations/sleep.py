@@ -99,7 +99,7 @@ def _agent_of(keeper: Keeper) -> AgentChannel:
 
 def _refuse_unless_idle(keeper: Keeper, channel: AgentChannel, seconds: float) -> None:
     if keeper.state.awake:
-        raise Refused(_NOT_ASLEEP, "It is set to stay awake.", "`gpuckpt awake @ off` allows it to sleep.")
+        raise Refused(_NOT_ASLEEP, "It is being kept awake.", "`gpuckpt awake @ off` allows it to sleep.")
     last = datetime.datetime.fromisoformat(channel.last_active)
     idle = (datetime.datetime.now(datetime.timezone.utc) - last).total_seconds()
     if channel.busy or idle < seconds:
