@@ -81,7 +81,7 @@ def test_uninstall_removes_the_units_and_says_so_where_there_are_none() -> None:
     removed, left, none = done.stdout.splitlines()
     assert "broker was removed" in removed
     assert left == "[]"
-    assert "no broker" in none
+    assert "No broker" in none
 
 
 _ROOT_S_OWN_ETC = """

@@ -115,4 +115,4 @@ def test_uninstall_leaves_the_kernels_and_nothing_of_root_s(machine: BootedMachi
     assert state(machine, SERVICE, "LoadState") == "not-found"
     assert alice.runs("print(x)") == "41"
     assert "does not answer" in alice.fails("%gpuckpt save never")
-    assert "no broker" in machine.gpuckpt("broker", "uninstall").stdout
+    assert "No broker" in machine.gpuckpt("broker", "uninstall").stdout
