@@ -361,7 +361,7 @@ def find(text: str) -> KernelFolder:
     raise NoSuchKernel(
         f"{'Several kernels match' if found else 'No kernel matches'} {text!r}.",
         f"These do: {', '.join(ids)}." if ids else f"Kernels running: {len(launches)}, none with that name.",
-        '`gpuckpt kernels` lists them; a kernel that was not started as "Python 3 (gpuckpt)" is not there. '
+        '`gpuckpt kernels` lists them; a kernel that was not started as "Python 3 (gpuckpt)" is not listed. '
         "`gpuckpt ps` lists jobs.",
         kernels=ids,
     )

@@ -80,7 +80,7 @@ def test_a_kernel_is_forked_and_outlives_its_keeper(alice: Person) -> None:
     alice.runs("y = 7")
     assert "Forked" in alice.runs("%gpuckpt fork")
     alice.does("notebook.kill_keeper()")
-    # The kernel refuses what it is asked until it has heard of its new keeper; its answer to that one shows that it has.
+    # Until the kernel has heard of its new keeper it refuses what it is asked; answering that one shows that it has.
     alice.does("with notebook.keeper as keeper: keeper.request('executed')")
     assert "Saved after" in alice.runs("%gpuckpt save after")
     alice.runs("y = 8")

@@ -90,7 +90,7 @@ def test_a_kernel_that_is_not_there(cli: Cli) -> None:
     for words in (["save", "nobody", "x"], ["restore", "nobody"], ["stop", "nobody"]):
         told = cli(*words)
         assert (told.status, told.out) == (3, "")
-        assert "No kernel fits 'nobody'." in told.err
+        assert "No kernel matches 'nobody'." in told.err
         assert cli(*words, "--json").json["error"]["kind"] == "NoSuchKernel"
 
 

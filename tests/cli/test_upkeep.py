@@ -221,7 +221,7 @@ def test_damage_is_named_and_mended_where_it_can_be(cli: Cli, store: Store) -> N
     assert "needed by other" in found.out
     blocked = cli("gc")
     assert (blocked.status, blocked.out.split(".")[0]) == (1, "0 B freed")
-    assert cli("repair").out == "The index of other was made again.\n"
+    assert cli("repair").out == "The index of other was rebuilt.\n"
     assert cli("check").status == 0
     pack = next(Path(store.root, "packs").glob(f"{saved.id}-*"))
     raw = bytearray(pack.read_bytes())

@@ -390,7 +390,7 @@ def test_what_is_here_under_another_name_is_not_brought_in_twice(ann: Store, bob
     pull(bob, at(tmp_path / "remote", bob))
     bob.rename("it", "mine")
     before = everything(bob.root)
-    with pytest.raises(NameTaken, match="here already, as mine"):
+    with pytest.raises(NameTaken, match="already in the store, as mine"):
         pull(bob, at(tmp_path / "remote", bob))
     assert everything(bob.root) == before
     session = Session(bob.root / "locks", "pull", of=ann.get("it").id)
