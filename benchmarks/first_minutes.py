@@ -2,7 +2,7 @@
 
 From a fresh home and a fresh environment, with a wheel of this checkout: what README's start says is typed as it stands
 there, then the kernel is saved and restored by the buttons, and three mistakes are made and put right. For each step it
-tells what that asks of a person (commands and cells typed, clicks, words to read) and how long the machine took.
+tells what that asks of a user (commands and cells typed, clicks, words to read) and how long the machine took.
 Packages come from pip's cache where they are there.
 """
 
@@ -30,14 +30,14 @@ from playwright.sync_api import Locator, Page, expect, sync_playwright
 _ROOT = Path(__file__).parents[1]
 _PATIENCE = 180  # seconds
 _READ, _TYPED, _CLICKED = 4.0, 20.0, 2.0
-"""Of a person: words read in a second, seconds for a command or a cell, seconds for a click."""
+"""Of a user: words read in a second, seconds for a command or a cell, seconds for a click."""
 _IN_FRONT = ".jp-NotebookPanel:not(.lm-mod-hidden)"
 expect.set_options(timeout=_PATIENCE * 1000)
 
 
 @dataclass
 class Step:
-    """What one step asked of a person, and of the machine."""
+    """What one step asked of a user, and of the machine."""
 
     name: str
     typed: int = 0
@@ -52,7 +52,7 @@ class Step:
 
     @property
     def minutes(self) -> float:
-        """About how long it takes a person, who reads everything."""
+        """About how long it takes a user, who reads everything."""
         own = self.typed * _TYPED + self.clicks * _CLICKED + self.words / _READ
         return (own + self.seconds) / 60
 
@@ -177,7 +177,7 @@ def _wait(look: Callable[[], bool]) -> None:
 
 
 class Notebook:
-    """What a person does in a notebook."""
+    """What a user does in a notebook."""
 
     def __init__(self, page: Page) -> None:
         self.page = page

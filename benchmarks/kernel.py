@@ -1,6 +1,6 @@
 """Saves and restores beside criu by hand, in one run, alternating: ``python -m benchmarks.kernel [--gpu GIB ...]``.
 
-For how long the kernel stands still in a save; how long it takes from asking for a restore until the next cell is
+For how long a save pauses the kernel; how long it takes from asking for a restore until the next cell is
 answered, with the snapshot in the page cache and not; how long until a save is on the disk, of bytes that the store has
 and has not; bytes on disk; memory of the machine. Beside them, what the disk takes for as many bytes. After every
 cycle the state is compared with what it was.
@@ -48,7 +48,7 @@ class Row:
     label: str
     size: int
     frozen: dict[str, float]
-    """For how long the kernel stood still in a save, by the way: ``plain``, ``ours``."""
+    """For how long the kernel was paused in a save, by the way: ``plain``, ``ours``."""
     first_cell: dict[str, float]
     """From asking for a restore until the cell after it is answered."""
     lazy: dict[str, float]

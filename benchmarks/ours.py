@@ -26,7 +26,7 @@ class OurKernel:
         self.client.wait_for_ready(60)
 
     def save(self, name: str = "benchmark") -> tuple[float, float, int]:
-        """Save; return for how long the kernel stood still, how long the cell took (seconds), and the bytes stored.
+        """Save; return for how long the kernel was paused, how long the cell took (seconds), and the bytes stored.
 
         The snapshot of this name is removed first: the disk need not hold it twice.
         """

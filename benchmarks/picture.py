@@ -1,6 +1,6 @@
 """Draw what `benchmarks.kernel --json` measured: ``python -m benchmarks.picture ROWS.json PICTURE.svg``.
 
-Two graphs of seconds over GiB of VRAM, the plain way beside ours: how long a kernel stands still in a save, and how
+Two graphs of seconds over GiB of VRAM, the plain way beside ours: how long a save pauses the kernel, and how
 long a restore takes until the next cell is answered, lazy ones too. With them the least that the bus allows: out and
 back, and in.
 """

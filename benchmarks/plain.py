@@ -85,7 +85,7 @@ class PlainKernel:
         return next(pid for pid in everyone if b"ipykernel" in _command(pid) and _namespace(pid) == here)
 
     def save(self) -> tuple[float, int]:
-        """Dump the kernel, which runs on; return for how long it stood still (seconds), and the bytes on disk."""
+        """Dump the kernel, which keeps running; return for how long it was paused (seconds), and the bytes on disk."""
         shutil.rmtree(self._images, ignore_errors=True)
         self._images.mkdir(mode=0o700)
         pid = self._kernel()

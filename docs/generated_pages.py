@@ -1,6 +1,6 @@
 """Pages of the documentation site that are made of the code: commands, magics, REST API, Python API, the tutorial.
 
-`docs/conf.py` writes them into `docs/generated`, and the project's own pages from outside of `docs` beside them.
+`docs/conf.py` writes them into `docs/generated`, and the project's own pages from outside `docs` beside them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The errors a person can meet: what happened, why, and what to do next."""
+"""The errors a user can meet: what happened, why, and what to do next."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class GpuckptError(Exception):
     ----------
     what : what happened, one sentence.
     why : the cause, with the cause's own words where there are any.
-    then : what the person can do next; commands as in `spelling`.
+    then : what the user can do next; commands as in `spelling`.
     data : whatever describes the case further (JSON types only): it crosses process borders.
     """
 
@@ -130,11 +130,11 @@ class Busy(Refused):
 
 
 class Cancelled(GpuckptError):
-    """The person interrupted the operation; the kernel is as it was."""
+    """The user interrupted the operation; the kernel is as it was."""
 
 
 class SaveFailed(GpuckptError):
-    """A save failed and was undone: the kernel goes on as before."""
+    """A save failed and was undone: the kernel continues as before."""
 
 
 class RestoreFailed(GpuckptError):
@@ -142,7 +142,7 @@ class RestoreFailed(GpuckptError):
 
 
 class ForkFailed(GpuckptError):
-    """A copy of a kernel did not come up; none is left, and the kernel goes on."""
+    """A copy of a kernel did not come up; none is left, and the kernel continues."""
 
 
 class KernelLost(GpuckptError):
@@ -243,4 +243,4 @@ class KeeperGone(GpuckptError):
 
 
 class OtherVersion(Refused):
-    """The keeper of a kernel is of a version that this one cannot talk to; the kernel runs on."""
+    """The keeper of a kernel is of a version that this one cannot talk to; the kernel keeps running."""

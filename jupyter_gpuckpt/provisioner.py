@@ -118,7 +118,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         return found
 
     def _encrypt(self) -> None:
-        """Give the kernel and its clients keys, where they have none; both have them still when it starts anew."""
+        """Give the kernel and its clients keys, where they have none; both have them still when it starts again."""
         manager = self.parent
         if manager.curve_publickey is None:
             manager.curve_publickey, manager.curve_secretkey = zmq.curve_keypair()
@@ -154,7 +154,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         self._reserved, self.ports_cached = reserved, True
 
     def _hold_ports_of(self, folder: KernelFolder) -> None:
-        """Hold the ports of a kernel that runs already: they are its own also when it starts anew."""
+        """Hold the ports of a kernel that runs already: they are its own also when it starts again."""
         if not folder.launch().agent or self.connection_info["transport"] != "tcp":
             return  # it could not take them
         head = folder.head()

@@ -30,7 +30,7 @@ class Cgroup:
         (self.folder / "cgroup.procs").write_text(str(os.getpid()))
 
     def killed(self) -> int:
-        """Return how many processes were killed in it for want of memory."""
+        """Return how many processes were killed in it for lack of memory."""
         for file in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(FileNotFoundError):
                 lines = dict(line.split() for line in (self.folder / file).read_text().splitlines())

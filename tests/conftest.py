@@ -90,7 +90,7 @@ def shared_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedKe
 
 @pytest.fixture(autouse=True)
 def folders(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing of a test lands in the person's own folders, and no test sees another's kernels or snapshots.
+    """Nothing of a test lands in the user's own folders, and no test sees another's kernels or snapshots.
 
     Kernels that a test leaves when it fails in the middle, copies above all, are ended with it.
     """

@@ -1,4 +1,4 @@
-"""A kernel and a client of it, as a person at a notebook has them."""
+"""A kernel and a client of it, as a user at a notebook has them."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _FIRST = 0.25
 LIMITS = {"keeper": 4000, "sleeper": 1000, "kernel": 60_000, "job": 1000, "keeper of the job": 4000, "store": 8000}
 """By how many bytes a cycle each may grow: 4 kB are 4 MB in a thousand cycles.
 
-A kernel grows by itself: by 4 kB with each cell, and by 36 kB whenever its clients connect anew, as they do after a
+A kernel grows by itself: by 4 kB with each cell, and by 36 kB whenever its clients connect again, as they do after a
 restore; both were measured in a kernel that was never saved.
 """
 

@@ -152,7 +152,7 @@ class Deputy:
     # -- the sleeper
 
     def _demand_proof(self, peer: Peer) -> None:
-        """Have who asks read something that only an unconfined process of that user can.
+        """Have the client read something that only an unconfined process of that user can.
 
         Of Landlock a process shows nothing to others; but one that is confined by it may look into no process that is
         not (landlock(7)). A sleeper is not: it would be the way out.
@@ -226,7 +226,7 @@ class Deputy:
         return True
 
     def _take(self, peer: Peer, pid: int) -> None:
-        """Hold a sleeper and its namespaces, if it is one that the broker has started for this person.
+        """Hold a sleeper and its namespaces, if it is one that the broker has started for this user.
 
         A sleeper is its user's own process, which may have been made to enter namespaces of its own making: what root
         did there would be done to files of the user's choice. The broker's belong to its own user namespace, as only

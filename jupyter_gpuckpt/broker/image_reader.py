@@ -116,7 +116,7 @@ def _whole(descriptor: int, most: int) -> bytes:
 
 
 def _judge(creds: Credentials | None, peer: Peer) -> None:
-    """Refuse credentials that are more than this person has."""
+    """Refuse credentials that are more than this user has."""
     if creds is None:  # of a process that has ended
         return
     if creds.uids != {peer.uid}:

@@ -1,4 +1,4 @@
-"""Who asks: what the system itself says of the process at the other end of a connection.
+"""The client: what the system itself says of the process at the other end of a connection.
 
 Nothing of it is taken from what that process sends. A broker that is asked from within a confinement (a namespace, a
 seccomp filter, a security label) would be the way out of it: such a process is refused.

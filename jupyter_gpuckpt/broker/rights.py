@@ -49,7 +49,7 @@ class _Data(ctypes.Structure):
 
 
 def become(peer: Peer, capabilities: Collection[int] = (), descriptors: Collection[int] = ()) -> None:
-    """Make this process the person's: ids, groups, keys, limits, login.
+    """Make this process the user's: ids, groups, keys, limits, login.
 
     Of all capabilities it keeps those named, over exec, and of all descriptors those named and the standard ones.
     ``no_new_privs`` is set for good: no set-user-id program gives it, or what it starts, anything more.
@@ -101,7 +101,7 @@ def counting_to(uid: int) -> Iterator[None]:
 
 
 def _set_login(login: int | None) -> None:
-    """Have audit records name the person's login, in a session of its own (pam_loginuid(8)).
+    """Have audit records name the user's login, in a session of its own (pam_loginuid(8)).
 
     Where there was none, as in a service, whose process it is could otherwise choose one, for that is given once.
     """

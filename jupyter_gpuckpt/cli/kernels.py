@@ -157,7 +157,7 @@ def operation(args: argparse.Namespace) -> int:
 
 
 def find(text: str) -> KernelFolder:
-    """Return the folder of the kernel, or of the job that runs, that a person means."""
+    """Return the folder of the kernel, or of the job that runs, that the user means."""
     job = jobs.named(text)
     if job is not None and job.has_ended():
         ended = job.state().ended
@@ -228,7 +228,7 @@ class _Cancelling:
 
 
 def awake(args: argparse.Namespace) -> int:
-    """Say whether a kernel may be put to sleep by others than the person."""
+    """Say whether a kernel may be put to sleep by others than the user."""
     found = operate(args.kernel, Awake, {"on": args.on == "on"})
     output.result(args.json, found, "It stays awake." if found["pinned"] else "It may be put to sleep.")
     return output.DONE

@@ -136,7 +136,7 @@ def _usable(found: Sequence[Listed]) -> list[Manifest]:
 
 
 def _at_remote(at: RemoteStore, name: str) -> str:
-    """Return the key of the snapshot at a remote that a person means. Raises as `find_among`."""
+    """Return the key of the snapshot at a remote that the user means. Raises as `find_among`."""
     return find_among(_usable(listed(at, _store().trust)), name) if ":" in name else name
 
 

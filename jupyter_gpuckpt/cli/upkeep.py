@@ -176,7 +176,7 @@ def check(args: argparse.Namespace) -> int:
 
 
 def repair(args: argparse.Namespace) -> int:
-    """Mend what can be mended."""
+    """Repair what can be repaired."""
     done = _store().repair()
     lines = [f"The index of {name} was rebuilt." for name in done.mended if name not in done.lost]
     lines += [f"{name} cannot be restored: {why}. `rm` removes it." for name, why in done.lost.items()]

@@ -121,7 +121,7 @@ class Deputy:
     ) -> int:
         """Have criu dump the tree of `pid` (as the namespace knows it) and leave it `left`; return its exit status.
 
-        `images` and `snapshot` are the folders for criu's images, and for what is packed while the tree stands still;
+        `images` and `snapshot` are the folders for criu's images, and for what is packed during the pause;
         `started` is told criu's pid in the namespace.
 
         Raises

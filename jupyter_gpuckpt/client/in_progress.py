@@ -51,7 +51,7 @@ class SaveInProgress:
     left: Literal["running", "stopped"] = "running"
     """How it is left once it is taken. One that was to be hibernated runs on, and its snapshot goes."""
     still: list[int] = field(default_factory=list)
-    """The processes that stood still by themselves (SIGSTOP)."""
+    """The processes that were stopped already (SIGSTOP)."""
     cuda: list[int] = field(default_factory=list)
     """The processes with GPU state; none where the kernel sleeps."""
     held: list[Held] = field(default_factory=list)

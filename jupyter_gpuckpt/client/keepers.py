@@ -337,7 +337,7 @@ def folders() -> Iterator[KernelFolder]:
 
 
 def find(text: str) -> KernelFolder:
-    """Return the folder of the kernel, or of the job that runs, that a person means.
+    """Return the folder of the kernel, or of the job that runs, that the user means.
 
     `text` is its id or the beginning of it, its notebook's path or name (with or without the suffix), the path or
     name of its connection file, a job's name, or the pid of one of its processes or of its keeper.

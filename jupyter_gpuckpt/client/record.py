@@ -48,7 +48,7 @@ _LOOK = 0.5  # how long to try for a lock that others hold for an instant, to se
 
 @dataclass
 class Launch:
-    """How the kernel is started, here and whenever it must be started afresh.
+    """How the kernel is started, here and whenever it must be started again.
 
     `agent` says whether the command starts our agent in the kernel; `connection_file` is the manager's.
     """
@@ -68,7 +68,7 @@ class Launch:
     copy_of: str = ""
     """The id of the kernel that this one was forked from; empty where it was started."""
     sleep_after: float | None = None
-    """After how many idle seconds it goes to sleep by itself; None for never. The person can change it for `State`."""
+    """After how many idle seconds it goes to sleep by itself; None for never. The user can change it for `State`."""
     job: str = ""
     """The job's name, where it is a command of its own and no kernel: no agent, no connection file."""
 
@@ -138,7 +138,7 @@ class State(Head):
     end_after: float | None = None
     """How many seconds after that one's end the kernel ends, if nobody uses it then; None for never."""
     awake: bool = False
-    """Whether nobody but the person may put it to sleep."""
+    """Whether nobody but the user may put it to sleep."""
     operation: InProgress | None = None
     """The operation under way, for whoever has to clean up after this keeper."""
     worked: float = 0.0
@@ -344,7 +344,7 @@ class Operation:
     kind: str
     name: str
     id: str = ""
-    """What whoever asked for it calls it, to cancel it and no other; empty where they call it nothing."""
+    """The id that the client gave it, so that it can be cancelled; empty if there is none."""
     store: Store | None = None
     """The store that its snapshot is in, where that is not the kernel's own."""
     stage: str = "checking"

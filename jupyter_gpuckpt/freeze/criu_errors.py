@@ -1,4 +1,4 @@
-"""What criu's log says of a failure: the first error, its cause as far as it is known, and what a person can do.
+"""What criu's log says of a failure: the first error, its cause as far as it is known, and what a user can do.
 
 criu has no numbers for its errors. Here alone they are told by their words.
 """
@@ -25,7 +25,7 @@ _OWN = re.compile(r"^(\([\d.]+\)\s*(\d+: )?)?(Error|Warn) |^\s*$")
 
 
 class Cause(Enum):
-    """Why criu failed: a part of its words, and what a person can do. The first that fits is it."""
+    """Why criu failed: a part of its words, and what a user can do. The first that fits is it."""
 
     OLD_CRIU = ("Can't get 1:16 opt", "This CRIU is too old for this Linux: run `gpuckpt setup`, and try again.")
     DISK_FULL = (

@@ -9,7 +9,7 @@
  * and criu/pidfd-store.c. Sockets of other names are those of the processes that criu restores, and stay as they are.
  *
  * A process that criu dumps connects to where criu has told it before, in memory that they share: in bind, that is
- * written anew, in the same length, and so its path has to be short. For the second process on criu would see that its
+ * written again, in the same length, and so its path has to be short. For the second process on criu would see that its
  * socket has a name and not bind it again; so it is not shown that name.
  */
 #include <dirent.h>

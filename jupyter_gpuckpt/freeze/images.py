@@ -257,7 +257,7 @@ def own_deleted_files(images: Path, uid: int, groups: Sequence[int]) -> None:
 
     Raises
     ------
-    OSError : one cannot be written anew.
+    OSError : one cannot be written again.
     """
     for path in images.glob("ghost-file-*.img"):
         with path.open("rb") as image:
@@ -326,7 +326,7 @@ def _is_connection(isk: Any, listening: set[int]) -> bool:
 
 
 def has_half_connection(images: Path) -> bool:
-    """Tell whether a Unix stream socket of the tree is connected to one outside of it.
+    """Tell whether a Unix stream socket of the tree is connected to one outside it.
 
     criu refuses that in a dump, but for a connection that the other side has not accepted yet: that one is dumped, and
     then cannot be restored ("Peer unresolved").
@@ -429,7 +429,7 @@ def locks_or_terminals(images: Path) -> str:
 
 
 def stopped(images: Path) -> set[int]:
-    """Return the pids of the saved processes that stood still by themselves (SIGSTOP and its kin)."""
+    """Return the pids of the saved processes that were stopped already (SIGSTOP and its kin)."""
     found = set()
     for pid in _tree((images / "pstree.img").read_bytes()):
         with contextlib.suppress(FileNotFoundError):
@@ -471,7 +471,7 @@ def rewrite_files(
     port : gives the new port for a bound one (listening TCP, or UDP).
     abstract_name : gives the new name for an abstract Unix socket's (without its leading NUL).
     socket_path : gives the new path for one that a Unix socket is bound to.
-    deleted : gives the new path for that of a deleted file, beside which criu makes it anew, to delete it again.
+    deleted : gives the new path for that of a deleted file, beside which criu makes it again, to delete it again.
     found : gives what a path is now: criu shall expect that mode, and look at the size of what is as it was and that
         nobody here writes; others may grow before it looks. None leaves it to expect the saved ones.
     """

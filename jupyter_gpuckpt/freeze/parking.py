@@ -180,7 +180,7 @@ class Parking:
     def park(self, pid: int, note: Callable[[Parked], None], before: Callable[[], None]) -> bool:
         """Have the process (`pid` on this machine), which was told to, hand its memory over; tell whether it did.
 
-        Where it did, its threads stand still until `let_go`: nothing may use the GPU before it is checkpointed.
+        Where it did, its threads are paused until `let_go`: nothing may use the GPU before it is checkpointed.
         `before` is called when none of its Python runs any more, before they are held; `note` before anything is
         handed over, with what is needed to give the memory back should this program die.
         """
@@ -272,7 +272,7 @@ class Parking:
     ) -> Iterator[None]:
         """Give the process its memory back after the block, which brings back the rest of its GPU state.
 
-        Its threads stand still from before the block until then. With `stay` all of it stands still before (SIGSTOP),
+        Its threads are paused from before the block until then. With `stay` all of it is paused before (SIGSTOP),
         and its threads until `let_go`; not to be able to hold them is a failure. Where the memory cannot be given back,
         what of it was is taken again, and `otherwise` is called before they go on.
 

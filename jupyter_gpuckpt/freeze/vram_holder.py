@@ -173,7 +173,7 @@ class _Holder:
             held.close()
         self._held.clear()
         _run("cuMemHostUnregister", self._staging)
-        # The driver's own state stays, which takes no GPU memory; starting anew would take half a second.
+        # The driver's own state stays, which takes no GPU memory; starting again would take half a second.
         _run("cuCtxSetCurrent", None)
         _run("cuDevicePrimaryCtxRelease", self._device)
         self._resting = True

@@ -54,7 +54,7 @@ class AgentChannel:
     cells : how many cells have begun, as the kernel counts them; None until it says so.
     cell : the one that is being executed: its ``number``, and how it ``begins``; None where there is none.
     asked : that one, to be answered by another kernel (`kernel.cells`); nothing in it where that is not known.
-    last_active : when a cell of the person's last began or ended, as the manifests write times; at first, when the link
+    last_active : when a cell of the user's last began or ended, as the manifests write times; at first, when the link
         was made.
     """
 
@@ -192,7 +192,7 @@ class AgentChannel:
         await self._send(_line(message))
 
     async def pulse(self, message: dict[str, Any]) -> None:
-        """Write one line if the agent has read all others: while the kernel stands still they must not pile up."""
+        """Write one line if the agent has read all others: while the kernel is paused they must not pile up."""
         unread = array.array("i", [0])
         if not self._closed:
             fcntl.ioctl(self._out, termios.FIONREAD, unread)

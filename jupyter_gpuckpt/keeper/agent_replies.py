@@ -55,7 +55,7 @@ NOTHING = ReadyForSave()
 
 @dataclass(frozen=True)
 class AfterSave:
-    """What it says when the kernel runs on."""
+    """What it says when the kernel keeps running."""
 
     waited: dict[str, bool] | None = None
 
@@ -80,7 +80,7 @@ class Faults:
 
 
 def faults_in(answer: object) -> Faults:
-    """Return what a kernel says that is already installed: an odd answer is no reason to give it up."""
+    """Return the faults that a restored kernel reports; an invalid answer is no reason to end the kernel."""
     try:
         return from_json(Faults, answer)
     except Odd as e:

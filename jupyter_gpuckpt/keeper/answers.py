@@ -1,4 +1,4 @@
-"""How requests are answered, whoever asks: with a result or an error, and a sign of life until then."""
+"""How requests are answered: with a result or an error, and progress until then."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _NEW_SESSION = (
     "(lambda history: history and history.enabled and history.new_session())"
     "(getattr(__import__('IPython').get_ipython(), 'history_manager', None))"
 )
-"""An expression: no variable of the person's is touched."""
+"""An expression: no variable of the user's is touched."""
 
 
 def begin_session(launch: Launch) -> None:

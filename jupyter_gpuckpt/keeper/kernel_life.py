@@ -180,7 +180,7 @@ class Keeper:
     # -- its start
 
     async def start_kernel(self) -> None:
-        """Start the kernel afresh, in a new sleeper."""
+        """Start a fresh kernel in a new sleeper."""
         if not self.launch.agent:
             self._ports.close()  # it could not take them
         space, channel = await self.new_namespace()
@@ -400,7 +400,7 @@ class Keeper:
                 log.error("the keeper's record could not be written: %s", e)
 
     def belong_to(self, notebook: str) -> None:
-        """Have the kernel belong to the notebook of this path from now on, also where it is started afresh."""
+        """Have the kernel belong to the notebook of this path from now on, also where it is restarted."""
         self.launch.notebook = self.launch.env["JPY_SESSION_NAME"] = notebook
         if not self.record_is_closed:
             self.folder.write_launch(self.launch)

@@ -26,7 +26,7 @@ _OWN = "/dev/shm/"  # noqa: S108 - the kernel's own
 def keep(images_folder: Path, pids: Collection[int]) -> list[str]:
     """Put the content of such files into the images that were just dumped of these processes.
 
-    Returned is what the person should know of it.
+    Returned is what the user should know of it.
 
     Raises
     ------

@@ -218,7 +218,7 @@ class PortListener:
             log.info("a %s to the hibernated kernel was passed over", kind)
 
     def _read(self, frames: list[bytes]) -> tuple[list[bytes], dict[str, Any]]:
-        """Return who asks, and what. Raises `ValueError` for what was not signed with the kernel's key."""
+        """Return who asks, and for what. Raises `ValueError` for what was not signed with the kernel's key."""
         idents, rest = self._session.feed_identities(frames)
         return idents, self._session.deserialize(rest)
 

@@ -85,7 +85,7 @@ _IO_URING = (b"io_uring", b"IO_URING")
 
 
 def _obstacles(pid: int) -> Iterator[tuple[str, str]]:
-    """Yield what a process has that criu would only refuse when it stands still, and what to do about it."""
+    """Yield what a process has that criu would only refuse when it is paused, and what to do about it."""
     if any(path.startswith("/SYSV") for path in processes.mapped_files(pid)):
         yield "uses System V shared memory", "Detach it, or use multiprocessing.shared_memory instead, and try again."
     if "anon_inode:[io_uring]" in processes.open_files(pid):
@@ -286,7 +286,7 @@ def warnings(snapshot: Snapshot, leaving: Sequence[int]) -> list[str]:
 
 
 def _cut_connections(images_folder: Path, manifest: Manifest) -> list[str]:
-    """Return in words which connections between processes of a saved tree are cut; Jupyter's own are made anew."""
+    """Return in words which connections between processes of a saved tree are cut; Jupyter's own are created again."""
     of_jupyter = {*(manifest.kernel.get("connection") or {}).values(), *manifest.kernel.get("own_ports", ())}
     cut = Counter(images.inner_connections(images_folder, of_jupyter))
     if not cut:

@@ -115,6 +115,6 @@ def _is_left(folder: KernelFolder, how: str) -> bool:
 
 
 def _leave() -> NoReturn:
-    """End as a keeper does that is killed: the kernel runs on, and the next keeper knows how to begin with that."""
+    """End as a keeper does that is killed: the kernel keeps running, and the next keeper takes over."""
     logging.shutdown()
     os._exit(1)

@@ -54,7 +54,7 @@ class Staging:
     vram : the files that VRAM goes into.
     outside, inside : the folder that criu writes into, as the keeper names it and as the namespace does; known once it
         is `open_for` so many bytes.
-    in_memory : whether that folder lies in memory, so that the kernel does not stand still for the disk.
+    in_memory : whether that folder lies in memory, so that the kernel is not paused for the disk.
     """
 
     def __init__(self, space: Namespace, images: Path, *, sleeps: bool = False) -> None:

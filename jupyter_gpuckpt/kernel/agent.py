@@ -324,7 +324,7 @@ class Agent:
             for name, port in ports.items():
                 setattr(app, name, port)
             kernel.record_ports(ports)
-        # The shell channel's thread waits for this before it takes a request, and has to bind it anew.
+        # The shell channel's thread waits for this before it takes a request, and has to bind it again.
         with self._knows_who_it_is:
             self._run_of_requests = self._current_run_id()
             self._knows_who_it_is.notify_all()

@@ -60,7 +60,7 @@ def note() -> None:
 def go_on(user_ns: dict[str, Any]) -> None:
     """Have processor time go on from what was noted: this process was just restored.
 
-    Names in `user_ns` that a person has imported one of the functions under tell it, too; other modules' do not.
+    Names in `user_ns` that a user has imported one of the functions under tell it, too; other modules' do not.
     """
     global _before
     _before = _noted

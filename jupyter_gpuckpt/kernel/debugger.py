@@ -1,4 +1,4 @@
-"""The notebook's debugger across a restore: its connections were closed, so it has to be able to start afresh.
+"""The notebook's debugger across a restore: its connections were closed, so it has to be able to start fresh.
 
 ipykernel starts debugpy in the kernel, and debugpy a process (the adapter) that both talk to over TCP. A restored
 debugpy has lost its adapter, which ends by itself; requests to it would never be answered, and block its channel.

@@ -39,7 +39,7 @@ _generation = secrets.token_hex(16)
 def before_save(fn: _Before) -> _Before:
     """Have `fn()` called before every save of this kernel, the latest registered first; can be a decorator.
 
-    It runs in the agent's thread, also while a cell runs. An exception stops the save, and the kernel goes on.
+    It runs in the agent's thread, also while a cell runs. An exception stops the save, and the kernel continues.
     """
     _before.append(fn)
     return fn

@@ -107,7 +107,7 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         return super().do_shutdown(restart)
 
     def _wakes(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a handler of a widget's message, which runs code of the person's: a kernel that sleeps wakes first."""
+        """Return a handler of a widget's message, which runs code of the user's: a kernel that sleeps wakes first."""
 
         def handle(stream: Any, ident: Any, message: Any) -> Any:
             if self.agent is not None and self.agent.sleeping.is_asleep:

@@ -85,7 +85,7 @@ class Panel(anywidget.AnyWidget):
         )
 
     def welcome_back(self, name: str) -> None:
-        """Show all of it anew, in a kernel that was just put back to a snapshot; in a copy, without a name."""
+        """Show all of it again, in a kernel that was just put back to a snapshot; in a copy, without a name."""
         self._show(operation=None, error=None, note=f"Restored {name}." if name else "")
         self.send_state()
         self.look()
@@ -102,7 +102,7 @@ class Panel(anywidget.AnyWidget):
             if not self._acting.locked():
                 self.look()
 
-    # -- what the person does there
+    # -- what the user does there
 
     def _take(self, _: Any, content: Any, __: Any) -> None:
         if isinstance(content, dict):

@@ -8,7 +8,7 @@
  * So this library, loaded with RTLD_GLOBAL before anything that uses CUDA, stands in for cudaMalloc and cudaFree of the
  * dynamic CUDA runtime (as torch links it): large blocks are made by the virtual memory API. Others of the runtime's
  * functions wait here while the driver has the process's GPU state. And it has the kernel's end of the parking,
- * `gpuckpt_park`, which runs without Python: all other threads stand still then, and any may hold a lock of Python's.
+ * `gpuckpt_park`, which runs without Python: all other threads are paused then, and any may hold a lock of Python's.
  *
  * Written in C because cudaMalloc is called under torch's locks, from threads that do not hold Python's: a function
  * of Python in its place would deadlock. The types of cuda.h are spelled out: no CUDA toolkit is needed to build it.
@@ -496,7 +496,7 @@ PUBLIC void gpuckpt_park(const char *to, const char *from) {
     say("not %ld\n", -1, 0);
     goto end;
   }
-  /* Without blocks there is no driver to call; a thread that stands still may hold the lock. */
+  /* Without blocks there is no driver to call; a paused thread may hold the lock. */
   if (!count || pthread_mutex_trylock(&busy)) {
     say("not %ld\n", -1, 0);
     goto end;

@@ -1,4 +1,4 @@
-"""The kernel's channels bound anew, where its clients have other keys (CurveZMQ), or look elsewhere, than at its save.
+"""The kernel's channels bound again, where its clients have other keys (CurveZMQ), or look elsewhere, than at its save.
 
 A socket keeps the keys that it was bound with, so it is bound again; each by the thread that it belongs to, since zmq's
 sockets are no others'. The kernel has come up at ports where no client looks: one that finds another encryption than

@@ -25,7 +25,7 @@ def renew() -> None:
     What asks the system at each call (`os.urandom`, `secrets`, `uuid.uuid4`) differs by itself.
     """
     _reseed_openssl()
-    # It names temporary files, and only starts anew when the pid changes, which a restore does not.
+    # It names temporary files, and only starts again when the pid changes, which a restore does not.
     tempfile._name_sequence = None  # type: ignore[attr-defined]
 
 

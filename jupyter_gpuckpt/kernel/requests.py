@@ -94,7 +94,7 @@ class Requests:
     def _wait(self, waiting: _Waiting, progress: Progress | None) -> Any:
         interrupted = False
         latest: dict[str, Any] = {"stage": "starting", "seconds": 0.0}
-        quiet = 0.0  # counted, not measured: the time for which this process stands still is not the keeper's silence
+        quiet = 0.0  # counted, not measured: the time for which this process is paused is not the keeper's silence
         while True:
             try:
                 message = waiting.messages.get(timeout=_ALIVE_EVERY)

@@ -104,7 +104,7 @@ class Sleeping:
             return False
         lines = code.strip().splitlines()
         if len(lines) == 1 and lines[0].split()[:1] == [_OWN]:
-            return False  # it touches nothing of the person's, and restores and wakes
+            return False  # it touches nothing of the user's, and restores and wakes
         may_wait = self._is_on_its_way or (settings.cells_asleep() and parking.has_gate())
         return not (self._holds_gpu_state and may_wait)
 

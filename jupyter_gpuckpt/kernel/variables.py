@@ -1,6 +1,6 @@
 """What a kernel's variables are, as far as it can be told in a moment: names, types and sizes, never a value.
 
-Nothing of a variable is called but what is known to be quick and harmless: a type of the person's own may do anything
+Nothing of a variable is called but what is known to be quick and harmless: a type of the user's own may do anything
 when it is asked for its length.
 """
 

@@ -35,5 +35,5 @@ def is_filtered() -> bool:
 
 
 def shown(name: str) -> str:
-    """Return a name as it can be shown to a person: what cannot be printed is replaced."""
+    """Return a name as it can be shown to a user: what cannot be printed is replaced."""
     return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in name)

@@ -92,7 +92,7 @@ def _threads(pid: int) -> Iterator[list[str]]:
 
 
 def stopped(pids: Iterable[int]) -> list[int]:
-    """Return those of the processes that stand still by a signal (SIGSTOP and its kin)."""
+    """Return those of the processes that are stopped by a signal (SIGSTOP and its kin)."""
     return [pid for pid in pids if any(fields[0] == "T" for fields in _threads(pid))]
 
 

@@ -1,7 +1,7 @@
 """How process 1 comes to be, and how it spawns programs: what a new kernel waits for.
 
 For programs that begin with `python -I -S -B` (`starter.py`, `sleeper.py`), and for the broker. So it imports next to
-nothing: every module of the standard library that is imported before the kernel is spawned is a person's wait.
+nothing: every module of the standard library that is imported before the kernel is spawned is a user's wait.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _become(what: dict[str, Any]) -> None:
         # Processes that a cell sends into the background stay in the kernel's tree, and are saved with it.
         become_subreaper()
     os.umask(int(what.get("umask", 0o077)))
-    # Standard files are opened here, inside the namespace: criu cannot dump one that was opened outside of it.
+    # Standard files are opened here, inside the namespace: criu cannot dump one that was opened outside it.
     null = os.open("/dev/null", os.O_RDONLY)
     out = os.open(what["stdout"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(null, 0)

@@ -1,6 +1,6 @@
 """What a keeper's process does before all else: it starts the kernel, in a sleeper, and then becomes the keeper.
 
-Run as a program by whoever starts a kernel (`python -I -S -B starter.py FOLDER RUN_DIR LOCK_FD READY_FD`). A person
+Run as a program by whoever starts a kernel (`python -I -S -B starter.py FOLDER RUN_DIR LOCK_FD READY_FD`). A user
 waits for the kernel, and nobody for its keeper, whose imports take longer than all that is done here: they come beside
 the beginning of the kernel's own Python. So this is a program of its own, which imports next to nothing before the
 kernel is spawned: Python's own beginning is most of what it takes.

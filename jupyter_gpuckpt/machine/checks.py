@@ -20,7 +20,7 @@ class Check:
     ok : whether it is as it should be.
     required : whether a save and a restore need it.
     found : what is there.
-    means : what that means for a person who saves kernels.
+    means : what that means for a user who saves kernels.
     mend : what to do about it; empty when `ok`.
     """
 

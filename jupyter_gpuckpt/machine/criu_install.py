@@ -64,7 +64,7 @@ def install_criu(prefix: Path, progress: Callable[[str], None]) -> CriuProgram:
     ------
     Unavailable
         It cannot be installed here; `why` names every release that was tried, `then` says what
-        a person can do instead.
+        a user can do instead.
     """
     prefix = prefix.absolute()
     if os.geteuid() == 0 and (part := changeable(prefix, {})) is not None:

@@ -1,4 +1,4 @@
-"""Which Linux distribution this is, and how a person installs CRIU on it."""
+"""Which Linux distribution this is, and how a user installs CRIU on it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Distribution:
     codenames: frozenset[str]
 
     def how_to_install_criu(self) -> str:
-        """Return what to do here to have CRIU, for a person to read."""
+        """Return what to do here to have CRIU, for a user to read."""
         for name in self.ids:
             if name in _HOW_TO_INSTALL:
                 return f"Run `{_HOW_TO_INSTALL[name]}` as root; version 4.1 or newer is needed."

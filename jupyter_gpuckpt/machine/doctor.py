@@ -16,7 +16,7 @@ __all__ = ["examine", "works"]
 
 
 def examine(deep: bool = False) -> list[Check]:
-    """Return every check of this machine, in the order in which a person would mend them.
+    """Return every check of this machine, in the order in which a user would mend them.
 
     It changes nothing and raises nothing that a check can say.
 

@@ -129,7 +129,7 @@ def save(folder: str, criu: list[str]) -> None:
     """Start the traveller and have criu dump it, which ends it."""
     os.mkfifo(f"{folder}/go", 0o600)
     if start_at(TRAVELLER) == 0:
-        # Started afresh, so that the program and its libraries are opened in this namespace:
+        # Started as a new program, so that the program and its libraries are opened in this namespace:
         # criu cannot dump a file that was opened in another one.
         try:
             os.execv(sys.executable, [sys.executable, "-I", "-S", __file__, "travel", folder])

@@ -1,6 +1,6 @@
 """Run apt over lists and caches of its own, so that nothing of the system's apt changes.
 
-Sources, keys and proxies are those that the person's apt uses, and signatures are checked as apt
+Sources, keys and proxies are those that the user's apt uses, and signatures are checked as apt
 always does. The package database is empty, so a download brings every library that a program
 needs, whatever this system has.
 """

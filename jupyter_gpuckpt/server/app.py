@@ -46,7 +46,7 @@ class Gpuckpt(ExtensionApp):
     def initialize_settings(self) -> None:
         """Settle what was configured, and which provisioner kernels get that name none (called at the server's start).
 
-        One that the person chose, by configuration or by environment, stays.
+        One that the user chose, by configuration or by environment, stays.
 
         Raises
         ------

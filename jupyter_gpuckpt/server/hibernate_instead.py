@@ -1,6 +1,6 @@
 """Hibernating kernels where Jupyter Server would kill them: when it culls idle ones, and when it stops.
 
-What a person shuts down or restarts ends as always. Jupyter Server has no place to hook in where it culls, so that the
+What a user shuts down or restarts ends as always. Jupyter Server has no place to hook in where it culls, so that the
 method of its kernel manager is wrapped that it calls for this reason alone.
 """
 

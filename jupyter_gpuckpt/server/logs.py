@@ -46,7 +46,7 @@ def _end_of(path: Path, since: int) -> str:
     try:
         with open(path, "rb") as log:
             size = os.fstat(log.fileno()).st_size
-            begin = since if since <= size else 0  # it begins anew where it had become long
+            begin = since if since <= size else 0  # it starts again where it had become long
             log.seek(max(begin, size - _MOST))
             if size - _MOST > begin:
                 log.readline()  # what is left of a line does not tell whose it is

@@ -64,5 +64,5 @@ def changing(locks: Iterable[Lock]) -> set[str]:
 
 
 def is_index(path: str) -> bool:
-    """Tell whether a file beside a database of SQLite's is the index of its log, which SQLite makes anew by itself."""
+    """Tell whether a file beside a database of SQLite's is the index of its log, which SQLite makes again by itself."""
     return path.endswith("-shm")

@@ -66,7 +66,7 @@ class KeptFile(NamedTuple):
     part, offset : the part of the snapshot in which the bytes lie, and where in it; an empty file has none.
     hash : the BLAKE3 of the bytes in hexadecimal, of one in a bundle.
     writable : whether the kernel has it open for writing.
-    loose : whether it is a module among a person's other files: another version of it is not in the way.
+    loose : whether it is a module among a user's other files: another version of it is not in the way.
     """
 
     path: str

@@ -141,7 +141,7 @@ def follow(store: Store, old: str, new: str) -> Sequence[str]:
 
 
 def find(store: Store, text: str, owner: Owner | None = None) -> str:
-    """Return the key of the snapshot that a person means, `owner`'s own before all others.
+    """Return the key of the snapshot that the user means, `owner`'s own before all others.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def find(store: Store, text: str, owner: Owner | None = None) -> str:
 
 
 def of_notebook(manifests: Iterable[Manifest], notebook: str) -> list[Manifest]:
-    """Return the snapshots that were saved from a notebook, which a person names by its path, the end of it, or name.
+    """Return the snapshots that were saved from a notebook, which a user names by its path, the end of it, or name.
 
     Raises
     ------

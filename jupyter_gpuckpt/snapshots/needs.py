@@ -205,7 +205,7 @@ def _file(found: object) -> NeededFile:
 def difference(file: NeededFile, root: Path) -> str:
     """Return what keeps a file from being opened again, with its path and both values; empty where nothing does.
 
-    A file that is open for writing may have another size: a log goes on, or is begun anew, and the kernel goes on at
+    A file that is open for writing may have another size: a log goes on, or is started again, and the kernel goes on at
     its saved offset. One that somebody else writes may have grown, where what the kernel knows of it is its beginning.
     """
     was = _kind(file.mode) if file.size is None else "1 byte" if file.size == 1 else f"{file.size} bytes"

@@ -93,7 +93,7 @@ def name_new(draft: Path, path: Path) -> None:
         if _libc.renameat2(_AT_FDCWD, os.fsencode(draft), _AT_FDCWD, os.fsencode(path), _RENAME_NOREPLACE) != 0:
             code = ctypes.get_errno()
             if code != errno.EEXIST:
-                raise  # for want of links is what a person can look up
+                raise  # for lack of links is what a user can look up
             raise FileExistsError(code, os.strerror(code), str(path)) from None
 
 

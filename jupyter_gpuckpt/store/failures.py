@@ -1,4 +1,4 @@
-"""Turn what the operating system says about the store's disk into errors a person can act on."""
+"""Turn what the operating system says about the store's disk into errors a user can act on."""
 
 from __future__ import annotations
 

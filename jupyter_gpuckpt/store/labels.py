@@ -1,4 +1,4 @@
-"""Tags and pins: what a person says about a snapshot after it was saved, beside its manifest, which never changes.
+"""Tags and pins: what a user says about a snapshot after it was saved, beside its manifest, which never changes.
 
 ``labels/ID.json`` is ``{"pinned": bool, "tags": [text, …]}``; a snapshot without the file has neither.
 """

@@ -90,7 +90,7 @@ class Layout:
     def _hint_files(self) -> list[str]:
         try:
             return _entries(self.hints)
-        except OSError:  # nothing fails for want of them
+        except OSError:  # nothing fails for lack of them
             return []
 
     def lists(self) -> set[str]:

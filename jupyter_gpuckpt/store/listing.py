@@ -23,7 +23,7 @@ __all__ = ["listed"]
 
 _LIMIT = 2**30
 _WORTH_KEEPING = 100
-"""Changes from which on it is written anew; reading so many manifests takes a moment only."""
+"""Changes from which on it is written again; reading so many manifests takes a moment only."""
 
 _Known = dict[str, tuple[list[int], dict[str, Any]]]
 

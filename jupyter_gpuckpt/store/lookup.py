@@ -59,7 +59,7 @@ class Lookup:
             return at
         tries = 0
         for hints in self._hints:
-            with suppress(OSError):  # a chunk that is not found is stored anew
+            with suppress(OSError):  # a chunk that is not found is stored again
                 for name in hints.parts_with(key):
                     part = self._part(name)
                     at = self._in(part, key)

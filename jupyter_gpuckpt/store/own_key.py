@@ -1,4 +1,4 @@
-"""The key with which a person signs snapshots: made at first use, in a folder that is that person's alone."""
+"""The key with which a user signs snapshots: made at first use, in a folder that is that user's alone."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def private_folder(path: Path) -> None:
 
 
 def check_private(path: Path) -> None:
-    """Refuse a folder that is not the person's own; errors as `private_folder`."""
+    """Refuse a folder that is not the user's own; errors as `private_folder`."""
     about = path.stat()
     if about.st_uid != os.geteuid():
         raise _refused(path, f"it belongs to uid {about.st_uid}", "Set GPUCKPT_KEYS to a folder of your own.")

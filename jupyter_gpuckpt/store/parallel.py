@@ -79,5 +79,5 @@ def workers(left: int = 0) -> int:
     if processors < _MANY and not left:
         return processors + 2  # some of them wait for the disk while the others hash
     # Measured where a container had 16 processors: 18 threads hashed a third less than 16, since all of a container's
-    # threads stand still for a while when they have used up what it is given (cgroups' cpu.max).
+    # threads are paused for a while when they have used up what it is given (cgroups' cpu.max).
     return min(_MOST, processors - max(min(left, processors // 4), processors // _MANY))

@@ -63,7 +63,7 @@ class Store:
     """
 
     def __init__(self, root: Path, trust: Trust | None = None) -> None:
-        """Use the store in `root`; `trust` says with whose snapshots, by default as the person's own keys say."""
+        """Use the store in `root`; `trust` says with whose snapshots, by default as the user's own keys say."""
         self.root = root
         self.trust = trust or Trust(settings.keys_dir())
         self._layout = Layout(root)
@@ -451,7 +451,7 @@ class Store:
             self._refuse_pinned(self._read(name), "removed")
 
     def rename(self, name: str, new: str) -> Manifest:
-        """Give the snapshot `name` another name, sign it anew, and return its manifest.
+        """Give the snapshot `name` another name, sign it again, and return its manifest.
 
         An interruption may leave it with both names; either can be removed.
 
@@ -493,7 +493,7 @@ class Store:
             session.close()
 
     def note(self, name: str, message: str) -> Manifest:
-        """Give the snapshot `name` another note, sign it anew, and return its manifest.
+        """Give the snapshot `name` another note, sign it again, and return its manifest.
 
         Raises
         ------
@@ -517,7 +517,7 @@ class Store:
         return noted
 
     def move(self, name: str, kernel: Mapping[str, Any]) -> Manifest:
-        """Have the manifest of the snapshot `name` say other things of its kernel, sign it anew, and return it.
+        """Have the manifest of the snapshot `name` say other things of its kernel, sign it again, and return it.
 
         Raises
         ------
@@ -634,7 +634,7 @@ class Store:
             return check(self._layout, manifests, broken, read_data, progress)
 
     def repair(self) -> Repaired:
-        """Mend what can be mended, and say what cannot; every byte is read."""
+        """Repair what can be repaired, and say what cannot; every byte is read."""
         if not self._layout.readable():
             return Repaired()
         manifests, broken = self.scan()
@@ -644,7 +644,7 @@ class Store:
         return done
 
     def compact(self, grace: float = 0.0) -> Collected:
-        """Do what `collect` does, and write packs anew of which little is still needed."""
+        """Do what `collect` does, and write packs again of which little is still needed."""
         if not self._layout.readable():
             return Collected()
         with storing("Unneeded data could not be deleted.", self.root):

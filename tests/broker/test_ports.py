@@ -104,7 +104,7 @@ def test_38_another_user_listens_at_a_kernel_s_ports(person: Callable[..., Perso
     assert alice.runs("print(x)") == "1"
     alice.runs("%gpuckpt fork")
     alice.does("manager.shutdown_kernel(now=True, restart=True)")
-    assert_got_nothing(mallory)  # before it starts anew
+    assert_got_nothing(mallory)  # before it starts again
     alice.does("manager.start_kernel()", "notebook.wait_for_ready()")
     assert "here" in alice.runs("%gpuckpt list")
     assert_got_nothing(mallory)

@@ -1,4 +1,4 @@
-"""What a person sees in a terminal: tables that fit, colours where they are wanted, a pager; scripts get none of it."""
+"""What a user sees in a terminal: tables that fit, colours where they are wanted, a pager; scripts get none of it."""
 
 from __future__ import annotations
 

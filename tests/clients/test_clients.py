@@ -1,4 +1,4 @@
-"""The programs that people run kernels with, each as a person runs it."""
+"""The programs that people run kernels with, each as a user runs it."""
 
 from __future__ import annotations
 

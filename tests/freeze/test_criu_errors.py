@@ -1,4 +1,4 @@
-"""What criu says, and what a person is told to do about it."""
+"""What criu says, and what a user is told to do about it."""
 
 from __future__ import annotations
 

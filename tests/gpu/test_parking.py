@@ -33,7 +33,7 @@ def test_it_comes_back_bit_for_bit_with_its_graphs_and_is_no_ones_afterwards(not
         notebook.run("%gpuckpt restore here", timeout=120)
         assert notebook.value(SAME) == "True"
         assert notebook.value(after) == "None True"
-    # The memory is torch's own again: it can be given back to the driver, and had anew.
+    # The memory is torch's own again: it can be given back to the driver, and had again.
     notebook.run("free = torch.cuda.mem_get_info()[0]; y.clear(); del x; torch.cuda.empty_cache()")
     assert int(notebook.value("torch.cuda.mem_get_info()[0] - free")) > GIB // 2
     folder = settings.NAMESPACE_VRAM_DIR

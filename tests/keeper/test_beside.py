@@ -134,7 +134,7 @@ def test_clients_that_come_while_both_listen_are_served(criu: Criu, notebook: No
     with criu.held_at("restore", "post-resume") as until_there:
         asked = Asked(notebook, "%gpuckpt restore here")
         until_there()
-        wait_until(lambda: processes.connections()[port] > 0)  # whoever asked is there again
+        wait_until(lambda: processes.connections()[port] > 0)  # the asking client is back
         for _ in range(4):
             # Each with a session of its own, as other programs have.
             client = BlockingKernelClient(connection_file=notebook.manager.connection_file)

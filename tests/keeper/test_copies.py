@@ -78,7 +78,7 @@ _HAS_IPV6 = _has_ipv6()
 
 @dataclass
 class Kernels:
-    """A kernel, two copies of it, and what the fork said; `reseeded` is a copy whose random streams started afresh."""
+    """A kernel, two copies of it, and what the fork said; `reseeded` is a copy whose random streams were reseeded."""
 
     original: Notebook
     copies: Sequence[Any]

@@ -237,7 +237,7 @@ def test_row_17_criu_is_killed_at_a_stage_of_a_dump(criu: Criu, notebook: Notebo
 @pytest.mark.shared_kernel(False)
 @pytest.mark.parametrize("after", [0.01, 0.03, 0.05])
 def test_row_17_criu_is_killed_in_mid_dump(criu: Criu, notebook: Notebook, tmp_path: Path, after: float) -> None:
-    """It may have its own code in the kernel at that moment: the kernel runs on, or is declared lost."""
+    """It may have its own code in the kernel at that moment: the kernel keeps running, or is declared lost."""
     notebook.run(_STATE)
     notebook.run("import os; ballast = os.urandom(100_000_000)")
     criu.first("dump", f"me=$$; (sleep {after}; kill -9 $me) &")
@@ -371,7 +371,7 @@ def test_the_fresh_kernel_fails_too(criu: Criu, notebook: Notebook, tmp_path: Pa
     launch = notebook.folder / "launch.json"
     content = json.loads(launch.read_text())
     content["argv"] = ["/nonexistent/python"]
-    # What a keeper starts afresh is what it read at its own start.
+    # What a keeper starts fresh is what it read at its own start.
     launch.write_text(json.dumps(content))
     kill_keeper(notebook)
     criu.first("restore", "exit 7")

@@ -103,7 +103,7 @@ def test_while_criu_dumps(criu: Criu, notebook: Notebook, stage: str) -> None:
 
 
 def test_while_criu_dumps_and_criu_hangs(criu: Criu, notebook: Notebook) -> None:
-    """A criu that does nothing for ten seconds is killed, and the kernel goes on."""
+    """A criu that does nothing for ten seconds is killed, and the kernel continues."""
     with criu.held_at("dump", "pre-dump") as reached:
         cell = Asked(notebook, "x = 1\n%gpuckpt save lost")
         reached()

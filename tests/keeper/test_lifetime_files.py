@@ -178,7 +178,7 @@ def test_a_database_of_duckdb_is_gone_on_with_only_as_it_was(notebook: Notebook,
     notebook.run(f"f = open({str(path)!r}, 'r+b'); log = open({str(log)!r}, 'ab', 0); log.write(b'rows')")
     assert "DuckDB" not in notebook.run("%gpuckpt save here").text
     assert "DuckDB" not in notebook.run("%gpuckpt restore here").text
-    # What is not in the database yet, for want of a checkpoint, takes nothing from what was there.
+    # What is not in the database yet, for lack of a checkpoint, takes nothing from what was there.
     notebook.run("log.write(b'more'); f.seek(3 * 4096); f.write(b'rows'); f.flush()")
     answer = notebook.run("%gpuckpt restore here").text
     assert f"{path}, a database of DuckDB's (" in answer

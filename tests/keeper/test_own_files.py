@@ -89,7 +89,7 @@ def test_a_kernel_comes_back_where_its_environment_is_not(
     assert "No new files can be created directly in /." in answer.text
     _is_as_saved(kernel, environment)
     assert kernel.value("gone.read()") == "deleted"
-    # A person's own code is what it is now; a file in use is what it was, for this kernel alone.
+    # A user's own code is what it is now; a file in use is what it was, for this kernel alone.
     assert kernel.value("__import__('edited').version, __import__('deleted').version") == "22 1"
     assert kernel.value("config.read()") == "as saved"
     assert (project / "config.txt").read_text() == "another text on this machine"

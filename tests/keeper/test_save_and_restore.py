@@ -1,4 +1,4 @@
-"""Save and restore, as a person in a notebook does it."""
+"""Save and restore, as a user in a notebook does it."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_start_whose_folder_is_removed_meanwhile_leaves_nothing(
 
 
 def test_what_comes_before_the_kernel_imports_next_to_nothing() -> None:
-    """Python's own beginning, and the little that making namespaces takes: each import more is a person's wait."""
+    """Python's own beginning, and the little that making namespaces takes: each import more is a user's wait."""
     folder = str(Path(jupyter_gpuckpt.__file__).parent / "linux")
     program = f"import sys; sys.path.append({folder!r}); import starter; print(*sys.modules)"
     bare = ("-I", "-S", "-B", "-c")

@@ -1,4 +1,4 @@
-"""A kernel whose keeper died gets another one: whatever becomes of that, and of who wanted it, the kernel runs on."""
+"""A kernel whose keeper died gets another one: whatever becomes of that and of its cause, the kernel keeps running."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_an_exception_before_stops_the_save_and_the_kernel_goes_on(noting: Noteb
 
 
 def test_the_functions_after_also_run_when_criu_fails(noting: Notebook, tmp_path: Path) -> None:
-    # A socket of this process, outside of the kernel: criu refuses to cut the connection.
+    # A socket of this process, outside the kernel: criu refuses to cut the connection.
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen()

@@ -105,7 +105,7 @@ def test_a_process_that_is_being_traced(notebook: Notebook, cannot_save: Callabl
 
 
 class traced:  # noqa: N801 - used as a function
-    """Trace a process from this one, as a debugger does; it runs on."""
+    """Trace a process from this one, as a debugger does; it keeps running."""
 
     _PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 17, 0x4206, 0x4207
 

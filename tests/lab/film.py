@@ -114,7 +114,7 @@ def _chunks(png: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _act(window: Window, film: Film) -> None:
-    """Save, ruin and restore, as a person does."""
+    """Save, ruin and restore, as a user does."""
     window.show_sidebar()
     window.run("model = {'epoch': 12, 'loss': 0.31}")
     window.run("model")

@@ -1,4 +1,4 @@
-"""One browser window with JupyterLab in it, and what a person does there."""
+"""One browser window with JupyterLab in it, and what a user does there."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Window:
         self.page.evaluate("([id, args]) => window.jupyterapp.commands.execute(id, args)", [command, arguments])
 
     def choose(self, **settings: Any) -> None:
-        """Write the person's settings of the extension; a page that is loaded after this has them."""
+        """Write the user's settings of the extension; a page that is loaded after this has them."""
         save = "text => window.jupyterapp.serviceManager.settings.save('jupyter_gpuckpt:plugin', text)"
         self.page.evaluate(save, json.dumps(settings))
 
@@ -123,7 +123,7 @@ class Window:
         return self.page.locator(f'{_IN_FRONT} .jp-NotebookPanel-toolbar [data-jp-item-name="{item}"]')
 
     def restart_kernel(self) -> None:
-        """Have the kernel start afresh, and wait until it is there."""
+        """Have the kernel start fresh, and wait until it is there."""
         # Not waited for: the command ends when its question is answered.
         self.page.evaluate("() => void window.jupyterapp.commands.execute('kernelmenu:restart')")
         self.accept("Confirm Kernel Restart")

@@ -12,7 +12,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def test_the_wheel_has_the_extension(tmp_path: Path) -> None:
-    # Of a copy: building compiles the libraries anew, which kernels of other tests have open.
+    # Of a copy: building compiles the libraries again, which kernels of other tests have open.
     copy = tmp_path / "copy"
     shutil.copytree(
         _ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", ".*_cache", ".peers", "node_modules")

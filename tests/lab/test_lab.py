@@ -1,4 +1,4 @@
-"""JupyterLab as a person has it: a browser, a notebook on our kernel, a mouse and a keyboard."""
+"""JupyterLab as a user has it: a browser, a notebook on our kernel, a mouse and a keyboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``%gpuckpt panel`` as a person has it in a cell: in JupyterLab and in Notebook, before and after restores."""
+"""``%gpuckpt panel`` as a user has it in a cell: in JupyterLab and in Notebook, before and after restores."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_kernel_saved_before_the_panel_was_there_takes_it_over(lab: Server, op
     _done(panel, "Restored older")
     assert window.value("x") == "1"
     _save(panel, "newer")
-    # A page loaded anew asks the kernel for the panel; JupyterLab has another subshell made for it.
+    # A page loaded again asks the kernel for the panel; JupyterLab has another subshell made for it.
     window.command("docmanager:save")
     window.page.reload()
     window.loaded()

@@ -36,5 +36,5 @@ def with_criu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def without_criu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Have no CRIU found in any place that a person can choose."""
+    """Have no CRIU found in any place that a user can choose."""
     monkeypatch.setenv("GPUCKPT_CRIU", str(tmp_path / "no-criu"))

@@ -1,4 +1,4 @@
-"""Which CRIU is used, and what a person is told of the ones that are not."""
+"""Which CRIU is used, and what a user is told of the ones that are not."""
 
 from __future__ import annotations
 

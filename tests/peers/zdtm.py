@@ -83,7 +83,7 @@ def _description(program: Path) -> dict[str, str]:
 def run(commands: Mapping[str, list[str]], log: Path) -> Iterator[tuple[str, str | None]]:
     """Run programs, one after the other; yield what is wrong with each: nothing, or None of one that was not tried.
 
-    Some do not start here, for want of something that this machine lacks.
+    Some do not start here, for lack of something that this machine lacks.
     """
     with log.open("w") as output:
         for name, command in commands.items():

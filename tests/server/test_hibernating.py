@@ -86,7 +86,7 @@ def test_a_server_stops_and_its_kernels_are_resumed_by_the_next(tmp_path: Path) 
         (found,) = _hibernated(server)
         assert found["name"] == told["name"]
         with server.notebook("a.ipynb") as (other, _):
-            # The person's notebook is open again, with a fresh kernel: it comes back in that one.
+            # The user's notebook is open again, with a fresh kernel: it comes back in that one.
             asked = server.ask("POST", f"hibernated/{found['name']}/resume", {"kernel_id": other}, 202)
             assert asked["kernel_id"] == other
             done = server.finish(asked)

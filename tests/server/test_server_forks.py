@@ -114,7 +114,7 @@ def test_copies_are_kernels_of_the_server(server: Server) -> None:
             assert server.request("POST", f"api/kernels/{kernels[0]['id']}/restart").status_code == 200
             assert notebook_of(server, kernels[0]) == "copy.ipynb"
             assert server.request("POST", f"api/kernels/{kernels[1]['id']}/interrupt").status_code == 204
-            # A restart starts it afresh, as any kernel.
+            # A restart starts it fresh, as any kernel.
             assert server.request("POST", f"api/kernels/{kernels[1]['id']}/restart").status_code == 200
             wait_for_ready(copies[1].client, 60)
             assert copies[1].fails("x").ename == "NameError"

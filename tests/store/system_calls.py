@@ -84,7 +84,7 @@ def run(
     """Run `function` (it returns JSON) in a forked child, with the fault, and say how it ended.
 
     `after_each` is called after each counted call with its name, and for an fsync the path, while the thread that made
-    it stands still.
+    it is paused.
     """
     with mmap.mmap(-1, 1 << 20) as page:
         pid = os.fork()

@@ -158,7 +158,7 @@ def test_an_older_snapshot_of_somebody_else_is_refused_where_a_newer_one_was_acc
     read_back(store, "it")
     manifest_of(store).write_bytes(older)
     assert "--older" in refused(store, Replayed).then
-    store.trust.note_newest(older, Manifest.from_json(older, "it"))  # a person asked for it
+    store.trust.note_newest(older, Manifest.from_json(older, "it"))  # a user asked for it
     assert store.trusted("it").message == "older"
 
 

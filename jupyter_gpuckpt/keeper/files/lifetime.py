@@ -1,7 +1,7 @@
 """Files that live about as long as the kernel: a snapshot has their content, and a restore makes those that are gone.
 
 They are the files that its processes write, and its temporary folders: a restart, or the end of a worker, deletes many
-of them, and criu opens every file of a process anew. They are made where they stood, on the machine's own disk: the
+of them, and criu opens every file of a process again. They are made where they stood, on the machine's own disk: the
 kernel goes on with them as with any file of its own. What is there is never touched.
 """
 

@@ -100,7 +100,7 @@ def _is_here(file: KeptFile, contents: Contents) -> bool:
             return path.is_dir()
         now = path.lstat()
         if file.loose:
-            return True  # a person's code stays as it is now
+            return True  # a user's code stays as it is now
         if stat.S_IFMT(now.st_mode) != stat.S_IFMT(file.mode):
             return False
         if stat.S_ISLNK(file.mode):

@@ -368,7 +368,7 @@ class GpuReturn:
     ) -> None:
         """Bring back the GPU state of restored processes, which needs so many bytes of each GPU.
 
-        What is still `populating` its files is waited for first. With `stay` they stand still (SIGSTOP), and their
+        What is still `populating` its files is waited for first. With `stay` they are paused (SIGSTOP), and their
         threads are held from now on, until `go`.
 
         Raises

@@ -115,7 +115,7 @@ async def make_room(
     Raises
     ------
     Refused : it cannot; who holds what is named, and nobody was put to sleep for nothing.
-    Cancelled : the person did not want to wait.
+    Cancelled : the user did not want to wait.
     """
     deadline = time.monotonic() + (settings.share_timeout() if patience is None else patience)
     unwilling: dict[str, str] = {}
@@ -157,7 +157,7 @@ async def make_room(
 
 
 async def fitting(keeper: Keeper, progress: OperationProgress, check: Callable[[], _T]) -> _T:
-    """Return what `check` (run in a thread) returns; where it refuses for want of GPU memory, room is made first.
+    """Return what `check` (run in a thread) returns; where it refuses for lack of GPU memory, room is made first.
 
     Raises
     ------

@@ -192,7 +192,7 @@ async def _let_go(kernel: int | None, still: Collection[int]) -> Mapping[int, in
 def _continue(tree: Collection[int], still: Collection[int]) -> None:
     """Continue what criu has stopped; the others may have a handler of SIGCONT, and have nothing to be told.
 
-    The kernel comes last: no cell of it sees a child that stands still.
+    The kernel comes last: no cell of it sees a stopped child.
     """
     for pid in reversed(processes.stopped(tree)):
         if pid not in still:

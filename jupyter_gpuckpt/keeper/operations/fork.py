@@ -1,7 +1,7 @@
 """Fork, step by step: copies of a kernel come up beside it, from what it is now or from a snapshot.
 
 The keeper of the kernel takes everything once (`fork`), decides what each copy gets instead of what it cannot share,
-and starts a keeper for each, which brings its copy up (`arrive`). Nothing is stored, and the kernel runs on.
+and starts a keeper for each, which brings its copy up (`arrive`). Nothing is stored, and the kernel keeps running.
 """
 
 from __future__ import annotations
@@ -141,12 +141,12 @@ class _Room:
 
 
 async def fork(keeper: Keeper, operation: Operation, request: Fork, on_progress: ProgressCallback) -> dict[str, Any]:
-    """Make copies of the kernel; it runs on. Returns ``kernels``, an object for each copy, and ``warnings``.
+    """Make copies of the kernel; it keeps running. Returns ``kernels``, an object for each copy, and ``warnings``.
 
     Raises
     ------
     Refused, NoSuchSnapshot, Damaged, SaveFailed, StoreError, Cancelled : there is no copy, and the kernel is as it was.
-    ForkFailed : a copy did not come up; all others were ended again, and the kernel runs on.
+    ForkFailed : a copy did not come up; all others were ended again, and the kernel keeps running.
     KernelLost : the GPU state could not be brought back.
     """
     progress = OperationProgress(operation, on_progress)
@@ -373,7 +373,7 @@ class _Plan:
 
 
 def _launch_of_copy(source: Launch, kernel_id: str) -> Launch:
-    """Return how a copy is started, should it ever have to be started afresh."""
+    """Return how a copy is started, should it ever have to be restarted."""
     connection_file = str(settings.connection_file(kernel_id))
     old = {source.connection_file, os.path.realpath(source.connection_file)}
     return replace(

@@ -159,7 +159,7 @@ class FreshSleeper:
         return self.placement is not None and bool(self.placement.lacking.stand_ins)
 
     def notes(self) -> list[str]:
-        """Return what the person must know of the files that were put in place."""
+        """Return what the user must know of the files that were put in place."""
         if self.placement is None:
             return []
         found = []

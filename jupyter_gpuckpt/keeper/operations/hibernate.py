@@ -1,6 +1,6 @@
 """Hibernate, step by step: a kernel goes to the disk as a snapshot.
 
-The kernel stands still from the instant that is saved to its end, so that nothing of it is lost in between; and it ends
+The kernel is paused from the instant that is saved to its end, so that nothing of it is lost in between; and it ends
 only once its snapshot is committed and was looked at. From then on `keeper/port_listener.py` listens at its ports,
 until it is woken (`wake_hibernated`).
 """
@@ -79,7 +79,7 @@ async def hibernate(
             "It has no agent, so it could not be given the requests that arrive in the meantime.",
             'Use a kernel of the kind "Python 3 (gpuckpt)".',
         )
-    # Before the kernel stands still: what clients are answered with while it is not there.
+    # Before the kernel is paused: what clients are answered with while it is not there.
     await asyncio.to_thread(importlib.import_module, "jupyter_gpuckpt.keeper.port_listener")
     operation.name = name = await asyncio.to_thread(_free_name, keeper)
     program = await asyncio.to_thread(usable_criu)

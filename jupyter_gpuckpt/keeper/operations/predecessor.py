@@ -79,7 +79,7 @@ class Predecessor:
         self.peers: dict[str, int] = {}
         self.has_left = False
         self._sent_away = -math.inf
-        """When its clients were made to connect anew (`time.monotonic`)."""
+        """When its clients were made to connect again (`time.monotonic`)."""
         self._away: Counter[int] = Counter()
         """How many of them, by port."""
         self._sharing: asyncio.Task[SharedPorts] | None = None

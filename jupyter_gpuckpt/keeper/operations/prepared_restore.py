@@ -40,7 +40,7 @@ class PreparedRestore:
     new: FreshSleeper
     gpu: GpuReturn
     warnings: list[str]
-    """What the person must know of it."""
+    """What the user must know of it."""
     late: LateVram | None = None
     """Reads what was in GPU memory, where that is not waited for: all else is verified."""
 

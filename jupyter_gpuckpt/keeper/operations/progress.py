@@ -1,4 +1,4 @@
-"""How far an operation is, told to whoever asked; and stopping it where it may be stopped."""
+"""How far an operation is, reported to the caller; and stopping it where it may be stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 ProgressCallback = Callable[[dict[str, Any]], Awaitable[None]]
-"""Passes on to whoever asked how far an operation is."""
+"""Passes on to the caller how far an operation is."""
 
 
 async def to_nobody(_: dict[str, Any]) -> None:
@@ -24,7 +24,7 @@ async def to_nobody(_: dict[str, Any]) -> None:
 
 
 class OperationProgress:
-    """Tells whoever asked how far an operation is, and stops it where it may be stopped."""
+    """Tells the caller how far an operation is, and stops it where it may be stopped."""
 
     def __init__(self, operation: Operation, on_progress: ProgressCallback) -> None:
         self._operation, self._on_progress = operation, on_progress

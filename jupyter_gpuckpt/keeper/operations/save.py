@@ -1,6 +1,6 @@
 """Save, step by step.
 
-What the kernel stands still for is in `take`; it runs on while what was taken is described and written.
+What the kernel is paused for is in `take`; it runs again while the capture is described and written.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _IN_TRANSACTION = "it can be restored until something else is written there. Com
 
 
 async def save(keeper: Keeper, operation: Operation, request: Save, on_progress: ProgressCallback) -> dict[str, Any]:
-    """Save the kernel under a name; it runs on.
+    """Save the kernel under a name; it keeps running.
 
     With ``patience``, a progress with ``taken`` tells what was taken, where that is not on the disk so soon after it.
-    Whoever asked need not wait for the end, and hears of it all the same.
+    The caller need not wait for the end, and hears of it all the same.
 
     Raises
     ------
@@ -113,7 +113,7 @@ async def _let_go(
     progress: OperationProgress,
     on_progress: ProgressCallback,
 ) -> None:
-    """Tell whoever asked that the kernel was taken, and need not wait for the disk."""
+    """Tell the caller that the kernel was taken, and need not wait for the disk."""
     if request.patience is None:
         return
     await asyncio.sleep(request.patience)
@@ -210,7 +210,7 @@ def _describe(
 
 
 def _about_files(needed: Sequence[needs.NeededFile], large: Sequence[str]) -> list[str]:
-    """Return what keeps a restore from succeeding later on, unless the person sees to it."""
+    """Return what keeps a restore from succeeding later on, unless the user sees to it."""
     notes = [
         f"A transaction of {file.path} is open: {_IN_TRANSACTION}"
         for file in needed
@@ -251,7 +251,7 @@ class RoomInStore:
     """Refuses a save that the store's disk has no room for.
 
     Of what the kernel held when it was saved or restored last, all may be in the store still: a save may have room that
-    would not have it otherwise. Where it turns out to have none, it fails then, and the kernel goes on.
+    would not have it otherwise. Where it turns out to have none, it fails then, and the kernel continues.
     """
 
     keeper: Keeper

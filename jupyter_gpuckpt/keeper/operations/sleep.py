@@ -1,6 +1,6 @@
 """Sleep, step by step: what the kernel has on GPUs goes to host memory, and stays there; its processes run on.
 
-Whatever fails is undone, and the kernel goes on as before.
+Whatever fails is undone, and the kernel continues as before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Take a kernel: the part of a save, a hibernation and a fork in which it stands still.
+"""Take a kernel: the part of a save, a hibernation and a fork in which it is paused.
 
 It is prepared, frozen, taken and let go, in this order. Each step says beside itself how it is undone; where a later
-one fails, all that has been done is undone in reverse, and the kernel goes on as before.
+one fails, all that has been done is undone in reverse, and the kernel continues as before.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Frozen:
     cuda: dict[str, Any] = field(default_factory=dict)
     process: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    """What the person should know of it."""
+    """What the user should know of it."""
     still: list[int] = field(default_factory=list)
-    """The processes that stood still by themselves (SIGSTOP)."""
+    """The processes that were stopped already (SIGSTOP)."""
     _tidying: asyncio.Task[None] | None = None
 
     def begin_to_tidy(self) -> None:
@@ -215,7 +215,7 @@ class _Found:
     private: int
     """Bytes of host memory to be taken."""
     still: list[int]
-    """The processes that stand still by themselves (SIGSTOP)."""
+    """The processes that are stopped already (SIGSTOP)."""
 
 
 async def _look(keeper: Keeper, agent: ReadyForSave) -> _Found:
@@ -348,7 +348,7 @@ class _Freeze:
         await self.progress.or_cancelled(dumping)
 
     async def _look_at(self, staging: Staging) -> list[str]:
-        """Refuse what could not be restored, while the kernel stands still; return what the person must know."""
+        """Refuse what could not be restored, while the kernel is paused; return what the user must know."""
         _refuse_half_connections(staging)
         notes = await asyncio.to_thread(lost_names.keep, staging.outside, self.found.tree)
         return notes if staging.in_memory else [*notes, _NO_MEMORY]

@@ -89,9 +89,9 @@ class Coming:
         return found
 
     def go_on(self) -> None:
-        """Have processes go on that criu has left stopped, but for those that stood still when they were saved.
+        """Have processes go on that criu has left stopped, but for those that were stopped when they were saved.
 
-        Children go first: none of them stands still where its parent looks.
+        Children go first: none of them is stopped where its parent looks.
         """
         still = images.stopped(self.images)
         for pid in reversed(processes.descendants(self.space.pid)):
@@ -230,7 +230,7 @@ class SideBySide:
 
 
 class AtOnce:
-    """What was on GPUs is there before the kernel goes on; nothing, where there was nothing."""
+    """What was on GPUs is there before the kernel continues; nothing, where there was nothing."""
 
     told: ClassVar[dict[str, bool]] = {}
     comes_later = False
@@ -248,11 +248,11 @@ class AtOnce:
         self._populating = asyncio.create_task(asyncio.to_thread(self._files.populate))
 
     def can_stay(self, on_gpu: Sequence[int]) -> bool:
-        """Tell whether it can be brought back while the processes stand still."""
+        """Tell whether it can be brought back while the processes are paused."""
         return self.of.can_stay(on_gpu)
 
     async def bring_back(self, on_gpu: Sequence[int], *, stay: bool = False) -> None:
-        """Bring it back; with `stay` the processes stand still until the GPU is told that they go on."""
+        """Bring it back; with `stay` the processes are paused until the GPU is told that they go on."""
         if on_gpu:
             await self.of.thaw(on_gpu, self._needs, self._populating, stay=stay)
 
@@ -323,7 +323,7 @@ async def _introduce(coming: Coming, places: Places, how: Mapping[str, bool], pe
 
 
 def _make_ready(work: Path, places: Places, space: Namespace) -> None:
-    """Make criu's images ready to be restored here: what differs from one kernel to the next is written anew."""
+    """Make criu's images ready to be restored here: what differs from one kernel to the next is written again."""
     images.rewrite_tree(work / "pstree.img", work / "pstree.img")
     for path in map(places.socket_path, images.socket_paths(work)):
         # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.

@@ -87,7 +87,7 @@ def _snapshot(keeper: Keeper) -> Summary:
 async def _bring_up(
     keeper: Keeper, operation: Operation, gpus: Sequence[int], progress: OperationProgress
 ) -> list[str]:
-    """Restore the kernel into a fresh sleeper; return what the person must know of it."""
+    """Restore the kernel into a fresh sleeper; return what the user must know of it."""
     saved = _snapshot(keeper)
     name = operation.name = await asyncio.to_thread(current_name, keeper.store, saved.name, saved.id)
     manifest, request = await asyncio.to_thread(plan_restore, keeper.store, name)

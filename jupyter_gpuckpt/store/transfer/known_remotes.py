@@ -27,7 +27,7 @@ FORGET = "none"
 
 
 class KnownRemotes:
-    """The remotes that one person has used.
+    """The remotes that one user has used.
 
     Every method raises `StoreError` where the folder of keys cannot be used.
     """

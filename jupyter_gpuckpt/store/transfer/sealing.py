@@ -123,10 +123,10 @@ class Encrypted(Seal):
 
 @dataclass(frozen=True)
 class Secrets:
-    """What a person has and says to encrypt and decrypt."""
+    """What a user has and says to encrypt and decrypt."""
 
     folder: Path
-    """The folder of the person's keys: the keys of remotes are kept there as well."""
+    """The folder of the user's keys: the keys of remotes are kept there as well."""
     recipients: Sequence[str] = ()
     """For whom a new remote is encrypted: public keys of age or SSH, or files with such."""
     identities: Sequence[Path] = ()
@@ -247,7 +247,7 @@ def recipients_of(text: str) -> list[str]:
 
 
 def keep_key(seal: Encrypted, secrets: Secrets) -> None:
-    """Keep the key of a remote among the person's own, so that it is opened the next time without being asked for.
+    """Keep the key of a remote among the user's own, so that it is opened the next time without being asked for.
 
     Raises
     ------

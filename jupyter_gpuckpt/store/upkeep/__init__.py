@@ -1,1 +1,1 @@
-"""Keeping a store in order: find damage, mend it, delete what nobody needs, write packs anew."""
+"""Keeping a store in order: find damage, mend it, delete what nobody needs, write packs again."""

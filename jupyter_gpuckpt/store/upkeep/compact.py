@@ -1,4 +1,4 @@
-"""Write packs anew of which little is still needed: the rest of them is freed."""
+"""Write packs again of which little is still needed: the rest of them is freed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .collect import Collected, Named, collect, needless_parts, would_collect
 __all__ = ["compact", "would_compact"]
 
 _SPARSE = 0.5
-"""A pack of which a smaller share is needed is written anew."""
+"""A pack of which a smaller share is needed is written again."""
 
 
 def compact(layout: Layout, named: Named, grace: float = 0.0) -> Collected:
@@ -59,7 +59,7 @@ def would_compact(layout: Layout, named: Named) -> Collected:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is to be written anew: the sparse packs, the chunks of them that are needed, the parts that name them."""
+    """What is to be written again: the sparse packs, the chunks of them that are needed, the parts that name them."""
 
     packs: set[str]
     chunks: dict[str, Index]
@@ -67,7 +67,7 @@ class _Plan:
 
 
 def _plan(layout: Layout, parts: Iterable[str], at_work: set[str]) -> _Plan:
-    """Find what is worth writing anew of what the `parts` need. Raises `DamagedPart`, `OSError`."""
+    """Find what is worth writing again of what the `parts` need. Raises `DamagedPart`, `OSError`."""
     sparse = _sparse(layout, parts, named_packs(layout, at_work), at_work)
     users = [part for part in parts if sparse and not sparse.isdisjoint(open_part(layout, part).packs())]
     return _Plan(sparse, _needed(layout, users, sparse), users)
@@ -96,7 +96,7 @@ def _copy(layout: Layout) -> int:
 
 
 def _sparse(layout: Layout, parts: Iterable[str], in_use: set[str], at_work: set[str]) -> set[str]:
-    """Return the packs to be written anew."""
+    """Return the packs to be written again."""
     places: set[tuple[bytes, int, int, int]] = set()
     for part in parts:
         places.update(open_part(layout, part).places())

@@ -1,4 +1,4 @@
-"""Mend what can be mended: make the index again from what the packs hold, every byte of it verified.
+"""Repair what can be repaired: make the index again from what the packs hold, every byte of it verified.
 
 No snapshot is removed, and no chunk deleted. What is damaged leaves the index, so that a save of the same bytes stores
 them again; a repair after that mends the older snapshots, too.

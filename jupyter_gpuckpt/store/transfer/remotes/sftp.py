@@ -37,7 +37,7 @@ _LISTING = 128 << 20
 
 _CONFIG = Path("~/.ssh/config")
 _KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
-"""Known to all users; those of the person are found by paramiko."""
+"""Known to all users; those of the user are found by paramiko."""
 
 
 class SftpRemote(Remote):
@@ -199,7 +199,7 @@ def _channel(client: paramiko.SSHClient) -> LimitedSftp:
 
 
 def _connected(address: Address) -> paramiko.SSHClient:
-    """Connect as `ssh` would, by the person's keys, agent, known hosts, and what the configuration says of the host."""
+    """Connect as `ssh` would, by the user's keys, agent, known hosts, and what the configuration says of the host."""
     import paramiko
 
     parts = urlsplit(address.full)
