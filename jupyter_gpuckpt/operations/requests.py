@@ -501,6 +501,6 @@ def request_of(op: str, args: Mapping[str, Any]) -> Request:
     except Odd as e:
         raise Refused(
             f"The keeper did not do {op!r}: nothing was touched.",
-            f"It was asked for in another way than this version does: {e}.",
+            f"The request is not in the form that this version uses: {e}.",
             "Upgrade the older of the two.",
         ) from e

@@ -27,7 +27,7 @@ def gpus(text: str) -> list[int]:
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
-        raise _wrong(f"{text!r} is not the number of a GPU, nor several as in 1,0") from None
+        raise _wrong(f"{text!r} is not a GPU number or a list of them such as 1,0") from None
 
 
 def size(text: str) -> int:
@@ -41,7 +41,7 @@ def size(text: str) -> int:
 def number(text: str) -> int:
     """Return the number, of 1 and more, that a text means."""
     if not text.isdecimal() or int(text) < 1:
-        raise _wrong(f"{text!r} is not a number of 1 and more")
+        raise _wrong(f"{text!r} is not a number of at least 1")
     return int(text)
 
 
