@@ -89,30 +89,31 @@ store_quota: Setting[int | None] = Setting(
     "GPUCKPT_STORE_QUOTA",
     parse_size,
     lambda: None,
-    what="how much the store may take (`500M`, `20G`): a save that would take more fails, and leaves everything as it "
-    "was",
-    without="no limit but the disk's",
+    what="the maximum size of the store (`500M`, `20G`): a save that would exceed it fails, and changes nothing",
+    without="only limited by the disk",
 )
 keep_last: Setting[int | None] = Setting(
     "GPUCKPT_KEEP_LAST",
     parse_count,
     lambda: None,
-    what="how many snapshots of a notebook are kept: after a save the oldest beyond that are removed, but pinned ones",
+    what="how many snapshots of a notebook to keep: after a save, older ones are removed unless they are pinned",
     without="all",
 )
 keep_under: Setting[int | None] = Setting(
     "GPUCKPT_KEEP_UNDER",
     parse_size,
     lambda: None,
-    what="what the store may take after a save (`20G`): the oldest snapshots of the notebook that was saved are "
-    "removed until it does, but pinned ones",
+    what=(
+        "the size to which a save reduces the store (`20G`), by removing the oldest unpinned snapshots of the "
+        "saved notebook"
+    ),
     without="no limit",
 )
 keys_dir = Setting(
     "GPUCKPT_KEYS",
     Path,
     lambda: _in_data("keys"),
-    what="the folder of your keys: the one that your snapshots are signed with, and whom you trust",
+    what="the folder of your keys: the one that signs your snapshots, and those that you trust",
     without="`gpuckpt/keys` in Jupyter's data folder",
     more="moving.md#whose-snapshots-are-used",
 )
@@ -120,14 +121,14 @@ identities: Setting[list[Path]] = Setting(
     "GPUCKPT_IDENTITY",
     parse_paths,
     list,
-    what="files with secret keys of age or SSH that open what is encrypted, with colons between them",
+    what="files with secret age or SSH keys for decryption, separated by colons",
     without="those in `GPUCKPT_KEYS`",
 )
 passphrase = Setting(
     "GPUCKPT_PASSPHRASE",
     str,
     str,
-    what="what opens, or for `--passphrase` closes, what is encrypted with a passphrase",
+    what="the passphrase for decryption, and for encryption with `--passphrase`",
     without="it is asked for",
     configurable="",
 )
@@ -135,15 +136,15 @@ files_limit = Setting(
     "GPUCKPT_FILES_LIMIT",
     parse_size,
     lambda: 20 * 10**9,
-    what="how much a snapshot may keep of files (`save --with-files`)",
+    what="how many bytes of files a snapshot may include (`save --with-files`)",
     without="`20G`",
 )
 named_criu = Setting(
     "GPUCKPT_CRIU",
     str,
     str,
-    what="the CRIU program to use; it is used or refused, no other is looked for",
-    without="the first that works: the private one, then those in `PATH`; root uses none that others could change",
+    what="the CRIU program to use; if it is not usable, no other is tried",
+    without="the first that works: the private one, then those in `PATH`; root uses none that other users can change",
 )
 criu_prefix = Setting(
     "GPUCKPT_CRIU_PREFIX",
@@ -156,7 +157,7 @@ broker_socket = Setting(
     "GPUCKPT_BROKER",
     Path,
     lambda: Path("/run/gpuckpt/broker.sock"),
-    what="where the broker listens, and users without root look for it",
+    what="the socket at which the broker listens and users without root find it",
     without="`/run/gpuckpt/broker.sock`",
     more="security.md",
 )
@@ -164,8 +165,10 @@ logs_dir = Setting(
     "GPUCKPT_LOGS",
     Path,
     lambda: _in_data("logs"),
-    what="where the logs of the last 20 failures of CRIU are kept, and how many operations there were is counted; "
-    "nothing is written where others can write",
+    what=(
+        "the folder for the logs of CRIU's last 20 failures and the counts of operations; not used if others "
+        "can write to it"
+    ),
     without="`gpuckpt/logs` in Jupyter's data folder",
 )
 
@@ -181,9 +184,9 @@ def kernels_dir() -> Path:
     if why := why_not_private(folder):
         raise Refused(
             "The folder of the running kernels is not used.",
-            f"{why}; what stands in it would be run in your name.",
+            f"{why}; its contents would be run in your name.",
             f"If it is yours and you trust what is in it, make it yours alone (`chmod 700 {folder}`); otherwise set "
-            "JUPYTER_RUNTIME_DIR to a folder of your own, here and where the Jupyter server starts.",
+            "JUPYTER_RUNTIME_DIR to a folder of your own, here and before starting the Jupyter server.",
             folder=str(folder),
         )
     return folder
@@ -205,16 +208,15 @@ parking = Setting(
     "GPUCKPT_PARKING",
     is_not_off,
     lambda: True,
-    what="`off`: a kernel's GPU memory is not made so that it can be parked; to be set in the kernel's environment",
-    without="it is, where the library is built",
+    what="`off`: do not allocate GPU memory so that it can be parked; set it in the kernel's environment",
+    without="on, if the library was built",
     more="internals/parking.md",
 )
 cells_asleep = Setting(
     "GPUCKPT_CELLS_ASLEEP",
     is_on,
     lambda: False,
-    what="`on`: a kernel that sleeps executes cells without waking, until they touch the GPU; to be set in the "
-    "kernel's environment",
+    what="`on`: a sleeping kernel runs cells without waking until they use the GPU; set it in the kernel's environment",
     without="every cell wakes it",
     more="sleep.md",
 )
@@ -222,22 +224,24 @@ share_grace = Setting(
     "GPUCKPT_SHARE_GRACE",
     parse_seconds,
     lambda: 2.0,
-    what="for how long a kernel keeps its GPU memory after it was last used, when others need it, in seconds",
+    what="how long a kernel keeps its GPU memory after its last use when others need it, in seconds",
     without="2",
 )
 share_timeout = Setting(
     "GPUCKPT_SHARE_TIMEOUT",
     parse_seconds,
     lambda: 30.0,
-    what="how long one that needs GPU memory waits for kernels in use to be idle, in seconds",
+    what="how long a kernel that needs GPU memory waits for kernels in use to become idle, in seconds",
     without="30",
 )
 end_after = Setting(
     "GPUCKPT_END_AFTER",
     str,
     str,
-    what="after how long a kernel ends whose client (whatever started it) was killed, if nobody else is connected to "
-    "it or holds it then: `45s`, `30m`, `2h` or `off`",
+    what=(
+        "how long a kernel survives the program that started it, if nobody else is connected to it or holds "
+        "it: `45s`, `30m`, `2h` or `off`"
+    ),
     without="`off` for the kernels of a Jupyter server, which outlive it; `1m` for those of all other clients "
     "(papermill, nbclient, a console)",
     more="how-it-works.md#when-something-dies",
@@ -247,8 +251,10 @@ encryption = Setting(
     "GPUCKPT_ENCRYPTION",
     str,
     str,
-    what="`auto`: the channels of new kernels are encrypted where client and kernel can (jupyter_client 8.10, "
-    "ipykernel 7.3); or `off`. What `KernelManager.transport_encryption` says is done, too",
+    what=(
+        "`auto`: encrypt the channels of new kernels if client and kernel support it (jupyter_client 8.10, "
+        "ipykernel 7.3); or `off`. `KernelManager.transport_encryption` applies, too"
+    ),
     without="`auto`, but `off` for root",
     more="security.md#ports",
     configurable="GpuckptProvisioner",
@@ -257,8 +263,7 @@ sleep_after = Setting(
     "GPUCKPT_SLEEP_AFTER",
     str,
     str,
-    what="after how long an idle kernel goes to sleep by itself, and gives its GPU memory up: `45s`, `30m`, `2h` or "
-    "`off`",
+    what="how long a kernel must be idle before it is put to sleep: `45s`, `30m`, `2h` or `off`",
     without="`off`",
     more="sleep.md#by-itself",
     configurable="GpuckptProvisioner",
@@ -267,21 +272,21 @@ sleep_without_gpu = Setting(
     "GPUCKPT_SLEEP_WITHOUT_GPU",
     is_on,
     lambda: False,
-    what="`on`: kernels that have nothing on a GPU go to sleep by themselves, too, so that they may be hibernated",
-    without="they stay awake: there is nothing to free",
+    what="`on`: also put idle kernels without GPU memory to sleep, so that they can be hibernated",
+    without="they stay awake, since they have nothing to free",
 )
 sleep_limit: Setting[int | None] = Setting(
     "GPUCKPT_SLEEP_LIMIT",
     parse_size,
     lambda: None,
-    what="how much host memory all sleeping kernels have together (`64G`): those that slept longest go to the disk",
+    what="the maximum host memory of all sleeping kernels (`64G`): beyond it, those asleep longest are hibernated",
     without="no limit",
 )
 hibernate_after: Setting[float | None] = Setting(
     "GPUCKPT_HIBERNATE_AFTER",
     lambda text: parse_seconds(text) or None,
     lambda: None,
-    what="after how many seconds a kernel that sleeps goes to the disk",
+    what="how many seconds a kernel must have been asleep before it is hibernated",
     without="never",
     more="hibernate.md#by-itself",
 )
@@ -290,7 +295,7 @@ hibernate_after: Setting[float | None] = Setting(
 def _occasions(text: str) -> frozenset[str]:
     words = frozenset(word.strip() for word in text.split(",") if word.strip())
     if odd := words.difference(("cull", "stop")):
-        raise ValueError(f"{', '.join(sorted(odd))}: there are cull and stop")
+        raise ValueError(f"{', '.join(sorted(odd))}: the values are cull and stop")
     return words
 
 
@@ -307,7 +312,7 @@ hibernate_deadline: Setting[float | None] = Setting(
     "GPUCKPT_HIBERNATE_DEADLINE",
     lambda text: parse_seconds(text) or None,
     lambda: None,
-    what="how long a server that stops may take for that, in seconds",
+    what="how long hibernation may delay a server's stop, in seconds",
     without="as long as it takes",
 )
 
@@ -317,8 +322,7 @@ save_patience = Setting(
     "GPUCKPT_SAVE_WAIT",
     parse_seconds,
     lambda: 0.5,
-    what="how long a cell that saves waits for the disk before it goes on, in seconds; to be set in the kernel's "
-    "environment",
+    what="how long a saving cell waits for the disk before it ends, in seconds; set it in the kernel's environment",
     without="0.5",
 )
 hook_timeout = Setting(
@@ -347,7 +351,7 @@ _criu_timeout: Setting[float | None] = Setting(
     parse_seconds,
     lambda: None,
     what="how long one run of CRIU may take, in seconds",
-    without="60, and 50 for each GB that it moves",
+    without="60, plus 50 for each GB that it moves",
 )
 
 _SLOW_DISK = 20e6
