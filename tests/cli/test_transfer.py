@@ -62,7 +62,7 @@ def test_a_snapshot_goes_to_somebody_else_by_s3(cli: Cli, bob: Cli, store: Store
 def test_a_remote_is_listed_and_kept_in_order(cli: Cli, bob: Cli, store: Store, tmp_path: Path) -> None:
     remote = str(tmp_path / "remote")
     assert cli("push", "it", remote).out.startswith("Pushed it")
-    assert "0 B; 200 kB were there" in cli("push", "it", remote).out
+    assert "0 B; 200 kB were already there" in cli("push", "it", remote).out
     assert [one["name"] for one in cli("remote", remote, "--json").json["snapshots"]] == ["it"]
     assert "UnknownKey" in bob("remote", remote).out
     assert cli("remote", remote, "--remove", "it").status == 0
