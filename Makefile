@@ -36,10 +36,10 @@ test:
 	@$(MAKE) --no-print-directory --jobs=6 --keep-going $(PARTS)
 
 # Most of a test is waiting: for a kernel, for criu, for a page. The parts take about as long as each other.
-PARTS := test-keeper-a test-keeper-f test-keeper-s test-pages test-users test-others
+PARTS := test-keeper-a test-keeper-f test-keeper-s test-servers test-users test-others
 KEEPER_A := $(wildcard tests/keeper/test_[a-e]*.py)
 KEEPER_F := $(wildcard tests/keeper/test_[f-r]*.py)
-PAGES := tests/lab
+SERVERS := tests/server tests/lab
 USERS := tests/broker tests/cli
 KERNELS := tests/kernel tests/jobs
 
@@ -53,14 +53,14 @@ test-keeper-f:
 test-keeper-s:
 	@$(BIN)/python -m pytest tests/keeper $(patsubst %,--ignore=%,$(KEEPER_A) $(KEEPER_F))
 
-test-pages:
-	@$(BIN)/python -m pytest $(PAGES)
+test-servers:
+	@$(BIN)/python -m pytest $(SERVERS)
 
 test-users:
 	@$(BIN)/python -m pytest $(USERS)
 
 test-others:
-	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper $(PAGES) $(USERS) $(KERNELS))
+	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper $(SERVERS) $(USERS) $(KERNELS))
 
 # For daily work: no browser, no servers, nothing slow; of real kernels what a person does with them, one after another.
 QUICK := tests/keeper/test_imports.py tests/keeper/test_one_at_a_time.py tests/keeper/test_save_and_restore.py \

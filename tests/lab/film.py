@@ -151,7 +151,7 @@ def main() -> None:
             browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
             window = Window(browser, server, "film")
             try:
-                window.open("train.ipynb", "python3-gpuckpt")
+                window.load("train.ipynb", "python3-gpuckpt")
                 window.page.set_viewport_size(_SIZE)
                 film = Film(window.page)
                 _act(window, film)

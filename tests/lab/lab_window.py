@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from jupyter_servers import TOKEN, Server
-from playwright.sync_api import Browser, ConsoleMessage, Error, Locator, expect
+from playwright.sync_api import Browser, ConsoleMessage, Error, Locator, Route, ViewportSize, expect
 from playwright.sync_api import TimeoutError as TookTooLong
 
 CONFIG = "".join(f"c.{app}.expose_app_in_browser = True\n" for app in ("LabApp", "JupyterNotebookApp"))
@@ -20,6 +21,16 @@ PATIENCE = 180_000  # milliseconds: a page has much to load
 _KERNEL = "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel"
 _CELLS = "window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells"
 _IN_FRONT = ".jp-NotebookPanel:not(.lm-mod-hidden)"
+_SIZE: ViewportSize = {"width": 1280, "height": 800}
+_CLEAR = """async () => {
+  const { commands, shell } = window.jupyterapp;
+  for (const widget of [...shell.widgets('main')]) {
+    widget.dispose();
+  }
+  await commands.execute('apputils:dismiss-notification');
+  await commands.execute('filebrowser:go-to-path', { path: '/' });
+  await commands.execute('filebrowser:activate');
+}"""
 _AXE = Path(__file__).parents[2] / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
 expect.set_options(timeout=PATIENCE)
 
@@ -50,7 +61,7 @@ class Window:
     def __init__(self, browser: Browser, server: Server, workspace: str) -> None:
         self.server, self.workspace = server, workspace
         self.complaints: list[str] = []
-        self._context = browser.new_context(viewport={"width": 1280, "height": 800})
+        self._context = browser.new_context(viewport=_SIZE)
         self.page = self._context.new_page()
         self.page.set_default_timeout(PATIENCE)
         self.page.on("console", self._on_console)
@@ -70,24 +81,55 @@ class Window:
     def close(self) -> None:
         self._context.close()
 
-    def open(self, notebook: str | None, spec: str) -> None:
+    def load(self, notebook: str | None, spec: str) -> None:
         """Load JupyterLab, with a notebook or without; a new notebook is made where there is none of that name."""
         where = f"lab/workspaces/{self.workspace}"
         if notebook is not None:
-            path = self.server.root / notebook
-            if not path.exists():
-                new = nbformat.v4.new_notebook(
-                    cells=[nbformat.v4.new_code_cell("")],
-                    metadata={"kernelspec": {"name": spec, "display_name": spec, "language": "python"}},
-                )
-                nbformat.write(new, path)
+            self._make(notebook, spec)
             where += f"/tree/{notebook}"
         self.page.goto(f"{self.server.url}{where}?token={TOKEN}")
         self.loaded()
         if notebook is not None:
-            self.page.locator(".jp-Notebook .jp-Cell").first.wait_for()
-            if spec:
-                self.kernel_is_idle()
+            self._notebook_is_there(spec)
+
+    def open(self, notebook: str, spec: str) -> None:
+        """Open a notebook where JupyterLab is loaded; a new one is made where there is none of that name."""
+        self._make(notebook, spec)
+        self.command("docmanager:open", path=notebook)
+        self._notebook_is_there(spec)
+
+    def _make(self, notebook: str, spec: str) -> None:
+        path = self.server.root / notebook
+        if not path.exists():
+            new = nbformat.v4.new_notebook(
+                cells=[nbformat.v4.new_code_cell("")],
+                metadata={"kernelspec": {"name": spec, "display_name": spec, "language": "python"}},
+            )
+            nbformat.write(new, path)
+
+    def _notebook_is_there(self, spec: str) -> None:
+        self.page.locator(f"{_IN_FRONT} .jp-Notebook .jp-Cell").first.wait_for()
+        if spec:
+            self.kernel_is_idle()
+
+    def is_clear(self) -> bool:
+        """Whether it has neither a notebook nor a question."""
+        return self.page.locator(".jp-NotebookPanel, .jp-Dialog").count() == 0
+
+    def clear(self) -> None:
+        """Make it as one that was just loaded, without a notebook."""
+        self.complaints.clear()
+        self.page.unroute_all()
+        search = self.sidebar.get_by_label("Search snapshots")
+        if search.is_visible():
+            search.fill("")
+        self.page.evaluate(_CLEAR)
+        self.is_told_nothing_more()
+        if self.page.locator('body[data-jp-theme-light="false"]').count():
+            self.command("apputils:change-theme", theme="JupyterLab Light")
+            self.page.locator('body[data-jp-theme-light="true"]').wait_for(state="attached")
+        if self.page.viewport_size != _SIZE:
+            self.page.set_viewport_size(_SIZE)
 
     def loaded(self) -> None:
         """Wait until JupyterLab is there."""
@@ -96,7 +138,8 @@ class Window:
 
     def command(self, command: str, **arguments: Any) -> None:
         """Execute one of JupyterLab's commands."""
-        self.page.evaluate("([id, args]) => window.jupyterapp.commands.execute(id, args)", [command, arguments])
+        execute = "async ([id, args]) => { await window.jupyterapp.commands.execute(id, args) }"
+        self.page.evaluate(execute, [command, arguments])
 
     def choose(self, **settings: Any) -> None:
         """Write the user's settings of the extension; a page that is loaded after this has them."""
@@ -237,5 +280,7 @@ class Window:
         return [f"{v['id']}: {v['help']}: {n['html']}" for v in found["violations"] for n in v["nodes"]]
 
 
+Routes = Mapping[re.Pattern[str], Callable[[Route], None]]
+"""What answers for the server, by the addresses that are asked for."""
 OpenWindow = Callable[..., Window]
 """Opens a window on a server, a notebook in it, and that on a kernel of a kernelspec."""

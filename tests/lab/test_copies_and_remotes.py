@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,19 +20,14 @@ pytestmark = pytest.mark.criu
 
 
 @pytest.fixture
-def window(lab: Server, open_window: OpenWindow) -> Iterator[Window]:
+def window(lab: Server, open_window: OpenWindow) -> Window:
     """A window at a kernel that was saved with x = 1, and has x = 2 now."""
     window = open_window(lab, "train.ipynb")
     window.run("x = 1")
     window.save("one")
     window.run("x = 2")
     window.show_sidebar()
-    yield window
-    lab.ask("DELETE", "snapshots/one")
-    for session in lab.request("GET", "api/sessions").json():
-        lab.request("DELETE", f"api/sessions/{session['id']}")
-    for notebook in lab.root.rglob("*.ipynb"):
-        notebook.unlink()
+    return window
 
 
 @pytest.mark.parametrize(("of", "value"), [("kernel", "2"), ("snapshot", "1")])
@@ -85,15 +79,15 @@ def test_a_notebook_has_its_snapshots_under_another_name_and_in_another_folder(l
     (session,) = lab.request("GET", "api/sessions").json()
     lab.ask("DELETE", "snapshots/two")
     lab.request("DELETE", f"api/sessions/{session['id']}")
-    window.page.goto("about:blank")
+    window.page.goto("about:blank")  # as where it is closed
     (lab.root / "deep").mkdir()
     moved = lab.request("PATCH", "api/contents/renamed.ipynb", json={"path": "deep/moved.ipynb"})
     assert moved.status_code == 200
-    window.open("deep/moved.ipynb", "")
+    window.load("deep/moved.ipynb", "")
     window.kernel_is_ready()
     has_its_snapshot()
     assert lab.request("PATCH", "api/contents/deep", json={"path": "deeper"}).status_code == 200
-    window.open("deeper/moved.ipynb", "")
+    window.load("deeper/moved.ipynb", "")
     window.kernel_is_ready()
     has_its_snapshot()
 
@@ -175,10 +169,8 @@ def test_what_the_server_cannot_do_is_not_offered(lab: Server, open_window: Open
         answer = route.fetch()
         route.fulfill(response=answer, json={**answer.json(), "features": []})
 
-    window = open_window(lab)
     # JupyterLab ends addresses with a number, so that no answer is an old one.
-    window.page.route(re.compile(r"/api/gpuckpt/kernels(\?|$)"), name_none)
-    window.open("older.ipynb", "python3-gpuckpt")
+    window = open_window(lab, "older.ipynb", routes={re.compile(r"/api/gpuckpt/kernels(\?|$)"): name_none})
     window.save("old")
     window.show_sidebar()
     expect(window.sidebar.get_by_role("button", name=re.compile("Fork|Pull"))).to_have_count(0)
@@ -187,4 +179,3 @@ def test_what_the_server_cannot_do_is_not_offered(lab: Server, open_window: Open
     expect(items.filter(has_text="Compare Snapshot…")).to_be_visible()
     for absent in ("Fork Snapshot", "Push Snapshot…", "Export Snapshot…"):
         expect(items.filter(has_text=absent)).to_have_count(0)
-    lab.ask("DELETE", "snapshots/old")

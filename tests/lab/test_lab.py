@@ -34,17 +34,6 @@ _LISTENS_LATE = """() => {
 """Has notifications listen too late for that they have slid in, which is an event of theirs named "d"."""
 
 
-def _remove_all(server: Server) -> None:
-    for snapshot in server.ask("GET", "snapshots")["snapshots"]:
-        server.ask("POST", f"snapshots/{snapshot['name']}/pin", {"pinned": False})
-        server.ask("DELETE", f"snapshots/{snapshot['name']}")
-
-
-@pytest.fixture(autouse=True)
-def _no_snapshots(lab: Server) -> None:
-    _remove_all(lab)
-
-
 def test_a_kernel_is_saved_changed_and_restored(lab: Server, open_window: OpenWindow) -> None:
     window = open_window(lab, "changed.ipynb")
     kept = window.run("x = 1")
@@ -124,7 +113,7 @@ def test_names_belong_to_notebooks(lab: Server, open_window: OpenWindow) -> None
     window = open_window(lab, "theirs.ipynb")
     window.run("x = 'theirs'")
     window.save("shared")
-    window = open_window(lab, "ours.ipynb")
+    window.open("ours.ipynb", SPEC)
     window.run("x = 'ours'")
     # Another notebook's name is neither taken here nor replaced.
     window.kernel_is_ready()
@@ -343,9 +332,7 @@ def test_a_save_that_may_find_no_room_is_warned_of(lab: Server, open_window: Ope
         told = answer.json()
         route.fulfill(response=answer, json={**told, "store": {**told["store"], "free": 10_000_000}})
 
-    window = open_window(lab)
-    window.page.route(re.compile(r"/api/gpuckpt/snapshots(\?|$)"), fill_the_disk)
-    window.open("no-room.ipynb", SPEC)
+    window = open_window(lab, "no-room.ipynb", routes={re.compile(r"/api/gpuckpt/snapshots(\?|$)"): fill_the_disk})
     window.show_sidebar()
     expect(window.sidebar.get_by_role("status").filter(has_text="A save may not fit")).to_contain_text(
         "10.0 MB are free"
@@ -606,13 +593,14 @@ def test_a_save_with_files_is_asked_for_and_is_cancelled(lab: Server, open_windo
 
 
 def test_what_is_told_goes_by_itself_where_the_page_is_slow(lab: Server, open_window: OpenWindow) -> None:
-    window = open_window(lab, "slow.ipynb")
+    window = open_window(lab, "slow.ipynb", fresh=True)
     # It ends while the page is still drawing how far it is.
     window.run("import jupyter_gpuckpt, time; jupyter_gpuckpt.before_save(lambda: time.sleep(0.5))")
     window.kernel_is_ready()
     window.slow_down(20)
     window.page.evaluate(_LISTENS_LATE)
     window.save("meanwhile")
+    window.slow_down(1)  # each second of a slow page takes one of the processor
     window.is_told_nothing_more()
 
 
@@ -632,18 +620,16 @@ def test_blank_states(lab: Server, open_window: OpenWindow) -> None:
     window = open_window(lab)
     window.show_sidebar()
     expect(window.sidebar).to_contain_text("Open a notebook to save its kernel")
-    plain = open_window(lab, "plain.ipynb", "plain")
-    plain.show_sidebar()
-    expect(plain.sidebar).to_contain_text("This kernel can be neither saved nor restored.")
-    expect(plain.sidebar.get_by_role("button", name="Change the kernel…")).to_be_visible()
-    assert plain.accessibility_faults("#jp-gpuckpt-sidebar") == []
-    without = open_window(lab, "none.ipynb")
-    without.show_sidebar()
-    expect(without.sidebar).to_contain_text("Kernel: running")
-    expect(without.sidebar).to_contain_text("No snapshots of this notebook yet. Save its kernel")
-    without.run("1")  # what the page asks of the kernel, it has asked then
-    without.command("kernelmenu:shutdown")
-    expect(without.sidebar).to_contain_text("This notebook has no kernel.")
+    window.open("plain.ipynb", "plain")
+    expect(window.sidebar).to_contain_text("This kernel can be neither saved nor restored.")
+    expect(window.sidebar.get_by_role("button", name="Change the kernel…")).to_be_visible()
+    assert window.accessibility_faults("#jp-gpuckpt-sidebar") == []
+    window.open("none.ipynb", SPEC)
+    expect(window.sidebar).to_contain_text("Kernel: running")
+    expect(window.sidebar).to_contain_text("No snapshots of this notebook yet. Save its kernel")
+    window.run("1")  # what the page asks of the kernel, it has asked then
+    window.command("kernelmenu:shutdown")
+    expect(window.sidebar).to_contain_text("This notebook has no kernel.")
 
 
 def test_without_criu_the_sidebar_says_so(bare_lab: Server, open_window: OpenWindow) -> None:
@@ -681,7 +667,7 @@ def held(resumed):
 
 def test_a_page_reloaded_in_mid_restore_goes_on_telling(lab: Server, open_window: OpenWindow, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    window = open_window(lab, "reload.ipynb")
+    window = open_window(lab, "reload.ipynb", fresh=True)
     window.run(_HELD_RESTORE.format(str(go)))
     window.run("x = 1")
     window.save("slow")
@@ -704,7 +690,7 @@ def test_a_page_reloaded_in_mid_restore_goes_on_telling(lab: Server, open_window
 
 
 def test_marks_are_there_after_a_reload_and_in_another_window(lab: Server, open_window: OpenWindow) -> None:
-    window = open_window(lab, "marks.ipynb")
+    window = open_window(lab, "marks.ipynb", fresh=True)
     window.run("x = 1")
     window.save("one")
     window.run("x = 2")
@@ -714,7 +700,7 @@ def test_marks_are_there_after_a_reload_and_in_another_window(lab: Server, open_
     window.command("docmanager:save")
     window.page.reload()
     window.loaded()
-    for each in (window, open_window(lab, "marks.ipynb")):
+    for each in (window, open_window(lab, "marks.ipynb", fresh=True)):
         cells = each.page.locator(".jp-CodeCell")
         expect(cells.nth(1)).to_have_class(_STALE)
         # The number of the third is that of the second: it ran in its place.

@@ -13,13 +13,6 @@ from playwright.sync_api import Locator, expect
 pytestmark = pytest.mark.criu
 
 
-@pytest.fixture(autouse=True)
-def _no_snapshots(lab: Server) -> None:
-    for snapshot in lab.ask("GET", "snapshots")["snapshots"]:
-        lab.ask("POST", f"snapshots/{snapshot['name']}/pin", {"pinned": False})
-        lab.ask("DELETE", f"snapshots/{snapshot['name']}")
-
-
 def _panel(window: Window) -> Locator:
     window.run("%gpuckpt panel")
     panel = window.page.locator(".gpuckpt-panel").last
@@ -85,7 +78,7 @@ def test_all_that_it_can_do(lab: Server, open_window: OpenWindow, tmp_path: Path
 
 
 def test_a_kernel_saved_before_the_panel_was_there_takes_it_over(lab: Server, open_window: OpenWindow) -> None:
-    window = open_window(lab, "older.ipynb")
+    window = open_window(lab, "older.ipynb", fresh=True)
     window.run("x = 1")
     window.save("older")
     window.run("x = 2")
@@ -149,8 +142,7 @@ def test_it_says_whose_a_snapshot_of_another_notebook_is(lab: Server, open_windo
 
 
 def test_in_notebook(lab: Server, open_window: OpenWindow) -> None:
-    open_window(lab, "classic.ipynb")  # makes the notebook and its kernel
-    window = open_window(lab)
+    window = open_window(lab, "classic.ipynb", fresh=True)
     window.page.goto(f"{lab.url}notebooks/classic.ipynb")
     window.page.locator(".jp-Notebook .jp-Cell").first.wait_for()
     window.kernel_is_idle()
