@@ -140,6 +140,7 @@ torch._inductor.async_compile.AsyncCompile.wait_pool_ready()
     if workers != "ended":
         notebook.run("import jupyter_gpuckpt.kernel.builtin_hooks as h; h._end_compile_workers = lambda: None")
     notebook.run("%gpuckpt save here", timeout=120)
+    assert notebook.value("len(torch._inductor.async_compile._pool_set)") == ("0" if workers == "ended" else "1")
     notebook.run("del f")
     notebook.run("%gpuckpt restore here", timeout=120)
     assert notebook.value("torch.equal(f(x), y)") == "True"
