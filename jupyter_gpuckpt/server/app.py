@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from jupyter_server.extension.application import ExtensionApp
+from jupyter_server.serverapp import ServerApp
 from traitlets import CUnicode
 
 from .. import settings
@@ -36,6 +40,7 @@ class Gpuckpt(ExtensionApp):
     """
 
     name = "gpuckpt"
+    _hibernating: asyncio.Task[None] | None = None
     vars().update({one.trait: CUnicode(help=one.help).tag(config=True) for one in _CONFIGURED})
 
     @classmethod
@@ -74,11 +79,30 @@ class Gpuckpt(ExtensionApp):
         follow_sessions(server.session_manager, server.kernel_manager, root)
         follow_files(server.event_logger, Store(settings.store_dir()), events, root)
         self.handlers.extend(handlers(service))
+        _stop_at_interrupt(server)
 
     async def stop_extension(self) -> None:
-        """Hibernate kernels where the settings say so (called when the server stops, before it ends them)."""
+        """Hibernate kernels where the settings say so (called when the server stops, before it ends them).
+
+        It is called once for each signal: a second one, such as Slurm sends at a time limit, waits for the first, too.
+        """
         assert self.serverapp is not None
-        await hibernate_instead.hibernate_before_stop(self.serverapp.kernel_manager)
+        if self._hibernating is None:
+            hibernate = hibernate_instead.hibernate_before_stop(self.serverapp.kernel_manager)
+            self._hibernating = asyncio.create_task(hibernate)
+        await asyncio.shield(self._hibernating)
+
+
+def _stop_at_interrupt(server: ServerApp) -> None:
+    """Have a server without a terminal stop at SIGINT, by which JupyterHub's own spawners stop it, as at SIGTERM.
+
+    Jupyter Server leaves SIGINT to Python there, and ends without ending its kernels. Where it has a terminal, its own
+    handler is set already.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda *_: server.stop(from_signal=True))
 
 
 def _hand_on(one: Setting[Any], text: str) -> None:

@@ -69,15 +69,24 @@ def test_a_culled_kernel_is_hibernated_and_resumed(tmp_path: Path) -> None:
         assert server.ask("GET", "snapshots")["snapshots"] == []
 
 
-def test_a_server_stops_and_its_kernels_are_resumed_by_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "signals",
+    [
+        pytest.param([signal.SIGTERM, signal.SIGTERM], id="twice, as by Slurm at a time limit"),
+        pytest.param([signal.SIGINT], id="as by JupyterHub's own spawners"),
+    ],
+)
+def test_a_server_stops_and_its_kernels_are_resumed_by_the_next(tmp_path: Path, signals: list[signal.Signals]) -> None:
     with running(tmp_path, 'c.Gpuckpt.hibernate_on = "stop"', GPUCKPT_HIBERNATE_ON="cull") as server:
         session = {"path": "a.ipynb", "name": "a.ipynb", "type": "notebook", "kernel": {"name": "python3-gpuckpt"}}
         kernel_id = server.request("POST", "api/sessions", json=session).json()["kernel"]["id"]
         notebook = _client(server, kernel_id)
-        notebook.run("x = 41")
+        notebook.run("import os; x, much = 41, os.urandom(200_000_000)")
         notebook.client.stop_channels()
         base = server.save(kernel_id, "base")["id"]
-        server.process.send_signal(signal.SIGTERM)
+        for number in signals:
+            server.process.send_signal(number)
+            wait_until(lambda: "Shutting down" in server.log.read_text(), what="the server does not stop")
         assert server.process.wait(60) == 0
     (report,) = (tmp_path / "logs").glob("hibernated-*.json")
     (told,) = json.loads(report.read_text())["kernels"]
