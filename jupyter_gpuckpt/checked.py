@@ -8,12 +8,13 @@ is called in JSON, where that is no name in Python.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal, TypeVar, Union, overload
 
 __all__ = ["Odd", "from_json", "to_json"]
 
@@ -37,15 +38,18 @@ def to_json(value: object) -> Any:
     return value
 
 
-def from_json(kind: type[T], raw: object) -> T:
+@overload
+def from_json(kind: type[T], raw: object) -> T: ...
+@overload
+def from_json(kind: types.UnionType, raw: object) -> Any: ...
+def from_json(kind: Any, raw: object) -> Any:
     """Return the dataclass that a JSON object is; members that it has no field for are those of a later version.
 
     Raises
     ------
     Odd : it is not one.
     """
-    found: T = _checked(kind, raw, "")
-    return found
+    return _checked(kind, raw, "")
 
 
 def _checked(kind: Any, raw: object, at: str) -> Any:
@@ -70,7 +74,8 @@ def _checked(kind: Any, raw: object, at: str) -> Any:
     if origin in (dict, Mapping) and isinstance(raw, dict):
         return {key: _checked(inner[1], member, f"{at}.{key}") for key, member in raw.items()}
     if kind is float and type(raw) is int:
-        return float(raw)
+        with contextlib.suppress(OverflowError):
+            return float(raw)
     raise Odd(f"{at} is {_shown(raw)}, and not {_name(kind)}")
 
 

@@ -13,9 +13,7 @@ import errno
 import fcntl
 import functools
 import hmac
-import json
 import logging
-import math
 import os
 import resource
 import signal
@@ -25,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from .. import settings
 from ..errors import GpuckptError, KernelLost, Refused, Unavailable
@@ -36,8 +34,29 @@ from ..linux.readiness import readable
 from . import cgroups, images
 from .descriptors import turn_away
 from .peer import Peer, has_only
-from .protocol import MESSAGE_LIMIT, PROOF
+from .protocol import (
+    MESSAGE_LIMIT,
+    PROOF,
+    Check,
+    Criu,
+    CriuFound,
+    Done,
+    Dump,
+    Failed,
+    Hold,
+    NextPid,
+    Proof,
+    Prove,
+    Reply,
+    Request,
+    Restore,
+    Start,
+    Started,
+    message,
+    request_in,
+)
 from .register import Register
+from .reports import Began, Broke, Ended, Led, Refusal, Slept, report, reports
 from .rights import CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE, act_as, become, counting_to
 
 __all__ = ["Deputy"]
@@ -46,8 +65,6 @@ log = logging.getLogger("gpuckpt.broker")
 
 _NS_GET_USERNS = 0xB701  # linux/nsfs.h
 _LONGEST = 7 * 86400.0  # seconds that criu may be given
-_MOST_PIDS = 1 << 22  # proc(5), pid_max
-_VERBS = ("criu", "start", "hold", "next_pid", "dump", "check", "restore")
 _DESCRIPTORS = 4  # that a request may bring
 _BURST, _SECOND = 10, 1.0  # requests that are answered in so many seconds
 _LISTENER, _IMAGES, _SNAPSHOT, _PROOF = 100, 101, 102, 103
@@ -73,8 +90,7 @@ class Deputy:
 
     def serve(self) -> None:
         """Answer until the other side hangs up, or says what is no request."""
-        peer: Peer | None = None
-        refusal: dict[str, Any] = {}
+        peer: Peer | Failed
         recent: collections.deque[float] = collections.deque(maxlen=_BURST)
         # Of the soft limit alone: the hard one is what users' processes can still be given.
         resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
@@ -82,10 +98,10 @@ class Deputy:
             peer = Peer.at(self._connection)
         except GpuckptError as e:
             log.warning("a process was refused: %s", e.why)
-            refusal = {"error": e.as_dict()}
+            peer = Failed(e.as_dict())
         while True:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-            message, descriptors, flags, _ = socket.recv_fds(self._connection, MESSAGE_LIMIT, _DESCRIPTORS)
+            packet, descriptors, flags, _ = socket.recv_fds(self._connection, MESSAGE_LIMIT, _DESCRIPTORS)
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)
@@ -94,60 +110,56 @@ class Deputy:
                 time.sleep(max(0.0, recent[0] + _SECOND - time.monotonic()))
             recent.append(time.monotonic())
             try:
-                if not message or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                if not packet or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                     return
-                if peer is None:
-                    self._say(refusal)
+                if isinstance(peer, Failed):
+                    self._say(peer)
                     return
-                self._say(self._answer(peer, message, descriptors))
+                self._say(self._answer(peer, packet, descriptors))
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
 
-    def _say(self, answer: dict[str, Any]) -> None:
-        self._connection.send(json.dumps(answer).encode(), socket.MSG_NOSIGNAL)
+    def _say(self, reply: Reply) -> None:
+        self._connection.send(message(reply), socket.MSG_NOSIGNAL)
 
-    def _answer(self, peer: Peer, message: bytes, descriptors: Sequence[int]) -> dict[str, Any]:
-        verb = ""
+    def _answer(self, peer: Peer, packet: bytes, descriptors: Sequence[int]) -> Done | Failed:
+        verb = ""  # what else was said is nobody's business
         try:
-            request = json.loads(message)
-            if not isinstance(request, dict):
-                raise _nonsense()
-            said = str(request.pop("do", ""))
-            verb = said if said in _VERBS else ""  # what else was said is nobody's business
-            value = self._do(peer, verb, request, descriptors)
-        except GpuckptError as e:
-            log.warning("user %d was refused %a: %a", peer.uid, verb, e.why)
-            return {"error": e.as_dict()}
-        except (ValueError, RecursionError):
-            return {"error": _nonsense().as_dict()}
+            request = request_in(packet)
+            verb = request.do
+            value = self._do(peer, request, descriptors)
+        except (GpuckptError, ValueError, RecursionError) as e:
+            error = e if isinstance(e, GpuckptError) else _nonsense()
+            log.warning("user %d was refused %a: %a", peer.uid, verb, error.why)
+            return Failed(error.as_dict())
         except OSError as e:
             log.exception("%a failed for user %d", verb, peer.uid)
             why = f"{e.strerror or e}"
-            return {"error": GpuckptError("The broker could not do it.", why, "Look at its log.").as_dict()}
+            return Failed(GpuckptError("The broker could not do it.", why, "Look at its log.").as_dict())
         log.info("user %d: %s: %s", peer.uid, verb, value)
-        return {"done": value}
+        return Done(value)
 
-    def _do(self, peer: Peer, verb: str, arguments: dict[str, Any], descriptors: Sequence[int]) -> Any:
-        given = (verb, sorted(arguments), len(descriptors))
-        if given == ("criu", [], 0):
-            _refuse_where_users_may_not_trace()
-            _refuse_under_seccomp()
-            return {"version": self._program.version, "path": self._program.path}
-        if given == ("start", [], 2):
-            return self._start(peer, *descriptors)
-        if given == ("hold", ["pid"], 0):
-            return self._hold(peer, _number(arguments["pid"]))
-        if given == ("next_pid", ["after"], 0):
-            return self._next_pid(peer, _number(arguments["after"]))
-        if given == ("dump", ["left", "pid", "seconds"], 2):
-            pid, seconds = _number(arguments["pid"]), _seconds(arguments["seconds"])
-            return self._dump(peer, pid, _left(arguments["left"]), seconds, *descriptors)
-        if given == ("check", [], 1):
-            return self._check_images(peer, *descriptors)
-        if given == ("restore", ["left", "seconds"], 1):
-            return self._restore(peer, _left(arguments["left"]), _seconds(arguments["seconds"]), *descriptors)
-        raise _nonsense()
+    def _do(self, peer: Peer, request: Request, descriptors: Sequence[int]) -> CriuFound | int | None:
+        if len(descriptors) != request.descriptors:
+            raise _nonsense()
+        match request:
+            case Criu():
+                _refuse_where_users_may_not_trace()
+                _refuse_under_seccomp()
+                return CriuFound(self._program.version, self._program.path)
+            case Start():
+                return self._start(peer, *descriptors)
+            case Hold():
+                return self._hold(peer, request.pid)
+            case NextPid():
+                return self._next_pid(peer, request.after)
+            case Dump():
+                return self._dump(peer, request, *descriptors)
+            case Check():
+                return self._check_images(peer, *descriptors)
+            case Restore():
+                return self._restore(peer, request, *descriptors)
 
     # -- the sleeper
 
@@ -170,12 +182,12 @@ class Deputy:
         os.close(stay)
         os.close(write)
         try:
-            with os.fdopen(read, "rb", buffering=0) as report:  # closed when it has become the other program
-                if not readable(report.fileno(), seconds=_START_TIMEOUT):
+            with os.fdopen(read, "rb", buffering=0) as failing:  # closed when it has become the other program
+                if not readable(failing.fileno(), seconds=_START_TIMEOUT):
                     raise TimeoutError(0, "it hangs inside the system")
-                if failure := report.read():
+                if failure := failing.read():
                     raise OSError(0, failure.decode())
-            self._say({"prove": child})
+            self._say(Prove(child))
             in_time = readable(self._connection, seconds=_START_TIMEOUT)
             said = self._connection.recv(MESSAGE_LIMIT) if in_time else b""
         finally:
@@ -183,7 +195,7 @@ class Deputy:
             with contextlib.suppress(PermissionError):  # without CAP_KILL
                 os.kill(child, signal.SIGKILL)
             _reap(child)
-        if not hmac.compare_digest(said, json.dumps({"proof": secret}).encode()):
+        if not hmac.compare_digest(said, message(Proof(secret))):
             raise Refused(
                 "The broker does not serve this process.",
                 "It may not look into other processes of its own user: it is confined by Landlock.",
@@ -202,13 +214,16 @@ class Deputy:
         if child == 0:
             _in_child(lambda: _make_namespaces(peer, run_dir, listener, write), write)
         os.close(write)
-        said = list(_lines(child, read, _START_TIMEOUT))
-        pid = next((int(line["pid"]) for line in said if "pid" in line), 0)
-        for line in said:
-            if "error" in line:
-                raise GpuckptError.from_dict(line["error"])
-        failure = next((line["failed"] for line in said if "failed" in line), "" if pid else "it ended immediately")
-        if failure:
+        pid, failure = 0, ""
+        for told in list(reports(child, read, _START_TIMEOUT)):
+            match told:
+                case Slept():
+                    pid = told.sleeper
+                case Refusal():
+                    raise GpuckptError.from_dict(told.error)
+                case Broke():
+                    failure = failure or told.failed
+        if failure := failure or ("" if pid else "it ended immediately"):
             raise Refused(
                 "No sleeper could be started for the kernel.",
                 failure,
@@ -260,13 +275,14 @@ class Deputy:
 
     # -- criu
 
-    def _dump(self, peer: Peer, pid: int, left: criu.Left, seconds: float, folder: int, snapshot: int) -> int | None:
+    def _dump(self, peer: Peer, asked: Dump, folder: int, snapshot: int) -> int | None:
         for descriptor in (folder, snapshot):
             _refuse_strange_folder(peer, descriptor)
         capabilities = [CAP_CHECKPOINT_RESTORE]
         if yama.ptrace_scope() >= yama.ANCESTORS:
             capabilities.append(CAP_SYS_PTRACE)
-        arguments = criu.dump_arguments(pid, f"/proc/self/fd/{_IMAGES}", criu.AT_POST_DUMP, seconds, left)
+        seconds = min(asked.seconds, _LONGEST)
+        arguments = criu.dump_arguments(asked.pid, f"/proc/self/fd/{_IMAGES}", criu.AT_POST_DUMP, seconds, asked.left)
 
         def work() -> None:
             _place({_IMAGES: folder, _SNAPSHOT: snapshot})
@@ -274,14 +290,14 @@ class Deputy:
             self._become_criu(arguments)
 
         with self._alone():
-            self._refuse_strange_processes(peer, pid)
+            self._refuse_strange_processes(peer, asked.pid)
             return self._inside(peer, work, seconds)
 
-    def _restore(self, peer: Peer, left: criu.Left, seconds: float, folder: int) -> int | None:
+    def _restore(self, peer: Peer, asked: Restore, folder: int) -> int | None:
         _refuse_strange_folder(peer, folder)
         at = self._register.images_at
         user = Path(at, images.USER_FOLDER)
-        arguments = [*criu.restore_arguments(Path(at), user / criu.RESTORE_LOG, left), "--work-dir", str(user)]
+        arguments = [*criu.restore_arguments(Path(at), user / criu.RESTORE_LOG, asked.left), "--work-dir", str(user)]
 
         random_state.spoil()
 
@@ -291,7 +307,7 @@ class Deputy:
             self._become_criu(arguments)
 
         with self._alone():
-            return self._inside(peer, work, seconds, lambda: images.take_away(at))
+            return self._inside(peer, work, min(asked.seconds, _LONGEST), lambda: images.take_away(at))
 
     def _check_images(self, peer: Peer, folder: int) -> bool:
         _refuse_strange_folder(peer, folder)
@@ -378,41 +394,32 @@ class Deputy:
         if child == 0:
             _in_child(lambda: _run_inside(peer, self._namespaces, work, seconds, afterwards, write), write)
         os.close(write)
-        said: dict[str, Any] = {}
-        for line in _lines(child, read, seconds + _START_TIMEOUT):
-            said.update(line)
-            if "inner" in line:
-                with contextlib.suppress(OSError):  # the keeper died meanwhile: criu goes on
-                    self._say({"started": line["inner"]})
-        if "error" in said:
-            raise GpuckptError.from_dict(said["error"])
+        leader = 0
+        ended: Ended | None = None
+        refusal: Refusal | None = None
+        failure = ""
+        for told in reports(child, read, seconds + _START_TIMEOUT):
+            match told:
+                case Led():
+                    leader = told.leader
+                case Began():
+                    with contextlib.suppress(OSError):  # the keeper died meanwhile: criu goes on
+                        self._say(Started(told.inner))
+                case Ended():
+                    ended = told
+                case Refusal():
+                    refusal = told
+                case Broke():
+                    failure = told.failed
+        if refusal is not None:
+            raise GpuckptError.from_dict(refusal.error)
         if readable(self._pidfd, seconds=0):
             raise KernelLost("The kernel's namespace is gone.", "Its process 1 ended.")
-        if "failed" in said or "status" not in said:
-            raise OSError(0, str(said.get("failed", "it was killed")))
-        if said["status"] != 0 and "leader" in said:
-            processes.end_session(self._pid, said["leader"])
-        status: int | None = said["status"]
-        return status
-
-
-def _number(value: object) -> int:
-    if type(value) is not int or not 1 <= value < _MOST_PIDS:
-        raise _nonsense()
-    return value
-
-
-def _left(value: object) -> criu.Left:
-    for left in ("running", "stopped"):
-        if value == left:
-            return left
-    raise _nonsense()
-
-
-def _seconds(value: object) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or not value >= 1:  # type: ignore[arg-type, operator]
-        raise _nonsense()
-    return min(float(value), _LONGEST)  # type: ignore[arg-type]
+        if failure or ended is None:
+            raise OSError(0, failure or "it was killed")
+        if ended.status != 0 and leader:
+            processes.end_session(self._pid, leader)
+        return ended.status
 
 
 def _nonsense() -> Refused:
@@ -473,47 +480,18 @@ def _refuse_under_seccomp() -> None:
 # -- processes of the deputy's
 
 
-def _in_child(work: Callable[[], None], report: int) -> NoReturn:
-    """Do something in this forked process, and end it; a failure is told through `report`."""
+def _in_child(work: Callable[[], None], to: int) -> NoReturn:
+    """Do something in this forked process, and end it; a failure is reported."""
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         turn_away()
         work()
     except GpuckptError as e:
-        _report(report, {"error": e.as_dict()})
+        report(to, Refusal(e.as_dict()))
     except BaseException as e:  # noqa: BLE001 - nobody else tells of it
-        _report(report, {"failed": f"{type(e).__name__}: {e}"})
+        report(to, Broke(f"{type(e).__name__}: {e}"))
     finally:
         os._exit(1)
-
-
-def _report(report: int, what: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):
-        os.write(report, json.dumps(what).encode() + b"\n")
-
-
-def _lines(child: int, read: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """Yield what a child process and those that it starts report, until the last of them has ended or become another.
-
-    Raises
-    ------
-    TimeoutError : it takes longer.
-    """
-    deadline, text = time.monotonic() + seconds, b""
-    with os.fdopen(read, "rb", buffering=0) as pipe:
-        while True:
-            if not readable(pipe.fileno(), seconds=deadline - time.monotonic()):
-                # Its user can have frozen it, with its control group. It is not left behind, to be one of many.
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                raise TimeoutError(0, "it hangs inside the system")
-            more = pipe.read(1 << 16)
-            if not more:
-                break
-            *lines, text = (text + more).split(b"\n")
-            for line in lines:
-                yield json.loads(line)
-    os.waitpid(child, 0)
 
 
 def _reap(child: int) -> None:
@@ -535,7 +513,7 @@ def _be_looked_into(peer: Peer, stay: int, secret: str) -> None:
     os.execve(program[0], program, {PROOF: secret})
 
 
-def _make_namespaces(peer: Peer, run_dir: int, listener: int, report: int) -> None:
+def _make_namespaces(peer: Peer, run_dir: int, listener: int, to: int) -> None:
     """Become a sleeper's parent for a moment, and let it go."""
     cgroups.join(peer.cgroups)
     # A folder is bound from the mount namespace that it is seen in, and only the working folder follows into a new one.
@@ -556,9 +534,9 @@ def _make_namespaces(peer: Peer, run_dir: int, listener: int, report: int) -> No
     act_as(peer.uid, peer.gid)
     pid = os.fork()
     if pid:
-        _report(report, {"pid": pid})
+        report(to, Slept(pid))
         os._exit(0)
-    _in_child(lambda: _become_sleeper(peer, listener), report)
+    _in_child(lambda: _become_sleeper(peer, listener), to)
 
 
 def _become_sleeper(peer: Peer, listener: int) -> None:
@@ -584,7 +562,7 @@ def _run_inside(
     work: Callable[[], None],
     seconds: float,
     afterwards: Callable[[], None],
-    report: int,
+    to: int,
 ) -> None:
     """Enter the namespaces, have a child do the work, and tell how it ended."""
     cgroups.join(peer.cgroups)  # what criu restores is where criu is
@@ -593,20 +571,20 @@ def _run_inside(
     os.chdir("/")
     child = os.fork()
     if child == 0:
-        _in_child(lambda: _work_inside(work, report), report)
-    _report(report, {"leader": child})
+        _in_child(lambda: _work_inside(work, to), to)
+    report(to, Led(child))
     held = os.pidfd_open(child)
     in_time = bool(readable(held, seconds=seconds))
     if not in_time:
         signal.pidfd_send_signal(held, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     afterwards()
-    _report(report, {"status": status if in_time else None})
+    report(to, Ended(status if in_time else None))
     os._exit(0)
 
 
-def _work_inside(work: Callable[[], None], report: int) -> None:
-    _report(report, {"inner": os.getpid()})
+def _work_inside(work: Callable[[], None], to: int) -> None:
+    report(to, Began(os.getpid()))
     work()
     os._exit(0)
 

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from .. import settings
-from ..broker.protocol import MESSAGE_LIMIT, PROOF
+from ..broker.protocol import (
+    MESSAGE_LIMIT,
+    PROOF,
+    Check,
+    Criu,
+    CriuFound,
+    Done,
+    Dump,
+    Failed,
+    Hold,
+    NextPid,
+    Proof,
+    Prove,
+    Reply,
+    Request,
+    Restore,
+    Start,
+    Started,
+    message,
+    reply_in,
+)
+from ..checked import Odd, from_json
 from ..errors import GpuckptError, Unavailable
 from ..freeze.criu import Left
 from ..freeze.criu_program import CriuProgram, find_criu
@@ -21,6 +41,8 @@ from ..linux.readiness import readable
 from ..linux.unix_sockets import peer_uid, short_path
 
 __all__ = ["Deputy", "is_needed", "usable_criu"]
+
+T = TypeVar("T")
 
 _ANSWER, _CHECK = 30.0, 120.0  # how long a deputy may be silent, in seconds
 _BEGINNING = 10.0  # how long a process may take to become another program, in seconds
@@ -69,9 +91,8 @@ class Deputy:
 
     def criu(self) -> CriuProgram:
         """Return the broker's criu, to tell of: it is not run by this process."""
-        said = self._ask("criu")
-        major, minor, patch = map(int, said["version"])
-        return CriuProgram((), (major, minor, patch), str(said["path"]), "system")
+        found = _value(CriuFound, self._ask(Criu()))
+        return CriuProgram((), found.version, found.path, "system")
 
     def start(self, run_dir: Path, listening_at: Path) -> int:
         """Start a sleeper over a run folder, which listens at this path; return its pid on the machine.
@@ -86,7 +107,7 @@ class Deputy:
                 with short_path(listening_at) as short:
                     listener.bind(short)
                 listening_at.chmod(0o600)
-                self._sleeper = int(self._ask("start", descriptors=(folder, listener.fileno())))
+                self._sleeper = _value(int, self._ask(Start(), (folder, listener.fileno())))
         finally:
             os.close(folder)
         return self._sleeper
@@ -98,7 +119,7 @@ class Deputy:
         ------
         GpuckptError : there is no such sleeper of this user's.
         """
-        self._ask("hold", {"pid": pid})
+        self._ask(Hold(pid))
         self._sleeper = pid
 
     def next_pid(self, after: int) -> None:
@@ -108,7 +129,7 @@ class Deputy:
         ------
         GpuckptError : the sleeper has ended.
         """
-        self._ask("next_pid", {"after": after})
+        self._ask(NextPid(after))
 
     def dump(
         self,
@@ -129,7 +150,7 @@ class Deputy:
         TimeoutError : it took more than `seconds`, and was killed.
         GpuckptError : it was refused.
         """
-        return self._run_criu("dump", {"pid": pid, "left": left, "seconds": seconds}, (images, snapshot), started)
+        return self._run_criu(Dump(pid, left, seconds), (images, snapshot), started)
 
     def check(self, images: Path) -> None:
         """Refuse images that a restore here would refuse; the folder is named as the sleeper sees it.
@@ -140,7 +161,7 @@ class Deputy:
         """
         folder = os.open(images, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            self._ask("check", descriptors=[folder], seconds=_CHECK)
+            self._ask(Check(), [folder], _CHECK)
         finally:
             os.close(folder)
 
@@ -149,39 +170,32 @@ class Deputy:
 
         `started` is told its pid, and what is raised is, as by `dump`.
         """
-        return self._run_criu("restore", {"left": left, "seconds": seconds}, (images,), started)
+        return self._run_criu(Restore(left, seconds), (images,), started)
 
-    def _run_criu(
-        self,
-        verb: str,
-        arguments: dict[str, Any],
-        folders: Sequence[Path],
-        started: Callable[[int], None],
-    ) -> int:
+    def _run_criu(self, asked: Dump | Restore, folders: Sequence[Path], started: Callable[[int], None]) -> int:
         descriptors = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in folders]
         try:
-            status = self._ask(verb, arguments, descriptors, arguments["seconds"] + _TIME_TO_END, started)
+            status = self._ask(asked, descriptors, asked.seconds + _TIME_TO_END, started)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         if status is None:
             raise TimeoutError
-        return int(status)
+        return _value(int, status)
 
     def _ask(
         self,
-        verb: str,
-        arguments: dict[str, Any] | None = None,
+        asked: Request,
         descriptors: Sequence[int] = (),
         seconds: float = _ANSWER,
         started: Callable[[int], None] = lambda _: None,
-    ) -> Any:
+    ) -> object:
         if self._is_over():
             self._socket.close()
             self._socket = _connect()
             if self._sleeper:
-                self._exchange("hold", {"pid": self._sleeper})
-        return self._exchange(verb, arguments, descriptors, seconds, started)
+                self._exchange(Hold(self._sleeper))
+        return self._exchange(asked, descriptors, seconds, started)
 
     def _is_over(self) -> bool:
         """Tell whether there is something to read, unasked: the end, or an answer that came too late."""
@@ -189,32 +203,35 @@ class Deputy:
 
     def _exchange(
         self,
-        verb: str,
-        arguments: dict[str, Any] | None = None,
+        asked: Request,
         descriptors: Sequence[int] = (),
         seconds: float = _ANSWER,
         started: Callable[[int], None] = lambda _: None,
-    ) -> Any:
-        message = json.dumps({"do": verb, **(arguments or {})}).encode()
+    ) -> object:
         try:
             self._socket.settimeout(seconds)
-            socket.send_fds(self._socket, [message], descriptors)
+            socket.send_fds(self._socket, [message(asked)], descriptors)
             while True:
-                raw = self._socket.recv(MESSAGE_LIMIT)
-                if not raw:
-                    raise ConnectionResetError(0, "it hung up")
-                answer = json.loads(raw)
-                if "prove" in answer:
-                    self._socket.send(json.dumps({"proof": _proof(int(answer["prove"]))}).encode())
-                elif "started" in answer:
-                    started(int(answer["started"]))
-                else:
-                    break
+                match self._reply():
+                    case Prove(pid):
+                        self._socket.send(message(Proof(_proof(pid))))
+                    case Started(pid):
+                        started(pid)
+                    case Failed(error):
+                        raise GpuckptError.from_dict(error)
+                    case Done(value):
+                        return value
         except OSError as e:
             raise _no_broker(settings.broker_socket(), e.strerror or str(e)) from e
-        if "error" in answer:
-            raise GpuckptError.from_dict(answer["error"])
-        return answer["done"]
+
+    def _reply(self) -> Reply:
+        packet = self._socket.recv(MESSAGE_LIMIT)
+        if not packet:
+            raise ConnectionResetError(0, "it hung up")
+        try:
+            return reply_in(packet)
+        except (ValueError, RecursionError) as e:
+            raise _odd_answer(e) from e
 
 
 def _proof(pid: int) -> str:
@@ -244,6 +261,21 @@ def _connect() -> socket.socket:
         connection.close()
         raise _no_broker(path, e.strerror or str(e)) from e
     return connection
+
+
+def _value(kind: type[T], done: object) -> T:
+    try:
+        return from_json(kind, done)
+    except Odd as e:
+        raise _odd_answer(e) from e
+
+
+def _odd_answer(why: Exception) -> GpuckptError:
+    return GpuckptError(
+        "The broker gave an answer that this version does not understand.",
+        f"{why}.",
+        "Upgrade the older of the two: the broker, or jupyter_gpuckpt where the kernel was started.",
+    )
 
 
 def _no_broker(path: Path, why: str) -> Unavailable:

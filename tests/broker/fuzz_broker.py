@@ -15,7 +15,6 @@ import stat
 import struct
 import sys
 from pathlib import Path
-from typing import Any
 
 import atheris
 
@@ -24,6 +23,7 @@ with atheris.instrument_imports(include=["jupyter_gpuckpt"]):
     from jupyter_gpuckpt.broker.core_image import credentials
     from jupyter_gpuckpt.broker.image_reader import BYTES, CONTENTS, DONE, FILE, IMAGE_NAME, MEMORY_NAME, REFUSED
     from jupyter_gpuckpt.broker.peer import Peer
+    from jupyter_gpuckpt.broker.protocol import Dump, Failed, Restore
     from jupyter_gpuckpt.broker.register import Register
     from jupyter_gpuckpt.errors import Refused
     from jupyter_gpuckpt.freeze.criu_program import CriuProgram
@@ -63,18 +63,18 @@ class Asked(deputy.Deputy):
 
     _next_pid = _hold
 
-    def _dump(self, peer: Peer, pid: int, left: str, seconds: float, *descriptors: int) -> int | None:
+    def _dump(self, peer: Peer, asked: Dump, *descriptors: int) -> int | None:
         assert len(descriptors) == 2
-        self._hold(peer, pid)
-        return self._restore(peer, left, seconds, *descriptors[:1])
+        self._hold(peer, asked.pid)
+        return self._restore(peer, Restore(asked.left, asked.seconds), *descriptors[:1])
 
-    def _restore(self, peer: Peer, left: str, seconds: float, *descriptors: int) -> int | None:
+    def _restore(self, peer: Peer, asked: Restore, *descriptors: int) -> int | None:
         assert len(descriptors) == 1
-        assert type(left) is str
-        assert left in ("running", "stopped")
-        assert type(seconds) is float
-        assert math.isfinite(seconds)
-        assert 1 <= seconds <= 7 * 86400
+        assert type(asked.left) is str
+        assert asked.left in ("running", "stopped")
+        assert type(asked.seconds) is float
+        assert math.isfinite(asked.seconds)
+        assert asked.seconds >= 1
         return 0
 
     def _check_images(self, peer: Peer, *descriptors: int) -> bool:
@@ -129,10 +129,9 @@ def write_down(data: bytes) -> None:
 def answer(data: bytes) -> None:
     """Tell that a request is answered, with what is asked for or a refusal, and with nothing that it said."""
     for count in range(3):
-        said: dict[str, Any] = ASKED._answer(ALICE, data, [NULL] * count)
-        assert set(said) in ({"done"}, {"error"})
-        if "error" in said:
-            assert said["error"]["kind"] in ("Refused", "Unavailable")
+        said = ASKED._answer(ALICE, data, [NULL] * count)
+        if isinstance(said, Failed):
+            assert said.error["kind"] in ("Refused", "Unavailable")
 
 
 def each(data: bytes) -> None:
