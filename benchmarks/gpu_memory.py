@@ -7,4 +7,4 @@ from jupyter_gpuckpt.freeze.nvml import Nvml
 
 def free_bytes() -> int:
     """Return how much all GPUs of the machine have free; nothing where there is none."""
-    return sum(int(gpu["free"]) for gpu in Nvml().gpus())
+    return sum(gpu.free for gpu in Nvml().gpus())

@@ -5,19 +5,39 @@ This side imports no CUDA package: the keeper stays small, and a driver that han
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from .. import settings
+from ..checked import Odd, from_json
 from ..errors import DriverError
+from .cuda_messages import (
+    Answer,
+    Call,
+    Checkpoint,
+    Gpu,
+    Gpus,
+    Lock,
+    NotDone,
+    ProcessState,
+    Restore,
+    Unlock,
+    Usage,
+    Usages,
+    Version,
+    Work,
+    Worked,
+    answer_in,
+    line,
+)
 from .gpu_processes import stopped
 from .line_program import LineProgram
 
 __all__ = ["CudaWorker", "Gpu", "State", "Usage"]
+
+T = TypeVar("T")
 
 State = Literal["none", "running", "locked", "checkpointed", "failed"]
 """The CUDA state of a process; ``none``: it has no CUDA state at all."""
@@ -26,37 +46,6 @@ _QUERY_TIMEOUT = 30.0
 """Seconds that a call may take which only asks."""
 _LOCK_GRACE = 5.0
 """Seconds that `lock` may outlast its own time limit."""
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU of this machine, as NVML knows it."""
-
-    index: int
-    uuid: str
-    """As `nvidia-smi -L` prints it: ``GPU-`` and 32 hexadecimal digits."""
-    name: str
-    total: int
-    """Bytes of memory."""
-    free: int
-    """Bytes of memory that nobody holds."""
-    mig: bool
-    """Whether the GPU is split into MIG instances."""
-    driver: str
-    """The version of the machine's NVIDIA driver, such as ``580.159.04``."""
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What one process holds on one GPU."""
-
-    gpu: str
-    """The GPU's UUID."""
-    pid: int
-    bytes: int | None
-    """None where the driver does not say."""
-    mps: bool
-    """Whether the process reaches the GPU through MPS."""
 
 
 class CudaWorker:
@@ -83,29 +72,29 @@ class CudaWorker:
 
     def version(self) -> int:
         """Return the newest CUDA that the driver knows: 1000 * major + 10 * minor."""
-        return int(self._ask("version", None, _QUERY_TIMEOUT))
+        return self._value(int, Version())
 
     def gpus(self) -> list[Gpu]:
         """Return the GPUs of this machine; none without an NVIDIA driver."""
-        return [Gpu(**gpu) for gpu in self._ask("gpus", None, _QUERY_TIMEOUT)]
+        return self._value(list[Gpu], Gpus())
 
     def usage(self) -> list[Usage]:
         """Return what processes hold on the GPUs, as far as the driver tells."""
-        return [Usage(**usage) for usage in self._ask("usage", None, _QUERY_TIMEOUT)]
+        return self._value(list[Usage], Usages())
 
     def at_work(self, since: float) -> set[int | None]:
         """Return the pids of the processes that have been at work on a GPU since a time (seconds since the epoch).
 
         None is among them where a GPU is at work, or may be, and the driver does not tell for whom.
         """
-        return {item["pid"] for item in self._ask("work", None, _QUERY_TIMEOUT, since=since)}
+        return {one.pid for one in self._value(list[Worked], Work(since))}
 
     def state(self, pid: int) -> State:
         """Return the CUDA state of a process.
 
         While another process's call on it is still under way, this waits for that one's end.
         """
-        name = self._ask("state", pid, settings.driver_timeout())
+        name = self._ask(ProcessState(pid), settings.driver_timeout())
         for state in get_args(State):
             if name == state:
                 return state  # type: ignore[no-any-return]
@@ -117,12 +106,12 @@ class CudaWorker:
         The driver gives up after `timeout_s` seconds (CUDA_ERROR_NOT_READY: still at work).
         """
         limit = timeout_s + _LOCK_GRACE
-        self._ask("lock", pid, limit, timeout_ms=max(1, round(timeout_s * 1000)))
+        self._ask(Lock(pid, max(1, round(timeout_s * 1000))), limit)
         self._expect("lock", pid, "locked")
 
     def checkpoint(self, pid: int) -> None:
         """Move the GPU state of a locked process into its host memory; its GPU memory is free."""
-        self._ask("checkpoint", pid, settings.driver_timeout())
+        self._ask(Checkpoint(pid), settings.driver_timeout())
         self._expect("checkpoint", pid, "checkpointed")
 
     def restore(self, pid: int, gpu_map: Mapping[str, str] | None = None) -> None:
@@ -132,12 +121,12 @@ class CudaWorker:
         every GPU; None leaves the choice to the driver: the same ones.
         """
         pairs = dict(gpu_map) if gpu_map else None
-        self._ask("restore", pid, settings.driver_timeout(), gpu_map=pairs)
+        self._ask(Restore(pid, pairs), settings.driver_timeout())
         self._expect("restore", pid, "locked")
 
     def unlock(self, pid: int) -> None:
         """Let a locked process make CUDA calls again."""
-        self._ask("unlock", pid, settings.driver_timeout())
+        self._ask(Unlock(pid), settings.driver_timeout())
         self._expect("unlock", pid, "running")
 
     def close(self) -> None:
@@ -164,45 +153,53 @@ class CudaWorker:
             why = f"the driver reported success, but the process is {found}, not {expected}"
             raise _error(call, pid, None, "UNEXPECTED_STATE", why)
 
-    def _ask(self, call: str, pid: int | None, limit: float, **arguments: Any) -> Any:
-        if pid is not None and stopped(pid):
-            raise _error(call, pid, None, "STOPPED", "the process is stopped and cannot answer")
-        with self._turn:
-            program = self._running(call, pid)
-            if pid is not None:
-                arguments["pid"] = pid
-            program.tell(json.dumps({"call": call, **arguments}).encode())
-            answer = self._answer(program, call, pid, limit)
-        if "error" in answer:
-            error = answer["error"]
-            raise _error(call, pid, error["number"], error["name"], error["text"])
-        return answer["value"]
+    def _value(self, kind: type[T], call: Call) -> T:
+        """Make a call that only asks; return its value, which is of this kind."""
+        value = self._ask(call, _QUERY_TIMEOUT)
+        try:
+            return from_json(kind, value)
+        except Odd as e:
+            raise _odd_answer(call, e) from e
 
-    def _running(self, call: str, pid: int | None) -> LineProgram:
+    def _ask(self, call: Call, limit: float) -> object:
+        if call.pid is not None and stopped(call.pid):
+            raise _error(call.call, call.pid, None, "STOPPED", "the process is stopped and cannot answer")
+        with self._turn:
+            program = self._running(call)
+            program.tell(line(call).encode())
+            answer = self._answer(program, call, limit)
+        if isinstance(answer, NotDone):
+            raise _error(call.call, call.pid, answer.error.number, answer.error.name, answer.error.text)
+        return answer.value
+
+    def _running(self, call: Call) -> LineProgram:
         if self._program is not None and self._program.pid is not None:
             return self._program
         self._discard()
         self._program = LineProgram("jupyter_gpuckpt.freeze.cuda_worker", environment=_every_gpu(os.environ))
-        self._answer(self._program, call, pid, settings.driver_timeout())
+        self._answer(self._program, call, settings.driver_timeout())
         return self._program
 
-    def _answer(self, program: LineProgram, call: str, pid: int | None, limit: float) -> dict[str, Any]:
+    def _answer(self, program: LineProgram, call: Call, limit: float) -> Answer:
         try:
-            line = program.hear(limit)
+            heard = program.hear(limit)
         except TimeoutError:
             self._discard()
             why = f"it did not return within {limit:g} s; the process that made it was killed"
-            raise _error(call, pid, None, "TIMEOUT", why, timeout_s=limit) from None
+            raise _error(call.call, call.pid, None, "TIMEOUT", why, timeout_s=limit) from None
         except BaseException:  # interrupted: its answer must not be taken for that of another call
             self._discard()
             raise
-        if not line:
+        if not heard:
             program.kill()
             why = f"the process that made it ended: {program.last_words()}"
             self._discard()
-            raise _error(call, pid, None, "WORKER_DIED", why)
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+            raise _error(call.call, call.pid, None, "WORKER_DIED", why)
+        try:
+            return answer_in(heard)
+        except ValueError as e:
+            self._discard()
+            raise _odd_answer(call, e) from e
 
     def _discard(self) -> None:
         program, self._program = self._program, None
@@ -214,6 +211,10 @@ class CudaWorker:
 def _every_gpu(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without the variables that hide GPUs: a map names every one of them."""
     return {k: v for k, v in environment.items() if k != "CUDA_VISIBLE_DEVICES"}
+
+
+def _odd_answer(call: Call, why: ValueError) -> DriverError:
+    return _error(call.call, call.pid, None, "WORKER", f"the process that made it gave an invalid answer: {why}")
 
 
 def _error(call: str, pid: int | None, number: int | None, name: str, why: str, **data: Any) -> DriverError:

@@ -5,9 +5,8 @@ killed. `jupyter_gpuckpt.freeze.cuda.CudaWorker` starts this one, waits for its 
 It ends by itself when its input ends, after the call under way: a save never loses its driver call
 half way because the keeper died.
 
-Request ``{"call": NAME, ...arguments}``; answer ``{"value": ...}`` or
-``{"error": {"number": CUresult or null, "name": its name, "text": ...}}``. The first line out is
-``{"value": PID}``: the worker stands.
+A line in is a `Call`, a line out an `Answer` (`cuda_messages`). The first line out has the worker's
+pid as its value: it stands.
 
 It calls `cuda.bindings.driver`, below `cuda.core.checkpoint`, because that class turns several
 results into one `RuntimeError` without a number, and what to do next hangs on the number.
@@ -16,12 +15,29 @@ results into one `RuntimeError` without a number, and what to do next hangs on t
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from .cuda_messages import (
+    Answer,
+    Call,
+    Checkpoint,
+    Fault,
+    Gpus,
+    Lock,
+    NotDone,
+    ProcessState,
+    Restore,
+    Unlock,
+    Usages,
+    Value,
+    Version,
+    Work,
+    call_in,
+    line,
+)
 from .nvml import Nvml, NvmlError
 
 __all__ = ["DriverCallError", "answer", "main"]
@@ -39,31 +55,45 @@ class DriverCallError(Exception):
         super().__init__(text)
         self.number, self.name = number, name
 
-    def as_dict(self) -> dict[str, Any]:
+    def fault(self) -> NotDone:
         """Return the error as it travels."""
-        return {"number": self.number, "name": self.name, "text": str(self)}
+        return NotDone(Fault(self.number, self.name, str(self)))
 
 
 class Driver:
-    """The calls that a request can name; CUDA and NVML are loaded at the first that needs them."""
+    """The calls that can be asked for; CUDA and NVML are loaded at the first that needs them."""
 
     def __init__(self) -> None:
         self._cuda: Any = None
         self._nvml: Nvml | None = None
 
-    def calls(self) -> dict[str, Callable[..., Any]]:
-        """Return the calls by their names in a request."""
-        return {
-            "version": self.version,
-            "gpus": lambda: self._loaded_nvml().gpus(),
-            "usage": lambda: self._loaded_nvml().usage(),
-            "work": lambda since: self._loaded_nvml().work(since),
-            "state": self.state,
-            "lock": self.lock,
-            "checkpoint": self.checkpoint,
-            "restore": self.restore,
-            "unlock": self.unlock,
-        }
+    def do(self, call: Call) -> object:
+        """Make a call; return what it gave, as the call says.
+
+        Raises
+        ------
+        DriverCallError, NvmlError : it failed.
+        """
+        match call:
+            case Version():
+                return self.version()
+            case Gpus():
+                return self._loaded_nvml().gpus()
+            case Usages():
+                return self._loaded_nvml().usage()
+            case Work():
+                return self._loaded_nvml().work(call.since)
+            case ProcessState():
+                return self.state(call.pid)
+            case Lock():
+                self.lock(call.pid, call.timeout_ms)
+            case Checkpoint():
+                self.checkpoint(call.pid)
+            case Restore():
+                self.restore(call.pid, call.gpu_map)
+            case Unlock():
+                self.unlock(call.pid)
+        return None
 
     def version(self) -> int:
         """Return the newest CUDA that the driver knows: 1000 * major + 10 * minor."""
@@ -149,28 +179,26 @@ def _uuid_bytes(uuid: str) -> ctypes.Array[ctypes.c_char]:
     return ctypes.create_string_buffer(raw, 16)
 
 
-def answer(driver: Driver, line: str) -> dict[str, Any]:
-    """Return the answer to one request; never raises, whatever the request holds."""
+def answer(driver: Driver, asked: str) -> Answer:
+    """Return the answer to one line; never raises, whatever the line holds."""
     try:
-        request = json.loads(line)
-        return {"value": driver.calls()[request.pop("call")](**request)}
+        return Value(driver.do(call_in(asked)))
     except DriverCallError as error:
-        return {"error": error.as_dict()}
+        return error.fault()
     except NvmlError as error:
-        return {"error": DriverCallError(error.number, "NVML", str(error)).as_dict()}
+        return DriverCallError(error.number, "NVML", str(error)).fault()
     except Exception as error:  # noqa: BLE001 - it travels to the caller, which raises it
-        text = f"{type(error).__name__}: {error}"
-        return {"error": DriverCallError(None, "WORKER", text).as_dict()}
+        return DriverCallError(None, "WORKER", f"{type(error).__name__}: {error}").fault()
 
 
 def main() -> None:
     """Answer requests from standard input until it ends."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints must not get between the answers
-    print(json.dumps({"value": os.getpid()}), file=out)
+    print(line(Value(os.getpid())), file=out)
     driver = Driver()
-    for line in sys.stdin:
-        print(json.dumps(answer(driver, line)), file=out)
+    for asked in sys.stdin:
+        print(line(answer(driver, asked)), file=out)
 
 
 if __name__ == "__main__":

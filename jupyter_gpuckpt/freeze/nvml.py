@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from .cuda_messages import Gpu, Usage, Worked
+
 __all__ = ["Nvml", "NvmlError"]
 
 _NOT_SUPPORTED = 3
@@ -75,33 +77,33 @@ class Nvml:
         self._library = library
         self._check("nvmlInit_v2", number)
 
-    def gpus(self) -> list[dict[str, Any]]:
-        """Return every GPU: index, uuid, name, total and free bytes, mig, driver version."""
+    def gpus(self) -> list[Gpu]:
+        """Return every GPU."""
         return [self._describe(index, device) for index, device in self._devices()]
 
-    def usage(self) -> list[dict[str, Any]]:
-        """Return who holds memory where: gpu (UUID), pid, bytes (None if unknown), mps.
+    def usage(self) -> list[Usage]:
+        """Return who holds memory where.
 
         The pids are those of the pid namespace of the caller, as far as the driver translates them.
         """
         return [
-            {"gpu": self._text("nvmlDeviceGetUUID", device), "mps": mps, **process}
+            Usage(self._text("nvmlDeviceGetUUID", device), pid, used, mps)
             for _, device in self._devices()
             for mps, call in (
                 (False, "nvmlDeviceGetComputeRunningProcesses_v3"),
                 (True, "nvmlDeviceGetMPSComputeRunningProcesses_v3"),
             )
-            for process in self._processes(call, device)
+            for pid, used in self._processes(call, device)
         ]
 
-    def work(self, since: float) -> list[dict[str, Any]]:
+    def work(self, since: float) -> list[Worked]:
         """Return who has been at work on the GPUs since a time (seconds since the epoch), as samples of the driver's.
 
-        Each has gpu (UUID) and pid; a pid of None means that the driver tells only of the whole GPU, that it is at work
-        now, or does not tell at all.
+        A pid of None means that the driver tells only of the whole GPU, that it is at work now, or does not tell at
+        all.
         """
         return [
-            {"gpu": self._text("nvmlDeviceGetUUID", device), "pid": pid}
+            Worked(self._text("nvmlDeviceGetUUID", device), pid)
             for _, device in self._devices()
             for pid in self._at_work(device, since)
         ]
@@ -141,18 +143,18 @@ class Nvml:
             devices.append((index, device))
         return devices
 
-    def _describe(self, index: int, device: ctypes.c_void_p) -> dict[str, Any]:
+    def _describe(self, index: int, device: ctypes.c_void_p) -> Gpu:
         memory = _Memory()
         self._call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
-        return {
-            "index": index,
-            "uuid": self._text("nvmlDeviceGetUUID", device),
-            "name": self._text("nvmlDeviceGetName", device),
-            "total": memory.total,
-            "free": memory.free,
-            "mig": self._mig(device),
-            "driver": self._text("nvmlSystemGetDriverVersion"),
-        }
+        return Gpu(
+            index=index,
+            uuid=self._text("nvmlDeviceGetUUID", device),
+            name=self._text("nvmlDeviceGetName", device),
+            total=memory.total,
+            free=memory.free,
+            mig=self._mig(device),
+            driver=self._text("nvmlSystemGetDriverVersion"),
+        )
 
     def _mig(self, device: ctypes.c_void_p) -> bool:
         current, pending = ctypes.c_uint(), ctypes.c_uint()
@@ -163,7 +165,8 @@ class Nvml:
         self._check(call, number)
         return bool(current.value)
 
-    def _processes(self, call: str, device: ctypes.c_void_p) -> list[dict[str, Any]]:
+    def _processes(self, call: str, device: ctypes.c_void_p) -> list[tuple[int, int | None]]:
+        """Return the processes, and how many bytes each of them holds, as `Usage` has them."""
         room = 0
         while True:
             count, found = ctypes.c_uint(room), (_ProcessInfo * max(room, 1))()
@@ -174,7 +177,7 @@ class Nvml:
                 break
             room = count.value + 8  # others may start in between
         self._check(call, number)
-        return [{"pid": p.pid, "bytes": None if p.used == _UNKNOWN_BYTES else p.used} for p in found[: count.value]]
+        return [(p.pid, None if p.used == _UNKNOWN_BYTES else p.used) for p in found[: count.value]]
 
     def _text(self, call: str, *arguments: Any) -> str:
         buffer = ctypes.create_string_buffer(128)

@@ -70,7 +70,7 @@ def _model(information: Path) -> str:
 
 def _mig() -> Check:
     try:
-        split = [f"GPU {gpu['index']}" for gpu in Nvml().gpus() if gpu["mig"]]
+        split = [f"GPU {gpu.index}" for gpu in Nvml().gpus() if gpu.mig]
     except NvmlError as error:
         return judge(
             "MIG",

@@ -192,17 +192,18 @@ if any("cuda_worker" in argument for argument in sys.orig_argv):
     import json
     from pathlib import Path
     import jupyter_gpuckpt.freeze.nvml as nvml
+    from jupyter_gpuckpt.freeze.cuda_messages import Gpu, Usage
 
     class Nvml:
         def usage(self):
             states = [json.loads(path.read_text()) for path in Path({kernels!r}).glob("*/state.json")]
             held = [Path(f"/proc/{{state['sleeper'][0]}}/task/{{state['sleeper'][0]}}/children").read_text()
                     for state in states if state.get("sleep") is None]
-            return [dict(gpu={gpu!r}, pid=int(pid.split()[0]), bytes=4 << 30, mps=False) for pid in held]
+            return [Usage(gpu={gpu!r}, pid=int(pid.split()[0]), bytes=4 << 30, mps=False) for pid in held]
 
         def gpus(self):
-            free = (10 << 30) - sum(one["bytes"] for one in self.usage())
-            return [dict(index=0, uuid={gpu!r}, name="NVIDIA Figure", total=10 << 30, free=free, mig=False, driver="")]
+            free = (10 << 30) - sum(one.bytes for one in self.usage())
+            return [Gpu(index=0, uuid={gpu!r}, name="NVIDIA Figure", total=10 << 30, free=free, mig=False, driver="")]
 
     nvml.Nvml = Nvml
 """
