@@ -216,7 +216,7 @@ def _start_kernel(folder: KernelFolder, lock: int) -> subprocess.Popen[bytes]:
     if started is not None:
         return run_keeper(folder, lock, "hold", run_dir.name, *map(str, started))
     starter = [sys.executable, "-I", "-S", "-B", spawning.STARTER, str(folder.path), str(run_dir)]
-    told = marshal.dumps({"kernel": program, "keeper": dict(os.environ)})
+    told = marshal.dumps({"kernel": vars(program), "keeper": dict(os.environ)})
     return _run(folder, lock, starter, (), _READY_TIMEOUT, told)
 
 

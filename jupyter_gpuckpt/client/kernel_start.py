@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import secrets
 import socket
 from pathlib import Path
-from typing import Any
 
 from .. import settings
 from ..linux import proof, spawning
 from ..linux.lock_files import KEEPER_LOCK
+from ..linux.spawning import Program
 from ..linux.unix_sockets import peer_pid, short_path
 from . import broker_connection
 from .record import KERNEL_LOG, Launch
+from .sleeper_messages import NotSpawned, Spawned, request, told_in
 
 __all__ = [
     "FIRST_PID",
@@ -57,20 +57,20 @@ def new_run_folder(kernel_dir: Path) -> Path:
     return run_dir
 
 
-def kernel_program(launch: Launch) -> dict[str, Any]:
-    """Return how a sleeper is to spawn this kernel, as `Namespace.spawn` and the sleeper itself take it."""
-    return {
-        "argv": launch.argv,
-        "env": {**launch.env, settings.ENV_RUN_DIR: settings.NAMESPACE_RUN_DIR},
-        "cwd": launch.cwd,
-        "umask": launch.umask,
-        "stdout": run_path(KERNEL_LOG),
-        "after_pid": FIRST_PID - 1,
-        "subreaper": True,
-    }
+def kernel_program(launch: Launch) -> Program:
+    """Return how a sleeper is to spawn this kernel."""
+    return Program(
+        argv=launch.argv,
+        env={**launch.env, settings.ENV_RUN_DIR: settings.NAMESPACE_RUN_DIR},
+        stdout=run_path(KERNEL_LOG),
+        cwd=launch.cwd,
+        umask=launch.umask,
+        after_pid=FIRST_PID - 1,
+        subreaper=True,
+    )
 
 
-def start_by_deputy(kernel_dir: Path, run_dir: Path, program: dict[str, Any]) -> tuple[int, int]:
+def start_by_deputy(kernel_dir: Path, run_dir: Path, program: Program) -> tuple[int, int]:
     """Have the broker make a sleeper over this run folder, and start a kernel's program in it.
 
     Returns the sleeper's pid, and the kernel's in its namespace. The keeper holds both later, with a deputy of its own.
@@ -83,7 +83,7 @@ def start_by_deputy(kernel_dir: Path, run_dir: Path, program: dict[str, Any]) ->
     helper = broker_connection.Deputy()
     try:
         sleeper = helper.start(run_dir, listening_at)
-        helper.next_pid(program["after_pid"])
+        helper.next_pid(program.after_pid)
     finally:
         helper.close()
     with socket.socket(socket.AF_UNIX) as connection:
@@ -91,12 +91,15 @@ def start_by_deputy(kernel_dir: Path, run_dir: Path, program: dict[str, Any]) ->
         with short_path(listening_at) as short:
             connection.connect(short)
         connection.sendall(proof.first_line(peer_pid(connection)))
-        connection.sendall(json.dumps({"spawn": {**program, "after_pid": 0}, "tag": 0}).encode() + b"\n")
-        with connection.makefile("rb") as told:
-            answer = json.loads(told.readline() or '{"failed": "its process 1 ended"}')
-    if "spawned" not in answer:
-        raise OSError(str(answer.get("failed")))
-    return sleeper, int(answer["spawned"])
+        connection.sendall(request(program.at_any_pid(), 0))
+        with connection.makefile("rb") as answer:
+            line = answer.readline()
+    match told_in(line) if line else NotSpawned("its process 1 ended", 0):
+        case Spawned(pid):
+            return sleeper, pid
+        case NotSpawned(why):
+            raise OSError(why)
+    raise OSError("its process 1 did not answer")
 
 
 def socket_of(kernel_dir: Path, run_dir: Path) -> Path:

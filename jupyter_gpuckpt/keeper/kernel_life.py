@@ -187,7 +187,7 @@ class Keeper:
         async with contextlib.AsyncExitStack() as undoing:
             undoing.push_async_callback(space.kill)
             undoing.callback(channel.close)
-            pid = await space.spawn(**kernel_program(self.launch))
+            pid = await space.spawn(kernel_program(self.launch))
             undoing.pop_all()
         self.state.parent, self.state.saved, self.state.own_files, self.state.output = None, None, False, 0
         self.state.sleep, self.state.worked = None, 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
+import logging
 import os
 import shutil
 import signal
@@ -18,9 +18,13 @@ from ..client import broker_connection
 from ..client.broker_connection import Deputy
 from ..client.kernel_start import socket_of
 from ..client.protocol import LINE_LIMIT
+from ..client.sleeper_messages import Adopt, Exited, NextPid, NotSpawned, Spawned, request, told_in
 from ..errors import GpuckptError, KernelLost
 from ..linux import processes, proof, spawning
+from ..linux.spawning import Program
 from ..linux.unix_sockets import peer_pid, short_path
+
+log = logging.getLogger("gpuckpt.keeper")
 
 _START_TIMEOUT = 20.0
 _GIVE_UP, _DIE = 3.0, 20.0  # how long a program may take to end when it is asked to, and when it is killed, in seconds
@@ -93,21 +97,29 @@ class Namespace:
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
-            message: dict[str, Any] = json.loads(line)
-            if "exited" in message:
-                end = self._exit(message["exited"])
-                if not end.done():
-                    end.set_result(message["status"])
+            try:
+                told = told_in(line)
+            except ValueError as e:
+                log.warning("invalid message of process 1 of the kernel's namespace: %s", e)
                 continue
-            answer = self._answers.pop(message["tag"], None)
-            if answer is None or answer.done():
-                continue
-            if "spawned" in message:
-                # An end that was told of this pid before was another process's: pids are used again.
-                self._exits.pop(message["spawned"], None)
-                answer.set_result(message["spawned"])
-            else:
-                answer.set_exception(OSError(message["failed"]))
+            match told:
+                case Exited(pid, status):
+                    end = self._exit(pid)
+                    if not end.done():
+                        end.set_result(status)
+                case Spawned(pid, tag):
+                    if answer := self._awaited(tag):
+                        # An end that was told of this pid before was another process's: pids are used again.
+                        self._exits.pop(pid, None)
+                        answer.set_result(pid)
+                case NotSpawned(why, tag):
+                    if answer := self._awaited(tag):
+                        answer.set_exception(OSError(why))
+
+    def _awaited(self, tag: int) -> asyncio.Future[int] | None:
+        """Return the answer that is still waited for, and no longer: it is here."""
+        answer = self._answers.pop(tag, None)
+        return answer if answer is not None and not answer.done() else None
 
     def _exit(self, pid: int) -> asyncio.Future[int]:
         return self._exits.setdefault(pid, asyncio.get_running_loop().create_future())
@@ -125,58 +137,35 @@ class Namespace:
                 pending.set_exception(lost)
                 pending.exception()  # seen: who waits is told, and nobody has to
 
-    async def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        cwd: str = "/",
-        umask: int = 0o077,
-        stdout: str,
-        after_pid: int = 0,
-        subreaper: bool = False,
-    ) -> int:
-        """Start a program in the namespace and return its pid there.
-
-        `stdout` is a path inside the namespace that output is appended to; with `after_pid` the pid is the next free
-        one after it.
+    async def spawn(self, program: Program) -> int:
+        """Start a program in the namespace and return its pid there; its `stdout` is a path inside.
 
         Raises
         ------
         OSError : the program could not be started.
         """
-        if after_pid and self.deputy is not None:
-            await self.set_last_pid(after_pid)
-            after_pid = 0
-        return await self._ask(
-            {
-                "argv": list(argv),
-                "env": dict(env),
-                "cwd": cwd,
-                "umask": umask,
-                "stdout": stdout,
-                "after_pid": after_pid,
-                "subreaper": subreaper,
-            }
-        )
+        if program.after_pid and self.deputy is not None:
+            await self.set_last_pid(program.after_pid)
+            program = program.at_any_pid()
+        return await self._ask(program)
 
     async def adopt(self, pid: int) -> None:
         """Count a process that criu restored (its pid in the namespace) among those whose end is told."""
-        await self._ask({"adopt": pid})
+        await self._ask(Adopt(pid))
 
     async def set_last_pid(self, pid: int) -> None:
         """Make the next process of the namespace take the next free pid after this one."""
         if self.deputy is not None:
             await asyncio.to_thread(self.deputy.next_pid, pid)
             return
-        await self._ask({"after_pid": pid})
+        await self._ask(NextPid(pid))
 
-    async def _ask(self, what: dict[str, Any]) -> int:
+    async def _ask(self, what: Program | Adopt | NextPid) -> int:
         if self._writer is None or self.dead.is_set():
             raise KernelLost("The kernel's namespace is gone.", "Its process 1 ended.")
         tag = next(self._tags)
         answer = self._answers[tag] = asyncio.get_running_loop().create_future()
-        self._writer.write(json.dumps({"spawn": what, "tag": tag}).encode() + b"\n")
+        self._writer.write(request(what, tag))
         try:
             return await asyncio.wait_for(answer, _START_TIMEOUT)
         except (TimeoutError, asyncio.TimeoutError):
@@ -208,7 +197,7 @@ class Namespace:
         ------
         GpuckptError : it does not end.
         """
-        spawning = asyncio.create_task(self.spawn(argv, env=env, stdout=stdout))
+        spawning = asyncio.create_task(self.spawn(Program(list(argv), dict(env), stdout)))
         try:
             pid = await asyncio.shield(spawning)
         except asyncio.CancelledError:

@@ -10,7 +10,8 @@ Inside the namespace /proc shows its processes alone, /dev/shm is its own, and t
 `NAMESPACE_RUN_DIR`; everything else is the machine's. Requests and answers are lines of JSON on a Unix stream socket.
 Before all else comes the line that `proof` is about, where the run folder says so; then:
 
-- ``{"spawn": {...}, "tag": t}``   → ``{"spawned": pid, "tag": t}`` or ``{"failed": text, "tag": t}``
+- ``{"spawn": {...}, "tag": t}``   → ``{"spawned": pid, "tag": t}`` or ``{"failed": text, "tag": t}``: a program
+  (`spawning.Program`); or ``{"adopt": pid}``, or ``{"after_pid": pid}``, of `client.sleeper_messages`
 - whenever a child that was spawned ends → ``{"exited": pid, "status": s}``, s as `os.waitstatus_to_exitcode` gives it;
   the ends of children are told again to whoever connects later.
 """
@@ -26,12 +27,12 @@ import signal
 import socket
 import sys
 from collections.abc import Iterable
-from typing import Any
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out; nothing else is imported from there
 import proof  # type: ignore[import-not-found]
 import spawning  # type: ignore[import-not-found]
 
+Message = dict[str, int | str]  # no dataclass, for the time and the memory that these take
 LINE_LIMIT = 16 << 20  # bytes: a program's arguments and environment travel in a line
 
 
@@ -44,7 +45,7 @@ class Sleeper:
         self.clients: dict[socket.socket, bytes] = {}
         self.served: set[socket.socket] = set()
         self.spawned = set(spawned)
-        self.exits: collections.deque[dict[str, int]] = collections.deque(maxlen=100)
+        self.exits: collections.deque[Message] = collections.deque(maxlen=100)
         self.wake, wake_write = socket.socketpair()
         self.wake.setblocking(False)
         wake_write.setblocking(False)
@@ -85,7 +86,7 @@ class Sleeper:
             self.selector.unregister(client)
             client.close()
 
-    def _send(self, client: socket.socket, message: dict[str, Any]) -> None:
+    def _send(self, client: socket.socket, message: Message) -> None:
         try:
             client.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
@@ -114,16 +115,15 @@ class Sleeper:
                 self._serve(client)
                 continue
             try:
-                request = json.loads(line)
-                tag, what = request["tag"], request["spawn"]
-            except (ValueError, TypeError, KeyError, RecursionError):
+                tag, what = request_in(line)
+            except (ValueError, RecursionError):
                 self._drop(client)  # no keeper: the end of this process would be the end of the kernel
                 return
             try:
-                answer: dict[str, Any] = {"spawned": self._spawn(what)}
+                answer: Message = {"spawned": self._spawn(what), "tag": tag}
             except Exception as e:  # noqa: BLE001 - as above
-                answer = {"failed": f"{type(e).__name__}: {e}"}
-            self._send(client, {**answer, "tag": tag})
+                answer = {"failed": f"{type(e).__name__}: {e}", "tag": tag}
+            self._send(client, answer)
 
     def _reap(self) -> None:
         while True:
@@ -135,20 +135,41 @@ class Sleeper:
                 return
             if pid in self.spawned:
                 self.spawned.discard(pid)
-                exited = {"exited": pid, "status": os.waitstatus_to_exitcode(status)}
+                exited: Message = {"exited": pid, "status": os.waitstatus_to_exitcode(status)}
                 self.exits.append(exited)
                 for client in list(self.served):
                     self._send(client, exited)
 
-    def _spawn(self, what: dict[str, Any]) -> int:
-        """Start a program (`spawning.spawn`), and count it among those whose end is told.
+    def _spawn(self, what: dict[str, object]) -> int:
+        """Do what is asked for. What is started is counted among those whose end is told: its pid; else 0.
 
-        A restored process is adopted by process 1 without having been spawned by it: `adopt` names its pid.
+        A restored process is adopted by process 1 without having been spawned by it.
         """
-        pid = int(what["adopt"]) if "adopt" in what else spawning.spawn(what)
-        if pid:
-            self.spawned.add(pid)
-        return pid
+        match what:
+            case {"adopt": int(pid)}:
+                self.spawned.add(pid)
+                return pid
+            case {"argv": _}:
+                started: int = spawning.spawn(spawning.program_in(what))
+                self.spawned.add(started)
+                return started
+            case {"after_pid": int(pid)}:
+                spawning.set_last_pid(pid)
+                return 0
+        raise ValueError("this version does not know what is to be spawned")
+
+
+def request_in(line: bytes) -> tuple[int, dict[str, object]]:
+    """Return the tag of a request, and what it asks for.
+
+    Raises
+    ------
+    ValueError, RecursionError : the line is no request.
+    """
+    match json.loads(line):
+        case {"tag": int(tag), "spawn": dict(what)}:
+            return tag, what
+    raise ValueError("no request")
 
 
 def listen(kernel_dir: str, run_dir: str) -> socket.socket:

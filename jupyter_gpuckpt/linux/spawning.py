@@ -9,10 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 
-TYPE_CHECKING = False  # as `typing` has it
-if TYPE_CHECKING:
-    from typing import Any
-
 CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
 MS_BIND, MS_REC, MS_SLAVE = 0x1000, 0x4000, 0x80000
@@ -28,6 +24,58 @@ _FILES = 256  # places in the table of a spawned process's files
 _SIGCHLD, _SIGNALS, _SIGSET_BYTES, _SIG_SETMASK = 17, 64, 128, 2  # as the C library has them
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Program:
+    """A program that is to be started, and how: `spawn`. As JSON it is `vars` of this.
+
+    No dataclass: what that takes to import, a new kernel would wait for.
+
+    Parameters
+    ----------
+    argv, env, cwd, umask : as the program has them.
+    stdout : the path of what its output is appended to.
+    after_pid : its pid is the next free one after this; 0 for any.
+    subreaper : whether what processes below it leave behind become children of it.
+    """
+
+    def __init__(
+        self,
+        argv: list[str],
+        env: dict[str, str],
+        stdout: str,
+        cwd: str = "/",
+        umask: int = 0o077,
+        after_pid: int = 0,
+        subreaper: bool = False,
+    ) -> None:
+        self.argv, self.env, self.stdout, self.cwd, self.umask = argv, env, stdout, cwd, umask
+        self.after_pid, self.subreaper = after_pid, subreaper
+
+    def at_any_pid(self) -> Program:
+        """Return the same program for where the next pid is chosen otherwise."""
+        return Program(self.argv, self.env, self.stdout, self.cwd, self.umask, 0, self.subreaper)
+
+
+def program_in(raw: dict[str, object]) -> Program:
+    """Return the program that a message names.
+
+    Raises
+    ------
+    ValueError : none.
+    """
+    match {"cwd": "/", "umask": 0o077, "after_pid": 0, "subreaper": False, **raw}:
+        case {
+            "argv": list(argv),
+            "env": dict(env),
+            "stdout": str(stdout),
+            "cwd": str(cwd),
+            "umask": int(umask),
+            "after_pid": int(after_pid),
+            "subreaper": bool(subreaper),
+        } if all(isinstance(one, str) for one in (*argv, *env, *env.values())):
+            return Program(argv, env, stdout, cwd, umask, after_pid, subreaper)
+    raise ValueError("what is to be started is not described as it should be")
 
 
 def socket_name(run_dir: str) -> str:
@@ -104,26 +152,31 @@ def make_namespaces(run_dir: str) -> str:
     return pid
 
 
-def spawn(what: dict[str, Any]) -> int:
-    """Start a program, and return its pid.
+def set_last_pid(pid: int) -> None:
+    """Have the next process of this namespace take the next free pid after this one.
 
-    `what` has argv, env, cwd, umask, stdout (a path, appended to), after_pid, subreaper; without argv nothing is
-    started.
+    Raises
+    ------
+    OSError : this process may not.
+    """
+    with open("/proc/sys/kernel/ns_last_pid", "w") as f:
+        f.write(str(pid))
+
+
+def spawn(program: Program) -> int:
+    """Start a program, and return its pid.
 
     Raises
     ------
     OSError : it could not be started.
     """
-    if what.get("after_pid"):
-        with open("/proc/sys/kernel/ns_last_pid", "w") as f:
-            f.write(str(what["after_pid"]))
-    if "argv" not in what:
-        return 0
+    if program.after_pid:
+        set_last_pid(program.after_pid)
     fault_read, fault_write = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            _become(what)
+            _become(program)
         except BaseException as e:  # noqa: BLE001 - the child has no one else to tell
             os.write(fault_write, str(e).encode())
         finally:
@@ -137,7 +190,7 @@ def spawn(what: dict[str, Any]) -> int:
     return pid
 
 
-def _become(what: dict[str, Any]) -> None:
+def _become(program: Program) -> None:
     """Turn this forked child into the program asked for."""
     os.setsid()
     # What is ignored here would be in the kernel and in all that it starts: none of them could be terminated. (By the C
@@ -145,20 +198,20 @@ def _become(what: dict[str, Any]) -> None:
     for number in range(1, _SIGNALS + 1):
         _libc.signal(number, None)  # SIG_DFL
     _libc.sigprocmask(_SIG_SETMASK, bytes(_SIGSET_BYTES), None)
-    if what.get("subreaper"):
+    if program.subreaper:
         # Processes that a cell sends into the background stay in the kernel's tree, and are saved with it.
         become_subreaper()
-    os.umask(int(what.get("umask", 0o077)))
+    os.umask(program.umask)
     # Standard files are opened here, inside the namespace: criu cannot dump one that was opened outside it.
     null = os.open("/dev/null", os.O_RDONLY)
-    out = os.open(what["stdout"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    out = os.open(program.stdout, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(null, 0)
     os.dup2(out, 1)
     os.dup2(out, 2)
     _make_room_for_files(null)
-    os.chdir(what["cwd"])
+    os.chdir(program.cwd)
     # All other files are closed by the exec, as Python opens them; the parent hears by one of them if it fails.
-    os.execvpe(what["argv"][0], what["argv"], what["env"])
+    os.execvpe(program.argv[0], program.argv, program.env)
 
 
 def _make_room_for_files(descriptor: int) -> None:

@@ -6,7 +6,7 @@ the beginning of the kernel's own Python. So this is a program of its own, which
 kernel is spawned: Python's own beginning is most of what it takes.
 
 From standard input it reads a dictionary, marshalled by the same Python: ``kernel``, what is to be spawned
-(`spawning.spawn`), and ``keeper``, the keeper's environment. The sleeper has no environment, and nothing that is open
+(`spawning.Program`), and ``keeper``, the keeper's environment. The sleeper has no environment, and nothing that is open
 here. What fails is told by the last line of standard error; nothing is left then.
 """
 
@@ -23,6 +23,7 @@ import spawning  # type: ignore[import-not-found]
 def main(folder: str, run_dir: str, lock_fd: str, ready_fd: str) -> None:
     """Start the kernel and become its keeper."""
     wanted = marshal.load(sys.stdin.buffer)  # noqa: S302 - of whoever runs this program
+    kernel = spawning.program_in(wanted["kernel"])
     report, tell = os.pipe()
     spawning.become_subreaper()
     spawning.mind_children()
@@ -30,7 +31,7 @@ def main(folder: str, run_dir: str, lock_fd: str, ready_fd: str) -> None:
     if child == 0:
         for fd in (report, int(lock_fd), int(ready_fd)):
             os.close(fd)
-        _start_and_sleep(folder, run_dir, wanted["kernel"], tell)
+        _start_and_sleep(folder, run_dir, kernel, tell)
     os.close(tell)
     with open(report) as told:
         pids = told.read().split()
@@ -43,7 +44,7 @@ def main(folder: str, run_dir: str, lock_fd: str, ready_fd: str) -> None:
     os.execve(sys.executable, keeper, wanted["keeper"])
 
 
-def _start_and_sleep(folder: str, run_dir: str, kernel: dict[str, object], tell: int) -> None:
+def _start_and_sleep(folder: str, run_dir: str, kernel: spawning.Program, tell: int) -> None:
     """Become the sleeper, start the kernel, and tell the pids of both."""
     pid = spawning.make_namespaces(run_dir)
     spawned = spawning.spawn(kernel)

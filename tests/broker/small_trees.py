@@ -17,6 +17,7 @@ from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.freeze import ptrace
 from jupyter_gpuckpt.keeper.namespace import Namespace
 from jupyter_gpuckpt.linux import processes
+from jupyter_gpuckpt.linux.spawning import Program
 
 PROGRAM = "import time\nwhile True: time.sleep(0.1)"
 HOME = Path(os.environ.get("HOME", "/"))
@@ -42,9 +43,8 @@ async def dumped(name: str = "first", program: str = PROGRAM) -> str:
         target = HOME / "trees" / f"{name}-images"
         shutil.rmtree(target, ignore_errors=True)
         (target / "criu").mkdir(parents=True, mode=0o700)
-        pid = await space.spawn(
-            ["/usr/bin/python3", "-c", program], env={}, stdout="/dev/shm/gpuckpt/kernel.log", after_pid=FIRST_PID - 1
-        )
+        argv, log = ["/usr/bin/python3", "-c", program], "/dev/shm/gpuckpt/kernel.log"
+        pid = await space.spawn(Program(argv, {}, log, after_pid=FIRST_PID - 1))
         assert space.deputy is not None
         status = await asyncio.to_thread(space.deputy.dump, pid, target / "criu", target, 60, lambda _: None)
         assert status == 0, (target / "criu" / "dump.log").read_text()

@@ -18,6 +18,7 @@ from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.linux import processes
 from jupyter_gpuckpt.client.broker_connection import Deputy
 from jupyter_gpuckpt.client.kernel_start import FIRST_PID
+from jupyter_gpuckpt.linux.spawning import Program
 
 @contextlib.asynccontextmanager
 async def sleeping(program):
@@ -25,7 +26,7 @@ async def sleeping(program):
     try:
         log = "/dev/shm/gpuckpt/kernel.log"
         argv = ["/usr/bin/python3", "-c", program]
-        pid = await space.spawn(argv, env={"PATH": "/usr/bin:/bin"}, stdout=log, after_pid=FIRST_PID - 1)
+        pid = await space.spawn(Program(argv, {"PATH": "/usr/bin:/bin"}, log, after_pid=FIRST_PID - 1))
         second = Deputy()
         second.hold(space.pid)
         yield space, pid, second

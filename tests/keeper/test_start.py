@@ -336,7 +336,9 @@ def test_a_starter_that_is_killed_leaves_nothing(
     fifo = tmp_path / "output"
     os.mkfifo(fifo)
     # The kernel's program begins when somebody reads what it writes.
-    monkeypatch.setattr(keepers, "kernel_program", lambda launch: {**kernel_program(launch), "stdout": str(fifo)})
+    program = kernel_program(launch)
+    program.stdout = str(fifo)
+    monkeypatch.setattr(keepers, "kernel_program", lambda _: program)
     failed: list[str] = []
 
     def start() -> None:
@@ -361,8 +363,11 @@ _STARTS = """
 import json, sys
 from jupyter_gpuckpt.client import keepers, kernel_start, record
 output, launch = json.loads(sys.stdin.read())
-keepers.kernel_program = lambda launch: {**kernel_start.kernel_program(launch), "stdout": output}
-keepers.start_keeper(record.Launch(**launch))
+launch = record.Launch(**launch)
+program = kernel_start.kernel_program(launch)
+program.stdout = output
+keepers.kernel_program = lambda _: program
+keepers.start_keeper(launch)
 """
 
 
