@@ -143,7 +143,13 @@ def test_stopped_process_is_named_at_once(worker: CudaWorker) -> None:
         sleeping.kill()
 
 
-@pytest.mark.parametrize("line", ["no json", "[]", '{"call": "nothing"}', '{"call": "state"}', '{"call": "restore"}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("no json", "[]", '{"call": "nothing"}', '{"call": "state"}', '{"call": "state", "pid": "1"}'),
+        *('{"call": "restore"}', '{"call": "work", "since": true}'),
+    ],
+)
 def test_worker_answers_what_it_cannot_read_and_ends_with_its_input(line: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "jupyter_gpuckpt.freeze.cuda_worker"],
@@ -157,6 +163,22 @@ def test_worker_answers_what_it_cannot_read_and_ends_with_its_input(line: str) -
     assert first["error"]["name"] == "WORKER"
     assert isinstance(second["value"], list)
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("said", ["no json", "{}", '{"value": 1}'])
+def test_a_worker_that_answers_nonsense_is_named_and_replaced(
+    said: str, worker: CudaWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = f"import sys\nif any('cuda_worker' in one for one in sys.orig_argv): print({said!r}, flush=True)\n"
+    (tmp_path / "sitecustomize.py").write_text(program)
+    with monkeypatch.context() as patched:
+        patched.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+        # `{"value": 1}` is taken for the line by which a worker begins, and that line for what it was asked.
+        with pytest.raises(DriverError, match="invalid answer") as caught:
+            worker.gpus()
+    assert caught.value.data["name"] == "WORKER"
+    worker.close()
+    assert worker.state(os.getpid()) == "none"
 
 
 def test_nothing_to_freeze_is_no_error(worker: CudaWorker) -> None:
