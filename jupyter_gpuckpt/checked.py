@@ -62,7 +62,7 @@ def _checked(kind: Any, raw: object, at: str) -> Any:
     if origin is Literal:
         if any(type(raw) is type(one) and raw == one for one in inner):
             return raw
-        raise Odd(f"{at} is {_shown(raw)}, and not one of: {', '.join(map(str, inner))}")
+        raise Odd(f"{at or 'it'} is {_shown(raw)}, and not one of: {', '.join(map(str, inner))}")
     if origin in (Union, types.UnionType):
         return _one_of(inner, raw, at)
     if origin is list and isinstance(raw, list):
@@ -76,7 +76,7 @@ def _checked(kind: Any, raw: object, at: str) -> Any:
     if kind is float and type(raw) is int:
         with contextlib.suppress(OverflowError):
             return float(raw)
-    raise Odd(f"{at} is {_shown(raw)}, and not {_name(kind)}")
+    raise Odd(f"{at or 'it'} is {_shown(raw)}, and not {_name(kind)}")
 
 
 def _object(kind: Any, raw: object, at: str) -> Any:
@@ -104,7 +104,7 @@ def _one_of(kinds: tuple[Any, ...], raw: object, at: str) -> Any:
         except Odd:
             if len(fitting) == 1:
                 raise  # which says what of it is odd
-    raise Odd(f"{at} is {_shown(raw)}, and none of: {', '.join(map(_name, kinds))}")
+    raise Odd(f"{at or 'it'} is {_shown(raw)}, and none of: {', '.join(map(_name, kinds))}")
 
 
 def _is_tagged_as(kind: Any, raw: object) -> bool:

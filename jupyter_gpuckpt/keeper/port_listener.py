@@ -13,6 +13,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from zmq.constants import Flag, SocketOption, SocketType
 from zmq.error import ZMQError
 from zmq.sugar.socket import Socket
 
+from ..checked import from_json
 from ..client.sleep_record import KernelReplies
 from ..errors import GpuckptError
 from ..linux.listening import listen
@@ -41,6 +43,62 @@ _ENDING = 2.0  # how long clients have to close their connections, in seconds
 _COMING_BACK = 3.0  # how long clients have to come back when the ports were taken, in seconds
 _CLOSING, _POLL = 0.02, 0.01  # seconds
 _LINGER = 500  # for how long what was sent may be on its way after the end, in milliseconds
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """What of the kernel's connection file is needed here, beside the ports."""
+
+    ip: str
+    key: str
+    signature_scheme: str
+    curve_publickey: str | None = None
+    curve_secretkey: str | None = None
+    """Both are None where what is said is not encrypted."""
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What of a message's header is read here."""
+
+    msg_type: str
+
+
+@dataclass(frozen=True)
+class _CommInfo:
+    """Asks for the comms of a target; None for all."""
+
+    target_name: str | None = None
+
+
+@dataclass(frozen=True)
+class _Shutdown:
+    """Asks for the kernel's end; or its restart."""
+
+    restart: bool | None = None
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a client asks for: its type, and who it is for zmq."""
+
+    kind: str
+    idents: list[bytes]
+    header: dict[str, Any]
+    """As it came: the answers say it again."""
+    content: object = None
+    """JSON, which each type of request has its own of."""
+
+    @classmethod
+    def of(cls, header: object, idents: list[bytes], content: object = None) -> _Request:
+        """Raises `ValueError` where the header is none."""
+        return cls(from_json(_Header, header).msg_type, idents, from_json(dict[str, Any], header), content)
+
+    @property
+    def reply(self) -> str:
+        """The type of its reply."""
+        return self.kind.replace("_request", "_reply")
+
 
 OnRequest = Callable[[list[bytes]], None]
 
@@ -66,11 +124,11 @@ class PortListener:
         on_shutdown: Callable[[], object],
     ) -> None:
         self._connection_file = connection_file
-        self._connection = json.loads(Path(connection_file).read_text())
+        self._connection = from_json(_Connection, json.loads(Path(connection_file).read_text()))
         self._ports = of_connection_file(connection_file)
         self._said, self._on_request, self._on_shutdown = said, on_request, on_shutdown
-        key = str(self._connection["key"]).encode()
-        self._session = Session(key=key, signature_scheme=self._connection["signature_scheme"])
+        scheme = self._connection.signature_scheme
+        self._session = Session(key=self._connection.key.encode(), signature_scheme=scheme)
         self._context = zmq.asyncio.Context()
         self._sockets: dict[str, zmq.asyncio.Socket] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -110,11 +168,11 @@ class PortListener:
                 if kind == SocketType.ROUTER:
                     one.router_handover = 1  # a client that connects again is the same client
                     one.router_mandatory = 1
-                if "curve_secretkey" in self._connection:
-                    one.curve_secretkey = str(self._connection["curve_secretkey"]).encode()
-                    one.curve_publickey = str(self._connection["curve_publickey"]).encode()
+                if self._connection.curve_secretkey and self._connection.curve_publickey:
+                    one.curve_secretkey = self._connection.curve_secretkey.encode()
+                    one.curve_publickey = self._connection.curve_publickey.encode()
                     one.curve_server = True
-                listen(one, self._connection["ip"], self._ports[f"{name}_port"])
+                listen(one, self._connection.ip, self._ports[f"{name}_port"])
         except ZMQError as e:
             log.warning("a port of the hibernated kernel cannot be had (%s); it is tried again", e)
             self._close_sockets()
@@ -122,8 +180,7 @@ class PortListener:
         return True
 
     def _address(self, name: str) -> str:
-        ip, port = self._connection["ip"], self._ports[f"{name}_port"]
-        return f"tcp://{ip}:{port}"
+        return f"tcp://{self._connection.ip}:{self._ports[f'{name}_port']}"
 
     async def leave(self) -> None:
         """Give the ports up, for the kernel that wakes; every request that has come was handed to `on_request`."""
@@ -188,39 +245,38 @@ class PortListener:
         self._on_request([])
 
     def _on_shell(self, frames: list[bytes]) -> None:
-        idents, request = self._read(frames)
-        kind = request["header"]["msg_type"]
-        if kind == "kernel_info_request":
-            self._reply("shell", idents, request, self._said.kernel_info)
-        elif kind == "comm_info_request":
-            wanted = request["content"].get("target_name")
+        request = self._read(frames)
+        if request.kind == "kernel_info_request":
+            self._reply("shell", request, self._said.kernel_info)
+        elif request.kind == "comm_info_request":
+            wanted = from_json(_CommInfo, request.content).target_name
             comms = {
                 comm: about
                 for comm, about in self._said.comms.items()
                 if wanted is None or about["target_name"] == wanted
             }
-            self._reply("shell", idents, request, {"status": "ok", "comms": comms})
+            self._reply("shell", request, {"status": "ok", "comms": comms})
         else:
             self._on_request(frames)
 
     def _on_control(self, frames: list[bytes]) -> None:
-        idents, request = self._read(frames)
-        kind = request["header"]["msg_type"]
-        if kind == "kernel_info_request":
-            self._reply("control", idents, request, self._said.kernel_info)
-        elif kind == "interrupt_request":
-            self._reply("control", idents, request, {"status": "ok"})
-        elif kind == "shutdown_request":
-            restart = bool(request["content"].get("restart"))
-            self._reply("control", idents, request, {"status": "ok", "restart": restart})
+        request = self._read(frames)
+        if request.kind == "kernel_info_request":
+            self._reply("control", request, self._said.kernel_info)
+        elif request.kind == "interrupt_request":
+            self._reply("control", request, {"status": "ok"})
+        elif request.kind == "shutdown_request":
+            restart = bool(from_json(_Shutdown, request.content).restart)
+            self._reply("control", request, {"status": "ok", "restart": restart})
             self._on_shutdown()
-        elif kind not in _UNHURRIED:
-            log.info("a %s to the hibernated kernel was passed over", kind)
+        elif request.kind not in _UNHURRIED:
+            log.info("a %s to the hibernated kernel was passed over", request.kind)
 
-    def _read(self, frames: list[bytes]) -> tuple[list[bytes], dict[str, Any]]:
-        """Return who asks, and for what. Raises `ValueError` for what was not signed with the kernel's key."""
+    def _read(self, frames: list[bytes]) -> _Request:
+        """Return what is asked for. Raises `ValueError` for what was not signed with the kernel's key."""
         idents, rest = self._session.feed_identities(frames)
-        return idents, self._session.deserialize(rest)
+        message = self._session.deserialize(rest)
+        return _Request.of(message["header"], idents, message["content"])
 
     # -- what clients are told
 
@@ -234,13 +290,12 @@ class PortListener:
             if not frames:
                 continue  # an answer to a question
             idents, parts = self._session.feed_identities(list(frames))
-            request = {"header": self._session.unpack(parts[1])}  # it was verified when it came
-            kind = request["header"]["msg_type"]
+            request = _Request.of(self._session.unpack(parts[1]), idents)  # it was verified when it came
             self._status("busy", request)
-            if kind == "execute_request":
+            if request.kind == "execute_request":
                 self._send("iopub", "error", content, request)
-            if kind.endswith("_request"):
-                self._send("shell", _reply_to(request), {"status": "error", **content}, request, idents)
+            if request.kind.endswith("_request"):
+                self._send("shell", request.reply, {"status": "error", **content}, request, idents)
             self._status("idle", request)
 
     async def settled(self) -> None:
@@ -257,31 +312,28 @@ class PortListener:
 
         By a status message with a member of our own, as a kernel itself does.
         """
-        self._status("busy" if what == "waking" else "idle", {}, gpuckpt=what)
+        self._status("busy" if what == "waking" else "idle", None, gpuckpt=what)
 
-    def _reply(self, channel: str, idents: list[bytes], request: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+    def _reply(self, channel: str, request: _Request, content: Mapping[str, object]) -> None:
         self._status("busy", request)
-        self._send(channel, _reply_to(request), content, request, idents)
+        self._send(channel, request.reply, content, request, request.idents)
         self._status("idle", request)
 
-    def _status(self, state: str, request: Mapping[str, Any], **more: Any) -> None:
+    def _status(self, state: str, request: _Request | None, **more: str) -> None:
         self._send("iopub", "status", {"execution_state": state, **more}, request)
 
     def _send(
         self,
         channel: str,
         kind: str,
-        content: Mapping[str, Any],
-        request: Mapping[str, Any],
+        content: Mapping[str, object],
+        request: _Request | None,
         idents: Sequence[bytes] | None = None,
     ) -> None:
         ident = [b"kernel." + kind.encode()] if idents is None else list(idents)
         if channel not in self._sockets:
             return  # somebody else has the ports
+        parent = {"header": request.header} if request is not None else {}
         with contextlib.suppress(ZMQError):  # who asked has gone
             socket = Socket.shadow(self._sockets[channel].underlying)
-            self._session.send(socket, kind, dict(content), parent=dict(request), ident=ident)
-
-
-def _reply_to(request: Mapping[str, Any]) -> str:
-    return str(request["header"]["msg_type"]).replace("_request", "_reply")
+            self._session.send(socket, kind, dict(content), parent=parent, ident=ident)

@@ -40,4 +40,4 @@ def test_odd_requests_are_refused_and_the_kernel_lives(start: StartKernel, tmp_p
         assert told.tag == 7
         assert told.failed.startswith("ValueError"), told
     assert isinstance(told_in(said_to(sleeper, request(Program(["/bin/true"], {}, "/dev/null"), 8))), Spawned)
-    assert notebook.run("print(6 * 7)") == "42"
+    assert notebook.run("print(6 * 7)").text == "42"
