@@ -19,6 +19,7 @@ Lines: ``ready`` out, and then one answer to each of
 - ``fill PID FD``: fill every part of a block that comes through that socket: ``filled``
 - ``rest``: when the copies are done, give up all that this program has on the GPU, its context too: ``resting``
 - ``rise``: be ready to fill again: ``ready``
+- anything else: ``unknown``
 
 At the end of its input it first ends what it has begun: when the keeper is killed, the file is whole, and the process
 can have its memory back from there.
@@ -57,6 +58,7 @@ _REST = 2 << 30
 """Bytes of GPU memory to leave for what the driver brings back itself."""
 _PIECE = 1 << 30
 """Bytes that are brought to the GPU at once: no fewer than a part of a block has (parking.c)."""
+_UNKNOWN = "unknown"
 _LIMIT = 60.0  # for how long the process may take over one part, in seconds
 
 
@@ -280,16 +282,31 @@ def main(uuid: str, file: str, size: str, state: str) -> None:
     holder = _Holder(uuid, Path(file), int(size), state)
     _say("ready")
     for line in sys.stdin:
-        command, _, rest = line.strip().partition(" ")
-        if command == "bring":
-            at, length, to = map(int, rest.split())
-            _say(holder.bring(at, length, to))
-        elif command in ("take", "fill"):
-            pid, fd = map(int, rest.split())
-            _say((holder.take if command == "take" else holder.fill)(pid, fd))
-        else:
-            _say({"copied": holder.copied, "load": holder.load, "rest": holder.rest, "rise": holder.rise}[command]())
+        _say(_answer(holder, line))
     holder.copied()
+
+
+def _answer(holder: _Holder, line: str) -> str:
+    """Do what a line asks for, and return the answer."""
+    command, *words = line.split() or [""]
+    if not all(word.isdecimal() for word in words):
+        return _UNKNOWN
+    match command, [int(word) for word in words]:
+        case "take", [pid, fd]:
+            return holder.take(pid, fd)
+        case "copied", []:
+            return holder.copied()
+        case "load", []:
+            return holder.load()
+        case "bring", [at, size, to]:
+            return holder.bring(at, size, to)
+        case "fill", [pid, fd]:
+            return holder.fill(pid, fd)
+        case "rest", []:
+            return holder.rest()
+        case "rise", []:
+            return holder.rise()
+    return _UNKNOWN  # of a later version: what is held here is not lost for it
 
 
 def _say(line: str) -> None:
