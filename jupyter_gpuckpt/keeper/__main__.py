@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..client.record import LOG, KernelFolder
 from ..linux.processes import start_time
-from .process import keep
+from .process import Started, keep
 
 LOG_LIMIT = 1 << 20
 """So long the log becomes, in bytes."""
@@ -37,12 +37,14 @@ class _Log(RotatingFileHandler):
             os.dup2(self.stream.fileno(), 2)
 
 
-def main(folder: str, lock_fd: str, ready_fd: str, how: str, *started: str) -> None:
+def main(
+    folder: str, lock_fd: str, ready_fd: str, how: str, run: str = "", sleeper: str = "0", kernel: str = "0"
+) -> None:
     """Keep one kernel; what there is to say at the start goes to READY_FD, and the log into the folder.
 
-    The keeper holds the folder's lock by having LOCK_FD open. `started` is the name of the run folder, the sleeper's
-    pid, and the kernel's in its namespace.
+    The keeper holds the folder's lock by having LOCK_FD open. `run`, `sleeper` and `kernel` are those of `Started`.
     """
+    started = Started(run, int(sleeper), int(kernel)) if how == "hold" else None
     if how in ("take-over", "job", "restore") and os.fork():
         os._exit(0)  # it does not belong to whoever started the job, or happened to find the kernel without a keeper
     os.umask(0o077)
@@ -53,8 +55,7 @@ def main(folder: str, lock_fd: str, ready_fd: str, how: str, *started: str) -> N
         with open(int(ready_fd), "w") as f:
             f.write(error or "ready")
 
-    sleeper = int(started[1]) if started else 0
-    begun = start_time(sleeper)
+    begun = start_time(started.sleeper) if started is not None else None
     try:
         logging.basicConfig(
             level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=[_Log(Path(folder) / LOG)]
@@ -62,9 +63,9 @@ def main(folder: str, lock_fd: str, ready_fd: str, how: str, *started: str) -> N
         asyncio.run(keep(KernelFolder(Path(folder)), how, ready, started))
     finally:
         # Where the folder was removed meanwhile, nobody else would ever find the kernel that was started.
-        if started and begun is not None and start_time(sleeper) == begun:
+        if started is not None and begun is not None and start_time(started.sleeper) == begun:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(sleeper, signal.SIGKILL)
+                os.kill(started.sleeper, signal.SIGKILL)
 
 
 if __name__ == "__main__":

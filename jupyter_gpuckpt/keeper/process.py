@@ -8,7 +8,8 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from .. import __version__
@@ -25,18 +26,27 @@ from .kernel_life import Keeper
 if TYPE_CHECKING:
     from .duties import Duties
 
-__all__ = ["keep"]
+__all__ = ["Started", "keep"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
 
-async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], started: Sequence[str] = ()) -> None:
+@dataclass(frozen=True)
+class Started:
+    """A new kernel that runs already: the name of its run folder, the sleeper's pid, and its own in the namespace."""
+
+    run: str
+    sleeper: int
+    kernel: int
+
+
+async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], started: Started | None = None) -> None:
     """Be the keeper of the kernel in this folder until it has ended; its lock is held by this process.
 
-    `how` is ``hold`` for a new kernel that was `started` already (as `Keeper.attach` takes it, in text), ``job`` for a
-    job that is to be started, ``take-over``, ``copy`` for a kernel that comes up as a copy of another, or ``restore``
-    for a job that comes up from a snapshot. `ready` is called once: with nothing when the kernel is held, else with the
-    error; OSError from it says that nobody is there to be told any more.
+    `how` is ``hold`` for a new kernel that was `started` already, ``job`` for a job that is to be started,
+    ``take-over``, ``copy`` for a kernel that comes up as a copy of another, or ``restore`` for a job that comes up from
+    a snapshot. `ready` is called once: with nothing when the kernel is held, else with the error; OSError from it says
+    that nobody is there to be told any more.
 
     A kernel that is new ends with a start that fails, or that nobody waits for any more. One that is taken over ran
     before, and runs on: it is left for the next keeper.
@@ -86,14 +96,13 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
         await asyncio.sleep(0)  # the last answers go out
 
 
-async def _hold(keeper: Keeper, how: str, started: Sequence[str]) -> Duties:
+async def _hold(keeper: Keeper, how: str, started: Started | None) -> Duties:
     """Come to hold the kernel, and return what there is to do with it."""
     keeper.save_state()
-    if how == "hold":
+    if started is not None:
         keeper.holders.expect_first()
         keeper.ends_with(os.getppid(), 0.0)  # until that holds it
-        run, sleeper, kernel = started
-        await keeper.attach(run, int(sleeper), int(kernel))
+        await keeper.attach(started.run, started.sleeper, started.kernel)
     elif how == "job":
         await keeper.start_kernel()
     # Only now: to import what a keeper can do takes as long as Python itself, which a job waits for too.
