@@ -87,7 +87,7 @@ def test_snapshot_without_cuda_fits_anywhere() -> None:
         (
             Machine(gpu(0, "B", name="A100", free=9)),
             saved("A", driver="570.9"),
-            ["3 things", "570.9", "580.1", "H200", "A100", "9.0 GiB", "10.0 GiB"],
+            ["3 problems", "570.9", "580.1", "H200", "A100", "9.0 GiB", "10.0 GiB"],
         ),
         (Machine(gpu(0, "C", name="A100")), saved("A", "B"), ["number of GPUs", "2", "1", "H200", "A100"]),
     ],
@@ -200,7 +200,7 @@ def test_a_process_with_devices_and_without_cuda_is_called_by_its_program() -> N
         with subprocess.Popen(["sleep", "100"], stdout=opened) as process:
             try:
                 wait_until(lambda: name(process.pid) == "sleep")
-                with pytest.raises(Refused, match=rf"process {process.pid} \(sleep\) holds GPU devices"):
+                with pytest.raises(Refused, match=rf"process {process.pid} \(sleep\) has GPU devices open"):
                     cuda.freezable(Answering("none"), [process.pid])
             finally:
                 process.kill()
