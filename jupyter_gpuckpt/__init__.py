@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Offer ``%gpuckpt`` in this shell (``%load_ext jupyter_gpuckpt``)."""
-    from .kernel.magics import register
+    from .kernel.magic import register
 
     register(shell)
 

@@ -183,7 +183,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         """
         folder = KernelFolder(settings.kernels_dir() / self.kernel_id)
         with keepers.connect(folder) as keeper:
-            attended = keeper.ask(Status(), timeout=_ANSWER_TIMEOUT)["attended"]
+            attended = keeper.ask(Status(), timeout=_ANSWER_TIMEOUT).attended
         if attended:
             raise Refused(
                 f"The kernel {self.kernel_id} was not taken over; it keeps running.",
@@ -399,7 +399,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             try:
                 keeper = self._keeper = self._keeper or keepers.connect(folder)
                 # It lets hear of itself for as long as it takes.
-                writing = keeper.ask(Close(), timeout=_ANSWER_TIMEOUT)["writing"]
+                writing = keeper.ask(Close(), timeout=_ANSWER_TIMEOUT).writing
             except GpuckptError as e:
                 if folder.path.exists():
                     self.log.warning("Kernel %s is ended by force: %s", self.kernel_id, e)

@@ -21,6 +21,7 @@ from jupyter_gpuckpt.freeze.criu_program import find_criu
 from jupyter_gpuckpt.kernel.interrupts import ONE
 from jupyter_gpuckpt.linux import processes
 from jupyter_gpuckpt.linux.readiness import readable
+from jupyter_gpuckpt.operations.results import Progress
 from jupyter_gpuckpt.store import Store
 
 
@@ -164,9 +165,9 @@ class Requested(threading.Thread):
         finally:
             self._keeper.close()
 
-    def _take(self, progress: dict[str, Any]) -> None:
-        if progress["stage"] != self._last:
-            self._last = progress["stage"]
+    def _take(self, progress: Progress) -> None:
+        if progress.stage != self._last:
+            self._last = progress.stage
             self._on_stage(self._last)
 
     def outcome(self, timeout: float = PATIENCE) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from ..kernel.words import Commands
 from ..operations.command_line import add_arguments, add_store_option
@@ -51,7 +52,7 @@ class Group:
         return added
 
     def add_request(
-        self, kind: type[Request], does: str, name: str = "", *, needs_kernel: bool = True
+        self, kind: type[Request[Any]], does: str, name: str = "", *, needs_kernel: bool = True
     ) -> argparse.ArgumentParser:
         """Add a command that asks for something which is described; `name` says which, where several ask for it.
 

@@ -73,9 +73,9 @@ def _snapshots(parsed_args: argparse.Namespace, **_: Any) -> Mapping[str, str]:
     from ..store import Store
 
     with contextlib.suppress(GpuckptError, OSError):
-        found = listing(Store(getattr(parsed_args, "store", None) or settings.store_dir()), in_a_terminal)["snapshots"]
+        found = listing(Store(getattr(parsed_args, "store", None) or settings.store_dir()), in_a_terminal).snapshots
         given = getattr(parsed_args, "names", None) or ()
-        return {one["label"]: one["message"] for one in found if one["label"] not in given}
+        return {one.label: one.message for one in found if one.label not in given}
     return {}
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 from ..client import jobs, keepers
 from ..client.jobs import job_of
@@ -14,6 +12,7 @@ from ..kernel import show
 from ..kernel.tables import Listing, Marked
 from ..kernel.words import Usage
 from ..operations.requests import Hibernate
+from ..operations.results import KernelStatus
 from . import output
 from .kernels import operate
 
@@ -58,9 +57,9 @@ def _hibernate_all(args: argparse.Namespace) -> int:
     return output.DONE if all(outcome.saved for outcome in outcomes) else output.FAILED
 
 
-def _how(status: Mapping[str, Any]) -> Hibernate:
+def _how(status: KernelStatus) -> Hibernate:
     """Say how a kernel is hibernated: where nobody holds it, nobody would wake it in its place."""
-    return Hibernate(at_once=True) if status["attended"] else Hibernate(end=True)
+    return Hibernate(at_once=True) if status.attended else Hibernate(end=True)
 
 
 def _row(outcome: Outcome) -> list[str]:

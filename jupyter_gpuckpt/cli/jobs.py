@@ -9,11 +9,12 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from .. import settings
+from ..checked import to_json
 from ..client import jobs, keepers
 from ..client.listing import STATUS_TIMEOUT, all_jobs, with_snapshots
 from ..client.record import KERNEL_LOG, OUTPUT, KernelFolder, Launch
@@ -23,6 +24,7 @@ from ..kernel.tables import Listing, Marked
 from ..kernel.words import Usage
 from ..machine.capability import why_unavailable
 from ..operations.requests import Attach, Restore, Signal, Status
+from ..operations.results import EndedJob, Restored, RunningJob
 from ..snapshots.naming import find
 from ..snapshots.summary import summary
 from ..store import Manifest, Store
@@ -55,7 +57,7 @@ def exec_(args: argparse.Namespace) -> int:
     folder = jobs.start(launch, replace=args.replace)
     pid = None
     with contextlib.suppress(GpuckptError), keepers.connect(folder) as keeper:  # it may have ended already
-        pid = keeper.ask(Status(), timeout=STATUS_TIMEOUT)["pid"]
+        pid = keeper.ask(Status(), timeout=STATUS_TIMEOUT).pid
     document = {"job": args.name, "kernel_id": launch.kernel_id, "pid": pid, "command": launch.argv}
     text = (
         f"Started job {args.name}{f', process {pid}' if pid else ''}.\n"
@@ -93,32 +95,36 @@ def _launch(name: str, words: list[str]) -> Launch:
 def list_jobs(args: argparse.Namespace) -> int:
     """List the jobs, also those that have ended; one whose keeper died gets a new one."""
     found, manifests, faults = with_snapshots(all_jobs)
-    add_snapshots(found, manifests)
-    document = {"jobs": found, "faults": [output.told(fault) for fault in faults]}
-    output.result(args.json, document, table(found, faults))
+    document = {"jobs": with_names(found, manifests), "faults": [output.told(fault) for fault in faults]}
+    output.result(args.json, document, table(found, manifests, faults))
     return output.DONE
 
 
-def add_snapshots(found: Sequence[dict[str, Any]], manifests: Sequence[Manifest]) -> None:
-    """Add to each of some jobs the names of its snapshots."""
-    for job in found:
-        job["snapshots"] = [m.name for m in manifests if m.kernel.get("kernel_id") == job["kernel_id"]]
+def with_names(found: Sequence[RunningJob | EndedJob], manifests: Sequence[Manifest]) -> list[Mapping[str, object]]:
+    """Return jobs as JSON, each with the names of its snapshots."""
+    return [{**to_json(job), "snapshots": _names(job, manifests)} for job in found]
 
 
-def table(found: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> Listing:
+def _names(job: RunningJob | EndedJob, manifests: Sequence[Manifest]) -> list[str]:
+    return [m.name for m in manifests if m.kernel.get("kernel_id") == job.kernel_id]
+
+
+def table(
+    found: Sequence[RunningJob | EndedJob], manifests: Sequence[Manifest], faults: Sequence[GpuckptError]
+) -> Listing:
     """Return the jobs as a table."""
     head = ["job", "pid", "memory", "GPU memory", "state", "started", "based on", "snapshots", "command"]
     rows = [
         [
-            job["job"],
-            str(job["pid"] or ""),
-            show.size(job["memory"]) if job["memory"] else "",
-            show.size(job["gpu_memory"]) if job["gpu_memory"] else "" if job["gpu_memory"] == 0 else "unknown",
+            job.job,
+            str(job.pid or ""),
+            show.size(job.memory) if job.memory else "",
+            show.size(job.gpu_memory) if job.gpu_memory else "" if job.gpu_memory == 0 else "unknown",
             _state(job),
-            show.moment(job["started"]) if job["started"] else "",
-            str(job["parent"]["name"]) if job["parent"] else "",
-            str(len(job["snapshots"])),
-            shlex.join(job.get("command", [])),
+            show.moment(job.started) if job.started else "",
+            job.parent.name if job.parent is not None else "",
+            str(len(_names(job, manifests))),
+            shlex.join(job.command),
         ]
         for job in found
     ]
@@ -128,11 +134,11 @@ def table(found: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> Li
     return Listing(head, rows, empty, told, elastic=("state", "based on", "command"), spare=spare)
 
 
-def _state(job: dict[str, Any]) -> Marked:
-    if job["state"] != "ended":
-        return Marked(job["state"], "good" if job["state"] == "running" else "busy")
-    well = job["exit_status"] == 0 or job["hibernated_as"]
-    return Marked(how_it_ended(job["exit_status"], job["hibernated_as"]), "quiet" if well else "bad")
+def _state(job: RunningJob | EndedJob) -> Marked:
+    if isinstance(job, RunningJob):
+        return Marked(job.state, "good" if job.state == "running" else "busy")
+    well = job.exit_status == 0 or job.hibernated_as
+    return Marked(how_it_ended(job.exit_status, job.hibernated_as), "quiet" if well else "bad")
 
 
 def how_it_ended(status: int | None, snapshot: str | None = None) -> str:
@@ -233,7 +239,7 @@ def _following(folder: KernelFolder) -> Iterator[bytes]:
 
 
 @about_a_job()
-def restore_ended(args: argparse.Namespace, folder: KernelFolder) -> dict[str, Any]:
+def restore_ended(args: argparse.Namespace, folder: KernelFolder) -> Restored:
     """Bring a job that has ended back; return what there is to say of it."""
     manifest = _snapshot(args.of_any or args.name, folder.launch().job)
     began = time.monotonic()
@@ -242,7 +248,7 @@ def restore_ended(args: argparse.Namespace, folder: KernelFolder) -> dict[str, A
 
 
 @about_a_job()
-def restore_as(args: argparse.Namespace) -> dict[str, Any]:
+def restore_as(args: argparse.Namespace) -> Restored:
     """Bring a snapshot of a job up as a new job; return what there is to say of it."""
     manifest = _snapshot(args.of_any or args.name, args.kernel)
     # It is not started here: what stands for its command is for people.
@@ -269,11 +275,11 @@ def _order(args: argparse.Namespace, manifest: Manifest) -> Restore:
     return Restore(key=manifest.name, gpus=args.gpus, other_ports=args.other_ports, lazy=args.lazy)
 
 
-def _account(folder: KernelFolder, manifest: Manifest, began: float) -> dict[str, Any]:
-    seconds, notes = time.monotonic() - began, []
+def _account(folder: KernelFolder, manifest: Manifest, began: float) -> Restored:
+    seconds, notes = time.monotonic() - began, list[str]()
     with contextlib.suppress(GpuckptError), keepers.connect(folder) as keeper:  # it may have ended already
-        notes = keeper.ask(Status(), timeout=STATUS_TIMEOUT)["notes"]
-    return {**summary(manifest), "restored": True, "warnings": told_of_a_job(notes), "seconds": seconds}
+        notes = keeper.ask(Status(), timeout=STATUS_TIMEOUT).notes
+    return Restored(**vars(summary(manifest)), warnings=told_of_a_job(notes), given_up=None, seconds=seconds)
 
 
 # -- stop and forget

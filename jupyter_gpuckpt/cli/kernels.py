@@ -7,11 +7,13 @@ import contextlib
 import shlex
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
+from ..checked import to_json
 from ..client import jobs, keepers
 from ..client.listing import STATUS_TIMEOUT, running_kernels, with_snapshots
 from ..client.protocol import new_operation_id
@@ -30,13 +32,17 @@ from ..operations.requests import (
     Restore,
     Save,
     Status,
+    answer_of,
 )
+from ..operations.results import KernelStatus, ListedKernel, Progress
 from ..snapshots.other_stores import of_store
 from ..snapshots.summary import is_of
 from ..store import Manifest
 from . import output
 from .job_words import about_a_job, told_of_a_job
 from .jobs import how_it_ended, restore_as, restore_ended, stop_job
+
+R = TypeVar("R")
 
 _CANCEL_TIMEOUT = 10.0
 _CLOSE_TIMEOUT = 150.0
@@ -50,37 +56,37 @@ _SHORT = 8
 def list_kernels(args: argparse.Namespace) -> int:
     """List the kernels that keepers hold; one whose keeper died gets a new one."""
     kernels, manifests, faults = with_snapshots(running_kernels)
-    add_snapshots(kernels, manifests)
-    document = {"kernels": kernels, "faults": [output.told(fault) for fault in faults]}
+    document = {"kernels": with_names(kernels, manifests), "faults": [output.told(fault) for fault in faults]}
     output.result(args.json, document, table(kernels, faults))
     return output.DONE
 
 
-def add_snapshots(kernels: Sequence[dict[str, Any]], manifests: Sequence[Manifest]) -> None:
-    """Add to each of some kernels the names of its snapshots."""
-    for kernel in kernels:
-        own = [m.name for m in manifests if is_of(m, kernel["kernel_id"], kernel["notebook"])]
-        kernel["snapshots"] = own
+def with_names(kernels: Sequence[ListedKernel], manifests: Sequence[Manifest]) -> list[Mapping[str, object]]:
+    """Return kernels as JSON, each with the names of its snapshots."""
+    return [
+        {**to_json(kernel), "snapshots": [m.name for m in manifests if is_of(m, kernel.kernel_id, kernel.notebook)]}
+        for kernel in kernels
+    ]
 
 
-def table(kernels: Sequence[dict[str, Any]], faults: Sequence[GpuckptError]) -> Listing:
+def table(kernels: Sequence[ListedKernel], faults: Sequence[GpuckptError]) -> Listing:
     """Return the kernels as a table, and below it how to go on with those that no server holds."""
     head = ["kernel", "notebook", "state", "pid", "memory", "on GPU", "freed", "in host", "based on"]
     rows = [
         [
-            kernel["kernel_id"][:_SHORT],
-            Path(kernel["notebook"]).name,
-            _state(kernel["state"] if kernel["attended"] else f"{kernel['state']}, unattended"),
-            str(kernel["pid"] or ""),
+            kernel.kernel_id[:_SHORT],
+            Path(kernel.notebook).name,
+            _state(kernel.state if kernel.attended else f"{kernel.state}, unattended"),
+            str(kernel.pid or ""),
             _memory_text(kernel),
-            _gpu_text(kernel["gpu_memory"]),
-            _gpu_text(kernel["gpu"]["freed"]),
-            _gpu_text(kernel["gpu"]["host_memory"]),
+            _gpu_text(kernel.gpu_memory),
+            _gpu_text(kernel.gpu.freed),
+            _gpu_text(kernel.gpu.host_memory),
             show.based_on(kernel),
         ]
         for kernel in kernels
     ]
-    notes = [how_to_go_on(kernel) for kernel in kernels if not kernel["attended"] and kernel["state"] != "ended"]
+    notes = [how_to_go_on(kernel) for kernel in kernels if not kernel.attended and kernel.state != "ended"]
     empty = "No kernels that can be saved are running. Start one: jupyter console --kernel python3-gpuckpt"
     told = [*notes, *map(str, faults)]
     spare = ("in host", "freed", "memory", "pid")
@@ -91,9 +97,9 @@ def _state(state: str) -> Marked:
     return Marked(state, "good" if state == "running" else "quiet" if state in ("sleeping", "hibernated") else "busy")
 
 
-def _memory_text(kernel: dict[str, Any]) -> str:
-    hibernated = kernel["hibernated"]
-    return show.size(kernel["memory"]) if hibernated is None else f"{show.size(hibernated['size'])} on disk"
+def _memory_text(kernel: ListedKernel) -> str:
+    hibernated = kernel.hibernated
+    return show.size(kernel.memory) if hibernated is None else f"{show.size(hibernated.size)} on disk"
 
 
 def _gpu_text(count: int | None) -> str:
@@ -102,10 +108,10 @@ def _gpu_text(count: int | None) -> str:
     return show.size(count) if count else ""
 
 
-def how_to_go_on(kernel: dict[str, Any]) -> str:
+def how_to_go_on(kernel: KernelStatus) -> str:
     """Say what can be done with a kernel that no server holds."""
-    file = shlex.quote(kernel["connection_file"])
-    short = kernel["kernel_id"][:_SHORT]
+    file = shlex.quote(kernel.connection_file)
+    short = kernel.kernel_id[:_SHORT]
     return (
         f"\nNo server holds kernel {short}. It keeps running.\nConnect to it:  jupyter console --existing {file}\n"
         f"End it:         jupyter gpuckpt stop {short}"
@@ -145,7 +151,7 @@ def restore(args: argparse.Namespace) -> int:
         request = {**given(Restore, Offered.TERMINAL, args), "name": args.name or args.of_any}
         request = of_store(args.store, request, "name", "from")
         found = operate(args.kernel, Restore, request, which)
-    output.result(args.json, found, show.Restored(found, time.time() - found["seconds"], []).text())
+    output.result(args.json, found, show.Restored(found, time.time() - (found.seconds or 0.0), []).text())
     return output.DONE
 
 
@@ -169,7 +175,7 @@ def find(text: str) -> KernelFolder:
     return job or keepers.find(text)
 
 
-def operate(kernel: str, kind: type[Request], request: dict[str, Any], what: str = "") -> dict[str, Any]:
+def operate(kernel: str, kind: type[Request[R]], request: Mapping[str, object], what: str = "") -> R:
     """Have a kernel's keeper do something long: with progress, and Ctrl-C cancels it.
 
     There is no time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
@@ -184,13 +190,13 @@ def operate(kernel: str, kind: type[Request], request: dict[str, Any], what: str
         _Cancelling(folder, named, progress) as cancelling,
     ):
 
-        def take(message: dict[str, Any]) -> None:
-            progress.take(told_of_a_job(message) if is_job else message)
+        def take(report: Progress) -> None:
+            progress.take(replace(report, stage=told_of_a_job(report.stage)) if is_job else report)
             cancelling.ask_again()
 
         request = {**request, "operation": named.operation}
-        found: dict[str, Any] = keeper.request(kind.op, request, timeout=None, progress=take)
-    return told_of_a_job(found) if is_job else found
+        found = keeper.ask_with(kind, request, timeout=None, progress=take)
+    return answer_of(kind, told_of_a_job(to_json(found))) if is_job else found
 
 
 class _Cancelling:
@@ -230,14 +236,14 @@ class _Cancelling:
 def awake(args: argparse.Namespace) -> int:
     """Say whether a kernel may be put to sleep by others than the user."""
     found = operate(args.kernel, Awake, {"on": args.on == "on"})
-    output.result(args.json, found, "It stays awake." if found["pinned"] else "It may be put to sleep.")
+    output.result(args.json, found, "It stays awake." if found.pinned else "It may be put to sleep.")
     return output.DONE
 
 
 def autosleep(args: argparse.Namespace) -> int:
     """Set after what time a kernel goes to sleep by itself."""
     found = operate(args.kernel, AutoSleep, {"after": args.after})
-    output.result(args.json, found, show.auto_sleep(found))
+    output.result(args.json, found, show.auto_sleep(found.sleep_after))
     return output.DONE
 
 
@@ -269,12 +275,12 @@ def _close(folder: KernelFolder, force: bool) -> bool:
     """Have a keeper end its kernel and itself; return whether a server held the kernel."""
     with keepers.connect(folder) as keeper:
         status = keeper.ask(Status(), timeout=STATUS_TIMEOUT)
-        if status["attended"] and not force:
+        if status.attended and not force:
             raise Refused(
-                f"Kernel {status['kernel_id']} was not stopped.",
+                f"Kernel {status.kernel_id} was not stopped.",
                 "A Jupyter server or another program holds it, and would treat its end as a crash.",
                 "Shut it down there, or add --force.",
-                kernel_id=status["kernel_id"],
+                kernel_id=status.kernel_id,
             )
         keeper.ask(Close(), timeout=_CLOSE_TIMEOUT)
-    return bool(status["attended"])
+    return status.attended

@@ -9,14 +9,17 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TextIO
 
+from ..checked import to_json
 from ..errors import Cancelled, GpuckptError, NoSuchKernel, NoSuchSnapshot, Unavailable
 from ..kernel.show import progress_text
 from ..kernel.tables import Marked, Shown
 from ..kernel.words import Usage
-from ..pace import Pace
+from ..operations.pace import Pace
+from ..operations.results import Progress as Report
 from ..spelling import in_a_terminal
 from . import terminal
 from .terminal import printable
@@ -44,15 +47,15 @@ def told(error: GpuckptError) -> dict[str, Any]:
     return error.spelled(in_a_terminal).as_dict()
 
 
-def result(as_json: bool, document: dict[str, Any], shown: str | Shown) -> None:
+def result(as_json: bool, document: object, shown: str | Shown) -> None:
     """Print what a command found or did: one JSON document, or text for people."""
     if as_json:
-        _write(sys.stdout, json.dumps(document, indent=2))
+        _write(sys.stdout, json.dumps(to_json(document), indent=2))
     elif shown:
         _write(sys.stdout, _for_people(shown))
 
 
-def paged(args: argparse.Namespace, document: dict[str, Any], shown: Shown) -> None:
+def paged(args: argparse.Namespace, document: object, shown: Shown) -> None:
     """Print what may be long: on a terminal in a pager, unless `--no-pager` says otherwise."""
     wanted = sys.stdout is not None and sys.stdout.isatty() and not (args.json or args.no_pager)
     if not (wanted and terminal.in_pager(_for_people(shown))):
@@ -142,7 +145,7 @@ class Progress:
 
     def __init__(self, verb: str) -> None:
         self._verb = verb
-        self._latest: dict[str, Any] = {"stage": "starting"}
+        self._latest = Report(stage="starting")
         self._pace = Pace()
         self._began = time.monotonic()
         self._cancelling = self._shown = False
@@ -162,13 +165,13 @@ class Progress:
         if self._drawing is not None:
             self._drawing.join()
 
-    def take(self, progress: dict[str, Any]) -> None:
+    def take(self, progress: Report) -> None:
         """Take in what the keeper reports."""
         self._latest = progress
 
     def amount(self, _: str, done: int, total: int) -> None:
         """Take in how much of what the verb says is done, in bytes."""
-        self._latest = {"stage": "", **self._pace.take(time.monotonic(), done, total)}
+        self._latest = self._pace.take(time.monotonic(), "", done, total)
 
     def cancel(self) -> None:
         """Say from now on that it is being cancelled."""
@@ -185,8 +188,8 @@ class Progress:
             self._write(_CLEAR_LINE)
 
     def _show(self) -> None:
-        about = {"seconds": time.monotonic() - self._began, "cancelling": self._cancelling}
-        line = progress_text(self._verb, {**self._latest, **about})
+        seconds = time.monotonic() - self._began
+        line = progress_text(self._verb, replace(self._latest, seconds=seconds, cancelling=self._cancelling))
         self._shown = True
         self._write(_CLEAR_LINE + printable(line)[: (terminal.width(sys.stderr) or 80) - 1])
 

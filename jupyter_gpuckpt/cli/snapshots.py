@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from .. import settings
+from ..checked import to_json
 from ..client.based_on import based
 from ..errors import GpuckptError
 from ..kernel import show
@@ -19,8 +20,9 @@ from .removal import remove
 
 def list_snapshots(args: argparse.Namespace) -> int:
     """List all snapshots, newest first."""
-    found = {**listing(_store(), in_a_terminal), "here": based()}
-    output.paged(args, choose(found, args), shown(found, args, in_a_terminal))
+    found, here = listing(_store(), in_a_terminal), based()
+    document = {**to_json(choose(found, args)), "here": here}
+    output.paged(args, document, shown(found, here, args, in_a_terminal))
     return output.DONE
 
 

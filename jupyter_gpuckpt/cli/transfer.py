@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .. import settings
+from ..checked import to_json
 from ..errors import GpuckptError, Refused
 from ..kernel import show
 from ..kernel.tables import Listing
@@ -49,7 +50,13 @@ def push(args: argparse.Namespace) -> int:
     how = _encryption(at)
     with output.Progress(f"Pushing {args.name}, {how}") as progress:
         done = send(store, key, at, replace=args.replace, progress=progress.amount)
-    document = {**summary(done.manifest), "url": at.shown, "sent": done.sent, "found": done.found, **at.encryption}
+    document = {
+        **to_json(summary(done.manifest)),
+        "url": at.shown,
+        "sent": done.sent,
+        "found": done.found,
+        **vars(at.encryption),
+    }
     text = (
         f"Pushed {args.name} to {at.shown}, {how}: {show.size(done.sent)}; {show.size(done.found)} were already there."
     )
@@ -70,7 +77,7 @@ def pull(args: argparse.Namespace) -> int:
             quota=settings.store_quota(),
             progress=progress.amount,
         )
-    document = {**summary(done.manifest), "url": at.shown, "fetched": done.fetched, "found": done.found}
+    document = {**to_json(summary(done.manifest)), "url": at.shown, "fetched": done.fetched, "found": done.found}
     name = name_of(done.manifest.name)
     text = f"Pulled {name} from {at.shown}: {show.size(done.fetched)}; {show.size(done.found)} were already here."
     output.result(args.json, document, text)
@@ -89,7 +96,7 @@ def remote(args: argparse.Namespace) -> int:
     at = RemoteStore(place, _secrets(args))
     if args.accept is not None:
         text = f"From now on what is sent to {at.shown} is {_encryption(at)}."
-        output.result(args.json, {"url": at.shown, "accepted": args.accept, **at.encryption}, text)
+        output.result(args.json, {"url": at.shown, "accepted": args.accept, **vars(at.encryption)}, text)
         return output.DONE
     if args.remove is not None:
         key = _at_remote(at, args.remove)
@@ -102,11 +109,11 @@ def remote(args: argparse.Namespace) -> int:
     snapshots = summaries(_usable(found))
     document = {
         "url": at.shown,
-        **at.encryption,
+        **vars(at.encryption),
         "snapshots": snapshots,
         "faults": [{"name": one.name, **output.told(one.error)} for one in found if one.error is not None],
     }
-    shown = {said["name"]: said["label"] for said in snapshots}
+    shown = {said.name: said.label for said in snapshots}
     rows = [_row(one, shown.get(one.name, one.name)) for one in found]
     head = ["name", "saved", "size", "message"]
     table = Listing(head, rows, f"No snapshots at {at.shown}.", [_sentence(at)], elastic=head[3:])
@@ -117,18 +124,18 @@ def remote(args: argparse.Namespace) -> int:
 def _encryption(at: RemoteStore) -> str:
     """Return whether and for whom it is encrypted what lies at a remote."""
     how = at.encryption
-    if not how["encrypted"]:
+    if not how.encrypted:
         return "not encrypted"
-    return f"encrypted for {', '.join(how['recipients'])}" if how["recipients"] else "encrypted with a passphrase"
+    return f"encrypted for {', '.join(how.recipients)}" if how.recipients else "encrypted with a passphrase"
 
 
 def _sentence(at: RemoteStore) -> str:
     """Return all that there is to say of how a remote is encrypted."""
     how, text = at.encryption, _encryption(at)
-    if not how["encrypted"]:
+    if not how.encrypted:
         return "It is not encrypted: whoever runs it can read everything."
-    signed = f"signed by {how['signed']}" if how["signed"] else "not signed, so it must be confirmed"
-    return f"It is {text}, by the key {how['key']}; that was {signed}."
+    signed = f"signed by {how.signed}" if how.signed else "not signed, so it must be confirmed"
+    return f"It is {text}, by the key {how.key}; that was {signed}."
 
 
 def _usable(found: Sequence[Listed]) -> list[Manifest]:
@@ -173,7 +180,7 @@ def export(args: argparse.Namespace) -> int:
     size = Path(args.file).stat().st_size
     how = "encrypted" if secrets.encrypting else "not encrypted"
     text = f"Exported {args.name} to {args.file}, {how}: {show.size(size)}."
-    document = {**summary(manifest), "file": args.file, "bytes": size, "encrypted": secrets.encrypting}
+    document = {**to_json(summary(manifest)), "file": args.file, "bytes": size, "encrypted": secrets.encrypting}
     output.result(args.json, document, text)
     return output.DONE
 

@@ -36,9 +36,10 @@ def _chosen(manifests: Iterable[Manifest], args: argparse.Namespace) -> list[Man
 def log(args: argparse.Namespace) -> int:
     """Draw which snapshot came from which."""
     manifests, faults = _store().scan()
-    found = newest({"snapshots": summaries(_chosen(manifests, args))}, args.last)
-    document = {"snapshots": found["snapshots"], "here": based(), "faults": [output.told(fault) for fault in faults]}
-    output.paged(args, document, Histories({**document, "older": found["older"]}))
+    snapshots, older = newest(summaries(_chosen(manifests, args)), args.last)
+    here, told = based(), [output.told(fault) for fault in faults]
+    document = {"snapshots": snapshots, "here": here, "faults": told}
+    output.paged(args, document, Histories(snapshots, here, older, [fault["what"] for fault in told]))
     return output.DONE
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import TypeVar
 
 from .. import settings
 from ..errors import GpuckptError, KeeperGone, NoSuchKernel
-from ..freeze.cuda_calls import CudaWorker
+from ..freeze.cuda_calls import CudaWorker, Usage
 from ..freeze.gpu_processes import cuda_pids
 from ..operations.requests import Status
+from ..operations.results import EndedJob, HibernatedKernel, KernelStatus, ListedKernel, RunningJob, SnapshotName
 from ..snapshots.summary import HIBERNATED, summary
 from ..spelling import in_a_terminal
 from ..store import Manifest, Store
@@ -21,7 +22,7 @@ from .record import KernelFolder, Launch, State
 
 __all__ = ["STATUS_TIMEOUT", "all_jobs", "hibernated", "left_running", "running_kernels", "with_snapshots"]
 
-Lister = Callable[[CudaWorker], tuple[list[dict[str, Any]], list[GpuckptError]]]
+T = TypeVar("T")
 
 STATUS_TIMEOUT = 5.0
 """For how long a keeper may be silent when it is asked how its kernel is, in seconds."""
@@ -30,35 +31,40 @@ _KEEPERS = 3
 _MOMENT, _LOOK = 2.0, 0.02  # for how long a keeper that hung up may take to end, and between two looks; seconds
 
 
-def running_kernels(worker: CudaWorker) -> tuple[list[dict[str, Any]], list[GpuckptError]]:
+def running_kernels(worker: CudaWorker) -> tuple[list[ListedKernel], list[GpuckptError]]:
     """Return the status of every kernel that a keeper holds, and an error for each that cannot be told.
 
-    A kernel whose keeper died gets a new one. ``gpu_memory`` is what the kernel holds on all GPUs, in bytes: None
-    where the driver does not tell. `worker` is only called where a kernel uses a GPU.
+    A kernel whose keeper died gets a new one. `worker` is only called where a kernel uses a GPU.
     """
     return _told([folder for folder in keepers.folders() if not jobs.is_job(folder)], worker)
 
 
-def all_jobs(worker: CudaWorker) -> tuple[list[dict[str, Any]], list[GpuckptError]]:
-    """Return the same of every job, those that have ended included: of them ``state``, ``exit_status`` and ``ended``.
-
-    Each has its ``command``, too.
-    """
-    found, faults = _told([folder for folder in keepers.folders() if jobs.is_job(folder)], worker)
-    found = [job for job in found if job["state"] != "ended"]  # its keeper is about to go
-    running = {job["job"] for job in found}
+def all_jobs(worker: CudaWorker) -> tuple[list[RunningJob | EndedJob], list[GpuckptError]]:
+    """Return the same of every job, those that have ended included."""
+    held, faults = _told([folder for folder in keepers.folders() if jobs.is_job(folder)], worker)
+    found: list[RunningJob | EndedJob] = [
+        RunningJob(**vars(job), command=_command(job.job))
+        for job in held
+        if job.state != "ended"  # its keeper is about to go
+    ]
+    running = {job.job for job in found}
     for folder in jobs.all_folders():
         with contextlib.suppress(OSError, ValueError):
             launch, state = folder.launch(), folder.state()
             if launch.job not in running and state.ended is not None:
                 found.append(_ended(launch, state))
-    for job in found:
-        with contextlib.suppress(OSError):
-            job["command"] = jobs.folder_of(job["job"]).launch().argv
-    return sorted(found, key=lambda job: str(job["started"])), faults
+    return sorted(found, key=lambda job: job.started), faults
 
 
-def with_snapshots(list_them: Lister) -> tuple[list[dict[str, Any]], list[Manifest], list[GpuckptError]]:
+def _command(job: str) -> list[str]:
+    with contextlib.suppress(OSError, ValueError, NoSuchKernel):  # it has been forgotten meanwhile
+        return jobs.folder_of(job).launch().argv
+    return []
+
+
+def with_snapshots(
+    list_them: Callable[[CudaWorker], tuple[list[T], list[GpuckptError]]],
+) -> tuple[list[T], list[Manifest], list[GpuckptError]]:
     """Return what `running_kernels` or `all_jobs` tells, all snapshots, and what of the two cannot be told."""
     worker = CudaWorker()
     try:
@@ -72,7 +78,7 @@ def with_snapshots(list_them: Lister) -> tuple[list[dict[str, Any]], list[Manife
     return found, manifests, faults
 
 
-def left_running(own: Launch) -> list[dict[str, Any]]:
+def left_running(own: Launch) -> list[KernelStatus]:
     """Return the status of each other kernel of the same notebook that outlived the server that held it."""
     found = []
     for folder in KernelFolder.all() if own.notebook else ():
@@ -81,30 +87,26 @@ def left_running(own: Launch) -> list[dict[str, Any]]:
             is_its = launch.notebook == own.notebook and launch.kernel_id != own.kernel_id
             if is_its and folder.has_keeper():
                 found.append(_status(folder))
-    return [status for status in found if not status["attended"] and status["state"] != "ended"]
+    return [status for status in found if not status.attended and status.state != "ended"]
 
 
-def _ended(launch: Launch, state: State) -> dict[str, Any]:
+def _ended(launch: Launch, state: State) -> EndedJob:
     assert state.ended is not None
-    return {
-        "kernel_id": launch.kernel_id,
-        "job": launch.job,
-        "state": "ended",
-        "exit_status": state.ended.status,
-        "ended": state.ended.at,
-        "hibernated_as": state.ended.snapshot,
-        "pid": None,
-        "pids": [],
-        "memory": 0,
-        "gpu_memory": 0,
-        "started": state.started,
-        "parent": asdict(state.parent) if state.parent is not None else None,
-        "command": launch.argv,
-    }
+    return EndedJob(
+        kernel_id=launch.kernel_id,
+        job=launch.job,
+        pid=None,
+        exit_status=state.ended.status,
+        ended=state.ended.at,
+        hibernated_as=state.ended.snapshot,
+        started=state.started,
+        parent=SnapshotName(**asdict(state.parent)) if state.parent is not None else None,
+        command=launch.argv,
+    )
 
 
-def _told(folders: Iterable[KernelFolder], worker: CudaWorker) -> tuple[list[dict[str, Any]], list[GpuckptError]]:
-    kernels: list[dict[str, Any]] = []
+def _told(folders: Iterable[KernelFolder], worker: CudaWorker) -> tuple[list[ListedKernel], list[GpuckptError]]:
+    kernels: list[KernelStatus] = []
     faults: list[GpuckptError] = []
     for folder in folders:
         try:
@@ -113,17 +115,30 @@ def _told(folders: Iterable[KernelFolder], worker: CudaWorker) -> tuple[list[dic
             continue  # it ended meanwhile
         except GpuckptError as e:
             faults.append(_about(folder, e))
-    try:
-        _add_gpu_memory(kernels, worker)
-    except GpuckptError as e:
-        faults.append(e)
-    return kernels, faults
+    on_gpu = set(cuda_pids(pid for kernel in kernels for pid in kernel.pids))
+    usages: Sequence[Usage] | None = []
+    if on_gpu:  # asking the driver takes a while, and there may be none
+        try:
+            usages = worker.usage()
+        except GpuckptError as e:
+            faults.append(e)
+            usages = None
+    return [_with_gpu_memory(kernel, on_gpu, usages) for kernel in kernels], faults
 
 
-def hibernated(store: Store) -> list[dict[str, Any]]:
-    """Return the snapshots of hibernated kernels, newest first: what listings say of each, and who needs it.
+def _with_gpu_memory(kernel: KernelStatus, on_gpu: set[int], usages: Sequence[Usage] | None) -> ListedKernel:
+    """Add what a kernel holds on GPUs; `usages` is what the driver tells, None where it does not."""
+    if not on_gpu.intersection(kernel.pids):
+        return ListedKernel(**vars(kernel), gpu_memory=0)
+    held = [None] if usages is None else [usage.bytes for usage in usages if usage.pid in kernel.pids]
+    if None in held:
+        return ListedKernel(**vars(kernel), gpu_memory=None)
+    total = sum(filter(None, held))
+    return ListedKernel(**{**vars(kernel), "gpu": replace(kernel.gpu, held=total)}, gpu_memory=total)
 
-    ``held`` is whether its keeper is there, so that the kernel is woken; any other one is resumed in a new kernel.
+
+def hibernated(store: Store) -> list[HibernatedKernel]:
+    """Return the snapshots of hibernated kernels, newest first.
 
     Raises
     ------
@@ -137,7 +152,9 @@ def hibernated(store: Store) -> list[dict[str, Any]]:
         if state.hibernated is not None
     }
     return [
-        {**summary(manifest), "kernel_name": manifest.kernel.get("name", ""), "held": manifest.id in held}
+        HibernatedKernel(
+            **vars(summary(manifest)), kernel_name=str(manifest.kernel.get("name", "")), held=manifest.id in held
+        )
         for manifest in store.list()
         if manifest.id in labels and HIBERNATED in labels[manifest.id].tags and not manifest.kernel.get("job")
     ]
@@ -148,7 +165,7 @@ def _states(folder: KernelFolder) -> Iterator[State]:
         yield folder.state()
 
 
-def _status(folder: KernelFolder) -> dict[str, Any]:
+def _status(folder: KernelFolder) -> KernelStatus:
     """Ask a keeper how its kernel is; another one where it ends meanwhile, as it does when its kernel has ended.
 
     Raises
@@ -165,10 +182,9 @@ def _status(folder: KernelFolder) -> dict[str, Any]:
     return _asked(folder)
 
 
-def _asked(folder: KernelFolder) -> dict[str, Any]:
+def _asked(folder: KernelFolder) -> KernelStatus:
     with keepers.connect(folder) as keeper:
-        status: dict[str, Any] = keeper.ask(Status(), timeout=STATUS_TIMEOUT)
-        return status
+        return keeper.ask(Status(), timeout=STATUS_TIMEOUT)
 
 
 def _ends(folder: KernelFolder) -> bool:
@@ -188,20 +204,3 @@ def _about(folder: KernelFolder, error: GpuckptError) -> GpuckptError:
         in_a_terminal(error.then, folder.path.name[:8]),
         **error.data,
     )
-
-
-def _add_gpu_memory(kernels: Sequence[dict[str, Any]], worker: CudaWorker) -> None:
-    for kernel in kernels:
-        kernel["gpu_memory"] = 0
-        kernel["gpu"].setdefault("host_memory", 0)  # which keepers of older versions do not know
-    on_gpu = set(cuda_pids(pid for kernel in kernels for pid in kernel["pids"]))
-    if not on_gpu:
-        return  # asking the driver takes a while, and there may be none
-    for kernel in kernels:
-        if on_gpu.intersection(kernel["pids"]):
-            kernel["gpu_memory"] = None
-    usages = worker.usage()
-    for kernel in kernels:
-        held = [usage.bytes for usage in usages if usage.pid in kernel["pids"]]
-        if kernel["gpu_memory"] is None and None not in held:
-            kernel["gpu_memory"] = kernel["gpu"]["held"] = sum(filter(None, held))

@@ -12,16 +12,16 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from .. import settings
 from ..errors import GpuckptError, NoSuchKernel
 from ..linux.private_folders import make_private
 from ..operations.requests import Cancel, Hibernate, Status
+from ..operations.results import KernelStatus
 from . import keepers
 from .listing import STATUS_TIMEOUT
 from .protocol import new_operation_id
@@ -52,7 +52,7 @@ class Outcome:
 def hibernate_all(
     folders: Iterable[KernelFolder],
     deadline: float | None,
-    how: Callable[[Mapping[str, Any]], Hibernate],
+    how: Callable[[KernelStatus], Hibernate],
 ) -> list[Outcome]:
     """Hibernate kernels one after the other; return what became of each.
 
@@ -64,21 +64,20 @@ def hibernate_all(
     patience = STATUS_TIMEOUT if deadline is None else min(STATUS_TIMEOUT, deadline / 4)
     with ThreadPoolExecutor(_AT_ONCE) as threads:  # one that is silent must not cost the others their time
         answers = list(zip(asked, threads.map(functools.partial(_status, patience), asked), strict=True))
-    found = [(folder, status) for folder, status in answers if isinstance(status, dict)]
+    found = [(folder, status) for folder, status in answers if isinstance(status, KernelStatus)]
     outcomes = []
-    for folder, status in sorted(found, key=lambda pair: -float(pair[1]["computed"])):
+    for folder, status in sorted(found, key=lambda pair: -pair[1].computed):
         left = None if deadline is None else deadline - (time.monotonic() - began)
         outcomes.append(_hibernate(folder, status, left, how(status)))
     outcomes += [_unanswered(folder, error) for folder, error in answers if isinstance(error, Exception)]
     return outcomes
 
 
-def _status(patience: float, folder: KernelFolder) -> dict[str, Any] | GpuckptError | OSError | None:
+def _status(patience: float, folder: KernelFolder) -> KernelStatus | GpuckptError | OSError | None:
     """Return a kernel's status, or why there is none; None where it has ended."""
     try:
         with keepers.connect(folder) as keeper:
-            status: dict[str, Any] = keeper.ask(Status(), timeout=patience)
-            return status
+            return keeper.ask(Status(), timeout=patience)
     except (NoSuchKernel, FileNotFoundError):
         return None
     except (GpuckptError, OSError) as e:
@@ -92,7 +91,7 @@ def _unanswered(folder: KernelFolder, error: Exception) -> Outcome:
     return Outcome(folder.path.name, notebook, 0.0, saved=False, name="", seconds=0.0, why=str(error))
 
 
-def _hibernate(folder: KernelFolder, status: Mapping[str, Any], left: float | None, request: Hibernate) -> Outcome:
+def _hibernate(folder: KernelFolder, status: KernelStatus, left: float | None, request: Hibernate) -> Outcome:
     began = time.monotonic()
     name, why = "", ""
     if left is not None and left <= 0:
@@ -102,11 +101,11 @@ def _hibernate(folder: KernelFolder, status: Mapping[str, Any], left: float | No
         with _cancelled_after(folder, operation, left) as is_late:
             try:
                 with keepers.connect(folder) as keeper:
-                    name = str(keeper.ask(replace(request, operation=operation))["name"])
+                    name = keeper.ask(replace(request, operation=operation)).name
             except (GpuckptError, OSError) as e:
                 why = "The deadline passed before it was saved." if is_late() else str(e)
     seconds = time.monotonic() - began
-    about = (str(status["kernel_id"]), str(status["notebook"]), float(status["computed"]))
+    about = (status.kernel_id, status.notebook, status.computed)
     return Outcome(*about, bool(name), name, round(seconds, 3), why)
 
 

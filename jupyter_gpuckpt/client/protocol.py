@@ -15,16 +15,17 @@ import json
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ..checked import to_json
+from ..checked import from_json, to_json
 from ..errors import GpuckptError, KeeperGone, Refused
 from ..linux import proof
 from ..linux.readiness import readable
 from ..linux.unix_sockets import peer_pid, short_path
-from ..operations.requests import Request
+from ..operations.requests import Request, answer_of
+from ..operations.results import Progress
 
 PROTOCOL = 2
 """The number of how one talks to this version's keepers: raised when an older client would be misunderstood."""
@@ -43,6 +44,9 @@ REQUEST_LIMIT = 1 << 20
 def new_operation_id() -> str:
     """Return an id for an operation that is about to be asked for."""
     return uuid.uuid4().hex
+
+
+R = TypeVar("R")
 
 
 class KeeperClient:
@@ -122,27 +126,42 @@ class KeeperClient:
             pass
 
     def ask(
-        self, asked: Request, *, timeout: float | None = 30.0, progress: Callable[[dict[str, Any]], None] | None = None
-    ) -> Any:
+        self,
+        asked: Request[R],
+        *,
+        timeout: float | None = 30.0,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> R:
         """Ask for something, as `request`."""
-        return self.request(asked.op, to_json(asked), timeout=timeout, progress=progress)
+        return self.ask_with(type(asked), to_json(asked), timeout=timeout, progress=progress)
+
+    def ask_with(
+        self,
+        kind: type[Request[R]],
+        args: Mapping[str, object],
+        *,
+        timeout: float | None = 30.0,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> R:
+        """Ask for something whose members are JSON already, as `request`."""
+        return answer_of(kind, self.request(kind.op, args, timeout=timeout, progress=progress))
 
     def request(
         self,
         op: str,
-        args: dict[str, Any] | None = None,
+        args: Mapping[str, object] | None = None,
         *,
         timeout: float | None = 30.0,
-        progress: Callable[[dict[str, Any]], None] | None = None,
+        progress: Callable[[Progress], None] | None = None,
     ) -> Any:
-        """Ask for an operation and return its result; `timeout` (seconds) is the longest silence borne.
+        """Ask for an operation and return its result as JSON; `timeout` (seconds) is the longest silence borne.
 
         Raises
         ------
         GpuckptError : whatever the keeper answered.
         """
         self._ids += 1
-        line = json.dumps({"id": self._ids, "op": op, "args": args or {}}).encode() + b"\n"
+        line = json.dumps({"id": self._ids, "op": op, "args": dict(args or {})}).encode() + b"\n"
         try:
             self._socket.sendall(line)
         except OSError as e:
@@ -159,7 +178,7 @@ class KeeperClient:
                 continue
             if "progress" in message:
                 if progress is not None:
-                    progress(message["progress"])
+                    progress(from_json(Progress, message["progress"]))
             elif "error" in message:
                 raise GpuckptError.from_dict(message["error"])
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..snapshots.summary_fields import Summary
+from ..operations.results import Executed, Summary
 from .in_progress import ParkedMemory
 
 __all__ = [
@@ -83,8 +83,7 @@ class KernelReplies:
     """The content of its reply, as Jupyter's protocol has it."""
     comms: dict[str, dict[str, Any]]
     """The same of its comms, by their ids."""
-    executed: dict[str, Any]
-    """Which cells it has executed (`kernel.executed`)."""
+    executed: Executed
 
 
 @dataclass

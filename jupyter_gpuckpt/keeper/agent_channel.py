@@ -27,10 +27,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from ..checked import from_json
 from ..client.kernel_start import FROM_KERNEL, TO_KERNEL
 from ..client.protocol import LINE_LIMIT
 from ..client.record import now
 from ..errors import GpuckptError
+from ..operations.results import RunningCell
+from .agent_replies import CellNews
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -52,7 +55,7 @@ class AgentChannel:
     hello : done when an agent listens at the other end.
     busy : whether a cell is being executed.
     cells : how many cells have begun, as the kernel counts them; None until it says so.
-    cell : the one that is being executed: its ``number``, and how it ``begins``; None where there is none.
+    cell : the one that is being executed; None where there is none.
     asked : that one, to be answered by another kernel (`kernel.cells`); nothing in it where that is not known.
     last_active : when a cell of the user's last began or ended, as the manifests write times; at first, when the link
         was made.
@@ -77,7 +80,7 @@ class AgentChannel:
         self._closed = False
         self.busy = False
         self.cells: int | None = None
-        self.cell: dict[str, Any] | None = None
+        self.cell: RunningCell | None = None
         self.asked: dict[str, Any] = {}
         self.last_active = now()
         self.hello: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -148,7 +151,7 @@ class AgentChannel:
             if message.get("reply") != self._introduction:
                 return
             self._introduction = None
-            self._note_cells(message.get("result") or {})
+            self._note_cells(from_json(CellNews, message.get("result") or {}))
             self.hello.set_result({})
         elif "hello" in message:
             if not self.hello.done():
@@ -161,23 +164,19 @@ class AgentChannel:
                 else:
                     call.set_result(message.get("result"))
         elif "busy" in message:
-            self._note_cells(message)
-            if message.get("used"):
+            news = from_json(CellNews, message)
+            self._note_cells(news)
+            if news.used:
                 self.last_active = now()
         elif "request" in message and len(self._tasks) < MOST_REQUESTS:
             args = message.get("args")
             work = self._answer(message["request"], str(message.get("op")), args if isinstance(args, dict) else {})
             self._background(work)
 
-    def _note_cells(self, told: dict[str, Any]) -> None:
-        self.busy = bool(told.get("busy"))
-        if isinstance(told.get("cells"), int):
-            self.cells = told["cells"]
-        asked, cell = told.get("asked"), told.get("cell")
-        self.asked = asked if isinstance(asked, dict) else {}
-        self.cell = None
-        if self.busy and isinstance(cell, dict):
-            self.cell = {"number": int(cell["number"]), "begins": str(cell["begins"])}
+    def _note_cells(self, news: CellNews) -> None:
+        self.busy, self.asked = news.busy, news.asked
+        self.cells = self.cells if news.cells is None else news.cells
+        self.cell = news.cell if news.busy else None
 
     async def _answer(self, request: int, op: str, args: dict[str, Any]) -> None:
         await self._on_request(request, op, args)

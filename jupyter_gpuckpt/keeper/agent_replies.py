@@ -8,12 +8,28 @@ from typing import Any, TypeVar
 
 from ..checked import Odd, from_json
 from ..errors import GpuckptError
+from ..operations.results import RunningCell
 
-__all__ = ["NOTHING", "AfterSave", "Faults", "ReadyForSave", "ReadyForSleep", "checked_reply", "faults_in"]
+__all__ = ["NOTHING", "AfterSave", "CellNews", "Faults", "ReadyForSave", "ReadyForSleep", "checked_reply", "faults_in"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class CellNews:
+    """A cell has begun, or ended."""
+
+    busy: bool = False
+    """Whether one is being executed."""
+    used: bool = False
+    """Whether it is the user's."""
+    cells: int | None = None
+    """How many have begun."""
+    cell: RunningCell | None = None
+    asked: dict[str, Any] = field(default_factory=dict)
+    """The one that runs, to be answered by another kernel (`kernel.cells`)."""
 
 
 @dataclass(frozen=True)

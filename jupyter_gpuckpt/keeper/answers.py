@@ -6,11 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..checked import to_json
 from ..errors import GpuckptError
+from ..operations.results import Progress
 from ..spelling import in_a_terminal
 from .operations.progress import ProgressCallback
 
@@ -19,49 +22,60 @@ log = logging.getLogger("gpuckpt.keeper")
 PULSE = 2.0  # how often a client that waits hears that its request is being worked on, in seconds
 
 
+@dataclass(frozen=True)
+class Answer:
+    """The result of a request, or the error in its place."""
+
+    result: object = None
+    error: GpuckptError | None = None
+
+    def as_members(self) -> dict[str, object]:
+        """Return it as a message has it."""
+        return {"result": to_json(self.result)} if self.error is None else {"error": self.error.as_dict()}
+
+
 async def answer_to(
     op: str,
     work: Callable[[ProgressCallback], Coroutine[Any, Any, Any]],
     on_progress: ProgressCallback,
     pulse: ProgressCallback,
     folder: Path,
-) -> dict[str, Any]:
-    """Do what was asked for, and return its ``result`` or ``error``.
+) -> Answer:
+    """Do what was asked for, and return what came of it.
 
     `work` gets something to be told how far it is, which `tell` is told at once. `pulse` is told the same once more now
     and then: it is being done. `folder` is the kernel's.
     """
-    latest: dict[str, Any] = {"stage": "starting"}
+    latest = Progress(stage="starting")
 
-    async def note(progress: dict[str, Any]) -> None:
+    async def note(progress: Progress) -> None:
         nonlocal latest
-        latest = {key: value for key, value in progress.items() if key != "taken"}
+        latest = replace(progress, taken=None)
         await on_progress(progress)
 
     async def beat() -> None:
         began = time.monotonic()
         while True:
             await asyncio.sleep(PULSE)
-            await pulse({**latest, "seconds": time.monotonic() - began})
+            await pulse(replace(latest, seconds=time.monotonic() - began))
 
     beating = asyncio.create_task(beat())
     try:
-        return {"result": await work(note)}
+        return Answer(await work(note))
     except GpuckptError as e:
-        return {"error": e.as_dict()}
+        return Answer(error=e)
     except Exception as e:
         log.exception("%s failed", op)
-        return {"error": unforeseen(op, e, folder).as_dict()}
+        return Answer(error=unforeseen(op, e, folder))
     finally:
         beating.cancel()
 
 
-def without_magic(answer: dict[str, Any], named: str) -> dict[str, Any]:
+def without_magic(answer: Answer, named: str) -> Answer:
     """Return an answer of a kernel that has no ``%gpuckpt``, or of a job, which a terminal knows as `named`."""
-    if "error" not in answer:
+    if answer.error is None:
         return answer
-    error = GpuckptError.from_dict(answer["error"]).spelled(partial(in_a_terminal, kernel=named))
-    return {**answer, "error": error.as_dict()}
+    return replace(answer, error=answer.error.spelled(partial(in_a_terminal, kernel=named)))
 
 
 def unforeseen(op: str, error: Exception, folder: Path) -> GpuckptError:

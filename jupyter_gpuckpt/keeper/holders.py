@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import Any
+from collections.abc import Mapping
 
 from ..linux.unix_sockets import peer_pid
 
@@ -50,13 +50,13 @@ class Holders:
         """Return their pids."""
         return [peer_pid(writer.get_extra_info("socket")) for writer in self._writers]
 
-    async def tell(self, message: dict[str, Any]) -> None:
+    async def tell(self, message: Mapping[str, object]) -> None:
         """Send all of them a message."""
         # Together: one that does not read must not keep the others waiting.
         await asyncio.gather(*(send(one, message) for one in self._writers))
 
 
-async def send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+async def send(writer: asyncio.StreamWriter, message: Mapping[str, object]) -> None:
     """Send a client of the socket a message; one that does not read is cut off, and one that has gone is left."""
     try:
         writer.write(json.dumps(message).encode() + b"\n")

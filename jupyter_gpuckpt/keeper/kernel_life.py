@@ -20,6 +20,7 @@ from ..freeze.cuda_calls import CudaWorker
 from ..linux import processes
 from ..linux.reserved_ports import Reserved
 from ..operations.requests import Long, Wake
+from ..operations.results import WakeNote
 from . import kernel_log
 from .agent_channel import AgentChannel
 from .holders import Holders
@@ -47,7 +48,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 class Abilities(Protocol):
     """What a keeper can do with its kernel beyond its start."""
 
-    async def do_by_itself(self, request: Long, on_progress: ProgressCallback) -> Any:
+    async def do_by_itself(self, request: Long[Any], on_progress: ProgressCallback) -> Any:
         """Do what nobody asked for."""
 
     async def answer_agent(self, number: int, op: str, args: dict[str, Any]) -> None:
@@ -75,8 +76,7 @@ class Keeper:
         self.exit_status: int | None = None
         self.notes: list[str] = []
         """What there was to say when the kernel came up as a copy of another."""
-        self.woken: dict[str, Any] | None = None
-        """When the kernel was last woken (``at``) and how long that took (``seconds``)."""
+        self.woken: WakeNote | None = None
         self.ending = False
         """Set when the kernel is to end: no other is to be started in its place."""
         self.held = asyncio.Event()
@@ -118,7 +118,7 @@ class Keeper:
         """Have the keeper do from now on what else it can do with its kernel."""
         self._abilities.set_result(abilities)
 
-    async def ask(self, request: Long, on_progress: ProgressCallback) -> Any:
+    async def ask(self, request: Long[Any], on_progress: ProgressCallback) -> Any:
         """Do an operation that nobody asked for, as for any client. Raises `GpuckptError`."""
         return await (await asyncio.shield(self._abilities)).do_by_itself(request, on_progress)
 

@@ -7,10 +7,11 @@ import contextlib
 import re
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ..checked import to_json
 from ..client import operation_counts
 from ..client.listing import left_running
 from ..client.protocol import new_operation_id
@@ -19,14 +20,29 @@ from ..errors import Busy, Cancelled, Refused
 from ..linux.c_memory import give_memory_back
 from ..operations import requests as asked
 from ..operations.requests import Long, Request, request_of
+from ..operations.results import (
+    AutoSleepSet,
+    Executed,
+    Kept,
+    Labels,
+    Progress,
+    Removed,
+    RoomMade,
+    Slept,
+    StayingAwake,
+    WakeNote,
+    Woken,
+)
 from ..snapshots.comparison import compare
 from ..snapshots.naming import find, new_key
 from ..snapshots.other_stores import store_of
 from ..snapshots.summary import details, is_of, listing, summary
 from ..spelling import in_a_cell
+from ..store import Labels as StoredLabels
 from ..store import Store, name_of
 from ..store.upkeep.retention import beyond_last, beyond_size
 from .agent_channel import AgentSilent
+from .agent_replies import checked_reply
 from .answers import answer_to
 from .gpu import sharing
 from .idle.auto_sleep import AutoSleep
@@ -79,11 +95,11 @@ class Requests:
         store, args = store_of(args)
         return await self._do(request_of(op, args), store, on_progress)
 
-    async def do_by_itself(self, request: Long, on_progress: ProgressCallback) -> Any:
+    async def do_by_itself(self, request: Long[Any], on_progress: ProgressCallback) -> Any:
         """Do what nobody asked for: nobody cancels it, either."""
         return await self._do(replace(request, operation=new_operation_id()), None, on_progress)
 
-    async def _do(self, request: Request, store: Store | None, on_progress: ProgressCallback) -> Any:
+    async def _do(self, request: Request[Any], store: Store | None, on_progress: ProgressCallback) -> Any:
         keeper = self.keeper
         match request:
             case Long():
@@ -102,7 +118,7 @@ class Requests:
             case asked.Awake():
                 keeper.state.awake = request.on
                 keeper.save_state()
-                return {"pinned": keeper.state.awake}
+                return StayingAwake(pinned=keeper.state.awake)
             case asked.AutoSleep():
                 return self._set_auto_sleep(request.after)
             case asked.Ending():
@@ -113,7 +129,7 @@ class Requests:
                 return await self._make_room(request.gpu, request.size, on_progress)
         return await self._about_snapshots(request, store or keeper.store)
 
-    async def _about_snapshots(self, request: Request, store: Store) -> Any:
+    async def _about_snapshots(self, request: Request[Any], store: Store) -> Any:
         operations = self.keeper.operations
         if operations.writes is not None and _names(request, operations.writes):
             await operations.idle.wait()
@@ -129,7 +145,7 @@ class Requests:
 
     # -- operations, which there is one of at a time
 
-    async def _operate(self, operation: Operation, request: Long, on_progress: ProgressCallback) -> Any:
+    async def _operate(self, operation: Operation, request: Long[Any], on_progress: ProgressCallback) -> Any:
         keeper, operations = self.keeper, self.keeper.operations
         if not keeper.held.is_set():
             await operations.wait_for_recovery(operation, on_progress)
@@ -146,7 +162,7 @@ class Requests:
             keeper.wake_if_asked()
             give_memory_back()
 
-    async def _counted(self, operation: Operation, request: Long, on_progress: ProgressCallback) -> Any:
+    async def _counted(self, operation: Operation, request: Long[Any], on_progress: ProgressCallback) -> Any:
         """Carry out the operation that is under way, and note how it ended and how long it took."""
         keeper, kind = self.keeper, operation.kind
         began, result = time.monotonic(), "failed"
@@ -155,9 +171,9 @@ class Requests:
             if request.needs_awake or (request.takes_asleep and not await self._can_be_taken_asleep()):
                 await awaken(keeper, OperationProgress(operation, on_progress))
             done = await _OPERATIONS[kind](keeper, operation, request, on_progress)
-            result = "" if isinstance(done, dict) and done.get("already") else "done"
+            result = "" if isinstance(done, Slept | Woken) and done.already else "done"
             if kind == "wake" and result:
-                keeper.woken = {"at": now(), "seconds": time.monotonic() - began}
+                keeper.woken = WakeNote(at=now(), seconds=time.monotonic() - began)
             return done
         except Cancelled:
             result = "cancelled"
@@ -185,17 +201,17 @@ class Requests:
 
     def _look(self, store: Store, request: asked.List | asked.Show | asked.Diff) -> Any:
         if isinstance(request, asked.List):
-            return {**listing(store, in_a_cell), "writing": self.keeper.operations.writes}
+            return replace(listing(store, in_a_cell), writing=self.keeper.operations.writes)
         if isinstance(request, asked.Show):
             return details(store.get(self._key(store, request)))
         owner = owner_of(self.keeper)
         return compare(store, find(store, request.old, owner), find(store, request.new, owner))
 
-    def _key(self, store: Store, request: asked.OfSnapshot) -> str:
+    def _key(self, store: Store, request: asked.OfSnapshot[Any]) -> str:
         """Return the key of the snapshot that is meant."""
         return request.key or find(store, request.name or "", owner_of(self.keeper))
 
-    def _change(self, store: Store, request: asked.OfSnapshot) -> Any:
+    def _change(self, store: Store, request: asked.OfSnapshot[Any]) -> Any:
         key = self._key(store, request)
         match request:
             case asked.Rename():
@@ -203,12 +219,12 @@ class Requests:
             case asked.Note():
                 return summary(store.note(key, request.message))
             case asked.Pin():
-                return asdict(store.pin(key, request.pinned))
+                return _labels(store.pin(key, request.pinned))
             case asked.Tag():
-                return asdict(store.tag(key, request.tags, request.remove))
-        return {"freed": store.remove(key)}
+                return _labels(store.tag(key, request.tags, request.remove))
+        return Removed(freed=store.remove(key))
 
-    def _keep(self, store: Store, request: asked.Keep) -> dict[str, Any]:
+    def _keep(self, store: Store, request: asked.Keep) -> Kept:
         """Remove old snapshots of this kernel or its notebook by a rule; or only tell which.
 
         Raises
@@ -224,17 +240,17 @@ class Requests:
         going, freed, errors = (store.would_remove if request.dry_run else store.remove_all)(keys)
         if errors:
             raise errors[0]
-        return {"removed": [name_of(key) for key in going], "freed": freed}
+        return Kept(removed=[name_of(key) for key in going], freed=freed)
 
-    def _set_auto_sleep(self, after: float | None) -> dict[str, Any]:
+    def _set_auto_sleep(self, after: float | None) -> AutoSleepSet:
         """Set after how many idle seconds the kernel goes to sleep by itself; None or 0 for never."""
         state = self.keeper.state
         state.sleep_after = after or None
         self.keeper.note_state()
         self.auto_sleep.look_again()
-        return {"sleep_after": state.sleep_after}
+        return AutoSleepSet(sleep_after=state.sleep_after)
 
-    async def _make_room(self, gpu: str, size: int, on_progress: ProgressCallback) -> dict[str, Any]:
+    async def _make_room(self, gpu: str, size: int, on_progress: ProgressCallback) -> RoomMade:
         """Have idle kernels fall asleep for one that found too little memory of a GPU (its UUID), `size` bytes.
 
         It is beside the operations: nothing is done with the kernel itself.
@@ -244,9 +260,9 @@ class Requests:
         progress = OperationProgress(Operation("room", ""), on_progress)
         async with sharing.turn([gpu], progress):
             asleep = await sharing.make_room(self.keeper, {gpu: size}, progress, _NO_ROOM, patience=0.0)
-        return {"asleep": asleep}
+        return RoomMade(asleep=asleep)
 
-    async def _executed(self) -> dict[str, Any]:
+    async def _executed(self) -> Executed:
         """Ask the kernel which cells it has executed; one without an agent does not know."""
         keeper, operations = self.keeper, self.keeper.operations
         if operations.current is not None and operations.current.kind == "restore":
@@ -254,16 +270,16 @@ class Requests:
         if keeper.channel is None and keeper.state.hibernated is not None:
             return keeper.state.hibernated.said.executed
         if keeper.channel is None or not keeper.launch.agent:
-            return {"restored": "", "cells": {}, "others": []}
+            return Executed(restored="", cells={}, others=[])
         try:
-            found: dict[str, Any] = await keeper.channel.call("executed", {}, _ANSWER)
+            said = await keeper.channel.call("executed", {}, _ANSWER)
         except AgentSilent:
             raise Busy(
                 "The kernel does not say which cells it has executed.",
                 f"It has not answered for {_ANSWER:.0f} s: it is being saved or restored, or holds Python's lock.",
                 "Ask again.",
             ) from None
-        return found
+        return checked_reply(Executed, said, Busy, "The kernel does not say which cells it has executed.")
 
     # -- who asks: the agent in the kernel
 
@@ -273,26 +289,30 @@ class Requests:
         if channel is None:
             return
 
-        async def on_progress(progress: dict[str, Any]) -> None:
+        async def on_progress(progress: Progress) -> None:
             with contextlib.suppress(AgentSilent):
-                await channel.send({"for": number, "progress": progress})
+                await channel.send({"for": number, "progress": to_json(progress)})
 
-        async def pulse(progress: dict[str, Any]) -> None:
+        async def pulse(progress: Progress) -> None:
             with contextlib.suppress(AgentSilent):
-                await channel.pulse({"for": number, "progress": progress})
+                await channel.pulse({"for": number, "progress": to_json(progress)})
 
         answer = await answer_to(op, partial(self.do, op, args), on_progress, pulse, keeper.folder.path)
         # A restore that succeeded has closed this link, and answers through the restored kernel.
         with contextlib.suppress(AgentSilent):
-            await channel.send({"for": number, **answer})
+            await channel.send({"for": number, **answer.as_members()})
 
 
-def _names(request: Request, name: str) -> bool:
+def _labels(found: StoredLabels) -> Labels:
+    return Labels(pinned=found.pinned, tags=found.tags)
+
+
+def _names(request: Request[Any], name: str) -> bool:
     """Tell whether a request may be about the snapshot `name`."""
     return any(name_of(text.rpartition(":")[2]) == name for text in vars(request).values() if isinstance(text, str))
 
 
-def _subject(request: Long) -> str:
+def _subject(request: Long[Any]) -> str:
     """Return what the operation is said to be of, when others are told about it."""
     match request:
         case asked.Save():

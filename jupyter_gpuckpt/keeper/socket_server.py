@@ -7,13 +7,16 @@ import json
 import logging
 import os
 import socket
+from collections.abc import Mapping
 from typing import Any
 
+from ..checked import to_json
 from ..client.protocol import REQUEST_LIMIT
 from ..client.record import SOCKET
 from ..linux import proof
 from ..linux.unix_sockets import peer_pid, peer_uid, short_path
 from ..operations.requests import Attach, Close, request_of
+from ..operations.results import Closing, Progress
 from .answers import answer_to, without_magic
 from .holders import send
 from .operations.progress import ProgressCallback
@@ -95,11 +98,11 @@ class SocketServer:
             return False
         return bool(line)  # who only looks whether somebody listens says nothing
 
-    async def _answer(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, request: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
         number, op, args = request.get("id"), str(request.get("op")), request.get("args") or {}
 
-        async def on_progress(progress: dict[str, Any]) -> None:
-            await send(writer, {"id": number, "progress": progress})
+        async def on_progress(progress: Progress) -> None:
+            await send(writer, {"id": number, "progress": to_json(progress)})
 
         async def done(on_progress: ProgressCallback) -> Any:
             request = None if op not in ("attach", "close") else request_of(op, args)
@@ -113,7 +116,7 @@ class SocketServer:
         launch = self._keeper.launch
         if not launch.agent:
             answer = without_magic(answer, launch.job or launch.kernel_id[:8])
-        await send(writer, {"id": number, **answer})
+        await send(writer, {"id": number, **answer.as_members()})
 
     async def _attach(self, writer: asyncio.StreamWriter, end_after: float | None) -> None:
         """Have a client hold the kernel: it is told when that ends.
@@ -126,8 +129,8 @@ class SocketServer:
         if self._keeper.exit_status is not None:
             await send(writer, {"event": "exited", "status": self._keeper.exit_status})
 
-    async def _close(self) -> dict[str, Any]:
+    async def _close(self) -> Closing:
         """End the kernel and its keeper."""
         await shut_down(self._keeper)
         self._keeper.closing.set()
-        return {"writing": self._keeper.operations.writes}
+        return Closing(writing=self._keeper.operations.writes)

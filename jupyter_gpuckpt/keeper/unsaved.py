@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..client.record import Saved, now
+from ..operations.results import Unsaved
 
 if TYPE_CHECKING:
     from .kernel_life import Keeper
@@ -26,11 +27,9 @@ def cells_of(said: Mapping[str, Any]) -> int | None:
     return cells if type(cells) is int else None
 
 
-def unsaved(keeper: Keeper, *, asked_in_a_cell: bool = False) -> dict[str, Any] | None:
+def unsaved(keeper: Keeper, *, asked_in_a_cell: bool = False) -> Unsaved | None:
     """Return what the kernel has done since it was saved, restored or started; None where it has done nothing.
 
-    ``since`` when, how many ``cells`` have begun since (None where that is not known), which ``cell`` runs (its
-    ``number``, and how it ``begins``; None for none), and how many seconds of processor time all of it ``computed``.
     A cell that asks for a restore is not counted.
     """
     state, channel = keeper.state, keeper.channel
@@ -43,4 +42,4 @@ def unsaved(keeper: Keeper, *, asked_in_a_cell: bool = False) -> dict[str, Any] 
     computed = max(0.0, keeper.work() - state.worked)
     if not cells and cell is None and (computed < _IDLE or asked_in_a_cell):
         return None
-    return {"since": saved.at, "cells": cells, "cell": cell, "computed": computed}
+    return Unsaved(since=saved.at, cells=cells, cell=cell, computed=computed)

@@ -14,13 +14,17 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import settings
+from ..checked import from_json, to_json
 from ..errors import GpuckptError, RestoreFailed
+from ..operations import results
+from ..operations.requests import Request, Restore, Save, answer_of
+from ..operations.results import Progress, Taking
 from ..spelling import in_a_cell
 from . import (
     cpu_time,
@@ -39,10 +43,15 @@ from .cells import Asked, Cells, introduced, wait_for_peers
 from .channel import Channel
 from .child_output import ChildOutput
 from .executed import Executed
-from .requests import Progress, Requests, broken_off
+from .requests import Answered, News, Requests, broken_off, news_of
 from .sleeping import Sleeping
 
 log = logging.getLogger("gpuckpt.agent")
+
+R = TypeVar("R")
+T = TypeVar("T")
+Afterwards = Progress | results.Saved | GpuckptError
+"""What is heard of a save once the cell has gone on."""
 
 _PREPARED_FOR = frozenset({"save", "fork", "move"})
 """What a cell asks for that the kernel is prepared for: the cell does nothing else meanwhile."""
@@ -134,16 +143,11 @@ class Agent:
 
     def request(
         self,
-        op: str,
-        args: dict[str, Any] | None = None,
-        progress: Progress | None = None,
-        afterwards: Progress | None = None,
-    ) -> Any:
-        """Ask the keeper for an operation and wait for its result.
-
-        With `afterwards`, what a save has taken is returned, with ``taken`` set, when that is safe in memory and not
-        soon on the disk: `afterwards` is then called, in another thread, with each later progress, and with the
-        ``result`` or the ``error``.
+        kind: type[Request[R]],
+        args: Mapping[str, object] | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> R:
+        """Ask the keeper for something and wait for its answer.
 
         An interrupt asks the keeper to cancel, and the keeper's answer is waited for. Another one, a second later or
         more, or a keeper that has fallen silent, ends the waiting; what was asked for may then still be done.
@@ -152,13 +156,58 @@ class Agent:
         ------
         GpuckptError : whatever the keeper answered, or that it has not answered an interrupt; KeeperGone if it died.
         """
-        clients = self._clients_now() if op == "restore" else {}
+        return answer_of(kind, self._result(kind.op, args, progress))
+
+    def take(
+        self,
+        kind: type[Request[R]],
+        told: type[T],
+        args: Mapping[str, object] | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> R | T:
+        """Ask as `request` for what takes the kernel: one that comes back from what was taken is `told` that."""
+        return answer_of(kind, self._result(kind.op, args, progress), told)
+
+    def save(
+        self,
+        args: Mapping[str, object],
+        progress: Callable[[Progress], None],
+        afterwards: Callable[[Afterwards], None] | None,
+    ) -> results.Saved | results.Restored | Taking:
+        """Ask as `request` for a save.
+
+        With `afterwards`, what was taken is returned when that is safe in memory and not soon on the disk: `afterwards`
+        is then called, in another thread, with each later progress, and with the result or the error.
+        """
+
+        def hear(news: News) -> None:
+            assert afterwards is not None
+            afterwards(answer_of(Save, news.result) if isinstance(news, Answered) else news)
+
+        found = self._ask(Save.op, args, progress, None if afterwards is None else hear)
+        return found if isinstance(found, Taking) else answer_of(Save, found.result, results.Restored)
+
+    def _result(
+        self, op: str, args: Mapping[str, object] | None, progress: Callable[[Progress], None] | None
+    ) -> object:
+        found = self._ask(op, args, progress, None)
+        assert isinstance(found, Answered)  # nothing is to be heard later
+        return found.result
+
+    def _ask(
+        self,
+        op: str,
+        args: Mapping[str, object] | None,
+        progress: Callable[[Progress], None] | None,
+        hear: Callable[[News], None] | None,
+    ) -> Answered | Taking:
+        clients = self._clients_now() if op == Restore.op else {}
 
         def failed() -> None:
             # A restore that failed late has sent them away to the other kernel; they come back.
             wait_for_peers(clients, encrypted=rebinding.is_encrypted(self._kernel.parent))
 
-        return self._requests.ask(op, args or {}, progress, afterwards, failed)
+        return self._requests.ask(op, args or {}, progress, hear, failed)
 
     def _clients_now(self) -> dict[int, int]:
         """Return how many clients there are at the ports where a cell is answered, and asks."""
@@ -177,7 +226,7 @@ class Agent:
 
     def _take(self, message: dict[str, Any]) -> None:
         if "for" in message:
-            self._requests.hear(message["for"], message)
+            self._requests.hear(message["for"], news_of(message))
             return
         if message["call"] == "new_keeper":
             self._new_keeper(message["id"])
@@ -347,11 +396,12 @@ class Agent:
             "from_outside": True,
         }
 
-    def _resumed(self, asked: Asked, result: dict[str, Any], asked_at: float) -> dict[str, Any]:
+    def _resumed(self, asked: Asked, result: object, asked_at: float) -> dict[str, Any]:
         """This kernel was just restored: run the hooks, and answer the cell that asked for it."""
+        restored = from_json(results.Restored, result)
         self._saving = False
         self._tell_busy(self.cells.are_running(), True)
-        self.executed.restored = show.label_of(result)
+        self.executed.restored = show.label_of(restored)
         if asked.get("cell") and not asked.get("from_outside"):
             # A cell that goes on from the save answers under its own number.
             count = self.executed.latest if self.cells.are_running() else self._kernel.execution_count
@@ -360,26 +410,27 @@ class Agent:
         renewal.renew()
         housekeeping = self._housekeeping
         faults = (housekeeping.after_save_asleep if self.sleeping.is_asleep else housekeeping.after)(restored=True)
-        copy = result.get("copy")
+        copy = restored.copy
         if copy is not None:
             renewal.become_copy(self._kernel)
-            if copy["reseed"]:
+            if copy.reseed:
                 faults += renewal.reseed(self._kernel.shell.user_ns)
         faults += hooks.run_after(hooks.Resumed(restored=True))
         if asked.get("cell") or asked.get("queued"):
             self._wait_for_clients()
-        notes = show.not_executed_again(0 if copy else self.cells.forgotten(asked))
-        account = show.Restored(result, asked_at, [*notes, *faults])
+        notes = show.not_executed_again(0 if copy is not None else self.cells.forgotten(asked))
+        account = show.Restored(restored, asked_at, [*notes, *faults])
         if asked.get("cell"):
             self._answer_restored(asked, account)
         else:
             self.cells.refuse_queued(asked)
         waits = self._requests.awaited_by_cell(_TAKEN_FOR)
-        if result.get("stop_here") and self.cells.are_running() and not waits:
+        if restored.stop_here and self.cells.are_running() and not waits:
             os.kill(self._pid, signal.SIGINT)  # it was saved from outside, in its middle
         self._requests.end_all(_TAKEN_FOR, result, _overtaken)
         # Not before the answer: clients may be long in coming back, and widgets take a moment to import.
-        self._calls.put(partial(self._be_seen, asked.get("panels", []), "" if copy else show.label_of(result)))
+        name = "" if copy is not None else show.label_of(restored)
+        self._calls.put(partial(self._be_seen, asked.get("panels", []), name))
         return {"faults": faults, "notes": notes}
 
     def _be_seen(self, panels: list[str], name: str) -> None:
@@ -422,7 +473,7 @@ class Agent:
             self._heard.set()
             self.cells.take_queued({"queued": filter(None, requests)})
             self._kernel.io_loop.add_callback(self._kernel.hold, False)
-        self._requests.end_all(("hibernate",), {"woken": True}, _overtaken)
+        self._requests.end_all(("hibernate",), to_json(results.WokenLater()), _overtaken)
         self._calls.put(partial(self._be_heard, "awake"))
         return {"faults": faults}
 

@@ -6,10 +6,13 @@ import argparse
 import datetime
 import json
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from .. import setting
+from ..checked import to_json
+from ..operations.results import Labelled, Snapshots, Summary
 from ..operations.values import number
 from ..spelling import Spell
 from . import show
@@ -17,6 +20,8 @@ from .tables import Listing
 from .words import Usage
 
 __all__ = ["add_last", "add_options", "choose", "newest", "shown"]
+
+S = TypeVar("S", bound=Summary)
 
 
 def add_last(command: argparse.ArgumentParser) -> None:
@@ -55,30 +60,30 @@ def _since(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is neither an age such as 2h or 7d nor a date") from None
 
 
-def choose(found: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+def choose(found: Snapshots, args: argparse.Namespace) -> Snapshots:
     """Return of a list of snapshots what was asked for."""
-    return {**found, "snapshots": [one for one in found["snapshots"] if _fits(one, args)][: args.last]}
+    return replace(found, snapshots=[one for one in found.snapshots if _fits(one, args)][: args.last])
 
 
-def newest(found: Mapping[str, Any], last: int | None) -> dict[str, Any]:
-    """Return of a list of snapshots the newest ones, and the ids of the others as ``older``; all where none is said."""
-    snapshots = sorted(found["snapshots"], key=lambda one: (str(one["created"]), one["name"]), reverse=True)
+def newest(found: Sequence[S], last: int | None) -> tuple[Sequence[S], set[str]]:
+    """Return the newest of some snapshots, and the ids of the others; all where no number is given."""
+    snapshots = sorted(found, key=lambda one: (one.created, one.name), reverse=True)
     cut = snapshots[last:] if last is not None else []
-    return {**found, "snapshots": snapshots[:last], "older": {one["id"] for one in cut}}
+    return snapshots[:last], {one.id for one in cut}
 
 
-def _fits(one: Mapping[str, Any], args: argparse.Namespace) -> bool:
-    notebook = f"/{one['notebook']}"
+def _fits(one: Labelled, args: argparse.Namespace) -> bool:
+    notebook = f"/{one.notebook}"
     return (
         (args.notebook is None or notebook.endswith((f"/{args.notebook}", f"/{args.notebook}.ipynb")))
-        and set(args.tag) <= set(one["tags"])
-        and (args.since is None or datetime.datetime.fromisoformat(one["created"]).timestamp() >= args.since)
-        and (one["pinned"] or not args.pinned)
+        and set(args.tag) <= set(one.tags)
+        and (args.since is None or datetime.datetime.fromisoformat(one.created).timestamp() >= args.since)
+        and (one.pinned or not args.pinned)
     )
 
 
-def shown(found: Mapping[str, Any], args: argparse.Namespace, spell: Spell) -> Listing:
-    """Return what was asked for, as a table or as lines for a script.
+def shown(found: Snapshots, here: Mapping[str, Sequence[str]], args: argparse.Namespace, spell: Spell) -> Listing:
+    """Return what was asked for, as a table or as lines for a script; `here` as `show.snapshots` has it.
 
     Raises
     ------
@@ -86,16 +91,17 @@ def shown(found: Mapping[str, Any], args: argparse.Namespace, spell: Spell) -> L
     """
     chosen = choose(found, args)
     if args.format is not None:
-        return Listing([""], [[_line(one, args.format)] for one in chosen["snapshots"]], "", [])
-    if found["snapshots"] and not chosen["snapshots"]:
-        return Listing([], [], f"None of the {len(found['snapshots'])} snapshots matches.", [])
-    return show.snapshots(chosen, spell)
+        return Listing([""], [[_line(one, args.format)] for one in chosen.snapshots], "", [])
+    if found.snapshots and not chosen.snapshots:
+        return Listing([], [], f"None of the {len(found.snapshots)} snapshots matches.", [])
+    return show.snapshots(chosen, here, spell)
 
 
-def _line(one: Mapping[str, Any], template: str) -> str:
+def _line(one: Labelled, template: str) -> str:
+    said = to_json(one)
     if template == "json":
-        return json.dumps(one)
-    texts = {name: _text(value) for name, value in one.items()}
+        return json.dumps(said)
+    texts = {name: _text(value) for name, value in said.items()}
     try:
         return template.format_map(texts)
     except (KeyError, ValueError, IndexError, AttributeError) as e:

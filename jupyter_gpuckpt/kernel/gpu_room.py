@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import GpuckptError, Refused
+from ..operations.requests import Room
 from .agent import Agent
 
 __all__ = ["make_room_after"]
@@ -33,7 +34,7 @@ def make_room_after(agent: Agent, reply: Mapping[str, Any]) -> None:
         return
     gpu, size = lacking
     try:
-        asleep = agent.request("room", {"gpu": gpu, "size": size})["asleep"]
+        asleep = agent.request(Room, {"gpu": gpu, "size": size}).asleep
     except Refused as e:
         print(e, file=sys.stderr)
     except (GpuckptError, KeyboardInterrupt):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
+from ..operations.results import Summary
 from .show import here_text, label_of, moment
 from .tables import Line, Marked, Shown
 
@@ -16,13 +16,19 @@ __all__ = ["Histories"]
 class Histories(Shown):
     """Which snapshot came from which, as lines: the newest first, below it what it came from; the unrelated apart.
 
-    Where one came from a snapshot that is not shown, of which ``older`` has the id, a colon says that more follows.
+    Where one came from a snapshot that is not shown, of which `older` has the id, a colon says that more follows.
+    `here` is as `show.snapshots` has it, and `faults` is what is said of snapshots that cannot be read.
     """
 
-    def __init__(self, found: dict[str, Any]) -> None:
-        drawn = _histories(found["snapshots"], found.get("here", {}), found.get("older", ()))
-        self._lines: list[Line] = drawn or [["No snapshots yet."]]
-        self._lines += [[fault["what"]] for fault in found["faults"]]
+    def __init__(
+        self,
+        found: Sequence[Summary],
+        here: Mapping[str, Sequence[str]],
+        older: Collection[str] = (),
+        faults: Sequence[str] = (),
+    ) -> None:
+        self._lines: list[Line] = _histories(found, here, older) or [["No snapshots yet."]]
+        self._lines += [[fault] for fault in faults]
 
     def text(self) -> str:
         return "\n".join(map("".join, self._lines))
@@ -35,11 +41,9 @@ class Histories(Shown):
         return f"<pre>{html.escape(self.text())}</pre>"
 
 
-def _histories(
-    found: Sequence[dict[str, Any]], here: Mapping[str, Sequence[str]], older: Collection[str]
-) -> list[Line]:
-    newest_first = sorted(found, key=lambda one: (str(one["created"]), one["name"]), reverse=True)
-    places = {one["id"]: place for place, one in enumerate(newest_first)}
+def _histories(found: Sequence[Summary], here: Mapping[str, Sequence[str]], older: Collection[str]) -> list[Line]:
+    newest_first = sorted(found, key=lambda one: (one.created, one.name), reverse=True)
+    places = {one.id: place for place, one in enumerate(newest_first)}
     # A line goes straight on from each snapshot to the newest that came from it; what else came from it branches off.
     begun: list[list[int]] = []
     branches: dict[int, list[list[int]]] = defaultdict(list)
@@ -49,14 +53,14 @@ def _histories(
         while at not in known:
             known.add(at)
             line.append(at)
-            origin = places.get(newest_first[at]["parent"], -1)
+            origin = places.get(newest_first[at].parent or "", -1)
             if origin <= at:  # none that is older is there
                 begun.append(line)
                 break
             at = origin
         else:
             branches[at] += [line] if line else []
-    titled = len({_whose(one) for one in found}) > 1 or any(one.get("job") for one in found)
+    titled = len({_whose(one) for one in found}) > 1 or any(one.job for one in found)
     lines: list[Line] = []
     for line in begun:
         lines += [[]] * bool(lines) + [[Marked(f"{_whose(newest_first[line[0]])}:", "word")]] * titled
@@ -74,16 +78,16 @@ def _histories(
                     drawn += [(branch, f"{before}| "), [f"{before}|/"]]
                 drawn.append(_in_history(before, newest_first[place], here))
             pending += reversed(drawn)
-        if newest_first[line[-1]]["parent"] in older:
+        if newest_first[line[-1]].parent in older:
             lines.append([":"])
     return lines
 
 
-def _in_history(before: str, one: dict[str, Any], here: Mapping[str, Sequence[str]]) -> list[str]:
-    message = f"  {one['message']}" if one["message"] else ""
-    mark = [" (", here_text(one, here[one["id"]]), ")"] if one["id"] in here else []
-    return [f"{before}* {label_of(one)}", *mark, f"  {moment(one['created'])}{message}"]
+def _in_history(before: str, one: Summary, here: Mapping[str, Sequence[str]]) -> list[str]:
+    message = f"  {one.message}" if one.message else ""
+    mark = [" (", here_text(one, here[one.id]), ")"] if one.id in here else []
+    return [f"{before}* {label_of(one)}", *mark, f"  {moment(one.created)}{message}"]
 
 
-def _whose(snapshot: dict[str, Any]) -> str:
-    return f"job {snapshot['job']}" if snapshot.get("job") else snapshot["notebook"] or "without a notebook"
+def _whose(snapshot: Summary) -> str:
+    return f"job {snapshot.job}" if snapshot.job else snapshot.notebook or "without a notebook"

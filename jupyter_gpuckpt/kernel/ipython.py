@@ -18,7 +18,7 @@ from .channels import come_up_at_held_ports
 from .debugger import keep_cells_private
 from .executed import cell_id
 from .gpu_room import make_room_after
-from .magics import register
+from .magic import register
 from .stopping import StoppedHere
 from .waking import wake_for_cell
 

@@ -6,19 +6,38 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from .. import settings
 from ..errors import GpuckptError, StoreError, Unavailable
+from ..operations.description import Offered, given
+from ..operations.requests import (
+    AutoSleep,
+    Awake,
+    Diff,
+    Fork,
+    Keep,
+    Left,
+    List,
+    Move,
+    Note,
+    Pin,
+    Remove,
+    Rename,
+    Restore,
+    Show,
+    Status,
+    Tag,
+)
+from ..operations.results import Progress, Restored, Saved, Snapshots, Taking
 from ..spelling import in_a_cell
 from . import chosen, show
-from .agent import Agent
+from .agent import Afterwards, Agent
 from .histories import Histories
 from .hooks import generation_id
 from .magic_parser import help_of, help_of_all, parser_of_lines
@@ -46,19 +65,15 @@ _IN_A_TERMINAL = frozenset(
 )
 _SNAPSHOTS = ("NAME", "A", "B")
 """What stands for the name of a snapshot in the help."""
-_ASSIGNED = re.compile(r"\s*[^%=]+=\s*%gpuckpt\s")
-"""The beginning of a line that keeps what the magic returns."""
 _PROGRESS_AFTER = 1.0  # seconds
 
 
-def _given(args: argparse.Namespace) -> dict[str, Any]:
+def _given(args: argparse.Namespace) -> dict[str, object]:
     """Return what a line asks for, as the request has it."""
-    from ..operations.description import Offered, given
-
     return given(args.kind, Offered.CELL, args)
 
 
-def _of_store(folder: str | None, **said: Any) -> dict[str, Any]:
+def _of_store(folder: str | None, **said: object) -> dict[str, object]:
     """Return what a request says of snapshots; where a folder was given, as said of those in the store there."""
     return {"store": {"folder": folder, **said}} if folder else said
 
@@ -131,11 +146,10 @@ class Gpuckpt:
         request = {**_given(args), "patience": patience, **_of_store(args.to, name=args.name)}
         with self._progress(agent, args.kind.progress_of(args.name)) as progress:
             writing = _Writing(progress)
-            done = agent.request("save", request, progress.take, None if args.wait else writing.take)
-            saved = show.Saved(done)
+            done = agent.save(request, progress.take, None if args.wait else writing.take)
+            saved = show.Saved(done.taken, done) if isinstance(done, Taking) else show.Saved(done)
             progress.finish(saved)
-        if done.get("stop_here"):
-            end_cell(self._shell)
+        _end_if_restored_to_stop(self._shell, done)
         if not saved.written:
             writing.begin(saved)
         return saved
@@ -148,23 +162,22 @@ class Gpuckpt:
             asked = agent.cells.describe(progress.display_id())
             # A keeper of an older version, which knows no `from`, must not take this for a restore of the latest.
             names = _of_store(args.store, **{"name": args.name or args.of_any, "from": args.of_any})
-            agent.request("restore", {**_given(args), **names, **asked}, progress.take)
+            agent.request(Restore, {**_given(args), **names, **asked}, progress.take)
         raise GpuckptError("The restore gave no answer.", "", "Look at `%gpuckpt status`.")
 
     def _fork(self, args: argparse.Namespace) -> show.Forked:
         agent = self._keeper()
         with self._progress(agent, args.kind.progress_of()) as progress:
-            done = agent.request("fork", _given(args), progress.take)
+            done = agent.take(Fork, Restored, _given(args), progress.take)
             forked = show.Forked(done)
             progress.finish(forked)
-        if done.get("stop_here"):
-            end_cell(self._shell)
+        _end_if_restored_to_stop(self._shell, done)
         return forked
 
     def _move(self, args: argparse.Namespace) -> None:
         agent = self._keeper()
         with self._progress(agent, args.kind.progress_of()) as progress:
-            progress.finish(show.Moved(agent.request("move", _given(args), progress.take)))
+            progress.finish(show.Moved(agent.request(Move, _given(args), progress.take)))
 
     def _sleep(self, args: argparse.Namespace) -> None:
         agent = self._keeper()
@@ -181,59 +194,61 @@ class Gpuckpt:
             progress.finish(show.Awake(agent.sleeping.wake(progress.take)))
 
     def _awake(self, args: argparse.Namespace) -> None:
-        self._keeper().request("awake", {"on": args.on == "on"})
+        self._keeper().request(Awake, {"on": args.on == "on"})
         kept = "stays awake until `%gpuckpt awake off`" if args.on == "on" else "may be put to sleep"
         print(f"This kernel {kept}.")
 
     def _autosleep(self, args: argparse.Namespace) -> None:
-        print(show.auto_sleep(self._keeper().request("autosleep", {"after": args.after})))
+        print(show.auto_sleep(self._keeper().request(AutoSleep, {"after": args.after}).sleep_after))
 
     def _list(self, args: argparse.Namespace) -> Listing:
-        return chosen.shown(self._snapshots(args.store), args, in_a_cell)
+        return chosen.shown(*self._snapshots(args.store), args, in_a_cell)
 
     def _show(self, args: argparse.Namespace) -> Listing:
-        return show.snapshot(self._keeper().request("show", _of_store(args.store, name=args.name)))
+        return show.snapshot(self._keeper().request(Show, _of_store(args.store, name=args.name)))
 
     def _log(self, args: argparse.Namespace) -> Histories:
-        return Histories(chosen.newest(self._snapshots(args.store), args.last))
+        found, here = self._snapshots(args.store)
+        snapshots, older = chosen.newest(found.snapshots, args.last)
+        return Histories(snapshots, here, older, [str(fault["what"]) for fault in found.faults])
 
-    def _snapshots(self, folder: str | None) -> dict[str, Any]:
-        """Return all snapshots, and the one ``here``: the one that this kernel is based on."""
+    def _snapshots(self, folder: str | None) -> tuple[Snapshots, Mapping[str, Sequence[str]]]:
+        """Return all snapshots, and the one that this kernel is based on, as `show.snapshots` has it."""
         agent = self._keeper()
-        parent = agent.request("status")["parent"]
-        return {**agent.request("list", _of_store(folder)), "here": {parent["id"]: []} if parent else {}}
+        parent = agent.request(Status).parent
+        return agent.request(List, _of_store(folder)), {parent.id: []} if parent is not None else {}
 
     def _diff(self, args: argparse.Namespace) -> Blocks:
-        return show.comparison(self._keeper().request("diff", _of_store(args.store, old=args.old, new=args.new)))
+        return show.comparison(self._keeper().request(Diff, _of_store(args.store, old=args.old, new=args.new)))
 
     def _mv(self, args: argparse.Namespace) -> None:
-        self._keeper().request("mv", _of_store(args.store, name=args.name, new=args.new))
+        self._keeper().request(Rename, _of_store(args.store, name=args.name, new=args.new))
         print(f"{args.name} is now {args.new}.")
 
     def _note(self, args: argparse.Namespace) -> None:
         request = _of_store(args.store, name=args.name, message=" ".join(args.message))
-        noted = self._keeper().request("note", request)
-        print(f"{args.name}: {noted['message'] or 'no note'}")
+        noted = self._keeper().request(Note, request)
+        print(f"{args.name}: {noted.message or 'no note'}")
 
     def _pin(self, args: argparse.Namespace) -> None:
-        self._keeper().request("pin", _of_store(args.store, name=args.name, pinned=True))
+        self._keeper().request(Pin, _of_store(args.store, name=args.name, pinned=True))
         print(f"Pinned {args.name}.")
 
     def _unpin(self, args: argparse.Namespace) -> None:
-        self._keeper().request("pin", _of_store(args.store, name=args.name, pinned=False))
+        self._keeper().request(Pin, _of_store(args.store, name=args.name, pinned=False))
         print(f"Unpinned {args.name}.")
 
     def _tag(self, args: argparse.Namespace) -> None:
         request = _of_store(args.store, name=args.name, tags=args.tags, remove=args.remove)
-        labels = self._keeper().request("tag", request)
-        print(f"{args.name}: {' '.join(labels['tags']) or 'no tags'}")
+        labels = self._keeper().request(Tag, request)
+        print(f"{args.name}: {' '.join(labels.tags) or 'no tags'}")
 
     def _rm(self, args: argparse.Namespace) -> None:
         agent = self._keeper()
         failures = []
         for name in args.names:
             try:
-                freed = agent.request("rm", _of_store(args.store, name=name))["freed"]
+                freed = agent.request(Remove, _of_store(args.store, name=name)).freed
             except StoreError as e:
                 failures.append(e)
             else:
@@ -245,12 +260,12 @@ class Gpuckpt:
 
     def _keep(self, args: argparse.Namespace) -> None:
         rule = _of_store(args.store, last=args.last, under=args.under, dry_run=args.dry_run)
-        done = self._keeper().request("keep", rule)
-        if not done["removed"]:
+        done = self._keeper().request(Keep, rule)
+        if not done.removed:
             print("Nothing has to be removed.")
             return
         what, then = ("Would remove", "would be freed") if args.dry_run else ("Removed", "freed")
-        print(f"{what} {', '.join(done['removed'])}: {show.size(done['freed'])} {then}.")
+        print(f"{what} {', '.join(done.removed)}: {show.size(done.freed)} {then}.")
 
     def _panel(self, _: argparse.Namespace) -> None:
         agent = self._keeper()
@@ -268,11 +283,11 @@ class Gpuckpt:
         display(panel_of(agent))
 
     def _status(self, _: argparse.Namespace) -> Listing:
-        left = self._keeper().request("left")
-        return show.status(self._keeper().request("status"), generation_id(), map(show.still_running, left))
+        left = self._keeper().request(Left)
+        return show.status(self._keeper().request(Status), generation_id(), map(show.still_running, left))
 
-    def complete(self, _: Any, event: Any) -> list[str]:
-        """Complete commands, snapshot names and options (called by IPython with the line so far)."""
+    def complete(self, event: Any) -> list[str]:
+        """Complete commands, snapshot names and options; the event has the line so far."""
         typed = event.text_until_cursor.partition("%gpuckpt")[2]
         if not typed[:1].isspace():
             return []
@@ -298,7 +313,7 @@ class Gpuckpt:
         names_one = before[0] != "save" and any(action.metavar in _SNAPSHOTS for action in by_place)
         if names_one and self._agent is not None:
             with contextlib.suppress(GpuckptError):
-                found += [show.label_of(s) for s in self._agent.request("list")["snapshots"]]
+                found += [show.label_of(s) for s in self._agent.request(List).snapshots]
         return found
 
     @contextlib.contextmanager
@@ -322,12 +337,12 @@ class _Progress:
         self._began = time.monotonic()
         self._handle: Any = None
 
-    def take(self, progress: dict[str, Any]) -> None:
+    def take(self, progress: Progress) -> None:
         """Show what the keeper reports."""
-        if progress.get("quiet"):
+        if progress.quiet:
             return  # it might be on its way when the kernel is taken, and be sent once more by each that is restored
         soon = time.monotonic() - self._began < _PROGRESS_AFTER
-        if self._handle is None and soon and not progress.get("cancelling"):
+        if self._handle is None and soon and not progress.cancelling:
             return
         self._display({"text/plain": show.progress_text(self._verb, progress)})
 
@@ -373,7 +388,7 @@ class _Writing:
         self._progress = progress
         self._lock = threading.Lock()
         self._saved: show.Saved | None = None
-        self._early: dict[str, Any] | None = None
+        self._early: Afterwards | None = None
 
     def begin(self, saved: show.Saved) -> None:
         """Follow it from now on."""
@@ -382,32 +397,29 @@ class _Writing:
             if self._early is not None:
                 self._note(saved, self._early)
 
-    def take(self, message: dict[str, Any]) -> None:
+    def take(self, news: Afterwards) -> None:
         """Take in what the keeper says of it (called by the agent, in a thread of its own)."""
         with self._lock:
             if self._saved is not None:
-                self._note(self._saved, message)
+                self._note(self._saved, news)
             else:
-                self._early = message  # the latest says it all
+                self._early = news  # the latest says it all
 
-    def _note(self, saved: show.Saved, message: dict[str, Any]) -> None:
-        if "error" in message:
-            saved.fail(GpuckptError.from_dict(message["error"]).spelled(in_a_cell))
-            print(f"{saved.name} was NOT saved. {saved.error}", file=sys.stderr)
-        elif "progress" in message:
-            saved.progress = message["progress"]
-            if not self._progress.updates:
-                return  # a line for every part of it would be too many
-        else:
-            saved.complete(message["result"])
+    def _note(self, saved: show.Saved, news: Afterwards) -> None:
+        match news:
+            case GpuckptError():
+                saved.fail(news)
+                print(f"{saved.name} was NOT saved. {saved.error}", file=sys.stderr)
+            case Progress():
+                saved.progress = news
+                if not self._progress.updates:
+                    return  # a line for every part of it would be too many
+            case Saved():
+                saved.complete(news)
         self._progress.show(saved)
 
 
-def register(shell: Any, agent: Agent | None = None) -> None:
-    """Offer ``%gpuckpt`` and its completion in an IPython shell."""
-    if agent is None and "gpuckpt" in shell.magics_manager.magics["line"]:
-        return
-    magic = Gpuckpt(shell, agent)
-    shell.register_magic_function(magic, magic_kind="line", magic_name="gpuckpt")
-    for where in ({"str_key": "%gpuckpt"}, {"re_key": _ASSIGNED}):
-        shell.set_hook("complete_command", magic.complete, **where)
+def _end_if_restored_to_stop(shell: Any, done: object) -> None:
+    """End the cell in a kernel that was restored from what it took, where that was asked for."""
+    if isinstance(done, Restored) and done.stop_here:
+        end_cell(shell)

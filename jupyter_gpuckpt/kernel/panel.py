@@ -12,7 +12,8 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ import comm
 import traitlets
 from ipykernel.kernelbase import Kernel
 
+from ..checked import to_json
 from ..errors import Cancelled, GpuckptError
+from ..operations.requests import Cancel, List, Pin, Remove, Rename, Request, Restore, Save, Status
+from ..operations.results import KernelStatus, Labelled, Progress, Restored
 from . import show
 from .agent import Agent
 
@@ -29,7 +33,7 @@ __all__ = ["Panel", "panel_of", "resume"]
 
 _LOOK_EVERY = 3.0  # how often the keeper is asked while somebody sees the panel, in seconds
 _MOST = 100  # how many snapshots are shown; `%gpuckpt list` has them all
-_TOLD = ("name", "notebook", "id", "message", "created", "size", "gpu_memory", "pinned", "tags")
+_TOLD = ("name", "notebook", "id", "message", "created", "size", "gpu_memory", "pinned", "tags", "job", "label")
 _HERE = Path(__file__).parent
 
 
@@ -66,18 +70,20 @@ class Panel(anywidget.AnyWidget):
     def look(self) -> None:
         """Ask the keeper how things are, and show it."""
         try:
-            status = self._agent.request("status")
-            found = self._agent.request("list")["snapshots"]
+            status = self._agent.request(Status)
+            found = self._agent.request(List).snapshots
         except GpuckptError as e:
             self._show(error=e.as_dict())
             return
-        own = [s for s in found if (status["notebook"] and s["notebook"] == status["notebook"]) or _is_of(s, status)]
-        ids = {s["id"] for s in own}
-        others = [s for s in found if s["id"] not in ids]
+        own = [s for s in found if _is_of(s, status)]
+        others = [s for s in found if not _is_of(s, status)]
         self._show(
             kernel={
-                **{key: status.get(key) for key in ("state", "memory", "parent", "unsaved")},
-                "freed": status["gpu"]["freed"],
+                "state": status.state,
+                "memory": status.memory,
+                "parent": to_json(status.parent),
+                "unsaved": to_json(status.unsaved),
+                "freed": status.gpu.freed,
             },
             own=[_told(s) for s in own[:_MOST]],
             others=[_told(s) for s in others[: max(0, _MOST - len(own))]],
@@ -109,7 +115,7 @@ class Panel(anywidget.AnyWidget):
             # Not from the subshell that this is called in: ipykernel would go on sending it all, also once it is gone.
             _in_thread(lambda: self._heed(content))
 
-    def _heed(self, content: dict[str, Any]) -> None:
+    def _heed(self, content: Mapping[str, Any]) -> None:
         self._show(answered=content.get("number"))
         asked = content.get("do")
         if asked == "cancel" and self._operation:
@@ -125,7 +131,7 @@ class Panel(anywidget.AnyWidget):
 
     def _cancel(self) -> None:
         with contextlib.suppress(GpuckptError):
-            self._agent.request("cancel", {"operation": self._operation})
+            self._agent.request(Cancel, {"operation": self._operation})
 
     def _see(self, view: str, seen: bool) -> None:
         if seen:
@@ -137,28 +143,27 @@ class Panel(anywidget.AnyWidget):
             if not self._views:
                 self._seen.clear()
 
-    def _act(self, asked: str, args: dict[str, Any]) -> None:
+    def _act(self, asked: str, args: Mapping[str, Any]) -> None:
         if not self._acting.acquire(blocking=False):
             return
         name = str(args.get("name", ""))
 
         stage = ""
 
-        def progress(far: dict[str, Any]) -> None:
+        def progress(far: Progress) -> None:
             nonlocal stage
-            if self._cancelling and far["stage"] != stage:
+            if self._cancelling and far.stage != stage:
                 self._cancel()  # the stage before may have been one that cannot be left
-            stage = far["stage"]
-            total = far.get("total")
-            percent = 100 * far["done"] // total if total else None
-            text = show.progress_text(f"{_VERBS[asked]} {name}", {**far, "cancelling": self._cancelling})
+            stage = far.stage
+            percent = 100 * far.done // far.total if far.total else None
+            text = show.progress_text(f"{_VERBS[asked]} {name}", replace(far, cancelling=self._cancelling))
             self._show(operation={"text": text, "percent": percent})
 
         try:
             self._cancelling = False
             self._show(operation={"text": f"{_VERBS[asked]} {name} …", "percent": None}, note="", error=None)
             self._operation = uuid.uuid4().hex
-            result = self._agent.request(asked, {**args, "operation": self._operation}, progress)
+            result = self._agent.take(_KINDS[asked], Restored, {**args, "operation": self._operation}, progress)
             self._show(note=_NOTES[asked](args, result))
         except Cancelled:
             self._show(note="Cancelled; the kernel is as it was.")
@@ -171,21 +176,23 @@ class Panel(anywidget.AnyWidget):
 
 
 _VERBS = {"save": "Saving", "restore": "Restoring", "mv": "Renaming", "pin": "Pinning", "rm": "Removing"}
-_NOTES: dict[str, Callable[[dict[str, Any], Any], str]] = {
+_KINDS: Mapping[str, type[Request[Any]]] = {one.op: one for one in (Save, Restore, Rename, Pin, Remove)}
+_NOTES: Mapping[str, Callable[[Mapping[str, Any], Any], str]] = {
     "save": lambda _, result: show.Saved(result).text(),
     "restore": lambda args, _: f"Restored {args['name']}.",
     "mv": lambda args, _: f"{args['name']} is now {args['new']}.",
     "pin": lambda args, _: f"{args['name']} is {'pinned' if args['pinned'] else 'no longer pinned'}.",
-    "rm": lambda args, result: f"Removed {args['name']}: {show.size(result['freed'])} freed.",
+    "rm": lambda args, result: f"Removed {args['name']}: {show.size(result.freed)} freed.",
 }
 
 
-def _is_of(snapshot: dict[str, Any], status: dict[str, Any]) -> bool:
-    return bool(snapshot["kernel_id"] == status["kernel_id"])
+def _is_of(snapshot: Labelled, status: KernelStatus) -> bool:
+    is_notebooks = bool(status.notebook) and snapshot.notebook == status.notebook
+    return is_notebooks or snapshot.kernel_id == status.kernel_id
 
 
-def _told(snapshot: dict[str, Any]) -> dict[str, Any]:
-    return {**{key: snapshot[key] for key in _TOLD}, "job": snapshot.get("job", ""), "label": show.label_of(snapshot)}
+def _told(snapshot: Labelled) -> dict[str, object]:
+    return {name: value for name, value in to_json(snapshot).items() if name in _TOLD}
 
 
 def _in_thread(do: Callable[[], None]) -> None:

@@ -7,23 +7,40 @@ import os
 import queue
 import threading
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..checked import from_json
 from ..errors import GpuckptError, KeeperGone
 from ..linux.lock_files import KEEPER_LOCK, is_locked
+from ..operations.results import Progress, Taking
 from ..spelling import in_a_cell
 from . import interrupts
 from .channel import Channel
 
-__all__ = ["Progress", "Requests", "broken_off"]
+__all__ = ["Answered", "News", "Requests", "broken_off", "news_of"]
 
 _ALIVE_EVERY = 0.5  # how often a waiting request looks whether the keeper still lives, in seconds
 _QUIET = 10.0  # after how long a silence a keeper, which is heard of every two seconds, is taken to hang, in seconds
 
-Progress = Callable[[dict[str, Any]], None]
+
+@dataclass(frozen=True)
+class Answered:
+    """The result of a request, as JSON."""
+
+    result: object
+
+
+@dataclass(frozen=True)
+class _Interrupted:
+    """The user interrupted the cell that waits."""
+
+
+News = Progress | GpuckptError | Answered
+"""What the keeper says of a request."""
 
 
 class _Waiting:
@@ -35,11 +52,11 @@ class _Waiting:
     afterwards : takes what the keeper says after it has ``taken`` the kernel: the cell that asked does not wait for it.
     """
 
-    def __init__(self, op: str, operation: str, afterwards: Progress | None) -> None:
+    def __init__(self, op: str, operation: str, afterwards: Callable[[News], None] | None) -> None:
         self.op, self.operation = op, operation
         self.is_cells = threading.current_thread() is threading.main_thread()
         """Whether a cell waits for it, and nothing beside the cells."""
-        self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.news: queue.SimpleQueue[News | _Interrupted] = queue.SimpleQueue()
         self.afterwards = afterwards
         self.is_left = False
         """Whether nobody waits for the end of it any more."""
@@ -56,19 +73,23 @@ class Requests:
         self._waiting: dict[int, _Waiting] = {}
         self._ids = itertools.count(1)
 
-    def send(self, op: str, args: dict[str, Any]) -> None:
+    def send(self, op: str, args: Mapping[str, object]) -> None:
         """Ask for something of which nobody hears the answer. Raises `KeeperGone`."""
         self._channel.send({"request": next(self._ids), "op": op, "args": args})
 
     def ask(
         self,
         op: str,
-        args: dict[str, Any],
-        progress: Progress | None,
-        afterwards: Progress | None,
+        args: Mapping[str, object],
+        progress: Callable[[Progress], None] | None,
+        afterwards: Callable[[News], None] | None,
         failed: Callable[[], object],
-    ) -> Any:
-        """Ask for an operation and wait for its result, as `Agent.request`; `failed` is called before it raises."""
+    ) -> Answered | Taking:
+        """Ask for an operation and wait for its result, as `Agent.request`; `failed` is called before it raises.
+
+        With `afterwards`, what a save has taken is returned when that is safe in memory and not soon on the disk:
+        `afterwards` is then called, in another thread, with all that the keeper says of it later.
+        """
         if os.getpid() != self._pid:
             raise KeeperGone(
                 "Only the kernel itself can talk to its keeper.",
@@ -78,7 +99,7 @@ class Requests:
         number = next(self._ids)
         args = {"operation": uuid.uuid4().hex, **args}
         waiting = _Waiting(op, str(args["operation"]), afterwards)
-        with interrupts.told(lambda: waiting.messages.put({"interrupted": True})):
+        with interrupts.told(lambda: waiting.news.put(_Interrupted())):
             try:
                 with self._channel.sending:
                     self._waiting[number] = waiting
@@ -91,13 +112,13 @@ class Requests:
                 if not waiting.is_left:
                     self._waiting.pop(number, None)
 
-    def _wait(self, waiting: _Waiting, progress: Progress | None) -> Any:
+    def _wait(self, waiting: _Waiting, progress: Callable[[Progress], None] | None) -> Answered | Taking:
         interrupted = False
-        latest: dict[str, Any] = {"stage": "starting", "seconds": 0.0}
+        latest = Progress(stage="starting", seconds=0.0)
         quiet = 0.0  # counted, not measured: the time for which this process is paused is not the keeper's silence
         while True:
             try:
-                message = waiting.messages.get(timeout=_ALIVE_EVERY)
+                news = waiting.news.get(timeout=_ALIVE_EVERY)
             except queue.Empty:
                 if not is_locked(self._run_dir / KEEPER_LOCK):
                     raise broken_off(waiting.op, "The kernel gets a new one automatically within seconds.") from None
@@ -107,54 +128,51 @@ class Requests:
                         silence = f"The kernel's keeper is stopped or hangs: it was silent for {quiet:.0f} s."
                         raise _not_waited_for(waiting.op, silence) from None
                     if progress is not None:
-                        progress({"stage": "the keeper is silent (interrupt to stop waiting)", "seconds": quiet})
+                        progress(Progress(stage="the keeper is silent (interrupt to stop waiting)", seconds=quiet))
                 continue
-            if "interrupted" in message:
+            if isinstance(news, _Interrupted):
                 if interrupted:
                     raise _not_waited_for(waiting.op, "It was interrupted twice, and the keeper cannot stop it now.")
                 interrupted = True
                 self._cancel(waiting)
                 if progress is not None:
-                    progress({**latest, "cancelling": True})
+                    progress(replace(latest, cancelling=True))
                 continue
             quiet = 0.0
-            if "taken" in message.get("progress", ()):
-                taken: dict[str, Any] = message["progress"].pop("taken")
-                return {**taken, "taken": True, "progress": message["progress"]}
-            if "progress" in message:
-                if interrupted and message["progress"]["stage"] != latest["stage"]:
-                    self._cancel(waiting)  # the stage before may have been one that cannot be left
-                latest = message["progress"]
-                if progress is not None:
-                    progress({**latest, "cancelling": interrupted})
-            elif "error" in message:
-                raise GpuckptError.from_dict(message["error"]).spelled(in_a_cell)
-            else:
-                return message.get("result")
+            match news:
+                case Answered():
+                    return news
+                case GpuckptError():
+                    raise news
+                case Taking():
+                    return news
+                case Progress():
+                    if interrupted and news.stage != latest.stage:
+                        self._cancel(waiting)  # the stage before may have been one that cannot be left
+                    latest = news
+                    if progress is not None:
+                        progress(replace(latest, cancelling=interrupted))
 
     def _cancel(self, waiting: _Waiting) -> None:
         self.send("cancel", {"operation": waiting.operation, "kind": waiting.op})
 
-    def hear(self, number: int, message: dict[str, Any]) -> None:
+    def hear(self, number: int, news: News) -> None:
         """Pass on what the keeper says about a request."""
         waiting = self._waiting.get(number)
         if waiting is None:
             return
         if waiting.is_left and waiting.afterwards is not None:
-            if "progress" not in message:
+            if not isinstance(news, Progress):
                 self._waiting.pop(number, None)
-            self._later(partial(waiting.afterwards, message))
+            self._later(partial(waiting.afterwards, news))
             return
-        waiting.is_left = waiting.afterwards is not None and "taken" in message.get("progress", ())
-        waiting.messages.put(message)
+        waiting.is_left = waiting.afterwards is not None and isinstance(news, Taking)
+        waiting.news.put(news)
 
-    def end_all(self, answered: Collection[str], result: Any, error: Callable[[str], GpuckptError]) -> None:
+    def end_all(self, answered: Collection[str], result: object, error: Callable[[str], GpuckptError]) -> None:
         """End all that is waited for: operations that are `answered` with a result, the others with an error each."""
         for number, waiting in list(self._waiting.items()):
-            if waiting.op in answered:
-                self.hear(number, {"result": result})
-            else:
-                self.hear(number, {"error": error(waiting.op).as_dict()})
+            self.hear(number, Answered(result) if waiting.op in answered else error(waiting.op).spelled(in_a_cell))
 
     def awaited(self, ops: Collection[str]) -> bool:
         """Tell whether the end of one of these operations is waited for."""
@@ -163,6 +181,16 @@ class Requests:
     def awaited_by_cell(self, ops: Collection[str]) -> bool:
         """Tell whether a cell waits for the end of one of these operations."""
         return any(one.is_cells and one.op in ops and not one.is_left for one in self._waiting.values())
+
+
+def news_of(message: Mapping[str, Any]) -> News:
+    """Return what the keeper says of a request in one of its messages."""
+    if "progress" in message:
+        progress = from_json(Progress, message["progress"])
+        return progress if progress.taken is None else Taking(**vars(progress))
+    if "error" in message:
+        return GpuckptError.from_dict(message["error"]).spelled(in_a_cell)
+    return Answered(message.get("result"))
 
 
 def broken_off(op: str, then: str) -> KeeperGone:

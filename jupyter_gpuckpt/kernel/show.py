@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import GpuckptError
+from ..operations import results
 from ..spelling import Spell
 from .tables import Blocks, Listing, Marked, Shown, details
 
@@ -46,14 +47,14 @@ def remaining(seconds: float) -> str:
     return f"about {seconds / 3600:.0f} h left"
 
 
-def unsaved(done: dict[str, Any]) -> str:
-    """Say what a kernel has done that is in no snapshot, as `keeper.unsaved` tells of it."""
-    since = max(0.0, time.time() - datetime.datetime.fromisoformat(done["since"]).timestamp())
-    cells, cell = done["cells"], done["cell"]
-    what = f"{cells} {'cell' if cells == 1 else 'cells'}" if cells else f"{duration(done['computed'])} of computing"
-    running = f", the running cell [{cell['number']}] `{cell['begins']}` among them" if cell else ""
+def unsaved(done: results.Unsaved) -> str:
+    """Say what a kernel has done that is in no snapshot."""
+    since = max(0.0, time.time() - datetime.datetime.fromisoformat(done.since).timestamp())
+    cells, cell = done.cells, done.cell
+    what = f"{cells} {'cell' if cells == 1 else 'cells'}" if cells else f"{duration(done.computed)} of computing"
+    running = f", the running cell [{cell.number}] `{cell.begins}` among them" if cell else ""
     if cell and not cells:
-        what, running = f"what the running cell [{cell['number']}] `{cell['begins']}` has done", ""
+        what, running = f"what the running cell [{cell.number}] `{cell.begins}` has done", ""
     return f"{what} in the last {duration(since)}{running}"
 
 
@@ -81,29 +82,29 @@ class Saved(Shown):
     frozen_seconds : for how long the kernel was paused.
     """
 
-    progress: dict[str, Any]
-    """How far the writing is; the keeper's last word of it."""
     error: GpuckptError | None = None
 
-    def __init__(self, result: dict[str, Any]) -> None:
-        self.complete(result)
+    def __init__(
+        self, found: results.Saved | results.Restored | results.Taken, progress: results.Progress | None = None
+    ) -> None:
+        """Show what a save gave; of what was only taken, with how far the writing is."""
+        self.restored: bool = found.restored
+        self.complete(found, progress)
 
-    def complete(self, result: dict[str, Any]) -> None:
+    @property
+    def written(self) -> bool:
+        return self.progress is None
+
+    def complete(
+        self, found: results.Saved | results.Restored | results.Taken, progress: results.Progress | None = None
+    ) -> None:
         """Take in what the keeper says of the save."""
-        self.name: str = label_of(result)
-        self.store: str = result.get("store", "")
-        self.id: str = result["id"]
-        self.message: str = result["message"]
-        self.written = not result.get("taken")
-        self.progress = result.get("progress") or {"stage": "writing"}
-        self._notes = result.get("notes") or []
-        self.created: str = result["created"]
-        self.size: int = result["size"]
-        self.gpu_memory: int = result["gpu_memory"]
-        self.frozen_seconds: float = result["frozen_seconds"]
-        self.seconds: float | None = result.get("seconds")
-        self.restored: bool = bool(result.get("restored"))
-        self._who = "job" if result.get("job") else "kernel"
+        self.progress = progress
+        self.name, self.id, self.message = label_of(found), found.id, found.message
+        self.created, self.size, self.gpu_memory = found.created, found.size, found.gpu_memory
+        self.frozen_seconds, self.seconds = found.frozen_seconds or 0.0, found.seconds
+        self.store, self._notes = found.store or "", found.notes
+        self._who = "job" if found.job else "kernel"
 
     def fail(self, error: GpuckptError) -> None:
         """Take in that it could not be written."""
@@ -115,14 +116,14 @@ class Saved(Shown):
         if self.error is not None:
             return f"{self.name} was NOT saved. {self.error}"
         paused = duration(self.frozen_seconds)
-        if not self.written:
-            far = how_far({**self.progress, "stage": "Writing"})
+        if self.progress is not None:
+            far = how_far(self.progress, "Writing")
             return f"{self.name} captured ({self._who} paused {paused}). {far}; not safe until written."
         gpu = f" ({size(self.gpu_memory)} of it GPU memory)" if self.gpu_memory else ""
         took = f"in {duration(self.seconds or 0)}; the {self._who} was paused for {paused}."
         where = f" to {self.store}" if self.store else ""
         lines = [f"Saved {self.name}{where}: {size(self.size)}{gpu} {took}"]
-        return "\n".join(lines + self._notes)
+        return "\n".join([*lines, *self._notes])
 
 
 def not_executed_again(cells: int) -> list[str]:
@@ -138,16 +139,13 @@ def not_executed_again(cells: int) -> list[str]:
 class Restored(Shown):
     """The account of a restore, shown in the cell that asked for it."""
 
-    def __init__(self, result: dict[str, Any], asked_at: float, faults: Sequence[str]) -> None:
-        self.name: str = label_of(result)
-        self._created: str = result["created"]
-        self._message: str = result["message"]
+    def __init__(self, result: results.Restored, asked_at: float, faults: Sequence[str]) -> None:
+        self.name, self._created, self._message = label_of(result), result.created, result.message
         # The clock of the day: a restored process's monotonic clock goes on from the save.
         self._seconds = max(0.0, time.time() - asked_at)
-        self._notes = [*result["warnings"], *faults]
-        self._answered: float | None = result.get("answered")
-        self._given_up: dict[str, Any] | None = result.get("given_up")
-        self._follows: int = result["gpu_memory"] if result.get("lazy") and self._answered is None else 0
+        self._notes = [*result.warnings, *faults]
+        self._answered, self._given_up = result.answered, result.given_up
+        self._follows = result.gpu_memory if result.lazy and self._answered is None else 0
 
     def text(self) -> str:
         message = f" ({self._message})" if self._message else ""
@@ -174,16 +172,19 @@ class Forked(Shown):
     frozen_seconds : for how long the kernel was paused; None for a fork from a snapshot.
     """
 
-    def __init__(self, result: dict[str, Any]) -> None:
-        self.restored = bool(result.get("restored"))
-        self._name, self._own_id = label_of(result) if "name" in result else "", ""
+    def __init__(self, result: results.Forked | results.Restored) -> None:
+        self.warnings, self.seconds = list(result.warnings), result.seconds
+        self.frozen_seconds = result.frozen_seconds
+        self.kernels: list[results.NewCopy] = []
         self.copy: int | None = None
-        self.kernels: list[dict[str, Any]] = result.get("kernels", [])
-        self.warnings: list[str] = list(result["warnings"])
-        self.seconds: float | None = result.get("seconds")
-        self.frozen_seconds: float | None = result.get("frozen_seconds")
-        if "copy" in result:
-            self.copy, self._own_id = result["copy"]["index"], result["copy"]["kernel_id"]
+        self._name = self._own_id = ""
+        self.restored: bool = result.restored
+        if not result.restored:
+            self.kernels = result.kernels
+            return
+        self._name = label_of(result)
+        if result.copy is not None:
+            self.copy, self._own_id = result.copy.index, result.copy.kernel_id
 
     def text(self) -> str:
         if self.copy is not None:
@@ -198,23 +199,22 @@ class Forked(Shown):
         return "\n".join(lines + self.warnings)
 
 
-def fork_lines(kernel: dict[str, Any]) -> list[str]:
+def fork_lines(kernel: results.NewCopy) -> list[str]:
     """Return what there is to say of one copy: how to open it, and what is another there."""
-    how = f"jupyter console --existing {kernel['connection_file'].rpartition('/')[2]}"
-    held = "; a Jupyter server holds it: choose it as a notebook's kernel" if kernel["held"] else ""
+    how = f"jupyter console --existing {kernel.connection_file.rpartition('/')[2]}"
+    held = "; a Jupyter server holds it: choose it as a notebook's kernel" if kernel.held else ""
     return [
-        f"Copy {kernel['index']} is kernel {kernel['id']}{held}. In a terminal: {how}",
-        *(f"  Port {port} is port {new} there." for port, new in kernel["ports"].items()),
-        *(f"  {note}" for note in kernel["notes"]),
+        f"Copy {kernel.index} is kernel {kernel.id}{held}. In a terminal: {how}",
+        *(f"  Port {port} is port {new} there." for port, new in kernel.ports.items()),
+        *(f"  {note}" for note in kernel.notes),
     ]
 
 
 class Moved(Shown):
     """What a move gives: which GPU is which now."""
 
-    def __init__(self, result: dict[str, Any]) -> None:
-        self.moves: list[str] = list(result["moves"])
-        self.seconds: float = result["seconds"]
+    def __init__(self, result: results.Moved) -> None:
+        self.moves, self.seconds = result.moves, result.seconds
 
     def text(self) -> str:
         return "\n".join([f"Moved in {duration(self.seconds)}.", *self.moves])
@@ -223,10 +223,8 @@ class Moved(Shown):
 class Asleep(Shown):
     """What putting a kernel to sleep gives."""
 
-    def __init__(self, result: dict[str, Any]) -> None:
-        self.already: bool = result["already"]
-        self.freed: int = result["freed"]
-        self.seconds: float = result["seconds"]
+    def __init__(self, result: results.Slept) -> None:
+        self.already, self.freed, self.seconds = result.already, result.freed, result.seconds
 
     def text(self) -> str:
         what = f"{size(self.freed)} of GPU memory freed" if self.freed else "it had no GPU memory to free"
@@ -238,26 +236,23 @@ class Asleep(Shown):
 class Hibernated(Shown):
     """What hibernating a kernel gives; to itself it is told when it is awake again."""
 
-    def __init__(self, result: dict[str, Any]) -> None:
+    def __init__(self, result: results.Hibernated | results.WokenLater) -> None:
         self._result = result
 
     def text(self) -> str:
         result = self._result
-        if result.get("woken"):
+        if result.woken:
             return "Hibernated, and awake again."
-        took = f" in {duration(result['seconds'])}" if result["seconds"] else " already"
-        job = result.get("job")
-        back = f"`restore {job}` brings the job back." if job else "A cell that is run wakes the kernel."
-        return f"Hibernated{took} as {label_of(result)}: {size(result['size'])}. {back}"
+        took = f" in {duration(result.seconds)}" if result.seconds else " already"
+        back = f"`restore {result.job}` brings the job back." if result.job else "A cell that is run wakes the kernel."
+        return f"Hibernated{took} as {label_of(result)}: {size(result.size)}. {back}"
 
 
 class Awake(Shown):
     """What waking a kernel gives."""
 
-    def __init__(self, result: dict[str, Any]) -> None:
-        self.already: bool = result["already"]
-        self.back: int = result["back"]
-        self.seconds: float = result["seconds"]
+    def __init__(self, result: results.Woken) -> None:
+        self.already, self.back, self.seconds = result.already, result.back, result.seconds
 
     def text(self) -> str:
         if self.already:
@@ -275,9 +270,8 @@ RESULTS: Mapping[str, type[Forked | Moved | Asleep | Awake]] = {
 """What shows the result of an operation, where all that it takes is the result."""
 
 
-def auto_sleep(result: dict[str, Any]) -> str:
-    """Say after what time a kernel goes to sleep by itself now."""
-    after = result["sleep_after"]
+def auto_sleep(after: float | None) -> str:
+    """Say after what time, in seconds, a kernel goes to sleep by itself now."""
     return f"It goes to sleep when idle for {span(after)}." if after else "It does not go to sleep by itself."
 
 
@@ -289,12 +283,12 @@ _TELLING = 1000
 """From how many bytes on the size of a variable is said."""
 
 
-def comparison(found: dict[str, Any]) -> Blocks:
+def comparison(found: results.Comparison) -> Blocks:
     """Return what changed from one snapshot to another, as the keeper gives it."""
-    old, new = found["old"], found["new"]
-    rows = [[v["name"], v["how"], *_both(v["old"], v["new"])] for v in found["variables"]]
-    files = [[file["path"], file["how"]] for file in (*found["used_files"], *found["kept_files"])]
-    parts = [] if found["unchanged"] is not None else _parts(found["files"])  # nothing else is known of what is in it
+    old, new = found.old, found.new
+    rows = [[v.name, v.how, *_both(v.old, v.new)] for v in found.variables]
+    files = [[file.path, file.how] for file in (*found.used_files, *found.kept_files)]
+    parts = [] if found.unchanged is not None else _parts(found.files)  # nothing else is known of what is in it
     return Blocks(
         [
             f"{_about_variables(found)}\n{_about_memory(found)}",
@@ -305,33 +299,33 @@ def comparison(found: dict[str, Any]) -> Blocks:
     )
 
 
-def _about_variables(found: dict[str, Any]) -> str:
+def _about_variables(found: results.Comparison) -> str:
     """Say how many variables changed, and which of the others may have."""
-    if found["unchanged"] is None:
+    if found.unchanged is None:
         return "Nothing is known of variables: one of the two is not of a Python kernel with our agent."
-    hows = [row["how"] for row in found["variables"]]
+    hows = [row.how for row in found.variables]
     new, deleted = hows.count("new"), hows.count("deleted")
-    counts = {"changed": len(hows) - new - deleted, "new": new, "deleted": deleted, "unchanged": found["unchanged"]}
+    counts = {"changed": len(hows) - new - deleted, "new": new, "deleted": deleted, "unchanged": found.unchanged}
     told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     lines = [f"Variables: {told or 'none changed'}."]
-    if names := found["not_compared"]:
+    if names := found.not_compared:
         more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-        why = "" if found["same_origin"] else ", as the snapshots are of different kernels"
+        why = "" if found.same_origin else ", as the snapshots are of different kernels"
         lines.append(f"May have changed: {', '.join(names[:_NAMES])}{more} (only types and sizes are known{why}).")
     return "\n".join(lines)
 
 
-def _about_memory(found: dict[str, Any]) -> str:
+def _about_memory(found: results.Comparison) -> str:
     """Say in a line by how much the snapshots differ."""
-    if not found["changed"]:
-        return f"{found['old']} and {found['new']} hold the same."
+    if not found.changed:
+        return f"{found.old} and {found.new} hold the same."
     amounts = [
         f"{size(changed)} of {what}"
-        for what in ("memory", "GPU memory")
-        if (changed := sum(row["changed"] for row in found[what.lower().replace(" ", "_")]))
+        for what, rows in (("memory", found.memory), ("GPU memory", found.gpu_memory))
+        if (changed := sum(row.changed for row in rows))
     ]
     of_it = f" ({', '.join(amounts)})" if amounts else ""
-    return f"{found['new']} differs from {found['old']} by {size(found['changed'])}{of_it}."
+    return f"{found.new} differs from {found.old} by {size(found.changed)}{of_it}."
 
 
 def _longest(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Listing | str:
@@ -339,63 +333,64 @@ def _longest(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Listing | st
     return Listing(head, rows[:_ROWS], "", more, elastic=head[1:]) if rows else ""
 
 
-def _both(old: dict[str, Any] | None, new: dict[str, Any] | None) -> tuple[str, str]:
+def _both(old: results.Variable | None, new: results.Variable | None) -> tuple[str, str]:
     """Return what is known of a variable in both, with the modules of its types where these have the same name."""
-    types = [about["type"] for about in (old, new) if about]
+    types = [about.type for about in (old, new) if about]
     full = len(set(types)) > len({kind.rpartition(".")[2] for kind in types})
     return _variable(old, full=full), _variable(new, full=full)
 
 
-def _variable(about: dict[str, Any] | None, *, full: bool) -> str:
+def _variable(about: results.Variable | None, *, full: bool) -> str:
     if about is None:
         return ""
-    kind = about["type"] if full else about["type"].rpartition(".")[2]
-    shape = f"({', '.join(map(str, about['shape']))})" if "shape" in about else ""
-    length = f"of length {about['length']}" if "length" in about else ""
-    arrays = f"with {about['arrays']} {'array' if about['arrays'] == 1 else 'arrays'}" if "arrays" in about else ""
-    words = [kind, shape, about.get("dtype", ""), about.get("device", ""), length, arrays]
-    bytes_ = max(about.get("size", 0), about.get("holds", 0))
+    kind = about.type if full else about.type.rpartition(".")[2]
+    shape = f"({', '.join(map(str, about.shape))})" if about.shape is not None else ""
+    length = f"of length {about.length}" if about.length is not None else ""
+    arrays = "" if about.arrays is None else f"with {about.arrays} {'array' if about.arrays == 1 else 'arrays'}"
+    words = [kind, shape, about.dtype, about.device, length, arrays]
+    bytes_ = max(about.size or 0, about.holds or 0)
     large = size(bytes_) if bytes_ >= _TELLING else ""
     return ", ".join(filter(None, [" ".join(filter(None, words)), large]))
 
 
-def _parts(parts: Sequence[dict[str, Any]]) -> list[list[str]]:
+def _parts(parts: Sequence[results.PartChange]) -> list[list[str]]:
     rows = []
     for part in parts:
-        if not part["changed"] and part["old"] == part["new"]:
+        if not part.changed and part.old == part.new:
             continue
-        how = "deleted" if part["new"] is None else f"{size(part['changed'])} changed"
-        if part["old"] is None:
+        how = "deleted" if part.new is None else f"{size(part.changed)} changed"
+        if part.old is None:
             how = "new"
-        rows.append([part["path"], how, size(part["old"] or 0), size(part["new"] or 0)])
+        rows.append([part.path, how, size(part.old or 0), size(part.new or 0)])
     return rows
 
 
-def label_of(snapshot: dict[str, Any]) -> str:
+def label_of(snapshot: results.Summary | results.Taken) -> str:
     """Return what people call a snapshot; a keeper of an older version knows no more than its name."""
-    label: str = snapshot.get("label") or snapshot["name"]
-    return label
+    return snapshot.label or snapshot.name
 
 
-def snapshots(found: dict[str, Any], spell: Spell) -> Listing:
-    """Return the listing of snapshots, as the keeper gives it, with commands spelled as where it is shown."""
-    here = found.get("here", {})
+def snapshots(found: results.Snapshots, here: Mapping[str, Sequence[str]], spell: Spell) -> Listing:
+    """Return the listing of snapshots, as the keeper gives it, with commands spelled as where it is shown.
+
+    `here` has the names of the kernels that are based on a snapshot, by its id.
+    """
     rows = [
         [
             label_of(s),
-            moment(s["created"]),
-            size(s["size"]),
-            size(s["stored"]),
-            size(s["gpu_memory"]) if s["gpu_memory"] else "",
+            moment(s.created),
+            size(s.size),
+            size(s.stored),
+            size(s.gpu_memory) if s.gpu_memory else "",
             _marks(s, here),
-            f"job {s['job']}" if s.get("job") else s["notebook"].rpartition("/")[2],
-            s["message"],
+            f"job {s.job}" if s.job else s.notebook.rpartition("/")[2],
+            s.message,
         ]
-        for s in found["snapshots"]
+        for s in found.snapshots
     ]
-    faults = [f["what"] for f in found["faults"]]
-    if found.get("writing"):
-        faults.append(f"{found['writing']} is being written.")
+    faults = [str(fault["what"]) for fault in found.faults]
+    if found.writing:
+        faults.append(f"{found.writing} is being written.")
     head = ["name", "saved", "size", "added", "GPU memory", "tags", "notebook", "message"]
     empty = spell("No snapshots yet. Save one: `gpuckpt save @ NAME`")
     elastic = ("tags", "notebook", "message")
@@ -406,44 +401,44 @@ _SPARE = ("added", "GPU memory", "size", "notebook", "message", "saved")
 """What a narrow terminal has no room for, the first first."""
 
 
-def _marks(snapshot: dict[str, Any], here: Mapping[str, Sequence[str]]) -> str:
+def _marks(snapshot: results.Labelled, here: Mapping[str, Sequence[str]]) -> str:
     """Return what is said of a snapshot beside what it is: who is based on it, whether it is pinned, its tags."""
-    labels = [*["pinned"] * snapshot["pinned"], *snapshot["tags"]]
-    if snapshot["id"] not in here:
+    labels = [*["pinned"] * snapshot.pinned, *snapshot.tags]
+    if snapshot.id not in here:
         return " ".join(labels)
-    return Marked(" ".join([here_text(snapshot, here[snapshot["id"]]), *labels]), "here")
+    return Marked(" ".join([here_text(snapshot, here[snapshot.id]), *labels]), "here")
 
 
-def here_text(snapshot: dict[str, Any], kernels: Sequence[str]) -> Marked:
+def here_text(snapshot: results.Summary, kernels: Sequence[str]) -> Marked:
     """Say that kernels are based on a snapshot: those of these names, or its notebook's or job's own."""
-    own = f"job {snapshot['job']}" if snapshot.get("job") else snapshot["notebook"].rpartition("/")[2]
+    own = f"job {snapshot.job}" if snapshot.job else snapshot.notebook.rpartition("/")[2]
     others = set(kernels) - {own}
     return Marked(f"here: {', '.join(kernels)}" if others else "here", "here")
 
 
-def snapshot(found: dict[str, Any]) -> Listing:
+def snapshot(found: results.Details) -> Listing:
     """Return all about one snapshot, as the keeper gives it."""
-    gpus = ", ".join(gpu["name"] for gpu in found["cuda"].get("gpus", []))
-    files = found["process"].get("files")
+    gpus = ", ".join(gpu["name"] for gpu in found.cuda.get("gpus", []))
+    files = found.process.get("files")
     own = f"{files['count']} (Python and its packages among them), {size(files['bytes'])}" if files else ""
     return details(
         [
             ("name", label_of(found)),
-            ("message", found["message"]),
-            ("saved", moment(found["created"])),
-            ("size", size(found["size"])),
-            ("added to the store", f"{size(found['stored'])} (what no earlier snapshot had, compressed)"),
-            ("GPU memory", size(found["gpu_memory"]) if found["gpu_memory"] else ""),
+            ("message", found.message),
+            ("saved", moment(found.created)),
+            ("size", size(found.size)),
+            ("added to the store", f"{size(found.stored)} (what no earlier snapshot had, compressed)"),
+            ("GPU memory", size(found.gpu_memory) if found.gpu_memory else ""),
             ("own files", own),
-            ("notebook", found["notebook"]),
-            ("job", found.get("job", "")),
-            ("kernel", "" if found.get("job") else found["kernel_id"]),
-            ("processes", str(len(found["process"]["processes"]))),
-            ("paused for", duration(found["frozen_seconds"])),
+            ("notebook", found.notebook),
+            ("job", found.job),
+            ("kernel", "" if found.job else found.kernel_id),
+            ("processes", str(len(found.process.get("processes", ())) or "")),
+            ("paused for", "" if found.frozen_seconds is None else duration(found.frozen_seconds)),
             ("GPUs", gpus),
-            ("driver", str(found["cuda"].get("driver") or "")),
-            ("CRIU", found["machine"]["criu"]),
-            ("id", found["id"]),
+            ("driver", str(found.cuda.get("driver") or "")),
+            ("CRIU", str(found.machine.get("criu") or "")),
+            ("id", found.id),
         ]
     )
 
@@ -452,63 +447,61 @@ _SHORT = 8
 """How much of a kernel's id is enough to name it, for people."""
 
 
-def based_on(kernel: dict[str, Any]) -> str:
+def based_on(kernel: results.KernelStatus) -> str:
     """Say which snapshot a kernel last came from or went to, or else which kernel it is a copy of; empty where none."""
-    if kernel["parent"]:
-        return str(kernel["parent"]["name"])
-    return f"fork of {kernel['copy_of'][:_SHORT]}" if kernel["copy_of"] else ""
+    if kernel.parent is not None:
+        return kernel.parent.name
+    return f"fork of {kernel.copy_of[:_SHORT]}" if kernel.copy_of else ""
 
 
-def status(kernel: dict[str, Any], generation: str, notes: Iterable[str]) -> Listing:
+def status(kernel: results.KernelStatus, generation: str, notes: Iterable[str]) -> Listing:
     """Return all about a kernel, or a job, as its keeper gives it; `generation` is empty where it is not known."""
-    gpu = kernel["gpu"]
-    held = gpu.get("host_memory", gpu["freed"])  # a keeper of an older version does not know
-    asleep = [("freed on GPUs", size(gpu["freed"])), ("in host memory for it", size(held))] if gpu["freed"] else []
-    job = kernel.get("job", "")
+    gpu, job = kernel.gpu, kernel.job
+    asleep = [("freed on GPUs", size(gpu.freed)), ("in host memory for it", size(gpu.host_memory))]
     return details(
         [
-            ("job", job) if job else ("kernel", kernel["kernel_id"]),
-            ("notebook", kernel["notebook"]),
-            ("state", kernel["state"]),
+            ("job", job) if job else ("kernel", kernel.kernel_id),
+            ("notebook", kernel.notebook),
+            ("state", kernel.state),
             ("based on", based_on(kernel) or f"nothing: a fresh {'job' if job else 'kernel'}"),
-            ("pid", str(kernel["pid"])),
-            ("processes", str(len(kernel["pids"]))),
-            ("memory", size(kernel["memory"])),
-            *asleep,
+            ("pid", str(kernel.pid)),
+            ("processes", str(len(kernel.pids))),
+            ("memory", size(kernel.memory)),
+            *(asleep if gpu.freed else ()),
             ("generation", generation),
         ],
         [*notes],
     )
 
 
-def still_running(kernel: dict[str, Any]) -> str:
+def still_running(kernel: results.KernelStatus) -> str:
     """Say that another kernel of the notebook outlived its server, and how to go on with it."""
-    since, memory = moment(kernel["started"]), size(kernel["memory"])
+    since, memory = moment(kernel.started), size(kernel.memory)
     return "\n".join(
         [
             f"Another kernel of this notebook is still running, since {since} ({memory}): it outlived its server.",
             "To reconnect, reopen the notebook in JupyterLab, which offers it; or continue in a terminal:",
-            f"    jupyter console --existing {kernel['connection_file']}",
-            f"To end it, in a terminal: jupyter gpuckpt stop {kernel['kernel_id']}",
+            f"    jupyter console --existing {kernel.connection_file}",
+            f"To end it, in a terminal: jupyter gpuckpt stop {kernel.kernel_id}",
         ]
     )
 
 
-def progress_text(verb: str, progress: dict[str, Any]) -> str:
+def progress_text(verb: str, progress: results.Progress) -> str:
     """Return one line that says how far an operation is."""
-    return f"{verb}: {'cancelling…' if progress.get('cancelling') else how_far(progress)}"
+    return f"{verb}: {'cancelling…' if progress.cancelling else how_far(progress, progress.stage)}"
 
 
-def how_far(progress: dict[str, Any]) -> str:
-    """Return how far an operation is: its stage, how much of that is done, and how long it will or did take."""
-    words = [progress["stage"]] if progress["stage"] else []
-    if progress.get("total"):
-        words.append(f"{100 * progress['done'] // progress['total']} % of {size(progress['total'])}")
+def how_far(progress: results.Progress, stage: str) -> str:
+    """Return how far an operation is: how much of its `stage` is done, and how long it will or did take."""
+    words = [stage] if stage else []
+    if progress.total:
+        words.append(f"{100 * progress.done // progress.total} % of {size(progress.total)}")
     parts = [" ".join(words)]
-    if progress.get("rate"):
-        parts += [f"{size(progress['rate'])}/s", remaining(progress["left"])]
+    if progress.rate and progress.left is not None:
+        parts += [f"{size(int(progress.rate))}/s", remaining(progress.left)]
         return ", ".join(parts)
-    return parts[0] + (f" ({duration(progress['seconds'])})" if "seconds" in progress else "")
+    return parts[0] + (f" ({duration(progress.seconds)})" if progress.seconds is not None else "")
 
 
 def error_content(error: GpuckptError) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from .. import settings
 from ..errors import Busy, Cancelled, GpuckptError, KeeperGone
 from ..linux.lock_files import KEEPER_LOCK, is_locked
+from ..operations.requests import Hibernate, Sleep, Wake
+from ..operations.results import Progress, Woken, WokenLater
 from ..spelling import in_a_cell
 from . import hooks, parking, show
 from .cells import Asked
@@ -108,7 +110,7 @@ class Sleeping:
         may_wait = self._is_on_its_way or (settings.cells_asleep() and parking.has_gate())
         return not (self._holds_gpu_state and may_wait)
 
-    def wake(self, progress: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+    def wake(self, progress: Callable[[Progress], None] | None = None) -> Woken:
         """Have the keeper wake the kernel, and return what it did; a keeper that dies meanwhile gets a successor.
 
         Raises
@@ -121,11 +123,11 @@ class Sleeping:
         finally:
             self._agent.cells.announce("asleep" if self.is_asleep else "awake")
 
-    def _wake(self, progress: Callable[[dict[str, Any]], None] | None) -> dict[str, Any]:
+    def _wake(self, progress: Callable[[Progress], None] | None) -> Woken:
         deadline = time.monotonic() + _NEW_KEEPER
         while True:
             try:
-                woken: dict[str, Any] = self._agent.request("wake", {}, progress)
+                return self._agent.request(Wake, {}, progress)
             except KeeperGone:
                 while not is_locked(self._run_dir / KEEPER_LOCK):
                     if time.monotonic() > deadline:
@@ -133,8 +135,6 @@ class Sleeping:
                     time.sleep(_LOOK)
                 if time.monotonic() > deadline:
                     raise
-                continue
-            return woken
 
     def wish(self, asked: Asked, op: Literal["sleep", "hibernate"] = "sleep") -> None:
         """Have the kernel put to sleep, or hibernated, when the cell that asks has ended; at once where none does."""
@@ -149,12 +149,13 @@ class Sleeping:
             self._agent.in_background(lambda: self._rest(*wanted))
 
     def _rest(self, asked: Asked, op: str) -> None:
-        shown = {"sleep": show.Asleep, "hibernate": show.Hibernated}[op]
         cells = self._agent.cells
         before = cells.begun
         try:
-            # A kernel that was hibernated has its answer when it is awake again.
-            text = shown(self._agent.request(op)).text()
+            if op == "sleep":
+                text = show.Asleep(self._agent.request(Sleep)).text()
+            else:  # its answer comes when it is awake again
+                text = show.Hibernated(self._agent.take(Hibernate, WokenLater)).text()
         except GpuckptError as e:
             text = str(e)
             # A cell that has come waits until the kernel is awake again, and so runs, or has run by now.

@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import settings
 from ..errors import GpuckptError
+from ..operations.results import Progress
 from . import show
 from .agent import Agent
 
@@ -38,9 +39,9 @@ def wake_for_cell(agent: Agent, shell: Any, silent: bool) -> dict[str, Any] | No
     return None
 
 
-def _take(handle: Any, progress: dict[str, Any]) -> None:
+def _take(handle: Any, progress: Progress) -> None:
     """Show what the wake waits for; the wake itself takes no longer than a look at it."""
-    if handle is not None and (progress["stage"] != settings.WAKING or progress.get("cancelling")):
+    if handle is not None and (progress.stage != settings.WAKING or progress.cancelling):
         handle.update({"text/plain": show.progress_text("Waking the kernel", progress)}, raw=True)
 
 

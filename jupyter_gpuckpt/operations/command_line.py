@@ -19,14 +19,14 @@ _IN_STORE = {
 }
 
 
-def commands(kind: type[Request] = Request) -> Iterator[tuple[Command, type[Request]]]:
+def commands(kind: type[Request[Any]] = Request) -> Iterator[tuple[Command, type[Request[Any]]]]:
     """Yield all that people can type which asks a keeper for something, and what it asks for."""
     yield from ((command, kind) for command in kind.commands)
     for more in kind.__subclasses__():
         yield from commands(more)
 
 
-def add_arguments(parser: argparse.ArgumentParser, kind: type[Request], where: Offered) -> None:
+def add_arguments(parser: argparse.ArgumentParser, kind: type[Request[Any]], where: Offered) -> None:
     """Have a parser read what people give of a request there: as attributes that are called as its fields are."""
     groups: dict[str, Any] = {}
     if issubclass(kind, OfSnapshot) and where in kind.many:
@@ -72,7 +72,7 @@ def _add(to: Any, field: dataclasses.Field[Any], said: Argument, where: Offered)
     to.add_argument(*names, **more)
 
 
-def add_store_option(parser: argparse.ArgumentParser, kind: type[Request]) -> None:
+def add_store_option(parser: argparse.ArgumentParser, kind: type[Request[Any]]) -> None:
     """Have a parser read in which folder the snapshot is, where that can be said."""
     if kind.store_option:
         parser.add_argument(kind.store_option, metavar="FOLDER", type=folder, help=_IN_STORE[kind.store_option])

@@ -7,24 +7,30 @@ them, and nobody else.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from ..checked import Odd, from_json
 from ..errors import GpuckptError, Refused
 from ..settings import MOST_COPIES
+from . import results
 from .description import IN_CELLS, IN_TERMINALS, TYPED, Command, Offered, argument
 from .values import duration, gpus, number, size
 
-__all__ = ["Long", "Request", "kind_of", "operations", "request_of"]
+__all__ = ["Long", "Request", "answer_of", "kind_of", "operations", "request_of"]
+
+R = TypeVar("R")
+T = TypeVar("T")
 
 _GPU = "the GPU to use, by its number in nvidia-smi; several (1,0) for a kernel that uses several"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What is asked for; `op` is what it is called."""
+class Request(Generic[R]):
+    """What is asked for; `op` is what it is called, and `R` what is answered."""
 
     op: ClassVar[str]
     commands: ClassVar[tuple[Command, ...]] = ()
@@ -41,7 +47,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Long(Request):
+class Long(Request[R]):
     """An operation: something long, which there is one of at a time."""
 
     waited_for: ClassVar[bool] = False
@@ -63,7 +69,7 @@ class Long(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Save(Long):
+class Save(Long[results.Saved]):
     op: ClassVar[str] = "save"
     doing = "saving"
     commands = (
@@ -94,7 +100,7 @@ class Save(Long):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restore(Long):
+class Restore(Long[results.Restored]):
     """Of the snapshot with this ``key``, or that ``from`` any notebook, or of a ``name`` of its own; or the latest."""
 
     op: ClassVar[str] = "restore"
@@ -146,7 +152,7 @@ class Restore(Long):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fork(Long):
+class Fork(Long[results.Forked]):
     op: ClassVar[str] = "fork"
     doing = "forking"
     commands = (
@@ -181,7 +187,7 @@ class Fork(Long):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Move(Long):
+class Move(Long[results.Moved]):
     op: ClassVar[str] = "move"
     doing = "moving"
     commands = (
@@ -198,7 +204,7 @@ class Move(Long):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sleep(Long):
+class Sleep(Long[results.Slept]):
     op: ClassVar[str] = "sleep"
     doing = "falling asleep"
     commands = (
@@ -215,7 +221,7 @@ class Sleep(Long):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hibernate(Long):
+class Hibernate(Long[results.Hibernated]):
     op: ClassVar[str] = "hibernate"
     doing = "hibernating"
     commands = (
@@ -237,7 +243,7 @@ class Hibernate(Long):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wake(Long):
+class Wake(Long[results.Woken]):
     op: ClassVar[str] = "wake"
     doing = "waking"
     commands = (Command("wake", "wake {kernel} where it sleeps or is hibernated"),)
@@ -252,25 +258,25 @@ class Wake(Long):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status(Request):
+class Status(Request[results.KernelStatus]):
     op: ClassVar[str] = "status"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left(Request):
+class Left(Request[list[results.KernelStatus]]):
     """Which other kernels of the notebook outlived their server."""
 
     op: ClassVar[str] = "left"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Renamed(Request):
+class Renamed(Request[None]):
     op: ClassVar[str] = "renamed"
     notebook: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cancel(Request):
+class Cancel(Request[bool]):
     """The ``operation`` of this id; versions without ids name none, and at most the ``kind`` of what they asked for."""
 
     op: ClassVar[str] = "cancel"
@@ -279,13 +285,13 @@ class Cancel(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Signal(Request):
+class Signal(Request[None]):
     op: ClassVar[str] = "signal"
     signum: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Awake(Request):
+class Awake(Request[results.StayingAwake]):
     """Whether nobody but the person may put it to sleep."""
 
     op: ClassVar[str] = "awake"
@@ -295,7 +301,7 @@ class Awake(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AutoSleep(Request):
+class AutoSleep(Request[results.AutoSleepSet]):
     op: ClassVar[str] = "autosleep"
     doing = "noting"
     commands = (Command("autosleep", "have {kernel} sleep when it has been idle for a time"),)
@@ -306,19 +312,19 @@ class AutoSleep(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending(Request):
+class Ending(Request[None]):
     """The kernel says that it ends."""
 
     op: ClassVar[str] = "ending"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Executed(Request):
+class Executed(Request[results.Executed]):
     op: ClassVar[str] = "executed"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room(Request):
+class Room(Request[results.RoomMade]):
     """A cell found too little memory of a GPU: its UUID, and how many bytes."""
 
     op: ClassVar[str] = "room"
@@ -327,7 +333,7 @@ class Room(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attach(Request):
+class Attach(Request[None]):
     """To be told when the kernel ends, which ends so many seconds after this client has, or outlives it with None."""
 
     op: ClassVar[str] = "attach"
@@ -335,7 +341,7 @@ class Attach(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Close(Request):
+class Close(Request[results.Closing]):
     """The kernel's end, and the keeper's."""
 
     op: ClassVar[str] = "close"
@@ -345,7 +351,7 @@ class Close(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class List(Request):
+class List(Request[results.Snapshots]):
     op: ClassVar[str] = "list"
     commands = (
         Command("list", "list the snapshots, newest first"),
@@ -355,7 +361,7 @@ class List(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfSnapshot(Request):
+class OfSnapshot(Request[R]):
     """About one snapshot: by its ``key``, or by a ``name`` as people say it."""
 
     store_option = "--store"
@@ -366,13 +372,13 @@ class OfSnapshot(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Show(OfSnapshot):
+class Show(OfSnapshot[results.Details]):
     op: ClassVar[str] = "show"
     commands = (Command("show", "show all about one snapshot"),)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diff(Request):
+class Diff(Request[results.Comparison]):
     op: ClassVar[str] = "diff"
     commands = (
         Command(
@@ -388,21 +394,21 @@ class Diff(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rename(OfSnapshot):
+class Rename(OfSnapshot[results.Summary]):
     op: ClassVar[str] = "mv"
     commands = (Command("mv", "give a snapshot another name"),)
     new: str = argument(metavar="NEW", offered=TYPED, help="its name from now on")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Note(OfSnapshot):
+class Note(OfSnapshot[results.Summary]):
     op: ClassVar[str] = "note"
     commands = (Command("note", "give a snapshot another note"),)
     message: str = argument(metavar="TEXT", nargs="+", offered=TYPED, help="its note from now on; '' for none")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pin(OfSnapshot):
+class Pin(OfSnapshot[results.Labels]):
     op: ClassVar[str] = "pin"
     commands = (
         Command("pin", "keep snapshots from being removed or replaced"),
@@ -413,7 +419,7 @@ class Pin(OfSnapshot):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tag(OfSnapshot):
+class Tag(OfSnapshot[results.Labels]):
     op: ClassVar[str] = "tag"
     commands = (Command("tag", "add tags to a snapshot, or take them away"),)
     tags: list[str] = argument(metavar="TAG", nargs="*", offered=TYPED, help="a tag to add: letters, digits, and . _ -")
@@ -421,14 +427,14 @@ class Tag(OfSnapshot):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remove(OfSnapshot):
+class Remove(OfSnapshot[results.Removed]):
     op: ClassVar[str] = "rm"
     commands = (Command("rm", "remove snapshots"),)
     many = TYPED
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keep(Request):
+class Keep(Request[results.Kept]):
     """Old snapshots of this kernel or its notebook go, but the ``last`` so many, or those ``under`` a size in bytes."""
 
     op: ClassVar[str] = "keep"
@@ -465,7 +471,7 @@ class Keep(Request):
     )
 
 
-def _kinds(kind: type[Request]) -> dict[str, type[Request]]:
+def _kinds(kind: type[Request[Any]]) -> dict[str, type[Request[Any]]]:
     found = {kind.op: kind} if "op" in vars(kind) else {}
     for more in kind.__subclasses__():
         found.update(_kinds(more))
@@ -475,18 +481,18 @@ def _kinds(kind: type[Request]) -> dict[str, type[Request]]:
 _KINDS = _kinds(Request)
 
 
-def operations() -> list[type[Long]]:
+def operations() -> list[type[Long[Any]]]:
     """Return the operations on kernels."""
     return [kind for kind in _KINDS.values() if issubclass(kind, Long)]
 
 
-def kind_of(op: str) -> type[Long]:
+def kind_of(op: str) -> type[Long[Any]]:
     """Return what is said of the operation that is called so; of any other, what holds of all."""
     kind = _KINDS.get(op, Long)
     return kind if issubclass(kind, Long) else Long
 
 
-def request_of(op: str, args: Mapping[str, Any]) -> Request:
+def request_of(op: str, args: Mapping[str, Any]) -> Request[Any]:
     """Return what is asked for.
 
     Raises
@@ -504,3 +510,22 @@ def request_of(op: str, args: Mapping[str, Any]) -> Request:
             f"The request is not in the form that this version uses: {e}.",
             "Upgrade the older of the two.",
         ) from e
+
+
+def answer_of(kind: type[Request[R]], raw: object, *others: type[T]) -> R | T:
+    """Return what a keeper answered, whose JSON this is; or one of the others, which have tags, in its place.
+
+    Raises
+    ------
+    GpuckptError : it is not in the form that this version uses.
+    """
+    (answer,) = get_args(kind.__orig_bases__[0])  # type: ignore[attr-defined]
+    try:
+        found: R | T = from_json(functools.reduce(operator.or_, (*others, answer)), raw)
+    except Odd as e:
+        raise GpuckptError(
+            f"The keeper's answer to {kind.op!r} cannot be read; what was asked for was done.",
+            f"It is not in the form that this version uses: {e}.",
+            "Upgrade the older of the two.",
+        ) from e
+    return found

@@ -17,6 +17,7 @@ from jupyter_server.base.handlers import APIHandler
 from tornado import web
 from tornado.iostream import StreamClosedError
 
+from ..checked import to_json
 from ..errors import (
     BadName,
     Busy,
@@ -119,6 +120,10 @@ class _Handler(APIHandler):
         if isinstance(error, TooMany):
             self.set_header("Retry-After", str(error.data["retry_after"]))
         self.finish({"message": error.what, "reason": error.why or None, "error": error.spelled(in_a_cell).as_dict()})
+
+    def answer(self, found: object) -> None:
+        """Answer with a dataclass, or with JSON."""
+        self.finish(to_json(found))
 
     def set_status(self, status_code: int, reason: str | None = None) -> None:
         """Set the answer's status; with the methods that there are where it is that another is not one of them."""
@@ -325,7 +330,7 @@ class ExecutedHandler(_Handler):
     @_costly
     async def get(self, kernel_id: str) -> None:
         """Tell which cells a kernel has executed."""
-        self.finish(await self.service.executed(kernel_id))
+        self.answer(await self.service.executed(kernel_id))
 
 
 class KernelLogHandler(_Handler):
@@ -358,7 +363,7 @@ class SnapshotHandler(_Handler):
     @_costly
     async def get(self, name: str) -> None:
         """Tell all about one snapshot."""
-        self.finish(await (await self.snapshots()).details(name))
+        self.answer(await (await self.snapshots()).details(name))
 
     @web.authenticated
     @authorized
@@ -398,7 +403,7 @@ class RenameHandler(_Handler):
     @_costly
     async def post(self, name: str) -> None:
         """Give a snapshot another name."""
-        self.finish(await (await self.snapshots()).rename(name, self.arguments_in_body(name=str)["name"]))
+        self.answer(await (await self.snapshots()).rename(name, self.arguments_in_body(name=str)["name"]))
 
 
 class PinHandler(_Handler):
@@ -493,7 +498,7 @@ class LookHandler(_Handler):
         if not re.fullmatch(r"[0-9]{1,18}", size, re.ASCII):
             raise BadRequest("The request cannot be used.", "Its 'size' is no number of bytes.", _HEAD)
         older, passphrase = self.flag("older"), self.passphrase()
-        self.finish(await self.service.transfers.look_at(self.request.body, int(size), older, passphrase))
+        self.answer(await self.service.transfers.look_at(self.request.body, int(size), older, passphrase))
 
 
 _LONGEST_HEAD = 20 * 1024 * 1024
@@ -532,7 +537,7 @@ class ImportHandler(_Handler):
     async def post(self) -> None:
         """Bring in the snapshot that the body is."""
         assert self._upload is not None
-        self.finish(await self.service.transfers.imported(self._upload))
+        self.answer(await self.service.transfers.imported(self._upload))
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Say that no other request can come this way: Tornado closes a connection whose body it has not read."""
@@ -594,7 +599,7 @@ class DifferenceHandler(_Handler):
     @_costly
     async def get(self, name: str, other: str) -> None:
         """Tell what is in the other snapshot and not in this one."""
-        self.finish(await (await self.snapshots()).difference(name, other))
+        self.answer(await (await self.snapshots()).difference(name, other))
 
 
 class OperationsHandler(_Handler):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..client.preemption import hibernate_all, write_report
 from ..client.record import KernelFolder
 from ..errors import GpuckptError
 from ..operations.requests import Hibernate
+from ..operations.results import KernelStatus
 
 __all__ = ["hibernate_before_stop", "hibernate_when_culled"]
 
@@ -58,7 +59,7 @@ def hibernate_when_culled(manager: Any) -> None:
 def _hibernate(folder: KernelFolder) -> None:
     with keepers.connect(folder) as keeper:
         found = keeper.ask(Hibernate(end=True))
-    log.info("The idle kernel %s was hibernated as %s.", folder.path.name, found["name"])
+    log.info("The idle kernel %s was hibernated as %s.", folder.path.name, found.name)
 
 
 async def hibernate_before_stop(manager: Any) -> None:
@@ -91,7 +92,7 @@ def _hibernate_for_good(ids: Collection[str], all_of_them: bool) -> None:
         log.warning("What became of the kernels when the server stopped: %s", write_report(outcomes, deadline))
 
 
-def _and_end(_: Mapping[str, Any]) -> Hibernate:
+def _and_end(_: KernelStatus) -> Hibernate:
     return Hibernate(end=True)
 
 

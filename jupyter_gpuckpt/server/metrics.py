@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ..client import operation_counts
+from ..operations.results import ListedKernel
 
 __all__ = ["KernelMetrics", "register"]
 
@@ -27,7 +28,7 @@ _HELD_UP = 0.04
 _KNOWN_FOR = 300.0
 """For how long what is known of the kernels is told where they do not answer in time, in seconds."""
 
-Look = Callable[[], tuple[list[dict[str, Any]], int]]
+Look = Callable[[], tuple[list[ListedKernel], int]]
 """Returns the kernels as listings tell of them, and how many are hibernated that nobody holds any more."""
 
 
@@ -37,7 +38,7 @@ class KernelMetrics(Collector):
     def __init__(self, look: Look) -> None:
         self._look = look
         self._looking = threading.Lock()
-        self._known: tuple[float, list[dict[str, Any]], int] | None = None
+        self._known: tuple[float, list[ListedKernel], int] | None = None
 
     def describe(self) -> Iterator[Any]:
         """Name the metrics (called when they are registered), without looking at anything."""
@@ -67,7 +68,7 @@ class KernelMetrics(Collector):
 
     @staticmethod
     def _families(
-        kernels: list[dict[str, Any]] | None, hibernated: int, counted: operation_counts.OperationCounts
+        kernels: list[ListedKernel] | None, hibernated: int, counted: operation_counts.OperationCounts
     ) -> Iterator[Any]:
         if kernels is not None:
             yield from _of_kernels(kernels, hibernated)
@@ -87,8 +88,8 @@ class KernelMetrics(Collector):
         yield waking
 
 
-def _of_kernels(kernels: list[dict[str, Any]], hibernated: int) -> Iterator[Any]:
-    states = Counter(kernel["state"] if kernel["state"] in STATES else "busy" for kernel in kernels)
+def _of_kernels(kernels: list[ListedKernel], hibernated: int) -> Iterator[Any]:
+    states = Counter(kernel.state if kernel.state in STATES else "busy" for kernel in kernels)
     states["hibernated"] += hibernated
     by_state = GaugeMetricFamily("gpuckpt_kernels", "Kernels that can be saved, by state", labels=["state"])
     for state in STATES:
@@ -97,17 +98,17 @@ def _of_kernels(kernels: list[dict[str, Any]], hibernated: int) -> Iterator[Any]
     yield GaugeMetricFamily(
         "gpuckpt_gpu_memory_held_bytes",
         "GPU memory that kernels hold, as far as the driver reports it",
-        value=sum(kernel["gpu_memory"] or 0 for kernel in kernels),
+        value=sum(kernel.gpu_memory or 0 for kernel in kernels),
     )
     yield GaugeMetricFamily(
         "gpuckpt_gpu_memory_freed_bytes",
         "GPU memory freed by sleeping kernels",
-        value=sum(kernel["gpu"]["freed"] for kernel in kernels),
+        value=sum(kernel.gpu.freed for kernel in kernels),
     )
     yield GaugeMetricFamily(
         "gpuckpt_gpu_memory_in_host_bytes",
         "Host memory that sleeping kernels use for their GPU state",
-        value=sum(kernel["gpu"]["host_memory"] for kernel in kernels),
+        value=sum(kernel.gpu.host_memory for kernel in kernels),
     )
 
 

@@ -12,17 +12,19 @@ import datetime
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..checked import to_json
 from ..client import keepers
 from ..client.record import KernelFolder
 from ..errors import Cancelled, GpuckptError
-from ..operations.requests import Cancel
-from ..pace import Pace
+from ..operations.pace import Pace
+from ..operations.requests import Cancel, Long
+from ..operations.results import Progress
 from ..spelling import in_a_cell
-from ..store import Progress
+from ..store import Progress as OnAmount
 from .limits import Limit
 from .logs import criu_log, keeper_log, keeper_log_size
 
@@ -39,8 +41,8 @@ class NoSuchOperation(GpuckptError):
     """No operation has that id, or it ended long ago."""
 
 
-Finish = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
-"""What the server itself has to do with the result of an operation; it may change it."""
+Finish = Callable[[Any], Coroutine[Any, Any, object]]
+"""What the server itself has to do with the result of an operation; returns what that is afterwards."""
 
 
 def _now() -> str:
@@ -68,7 +70,8 @@ class Operation:
     """How many seconds the stage will still take, by its pace; None where nothing can be said."""
     started: str = field(default_factory=_now)
     ended: str | None = None
-    result: dict[str, Any] | None = None
+    result: object = None
+    """A dataclass of `operations.results`, or of `server.transfers`."""
     error: GpuckptError | None = None
     cancelling: bool = False
     """Whether somebody wants it cancelled; a stage that cannot be left is waited for."""
@@ -96,7 +99,7 @@ class Operation:
             **self.outline(),
             "started": self.started,
             "ended": self.ended,
-            "result": self.result,
+            "result": to_json(self.result),
             "error": self.error.spelled(in_a_cell).as_dict() if self.error else None,
         }
 
@@ -133,7 +136,12 @@ class Operations:
             ) from None
 
     def start(
-        self, operation: Operation, folder: KernelFolder, request: dict[str, Any], finish: Finish | None = None
+        self,
+        operation: Operation,
+        folder: KernelFolder,
+        kind: type[Long[Any]],
+        request: Mapping[str, object],
+        finish: Finish | None = None,
     ) -> Operation:
         """Have the keeper of a kernel do it, and then the server its part, where there is one; returns at once.
 
@@ -141,10 +149,10 @@ class Operations:
         ------
         TooMany : so many are under way already.
         """
-        waiting = _Waiting(self, operation, asyncio.get_running_loop(), folder, request, finish)
+        waiting = _Waiting(self, operation, asyncio.get_running_loop(), folder, kind, request, finish)
         return self._begin(operation, waiting)
 
-    def do(self, operation: Operation, work: Callable[[Progress], dict[str, Any]]) -> Operation:
+    def do(self, operation: Operation, work: Callable[[OnAmount], object]) -> Operation:
         """Have it done by `work`, which calls its argument as it moves on; returns at once. Raises as `start`."""
         return self._begin(operation, _Working(self, operation, asyncio.get_running_loop(), work))
 
@@ -177,20 +185,19 @@ class Operations:
                 await asyncio.to_thread(_ask_to_cancel, folder, operation)
         return operation
 
-    def moved(self, operation: Operation, progress: dict[str, Any]) -> None:
-        """Take in how far it is, as keepers tell of it."""
+    def moved(self, operation: Operation, progress: Progress) -> None:
+        """Take in how far it is."""
         before = operation.outline()
-        total, left = progress.get("total") or None, progress.get("left")
-        operation.stage, operation.total = str(progress["stage"]), total
-        operation.percent = 100 * progress["done"] // total if total else None
-        operation.left = None if left is None else round(left)
+        operation.stage, operation.total = progress.stage, progress.total or None
+        operation.percent = 100 * progress.done // progress.total if progress.total else None
+        operation.left = None if progress.left is None else round(progress.left)
         if operation.outline() != before and operation.ended is None:
             self._changed(operation)
 
     def end(
         self,
         operation: Operation,
-        result: dict[str, Any] | None,
+        result: object,
         error: GpuckptError | None,
         logs: list[dict[str, Any]],
     ) -> None:
@@ -198,7 +205,7 @@ class Operations:
         operation.result, operation.error, operation.logs = result, error, logs
         operation.percent = operation.total = operation.left = None
         if error is None:
-            operation.state, operation.name = "done", str((result or {}).get("name", operation.name))
+            operation.state, operation.name = "done", str(getattr(result, "name", operation.name))
         else:
             operation.state = "cancelled" if isinstance(error, Cancelled) else "failed"
         operation.ended = _now()
@@ -215,7 +222,7 @@ class _Thread:
 
     def run(self) -> None:
         """Do it, and tell how it ended."""
-        result: dict[str, Any] | None = None
+        result: object = None
         error: GpuckptError | None = None
         try:
             result = self.work_out()
@@ -230,7 +237,7 @@ class _Thread:
         logs = [*(criu_log(error) if error else []), *self.logs()]
         self.tell(self.operations.end, self.operation, result, error, logs)
 
-    def work_out(self) -> dict[str, Any]:
+    def work_out(self) -> object:
         """Return the operation's result. Raises `GpuckptError`."""
         raise NotImplementedError
 
@@ -243,7 +250,7 @@ class _Thread:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
             self.loop.call_soon_threadsafe(do, *args)
 
-    def moved(self, progress: dict[str, Any]) -> None:
+    def moved(self, progress: Progress) -> None:
         """Tell how far it is."""
         self.tell(self.operations.moved, self.operation, progress)
 
@@ -252,12 +259,11 @@ class _Thread:
 class _Working(_Thread):
     """The thread that does an operation itself."""
 
-    work: Callable[[Progress], dict[str, Any]]
+    work: Callable[[OnAmount], object]
     _pace: Pace = field(default_factory=Pace)
 
-    def work_out(self) -> dict[str, Any]:
-        began = time.monotonic()
-        return {**self.work(self._take), "seconds": time.monotonic() - began}
+    def work_out(self) -> object:
+        return self.work(self._take)
 
     def _take(self, stage: str, done: int, total: int) -> None:
         if self.operation.cancelling:
@@ -266,7 +272,7 @@ class _Working(_Thread):
                 "It was interrupted.",
                 "What was sent or fetched is found again by the next attempt.",
             )
-        self.moved({"stage": stage, **self._pace.take(time.monotonic(), done, total)})
+        self.moved(self._pace.take(time.monotonic(), stage, done, total))
 
 
 @dataclass
@@ -274,25 +280,26 @@ class _Waiting(_Thread):
     """The thread that asks a keeper for an operation and waits for its answer."""
 
     folder: KernelFolder
-    request: dict[str, Any]
+    kind: type[Long[Any]]
+    request: Mapping[str, object]
     finish: Finish | None
     _agreed: bool = False
     _log_began: int = 0
 
-    def work_out(self) -> dict[str, Any]:
+    def work_out(self) -> object:
         self._log_began = keeper_log_size(self.folder)
         with keepers.connect(self.folder) as keeper:
             # No time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
             request = {**self.request, "operation": self.operation.id}
-            result: dict[str, Any] = keeper.request(self.operation.kind, request, timeout=None, progress=self._take)
+            result = keeper.ask_with(self.kind, request, timeout=None, progress=self._take)
         if self.finish is not None:
-            asyncio.run_coroutine_threadsafe(self.finish(result or {}), self.loop).result()
+            return asyncio.run_coroutine_threadsafe(self.finish(result), self.loop).result()
         return result
 
     def logs(self) -> list[dict[str, Any]]:
         return keeper_log(self.folder, self._log_began)
 
-    def _take(self, progress: dict[str, Any]) -> None:
+    def _take(self, progress: Progress) -> None:
         self.moved(progress)
         if self.operation.cancelling and not self._agreed:
             self._agreed = _ask_to_cancel(self.folder, self.operation)

@@ -9,18 +9,21 @@ import functools
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__, settings
+from ..checked import to_json
 from ..client import keepers
 from ..client.adoption import ADOPT
 from ..client.listing import STATUS_TIMEOUT, hibernated, running_kernels
 from ..client.record import KernelFolder
 from ..errors import Busy, GpuckptError, NoSuchKernel, Refused, Unavailable
 from ..freeze.cuda_calls import CudaWorker
-from ..operations.requests import AutoSleep, Awake, Executed, Status
+from ..operations import results
+from ..operations.requests import AutoSleep, Awake, Executed, Restore, Status, kind_of
+from ..operations.results import Forked, KernelStatus, ListedKernel, Restored
 from ..snapshots.hibernated import forget
 from ..snapshots.other_stores import of_store, store_in
 from ..spelling import in_a_cell
@@ -107,10 +110,7 @@ class Service:
         ``features`` is what this version can do with them that an earlier one could not.
         """
         found, faults = await asyncio.to_thread(running_kernels, self._worker)
-        held = {kernel["kernel_id"] for kernel in found}
-        for kernel in found:
-            is_left = not kernel["attended"] and kernel["kernel_id"] not in of_server and kernel["state"] != "ended"
-            kernel["reconnect"] = self._path(kernel["notebook"]) if is_left else None
+        held = {kernel.kernel_id for kernel in found}
         reason = await self._reason()
         plain = [
             {"kernel_id": kernel_id, "name": name, "why": (reason or _plain()).spelled(in_a_cell).as_dict()}
@@ -118,13 +118,18 @@ class Service:
             if kernel_id not in held
         ]
         return {
-            "kernels": found,
+            "kernels": [{**to_json(kernel), "reconnect": self._reconnect(kernel, of_server)} for kernel in found],
             "plain": plain,
             "faults": [fault.spelled(in_a_cell).as_dict() for fault in faults],
             "unavailable": reason.spelled(in_a_cell).as_dict() if reason else None,
             "version": __version__,
             "features": list(_FEATURES),
         }
+
+    def _reconnect(self, kernel: KernelStatus, of_server: Collection[str]) -> str | None:
+        """Return the path of the notebook of a kernel that outlived its server; None for any other."""
+        is_left = not kernel.attended and kernel.kernel_id not in of_server and kernel.state != "ended"
+        return self._path(kernel.notebook) if is_left else None
 
     async def _reason(self) -> Unavailable | None:
         now = time.monotonic()
@@ -151,7 +156,7 @@ class Service:
                 # What is saved on the way has a name; a fork leaves none otherwise.
                 name, wanted, finish = request["name"], await self._to_fork(wanted), self._hold
         folder = await self._folder(kernel_id)
-        return self.operations.start(Operation(op, kernel_id, name), folder, wanted, finish)
+        return self.operations.start(Operation(op, kernel_id, name), folder, kind_of(op), wanted, finish)
 
     async def _to_restore(self, request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return the snapshot's name and the request: without a ``name``, for the latest of the kernel's notebook."""
@@ -190,25 +195,28 @@ class Service:
                 if "sleep_after" in changes:
                     keeper.ask(AutoSleep(after=changes["sleep_after"]), timeout=_ANSWER)
                 status = keeper.ask(Status(), timeout=_ANSWER)
-                return {key: status[key] for key in ("kernel_id", "pinned", "sleep_after")}
+                return {"kernel_id": status.kernel_id, "pinned": status.pinned, "sleep_after": status.sleep_after}
 
         return await asyncio.to_thread(ask)
 
-    def look(self) -> tuple[list[dict[str, Any]], int]:
+    def look(self) -> tuple[list[ListedKernel], int]:
         """Return all kernels, and how many are hibernated that nobody holds, for the metrics; asked in a thread."""
         kernels = running_kernels(self._worker)[0]
         with contextlib.suppress(GpuckptError):
-            return kernels, sum(not snapshot["held"] for snapshot in hibernated(self._store))
+            return kernels, sum(not snapshot.held for snapshot in hibernated(self._store))
         return kernels, 0
 
-    async def _hold(self, result: dict[str, Any]) -> None:
+    async def _hold(self, result: Forked) -> Forked:
         """Hold the copies that a fork has made; one that cannot be held runs on, and the result says so."""
-        for kernel in result["kernels"]:
+        kernels, warnings = [], [*result.warnings]
+        for kernel in result.kernels:
             try:
-                await self.adopt(kernel["id"])
-                kernel["held"] = True
+                await self.adopt(kernel.id)
+                kernels.append(dataclasses.replace(kernel, held=True))
             except Exception as e:  # noqa: BLE001 - whatever the kernel manager raises
-                result["warnings"].append(f"The server does not hold the copy {kernel['id']}: {e}")
+                kernels.append(kernel)
+                warnings.append(f"The server does not hold the copy {kernel.id}: {e}")
+        return dataclasses.replace(result, kernels=kernels, warnings=warnings)
 
     async def adopt(self, kernel_id: str) -> dict[str, Any]:
         """Hold a kernel that runs and that nobody holds, as if this server had started it.
@@ -235,7 +243,7 @@ class Service:
         StoreError : the store cannot be read.
         """
         found = await asyncio.to_thread(hibernated, self._store)
-        return {"hibernated": [{**snapshot, "path": self._path(snapshot["notebook"])} for snapshot in found]}
+        return {"hibernated": [{**to_json(one), "path": self._path(one.notebook)} for one in found]}
 
     def _path(self, notebook: str) -> str | None:
         """Return a notebook's path as the contents API has it; None where it does not lie in the server's folder."""
@@ -254,11 +262,11 @@ class Service:
         NoSuchKernel, Unavailable : there is no such kernel.
         """
         manifest = await asyncio.to_thread(self._store.trusted, name)
-        found = {snapshot["id"]: snapshot for snapshot in await asyncio.to_thread(hibernated, self._store)}
+        found = {snapshot.id: snapshot for snapshot in await asyncio.to_thread(hibernated, self._store)}
         snapshot = found.get(manifest.id)
         if snapshot is None:
             raise Refused(f"{name} was not resumed.", "It is not the snapshot of a hibernated kernel.", "Restore it.")
-        if snapshot["held"]:
+        if snapshot.held:
             raise Refused(f"{name} was not resumed.", "Its kernel still exists, and uses it.", "Wake that kernel.")
         if name in self._resuming.values():
             raise Busy(f"{name} was not resumed.", "It is already being resumed.", "Wait for it.")
@@ -270,10 +278,12 @@ class Service:
         self._resuming[operation.id] = name
         self._started.update({operation.id: kernel_id} if started else {})
 
-        async def forget_it(_: dict[str, Any]) -> None:
+        async def forget_it(result: Restored) -> Restored:
             await asyncio.to_thread(forget, self._store, manifest.name, manifest.id)
+            return result
 
-        return self.operations.start(operation, folder, {"key": name, "name": name, "resume": True}, forget_it)
+        request = {"key": name, "name": name, "resume": True}
+        return self.operations.start(operation, folder, Restore, request, forget_it)
 
     async def _start_for(self, manifest: Manifest) -> str:
         """Start a kernel to resume one in, where that one's notebook is."""
@@ -302,7 +312,7 @@ class Service:
         folder = KernelFolder(settings.kernels_dir() / kernel_id) if kernel_id else None
         return await self.operations.cancel(operation_id, folder)
 
-    async def executed(self, kernel_id: str) -> dict[str, Any]:
+    async def executed(self, kernel_id: str) -> results.Executed:
         """Return which cells a kernel has executed, and the snapshot that it was last put back to.
 
         Raises
@@ -312,10 +322,9 @@ class Service:
         """
         folder = await self._folder(kernel_id)
 
-        def ask() -> dict[str, Any]:
+        def ask() -> results.Executed:
             with keepers.connect(folder) as keeper:
-                found: dict[str, Any] = keeper.ask(Executed(), timeout=_ANSWER)
-                return found
+                return keeper.ask(Executed(), timeout=_ANSWER)
 
         return await asyncio.to_thread(ask)
 

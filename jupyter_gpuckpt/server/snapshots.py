@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import settings
+from ..checked import to_json
 from ..errors import GpuckptError
+from ..operations.results import Comparison, Details
 from ..snapshots.naming import find, new_key
 from ..snapshots.summary import details, listing, origins
 from ..spelling import in_a_cell
@@ -53,12 +55,12 @@ class Snapshots:
             store = self._store
             room = {"used": store.used(), "free": store.free(), "quota": settings.store_quota()}
             found = listing(store, in_a_cell)
-            snapshots = [{**snapshot, "path": self._path_of(snapshot["notebook"])} for snapshot in found["snapshots"]]
-            return {**found, "snapshots": snapshots, "store": {"folder": str(store.root), **room}}
+            snapshots = [{**to_json(one), "path": self._path_of(one.notebook)} for one in found.snapshots]
+            return {"snapshots": snapshots, "faults": found.faults, "store": {"folder": str(store.root), **room}}
 
         return await asyncio.to_thread(look)
 
-    async def details(self, name: str) -> dict[str, Any]:
+    async def details(self, name: str) -> Details:
         """Return all about one snapshot.
 
         Raises
@@ -74,9 +76,9 @@ class Snapshots:
         ------
         BadName, NoSuchSnapshot, Damaged, Incompatible : as `Store.get`.
         """
-        return {"snapshots": await asyncio.to_thread(origins, self._store, await self.key_of(name))}
+        return {"snapshots": to_json(await asyncio.to_thread(origins, self._store, await self.key_of(name)))}
 
-    async def difference(self, old: str, new: str) -> dict[str, Any]:
+    async def difference(self, old: str, new: str) -> Comparison:
         """Return what is in one snapshot and not in another.
 
         Raises
@@ -114,7 +116,7 @@ class Snapshots:
         told = [error.spelled(in_a_cell).as_dict() for error in (*unknown, *errors)]
         return {"would_remove" if dry_run else "removed": gone, "freed": freed, "errors": told}
 
-    async def rename(self, name: str, new: str) -> dict[str, Any]:
+    async def rename(self, name: str, new: str) -> Details:
         """Give a snapshot another name, and return all about it.
 
         Raises
@@ -143,7 +145,7 @@ class Snapshots:
             labels = self._store.labels(manifest)
             if tags is not None:
                 labels = self._store.tag(key, tags, set(labels.tags) - set(tags))
-            return {**details(manifest), **dataclasses.asdict(labels)}
+            return {**to_json(details(manifest)), **dataclasses.asdict(labels)}
 
         changed = await asyncio.to_thread(change)
         self._tell("labelled", key)
@@ -162,7 +164,7 @@ class Snapshots:
         return {"name": key, **dataclasses.asdict(labels)}
 
 
-def _compare(store: Store, old: str, new: str) -> dict[str, Any]:
+def _compare(store: Store, old: str, new: str) -> Comparison:
     from ..snapshots.comparison import compare
 
     return compare(store, old, new)

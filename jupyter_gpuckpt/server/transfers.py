@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from dataclasses import replace as replaced
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from .. import settings
 from ..errors import GpuckptError, Refused
+from ..operations.results import Summary
 from ..snapshots.naming import find_among
 from ..snapshots.summary import summary
 from ..store import Manifest, Progress, Store, check_key, name_of
@@ -28,6 +31,48 @@ __all__ = ["Transfers"]
 
 _UPLOADED = "The file"
 """What errors call what a client sends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pushed(Summary):
+    """A snapshot was sent elsewhere."""
+
+    url: str
+    sent: int
+    """Bytes."""
+    found: int
+    """Bytes that were there already."""
+    seconds: float
+    encrypted: bool
+    key: str | None
+    recipients: list[str]
+    signed: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pulled(Summary):
+    """A snapshot was fetched from elsewhere."""
+
+    url: str
+    fetched: int
+    """Bytes."""
+    found: int
+    """Bytes that were here already."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a file with a snapshot is, by how it begins."""
+
+    snapshot: Summary | None
+    """None where these bytes are too few to tell."""
+    needs: int
+    """How many of its first bytes are needed for that."""
+    here: bool
+    """Whether the store has the snapshot."""
+    taken: bool
+    """Whether another one has its name."""
 
 
 class Transfers:
@@ -50,11 +95,18 @@ class Transfers:
         await asyncio.to_thread(self._store.trusted, name)
         remote = await asyncio.to_thread(remote_at, url)
 
-        def work(progress: Progress) -> dict[str, Any]:
+        def work(progress: Progress) -> Pushed:
+            began = time.monotonic()
             there = RemoteStore(remote, own_secrets(), create=True)
             done = push(self._store, name, there, replace=replace, progress=progress)
-            told = {"url": there.shown, "sent": done.sent, "found": done.found}
-            return {**summary(done.manifest), **told, **there.encryption}
+            return Pushed(
+                **vars(summary(done.manifest)),
+                **vars(there.encryption),
+                url=there.shown,
+                sent=done.sent,
+                found=done.found,
+                seconds=time.monotonic() - began,
+            )
 
         return self._operations.do(Operation("push", "", name), work)
 
@@ -72,7 +124,8 @@ class Transfers:
             check_key(name.rpartition(":")[2])
         remote = await asyncio.to_thread(remote_at, url)
 
-        def work(progress: Progress) -> dict[str, Any]:
+        def work(progress: Progress) -> Pulled:
+            began = time.monotonic()
             there = RemoteStore(remote, _secrets(passphrase))
             quota = settings.store_quota()
             key = name
@@ -80,7 +133,13 @@ class Transfers:
                 found = listed(there, self._store.trust)
                 key = find_among((one.manifest for one in found if one.manifest is not None), name)
             done = pull(self._store, there, key, replace=replace, older=older, quota=quota, progress=progress)
-            return {**summary(done.manifest), "url": there.shown, "fetched": done.fetched, "found": done.found}
+            return Pulled(
+                **vars(summary(done.manifest)),
+                url=there.shown,
+                fetched=done.fetched,
+                found=done.found,
+                seconds=time.monotonic() - began,
+            )
 
         return self._operations.do(Operation("pull", "", name), work)
 
@@ -93,10 +152,10 @@ class Transfers:
         """
         await download(self._store, await self._key_of(name), begin, send)
 
-    async def look_at(self, head: bytes, size: int, older: bool, passphrase: str) -> dict[str, Any]:
+    async def look_at(self, head: bytes, size: int, older: bool, passphrase: str) -> Looked:
         """Judge a file of so many bytes with a snapshot by how it begins, as `import_from` will, and say what it is.
 
-        ``needs`` is how many of its first bytes are needed for that, where these are too few. The passphrase, where it
+        The passphrase, where it
         is not empty, is tried in place of the one in the settings.
 
         Raises
@@ -105,18 +164,18 @@ class Transfers:
         Refused : there is no room for it.
         """
 
-        def look() -> dict[str, Any]:
+        def look() -> Looked:
             self._refuse_too_large(size)
             source = Head(head)
             try:
                 manifest = look_at(self._store, source, _UPLOADED, _secrets(passphrase), older=older)
             except GpuckptError:
                 if len(head) < source.wanted <= size:
-                    return {"snapshot": None, "needs": source.wanted, "here": False, "taken": False}
+                    return Looked(None, source.wanted, here=False, taken=False)
                 raise
             here = self._store.holds(manifest)
             taken = not here and manifest.name in self._store.keys(name_of(manifest.name))
-            return {"snapshot": summary(manifest), "needs": len(head), "here": here, "taken": taken}
+            return Looked(summary(manifest), len(head), here=here, taken=taken)
 
         return await asyncio.to_thread(look)
 
@@ -136,7 +195,7 @@ class Transfers:
 
         return Upload(work)
 
-    async def imported(self, upload: Upload) -> dict[str, Any]:
+    async def imported(self, upload: Upload) -> Summary:
         """Return the snapshot that a client has sent all of, once it is in the store. Raises as `import_snapshot`."""
         manifest = await upload.finish()
         self._events.snapshots("pulled", manifest.name)

@@ -6,11 +6,13 @@ import json
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..checked import from_json
 from ..freeze import areas
 from ..freeze.areas import Memory
+from ..operations.results import Comparison, FileChange, MemoryChange, PartChange, Variable, VariableChange
 from ..store import Contents, Manifest, Parts, Store
 from ..store.difference import changed_ranges, difference
 from . import kept_files, needs
@@ -20,23 +22,12 @@ __all__ = ["VARIABLES", "compare"]
 
 VARIABLES = "variables.json"
 """The part of a snapshot that names the kernel's variables."""
-_WHERE = frozenset({"name", "identity", "trace", "data", "whole"})
-"""What is known of a variable that says something only beside the same of another snapshot."""
 
 _CRIU, _VRAM = "criu/", "vram/"
 
 
-def compare(store: Store, old: str, new: str) -> dict[str, Any]:
-    """Return what became of the snapshot `old` in `new`, as JSON types.
-
-    ``variables``: each that changed, then those that are new, then those that were deleted, the largest first, with
-    what is known of it in both. ``unchanged``: how many were compared and are the same, None where a snapshot tells of
-    no variables. ``not_compared``: the names of those that seem to be the same but may hold something else.
-    ``same_origin``: whether both come from one process. ``memory``: by process and kind of area, without programs and
-    libraries, ``changed`` bytes that `old` has nowhere, and ``old`` and ``new`` sizes. ``gpu_memory``: the same by
-    file, of which each process has its own. ``used_files`` and ``kept_files``: those that the kernel began or ceased to
-    use, libraries apart, and that the snapshots keep otherwise. ``files``: the parts of the snapshots as the store has
-    them.
+def compare(store: Store, old: str, new: str) -> Comparison:
+    """Return what became of the snapshot `old` in `new`.
 
     Raises
     ------
@@ -47,27 +38,47 @@ def compare(store: Store, old: str, new: str) -> dict[str, Any]:
     memory, touched = _memory(before, after)
     same_origin = _have_one_origin(store, before, after)
     shown = labels([after.manifest, before.manifest])
-    return {
-        "old": shown[before.manifest.name],
-        "new": shown[after.manifest.name],
-        **_variables(store, before, after, same_origin, touched),
-        "same_origin": same_origin,
-        "memory": memory,
-        "gpu_memory": [
-            {
-                "process": change.path.removeprefix(_VRAM),
-                "changed": change.changed,
-                "old": change.old,
-                "new": change.new,
-            }
+    variables = _variables(store, before, after, same_origin, touched)
+    return Comparison(
+        old=shown[before.manifest.name],
+        new=shown[after.manifest.name],
+        variables=variables.changed,
+        unchanged=variables.unchanged,
+        not_compared=variables.not_compared,
+        same_origin=same_origin,
+        memory=memory,
+        gpu_memory=[
+            MemoryChange(
+                process=change.path.removeprefix(_VRAM), changed=change.changed, old=change.old, new=change.new
+            )
             for change in changes
             if change.path.startswith(_VRAM) and (change.changed or change.old != change.new)
         ],
-        "used_files": _used_files(before, after),
-        "kept_files": _kept_files(before, after),
-        "changed": sum(change.changed for change in changes),
-        "files": [asdict(change) for change in changes],
-    }
+        used_files=_used_files(before, after),
+        kept_files=_kept_files(before, after),
+        changed=sum(change.changed for change in changes),
+        files=[PartChange(**asdict(change)) for change in changes],
+    )
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """A variable, with what says something of it only beside the same of another snapshot (`kernel.variables`)."""
+
+    name: str
+    identity: int
+    """Where the object lies."""
+    about: Variable
+    trace: int | None
+    data: Sequence[tuple[int, int]]
+    """From where to where its data lies, in ascending order."""
+    whole: bool
+
+
+def _traced(said: Mapping[str, Any]) -> _Traced:
+    about = from_json(Variable, said)
+    data = sorted((begin, begin + size) for begin, size in said.get("data", ()))
+    return _Traced(said["name"], said["identity"], about, said.get("trace"), data, bool(said.get("whole")))
 
 
 class _Side:
@@ -76,10 +87,8 @@ class _Side:
     def __init__(self, manifest: Manifest, contents: Contents, files: Mapping[str, bytes]) -> None:
         self.manifest, self.contents = manifest, contents
         self.tells_variables = VARIABLES in files
-        told: dict[str, Any] = {"variables": [], "left_out": 0}
-        if self.tells_variables:
-            told = json.loads(files[VARIABLES])
-        self.variables: dict[str, dict[str, Any]] = {one["name"]: one for one in told["variables"]}
+        told = json.loads(files.get(VARIABLES, b'{"variables": [], "left_out": 0}'))
+        self.variables = {one.name: one for one in map(_traced, told["variables"])}
         self.lacks_some: bool = told["left_out"] > 0
         images = {path.removeprefix(_CRIU): raw for path, raw in files.items() if path.startswith(_CRIU)}
         self.memories = {one.pid: one for one in areas.memories(images)} if "files.img" in images else {}
@@ -120,7 +129,7 @@ def _have_one_origin(store: Store, before: _Side, after: _Side) -> bool:
 # -- memory
 
 
-def _memory(before: _Side, after: _Side) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
+def _memory(before: _Side, after: _Side) -> tuple[list[MemoryChange], list[tuple[int, int]]]:
     """Return what changed by process and kind of area, and from where to where in the kernel's memory."""
     known = {chunk.hash for chunk in before.contents.chunks()}
     touched: list[tuple[int, int]] = []
@@ -134,9 +143,9 @@ def _memory(before: _Side, after: _Side) -> tuple[list[dict[str, Any]], list[tup
         sizes = [_by_kind(one, [(begin, end) for begin, end, _ in one.runs]) if one else {} for one in (old, new)]
         kinds = {*sizes[0], *sizes[1]} - before.programs - after.programs
         for what in sorted(kinds, key=lambda kind: -changed.get(kind, 0)):
-            row = {"changed": changed.get(what, 0), "old": sizes[0].get(what, 0), "new": sizes[1].get(what, 0)}
-            if row["changed"] or row["old"] != row["new"]:
-                rows.append({"process": pid, "area": what, **row})
+            was, is_ = sizes[0].get(what, 0), sizes[1].get(what, 0)
+            if changed.get(what, 0) or was != is_:
+                rows.append(MemoryChange(process=pid, area=what, changed=changed.get(what, 0), old=was, new=is_))
     return rows, touched
 
 
@@ -164,12 +173,21 @@ def _by_kind(memory: Memory, ranges: Sequence[tuple[int, int]]) -> dict[str, int
 _Ranges = list[tuple[int, int]]
 
 
+@dataclass(frozen=True)
+class _Variables:
+    """As `Comparison` has them."""
+
+    changed: list[VariableChange]
+    unchanged: int | None
+    not_compared: list[str]
+
+
 def _variables(
     store: Store, before: _Side, after: _Side, same_origin: bool, touched: Sequence[tuple[int, int]]
-) -> dict[str, Any]:
+) -> _Variables:
     """Return the variables that changed, and what can be said of the others."""
     if not (before.tells_variables and after.tells_variables):
-        return {"variables": [], "unchanged": None, "not_compared": []}
+        return _Variables([], None, [])
     found = {name: _how(before, after, name, same_origin) for name in {*before.variables, *after.variables}}
     same = {name for name, how in found.items() if how == ""}
     compared = {name for name in same if same_origin and _is_settled(name, before, after)}
@@ -178,21 +196,22 @@ def _variables(
     found |= dict.fromkeys(changed, "contents changed")
     unknown = {name for name, how in found.items() if not how} - compared
     rows = [
-        {"name": name, "how": how, "old": _told(before.variables.get(name)), "new": _told(after.variables.get(name))}
+        VariableChange(name=name, how=how, old=_about(before, name), new=_about(after, name))
         for name, how in found.items()
         if how
     ]
-    return {
-        "variables": sorted(rows, key=_place),
-        "unchanged": len(compared - {*changed}),
-        "not_compared": sorted(unknown),
-    }
+    return _Variables(sorted(rows, key=_place), len(compared - {*changed}), sorted(unknown))
 
 
-def _place(row: Mapping[str, Any]) -> tuple[int, int, str]:
+def _about(side: _Side, name: str) -> Variable | None:
+    found = side.variables.get(name)
+    return None if found is None else found.about
+
+
+def _place(row: VariableChange) -> tuple[int, int, str]:
     """Return what puts rows in order: changed ones, then new ones, then deleted ones, each the largest first."""
-    sizes = [max(about.get("size", 0), about.get("holds", 0)) for about in (row["old"], row["new"]) if about]
-    return {"new": 1, "deleted": 2}.get(row["how"], 0), -max(sizes), row["name"]
+    sizes = [max(about.size or 0, about.holds or 0) for about in (row.old, row.new) if about is not None]
+    return {"new": 1, "deleted": 2}.get(row.how, 0), -max(sizes), row.name
 
 
 def _how(before: _Side, after: _Side, name: str, same_origin: bool) -> str | None:
@@ -202,24 +221,25 @@ def _how(before: _Side, after: _Side, name: str, same_origin: bool) -> str | Non
         return None if before.lacks_some else "new"
     if new is None:
         return None if after.lacks_some else "deleted"
-    if old["type"] != new["type"]:
+    was, is_ = old.about, new.about
+    if was.type != is_.type:
         return "type changed"
-    other = [key for key in ("length", "shape", "dtype", "device") if old.get(key) != new.get(key)]
-    other = other or ["size"] * any(old.get(key) != new.get(key) for key in ("size", "holds") if {key} <= {*old, *new})
+    other = [name for name in ("length", "shape", "dtype", "device") if getattr(was, name) != getattr(is_, name)]
+    other = other or ["size"] * ((was.size, was.holds) != (is_.size, is_.holds))
     if other:
         return f"{' and '.join(other)} changed"
-    if same_origin and old["identity"] != new["identity"]:
+    if same_origin and old.identity != new.identity:
         return "reassigned"
-    has_other = same_origin and "trace" in old and "trace" in new and old["trace"] != new["trace"]
+    has_other = same_origin and None not in (old.trace, new.trace) and old.trace != new.trace
     return "contents changed" if has_other else ""
 
 
 def _is_settled(name: str, before: _Side, after: _Side) -> bool:
     """Tell whether a variable is as it was where none of its objects and none of their bytes are others."""
-    ranges = _ranges(after.variables[name])
+    ranges = after.variables[name].data
     # What is shared with others, or lies in a file, is not in the process's pages; but what a program has written is.
     own = areas.OWN | before.programs | after.programs
-    return all(side.variables[name].get("whole") for side in (before, after)) and all(
+    return all(side.variables[name].whole for side in (before, after)) and all(
         set(_by_kind(side.memory, [one])) <= own
         for one in ranges
         for side in (before, after)
@@ -227,15 +247,10 @@ def _is_settled(name: str, before: _Side, after: _Side) -> bool:
     )
 
 
-def _ranges(variable: Mapping[str, Any]) -> _Ranges:
-    """Return from where to where the data of a variable lies, in ascending order."""
-    return sorted((begin, begin + size) for begin, size in variable.get("data", ()))
-
-
-def _inside(variable: Mapping[str, Any], touched: Sequence[tuple[int, int]]) -> _Ranges:
+def _inside(variable: _Traced, touched: Sequence[tuple[int, int]]) -> _Ranges:
     """Return the parts of what changed in memory that are a variable's data."""
     found = []
-    for begin, end in _ranges(variable):
+    for begin, end in variable.data:
         for a, b in touched[bisect_right(touched, begin, key=lambda one: one[1]) :]:
             if a >= end:
                 break
@@ -274,34 +289,28 @@ def _bytes_at(parts: Parts, memory: Memory, begin: int, end: int) -> bytes:
     return bytes(found)
 
 
-def _told(variable: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if variable is None:
-        return None
-    return {key: value for key, value in variable.items() if key not in _WHERE}
-
-
 # -- files
 
 
-def _used_files(before: _Side, after: _Side) -> list[dict[str, str]]:
+def _used_files(before: _Side, after: _Side) -> list[FileChange]:
     if not before.used or not after.used:
         return []  # one of them does not say
     return [
-        {"path": path, "how": "in use" if path in after.used else "no longer in use"}
+        FileChange(path=path, how="in use" if path in after.used else "no longer in use")
         for path in sorted((before.used ^ after.used) - before.programs - after.programs)
     ]
 
 
-def _kept_files(before: _Side, after: _Side) -> list[dict[str, str]]:
+def _kept_files(before: _Side, after: _Side) -> list[FileChange]:
     if not before.kept or not after.kept:
         return []
     rows = []
     for path in sorted({*before.kept, *after.kept}):
         old, new = before.kept.get(path), after.kept.get(path)
         if old is None or new is None:
-            rows.append({"path": path, "how": "new" if old is None else "deleted"})
+            rows.append(FileChange(path=path, how="new" if old is None else "deleted"))
         elif _bytes(old, before.contents) != _bytes(new, after.contents):
-            rows.append({"path": path, "how": "changed"})
+            rows.append(FileChange(path=path, how="changed"))
     return rows
 
 

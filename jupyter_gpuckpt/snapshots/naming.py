@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from .. import __version__, settings
 from ..errors import Damaged, GpuckptError, NoSuchSnapshot, NotOwn, Refused, Untrusted
+from ..operations.results import Summary
 from ..store import Manifest, Store, check_key, check_name, key_of, name_of, name_taken
 from .summary import is_of, is_of_notebook, labels, notebooks, summary
 
@@ -132,11 +133,11 @@ def follow(store: Store, old: str, new: str) -> Sequence[str]:
     StoreError : the store cannot be read or written.
     """
     moved = []
-    for snapshot in store.listed(summary, __version__)[0]:
-        path = path_after(snapshot["notebook"], old, new)
+    for snapshot in store.listed(Summary, summary, __version__)[0]:
+        path = path_after(snapshot.notebook, old, new)
         if path is not None:
             with suppress(NoSuchSnapshot, Damaged, Untrusted, Refused):
-                moved.append(store.move(snapshot["name"], {"notebook": path}).name)
+                moved.append(store.move(snapshot.name, {"notebook": path}).name)
     return moved
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 from .. import __version__
 from ..errors import GpuckptError
+from ..operations.results import Details, Labelled, Snapshots, Summary
 from ..spelling import Spell
 from ..store import Labels, Manifest, Store, name_of
-from .summary_fields import Summary
 
 HIBERNATED = "hibernated"
 """The tag of the snapshot of a kernel that is on the disk alone, and how its name begins."""
 
 
-def listing(store: Store, spell: Spell) -> dict[str, Any]:
+def listing(store: Store, spell: Spell) -> Snapshots:
     """Return all snapshots, newest first, each with its tags and pin, and what is wrong with those that are damaged.
 
     What to type about those is spelled as where it is shown.
@@ -27,25 +27,18 @@ def listing(store: Store, spell: Spell) -> dict[str, Any]:
     ------
     StoreError : the store cannot be read.
     """
-    snapshots, faults = store.listed(summary, __version__)
-    marks = {snapshot_id: asdict(one) for snapshot_id, one in store.all_labels().items()}
-    nothing = asdict(Labels())
-    newest_first = sorted(snapshots, key=lambda said: (said["created"], said["name"]), reverse=True)
-    shown = _labels((said["name"], said["notebook"]) for said in newest_first)
-    return {
-        "snapshots": [
-            {**said, "label": shown[said["name"]], **marks.get(said["id"], nothing)} for said in newest_first
-        ],
-        "faults": [fault.spelled(spell).as_dict() for fault in faults],
-    }
+    said, faults = store.listed(Summary, summary, __version__)
+    labelled, nothing = store.all_labels(), Labels()
+    newest_first = sorted(said, key=lambda one: (one.created, one.name), reverse=True)
+    shown = _labels((one.name, one.notebook) for one in newest_first)
+    found = []
+    for one in newest_first:
+        put = labelled.get(one.id, nothing)
+        found.append(Labelled(**{**vars(one), "label": shown[one.name]}, pinned=put.pinned, tags=put.tags))
+    return Snapshots(snapshots=found, faults=[fault.spelled(spell).as_dict() for fault in faults])
 
 
-def summary(manifest: Manifest) -> dict[str, Any]:
-    """Return `summary_of` a snapshot as a JSON object."""
-    return asdict(summary_of(manifest))
-
-
-def summary_of(manifest: Manifest) -> Summary:
+def summary(manifest: Manifest) -> Summary:
     """Return what listings and results say of a snapshot.
 
     What its maker has put into it is somebody else's word: a member of another type counts as left out, so that one
@@ -76,11 +69,11 @@ def _of(said: Mapping[str, Any], member: str, *kinds: type) -> Any:
     return value if type(value) in kinds else None
 
 
-def summaries(manifests: Iterable[Manifest]) -> list[dict[str, Any]]:
+def summaries(manifests: Iterable[Manifest]) -> list[Summary]:
     """Return the summary of each of some snapshots, newest first, labelled so that they can be told apart."""
     manifests = list(manifests)
     shown = labels(manifests)
-    return [{**summary(manifest), "label": shown[manifest.name]} for manifest in manifests]
+    return [replace(summary(manifest), label=shown[manifest.name]) for manifest in manifests]
 
 
 def labels(manifests: Iterable[Manifest], *, always: bool = False) -> dict[str, str]:
@@ -120,18 +113,18 @@ def _end_of(notebook: str, all_of_them: Iterable[str]) -> str:
     return next((end for end in ends if not any(other.endswith(f"/{end}") for other in others)), notebook)
 
 
-def details(manifest: Manifest) -> dict[str, Any]:
+def details(manifest: Manifest) -> Details:
     """Return all there is to say of a snapshot, but for its list of files."""
-    return {
-        **summary(manifest),
-        "kernel": manifest.kernel,
-        "machine": manifest.machine,
-        "cuda": manifest.cuda,
-        "process": manifest.process,
-    }
+    return Details(
+        **vars(summary(manifest)),
+        kernel=manifest.kernel,
+        machine=manifest.machine,
+        cuda=manifest.cuda,
+        process=manifest.process,
+    )
 
 
-def origins(store: Store, name: str) -> list[dict[str, Any]]:
+def origins(store: Store, name: str) -> list[Summary]:
     """Return the summary of a snapshot and of those that its kernel came from, the newest first.
 
     It ends where one has been removed.

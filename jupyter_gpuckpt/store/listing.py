@@ -11,8 +11,9 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TypeVar
 
+from ..checked import from_json, to_json
 from ..errors import GpuckptError, NoSuchSnapshot
 from .chunks import digest
 from .durable import read_small, write_new
@@ -25,15 +26,17 @@ _LIMIT = 2**30
 _WORTH_KEEPING = 100
 """Changes from which on it is written again; reading so many manifests takes a moment only."""
 
-_Known = dict[str, tuple[list[int], dict[str, Any]]]
+_Known = dict[str, tuple[list[int], object]]
+
+T = TypeVar("T")
 
 
 def listed(
-    layout: Layout, read: Callable[[str], Manifest], describe: Callable[[Manifest], dict[str, Any]], version: str
-) -> tuple[list[dict[str, Any]], list[GpuckptError]]:
+    layout: Layout, read: Callable[[str], Manifest], kind: type[T], describe: Callable[[Manifest], T], version: str
+) -> tuple[list[T], list[GpuckptError]]:
     """Return what `describe` says of each snapshot, and an error for each that cannot be read by `read`.
 
-    `version` changes with what `describe` says. Raises `OSError`.
+    That is a dataclass of this `kind`. `version` changes with what `describe` says. Raises `OSError`.
     """
     known = _read(layout, version)
     now: _Known = {}
@@ -45,7 +48,7 @@ def listed(
             now[name] = before
             continue
         try:
-            now[name] = (state, describe(read(name)))
+            now[name] = (state, to_json(describe(read(name))))
             read_anew += 1
         except NoSuchSnapshot:
             continue  # removed meanwhile
@@ -54,7 +57,7 @@ def listed(
     if read_anew + len(known.keys() - now.keys()) >= _WORTH_KEEPING:
         with suppress(OSError):  # a disk that is full or cannot be written
             _write(layout, version, now)
-    return [said for _, said in now.values()], broken
+    return [from_json(kind, said) for _, said in now.values()], broken
 
 
 def _states(layout: Layout) -> dict[str, list[int]]:
@@ -69,7 +72,7 @@ def _states(layout: Layout) -> dict[str, list[int]]:
     return states
 
 
-def _read(layout: Layout, version: str) -> Mapping[str, tuple[list[int], dict[str, Any]]]:
+def _read(layout: Layout, version: str) -> Mapping[str, tuple[list[int], object]]:
     try:
         seal, _, body = read_small(layout.listing, _LIMIT).partition(b"\n")
     except OSError:

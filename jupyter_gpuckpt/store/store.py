@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import settings
 from ..errors import Damaged, GpuckptError, NoSuchSnapshot, Pinned, Refused, StoreError
@@ -39,6 +39,8 @@ from .upkeep.collect import Collected, collect, sweep, used, would_collect
 from .upkeep.compact import compact, would_compact
 from .upkeep.repair import Repaired, repair
 from .writer import Choose, Writer
+
+T = TypeVar("T")
 
 __all__ = ["Store"]
 
@@ -234,16 +236,16 @@ class Store:
         return manifests, broken
 
     def listed(
-        self, describe: Callable[[Manifest], dict[str, Any]], version: str
-    ) -> tuple[Sequence[dict[str, Any]], Sequence[GpuckptError]]:
-        """Return what `describe` says of each snapshot, as JSON types, and an error for each that cannot be used.
+        self, kind: type[T], describe: Callable[[Manifest], T], version: str
+    ) -> tuple[Sequence[T], Sequence[GpuckptError]]:
+        """Return what `describe` says of each snapshot, a dataclass, and an error for each that cannot be used.
 
         What it said is kept, so that a list of very many is fast; `version` changes with what it says.
         """
         if not self._layout.readable():
             return [], []
         with storing("The snapshots cannot be listed.", self.root):
-            return listed(self._layout, lambda name: self._read(check_key(name)), describe, version)
+            return listed(self._layout, lambda name: self._read(check_key(name)), kind, describe, version)
 
     def keys(self, name: str) -> Sequence[str]:
         """Return the keys of the snapshots called `name`, of which each notebook can have one."""

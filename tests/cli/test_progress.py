@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from jupyter_gpuckpt.kernel.show import progress_text, remaining
-from jupyter_gpuckpt.pace import Pace
+from jupyter_gpuckpt.operations.pace import Pace
+from jupyter_gpuckpt.operations.results import Progress
 
 
 def test_what_is_left_follows_the_pace_of_late() -> None:
     pace = Pace()
-    assert pace.take(0.0, 0, 1000) == {"done": 0, "total": 1000}, "nothing is known at the beginning"
-    assert pace.take(2.0, 100, 1000) == {"done": 100, "total": 1000, "rate": 50, "left": 18}
-    assert pace.take(10.0, 200, 1000)["rate"] == 20
-    assert pace.take(15.0, 700, 1000)["left"] == pytest.approx(3), "the slow beginning is forgotten"
-    assert "left" not in pace.take(40.0, 700, 1000), "where nothing moves nothing is promised"
-    assert pace.take(41.0, 0, 500) == {"done": 0, "total": 500}, "of what has another total nothing is known yet"
+    assert pace.take(0.0, "writing", 0, 1000) == Progress(stage="writing", total=1000), "nothing is known at first"
+    assert pace.take(2.0, "writing", 100, 1000) == Progress(stage="writing", done=100, total=1000, rate=50, left=18)
+    assert pace.take(10.0, "writing", 200, 1000).rate == 20
+    assert pace.take(15.0, "writing", 700, 1000).left == pytest.approx(3), "the slow beginning is forgotten"
+    assert pace.take(40.0, "writing", 700, 1000).left is None, "where nothing moves nothing is promised"
+    assert pace.take(41.0, "writing", 0, 500).left is None, "of what has another total nothing is known yet"
 
 
 @pytest.mark.parametrize(
@@ -36,11 +37,13 @@ def test_what_is_left_is_said_roughly(seconds: float, said: str) -> None:
 
 
 def test_a_line_says_the_stage_and_how_much_and_how_long() -> None:
-    stage: dict[str, Any] = {"stage": "writing", "seconds": 4.0}
-    much = {**stage, "done": 48 * 10**7, "total": 10**9}
-    fast = {**much, "rate": 12.5e6, "left": 41.6}
+    stage = Progress(stage="writing", seconds=4.0)
+    much = replace(stage, done=48 * 10**7, total=10**9)
+    fast = replace(much, rate=12.5e6, left=41.6)
     assert progress_text("Saving x", stage) == "Saving x: writing (4.0 s)"
     assert progress_text("Saving x", much) == "Saving x: writing 48 % of 1.0 GB (4.0 s)"
     assert progress_text("Saving x", fast) == "Saving x: writing 48 % of 1.0 GB, 12.5 MB/s, about 40 s left"
-    assert progress_text("Sending x", {**fast, "stage": ""}) == "Sending x: 48 % of 1.0 GB, 12.5 MB/s, about 40 s left"
-    assert progress_text("Saving x", {**fast, "cancelling": True}) == "Saving x: cancelling…"
+    assert (
+        progress_text("Sending x", replace(fast, stage="")) == "Sending x: 48 % of 1.0 GB, 12.5 MB/s, about 40 s left"
+    )
+    assert progress_text("Saving x", replace(fast, cancelling=True)) == "Saving x: cancelling…"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pexpect
@@ -11,8 +12,10 @@ from command_line import COMMAND, Cli
 from many_snapshots import store_of
 
 from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.checked import from_json
 from jupyter_gpuckpt.kernel.histories import Histories
 from jupyter_gpuckpt.kernel.tables import Listing, Marked
+from jupyter_gpuckpt.operations.results import Summary
 
 
 def seen(*words: str, width: int = 80, **environment: str) -> str:
@@ -103,27 +106,12 @@ def test_the_newest_are_chosen(cli: Cli, store: Path) -> None:
 
 
 def test_a_history_says_once_whose_it_is() -> None:
-    one = {
-        "name": "a",
-        "id": "1",
-        "parent": None,
-        "created": "2026-11-22T20:31:07Z",
-        "message": "",
-        "notebook": "",
-        "job": "train",
-    }
-    title, line = Histories({"snapshots": [one], "here": {"1": ["job train"]}, "faults": []}).text().splitlines()
+    said = {"message": "", "size": 1, "stored": 1, "parent": None, "kernel_id": "k", "execution_count": None}
+    said = {**said, "created": "2026-11-22T20:31:07Z", "gpu_memory": 0, "frozen_seconds": 0.1}
+    one = from_json(Summary, {**said, "name": "a", "id": "1", "notebook": "", "job": "train"})
+    title, line = Histories([one], {"1": ["job train"]}).text().splitlines()
     assert (title, line.split("  ")[0]) == ("job train:", "* a (here)")
     assert "train" not in line
-    (line,) = (
-        Histories(
-            {
-                "snapshots": [{**one, "job": "", "notebook": "x/b.ipynb"}],
-                "here": {"1": ["b.ipynb", "other.ipynb"]},
-                "faults": [],
-            }
-        )
-        .text()
-        .splitlines()
-    )
+    of_notebook = replace(one, job="", notebook="x/b.ipynb")
+    (line,) = Histories([of_notebook], {"1": ["b.ipynb", "other.ipynb"]}).text().splitlines()
     assert line.startswith("* a (here: b.ipynb, other.ipynb)  ")

@@ -92,9 +92,7 @@ def test_snapshot_without_cuda_fits_anywhere() -> None:
         (Machine(gpu(0, "C", name="A100")), saved("A", "B"), ["number of GPUs", "2", "1", "H200", "A100"]),
     ],
 )
-def test_row_21_what_differs_is_refused_by_both_values(
-    here: Machine, manifest: dict[str, Any], named: list[str]
-) -> None:
+def test_what_differs_is_refused_by_both_values(here: Machine, manifest: dict[str, Any], named: list[str]) -> None:
     with pytest.raises(Refused) as caught:
         cuda.fits(here, manifest)
     for value in named:

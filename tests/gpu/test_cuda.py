@@ -111,7 +111,7 @@ def test_one_process_that_cannot_undoes_the_others(worker: CudaWorker, cells: St
     assert [one.run(LOOK) for one in (plain, managed)] == [SUM, SUM]
 
 
-def test_row_19_lock_times_out_while_a_long_gpu_kernel_runs(
+def test_lock_times_out_while_a_long_gpu_kernel_runs(
     worker: CudaWorker, cells: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUCKPT_LOCK_TIMEOUT", "1")
@@ -146,7 +146,7 @@ def test_hung_worker_is_killed_and_the_next_one_works(
 
 
 @pytest.mark.parametrize("step", ["checkpoint", "restore"])
-def test_row_18_worker_killed_in_the_middle_of_a_step(worker: CudaWorker, cells: Start, step: str) -> None:
+def test_worker_killed_in_the_middle_of_a_step(worker: CudaWorker, cells: Start, step: str) -> None:
     process = cells("import torch; x = torch.arange(2**30, dtype=torch.int32, device='cuda')")
     total = process.run("answer = x.sum(dtype=torch.int64).item()")
     worker.lock(process.pid, 5)
@@ -195,9 +195,7 @@ def test_process_that_ends_while_frozen_is_no_failure(worker: CudaWorker, cells:
     assert other.run(LOOK) == SUM
 
 
-def test_row_20_room_on_the_gpu_is_waited_for(
-    worker: CudaWorker, cells: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_on_the_gpu_is_waited_for(worker: CudaWorker, cells: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     process = cells("import torch; x = torch.arange(2**30, dtype=torch.int32, device='cuda')")
     total = process.run("answer = x.sum(dtype=torch.int64).item()")
     manifest = cuda.describe(worker, [process.pid])

@@ -92,9 +92,7 @@ def test_a_restore_does_not_wait_for_the_ports_of_connections_that_are_over(tmp_
         wait_until(lambda: port in ports_of_ended_connections())
         folder = KernelFolder(folder_of("counter"))
         with keepers.connect(folder) as keeper:
-            keeper.request(
-                "restore", {"name": "zero"}, timeout=None, progress=lambda told: stages.append(told["stage"])
-            )
+            keeper.request("restore", {"name": "zero"}, timeout=None, progress=lambda told: stages.append(told.stage))
     assert {stage for stage in stages if "port" in stage} == set()
     assert stages
     # Also where it runs no more, and where a client outside has not closed its end yet.

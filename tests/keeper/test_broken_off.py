@@ -180,11 +180,9 @@ def test_an_interrupt_while_a_snapshot_is_verified_leaves_the_kernel_alone(noteb
 def test_a_restore_is_cancelled_while_criu_restores(criu: Criu, notebook: Notebook, stage: str) -> None:
     notebook.run("x = 1")
     notebook.run("%gpuckpt save here")
-    notebook.run("x = 2; agent = get_ipython().kernel.agent")
+    notebook.run("x = 2; agent = get_ipython().kernel.agent; from jupyter_gpuckpt.operations.requests import Restore")
     with criu.held_at("restore", stage) as reached:
-        cell = Asked(
-            notebook, "agent.request('restore', dict(name='here', operation='this', **agent.cells.describe()))"
-        )
+        cell = Asked(notebook, "agent.request(Restore, dict(name='here', operation='this', **agent.cells.describe()))")
         reached()
         with notebook.keeper as keeper:
             assert not keeper.request("cancel", {"kind": "restore"}), "only who asked for it cancels it"

@@ -60,7 +60,7 @@ def held_by_this_thread(pid: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("fault", [DUMP_EARLY, DUMP_PAGES, PARASITE_CONNECT])
-def test_row_16_a_dump_that_fails_leaves_the_kernel_as_it_was(criu: Criu, notebook: Notebook, fault: int) -> None:
+def test_a_dump_that_fails_leaves_the_kernel_as_it_was(criu: Criu, notebook: Notebook, fault: int) -> None:
     notebook.run(_STATE)
     criu.fault("dump", fault)
     answer = notebook.fails("%gpuckpt save never")
@@ -133,7 +133,7 @@ def test_a_log_that_cannot_be_kept_is_not_named(
     assert notebook.value("1 + 1") == "2"
 
 
-def test_row_16_a_dump_that_aborts_leaves_the_kernel_as_it_was(criu: Criu, notebook: Notebook) -> None:
+def test_a_dump_that_aborts_leaves_the_kernel_as_it_was(criu: Criu, notebook: Notebook) -> None:
     notebook.run(_STATE)
     criu.at("dump", "post-dump", "exit 1", fault=DUMP_CRASH)
     answer = notebook.fails("%gpuckpt save never")
@@ -174,7 +174,7 @@ def test_a_restore_that_ends_as_nobody_thought_of_leaves_a_fresh_kernel(criu: Cr
     assert_works(notebook)
 
 
-def test_row_16_detours_of_criu_change_nothing(criu: Criu, notebook: Notebook) -> None:
+def test_detours_of_criu_change_nothing(criu: Criu, notebook: Notebook) -> None:
     notebook.run(_STATE)
     for fault, name in NOT_FATAL.items():
         criu.fault("dump", fault)
@@ -186,7 +186,7 @@ def test_row_16_detours_of_criu_change_nothing(criu: Criu, notebook: Notebook) -
 
 
 @pytest.mark.parametrize("fault", [RESTORE_ROOT_ONLY, POST_RESTORE])
-def test_row_16_a_restore_that_fails_leaves_the_kernel_as_it_was(criu: Criu, notebook: Notebook, fault: int) -> None:
+def test_a_restore_that_fails_leaves_the_kernel_as_it_was(criu: Criu, notebook: Notebook, fault: int) -> None:
     notebook.run("%gpuckpt save here")
     notebook.run(_STATE)
     criu.fault("restore", fault)
@@ -203,7 +203,7 @@ def test_row_16_a_restore_that_fails_leaves_the_kernel_as_it_was(criu: Criu, not
 
 
 @pytest.mark.parametrize("fault", [RESTORE_ROOT_ONLY, POST_RESTORE])
-def test_row_16_a_restore_in_place_that_fails_is_answered_by_a_fresh_kernel(
+def test_a_restore_in_place_that_fails_is_answered_by_a_fresh_kernel(
     criu: Criu, notebook: Notebook, fault: int
 ) -> None:
     notebook.run(_STATE)
@@ -220,7 +220,7 @@ def test_row_16_a_restore_in_place_that_fails_is_answered_by_a_fresh_kernel(
 
 
 @pytest.mark.parametrize("stage", ["pre-dump", "post-dump"])
-def test_row_17_criu_is_killed_at_a_stage_of_a_dump(criu: Criu, notebook: Notebook, stage: str) -> None:
+def test_criu_is_killed_at_a_stage_of_a_dump(criu: Criu, notebook: Notebook, stage: str) -> None:
     notebook.run(_STATE)
     criu.kill_at("dump", stage)
     answer = notebook.fails("%gpuckpt save never")
@@ -236,7 +236,7 @@ def test_row_17_criu_is_killed_at_a_stage_of_a_dump(criu: Criu, notebook: Notebo
 
 @pytest.mark.shared_kernel(False)
 @pytest.mark.parametrize("after", [0.01, 0.03, 0.05])
-def test_row_17_criu_is_killed_in_mid_dump(criu: Criu, notebook: Notebook, tmp_path: Path, after: float) -> None:
+def test_criu_is_killed_in_mid_dump(criu: Criu, notebook: Notebook, tmp_path: Path, after: float) -> None:
     """It may have its own code in the kernel at that moment: the kernel keeps running, or is declared lost."""
     notebook.run(_STATE)
     notebook.run("import os; ballast = os.urandom(100_000_000)")
@@ -254,7 +254,7 @@ def test_row_17_criu_is_killed_in_mid_dump(criu: Criu, notebook: Notebook, tmp_p
 
 @pytest.mark.parametrize("stage", ["pre-restore", "post-restore", "pre-resume"])
 @pytest.mark.parametrize("how", ["", " --in-place"])
-def test_row_17_criu_is_killed_at_a_stage_of_a_restore(criu: Criu, notebook: Notebook, stage: str, how: str) -> None:
+def test_criu_is_killed_at_a_stage_of_a_restore(criu: Criu, notebook: Notebook, stage: str, how: str) -> None:
     notebook.run(_STATE)
     notebook.run("%gpuckpt save here")
     criu.kill_at("restore", stage)

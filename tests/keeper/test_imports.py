@@ -25,7 +25,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "operations": set(),
     "freeze": {"linux"},
     "store": set(),
-    "snapshots": {"freeze", "store"},
+    "snapshots": {"operations", "freeze", "store"},
     "broker": {"linux", "freeze", "machine"},
     "client": {"linux", "operations", "freeze", "store", "snapshots", "broker"},
     "keeper": {"linux", "operations", "freeze", "store", "snapshots", "client"},

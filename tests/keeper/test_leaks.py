@@ -34,12 +34,12 @@ def assert_flat(notebook: Notebook, folder: Path, times: int) -> None:
     assert_nothing_left(folder)
 
 
-def test_row_24_thirty_cycles_leave_nothing(notebook: Notebook, tmp_path: Path) -> None:
+def test_thirty_cycles_leave_nothing(notebook: Notebook, tmp_path: Path) -> None:
     """`make soak` does a thousand, and holds the memory to far less."""
     assert_flat(notebook, tmp_path, 30)
 
 
-def test_row_24_one_snapshot_is_restored_ten_times(notebook: Notebook, tmp_path: Path) -> None:
+def test_one_snapshot_is_restored_ten_times(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run("x = 1")
     clients = clients_of(notebook)
     notebook.run("%gpuckpt save here")

@@ -49,7 +49,7 @@ print("\\n".join(sorted(seen)))
 """
 
 
-def test_row_31_configuration_and_environment_of_others_do_not_reach_criu(
+def test_configuration_and_environment_of_others_do_not_reach_criu(
     start: StartKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUCKPT_CRIU_PREFIX", str(settings.criu_prefix()))  # it lies in the home that is left
@@ -97,7 +97,7 @@ def open_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_row_32_another_user_never_reads_a_byte_even_with_umask_000(
+def test_another_user_never_reads_a_byte_even_with_umask_000(
     open_folder: Path, start: StartKernel, tmp_path: Path
 ) -> None:
     bait, stop = open_folder / "bait", open_folder / "stop"
@@ -123,7 +123,7 @@ def test_row_32_another_user_never_reads_a_byte_even_with_umask_000(
     assert seen - {str(stop)} == {str(bait)}
 
 
-def test_row_32_all_that_is_kept_is_for_its_owner_alone(open_folder: Path, notebook: Notebook) -> None:
+def test_all_that_is_kept_is_for_its_owner_alone(open_folder: Path, notebook: Notebook) -> None:
     for doing in ("save", "restore"):
         notebook.run(f"%gpuckpt {doing} here")
         wait_until(lambda: not (notebook.folder / "restore").exists())
@@ -133,7 +133,7 @@ def test_row_32_all_that_is_kept_is_for_its_owner_alone(open_folder: Path, noteb
                     assert path.lstat().st_mode & 0o077 == 0, path
 
 
-def test_row_34_a_hostile_name_is_refused_in_words_from_outside(notebook: Notebook) -> None:
+def test_a_hostile_name_is_refused_in_words_from_outside(notebook: Notebook) -> None:
     hostile = ["../x", "a/b", ".", "..", "", "nul\0", "ｆｕｌｌ", "x" * 10_000, "-rf", "new\nline", "com\u2024mon"]
     for name, op in itertools.product(hostile, ("save", "restore", "show", "rm")):
         if op == "restore" and not name:
@@ -144,9 +144,7 @@ def test_row_34_a_hostile_name_is_refused_in_words_from_outside(notebook: Notebo
     assert not names()
 
 
-def test_row_36_no_secret_is_in_logs_listings_errors_or_manifests(
-    start: StartKernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_secret_is_in_logs_listings_errors_or_manifests(start: StartKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "geheim-" + os.urandom(8).hex()
     monkeypatch.setenv("MY_API_TOKEN", secret)
     notebook = start()

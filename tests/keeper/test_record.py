@@ -28,7 +28,7 @@ from jupyter_gpuckpt.client.sleep_record import (
     Sleep,
     UnconfirmedWake,
 )
-from jupyter_gpuckpt.snapshots.summary_fields import Summary
+from jupyter_gpuckpt.operations.results import Executed, Summary
 
 _HELD = [Held(7, {"GPU-1": 1 << 30})]
 _PARKED = ParkedMemory(pid=10007, thread=0, gpu="GPU-1", size=1 << 30, holder=12)
@@ -55,8 +55,22 @@ def test_what_was_begun_is_read_as_it_was_written(operation: InProgress, tmp_pat
 
 
 def test_a_hibernated_kernel_and_a_job_that_ended_are_read_as_they_were_written(tmp_path: Path) -> None:
-    snapshot = Summary("a", "a", "0" * 32, "", "now", 1, 1, None, "n.ipynb", "k", "", None, 0, 0.5)
-    said = KernelReplies({"status": "ok"}, {"id": {"target_name": "t"}}, {"restored": "", "cells": {}, "others": []})
+    snapshot = Summary(
+        name="a",
+        label="a",
+        id="0" * 32,
+        message="",
+        created="now",
+        size=1,
+        stored=1,
+        parent=None,
+        notebook="n.ipynb",
+        kernel_id="k",
+        execution_count=None,
+        gpu_memory=0,
+        frozen_seconds=0.5,
+    )
+    said = KernelReplies({"status": "ok"}, {"id": {"target_name": "t"}}, Executed(restored="", cells={}, others=[]))
     hibernated = Hibernated(snapshot, "now", said, {"shell_port": 1}, 1, [["ab", "cd"]])
     untold, ended = UnconfirmedWake(snapshot, "token", [["ab"]]), Ended(None, "now", "a")
     state = State(hibernated=hibernated, untold=untold, ended=ended, parent=Parent("a", "b"), saved=Saved("now", None))

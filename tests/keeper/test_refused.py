@@ -18,7 +18,7 @@ from jupyter_gpuckpt.store.signatures import split
 from jupyter_gpuckpt.store.trust import Trust
 
 
-def test_row_22_pids_that_are_taken_do_not_matter(start: StartKernel) -> None:
+def test_pids_that_are_taken_do_not_matter(start: StartKernel) -> None:
     first, second = start(), start()
     first.run("import subprocess, threading, os; child = subprocess.Popen(['sleep', '100'])")
     first.run("%gpuckpt save here")
@@ -75,7 +75,7 @@ def spoil(damage: str, tmp_path: Path) -> None:
                 f.write(bytes([byte[0] ^ 1]))
 
 
-# -- row 3: the disk is full
+# -- the disk is full
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def test_row_3_a_save_without_room_is_refused_and_snapshots_can_be_removed(
+def test_a_save_without_room_is_refused_and_snapshots_can_be_removed(
     disk: Path, notebook: Notebook, tmp_path: Path
 ) -> None:
     notebook.run("x = 1")
@@ -149,7 +149,7 @@ def assert_saves_elsewhere(notebook: Notebook, folder: Path) -> None:
     assert run("rm", "third", "--store", str(folder)).status == 0
 
 
-def test_row_3_what_the_store_has_already_needs_no_room(disk: Path, notebook: Notebook) -> None:
+def test_what_the_store_has_already_needs_no_room(disk: Path, notebook: Notebook) -> None:
     notebook.run("import os; state = os.urandom(50_000_000)")
     assert shutil.disk_usage(disk).free > 90_000_000
     notebook.run("%gpuckpt save first --wait")
@@ -167,7 +167,7 @@ def test_row_3_what_the_store_has_already_needs_no_room(disk: Path, notebook: No
     assert notebook.value("len(state)") == "50000000"
 
 
-def test_row_3_a_disk_that_fills_in_mid_save(disk: Path, criu: Criu, start: StartKernel) -> None:
+def test_a_disk_that_fills_in_mid_save(disk: Path, criu: Criu, start: StartKernel) -> None:
     notebook = start()
     notebook.run("x = 1")
     with criu.held_at("dump", "start") as reached:

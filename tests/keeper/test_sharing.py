@@ -22,6 +22,7 @@ from jupyter_gpuckpt.errors import Busy, Cancelled, Refused
 from jupyter_gpuckpt.freeze.cuda_calls import Gpu, Usage
 from jupyter_gpuckpt.keeper.gpu import sharing
 from jupyter_gpuckpt.keeper.operations.progress import OperationProgress
+from jupyter_gpuckpt.operations.results import Progress
 
 pytestmark = pytest.mark.criu
 
@@ -50,9 +51,9 @@ def _asking(figures: _Figures) -> Any:
 
 
 def _make_room(figures: _Figures, gib: int, told: list[str] | None = None, operation: Operation | None = None) -> None:
-    async def tell(progress: dict[str, Any]) -> None:
+    async def tell(progress: Progress) -> None:
         if told is not None:
-            told.append(progress["stage"])
+            told.append(progress.stage)
 
     async def make() -> None:
         progress = OperationProgress(operation or Operation("wake", "this kernel"), tell)
@@ -155,7 +156,7 @@ def test_it_is_not_waited_for_longer_than_is_set(two: list[Notebook], monkeypatc
 def test_turns_are_one_at_a_time_whatever_the_order_and_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def tell(_: dict[str, Any]) -> None:
+    async def tell(_: Progress) -> None:
         pass
 
     inside = 0

@@ -9,6 +9,7 @@ from command_line import run
 from keeper_faults import names, store
 from notebooks import Notebook
 
+from jupyter_gpuckpt.operations.results import FileChange, Variable
 from jupyter_gpuckpt.snapshots.comparison import compare
 from jupyter_gpuckpt.store import Store
 
@@ -62,7 +63,7 @@ def compared(notebook: Notebook, tmp_path: Path) -> Notebook:
 def test_what_changed_is_told_by_variable_memory_and_file(compared: Notebook, tmp_path: Path) -> None:
     found = compare(Store(store()), "a", "b")
     # What changed first, then what is new, then what is gone; the largest first.
-    assert [(one["name"], one["how"]) for one in found["variables"]] == [
+    assert [(one.name, one.how) for one in found.variables] == [
         ("in_place", "contents changed"),
         ("net", "contents changed"),
         ("config", "contents changed"),
@@ -78,19 +79,17 @@ def test_what_changed_is_told_by_variable_memory_and_file(compared: Notebook, tm
         ("gone", "deleted"),
     ]
     # Nothing is said to be the same that was not compared: what shares its memory with others, or is not looked into.
-    assert found["not_compared"] == ["rng", "shared"]
-    assert found["unchanged"] >= len(["untouched", "password", "numpy", "odd", "still", "still_too", "Net"])
-    assert next(one["new"] for one in found["variables"] if one["name"] == "fresh") == {
-        "type": "numpy.ndarray",
-        "size": 96,
-        "shape": [3, 4],
-        "dtype": "float64",
-    }
-    anonymous = next(row for row in found["memory"] if row["area"] == "anonymous memory")
-    assert 16_000_000 <= anonymous["changed"] <= anonymous["new"]
+    assert found.not_compared == ["rng", "shared"]
+    assert found.unchanged is not None
+    assert found.unchanged >= len(["untouched", "password", "numpy", "odd", "still", "still_too", "Net"])
+    assert next(one.new for one in found.variables if one.name == "fresh") == Variable(
+        type="numpy.ndarray", size=96, shape=[3, 4], dtype="float64"
+    )
+    anonymous = next(row for row in found.memory if row.area == "anonymous memory")
+    assert 16_000_000 <= anonymous.changed <= (anonymous.new or 0)
     # Libraries are neither memory nor files that anybody wants to know of.
-    assert found["used_files"] == [{"path": str(tmp_path / "fresh.txt"), "how": "in use"}]
-    assert not [row for row in found["memory"] if ".so" in row["area"]]
+    assert found.used_files == [FileChange(path=str(tmp_path / "fresh.txt"), how="in use")]
+    assert not [row for row in found.memory if ".so" in (row.area or "")]
     said = compared.run("%gpuckpt diff a b").text.splitlines()
     assert said[0].startswith("Variables: 9 changed, 3 new, 1 deleted, ")
     assert said[1] == "May have changed: rng, shared (only types and sizes are known)."
@@ -110,9 +109,9 @@ def test_what_changed_is_told_by_variable_memory_and_file(compared: Notebook, tm
     compared.run(STATE)
     compared.run("%gpuckpt save stranger")
     other = compare(Store(store()), "a", "stranger")
-    assert [(v["name"], v["how"]) for v in other["variables"]] == [("fresh_file", "deleted")]
-    assert (other["same_origin"], other["unchanged"]) == (False, 0)
-    assert {"untouched", "bound"} <= set(other["not_compared"])
+    assert [(v.name, v.how) for v in other.variables] == [("fresh_file", "deleted")]
+    assert (other.same_origin, other.unchanged) == (False, 0)
+    assert {"untouched", "bound"} <= set(other.not_compared)
 
 
 def test_the_store_is_kept_in_order_from_a_notebook(notebook: Notebook) -> None:

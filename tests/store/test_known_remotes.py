@@ -19,6 +19,7 @@ from jupyter_gpuckpt.store.transfer.known_remotes import FORGET, KnownRemotes
 from jupyter_gpuckpt.store.transfer.pull import pull
 from jupyter_gpuckpt.store.transfer.push import push
 from jupyter_gpuckpt.store.transfer.remote_listing import listed
+from jupyter_gpuckpt.store.transfer.remote_store import Encryption
 from jupyter_gpuckpt.store.transfer.sealing import own_recipient
 
 PLAIN = '{"features":[],"format":2}'
@@ -132,7 +133,7 @@ def test_one_who_sends_for_the_first_time_believes_only_whom_he_trusts(
     bob.trust.add(ann.trust.own())
     push(bob, "bobs", at(remote, bob))
     said = at(remote, bob).encryption
-    assert (said["recipients"], said["signed"]) == (readers, ann.trust.own())
+    assert (said.recipients, said.signed) == (readers, ann.trust.own())
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -142,7 +143,7 @@ def test_a_mark_of_a_stranger_s_or_of_nobody_s_is_not_sent_to(
     how = {"recipients": readers} if named else {}
     eve = person(tmp_path, "eve")
     push_from_eve = at(tmp_path / "eves", eve, recipients=readers)
-    assert push_from_eve.encryption["signed"] == eve.trust.own()
+    assert push_from_eve.encryption.signed == eve.trust.own()
     shutil.copy(tmp_path / "eves" / "format.json", remote / "format.json")
     with pytest.raises(Unconfirmed, match="which you do not trust"):
         push(bob, "bobs", at(remote, bob, **how))
@@ -182,7 +183,7 @@ def test_a_remote_of_before_goes_on_to_serve_who_has_used_it(
     unsigned(remote, ann)
     save(ann, "more")
     push(ann, "more", at(remote, ann))
-    assert at(remote, ann).encryption["signed"] is None
+    assert at(remote, ann).encryption.signed is None
     assert [one.name for one in listed(at(remote, bob, create=False), bob.trust)] == ["more", "plan"]
     with pytest.raises(Unconfirmed, match="is not signed") as caught:
         push(bob, "bobs", at(remote, bob))
@@ -232,7 +233,7 @@ def test_what_is_known_is_changed_by_word_only(ann: Store, remote: Path, readers
     with pytest.raises(NoSuchSnapshot):
         at(remote, ann, create=False)
     push(ann, "more", at(remote, ann))
-    assert at(remote, ann).encryption == {"encrypted": False, "key": None, "recipients": [], "signed": None}
+    assert at(remote, ann).encryption == Encryption(encrypted=False, key=None, recipients=[], signed=None)
 
 
 @pytest.mark.parametrize("odd", ['{"remotes": 1}', '{"remotes": {"x": 1}, "earlier": []}', "[]", "{"])

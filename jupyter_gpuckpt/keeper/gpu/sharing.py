@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ... import settings
 from ...client import keepers
@@ -25,6 +25,7 @@ from ...freeze.cuda_calls import Gpu, Usage
 from ...linux import processes
 from ...linux.private_folders import make_private
 from ...operations.requests import Sleep, Status
+from ...operations.results import KernelStatus
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -209,11 +210,11 @@ def _holders(keeper: Keeper, unwilling: Mapping[str, str]) -> list[_Holder]:
                 status = other.ask(Status(), timeout=_STATUS_TIMEOUT)
         except (GpuckptError, OSError):
             continue  # it ends, or does not answer: its processes are strangers then
-        pids = {*status["pids"], *processes.descendants(status["keeper_pid"])}
+        pids = {*status.pids, *processes.descendants(status.keeper_pid)}
         known |= pids
         held = _held(usage, pids)
         if held:
-            found.append(_kernel(status, held, now, unwilling.get(status["kernel_id"], "")))
+            found.append(_kernel(status, held, now, unwilling.get(status.kernel_id, "")))
     strangers = {one.pid for one in usage} - known
     for pid in sorted(strangers):
         found.append(_Holder(f"process {pid} ({processes.name(pid) or 'unknown'})", _held(usage, {pid})))
@@ -228,18 +229,17 @@ def _held(usage: Iterable[Usage], pids: set[int]) -> dict[str, int]:
     return held
 
 
-def _kernel(status: Mapping[str, Any], held: Mapping[str, int], now: datetime.datetime, unwilling: str) -> _Holder:
-    short = str(status["kernel_id"])[:_SHORT]
-    name = f"job {status['job']}" if status["job"] else f"kernel {short}"
-    if status["notebook"]:
-        name = f"{Path(status['notebook']).name} ({name})"
-    last = datetime.datetime.fromisoformat(status["last_active"])
-    idle = 0.0 if status["busy"] else (now - last).total_seconds()
-    state = unwilling or ("kept awake" if status["pinned"] else "a cell runs" if status["busy"] else status["state"])
+def _kernel(status: KernelStatus, held: Mapping[str, int], now: datetime.datetime, unwilling: str) -> _Holder:
+    name = f"job {status.job}" if status.job else f"kernel {status.kernel_id[:_SHORT]}"
+    if status.notebook:
+        name = f"{Path(status.notebook).name} ({name})"
+    last = datetime.datetime.fromisoformat(status.last_active)
+    idle = 0.0 if status.busy else (now - last).total_seconds()
+    state = unwilling or ("kept awake" if status.pinned else "a cell runs" if status.busy else status.state)
     # One that is at something now will have an end of it.
-    can_sleep = not (unwilling or status["pinned"] or status["state"] == "ended")
-    at_work = status["state"] not in ("running",)
-    return _Holder(name, held, status["kernel_id"], state, can_sleep, 0.0 if at_work else max(0.0, idle))
+    can_sleep = not (unwilling or status.pinned or status.state == "ended")
+    at_work = status.state != "running"
+    return _Holder(name, held, status.kernel_id, state, can_sleep, 0.0 if at_work else max(0.0, idle))
 
 
 def _put_to_sleep(holder: _Holder) -> GpuckptError | None:

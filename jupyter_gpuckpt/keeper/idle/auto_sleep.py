@@ -104,7 +104,7 @@ class AutoSleep:
             return None
         if keeper.state.awake or channel is None or channel.busy or not keeper.launch.agent:
             return None
-        last = max(channel.last_active, keeper.woken["at"] if keeper.woken is not None else "")
+        last = max(channel.last_active, keeper.woken.at if keeper.woken is not None else "")
         return (datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(last)).total_seconds()
 
     def _tree(self) -> list[int]:

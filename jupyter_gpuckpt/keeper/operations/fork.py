@@ -31,6 +31,7 @@ from ...freeze.criu_program import CriuProgram
 from ...linux import processes
 from ...linux.reserved_ports import Reserved
 from ...operations.requests import Fork, Save, Status
+from ...operations.results import Copy, Forked, KernelStatus, NewCopy, Restored
 from ...snapshots.naming import NOT_RESTORED, find
 from ...snapshots.summary import summary
 from ...store import Manifest, Snapshot, name_of
@@ -140,8 +141,8 @@ class _Room:
             )
 
 
-async def fork(keeper: Keeper, operation: Operation, request: Fork, on_progress: ProgressCallback) -> dict[str, Any]:
-    """Make copies of the kernel; it keeps running. Returns ``kernels``, an object for each copy, and ``warnings``.
+async def fork(keeper: Keeper, operation: Operation, request: Fork, on_progress: ProgressCallback) -> Forked:
+    """Make copies of the kernel; it keeps running.
 
     Raises
     ------
@@ -173,7 +174,7 @@ async def fork(keeper: Keeper, operation: Operation, request: Fork, on_progress:
     program = await asyncio.to_thread(usable_criu)
     if wanted.save_as:
         saved = await save(keeper, operation, Save(name=wanted.save_as), on_progress)
-        wanted = replace(wanted, snapshot=saved["name"])
+        wanted = replace(wanted, snapshot=saved.name)
     elif wanted.snapshot:
         key = request.key or str(await asyncio.to_thread(find, keeper.store, wanted.snapshot, owner_of(keeper)))
         wanted = replace(wanted, snapshot=key)
@@ -191,14 +192,14 @@ async def fork(keeper: Keeper, operation: Operation, request: Fork, on_progress:
         if capture.gpu_map is not None:
             moves = await asyncio.to_thread(cuda.moves, keeper.worker, capture.manifest.cuda, capture.gpu_map)
     if request.adopt:
-        await _have_adopted(keeper, kernels)
-    return {
-        "kernels": kernels,
-        "warnings": moves + warnings,
-        "snapshot": wanted.snapshot,
-        "frozen_seconds": None if wanted.snapshot else capture.manifest.process["frozen_seconds"],
-        "seconds": progress.seconds(),
-    }
+        kernels = [await _adopted(keeper, one) for one in kernels]
+    return Forked(
+        kernels=kernels,
+        warnings=moves + warnings,
+        snapshot=wanted.snapshot,
+        frozen_seconds=None if wanted.snapshot else capture.manifest.process["frozen_seconds"],
+        seconds=progress.seconds(),
+    )
 
 
 async def _of_kernel(
@@ -400,7 +401,7 @@ def _write_connection_file(source: str, target: str, channels: Mapping[str, int]
 
 async def _bring_up(
     keeper: Keeper, capture: _Capture, wanted: Wanted, progress: OperationProgress
-) -> tuple[list[dict[str, Any]], list[str]]:
+) -> tuple[list[NewCopy], list[str]]:
     """Start all copies, and return what there is to say of each; if one fails, none is left."""
     plan = await asyncio.to_thread(_Plan, keeper, capture, wanted)
     copies: list[_Copy] = []
@@ -408,7 +409,7 @@ async def _bring_up(
     slots = asyncio.Semaphore(os.cpu_count() or 1)
     up = 0
 
-    async def start(index: int) -> dict[str, Any]:
+    async def start(index: int) -> NewCopy:
         nonlocal up
         async with slots:
             copy = plan.copy(index)
@@ -418,17 +419,17 @@ async def _bring_up(
             status = await asyncio.to_thread(_status, folder)
         up += 1
         await progress.enter(_starting(up, wanted.count), cancellable=False)
-        return {
-            "id": copy.launch.kernel_id,
-            "index": copy.order.index,
-            "name": copy.launch.name,
-            "connection_file": copy.launch.connection_file,
-            "pid": status["pid"],
-            "keeper_pid": status["keeper_pid"],
-            "ports": copy.told,
-            "notes": status["notes"],
-            "held": False,
-        }
+        return NewCopy(
+            id=copy.launch.kernel_id,
+            index=copy.order.index,
+            name=copy.launch.name,
+            connection_file=copy.launch.connection_file,
+            pid=status.pid,
+            keeper_pid=status.keeper_pid,
+            ports=copy.told,
+            notes=status.notes,
+            held=False,
+        )
 
     with contextlib.closing(plan), _in_words():
         async with contextlib.AsyncExitStack() as undoing:
@@ -438,7 +439,7 @@ async def _bring_up(
                 if isinstance(outcome, BaseException):
                     raise outcome
             undoing.pop_all()
-    return [found for found in started if isinstance(found, dict)], plan.warnings()
+    return [found for found in started if isinstance(found, NewCopy)], plan.warnings()
 
 
 @contextlib.contextmanager
@@ -453,12 +454,12 @@ def _starting(up: int, count: int) -> str:
     return f"starting the copies: {up} of {count} up" if count > 1 else "starting the copy"
 
 
-def _status(folder: KernelFolder) -> dict[str, Any]:
+def _status(folder: KernelFolder) -> KernelStatus:
     """Ask a copy's keeper how it is."""
     with keepers.connect(folder) as keeper:
-        status: dict[str, Any] = keeper.ask(Status())
-    if status["state"] != "running":
-        raise NoSuchKernel("A copy ended immediately.", f"It is {status['state']}.", "")
+        status = keeper.ask(Status())
+    if status.state != "running":
+        raise NoSuchKernel("A copy ended immediately.", f"It is {status.state}.", "")
     return status
 
 
@@ -488,10 +489,9 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
     loop.add_reader(fd, ended)
 
 
-async def _have_adopted(keeper: Keeper, kernels: Sequence[dict[str, Any]]) -> None:
-    """Have the Jupyter server that holds the kernel hold its copies too, where there is one."""
-    for kernel in kernels:
-        kernel["held"] = await asyncio.to_thread(adoption.ask, keeper.holders.pids(), kernel["id"])
+async def _adopted(keeper: Keeper, copy: NewCopy) -> NewCopy:
+    """Have the Jupyter server that holds the kernel hold a copy, too, where there is one."""
+    return replace(copy, held=await asyncio.to_thread(adoption.ask, keeper.holders.pids(), copy.id))
 
 
 # -- in the keeper of a copy
@@ -521,9 +521,9 @@ async def arrive(keeper: Keeper) -> None:
             gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), order.gpu_map, vram_files(new.space))
             coming = Coming(keeper, snapshot, new, program, AtOnce(gpu, new, manifest))
             tidying = await take_over(coming, InPlace({}), places)
-            copy = {"index": order.index, "reseed": order.reseed, "kernel_id": keeper.launch.kernel_id}
+            copy = Copy(index=order.index, reseed=order.reseed, kernel_id=keeper.launch.kernel_id)
             progress = OperationProgress(Operation("fork", keeper.launch.kernel_id), to_nobody)
-            result = {**summary(manifest), "restored": True, "warnings": [], "copy": copy}
+            result = Restored(**vars(summary(manifest)), warnings=[], given_up=None, copy=copy)
             keeper.notes = await resume(new.channel, snapshot, {}, result, progress)
             await tidying
             undoing.pop_all()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
+from ...checked import to_json
 from ...client import broker_connection
 from ...client.kernel_start import run_path
 from ...errors import (
@@ -22,6 +23,7 @@ from ...errors import (
 )
 from ...freeze.criu_program import CriuProgram
 from ...linux.root_only import environment
+from ...operations.results import Restored
 from ...snapshots import kept_files, needs
 from ...snapshots.needs import NeededFile
 from ...snapshots.temporary import can_be_made
@@ -266,7 +268,7 @@ async def resume(
     channel: AgentChannel,
     snapshot: Snapshot,
     asked: Mapping[str, Any],
-    result: Mapping[str, Any],
+    result: Restored,
     progress: OperationProgress,
 ) -> list[str]:
     """Have the restored kernel run its hooks and answer the cell that asked; return what there is to say of it."""
@@ -274,7 +276,7 @@ async def resume(
         return []
     arguments = {
         "asked": dict(asked),
-        "result": dict(result),
+        "result": to_json(result),
         "asked_at": time.time() - progress.seconds(),
     }
     try:

@@ -14,14 +14,14 @@ import importlib
 import itertools
 import logging
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
+from ...client import sleep_record
 from ...client.broker_connection import usable_criu
 from ...client.record import Ended, now
-from ...client.sleep_record import Hibernated, KernelReplies
+from ...client.sleep_record import KernelReplies
 from ...errors import (
     Busy,
     Cancelled,
@@ -32,8 +32,9 @@ from ...errors import (
     SaveFailed,
 )
 from ...operations.requests import Hibernate
+from ...operations.results import Hibernated
 from ...snapshots.hibernated import remove
-from ...snapshots.summary import HIBERNATED, summary, summary_of
+from ...snapshots.summary import HIBERNATED, summary
 from ...store import Manifest, Store
 from .. import ports
 from ..agent_channel import AgentSilent
@@ -59,7 +60,7 @@ _NAME = 60  # how much of a notebook's name is in a snapshot's
 
 async def hibernate(
     keeper: Keeper, operation: Operation, request: Hibernate, on_progress: ProgressCallback
-) -> dict[str, Any]:
+) -> Hibernated:
     """Put the kernel on the disk, and listen at its ports in its place; return what there is to say of the snapshot.
 
     Raises
@@ -108,15 +109,15 @@ async def hibernate(
             keeper.state.ended = Ended(None, now(), manifest.name)
             keeper.note_state()
         await keeper.ended(0)
-    return {**summary(manifest), "seconds": progress.seconds()}
+    return Hibernated(**vars(summary(manifest)), seconds=progress.seconds())
 
 
-def _already(keeper: Keeper) -> dict[str, Any]:
+def _already(keeper: Keeper) -> Hibernated:
     assert keeper.state.hibernated is not None
-    return {**asdict(keeper.state.hibernated.snapshot), "seconds": 0.0}
+    return Hibernated(**vars(keeper.state.hibernated.snapshot), seconds=0.0)
 
 
-async def _release(keeper: Keeper) -> dict[str, Any]:
+async def _release(keeper: Keeper) -> Hibernated:
     """End the keeper of a hibernated kernel, and leave its snapshot to be resumed."""
     found = _already(keeper)
     keeper.state.hibernated = None
@@ -197,7 +198,7 @@ async def _make_sure(keeper: Keeper, manifest: Manifest, said: KernelReplies | N
             connections.close()
     if how != "end":
         assert said is not None
-        keeper.state.hibernated = Hibernated(summary_of(manifest), now(), said, clients, own)
+        keeper.state.hibernated = sleep_record.Hibernated(summary(manifest), now(), said, clients, own)
     operation, keeper.state.operation = keeper.state.operation, None
     try:
         keeper.save_state()

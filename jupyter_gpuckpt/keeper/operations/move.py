@@ -18,6 +18,7 @@ from ...errors import DriverError, GpuckptError, Refused
 from ...freeze import cuda
 from ...linux import processes
 from ...operations.requests import Move
+from ...operations.results import Moved
 from ..agent_replies import ReadyForSave
 from ..gpu import gate, sharing
 from .progress import OperationProgress, ProgressCallback
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 _NOT_MOVED = "The kernel was not moved; it keeps running."
 
 
-async def move(keeper: Keeper, operation: Operation, request: Move, on_progress: ProgressCallback) -> dict[str, Any]:
-    """Move the kernel's GPU state to other GPUs; return ``moves``, a text for each GPU left.
+async def move(keeper: Keeper, operation: Operation, request: Move, on_progress: ProgressCallback) -> Moved:
+    """Move the kernel's GPU state to other GPUs.
 
     Raises
     ------
@@ -54,7 +55,7 @@ async def move(keeper: Keeper, operation: Operation, request: Move, on_progress:
         raise
     finally:
         await after_save(channel, keeper.launch.agent, failure, patience)
-    return {"moves": moves, "seconds": progress.seconds()}
+    return Moved(moves=moves, seconds=progress.seconds())
 
 
 async def _moved(keeper: Keeper, gpus: Sequence[int], agent: ReadyForSave, progress: OperationProgress) -> list[str]:

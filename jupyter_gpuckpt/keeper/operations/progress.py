@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import Cancelled
-from ...pace import Pace
+from ...operations.pace import Pace
+from ...operations.results import Progress
 
 if TYPE_CHECKING:
     from ...client.record import Operation
 
 _T = TypeVar("_T")
 
-ProgressCallback = Callable[[dict[str, Any]], Awaitable[None]]
+ProgressCallback = Callable[[Progress], Awaitable[None]]
 """Passes on to the caller how far an operation is."""
 
 
-async def to_nobody(_: dict[str, Any]) -> None:
+async def to_nobody(_: Progress) -> None:
     """Be told of progress where nobody waits for it."""
 
 
@@ -32,22 +34,22 @@ class OperationProgress:
         self._loop = asyncio.get_running_loop()
         self._pace = Pace()
         self._reported = 0.0
-        self._marks: dict[str, bool] = {}
-        """What is told of the stage with each word of it, besides its name."""
-        self.latest: dict[str, Any] = {}
+        self._quiet = False
+        """Whether the kernel that asked shows nothing of the stage."""
+        self.latest = Progress(stage="starting")
         """What was told last."""
 
     async def enter(self, stage: str, *, cancellable: bool = True, quiet: bool = False) -> None:
         """Begin a stage; of one that is `quiet`, the kernel that asked shows nothing: it is about to be taken."""
         self.check()
         self._operation.cancellable = cancellable
-        self._marks = {"quiet": True} if quiet else {}
+        self._quiet = quiet
         await self.tell_of(stage)
 
     async def tell_of(self, stage: str) -> None:
         """Tell what is waited for, also where it was cancelled and what was done is being undone."""
         self._operation.stage = stage
-        await self._forward({"stage": stage, **self._marks, "seconds": self.seconds()})
+        await self._forward(Progress(stage=stage, quiet=self._quiet, seconds=self.seconds()))
 
     def check(self) -> None:
         if self._operation.cancelling.is_set():
@@ -87,10 +89,10 @@ class OperationProgress:
         if now - self._reported < 0.25 and done < total:
             return
         self._reported = now
-        far = {**self._marks, **self._pace.take(now, done, total), "seconds": self.seconds()}
-        progress = {"stage": self._operation.stage, **far}
+        far = self._pace.take(now, self._operation.stage, done, total)
+        progress = replace(far, quiet=self._quiet, seconds=self.seconds())
         asyncio.run_coroutine_threadsafe(self._forward(progress), self._loop)
 
-    async def _forward(self, progress: dict[str, Any]) -> None:
+    async def _forward(self, progress: Progress) -> None:
         self.latest = progress
         await self._on_progress(progress)

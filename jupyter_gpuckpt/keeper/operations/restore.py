@@ -14,8 +14,8 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from ...checked import from_json
 from ...client.broker_connection import usable_criu
@@ -30,6 +30,7 @@ from ...freeze.criu_program import CriuProgram
 from ...linux import processes
 from ...linux.reserved_ports import Reserved
 from ...operations.requests import Restore
+from ...operations.results import Restored, Unsaved, Woken
 from ...snapshots.naming import find, find_own, latest_own
 from ...snapshots.summary import summary
 from ...store import Manifest, Snapshot, Store, name_of
@@ -60,9 +61,7 @@ _LOOK = 0.5  # how often to look whether a snapshot has been saved, in seconds
 _LINGERING = 70.0  # how long to wait for a port that nobody has and nobody can have, in seconds; Linux keeps it for 60
 
 
-async def restore(
-    keeper: Keeper, operation: Operation, request: Restore, on_progress: ProgressCallback
-) -> dict[str, Any]:
+async def restore(keeper: Keeper, operation: Operation, request: Restore, on_progress: ProgressCallback) -> Restored:
     """Put the kernel back to a snapshot, and answer the cell that asked from there.
 
     Raises
@@ -127,7 +126,7 @@ class _Prepared:
     way_back: contextlib.AsyncExitStack
     """What undoes all that was done so far: `Predecessor.leave` clears it."""
     reserved: Reserved = field(default_factory=Reserved)
-    waking: asyncio.Task[dict[str, Any]] | None = None
+    waking: asyncio.Task[Woken] | None = None
 
     @property
     def _name(self) -> str:
@@ -137,7 +136,7 @@ class _Prepared:
     def _lazily(self) -> bool:
         return self.verified.late is not None
 
-    async def carry_out(self) -> dict[str, Any]:
+    async def carry_out(self) -> Restored:
         """Have the other kernel take the place of the one that runs, and answer. Raises as `restore`."""
         keeper, snapshot = self.keeper, self.verified.snapshot
         try:
@@ -160,9 +159,9 @@ class _Prepared:
             keeper.state.operation = None  # whoever holds the kernel next has one that sleeps
             keeper.note_state()
             await _until_awake(keeper, self.waking)
-        return {**result, "seconds": self.progress.seconds()}
+        return replace(result, seconds=self.progress.seconds())
 
-    async def _take_over(self) -> tuple[dict[str, Any] | None, asyncio.Task[None]]:
+    async def _take_over(self) -> tuple[Unsaved | None, asyncio.Task[None]]:
         """Give one kernel up for the other; return what of it no snapshot has, and what is tidied up yet."""
         keeper, predecessor = self.keeper, self.predecessor
         snapshot, new, gpu, late = self.verified.snapshot, self.verified.new, self.verified.gpu, self.verified.late
@@ -202,15 +201,19 @@ class _Prepared:
         aside = ports.endpoint_differs(kernel, file)
         return Places.of_restore(kernel["connection"], file, self.reserved, shared, aside=aside)
 
-    async def _answer(self, given_up: dict[str, Any] | None, tidying_gpu: asyncio.Task[None]) -> dict[str, Any]:
+    async def _answer(self, given_up: Unsaved | None, tidying_gpu: asyncio.Task[None]) -> Restored:
         """Have the restored kernel answer; return what there is to say."""
         keeper, operation, progress = self.keeper, self.operation, self.progress
         snapshot, warnings = self.verified.snapshot, self.verified.warnings
         # criu is done with its files, and the memory that they lie in may be much.
         tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
-        told = {"restored": True, "lazy": self._lazily, "warnings": warnings, "given_up": given_up}
-        told["stop_here"] = self.request.stop_here
-        result = {**summary(snapshot.manifest), **told}
+        result = Restored(
+            **vars(summary(snapshot.manifest)),
+            lazy=self._lazily,
+            warnings=warnings,
+            given_up=given_up,
+            stop_here=self.request.stop_here,
+        )
         operation.answering = True
         answered = asyncio.Event()
         if self._lazily:
@@ -221,7 +224,7 @@ class _Prepared:
         await asyncio.to_thread(begin_session, keeper.launch)
         answered.set()
         if self._lazily:
-            result["answered"] = progress.seconds()
+            result = replace(result, answered=progress.seconds())
         for fault in await asyncio.gather(tidying, tidying_gpu, return_exceptions=True):
             if isinstance(fault, Exception):  # the kernel is back and runs: that does not end it
                 log.error("what is left of the restore of %r could not be tidied up", self._name, exc_info=fault)
@@ -309,7 +312,7 @@ def _why_at_once(manifest: Manifest) -> str:
     return ""
 
 
-async def _waken_soon(keeper: Keeper, answered: asyncio.Event, progress: OperationProgress) -> dict[str, Any]:
+async def _waken_soon(keeper: Keeper, answered: asyncio.Event, progress: OperationProgress) -> Woken:
     """Wake the restored kernel when all of its GPU memory is there and it has answered: its threads are held for that.
 
     One that does not answer may be waiting for the GPU itself.
@@ -320,7 +323,7 @@ async def _waken_soon(keeper: Keeper, answered: asyncio.Event, progress: Operati
     return await awaken(keeper, progress)
 
 
-async def _until_awake(keeper: Keeper, waking: asyncio.Task[dict[str, Any]]) -> None:
+async def _until_awake(keeper: Keeper, waking: asyncio.Task[Woken]) -> None:
     """Wait until the restored kernel has what it had on GPUs; where it cannot have it, it is told.
 
     Raises
@@ -398,5 +401,5 @@ async def bring_up(keeper: Keeper) -> None:
             result = await restore(keeper, operation, request, to_nobody)
         finally:
             keeper.state.operation = None
-    keeper.notes = result["warnings"]
+    keeper.notes = result.warnings
     keeper.note_state()

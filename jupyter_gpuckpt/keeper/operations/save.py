@@ -12,7 +12,7 @@ import logging
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__, settings
@@ -26,6 +26,8 @@ from ...errors import (
 from ...freeze import cuda, pages
 from ...freeze.criu_program import CriuProgram, version_text
 from ...operations.requests import Save
+from ...operations.results import Saved
+from ...operations.results import Taken as TakenSoFar
 from ...snapshots import comparison, kept_files, needs
 from ...snapshots.databases import DUCKDB
 from ...snapshots.naming import choose_key
@@ -51,7 +53,7 @@ log = logging.getLogger("gpuckpt.keeper")
 _IN_TRANSACTION = "it can be restored until something else is written there. Commit, and save again."
 
 
-async def save(keeper: Keeper, operation: Operation, request: Save, on_progress: ProgressCallback) -> dict[str, Any]:
+async def save(keeper: Keeper, operation: Operation, request: Save, on_progress: ProgressCallback) -> Saved:
     """Save the kernel under a name; it keeps running.
 
     With ``patience``, a progress with ``taken`` tells what was taken, where that is not on the disk so soon after it.
@@ -89,10 +91,10 @@ async def save(keeper: Keeper, operation: Operation, request: Save, on_progress:
     keeper.state.worked = worked
     saved_with(keeper, taken.agent.cells, taken_at)
     keeper.note_state()
-    done = {**summary(manifest), "seconds": progress.seconds(), "notes": taken.frozen.notes}
-    if operation.store is not None:
-        return {**done, "store": str(store.root)}
-    await asyncio.to_thread(_remove_old, keeper, manifest.id)
+    elsewhere = None if operation.store is None else str(store.root)
+    done = Saved(**vars(summary(manifest)), seconds=progress.seconds(), notes=taken.frozen.notes, store=elsewhere)
+    if operation.store is None:
+        await asyncio.to_thread(_remove_old, keeper, manifest.id)
     return done
 
 
@@ -117,17 +119,17 @@ async def _let_go(
     if request.patience is None:
         return
     await asyncio.sleep(request.patience)
-    taken = {
-        "name": operation.name,
-        "id": snapshot_id,
-        "message": request.message or "",
-        "created": now(),
-        "size": frozen.process["private_bytes"],
-        "gpu_memory": held_by(frozen.cuda),
-        "frozen_seconds": frozen.seconds,
-        "notes": frozen.notes,
-    }
-    await on_progress({**progress.latest, "taken": taken})
+    taken = TakenSoFar(
+        name=operation.name,
+        id=snapshot_id,
+        message=request.message or "",
+        created=now(),
+        size=frozen.process["private_bytes"],
+        gpu_memory=held_by(frozen.cuda),
+        frozen_seconds=frozen.seconds,
+        notes=frozen.notes,
+    )
+    await on_progress(replace(progress.latest, taken=taken))
 
 
 async def describe(

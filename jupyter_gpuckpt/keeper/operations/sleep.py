@@ -20,6 +20,7 @@ from ...freeze import cuda
 from ...freeze.cuda_waits import CudaWaits
 from ...linux import processes
 from ...operations import requests as asked
+from ...operations.results import Slept
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import ReadyForSleep, checked_reply
 from ..gpu.sleep import GpuSleep
@@ -38,10 +39,8 @@ log = logging.getLogger("gpuckpt.keeper")
 _NOT_ASLEEP = "The kernel was not put to sleep; it keeps running."
 
 
-async def sleep(
-    keeper: Keeper, operation: Operation, request: asked.Sleep, on_progress: ProgressCallback
-) -> dict[str, Any]:
-    """Put the kernel to sleep; return ``freed``, the bytes of GPU memory that others can have now.
+async def sleep(keeper: Keeper, operation: Operation, request: asked.Sleep, on_progress: ProgressCallback) -> Slept:
+    """Put the kernel to sleep.
 
     Raises
     ------
@@ -51,7 +50,7 @@ async def sleep(
     progress = OperationProgress(operation, on_progress)
     await progress.enter("checking")
     if keeper.state.sleep is not None:
-        return {"already": True, "freed": keeper.state.sleep.freed, "seconds": progress.seconds()}
+        return Slept(already=True, freed=keeper.state.sleep.freed, seconds=progress.seconds())
     channel = _agent_of(keeper)
     if request.idle_for is not None:
         _refuse_unless_idle(keeper, channel, request.idle_for)
@@ -71,7 +70,7 @@ async def sleep(
     fell_asleep(keeper, gpu)
     with contextlib.suppress(AgentSilent):
         await channel.send({"call": "asleep", "id": 0, "args": {"gpu": bool(gpu.freed)}})
-    return {"already": False, "freed": gpu.freed, "seconds": progress.seconds()}
+    return Slept(already=False, freed=gpu.freed, seconds=progress.seconds())
 
 
 def fell_asleep(keeper: Keeper, gpu: GpuSleep) -> None:

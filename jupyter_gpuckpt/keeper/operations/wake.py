@@ -6,13 +6,14 @@ Where it cannot, the kernel sleeps on, unharmed, and wakes at a later try.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ... import settings
 from ...client.in_progress import ParkedMemory
 from ...client.sleep_record import ASLEEP, WAKING
 from ...errors import Cancelled, DriverError, GpuckptError, Refused, StoreError
 from ...operations.requests import Wake
+from ...operations.results import Woken
 from ..gpu import sharing
 from .progress import OperationProgress, ProgressCallback, to_nobody
 from .sleep import tell_awake
@@ -32,8 +33,8 @@ READING = "reading what it had on the GPU"
 _STILL_ASLEEP = "The kernel could not be woken and is still asleep; nothing of it is lost."
 
 
-async def wake(keeper: Keeper, operation: Operation, request: Wake, on_progress: ProgressCallback) -> dict[str, Any]:
-    """Wake the kernel; return ``back``, the bytes that are on the GPUs again. One that is awake stays as it is.
+async def wake(keeper: Keeper, operation: Operation, request: Wake, on_progress: ProgressCallback) -> Woken:
+    """Wake the kernel. One that is awake stays as it is.
 
     Raises
     ------
@@ -47,11 +48,11 @@ async def wake(keeper: Keeper, operation: Operation, request: Wake, on_progress:
     return await awaken(keeper, progress)
 
 
-async def awaken(keeper: Keeper, progress: OperationProgress) -> dict[str, Any]:
+async def awaken(keeper: Keeper, progress: OperationProgress) -> Woken:
     """Wake the kernel, as a part of an operation that needs it awake."""
     gpu, channel = keeper.asleep, keeper.channel
     if keeper.state.sleep is None or gpu is None or channel is None:
-        return {"already": True, "back": 0, "seconds": progress.seconds()}
+        return Woken(already=True, back=0, seconds=progress.seconds())
     noted = keeper.state.sleep
 
     def note_parked(parked: ParkedMemory) -> None:
@@ -73,7 +74,7 @@ async def awaken(keeper: Keeper, progress: OperationProgress) -> dict[str, Any]:
             raise Refused(_STILL_ASLEEP, f"{e.what} {e.why}", e.then, **e.data) from e
     await tell_awake(channel, keeper)
     keeper.tidy(gpu.tidy())
-    return {"already": False, "back": gpu.freed, "seconds": progress.seconds()}
+    return Woken(already=False, back=gpu.freed, seconds=progress.seconds())
 
 
 async def until_whole(keeper: Keeper, progress: OperationProgress) -> None:

@@ -19,9 +19,9 @@ from ...client.record import now
 from ...client.sleep_record import UnconfirmedWake
 from ...errors import GpuckptError, RestoreFailed
 from ...linux.reserved_ports import Reserved
+from ...operations.results import Summary, WakeNote, Woken
 from ...snapshots.hibernated import forget
 from ...snapshots.summary import current_name
-from ...snapshots.summary_fields import Summary
 from .. import ports, preflight
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import faults_in
@@ -42,9 +42,7 @@ __all__ = ["come_back", "finish_wake", "tell_again"]
 log = logging.getLogger("gpuckpt.keeper")
 
 
-async def come_back(
-    keeper: Keeper, operation: Operation, gpus: Sequence[int], progress: OperationProgress
-) -> dict[str, Any]:
+async def come_back(keeper: Keeper, operation: Operation, gpus: Sequence[int], progress: OperationProgress) -> Woken:
     """Bring a hibernated kernel back, and have it execute what clients have sent meanwhile.
 
     Raises
@@ -63,8 +61,8 @@ async def come_back(
         log.exception("the kernel could not be woken: %s", error)
         await keeper.refuse_requests(error)
         raise error from e
-    keeper.woken = {"at": now(), "seconds": progress.seconds()}
-    return {"already": False, "back": back, "warnings": [*warnings, *faults], "seconds": progress.seconds()}
+    keeper.woken = WakeNote(at=now(), seconds=progress.seconds())
+    return Woken(already=False, back=back, warnings=[*warnings, *faults], seconds=progress.seconds())
 
 
 def _failed(keeper: Keeper, cause: Exception) -> GpuckptError:

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from ...errors import Damaged, NoSuchSnapshot
@@ -37,6 +38,19 @@ MAX_PACK = 80 * 1024 * 1024
 """How long a pack can be that somebody else wrote, in bytes."""
 
 _SUFFIX = ".json"
+
+
+@dataclass(frozen=True)
+class Encryption:
+    """How what lies at a remote is encrypted."""
+
+    encrypted: bool
+    key: str | None
+    """What its key is known by."""
+    recipients: list[str]
+    """Who can read it; nobody is named where that is whoever knows a passphrase."""
+    signed: str | None
+    """Who signed that; nobody did in versions of before."""
 
 
 class RemoteStore:
@@ -67,16 +81,13 @@ class RemoteStore:
         return self.remote.shown
 
     @property
-    def encryption(self) -> dict[str, Any]:
-        """How it is encrypted, as JSON types: ``encrypted``, its ``key``, the ``recipients``, and who ``signed`` that.
-
-        There are no recipients where that is with a passphrase, and nobody has signed it in versions of before.
-        """
+    def encryption(self) -> Encryption:
+        """How it is encrypted."""
         if not isinstance(self.seal, Encrypted):
-            return {"encrypted": False, "key": None, "recipients": [], "signed": None}
+            return Encryption(encrypted=False, key=None, recipients=[], signed=None)
         said = vouched(self.seal.text, self.seal.key)
         readers = recipients_of(self.seal.text)
-        return {"encrypted": True, "key": self.seal.key, "recipients": readers, "signed": said and said.signer}
+        return Encryption(encrypted=True, key=self.seal.key, recipients=readers, signed=said.signer if said else None)
 
     def _open(self, secrets: Secrets, create: bool) -> Seal:
         known = KnownRemotes(secrets.folder)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from .results import Progress
+
 __all__ = ["Pace"]
 
 _LOOKS_BACK = 10.0
@@ -19,11 +21,11 @@ class Pace:
         self._total = 0
         self._seen: deque[tuple[float, int]] = deque()
 
-    def take(self, moment: float, done: int, total: int) -> dict[str, int | float]:
-        """Take in how far it is; return ``done`` and ``total``, and where known bytes a second and seconds left.
+    def take(self, moment: float, stage: str, done: int, total: int) -> Progress:
+        """Take in how far it is; return that, where known with bytes a second (``rate``) and seconds ``left``.
 
-        These are ``rate`` and ``left``. They are not known at the beginning, nor where nothing has moved for a while.
-        Something with another total is another.
+        These are not known at the beginning, nor where nothing has moved for a while. Something with another total is
+        another.
         """
         if total != self._total or (self._seen and done < self._seen[-1][1]):
             self._seen.clear()
@@ -33,6 +35,6 @@ class Pace:
             self._seen.popleft()
         began, before = self._seen[0]
         if moment - began < _AT_LEAST or done == before:
-            return {"done": done, "total": total}
+            return Progress(stage=stage, done=done, total=total)
         rate = (done - before) / (moment - began)
-        return {"done": done, "total": total, "rate": rate, "left": (total - done) / rate}
+        return Progress(stage=stage, done=done, total=total, rate=rate, left=(total - done) / rate)
