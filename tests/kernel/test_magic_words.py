@@ -91,7 +91,7 @@ def test_help_and_a_command_is_the_help_of_that_one(capsys: pytest.CaptureFixtur
 
 
 def completed(line: str) -> list[str]:
-    return Gpuckpt(None, None).complete(None, SimpleNamespace(text_until_cursor=line, symbol=line.split(" ")[-1]))
+    return Gpuckpt(None, None).complete(SimpleNamespace(text_until_cursor=line, symbol=line.split(" ")[-1]))
 
 
 def test_commands_options_and_states_are_completed() -> None:
