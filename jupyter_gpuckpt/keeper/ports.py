@@ -16,6 +16,7 @@ from ..errors import Refused
 from ..freeze.images import BoundSocket
 from ..linux import processes
 from ..linux.reserved_ports import Reserved, bound
+from ..snapshots.saved import SavedKernel
 
 DRIVERS = b"cuda-uvmfd-"
 """How the abstract socket is called that the GPU driver makes in each process (driver 580.159). Any other name that
@@ -47,11 +48,11 @@ def endpoint(connection_file: str) -> dict[str, str]:
     }
 
 
-def endpoint_differs(kernel: Mapping[str, Any], connection_file: str) -> bool:
-    """Tell whether a saved kernel (a manifest's ``kernel``) was reached otherwise than that of a connection file is."""
+def endpoint_differs(kernel: SavedKernel, connection_file: str) -> bool:
+    """Tell whether a saved kernel was reached otherwise than that of a connection file is."""
     here = endpoint(connection_file)
     # Those that were saved before that was noted were hardly ever encrypted.
-    return bool(here) and {**here, "transport": "tcp", "curve": "", **kernel.get("endpoint", {})} != here
+    return bool(here) and {**here, "transport": "tcp", "curve": "", **kernel.endpoint} != here
 
 
 def peers(connection_file: str) -> dict[str, int]:

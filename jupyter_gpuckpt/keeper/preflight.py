@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from .. import __version__, settings
 from ..client.record import Launch
@@ -22,6 +22,7 @@ from ..snapshots.databases import DUCKDB, log_of
 from ..snapshots.naming import NOT_RESTORED as _NOT_RESTORED
 from ..snapshots.naming import refuse_other_kind
 from ..snapshots.needs import ELSEWHERE, Marks, NeededFile
+from ..snapshots.saved import SavedMachine, kernel_of, machine_of, processes_of
 from ..store import Manifest, Snapshot
 from . import ports
 from .staging import likely_in_memory
@@ -158,14 +159,15 @@ def check_machine(
     """
     reasons: list[Refused] = []
     gpu_map = None
+    machine, saved = machine_of(manifest), processes_of(manifest)
     checks: tuple[Callable[[], object], ...] = (
-        lambda: _same_processor(manifest.machine),
-        lambda: _criu_is_new_enough(manifest.machine, program),
+        lambda: _same_processor(machine),
+        lambda: _criu_is_new_enough(machine, program),
         lambda: _is_for_this_kernel(manifest, launch),
         lambda: _can_be_reached(manifest, launch),
         lambda: _agent_is_understood(manifest),
         lambda: _room_in_memory(manifest, leaving, copies),
-        lambda: has_gpu_state(bool(manifest.process["cuda"]), gpus, _NOT_RESTORED),
+        lambda: has_gpu_state(bool(saved.cuda), gpus, _NOT_RESTORED),
         lambda: _room_on_disk(wanted),
         lambda: _same_files(wanted.needed, Path("/")),
     )
@@ -174,20 +176,20 @@ def check_machine(
             check()
         except Refused as e:
             reasons.append(e)
-    if manifest.process["cuda"]:
+    if saved.cuda:
         try:
             gpu_map = cuda.fits(worker, manifest.cuda, leaving, gpus=gpus, copies=copies, room_later=gpu_room_later)
         except Refused as e:
             reasons.append(e)
     if reasons:
         raise Refused.merged(reasons)
-    return PreflightResult(gpu_map, _notes(manifest.machine, wanted.needed, marks))
+    return PreflightResult(gpu_map, _notes(machine, wanted.needed, marks))
 
 
-def _notes(saved: Mapping[str, Any], files: Sequence[NeededFile], marks: Marks) -> list[str]:
+def _notes(saved: SavedMachine, files: Sequence[NeededFile], marks: Marks) -> list[str]:
     notes = []
-    if saved["kernel"] != platform.release():
-        notes.append(f"Linux: saved with {saved['kernel']}, here {platform.release()}.")
+    if saved.kernel != platform.release():
+        notes.append(f"Linux: saved with {saved.kernel}, here {platform.release()}.")
     if odd := needs.changed(files, Path("/"), marks):
         named = [f"{_what(file)} ({how})" for file, how in odd.items()]
         more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
@@ -287,14 +289,15 @@ def warnings(snapshot: Snapshot, leaving: Sequence[int]) -> list[str]:
 
 def _cut_connections(images_folder: Path, manifest: Manifest) -> list[str]:
     """Return in words which connections between processes of a saved tree are cut; Jupyter's own are created again."""
-    of_jupyter = {*(manifest.kernel.get("connection") or {}).values(), *manifest.kernel.get("own_ports", ())}
+    kernel, top = kernel_of(manifest), processes_of(manifest).pid
+    of_jupyter = {*kernel.connection.values(), *kernel.own_ports}
     cut = Counter(images.inner_connections(images_folder, of_jupyter))
     if not cut:
         return []
     names = images.process_names(images_folder)
 
     def named(pid: int) -> str:
-        return "the kernel" if pid == manifest.process["pid"] else f"{names.get(pid, 'process')} ({pid})"
+        return "the kernel" if pid == top else f"{names.get(pid, 'process')} ({pid})"
 
     between = [f"{count} between {named(one)} and {named(other)}" for (one, other), count in cut.most_common(_PAIRS)]
     more = f", and those of {len(cut) - _PAIRS} more pairs" if len(cut) > _PAIRS else ""
@@ -305,11 +308,11 @@ def _cut_connections(images_folder: Path, manifest: Manifest) -> list[str]:
     ]
 
 
-def _same_processor(saved: Mapping[str, Any]) -> None:
+def _same_processor(saved: SavedMachine) -> None:
     here = platform.machine()
-    if saved["arch"] != here:
-        raise _differs("Processor architecture", saved["arch"], here)
-    there, now = set(saved["cpu_flags"]), set(cpu_flags())
+    if saved.arch != here:
+        raise _differs("Processor architecture", saved.arch, here)
+    there, now = set(saved.cpu_flags), set(cpu_flags())
     missing = sorted(flag for flag in there - now if _programs_use(flag))
     if missing:
         named = ", ".join(missing)
@@ -332,19 +335,20 @@ def _programs_use(flag: str) -> bool:
     return platform.machine() != "x86_64" or flag.startswith(_INSTRUCTION_FAMILIES) or flag in _INSTRUCTIONS
 
 
-def _criu_is_new_enough(saved: Mapping[str, Any], program: CriuProgram) -> None:
-    if tuple(map(int, saved["criu"].split(".")))[:2] > program.version[:2]:
-        raise _differs("CRIU", saved["criu"], version_text(program.version))
+def _criu_is_new_enough(saved: SavedMachine, program: CriuProgram) -> None:
+    if tuple(map(int, saved.criu.split(".")))[:2] > program.version[:2]:
+        raise _differs("CRIU", saved.criu, version_text(program.version))
 
 
 def _is_for_this_kernel(manifest: Manifest, launch: Launch) -> None:
     refuse_other_kind(manifest, launch.job)
     if launch.job:
         return
-    if not manifest.kernel["agent"] and manifest.kernel["kernel_id"] != launch.kernel_id:
+    kernel = kernel_of(manifest)
+    if not kernel.agent and kernel.kernel_id != launch.kernel_id:
         raise Refused(
             _NOT_RESTORED,
-            f"It was saved from kernel {manifest.kernel['kernel_id']}, which has no agent; here is {launch.kernel_id}.",
+            f"It was saved from kernel {kernel.kernel_id}, which has no agent; here is {launch.kernel_id}.",
             "A kernel without the agent can only go back to a snapshot of its own: its connection key cannot change.",
         )
 
@@ -368,7 +372,8 @@ def refuse_ipc(launch: Launch, what: str) -> None:
 def _can_be_reached(manifest: Manifest, launch: Launch) -> None:
     """Refuse a kernel that would come back where its clients do not find it, or with keys that they do not have."""
     refuse_ipc(launch, _NOT_RESTORED)
-    if manifest.kernel.get("rebinds") or not ports.endpoint_differs(manifest.kernel, launch.connection_file):
+    kernel = kernel_of(manifest)
+    if kernel.rebinds or not ports.endpoint_differs(kernel, launch.connection_file):
         return
     raise Refused(
         _NOT_RESTORED,
@@ -382,11 +387,12 @@ def _can_be_reached(manifest: Manifest, launch: Launch) -> None:
 def _agent_is_understood(manifest: Manifest) -> None:
     oldest, newest = settings.OLDEST_AGENT_PROTOCOL, settings.AGENT_PROTOCOL
     # Agents of before there were several said nothing of it.
-    spoken = manifest.kernel.get("protocol") or 1
-    if manifest.kernel["agent"] and not oldest <= spoken <= newest:
+    kernel = kernel_of(manifest)
+    spoken = kernel.protocol or 1
+    if kernel.agent and not oldest <= spoken <= newest:
         raise Refused(
             _NOT_RESTORED,
-            f"Its agent is of jupyter_gpuckpt {manifest.kernel.get('version')} (agent protocol {spoken}); this is "
+            f"Its agent is of jupyter_gpuckpt {kernel.version} (agent protocol {spoken}); this is "
             f"{__version__} (agent protocol {oldest} to {newest}).",
             f"Restore it with a {'newer' if spoken > newest else 'older'} jupyter_gpuckpt.",
             of="agent protocol",
@@ -478,7 +484,7 @@ def _room_in_memory(manifest: Manifest, leaving: Sequence[int], copies: int) -> 
     now = memory.room(os.getpid())
     for needed, room in (
         (vram, now.bytes),
-        (vram + copies * int(manifest.process["private_bytes"]), now.bytes + processes.private_bytes(leaving)),
+        (vram + copies * processes_of(manifest).private_bytes, now.bytes + processes.private_bytes(leaving)),
     ):
         if needed > room:
             raise Refused(

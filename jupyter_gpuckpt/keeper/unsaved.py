@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..client.record import Saved, now
 from ..operations.results import Unsaved
@@ -11,7 +10,7 @@ from ..operations.results import Unsaved
 if TYPE_CHECKING:
     from .kernel_life import Keeper
 
-__all__ = ["cells_of", "saved_with", "unsaved"]
+__all__ = ["saved_with", "unsaved"]
 
 _IDLE = 1.0  # what a kernel that does nothing may compute all the same, in seconds of processor time
 
@@ -19,12 +18,6 @@ _IDLE = 1.0  # what a kernel that does nothing may compute all the same, in seco
 def saved_with(keeper: Keeper, cells: int | None, at: str = "") -> None:
     """Note that a snapshot has all of the kernel `at` a time, when so many cells had begun; None where unknown."""
     keeper.state.saved = Saved(at or now(), cells)
-
-
-def cells_of(said: Mapping[str, Any]) -> int | None:
-    """Return how many cells had begun, as a kernel or a snapshot says; None where it does not say a number."""
-    cells = said.get("cells")
-    return cells if type(cells) is int else None
 
 
 def unsaved(keeper: Keeper, *, asked_in_a_cell: bool = False) -> Unsaved | None:

@@ -26,6 +26,7 @@ from ..operations.requests import AutoSleep, Awake, Executed, Restore, Status, k
 from ..operations.results import Forked, KernelStatus, ListedKernel, Restored
 from ..snapshots.hibernated import forget
 from ..snapshots.other_stores import of_store, store_in
+from ..snapshots.saved import kernel_of
 from ..spelling import in_a_cell
 from ..store import Manifest, Store, check_key, check_name
 from ..store.trust import parse_key
@@ -290,7 +291,7 @@ class Service:
         notebook = Path(str(manifest.kernel.get("notebook", "")))
         where = {"cwd": str(notebook.parent)} if notebook.is_absolute() and notebook.parent.is_dir() else {}
         kernel_id: str = await self._kernel_manager.start_kernel(
-            kernel_name=manifest.kernel["name"], env=_environment(str(notebook) if notebook.name else ""), **where
+            kernel_name=kernel_of(manifest).name, env=_environment(str(notebook) if notebook.name else ""), **where
         )
         return kernel_id
 

@@ -25,6 +25,7 @@ from blake3 import blake3
 from ..errors import SaveFailed
 from ..store import Writer
 from .needs import ELSEWHERE, NeededFile
+from .saved import OwnFiles
 
 __all__ = ["FILES", "TABLE", "Kept", "KeptFile", "from_json", "keep", "survey"]
 
@@ -89,10 +90,10 @@ class Kept:
 
     files: Sequence[KeptFile]
 
-    def summary(self) -> dict[str, int]:
+    def summary(self) -> OwnFiles:
         """Return what the manifest says of them: how many regular files, and their bytes."""
         regular = [file for file in self.files if stat.S_ISREG(file.mode)]
-        return {"count": len(regular), "bytes": sum(file.size for file in regular)}
+        return OwnFiles(count=len(regular), bytes=sum(file.size for file in regular))
 
     def to_json(self) -> bytes:
         """Return what is written into the snapshot."""

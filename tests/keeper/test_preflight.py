@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import pytest
 from keeper_faults import store
 from notebooks import Notebook
 
@@ -124,3 +125,20 @@ def test_a_snapshot_from_before_files_were_written_down_is_restored(notebook: No
     assert notebook.value("x, f.read()") == "1 ten bytes"
     path.unlink()
     assert str(path) in notebook.fails("%gpuckpt restore old").text
+
+
+@pytest.mark.parametrize(
+    "odd", [{"process": {"pid": "one"}}, {"kernel": {"connection": [1]}}, {"machine": {"criu": 4}}]
+)
+def test_a_manifest_of_another_form_is_refused_before_anything_is_touched(
+    notebook: Notebook, odd: dict[str, dict[str, object]]
+) -> None:
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    rewrite("here", **odd)
+    answer = notebook.fails("%gpuckpt restore here")
+    assert (answer.ename, notebook.value("x")) == ("Damaged", "2")
+    ((_, members),) = odd.items()
+    assert f"{next(iter(members))} is" in answer.text
+    assert len(list(notebook.folder.glob("run-*/"))) == 1

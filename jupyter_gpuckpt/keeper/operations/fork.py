@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
-from ...checked import from_json
+from ...checked import from_json, to_json
 from ...client import adoption, keepers
 from ...client.broker_connection import usable_criu
 from ...client.record import KernelFolder, Launch, Operation, Parent, Saved, now
@@ -33,6 +33,7 @@ from ...linux.reserved_ports import Reserved
 from ...operations.requests import Fork, Save, Status
 from ...operations.results import Copy, Forked, KernelStatus, NewCopy, Restored
 from ...snapshots.naming import NOT_RESTORED, find
+from ...snapshots.saved import kernel_of, processes_of
 from ...snapshots.summary import summary
 from ...store import Manifest, Snapshot, name_of
 from .. import ports, preflight
@@ -41,7 +42,6 @@ from ..gpu import sharing
 from ..gpu.freeze import GpuReturn, parked_in
 from ..owner import owner_of
 from ..staging import fits_in_memory, vram_files
-from ..unsaved import cells_of
 from .fresh_sleeper import FreshSleeper, make_lifetime_files, plan_restore, resume
 from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
 from .progress import OperationProgress, ProgressCallback, to_nobody
@@ -197,7 +197,7 @@ async def fork(keeper: Keeper, operation: Operation, request: Fork, on_progress:
         kernels=kernels,
         warnings=moves + warnings,
         snapshot=wanted.snapshot,
-        frozen_seconds=None if wanted.snapshot else capture.manifest.process["frozen_seconds"],
+        frozen_seconds=None if wanted.snapshot else processes_of(capture.manifest).frozen_seconds,
         seconds=progress.seconds(),
     )
 
@@ -225,12 +225,12 @@ async def _of_kernel(
         created=now(),
         parent=keeper.state.parent_id,
         contents="",
-        size=frozen.process["private_bytes"],
+        size=frozen.process.private_bytes,
         stored=0,
-        kernel=about_kernel(keeper, agent),
-        machine=about_machine(program),
+        kernel=to_json(about_kernel(keeper, agent)),
+        machine=to_json(about_machine(program)),
         cuda=frozen.cuda,
-        process=frozen.process,
+        process=to_json(frozen.process),
     )
     state = keeper.state
     saved = state.saved or Saved(state.started, 0)
@@ -298,7 +298,7 @@ async def _of_snapshot(
     made = await asyncio.to_thread(make_lifetime_files, snapshot.directory)
     tidying.push(lambda kind, *_: lifetime.unmake(made) if kind is not None else None)
     await asyncio.to_thread(preflight.check_files, snapshot, Path("/"))
-    parent, saved = Parent(name_of(manifest.name), manifest.id), Saved(now(), cells_of(manifest.kernel))
+    parent, saved = Parent(name_of(manifest.name), manifest.id), Saved(now(), kernel_of(manifest).cells)
     criu = snapshot.directory / CRIU_IMAGES
     return _Capture(manifest, criu, vram.outside, snapshot.directory, fits.gpu_map, parent, saved)
 
@@ -323,8 +323,8 @@ class _Plan:
         self._keeper, self._capture, self._wanted = keeper, capture, wanted
         self._reserved = Reserved()
         self._bound = images.bound_ports(capture.criu)
-        kernel = capture.manifest.kernel
-        ours = {*kernel["connection"].values(), *kernel.get("own_ports", [])}
+        self._kernel = kernel_of(capture.manifest)
+        ours = {*self._kernel.connection.values(), *self._kernel.own_ports}
         self._of_user = [port for port in self._bound if port not in ours]
         self._size = sum(file.stat().st_size for folder in (capture.criu, capture.rest) for file in folder.iterdir())
         self._paths = ports.taken_paths(preflight.shared_socket_paths(capture.criu))
@@ -333,7 +333,7 @@ class _Plan:
         """Plan one copy, and write its connection file."""
         source = self._keeper.launch
         kernel_id = str(uuid.uuid4())
-        saved = self._capture.manifest.kernel["connection"]
+        saved = self._kernel.connection
         table = ports.of_a_copy(self._bound, saved, self._reserved)
         launch = _launch_of_copy(source, kernel_id)
         channels = {channel: table[saved[channel]] for channel in ports.CHANNELS}
@@ -510,7 +510,7 @@ async def arrive(keeper: Keeper) -> None:
     new = await FreshSleeper.prepare(keeper, order.size)
     snapshot = Snapshot(manifest, new.files)
     # The process that calls the driver needs a while to start: it does so beside what comes first.
-    starting = asyncio.create_task(asyncio.to_thread(_start_worker, keeper.worker, bool(manifest.process["cuda"])))
+    starting = asyncio.create_task(asyncio.to_thread(_start_worker, keeper.worker, bool(processes_of(manifest).cuda)))
     try:
         async with contextlib.AsyncExitStack() as undoing:
             undoing.push_async_callback(new.discard)

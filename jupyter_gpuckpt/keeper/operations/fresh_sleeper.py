@@ -26,6 +26,7 @@ from ...linux.root_only import environment
 from ...operations.results import Restored
 from ...snapshots import kept_files, needs
 from ...snapshots.needs import NeededFile
+from ...snapshots.saved import kernel_of
 from ...snapshots.temporary import can_be_made
 from ...store import Manifest, Snapshot, Store
 from ..agent_channel import AgentChannel, AgentSilent
@@ -272,7 +273,7 @@ async def resume(
     progress: OperationProgress,
 ) -> list[str]:
     """Have the restored kernel run its hooks and answer the cell that asked; return what there is to say of it."""
-    if not snapshot.manifest.kernel["agent"]:
+    if not kernel_of(snapshot.manifest).agent:
         return []
     arguments = {
         "asked": dict(asked),

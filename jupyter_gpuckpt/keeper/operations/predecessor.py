@@ -20,6 +20,7 @@ from ...client.in_progress import RestoreInProgress
 from ...freeze import cuda, images
 from ...linux import memory
 from ...linux.foreign_sockets import SharedPorts
+from ...snapshots.saved import kernel_of, processes_of
 from ...store import Manifest, Snapshot
 from .. import ports, preflight
 from ..agent_channel import AgentSilent
@@ -46,7 +47,7 @@ _CLIENTS = 0.5  # how long a kernel's clients may take to close their connection
 def has_room(keeper: Keeper, manifest: Manifest, gpu_map: Mapping[str, str] | None, *, gpu_later: bool) -> bool:
     """Tell whether memory and GPUs have room for a snapshot beside what runs; with `gpu_later` GPUs need not have."""
     needs = cuda.needs(manifest.cuda)
-    needed = sum(needs.values()) + int(manifest.process["private_bytes"])
+    needed = sum(needs.values()) + processes_of(manifest).private_bytes
     if needed > memory.room(os.getpid()).bytes:
         return False
     if needs and not gpu_later:
@@ -95,7 +96,9 @@ class Predecessor:
     async def ports_with(self, snapshot: Snapshot) -> set[int] | None:
         """Share its ports with the other one, and return which; None where both cannot be at once."""
         self._count_clients()
-        self._is_followed = not ports.endpoint_differs(snapshot.manifest.kernel, self._keeper.launch.connection_file)
+        self._is_followed = not ports.endpoint_differs(
+            kernel_of(snapshot.manifest), self._keeper.launch.connection_file
+        )
         if self._sharing is None:
             return None
         try:

@@ -32,6 +32,7 @@ from ...linux.reserved_ports import Reserved
 from ...operations.requests import Restore
 from ...operations.results import Restored, Unsaved, Woken
 from ...snapshots.naming import find, find_own, latest_own
+from ...snapshots.saved import kernel_of, processes_of
 from ...snapshots.summary import summary
 from ...store import Manifest, Snapshot, Store, name_of
 from .. import ports, preflight
@@ -40,7 +41,7 @@ from ..gpu import sharing
 from ..ipython_history import begin_session
 from ..owner import owner_of
 from ..ports import Places
-from ..unsaved import cells_of, saved_with, unsaved
+from ..unsaved import saved_with, unsaved
 from .failed_restore import failed_restore, not_restored, start_afresh
 from .fresh_sleeper import plan_restore, resume
 from .parts import CRIU_IMAGES
@@ -154,7 +155,7 @@ class _Prepared:
         keeper.state.parent = Parent(self._name, manifest.id)
         if self.request.resume:
             keeper.state.parent = await asyncio.to_thread(_origin, keeper.store, manifest)
-        saved_with(keeper, cells_of(manifest.kernel))
+        saved_with(keeper, kernel_of(manifest).cells)
         if self.waking is not None:
             keeper.state.operation = None  # whoever holds the kernel next has one that sleeps
             keeper.note_state()
@@ -197,9 +198,9 @@ class _Prepared:
         return places
 
     def _places_of_kernel(self, shared: Collection[int]) -> Places:
-        kernel, file = self.verified.snapshot.manifest.kernel, self.keeper.launch.connection_file
+        kernel, file = kernel_of(self.verified.snapshot.manifest), self.keeper.launch.connection_file
         aside = ports.endpoint_differs(kernel, file)
-        return Places.of_restore(kernel["connection"], file, self.reserved, shared, aside=aside)
+        return Places.of_restore(kernel.connection, file, self.reserved, shared, aside=aside)
 
     async def _answer(self, given_up: Unsaved | None, tidying_gpu: asyncio.Task[None]) -> Restored:
         """Have the restored kernel answer; return what there is to say."""
@@ -267,7 +268,7 @@ def _origin(store: Store, hibernated: Manifest) -> Parent | None:
 
 
 def _refuse_to_stop(manifest: Manifest, request: Restore) -> None:
-    if request.stop_here and manifest.kernel.get("cells") is None:
+    if request.stop_here and kernel_of(manifest).cells is None:
         raise Refused(
             "The snapshot was not restored; nothing was touched.",
             "It cannot stop where it was saved: it is not a kernel, or was saved by an older version.",
@@ -288,7 +289,7 @@ async def _lazy_fit(
     ------
     Refused : it does not fit; GPUs without room are no reason.
     """
-    if not manifest.process["cuda"]:
+    if not processes_of(manifest).cuda:
         return None, ""
     if why := _why_at_once(manifest):
         return None, why
@@ -300,14 +301,15 @@ async def _lazy_fit(
 
 def _why_at_once(manifest: Manifest) -> str:
     """Return why a kernel cannot run while it has no GPU state yet; nothing where it can."""
-    if not manifest.kernel["agent"]:
+    kernel, saved = kernel_of(manifest), processes_of(manifest)
+    if not kernel.agent:
         return "it is not a kernel with an agent"
-    if not manifest.kernel.get("waits_for_gpu"):
+    if not kernel.waits_for_gpu:
         return (
             "some of its CUDA calls would not wait (it was saved by an older version, with GPUCKPT_PARKING=off, or "
             "with a module that calls the driver itself: CuPy, JAX, Numba, TensorFlow)"
         )
-    if list(manifest.process["cuda"]) != [manifest.process["pid"]]:
+    if saved.cuda != [saved.pid]:
         return "its child processes use a GPU, too"
     return ""
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__, settings
+from ...checked import to_json
 from ...client.broker_connection import usable_criu
 from ...client.record import Parent, now
 from ...errors import (
@@ -31,6 +32,7 @@ from ...operations.results import Taken as TakenSoFar
 from ...snapshots import comparison, kept_files, needs
 from ...snapshots.databases import DUCKDB
 from ...snapshots.naming import choose_key
+from ...snapshots.saved import OwnFiles, SavedKernel, SavedMachine
 from ...snapshots.summary import held_by, is_of, summary
 from ...store import Manifest, Store, Writer
 from ...store.upkeep.retention import keep_last, keep_under
@@ -124,7 +126,7 @@ async def _let_go(
         id=snapshot_id,
         message=request.message or "",
         created=now(),
-        size=frozen.process["private_bytes"],
+        size=frozen.process.private_bytes,
         gpu_memory=held_by(frozen.cuda),
         frozen_seconds=frozen.seconds,
         notes=frozen.notes,
@@ -151,8 +153,8 @@ async def describe(
     for folder, inside in ((staging.outside, CRIU_IMAGES), (staging.vram.outside, VRAM)):
         if not folder.is_relative_to(writer.directory):
             writer.include(folder, inside)
-    described = await asyncio.to_thread(_describe, keeper, keeper.namespace(), writer, taken, progress, with_files)
-    taken.frozen.process.update(described)
+    files = await asyncio.to_thread(_describe, keeper, keeper.namespace(), writer, taken, progress, with_files)
+    taken.frozen.process = replace(taken.frozen.process, files=files)
 
 
 async def commit(
@@ -168,10 +170,10 @@ async def commit(
         writer.commit,
         message=message,
         parent=keeper.state.parent_id,
-        kernel=about_kernel(keeper, taken.agent),
-        machine=about_machine(program),
+        kernel=to_json(about_kernel(keeper, taken.agent)),
+        machine=to_json(about_machine(program)),
         cuda=taken.frozen.cuda,
-        process=taken.frozen.process,
+        process=to_json(taken.frozen.process),
         cut=pages.windows,
         progress=progress.amount,
     )
@@ -179,8 +181,8 @@ async def commit(
 
 def _describe(
     keeper: Keeper, space: Namespace, writer: Writer, taken: Taken, progress: OperationProgress, with_files: bool
-) -> dict[str, Any]:
-    """Write the kernel's variables and the files that it uses into the snapshot; return what the manifest says of them.
+) -> OwnFiles | None:
+    """Write the kernel's variables and the files that it uses into the snapshot; return which files it keeps.
 
     Those that live as long as the kernel are kept; with `with_files` all of them, and those that Python may import.
 
@@ -199,9 +201,9 @@ def _describe(
         (writer.directory / needs.NEEDS).write_bytes(needs.to_json(needed))
         taken.frozen.notes += _about_files(needed, large)
         if not with_files:
-            return {}
+            return None
         files = kept_files.survey(root, needed, agent.environment)
-        return {"files": kept_files.keep(files, root, writer, settings.files_limit(), progress.check).summary()}
+        return kept_files.keep(files, root, writer, settings.files_limit(), progress.check).summary()
     except OSError as e:
         raise SaveFailed(
             "The kernel was not saved; it keeps running.",
@@ -277,37 +279,36 @@ class RoomInStore:
         return next((m.size for m in self.store.list() if m.id == self.keeper.state.parent_id), 0)
 
 
-def about_kernel(keeper: Keeper, agent: ReadyForSave) -> dict[str, Any]:
-    """Return the `kernel` object of a manifest; `agent` is what the agent said of it."""
+def about_kernel(keeper: Keeper, agent: ReadyForSave) -> SavedKernel:
+    """Return what a manifest says of the kernel; `agent` is what the agent said of it."""
     launch = keeper.launch
-    return {
-        "kernel_id": launch.kernel_id,
-        "name": launch.name,
-        "notebook": launch.notebook,
-        "agent": launch.agent,
-        "connection": ports.of_connection_file(launch.connection_file),
-        "endpoint": ports.endpoint(launch.connection_file),
-        "rebinds": agent.rebinds,
-        "execution_count": agent.execution_count,
-        "cells": agent.cells,
-        "python": agent.python,
-        "ipykernel": agent.ipykernel,
-        "protocol": agent.protocol,
-        "version": __version__,
-        "waits_for_gpu": agent.waits_for_gpu,
-        "own_ports": agent.own_ports,
-        # Which requests waited, that the kernel was to answer, by their ids: whether each is a cell.
-        **({"waited": agent.waited} if agent.waited is not None else {}),
-        # Not its arguments: there may be a password among them, and manifests travel.
-        **({"job": launch.job, "program": launch.argv[0]} if launch.job else {}),
-    }
+    return SavedKernel(
+        kernel_id=launch.kernel_id,
+        name=launch.name,
+        notebook=launch.notebook,
+        agent=launch.agent,
+        connection=ports.of_connection_file(launch.connection_file),
+        endpoint=ports.endpoint(launch.connection_file),
+        rebinds=agent.rebinds,
+        execution_count=agent.execution_count,
+        cells=agent.cells,
+        python=agent.python,
+        ipykernel=agent.ipykernel,
+        protocol=agent.protocol,
+        version=__version__,
+        waits_for_gpu=agent.waits_for_gpu,
+        own_ports=agent.own_ports,
+        waited=agent.waited,
+        job=launch.job or None,
+        program=launch.argv[0] if launch.job else None,
+    )
 
 
-def about_machine(program: CriuProgram) -> dict[str, Any]:
-    """Return the `machine` object of a manifest."""
-    return {
-        "arch": platform.machine(),
-        "kernel": platform.release(),
-        "criu": version_text(program.version),
-        "cpu_flags": preflight.cpu_flags(),
-    }
+def about_machine(program: CriuProgram) -> SavedMachine:
+    """Return what a manifest says of the machine."""
+    return SavedMachine(
+        arch=platform.machine(),
+        kernel=platform.release(),
+        criu=version_text(program.version),
+        cpu_flags=preflight.cpu_flags(),
+    )

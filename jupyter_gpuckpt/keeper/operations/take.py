@@ -28,6 +28,7 @@ from ...freeze import criu, cuda, images
 from ...freeze.criu_errors import Cause
 from ...freeze.criu_program import CriuProgram
 from ...linux import processes
+from ...snapshots.saved import SavedProcesses
 from .. import lost_names, preflight
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import NOTHING, AfterSave, ReadyForSave, checked_reply
@@ -60,8 +61,8 @@ class Frozen:
 
     seconds: float
     gpu: GpuFreeze
-    cuda: dict[str, Any] = field(default_factory=dict)
-    process: dict[str, Any] = field(default_factory=dict)
+    cuda: Mapping[str, Any]
+    process: SavedProcesses
     notes: list[str] = field(default_factory=list)
     """What the user should know of it."""
     still: list[int] = field(default_factory=list)
@@ -256,12 +257,7 @@ class _Freeze:
         `parkable` bytes of its GPU memory can be parked.
         """
         keeper, found = self.keeper, self.found
-        process = {
-            "pid": keeper.state.kernel_pid,
-            "processes": processes.inner_pids(found.tree),
-            "cuda": [processes.inner_pid(pid) for pid in found.on_gpu],
-            "private_bytes": found.private,
-        }
+        inner, on_gpu = processes.inner_pids(found.tree), [processes.inner_pid(pid) for pid in found.on_gpu]
         noted = self._write_down()
 
         def criu_runs(pid: int) -> None:
@@ -297,7 +293,13 @@ class _Freeze:
             if found.space.outer(keeper.state.kernel_pid) is None:
                 raise KernelLost("The kernel ended during the save.", "", "Restart it.")
             undoing.pop_all()
-        process["frozen_seconds"] = seconds
+        process = SavedProcesses(
+            pid=keeper.state.kernel_pid,
+            processes=list(inner),
+            cuda=on_gpu,
+            private_bytes=found.private,
+            frozen_seconds=seconds,
+        )
         described = {**found.described, **({"parked": asdict(parked)} if parked is not None else {})}
         frozen = Frozen(seconds, gpu, described, process, notes, found.still)
         if self.left == "running":

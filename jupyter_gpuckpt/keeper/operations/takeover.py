@@ -23,6 +23,7 @@ from ...errors import RestoreFailed
 from ...freeze import criu, cuda, images, random_state
 from ...freeze.criu_program import CriuProgram
 from ...linux import processes
+from ...snapshots.saved import kernel_of, processes_of
 from ...store import Manifest, Snapshot
 from .. import preflight
 from ..gpu import gate
@@ -72,7 +73,7 @@ class Coming:
 
     @property
     def has_gpu_state(self) -> bool:
-        return bool(self.manifest.process["cuda"])
+        return bool(processes_of(self.manifest).cuda)
 
     async def run_criu(self, left: criu.Left) -> None:
         """Have criu restore the processes, and leave them as asked. It may be cancelled."""
@@ -82,9 +83,9 @@ class Coming:
 
     def on_gpu(self) -> list[int]:
         """Return the processes that had GPU state, when criu has restored them. Raises `RestoreFailed`."""
-        saved = self.manifest.process
-        found = [outer for pid in saved["cuda"] if (outer := self.space.outer(int(pid)))]
-        if len(found) != len(saved["cuda"]) or self.space.outer(int(saved["pid"])) is None:
+        saved = processes_of(self.manifest)
+        found = [outer for pid in saved.cuda if (outer := self.space.outer(pid))]
+        if len(found) != len(saved.cuda) or self.space.outer(saved.pid) is None:
             raise RestoreFailed("The snapshot could not be restored.", "One of its processes did not come back.")
         return found
 
@@ -122,7 +123,7 @@ async def take_over(coming: Coming, way: InPlace | SideBySide, places: Places) -
     finally:
         tidying = asyncio.create_task(gpu.of.close())
     await gpu.settle()
-    pid = int(coming.manifest.process["pid"])
+    pid = processes_of(coming.manifest).pid
     await space.adopt(pid)
     if new.placement is not None:
         await new.placement.seal()
@@ -299,12 +300,12 @@ Introduce = Callable[[Mapping[str, int]], Coroutine[Any, Any, None]]
 
 async def _introduce(coming: Coming, places: Places, how: Mapping[str, bool], peers: Mapping[str, int]) -> None:
     """Tell the kernel who it is now; this waits in the FIFO when it wakes, before the first message can come."""
-    keeper, kernel = coming.keeper, coming.manifest.kernel
-    if not kernel["agent"]:
+    keeper, kernel = coming.keeper, kernel_of(coming.manifest)
+    if not kernel.agent:
         return
     connection = json.loads(Path(keeper.launch.connection_file).read_text())
     # What waits for a kernel that wakes has been answered by nobody.
-    waited = {"waited": kernel["waited"]} if "waited" in kernel and not how.get("hold") else {}
+    waited = {"waited": kernel.waited} if kernel.waited is not None and not how.get("hold") else {}
     await coming.new.channel.send(
         {
             "call": "identity",

@@ -21,6 +21,7 @@ from ...errors import GpuckptError, RestoreFailed
 from ...linux.reserved_ports import Reserved
 from ...operations.results import Summary, WakeNote, Woken
 from ...snapshots.hibernated import forget
+from ...snapshots.saved import kernel_of
 from ...snapshots.summary import current_name
 from .. import ports, preflight
 from ..agent_channel import AgentChannel, AgentSilent
@@ -103,7 +104,7 @@ async def _bring_up(
         keeper.save_state()
         await keeper.stand_in.give_ports_up()
         with contextlib.closing(Reserved()) as reserved:
-            places = Places.of_restore(manifest.kernel["connection"], keeper.launch.connection_file, reserved)
+            places = Places.of_restore(kernel_of(manifest).connection, keeper.launch.connection_file, reserved)
             coming = Coming(keeper, snapshot, verified.new, program, AtOnce(verified.gpu, verified.new, manifest))
             tidying = await take_over(coming, InPlace(peers, hold=True, progress=progress), places)
         await tidying
