@@ -34,7 +34,7 @@ def make_room_after(agent: Agent, reply: Mapping[str, Any]) -> None:
         return
     gpu, size = lacking
     try:
-        asleep = agent.request(Room, {"gpu": gpu, "size": size}).asleep
+        asleep = agent.keeper.request(Room, {"gpu": gpu, "size": size}).asleep
     except Refused as e:
         print(e, file=sys.stderr)
     except (GpuckptError, KeyboardInterrupt):

@@ -84,7 +84,7 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         if self.agent is not None:
             if reply["status"] == "error" and not silent:
                 make_room_after(self.agent, reply)
-            self.agent.until_heard()
+            self.agent.reconnection.until_heard()
         return reply
 
     def do_complete(self, code: str, cursor_pos: int | None) -> Any:
@@ -126,9 +126,9 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
             self._held.append(msg)
             return
         if self.agent is not None:
-            self.agent.until_known()
+            self.agent.reconnection.until_known()
             self._note(msg)
-            self.agent.request_came()
+            self.agent.reconnection.request_came()
             if self.agent.executed.restored and self._is_for_a_lost_subshell(msg):
                 self.shell_channel_thread.manager.get_shell_channel_to_subshell_socket(None).send_multipart(
                     msg, copy=False
@@ -142,14 +142,14 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
             self._held.append(args[0])
             return
         if self.agent is not None and dispatch == self.dispatch_shell:
-            self.agent.request_came()
+            self.agent.reconnection.request_came()
         super().schedule_dispatch(dispatch, *args)
 
     async def dispatch_shell(self, msg: list[Any], *args: Any, **kwargs: Any) -> None:
         """Dispatch a request whose turn has come (called by ipykernel), unless it is to be passed over."""
         # One that is a single frame is ipykernel's own.
         if self.agent is not None and len(msg) > 1:
-            self.agent.until_known()
+            self.agent.reconnection.until_known()
             if not self.agent.cells.begins(self.header_of(msg)["msg_id"]):
                 return
         await super().dispatch_shell(msg, *args, **kwargs)

@@ -37,10 +37,11 @@ from ..operations.requests import (
 from ..operations.results import Progress, Restored, Saved, Snapshots, Taking
 from ..spelling import in_a_cell
 from . import chosen, show
-from .agent import Afterwards, Agent
+from .agent import Agent
 from .histories import Histories
 from .hooks import generation_id
 from .magic_parser import help_of, help_of_all, parser_of_lines
+from .requests import Afterwards
 from .stopping import end_cell
 from .tables import Blocks, Listing
 from .words import Usage
@@ -146,7 +147,7 @@ class Gpuckpt:
         request = {**_given(args), "patience": patience, **_of_store(args.to, name=args.name)}
         with self._progress(agent, args.kind.progress_of(args.name)) as progress:
             writing = _Writing(progress)
-            done = agent.save(request, progress.take, None if args.wait else writing.take)
+            done = agent.keeper.save(request, progress.take, None if args.wait else writing.take)
             saved = show.Saved(done.taken, done) if isinstance(done, Taking) else show.Saved(done)
             progress.finish(saved)
         _end_if_restored_to_stop(self._shell, done)
@@ -162,13 +163,13 @@ class Gpuckpt:
             asked = agent.cells.describe(progress.display_id())
             # A keeper of an older version, which knows no `from`, must not take this for a restore of the latest.
             names = _of_store(args.store, **{"name": args.name or args.of_any, "from": args.of_any})
-            agent.request(Restore, {**_given(args), **names, **asked}, progress.take)
+            agent.keeper.request(Restore, {**_given(args), **names, **asked}, progress.take)
         raise GpuckptError("The restore gave no answer.", "", "Look at `%gpuckpt status`.")
 
     def _fork(self, args: argparse.Namespace) -> show.Forked:
         agent = self._keeper()
         with self._progress(agent, args.kind.progress_of()) as progress:
-            done = agent.take(Fork, Restored, _given(args), progress.take)
+            done = agent.keeper.take(Fork, Restored, _given(args), progress.take)
             forked = show.Forked(done)
             progress.finish(forked)
         _end_if_restored_to_stop(self._shell, done)
@@ -177,7 +178,7 @@ class Gpuckpt:
     def _move(self, args: argparse.Namespace) -> None:
         agent = self._keeper()
         with self._progress(agent, args.kind.progress_of()) as progress:
-            progress.finish(show.Moved(agent.request(Move, _given(args), progress.take)))
+            progress.finish(show.Moved(agent.keeper.request(Move, _given(args), progress.take)))
 
     def _sleep(self, args: argparse.Namespace) -> None:
         agent = self._keeper()
@@ -194,18 +195,18 @@ class Gpuckpt:
             progress.finish(show.Awake(agent.sleeping.wake(progress.take)))
 
     def _awake(self, args: argparse.Namespace) -> None:
-        self._keeper().request(Awake, {"on": args.on == "on"})
+        self._keeper().keeper.request(Awake, {"on": args.on == "on"})
         kept = "stays awake until `%gpuckpt awake off`" if args.on == "on" else "may be put to sleep"
         print(f"This kernel {kept}.")
 
     def _autosleep(self, args: argparse.Namespace) -> None:
-        print(show.auto_sleep(self._keeper().request(AutoSleep, {"after": args.after}).sleep_after))
+        print(show.auto_sleep(self._keeper().keeper.request(AutoSleep, {"after": args.after}).sleep_after))
 
     def _list(self, args: argparse.Namespace) -> Listing:
         return chosen.shown(*self._snapshots(args.store), args, in_a_cell)
 
     def _show(self, args: argparse.Namespace) -> Listing:
-        return show.snapshot(self._keeper().request(Show, _of_store(args.store, name=args.name)))
+        return show.snapshot(self._keeper().keeper.request(Show, _of_store(args.store, name=args.name)))
 
     def _log(self, args: argparse.Namespace) -> Histories:
         found, here = self._snapshots(args.store)
@@ -215,32 +216,32 @@ class Gpuckpt:
     def _snapshots(self, folder: str | None) -> tuple[Snapshots, Mapping[str, Sequence[str]]]:
         """Return all snapshots, and the one that this kernel is based on, as `show.snapshots` has it."""
         agent = self._keeper()
-        parent = agent.request(Status).parent
-        return agent.request(List, _of_store(folder)), {parent.id: []} if parent is not None else {}
+        parent = agent.keeper.request(Status).parent
+        return agent.keeper.request(List, _of_store(folder)), {parent.id: []} if parent is not None else {}
 
     def _diff(self, args: argparse.Namespace) -> Blocks:
-        return show.comparison(self._keeper().request(Diff, _of_store(args.store, old=args.old, new=args.new)))
+        return show.comparison(self._keeper().keeper.request(Diff, _of_store(args.store, old=args.old, new=args.new)))
 
     def _mv(self, args: argparse.Namespace) -> None:
-        self._keeper().request(Rename, _of_store(args.store, name=args.name, new=args.new))
+        self._keeper().keeper.request(Rename, _of_store(args.store, name=args.name, new=args.new))
         print(f"{args.name} is now {args.new}.")
 
     def _note(self, args: argparse.Namespace) -> None:
         request = _of_store(args.store, name=args.name, message=" ".join(args.message))
-        noted = self._keeper().request(Note, request)
+        noted = self._keeper().keeper.request(Note, request)
         print(f"{args.name}: {noted.message or 'no note'}")
 
     def _pin(self, args: argparse.Namespace) -> None:
-        self._keeper().request(Pin, _of_store(args.store, name=args.name, pinned=True))
+        self._keeper().keeper.request(Pin, _of_store(args.store, name=args.name, pinned=True))
         print(f"Pinned {args.name}.")
 
     def _unpin(self, args: argparse.Namespace) -> None:
-        self._keeper().request(Pin, _of_store(args.store, name=args.name, pinned=False))
+        self._keeper().keeper.request(Pin, _of_store(args.store, name=args.name, pinned=False))
         print(f"Unpinned {args.name}.")
 
     def _tag(self, args: argparse.Namespace) -> None:
         request = _of_store(args.store, name=args.name, tags=args.tags, remove=args.remove)
-        labels = self._keeper().request(Tag, request)
+        labels = self._keeper().keeper.request(Tag, request)
         print(f"{args.name}: {' '.join(labels.tags) or 'no tags'}")
 
     def _rm(self, args: argparse.Namespace) -> None:
@@ -248,7 +249,7 @@ class Gpuckpt:
         failures = []
         for name in args.names:
             try:
-                freed = agent.request(Remove, _of_store(args.store, name=name)).freed
+                freed = agent.keeper.request(Remove, _of_store(args.store, name=name)).freed
             except StoreError as e:
                 failures.append(e)
             else:
@@ -260,7 +261,7 @@ class Gpuckpt:
 
     def _keep(self, args: argparse.Namespace) -> None:
         rule = _of_store(args.store, last=args.last, under=args.under, dry_run=args.dry_run)
-        done = self._keeper().request(Keep, rule)
+        done = self._keeper().keeper.request(Keep, rule)
         if not done.removed:
             print("Nothing has to be removed.")
             return
@@ -283,8 +284,8 @@ class Gpuckpt:
         display(panel_of(agent))
 
     def _status(self, _: argparse.Namespace) -> Listing:
-        left = self._keeper().request(Left)
-        return show.status(self._keeper().request(Status), generation_id(), map(show.still_running, left))
+        left = self._keeper().keeper.request(Left)
+        return show.status(self._keeper().keeper.request(Status), generation_id(), map(show.still_running, left))
 
     def complete(self, event: Any) -> list[str]:
         """Complete commands, snapshot names and options; the event has the line so far."""
@@ -313,7 +314,7 @@ class Gpuckpt:
         names_one = before[0] != "save" and any(action.metavar in _SNAPSHOTS for action in by_place)
         if names_one and self._agent is not None:
             with contextlib.suppress(GpuckptError):
-                found += [show.label_of(s) for s in self._agent.request(List).snapshots]
+                found += [show.label_of(s) for s in self._agent.keeper.request(List).snapshots]
         return found
 
     @contextlib.contextmanager

@@ -70,8 +70,8 @@ class Panel(anywidget.AnyWidget):
     def look(self) -> None:
         """Ask the keeper how things are, and show it."""
         try:
-            status = self._agent.request(Status)
-            found = self._agent.request(List).snapshots
+            status = self._agent.keeper.request(Status)
+            found = self._agent.keeper.request(List).snapshots
         except GpuckptError as e:
             self._show(error=e.as_dict())
             return
@@ -131,7 +131,7 @@ class Panel(anywidget.AnyWidget):
 
     def _cancel(self) -> None:
         with contextlib.suppress(GpuckptError):
-            self._agent.request(Cancel, {"operation": self._operation})
+            self._agent.keeper.request(Cancel, {"operation": self._operation})
 
     def _see(self, view: str, seen: bool) -> None:
         if seen:
@@ -163,7 +163,7 @@ class Panel(anywidget.AnyWidget):
             self._cancelling = False
             self._show(operation={"text": f"{_VERBS[asked]} {name} …", "percent": None}, note="", error=None)
             self._operation = uuid.uuid4().hex
-            result = self._agent.take(_KINDS[asked], Restored, {**args, "operation": self._operation}, progress)
+            result = self._agent.keeper.take(_KINDS[asked], Restored, {**args, "operation": self._operation}, progress)
             self._show(note=_NOTES[asked](args, result))
         except Cancelled:
             self._show(note="Cancelled; the kernel is as it was.")

@@ -11,17 +11,20 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..checked import from_json
 from ..errors import GpuckptError, KeeperGone
 from ..linux.lock_files import KEEPER_LOCK, is_locked
+from ..operations import results
+from ..operations.requests import Request, Restore, Save, answer_of
 from ..operations.results import Progress, Taking
 from ..spelling import in_a_cell
-from . import interrupts
+from . import interrupts, rebinding
+from .cells import introduced, wait_for_peers
 from .channel import Channel
 
-__all__ = ["Answered", "News", "Requests", "broken_off", "news_of"]
+__all__ = ["Afterwards", "Answered", "News", "Requests", "broken_off", "news_of"]
 
 _ALIVE_EVERY = 0.5  # how often a waiting request looks whether the keeper still lives, in seconds
 _QUIET = 10.0  # after how long a silence a keeper, which is heard of every two seconds, is taken to hang, in seconds
@@ -41,6 +44,11 @@ class _Interrupted:
 
 News = Progress | GpuckptError | Answered
 """What the keeper says of a request."""
+Afterwards = Progress | results.Saved | GpuckptError
+"""What is heard of a save once the cell has gone on."""
+
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 class _Waiting:
@@ -63,10 +71,13 @@ class _Waiting:
 
 
 class Requests:
-    """Those of one kernel; what is to be done `later` is done in another thread than the one that hears the keeper."""
+    """Those of one kernel, which belongs to an ipykernel app.
 
-    def __init__(self, channel: Channel, run_dir: Path, later: Callable[[Callable[[], None]], None]) -> None:
-        self._channel = channel
+    What is to be done `later` is done in another thread than the one that hears the keeper.
+    """
+
+    def __init__(self, channel: Channel, run_dir: Path, app: Any, later: Callable[[Callable[[], None]], None]) -> None:
+        self._channel, self._app = channel, app
         self._run_dir = run_dir
         self._later = later
         self._pid = os.getpid()
@@ -77,19 +88,66 @@ class Requests:
         """Ask for something of which nobody hears the answer. Raises `KeeperGone`."""
         self._channel.send({"request": next(self._ids), "op": op, "args": args})
 
-    def ask(
+    def request(
+        self,
+        kind: type[Request[R]],
+        args: Mapping[str, object] | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> R:
+        """Ask the keeper for something and wait for its answer.
+
+        An interrupt asks the keeper to cancel, and the keeper's answer is waited for. Another one, a second later or
+        more, or a keeper that has fallen silent, ends the waiting; what was asked for may then still be done.
+
+        Raises
+        ------
+        GpuckptError : whatever the keeper answered, or that it has not answered an interrupt; KeeperGone if it died.
+        """
+        return answer_of(kind, self._result(kind.op, args, progress))
+
+    def take(
+        self,
+        kind: type[Request[R]],
+        told: type[T],
+        args: Mapping[str, object] | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> R | T:
+        """Ask as `request` for what takes the kernel: one that comes back from what was taken is `told` that."""
+        return answer_of(kind, self._result(kind.op, args, progress), told)
+
+    def save(
+        self,
+        args: Mapping[str, object],
+        progress: Callable[[Progress], None],
+        afterwards: Callable[[Afterwards], None] | None,
+    ) -> results.Saved | results.Restored | Taking:
+        """Ask as `request` for a save.
+
+        With `afterwards`, what was taken is returned when that is safe in memory and not soon on the disk: `afterwards`
+        is then called, in another thread, with each later progress, and with the result or the error.
+        """
+
+        def hear(news: News) -> None:
+            assert afterwards is not None
+            afterwards(answer_of(Save, news.result) if isinstance(news, Answered) else news)
+
+        found = self._ask(Save.op, args, progress, None if afterwards is None else hear)
+        return found if isinstance(found, Taking) else answer_of(Save, found.result, results.Restored)
+
+    def _result(
+        self, op: str, args: Mapping[str, object] | None, progress: Callable[[Progress], None] | None
+    ) -> object:
+        found = self._ask(op, args, progress, None)
+        assert isinstance(found, Answered)  # nothing is to be heard later
+        return found.result
+
+    def _ask(
         self,
         op: str,
-        args: Mapping[str, object],
+        args: Mapping[str, object] | None,
         progress: Callable[[Progress], None] | None,
         afterwards: Callable[[News], None] | None,
-        failed: Callable[[], object],
     ) -> Answered | Taking:
-        """Ask for an operation and wait for its result, as `Agent.request`; `failed` is called before it raises.
-
-        With `afterwards`, what a save has taken is returned when that is safe in memory and not soon on the disk:
-        `afterwards` is then called, in another thread, with all that the keeper says of it later.
-        """
         if os.getpid() != self._pid:
             raise KeeperGone(
                 "Only the kernel itself can talk to its keeper.",
@@ -97,7 +155,8 @@ class Requests:
                 "Use %gpuckpt in a cell.",
             )
         number = next(self._ids)
-        args = {"operation": uuid.uuid4().hex, **args}
+        args = {"operation": uuid.uuid4().hex, **(args or {})}
+        clients = self._clients_now() if op == Restore.op else {}
         waiting = _Waiting(op, str(args["operation"]), afterwards)
         with interrupts.told(lambda: waiting.news.put(_Interrupted())):
             try:
@@ -106,7 +165,8 @@ class Requests:
                     self._channel.send({"request": number, "op": op, "args": args})
                 return self._wait(waiting, progress)
             except GpuckptError:
-                failed()
+                # A restore that failed late has sent them away to the other kernel; they come back.
+                wait_for_peers(clients, encrypted=rebinding.is_encrypted(self._app))
                 raise
             finally:
                 if not waiting.is_left:
@@ -155,6 +215,11 @@ class Requests:
 
     def _cancel(self, waiting: _Waiting) -> None:
         self.send("cancel", {"operation": waiting.operation, "kind": waiting.op})
+
+    def _clients_now(self) -> dict[int, int]:
+        """Return how many clients there are at the ports where a cell is answered, and asks."""
+        there = introduced(encrypted=rebinding.is_encrypted(self._app))
+        return {port: there.get(port, 0) for port in (self._app.shell_port, self._app.iopub_port, self._app.stdin_port)}
 
     def hear(self, number: int, news: News) -> None:
         """Pass on what the keeper says about a request."""

@@ -127,7 +127,7 @@ class Sleeping:
         deadline = time.monotonic() + _NEW_KEEPER
         while True:
             try:
-                return self._agent.request(Wake, {}, progress)
+                return self._agent.keeper.request(Wake, {}, progress)
             except KeeperGone:
                 while not is_locked(self._run_dir / KEEPER_LOCK):
                     if time.monotonic() > deadline:
@@ -153,9 +153,9 @@ class Sleeping:
         before = cells.begun
         try:
             if op == "sleep":
-                text = show.Asleep(self._agent.request(Sleep)).text()
+                text = show.Asleep(self._agent.keeper.request(Sleep)).text()
             else:  # its answer comes when it is awake again
-                text = show.Hibernated(self._agent.take(Hibernate, WokenLater)).text()
+                text = show.Hibernated(self._agent.keeper.take(Hibernate, WokenLater)).text()
         except GpuckptError as e:
             text = str(e)
             # A cell that has come waits until the kernel is awake again, and so runs, or has run by now.

@@ -285,7 +285,9 @@ class Cancel(Request[bool]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Signal(Request[None]):
+class Signal(Request[bool]):
+    """To be sent to the kernel; whether it could be."""
+
     op: ClassVar[str] = "signal"
     signum: int
 

@@ -182,7 +182,9 @@ def test_a_restore_is_cancelled_while_criu_restores(criu: Criu, notebook: Notebo
     notebook.run("%gpuckpt save here")
     notebook.run("x = 2; agent = get_ipython().kernel.agent; from jupyter_gpuckpt.operations.requests import Restore")
     with criu.held_at("restore", stage) as reached:
-        cell = Asked(notebook, "agent.request(Restore, dict(name='here', operation='this', **agent.cells.describe()))")
+        cell = Asked(
+            notebook, "agent.keeper.request(Restore, dict(name='here', operation='this', **agent.cells.describe()))"
+        )
         reached()
         with notebook.keeper as keeper:
             assert not keeper.request("cancel", {"kind": "restore"}), "only who asked for it cancels it"

@@ -1,0 +1,243 @@
+"""How a kernel that was restored, copied or woken becomes itself again.
+
+It learns whose kernel it is now (`Reconnection.identity`) before it takes a request, runs the hooks, waits for its
+clients, and answers the cell that asked.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import settings
+from ..checked import from_json, to_json
+from ..errors import GpuckptError, RestoreFailed
+from ..operations import results
+from ..spelling import in_a_cell
+from . import cpu_time, debugger, hooks, rebinding, renewal, show
+from .cells import Asked, wait_for_peers
+
+if TYPE_CHECKING:
+    from .agent import Agent
+
+__all__ = ["Reconnection"]
+
+_TAKEN_FOR = frozenset({"save", "fork"})
+"""What a cell asks for whose end a restored kernel tells it: what was restored was taken for that."""
+_MENDING = 20.0  # how long a restored kernel waits for the debugger to be mended, in seconds
+_CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
+
+
+class Reconnection:
+    """That of one kernel; in one that was not restored yet, nothing is waited for."""
+
+    def __init__(self, agent: Agent, run_dir: Path) -> None:
+        self._agent, self._run_dir = agent, run_dir
+        self._clients: dict[str, int] = {}
+        self._token = ""
+        self._run_id = self._run_of_requests = self._current_run_id()
+        self._knows_who_it_is = threading.Condition()
+        self._heard = threading.Event()
+        self._heard.set()
+        self._mended = threading.Event()
+        self._mended.set()
+
+    def identity(
+        self,
+        connection: dict[str, Any],
+        connection_file: str,
+        kernel_id: str,
+        peers: dict[str, int],
+        ports: dict[str, int],
+        hold: bool = False,
+        asleep: bool = False,
+        waited: dict[str, bool] | None = None,
+    ) -> None:
+        """Become the kernel of this connection: its key, its ports (by what they were), its clients.
+
+        With `hold`, nothing that comes is executed until the kernel is `woken`. With `asleep`, what this kernel had on
+        GPUs comes later. `waited` are the requests that waited at the save, and that another kernel has answered.
+        """
+        cpu_time.go_on(self._agent.kernel.shell.user_ns)
+        if waited is not None:
+            self._agent.cells.forget(waited)
+        if hold:
+            # Nobody hears yet what a cell prints that runs on.
+            self._heard.clear()
+            self._agent.kernel.iopub_thread.schedule(self.until_heard)
+            self._agent.kernel.hold(True)
+        self._agent.sleeping.restored(asleep)
+        self._clients = peers
+        self._agent.child_output.moved({int(was): port for was, port in ports.items()})
+        kernel, app = self._agent.kernel, self._agent.kernel.parent
+        kernel.session.key = str(connection["key"]).encode()
+        if app is not None:
+            app.connection_file = connection_file
+            ports = {f"{channel}_port": connection[f"{channel}_port"] for channel in _CHANNELS}
+            for name, port in ports.items():
+                setattr(app, name, port)
+            kernel.record_ports(ports)
+        # The shell channel's thread waits for this before it takes a request, and has to bind it again.
+        with self._knows_who_it_is:
+            self._run_of_requests = self._current_run_id()
+            self._knows_who_it_is.notify_all()
+        if app is not None:
+            if not rebinding.is_at(app, connection):
+                rebinding.rebind(kernel, connection)
+            # Before the first request that comes: the control thread reads them.
+            self._mended.clear()
+            kernel.control_thread.io_loop.add_callback(debugger.mend, kernel, self._mended)
+        with self._knows_who_it_is:
+            self._run_id = self._current_run_id()
+            self._knows_who_it_is.notify_all()
+
+    def resumed(self, asked: Asked, result: object, asked_at: float) -> dict[str, Any]:
+        """This kernel was just restored: run the hooks, and answer the cell that asked for it."""
+        agent = self._agent
+        restored = from_json(results.Restored, result)
+        agent.saving = False
+        agent.tell_busy(agent.cells.are_running(), True)
+        agent.executed.restored = show.label_of(restored)
+        if asked.get("cell") and not asked.get("from_outside"):
+            # A cell that goes on from the save answers under its own number.
+            count = agent.executed.latest if agent.cells.are_running() else agent.kernel.execution_count
+            agent.executed.note(asked["cell"].get("id", ""), count)
+        self._mended.wait(_MENDING)
+        renewal.renew()
+        housekeeping = agent.housekeeping
+        faults = (housekeeping.after_save_asleep if agent.sleeping.is_asleep else housekeeping.after)(restored=True)
+        copy = restored.copy
+        if copy is not None:
+            renewal.become_copy(agent.kernel)
+            if copy.reseed:
+                faults += renewal.reseed(agent.kernel.shell.user_ns)
+        faults += hooks.run_after(hooks.Resumed(restored=True))
+        if asked.get("cell") or asked.get("queued"):
+            self._wait_for_clients()
+        notes = show.not_executed_again(0 if copy is not None else agent.cells.forgotten(asked))
+        account = show.Restored(restored, asked_at, [*notes, *faults])
+        if asked.get("cell"):
+            self._answer_restored(asked, account)
+        else:
+            agent.cells.refuse_queued(asked)
+        waits = agent.keeper.awaited_by_cell(_TAKEN_FOR)
+        if restored.stop_here and agent.cells.are_running() and not waits:
+            os.kill(os.getpid(), signal.SIGINT)  # it was saved from outside, in its middle
+        agent.keeper.end_all(_TAKEN_FOR, result, _overtaken)
+        # Not before the answer: clients may be long in coming back, and widgets take a moment to import.
+        name = "" if copy is not None else show.label_of(restored)
+        agent.later(partial(self._be_seen, asked.get("panels", []), name))
+        return {"faults": faults, "notes": notes}
+
+    def _be_seen(self, panels: list[str], name: str) -> None:
+        self._be_heard("restored")
+        if self._agent.sleeping.is_asleep:
+            self._agent.cells.announce("waking")
+        if panels or self._agent.panels:
+            from . import panel
+
+            panel.resume(self._agent, panels, name)
+
+    def woken(self, token: str, requests: list[list[str]]) -> dict[str, Any]:
+        """This kernel was hibernated: go on, and execute what came meanwhile; once, however often it is told."""
+        faults: list[str] = []
+        if token == self._token:
+            return {"faults": faults}
+        self._token = token
+        self._agent.saving = False
+        self._agent.cells.save_ended(waits=False)
+        self._agent.tell_busy(self._agent.cells.are_running(), True)
+        try:
+            self._mended.wait(_MENDING)
+            renewal.renew()
+            faults = self._agent.housekeeping.after(restored=True) + hooks.run_after(hooks.Resumed(restored=True))
+            if self._agent.cells.are_running() or requests:
+                self._wait_for_clients()
+            if self._agent.cells.are_running():
+                self._agent.kernel.ask_again()
+        finally:
+            self._heard.set()
+            self._agent.cells.take_queued({"queued": filter(None, requests)})
+            self._agent.kernel.io_loop.add_callback(self._agent.kernel.hold, False)
+        self._agent.keeper.end_all(("hibernate",), to_json(results.WokenLater()), _overtaken)
+        self._agent.later(partial(self._be_heard, "awake"))
+        return {"faults": faults}
+
+    def until_heard(self) -> None:
+        """Wait in a kernel that wakes until clients hear it; where nobody tells that they do, not for ever.
+
+        A cell may end before the agent has read that this is another run: so it is looked for here as well.
+        """
+        with self._knows_who_it_is:
+            self._knows_who_it_is.wait_for(lambda: self._run_id == self._current_run_id(), settings.hook_timeout())
+        self._heard.wait(settings.hook_timeout())
+
+    def until_known(self) -> None:
+        """Wait in a kernel that was just restored until it is known which requests waited at its save."""
+        with self._knows_who_it_is:
+            self._knows_who_it_is.wait_for(
+                lambda: self._run_of_requests == self._current_run_id(), settings.hook_timeout()
+            )
+
+    def _current_run_id(self) -> str:
+        """Return which run the run folder is of; nothing where its keeper is of an older version."""
+        try:
+            return (self._run_dir / settings.RUN_ID).read_text()
+        except OSError:
+            return ""
+
+    def _be_heard(self, what: str) -> None:
+        self._wait_for_clients()
+        self._agent.cells.announce(what)
+
+    def request_came(self) -> None:
+        """Wait, before the first request after a restore, for clients to hear what comes of it (called by the kernel).
+
+        A client subscribes again only when it looks at its outputs. One that was not looking during the restore does so
+        now, after its request: what the kernel says before that is lost to it.
+        """
+        if self._clients:
+            self._wait_for_clients()
+            self._clients = {}
+
+    def _wait_for_clients(self) -> None:
+        """Wait for as many connections as the channels (named as in a connection file) had before the restore."""
+        app = self._agent.kernel.parent
+        expected = {getattr(app, channel): count for channel, count in self._clients.items()}
+        if wait_for_peers(expected, encrypted=rebinding.is_encrypted(app)):
+            self._clients = {}
+
+    def _answer_restored(self, asked: Asked, account: show.Restored) -> None:
+        self._agent.cells.show(asked, account.mime())
+        if self._agent.cells.adopt(asked):
+            self._agent.tell_busy(True, True)  # it is another one now
+            self._agent.cells.take_queued(asked)
+        elif asked.get("from_outside"):
+            # The cell that ran did not ask: it ends as it would by a restart.
+            error = RestoreFailed(
+                f"This cell ended: the kernel was restored to {account.name!r} from outside.",
+                "A restore was asked for from the command line or by another client.",
+                "The kernel is at the snapshot; run the cells that come after it.",
+            )
+            self._agent.cells.answer(asked, show.error_content(error))
+            self._agent.cells.refuse_queued(asked)
+        else:
+            self._agent.cells.answer(asked)
+            self._agent.cells.take_queued(asked)
+
+    def answer(self, asked: Asked, peers: dict[str, int], error: dict[str, Any]) -> None:
+        """This kernel is fresh, in place of one whose restore failed: say so to the cell that asked."""
+        self._clients = peers
+        self._wait_for_clients()
+        self._agent.cells.answer(asked, show.error_content(GpuckptError.from_dict(error).spelled(in_a_cell)))
+        self._agent.cells.refuse_queued(asked)
+
+
+def _overtaken(op: str) -> GpuckptError:
+    return GpuckptError(
+        f"The {op} was superseded by a restore.", "The kernel was restored to a snapshot.", "Try again."
+    )
