@@ -138,6 +138,8 @@ def line(sftp: Sftp, home: Path) -> Iterator[Line]:
     line.close()
 
 
+# paramiko reads ahead in a thread of its own, which may end by what ends the connection.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_connection_that_breaks_is_made_again(
     ann: Store, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -213,8 +214,16 @@ def test_a_save_beyond_the_quota_is_refused_and_leaves_nothing(store: Store) -> 
         writer.commit(message="", parent=None, kernel={}, machine={}, cuda={}, process={})
 
 
-def describe(manifest: Manifest) -> dict[str, str]:
-    return {"name": manifest.name, "message": manifest.message}
+@dataclass(frozen=True)
+class Said:
+    """What is listed of a snapshot."""
+
+    name: str
+    message: str
+
+
+def describe(manifest: Manifest) -> Said:
+    return Said(manifest.name, manifest.message)
 
 
 def test_a_list_of_many_snapshots_is_kept_and_always_right(store: Store) -> None:
@@ -222,15 +231,15 @@ def test_a_list_of_many_snapshots_is_kept_and_always_right(store: Store) -> None
         save(store, f"s{number}", "old", files={})
     asked = []
 
-    def say(manifest: Manifest) -> dict[str, str]:
+    def say(manifest: Manifest) -> Said:
         asked.append(manifest.name)
         return describe(manifest)
 
     def listed(version: str = "1") -> list[tuple[str, str]]:
         asked.clear()
-        found, broken = store.listed(say, version)
+        found, broken = store.listed(Said, say, version)
         assert broken == []
-        return sorted((one["name"], one["message"]) for one in found)
+        return sorted((one.name, one.message) for one in found)
 
     expected = sorted((m.name, m.message) for m in store.list())
     assert (listed(), len(asked)) == (expected, 120)
@@ -252,9 +261,9 @@ def test_a_list_of_many_snapshots_is_kept_and_always_right(store: Store) -> None
 def test_a_damaged_manifest_is_told_in_a_list_that_was_kept(store: Store) -> None:
     for number in range(101):
         save(store, f"s{number}", files={})
-    store.listed(describe, "1")
+    store.listed(Said, describe, "1")
     flip(store.root / "snapshots" / "s5.json", 9)
-    found, broken = store.listed(describe, "1")
+    found, broken = store.listed(Said, describe, "1")
     assert len(found) == 100
     assert [e.data["name"] for e in broken] == ["s5"]
 
