@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..checked import to_json
 from ..errors import GpuckptError
 from ..operations import results
 from ..spelling import Spell
@@ -175,12 +176,13 @@ class Forked(Shown):
     def __init__(self, result: results.Forked | results.Restored) -> None:
         self.warnings, self.seconds = list(result.warnings), result.seconds
         self.frozen_seconds = result.frozen_seconds
-        self.kernels: list[results.NewCopy] = []
+        self.kernels: list[dict[str, Any]] = []
+        self._copies: Sequence[results.NewCopy] = ()
         self.copy: int | None = None
         self._name = self._own_id = ""
         self.restored: bool = result.restored
         if not result.restored:
-            self.kernels = result.kernels
+            self.kernels, self._copies = to_json(result.kernels), result.kernels
             return
         self._name = label_of(result)
         if result.copy is not None:
@@ -191,11 +193,11 @@ class Forked(Shown):
             return f"This is copy {self.copy}, kernel {self._own_id}."
         if self.restored:
             return f"Back at {self._name}."
-        many = f"{len(self.kernels)} copies" if len(self.kernels) > 1 else "one copy"
+        many = f"{len(self._copies)} copies" if len(self._copies) > 1 else "one copy"
         paused = f"; the kernel was paused for {duration(self.frozen_seconds)}" if self.frozen_seconds else ""
         lines = [f"Forked: {many}, in {duration(self.seconds or 0)}{paused}."]
-        for kernel in self.kernels:
-            lines += fork_lines(kernel)
+        for copy in self._copies:
+            lines += fork_lines(copy)
         return "\n".join(lines + self.warnings)
 
 

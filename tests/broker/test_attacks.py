@@ -70,14 +70,14 @@ def sleeper_of(alice: Person) -> int:
 # -- across users
 
 
-def test_1_another_user_cannot_have_a_kernel_dumped(alice: Person, bob: Person) -> None:
+def test_another_user_cannot_have_a_kernel_dumped(alice: Person, bob: Person) -> None:
     said = asks(bob, f"{{'do': 'hold', 'pid': {sleeper_of(alice)}}}")
     assert said["error"]["kind"] == "KernelLost"  # type: ignore[index]
     assert "dump" not in said
     assert asks(alice, f"{{'do': 'hold', 'pid': {sleeper_of(alice)}}}") == {"done": True}
 
 
-def test_2_another_user_finds_no_snapshot_kernel_or_name(alice: Person, bob: Person) -> None:
+def test_another_user_finds_no_snapshot_kernel_or_name(alice: Person, bob: Person) -> None:
     alice.runs("x = 1")
     alice.runs("%gpuckpt save geheim --replace")
     folders = alice.does("import os", "[os.environ[n] for n in ('GPUCKPT_STORE', 'JUPYTER_RUNTIME_DIR')]")
@@ -101,7 +101,7 @@ def tried(what):
     assert alice.does("notebook.manager.provisioner.kernel_id")[:8] not in "".join(told)
 
 
-def test_3_a_uid_that_is_claimed_is_not_heard(alice: Person, bob: Person) -> None:
+def test_a_uid_that_is_claimed_is_not_heard(alice: Person, bob: Person) -> None:
     uid = UIDS["alice"]
     for message in (
         f"{{'do': 'hold', 'pid': {sleeper_of(alice)}, 'uid': {uid}}}",
@@ -130,7 +130,7 @@ except PermissionError:
     assert said == "denied"
 
 
-def test_4_who_is_not_of_the_group_cannot_connect(person: Callable[..., Person], machine: Machine) -> None:
+def test_who_is_not_of_the_group_cannot_connect(person: Callable[..., Person], machine: Machine) -> None:
     carol = person("carol")
     assert carol.does("import os", "os.access(os.environ['GPUCKPT_BROKER'], os.W_OK)") is False
     about = machine.socket.lstat()
@@ -149,7 +149,7 @@ def test_4_who_is_not_of_the_group_cannot_connect(person: Callable[..., Person],
     ],
     ids=["capability", "user namespace", "mount namespace"],
 )
-def test_5_a_process_with_other_rights_or_in_other_namespaces_is_not_served(
+def test_a_process_with_other_rights_or_in_other_namespaces_is_not_served(
     machine: Machine, wrapper: list[str], why: str
 ) -> None:
     # The capability is kept over the change of user by another setpriv, before that.
@@ -166,7 +166,7 @@ def test_5_a_process_with_other_rights_or_in_other_namespaces_is_not_served(
     assert why in json.loads(done.stdout)["error"]["why"], done
 
 
-def test_6_a_process_under_seccomp_cannot_leave_it_by_the_broker(person: Callable[..., Person]) -> None:
+def test_a_process_under_seccomp_cannot_leave_it_by_the_broker(person: Callable[..., Person]) -> None:
     bob = person("bob")
     assert "version" in str(asks(bob, "{'do': 'criu'}"))
     said = bob.does(
@@ -207,7 +207,7 @@ listener.bind(os.environ["HOME"] + "/landlocked.sock")
 """
 
 
-def test_25_a_process_under_landlock_cannot_leave_it_by_the_broker(alice: Person) -> None:
+def test_a_process_under_landlock_cannot_leave_it_by_the_broker(alice: Person) -> None:
     """Nothing tells others of Landlock; but who is confined by it cannot look into what is not."""
     if ctypes.CDLL(None).syscall(444, None, 0, 1) < 1:
         pytest.skip("this system has no Landlock")
@@ -220,7 +220,7 @@ def test_25_a_process_under_landlock_cannot_leave_it_by_the_broker(alice: Person
     assert asks(alice, hold) == {"done": True}
 
 
-def test_25_who_is_not_confined_is_not_taken_for_that_by_a_process_that_is_just_beginning() -> None:
+def test_who_is_not_confined_is_not_taken_for_that_by_a_process_that_is_just_beginning() -> None:
     become = f"import os; print(flush=True); input(); os.execve('/bin/cat', ['cat'], {{{PROOF!r}: 'secret'}})"
     words = [sys.executable, "-I", "-S", "-c", become]
     with (
@@ -254,7 +254,7 @@ print(libc.syscall(250, 10, -3, b"user", b"of-root", 0), ctypes.get_errno())
 """
 
 
-def test_26_the_keys_of_root_s_session_are_not_passed_on() -> None:
+def test_the_keys_of_root_s_session_are_not_passed_on() -> None:
     """Whoever possesses a session's keyring can read what is in it, whatever their uid is."""
     if platform.machine() != "x86_64" or ctypes.CDLL(None).syscall(250, 0, -3, 1) < 0:
         pytest.skip("no keys here, or they are called otherwise")
@@ -271,7 +271,7 @@ def test_26_the_keys_of_root_s_session_are_not_passed_on() -> None:
         with_a_key.close()
 
 
-def test_7_root_and_what_asks_for_it_are_not_served(machine: Machine) -> None:
+def test_root_and_what_asks_for_it_are_not_served(machine: Machine) -> None:
     done = machine.as_root(
         sys.executable,
         "-c",
@@ -281,7 +281,7 @@ def test_7_root_and_what_asks_for_it_are_not_served(machine: Machine) -> None:
     assert "root" in json.loads(done.stdout)["error"]["why"]
 
 
-def test_8_a_process_of_roots_among_the_kernels_is_not_dumped(alice: Person, machine: Machine) -> None:
+def test_a_process_of_roots_among_the_kernels_is_not_dumped(alice: Person, machine: Machine) -> None:
     alice.runs("x = 2")
     sleeper = sleeper_of(alice)
     # Its parent ends, so that it becomes process 1's: the sleeper's.
@@ -314,7 +314,7 @@ deputy.close()
     assert alice.runs("print(x)") == "2"
 
 
-def test_9_a_set_user_id_program_gives_a_kernel_nothing(alice: Person, machine: Machine) -> None:
+def test_a_set_user_id_program_gives_a_kernel_nothing(alice: Person, machine: Machine) -> None:
     program = machine.folder / "id"
     program.write_bytes(Path("/usr/bin/id").read_bytes())
     program.chmod(0o4755)
@@ -325,7 +325,7 @@ def test_9_a_set_user_id_program_gives_a_kernel_nothing(alice: Person, machine: 
     assert alice.runs(shown.format(str(program))).strip() == str(alice.uid)
 
 
-def test_10_only_sleepers_that_the_broker_started_are_entered(alice: Person) -> None:
+def test_only_sleepers_that_the_broker_started_are_entered(alice: Person) -> None:
     own, pid_1 = alice.does("import os", "os.getpid()"), 1
     for pid in (own, pid_1, 4_000_000):
         assert asks(alice, f"{{'do': 'hold', 'pid': {pid}}}")["error"]["kind"] == "KernelLost"  # type: ignore[index]
@@ -340,7 +340,7 @@ def test_10_only_sleepers_that_the_broker_started_are_entered(alice: Person) -> 
     alice.does("process.kill()", "process.wait()")
 
 
-def test_23_a_sleeper_that_enters_other_namespaces_is_not_followed_there(alice: Person) -> None:
+def test_a_sleeper_that_enters_other_namespaces_is_not_followed_there(alice: Person) -> None:
     """It is its user's process: in a mount namespace that it made, root would open files of their choice."""
     alice.does("import small_trees")
     found = alice.does(
@@ -409,7 +409,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-def test_11_images_that_ask_for_more_are_refused_before_criu_reads_them(alice: Person, saved: str, edit: str) -> None:
+def test_images_that_ask_for_more_are_refused_before_criu_reads_them(alice: Person, saved: str, edit: str) -> None:
     alice.does("import os, small_trees")
     for check in (True, False):
         found = alice.does(f"small_trees.run(small_trees.restored({saved!r}, {edit}, {check}))")
@@ -417,7 +417,7 @@ def test_11_images_that_ask_for_more_are_refused_before_criu_reads_them(alice: P
         assert found["pids"] == []
 
 
-def test_12_images_that_ask_for_nothing_more_come_back_with_the_same_rights(alice: Person, saved: str) -> None:
+def test_images_that_ask_for_nothing_more_come_back_with_the_same_rights(alice: Person, saved: str) -> None:
     found = alice.does("import small_trees", f"small_trees.run(small_trees.restored({saved!r}))")
     assert found["status"] == 0, found["log"]
     uid = UIDS["alice"]
@@ -430,7 +430,7 @@ def test_12_images_that_ask_for_nothing_more_come_back_with_the_same_rights(alic
     assert found["mounts"] == 0
 
 
-def test_13_images_that_change_while_they_are_looked_at_have_no_effect(alice: Person, saved: str) -> None:
+def test_images_that_change_while_they_are_looked_at_have_no_effect(alice: Person, saved: str) -> None:
     """A thread swaps the core image for one with capabilities, and back, as fast as it can."""
     outcomes = alice.does(
         "import os, pathlib, shutil, threading, small_trees",
@@ -468,7 +468,7 @@ for _ in range(12):
             assert found.get("kind") in (None, "Refused"), found
 
 
-def test_14_a_restore_opens_no_file_that_its_user_may_not_open(alice: Person, saved: str, machine: Machine) -> None:
+def test_a_restore_opens_no_file_that_its_user_may_not_open(alice: Person, saved: str, machine: Machine) -> None:
     """criu opens what the images name: with the rights of the user."""
     secret = machine.folder / "secret"
     secret.write_text("of root's")
@@ -494,9 +494,7 @@ def name_secret(folder):
 # -- the environment
 
 
-def test_15_settings_and_programs_of_the_users_do_not_reach_criu(
-    person: Callable[..., Person], machine: Machine
-) -> None:
+def test_settings_and_programs_of_the_users_do_not_reach_criu(person: Callable[..., Person], machine: Machine) -> None:
     bob = person("bob")
     home = machine.folder / "bob"
     trace, hostile = home / "was-here", home / "hostile"
@@ -532,7 +530,7 @@ os.environ["PATH"] += ":" + str(hostile)
     assert not trace.exists()
 
 
-def test_16_a_criu_that_users_can_change_is_not_used(machine: Machine) -> None:
+def test_a_criu_that_users_can_change_is_not_used(machine: Machine) -> None:
     theirs = machine.folder / "bob" / "criu"
     theirs.write_text("#!/bin/sh\necho Version: 4.2.1\n")
     theirs.chmod(0o755)
@@ -551,7 +549,7 @@ def test_16_a_criu_that_users_can_change_is_not_used(machine: Machine) -> None:
 # -- bad clients
 
 
-def test_17_malformed_requests_are_refused_and_the_broker_goes_on(bob: Person) -> None:
+def test_malformed_requests_are_refused_and_the_broker_goes_on(bob: Person) -> None:
     """Whatever is said, the answer is a refusal or a hang-up, and never a verb that is done."""
     words = st.sampled_from(
         ["start", "hold", "dump", "restore", "check", "next_pid", "", "criu\0", "ｈｏｌｄ", "x" * 5000]
@@ -593,7 +591,7 @@ for message, count in pairs:
     assert "version" in str(asks(bob, "{'do': 'criu'}"))
 
 
-def test_18_a_user_who_floods_the_broker_does_not_keep_others_from_it(
+def test_a_user_who_floods_the_broker_does_not_keep_others_from_it(
     alice: Person, person: Callable[..., Person]
 ) -> None:
     """Hundreds of connections, some silent, some that send without reading."""
@@ -657,14 +655,14 @@ def flood():
 """
 
 
-def test_27_a_user_cannot_fill_the_broker_s_log_at_will(bob: Person, machine: Machine) -> None:
+def test_a_user_cannot_fill_the_broker_s_log_at_will(bob: Person, machine: Machine) -> None:
     bob.does(ASK, FLOOD_LOG, "until_served()")
     before = machine.settled(lambda: machine.log.read_text().count("too many requests"))
     assert bob.does("flood()") > 2.0  # ten requests a second
     assert machine.settled(lambda: machine.log.read_text().count("too many requests")) - before <= 4
 
 
-def test_18_a_user_has_so_many_deputies_and_no_more(tmp_path: Path) -> None:
+def test_a_user_has_so_many_deputies_and_no_more(tmp_path: Path) -> None:
     with socket.socket() as listener:
         broker = service._Broker(listener, CriuProgram((), (4, 2, 1), "", "system"), Register(tmp_path))
         broker._deputies.update(dict.fromkeys(range(1, 257), 1000))
@@ -683,7 +681,7 @@ def open_machine() -> Iterator[Machine]:
     machine.close()
 
 
-def test_19_no_byte_of_a_users_is_readable_to_others_even_with_umask_000(open_machine: Machine) -> None:
+def test_no_byte_of_a_users_is_readable_to_others_even_with_umask_000(open_machine: Machine) -> None:
     alice, carol = open_machine.person("alice"), open_machine.person("carol")
     stop = open_machine.folder / "carol" / "stop"
     carol.does(
@@ -716,7 +714,7 @@ looking.start()
     assert set(ours) - of_the_test == set(), stop
 
 
-def test_20_the_broker_logs_no_secret_and_no_name(alice: Person, machine: Machine) -> None:
+def test_the_broker_logs_no_secret_and_no_name(alice: Person, machine: Machine) -> None:
     secret = "geheim-" + os.urandom(8).hex()
     alice.runs(f"import os; os.environ['TOKEN'] = {secret!r}")
     alice.runs(f"%gpuckpt save {secret}")
@@ -732,7 +730,7 @@ def test_20_the_broker_logs_no_secret_and_no_name(alice: Person, machine: Machin
     assert stat.S_IMODE((machine.folder / "run" / "sleepers").stat().st_mode) == 0o700
 
 
-def test_21_a_listener_that_is_not_roots_is_not_taken_for_the_broker(bob: Person) -> None:
+def test_a_listener_that_is_not_roots_is_not_taken_for_the_broker(bob: Person) -> None:
     """Whoever listens would be given the folders of the kernel."""
     said = bob.does(
         "import os, socket",
@@ -752,7 +750,7 @@ fake.close()
     assert "not root's" in said
 
 
-def test_22_nothing_is_left_of_many_saves_and_restores(alice: Person, machine: Machine) -> None:
+def test_nothing_is_left_of_many_saves_and_restores(alice: Person, machine: Machine) -> None:
     """No process, mount, descriptor or note of a sleeper: also of restores that fail."""
 
     def left() -> tuple[int, ...]:
@@ -819,7 +817,7 @@ def plant(runtime, trace):
 
 
 @pytest.mark.parametrize("words", [["kernels"], ["ps"], ["stop", "planted"]], ids=" ".join)
-def test_29_a_runtime_folder_that_somebody_planted_is_not_used(
+def test_a_runtime_folder_that_somebody_planted_is_not_used(
     machine: Machine, bob: Person, alice: Person, words: list[str]
 ) -> None:
     """What stands in it would be run in the name of whoever lists kernels."""
@@ -891,7 +889,7 @@ def attempts(alice: Person) -> tuple[str, str, Path]:
     return f"spawns({alice.does('folder')!r}, {str(secret)!r}, {str(to)!r})", f"asks({alice.does('folder')!r})", to
 
 
-def test_43_a_process_under_landlock_is_not_served_by_sleepers_and_keepers(
+def test_a_process_under_landlock_is_not_served_by_sleepers_and_keepers(
     alice: Person, attempts: tuple[str, str, Path]
 ) -> None:
     """What they start, and what they do for whoever asks, is not confined."""
@@ -908,7 +906,7 @@ def test_43_a_process_under_landlock_is_not_served_by_sleepers_and_keepers(
     assert not to.exists()
 
 
-def test_43_a_process_in_a_user_namespace_is_not_served_by_sleepers_and_keepers(
+def test_a_process_in_a_user_namespace_is_not_served_by_sleepers_and_keepers(
     alice: Person, attempts: tuple[str, str, Path]
 ) -> None:
     """There one has the same uid; and what of the rest of the machine is seen, whoever made it has chosen."""

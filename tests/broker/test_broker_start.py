@@ -80,7 +80,7 @@ def open_to_all(path: Path) -> None:
     path.chmod(path.stat().st_mode | 0o022 | stat.S_ISVTX)  # which keeps nobody from writing into a file
 
 
-def test_28_a_broker_starts_where_all_is_root_s_and_makes_the_socket_s_folder_for_users(
+def test_a_broker_starts_where_all_is_root_s_and_makes_the_socket_s_folder_for_users(
     installation: Installation,
 ) -> None:
     installation.socket = installation.folder / "new" / "run" / "broker.sock"
@@ -104,7 +104,7 @@ CHANGEABLE: dict[str, Callable[[Installation], Path]] = {
 
 @pytest.mark.parametrize("how", [give, open_to_all], ids=["of another's", "open to all"])
 @pytest.mark.parametrize("what", CHANGEABLE.values(), ids=CHANGEABLE)
-def test_28_it_does_not_start_from_what_others_could_change(
+def test_it_does_not_start_from_what_others_could_change(
     installation: Installation, what: Callable[[Installation], Path], how: Callable[[Path], None]
 ) -> None:
     path = what(installation)
@@ -112,7 +112,7 @@ def test_28_it_does_not_start_from_what_others_could_change(
     assert f"{path} can be changed by users other than root" in installation.starts()
 
 
-def test_28_it_does_not_start_by_a_link_that_others_could_turn(installation: Installation, machine: Machine) -> None:
+def test_it_does_not_start_by_a_link_that_others_could_turn(installation: Installation, machine: Machine) -> None:
     """What it leads to is root's, today."""
     theirs = machine.folder / "bob" / "criu"
     theirs.symlink_to(find_criu().path)
@@ -127,7 +127,7 @@ def test_28_it_does_not_start_by_a_link_that_others_could_turn(installation: Ins
     assert f"{link} can be changed by users other than root" in installation.starts(GPUCKPT_CRIU=str(link))
 
 
-def test_28_folders_that_somebody_planted_are_left_as_they_are(installation: Installation) -> None:
+def test_folders_that_somebody_planted_are_left_as_they_are(installation: Installation) -> None:
     theirs, roots = installation.socket.parent, installation.folder / "of-root"
     roots.mkdir(mode=0o755)
     (theirs / "sleepers").symlink_to(roots)

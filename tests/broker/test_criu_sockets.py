@@ -60,7 +60,7 @@ def met(carol: Person, act: Callable[[], object]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("who", ["alice", "root"])
-def test_39_nobody_else_takes_part_in_a_dump_or_restore(machine: Machine, carol: Person, who: str) -> None:
+def test_nobody_else_takes_part_in_a_dump_or_restore(machine: Machine, carol: Person, who: str) -> None:
     saver = machine.person(who)
     saver.starts_kernel()
     saver.runs(_TREE)
@@ -74,7 +74,7 @@ def test_39_nobody_else_takes_part_in_a_dump_or_restore(machine: Machine, carol:
         assert saver.runs(f"print(x, {alive}, 'gpuckpt-criu' in os.listdir('/dev/shm'))") == f"{x} 12 False"
 
 
-def test_39_no_broker_starts_whose_criu_can_be_reached(machine: Machine) -> None:
+def test_no_broker_starts_whose_criu_can_be_reached(machine: Machine) -> None:
     without = ["unshare", "--mount", "sh", "-c", f'mount --bind /dev/null {CRIU_SOCKETS_LIBRARY} && exec "$@"', "sh"]
     done = machine.as_root(*without, *machine._broker_argv(GROUP), environment=machine.environment)
     assert done.returncode != 0

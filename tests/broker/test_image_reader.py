@@ -57,7 +57,7 @@ def groups(count: int) -> bytes:
     ],
     ids=["much to copy", "a large core", "many groups", "many fields", "many threads"],
 )
-def test_40_whatever_images_hold_they_take_little_of_root_s_memory(
+def test_whatever_images_hold_they_take_little_of_root_s_memory(
     machine: Machine, tmp_path: Path, name: str, image: bytes, why: str
 ) -> None:
     folder, out = machine.folder / "alice" / "images", tmp_path / "out"
@@ -135,7 +135,7 @@ def _most_memory(pid: int) -> str:
     return next(line.split()[3] for line in limits.splitlines() if line.startswith("Max data size"))
 
 
-def test_41_its_user_can_neither_look_into_it_nor_make_it_say_anything(reading: int, alice: Person) -> None:
+def test_its_user_can_neither_look_into_it_nor_make_it_say_anything(reading: int, alice: Person) -> None:
     """What it says of images is believed: whoever could trace it could have any images restored."""
     tried = f"""
 import ctypes, os

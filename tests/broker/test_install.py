@@ -114,7 +114,7 @@ def plant(trace):
         ("PATH", "bin"),
     ],
 )
-def test_33_root_runs_no_program_of_the_user_who_called_sudo(
+def test_root_runs_no_program_of_the_user_who_called_sudo(
     machine: Machine, bob: Person, variable: str, value: str
 ) -> None:
     """`sudo -E` lets the environment through; criu was asked for its version before anybody looked whose it is."""

@@ -102,7 +102,7 @@ def test_a_job_has_its_users_rights_and_no_more_before_and_after_a_restore(
     assert restored == fresh
 
 
-def test_24_another_user_neither_sees_nor_reaches_a_job(
+def test_another_user_neither_sees_nor_reaches_a_job(
     alice: Person, bob: Person, counter: int, machine: Machine
 ) -> None:
     assert jobs(bob) == []

@@ -77,7 +77,7 @@ held = []
 
 
 @pytest.mark.parametrize("kind", ["pid", "mnt"])
-def test_42_namespaces_count_to_the_user_whom_they_are_for(limited: LimitedMachine, kind: str) -> None:
+def test_namespaces_count_to_the_user_whom_they_are_for(limited: LimitedMachine, kind: str) -> None:
     """Whoever had as many as there may be would keep all others, and the machine's own services, from having any."""
     limited.limit(kind, 2)
     alice, bob = limited.person("alice"), limited.person("bob")

@@ -168,7 +168,7 @@ def what_the_broker_has(machine: Machine) -> set[str]:
     return {str(path.readlink()) for path in folder.iterdir()} - {os.devnull}
 
 
-def test_30_a_proof_process_has_no_terminal_and_no_log_of_root_s(
+def test_a_proof_process_has_no_terminal_and_no_log_of_root_s(
     alice: Person, machine: Machine, administrator: Administrator
 ) -> None:
     """It is its user's, who can trace it, and so have it do whatever it may."""
@@ -182,15 +182,13 @@ def test_30_a_proof_process_has_no_terminal_and_no_log_of_root_s(
     check_login(found["login"], alice, machine)
 
 
-def test_30_a_proof_process_that_its_user_keeps_does_not_keep_a_deputy(alice: Person) -> None:
+def test_a_proof_process_that_its_user_keeps_does_not_keep_a_deputy(alice: Person) -> None:
     """Who traces a process is told first that it has ended: its parent would wait until the tracer has heard that."""
     alice.does(ATTACK, KEEP)
     assert alice.does(f"keep_the_proof({{'do': 'hold', 'pid': {sleeper_of(alice)}}})") == {"done": True}
 
 
-def test_31_no_descriptor_of_root_s_reaches_a_user(
-    alice: Person, machine: Machine, administrator: Administrator
-) -> None:
+def test_no_descriptor_of_root_s_reaches_a_user(alice: Person, machine: Machine, administrator: Administrator) -> None:
     assert not what_the_broker_has(machine) & administrator.opened
     alice.does(ATTACK)
 
@@ -221,7 +219,7 @@ print(open("/proc/self/loginuid").read())
 """
 
 
-def test_32_a_kernel_has_its_user_s_login_and_cannot_choose_another(alice: Person, machine: Machine) -> None:
+def test_a_kernel_has_its_user_s_login_and_cannot_choose_another(alice: Person, machine: Machine) -> None:
     if not Path("/proc/self/loginuid").exists():
         pytest.skip("no audit here")
     alice.does(ATTACK)

@@ -50,7 +50,7 @@ exec /usr/sbin/chroot "$root" "$@"
 
 @pytest.mark.criu
 @pytest.mark.parametrize("way", [ANOTHER_FILE_SYSTEM, MOUNTED_AGAIN], ids=["another file system", "mounted again"])
-def test_36_a_process_with_another_root_folder_is_not_served(machine: Machine, tmp_path: Path, way: str) -> None:
+def test_a_process_with_another_root_folder_is_not_served(machine: Machine, tmp_path: Path, way: str) -> None:
     """Also where that has the number of the machine's own, or is the same folder without what is mounted over it."""
     folder = machine.folder / tmp_path.name
     folder.mkdir()
@@ -63,7 +63,7 @@ def test_36_a_process_with_another_root_folder_is_not_served(machine: Machine, t
     assert "a different root folder" in json.loads(done.stdout)["error"]["why"], done
 
 
-def test_37_a_process_that_becomes_a_set_user_id_program_while_it_is_looked_at_is_not_served(
+def test_a_process_that_becomes_a_set_user_id_program_while_it_is_looked_at_is_not_served(
     machine: Machine, bob: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its limits and control groups would be taken for its user's."""

@@ -84,7 +84,7 @@ def assert_got_nothing(mallory: Person) -> None:
     assert seen[0] == []
 
 
-def test_38_another_user_listens_at_a_kernel_s_ports(person: Callable[..., Person], mallory: Person) -> None:
+def test_another_user_listens_at_a_kernel_s_ports(person: Callable[..., Person], mallory: Person) -> None:
     alice = person("alice")
     go = alice.home / "go"
     (alice.home / "sitecustomize.py").write_text(_WAITS.format(go=str(go)))
@@ -145,7 +145,7 @@ def kill_keeper():
 """
 
 
-def test_38_also_when_who_chose_them_is_gone(person: Callable[..., Person], mallory: Person) -> None:
+def test_also_when_who_chose_them_is_gone(person: Callable[..., Person], mallory: Person) -> None:
     """A kernel that outlives its server and its keeper, and is taken over by the next ones."""
     alice = person("alice")
     alice.does(_STARTS, _IS_LEFT, f"server = {_SERVER!r}", "None")
@@ -189,7 +189,7 @@ def hears(word, seconds):
 """
 
 
-def test_44_another_user_listens_to_what_a_kernel_prints(person: Callable[..., Person]) -> None:
+def test_another_user_listens_to_what_a_kernel_prints(person: Callable[..., Person]) -> None:
     alice, mallory = person("alice"), person("bob")
     mallory.does(EAVESDROP)
     alice.starts_kernel()

@@ -96,14 +96,14 @@ def asleep(machine: Machine) -> Iterator[Person]:
     alice.close()
 
 
-def test_34_nothing_is_dumped_but_what_runs_below_the_sleeper(asleep: Person) -> None:
+def test_nothing_is_dumped_but_what_runs_below_the_sleeper(asleep: Person) -> None:
     """Not the sleeper itself, though in a namespace of its own a process of the kernel has the same pid."""
     said = asleep.does(BESIDE, "asyncio.run(attempt())")
     assert said["nested"]
     assert "Process 1 does not run in this kernel" in said["sleeper"]
 
 
-def test_35_one_thing_at_a_time_is_done_in_a_sleeper(asleep: Person) -> None:
+def test_one_thing_at_a_time_is_done_in_a_sleeper(asleep: Person) -> None:
     """A criu that its user has stopped would be dumped by another one, with its capability, by another deputy."""
     said = asleep.does(STOPPED_IN_A_DUMP, "asyncio.run(attempt())")
     assert said["criu"] == said["next"] == "Another operation on this kernel or job is in progress."
