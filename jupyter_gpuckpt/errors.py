@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from .spelling import Spell, in_a_terminal
+from .subject import said
 
 __all__ = [
     "BadName",
@@ -52,7 +53,7 @@ class GpuckptError(Exception):
     ----------
     what : what happened, one sentence.
     why : the cause, with the cause's own words where there are any.
-    then : what the user can do next; commands as in `spelling`.
+    then : what the user can do next; commands as in `spelling`. In all three, ``{kernel}`` as in `subject`.
     data : whatever describes the case further (JSON types only): it crosses process borders.
     """
 
@@ -62,6 +63,7 @@ class GpuckptError(Exception):
         GpuckptError.kinds[cls.__name__] = cls
 
     def __init__(self, what: str, why: str = "", then: str = "", **data: Any) -> None:
+        what, why, then = said(what), said(why), said(then)
         super().__init__(what, why, then)
         self.what, self.why, self.then, self.data = what, why, then, data
 

@@ -225,7 +225,7 @@ class Deputy:
                     failure = failure or told.failed
         if failure := failure or ("" if pid else "it ended immediately"):
             raise Refused(
-                "No sleeper could be started for the kernel.",
+                "No sleeper could be started.",
                 failure,
                 "The broker's administrator finds more in its log.",
             )
@@ -452,7 +452,7 @@ def _refuse_where_users_may_not_trace() -> None:
     scope = yama.ptrace_scope()
     if scope > yama.ANCESTORS:
         raise Unavailable(
-            "Kernels cannot be saved on this machine.",
+            "Kernels and jobs cannot be saved on this machine.",
             f"Its users may not trace their own processes (kernel.yama.ptrace_scope is {scope}), as CRIU does.",
             "An administrator can set it to 1 or 0 in /etc/sysctl.d and restart the machine.",
         )
@@ -470,7 +470,7 @@ def _refuse_under_seccomp() -> None:
     """Refuse to serve where every kernel would have a filter, which this process cannot keep from it."""
     if proc.is_filtered():
         raise Unavailable(
-            "Kernels cannot be saved on this machine.",
+            "Kernels and jobs cannot be saved on this machine.",
             "The broker and everything it starts runs under a seccomp filter, as in a container. CRIU cannot save "
             "such processes.",
             "Start the container with `--security-opt seccomp=unconfined`, or the broker outside of it.",
@@ -527,7 +527,7 @@ def _make_namespaces(peer: Peer, run_dir: int, listener: int, to: int) -> None:
         if e.errno != errno.ENOSPC:
             raise
         raise Refused(
-            "No sleeper could be started for the kernel.",
+            "No sleeper could be started.",
             "The user has reached the limit of namespaces on this machine (max_pid_namespaces, max_mnt_namespaces).",
             "Shut down a kernel; an administrator can raise the limits in /proc/sys/user.",
         ) from e

@@ -28,8 +28,8 @@ from ..operations.results import EndedJob, Restored, RunningJob
 from ..snapshots.naming import find
 from ..snapshots.summary import summary
 from ..store import Manifest, Store
+from ..subject import of_a_job
 from . import output
-from .job_words import about_a_job, told_of_a_job
 
 _GRACE = 10.0
 """How long a job has to end once it has been asked to (SIGTERM), in seconds."""
@@ -41,7 +41,7 @@ _PIECE = 1 << 20
 # -- exec
 
 
-@about_a_job()
+@of_a_job()
 def exec_(args: argparse.Namespace) -> int:
     """Start a command as a job, and leave it."""
     if not args.words:
@@ -91,7 +91,7 @@ def _launch(name: str, words: list[str]) -> Launch:
 # -- ps
 
 
-@about_a_job()
+@of_a_job()
 def list_jobs(args: argparse.Namespace) -> int:
     """List the jobs, also those that have ended; one whose keeper died gets a new one."""
     found, manifests, faults = with_snapshots(all_jobs)
@@ -161,7 +161,7 @@ def how_it_ended(status: int | None, snapshot: str | None = None) -> str:
 # -- logs
 
 
-@about_a_job()
+@of_a_job()
 def logs(args: argparse.Namespace) -> int:
     """Print what a job has written; with --follow also what it goes on to write, until it has ended."""
     if args.json and args.follow:
@@ -238,7 +238,7 @@ def _following(folder: KernelFolder) -> Iterator[bytes]:
 # -- restore
 
 
-@about_a_job()
+@of_a_job()
 def restore_ended(args: argparse.Namespace, folder: KernelFolder) -> Restored:
     """Bring a job that has ended back; return what there is to say of it."""
     manifest = _snapshot(args.of_any or args.name, folder.launch().job)
@@ -247,7 +247,7 @@ def restore_ended(args: argparse.Namespace, folder: KernelFolder) -> Restored:
     return _account(folder, manifest, began)
 
 
-@about_a_job()
+@of_a_job()
 def restore_as(args: argparse.Namespace) -> Restored:
     """Bring a snapshot of a job up as a new job; return what there is to say of it."""
     manifest = _snapshot(args.of_any or args.name, args.kernel)
@@ -279,13 +279,13 @@ def _account(folder: KernelFolder, manifest: Manifest, began: float) -> Restored
     seconds, notes = time.monotonic() - began, list[str]()
     with contextlib.suppress(GpuckptError), keepers.connect(folder) as keeper:  # it may have ended already
         notes = keeper.ask(Status(), timeout=STATUS_TIMEOUT).notes
-    return Restored(**vars(summary(manifest)), warnings=told_of_a_job(notes), given_up=None, seconds=seconds)
+    return Restored(**vars(summary(manifest)), warnings=notes, given_up=None, seconds=seconds)
 
 
 # -- stop and forget
 
 
-@about_a_job()
+@of_a_job()
 def stop_job(args: argparse.Namespace, folder: KernelFolder) -> int:
     """End a job: it is asked to (SIGTERM), and killed when it has not in time; with --force it is killed at once."""
     name = folder.launch().job

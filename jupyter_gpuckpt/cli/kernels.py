@@ -8,7 +8,6 @@ import shlex
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -32,14 +31,13 @@ from ..operations.requests import (
     Restore,
     Save,
     Status,
-    answer_of,
 )
 from ..operations.results import KernelStatus, ListedKernel, Progress
 from ..snapshots.other_stores import of_store
 from ..snapshots.summary import is_of
 from ..store import Manifest
+from ..subject import of_a_job
 from . import output
-from .job_words import about_a_job, told_of_a_job
 from .jobs import how_it_ended, restore_as, restore_ended, stop_job
 
 R = TypeVar("R")
@@ -181,22 +179,20 @@ def operate(kernel: str, kind: type[Request[R]], request: Mapping[str, object], 
     There is no time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
     """
     folder = find(kernel)
-    is_job = jobs.is_job(folder)
     named = Cancel(operation=new_operation_id(), kind=kind.op)
     with (
-        about_a_job(is_job),
+        of_a_job(jobs.is_job(folder)),
         keepers.connect(folder) as keeper,
         output.Progress(kind.progress_of(what)) as progress,
         _Cancelling(folder, named, progress) as cancelling,
     ):
 
         def take(report: Progress) -> None:
-            progress.take(replace(report, stage=told_of_a_job(report.stage)) if is_job else report)
+            progress.take(report)
             cancelling.ask_again()
 
         request = {**request, "operation": named.operation}
-        found = keeper.ask_with(kind, request, timeout=None, progress=take)
-    return answer_of(kind, told_of_a_job(to_json(found))) if is_job else found
+        return keeper.ask_with(kind, request, timeout=None, progress=take)
 
 
 class _Cancelling:

@@ -280,7 +280,7 @@ def _odd_answer(why: Exception) -> GpuckptError:
 
 def _no_broker(path: Path, why: str) -> Unavailable:
     return Unavailable(
-        "Kernels cannot be saved on this machine.",
+        "Kernels and jobs cannot be saved on this machine.",
         f"This is user {os.geteuid()}, and CRIU needs root; the broker, which does this for users, does not answer "
         f"at {path}: {why}.",
         "Start the Jupyter server as root, for example in a container of its own; or ask an administrator to run "

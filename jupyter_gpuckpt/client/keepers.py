@@ -66,8 +66,8 @@ def _refuse_other_version(folder: KernelFolder) -> None:
     then = _use_its_version(head)
     if not newer:
         then = (
-            f"Restart the kernel; or end its keeper (`kill -9 {head.keeper[0]}`) while nothing is being saved: the "
-            "kernel runs on, and gets one of this version."
+            f"{{Restart}}; or end its keeper (`kill -9 {head.keeper[0]}`) while nothing is being saved: the "
+            "{kernel} runs on, and gets one of this version."
         )
     raise _other_version(
         head,
@@ -107,7 +107,7 @@ def _use_its_version(head: Head) -> str:
 
 
 def _other_version(head: Head, why: str, then: str) -> OtherVersion:
-    what = "The kernel's keeper is of another version; the kernel keeps running."
+    what = "The {kernel}'s keeper is of another version; the {kernel} keeps running."
     return OtherVersion(what, why, then, keeper=head.version, here=__version__)
 
 
@@ -191,15 +191,15 @@ def _kill(pid: int) -> None:
 def without_keeper(why: str) -> KeeperGone:
     """Return what to say where a kernel whose keeper died did not get a new one."""
     return KeeperGone(
-        "No new keeper could be started for the kernel; it keeps running without one.",
+        "No new keeper could be started for the {kernel}; it keeps running without one.",
         why,
-        "Correct that, and run `gpuckpt kernels`: it tries again each time.",
+        "Correct that, and run `{gpuckpt kernels}`: it tries again each time.",
     )
 
 
 def _no_such_kernel() -> NoSuchKernel:
     return NoSuchKernel(
-        "The kernel is gone.",
+        "The {kernel} is gone.",
         "Neither its keeper nor its processes are running.",
         "Start a new one; `gpuckpt restore @` restores a snapshot into it.",
     )
@@ -212,7 +212,7 @@ def _start_kernel(folder: KernelFolder, lock: int) -> subprocess.Popen[bytes]:
         run_dir = new_run_folder(folder.path)
         started = start_by_deputy(folder.path, run_dir, program) if broker_connection.is_needed() else None
     except OSError as e:
-        raise GpuckptError("The kernel could not be started.", str(e), "Run `gpuckpt doctor`.") from e
+        raise GpuckptError("The {kernel} could not be started.", str(e), "Run `gpuckpt doctor`.") from e
     if started is not None:
         return run_keeper(folder, lock, "hold", run_dir.name, *map(str, started))
     starter = [sys.executable, "-I", "-S", "-B", spawning.STARTER, str(folder.path), str(run_dir)]
@@ -282,7 +282,7 @@ def _run(
     if (folder.path / LOG).exists():
         words = (folder.path / LOG).read_text("utf-8", "replace").strip()
     raise KeeperGone(
-        "The kernel's keeper did not start.",
+        "The {kernel}'s keeper did not start.",
         words.splitlines()[-1] if words else f"It did not answer within {timeout:.0f} s.",
         "Run `gpuckpt doctor`.",
     )

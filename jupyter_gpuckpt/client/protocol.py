@@ -83,7 +83,7 @@ class KeeperClient:
             return proof.first_line(keeper)
         except PermissionError as e:
             raise Refused(
-                "The kernel's keeper does not serve this process; the kernel keeps running.",
+                "The {kernel}'s keeper does not serve this process; the {kernel} keeps running.",
                 f"It may not look into the keeper's process ({keeper}): it is confined (by Landlock or a user "
                 "namespace, for example) or has fewer rights.",
                 "Try again from outside the sandbox.",
@@ -170,7 +170,7 @@ class KeeperClient:
             message = self._line(timeout)
             if message is None:
                 raise KeeperGone(
-                    "The kernel's keeper does not answer.",
+                    "The {kernel}'s keeper does not answer.",
                     f"{op!r} was asked for {timeout:.0f} s ago and nothing was heard since.",
                     "Ask again; if it stays silent, restart the kernel.",
                 )
@@ -187,7 +187,7 @@ class KeeperClient:
 
 def _gone(why: str) -> KeeperGone:
     return KeeperGone(
-        "The kernel's keeper is not running.",
+        "The {kernel}'s keeper is not running.",
         why,
-        "Run `gpuckpt kernels`: it finds the kernel and gives it a new keeper if it still runs.",
+        "Run `{gpuckpt kernels}`: it finds the {kernel} and gives it a new keeper if it still runs.",
     )

@@ -38,13 +38,13 @@ class Cause(Enum):
     )
     DEVICE = (
         "handle_device_vma",
-        "A process of the kernel maps a device that cannot be saved; end that process and try again.",
+        "A process of the {kernel} maps a device that cannot be saved; end that process and try again.",
     )
-    FILE_CHANGED = ("bad size", "Put the file back as it was when the kernel was saved.")
+    FILE_CHANGED = ("bad size", "Put the file back as it was when the {kernel} was saved.")
     PORT_TAKEN = ("Address already in use", "Another program listens at a port of the snapshot; end it and try again.")
     FILE_SYSTEM_GONE = (
         "Can't lookup mount",
-        "Close files on file systems that were mounted or unmounted after the kernel's start, and try again.",
+        "Close files on file systems that were mounted or unmounted after the {kernel}'s start, and try again.",
     )
     OTHER_ROOT = (
         "Unable to connect a transport socket",
@@ -54,11 +54,11 @@ class Cause(Enum):
         "task interruption",
         "A child ended at the very moment at which CRIU looked into its parent; save again.",
     )
-    FILE_WATCHER = ("inotify", "Stop the file watcher in the kernel and try again.")
-    IO_URING = ("io_uring", "Stop the code that uses io_uring in the kernel (CRIU cannot save it) and try again.")
+    FILE_WATCHER = ("inotify", "Stop the file watcher in the {kernel} and try again.")
+    IO_URING = ("io_uring", "Stop the code that uses io_uring in the {kernel} (CRIU cannot save it) and try again.")
     SECCOMP = (
         "suspending seccomp",
-        "End the processes with a seccomp filter (a browser, a sandbox) in the kernel and try again.",
+        "End the processes with a seccomp filter (a browser, a sandbox) in the {kernel} and try again.",
     )
     NO_RIGHT = ("Permission denied", "Run `gpuckpt doctor`: it checks the rights that are needed.")
     UNKNOWN = ("", "Run `gpuckpt doctor`; if it finds nothing, look into criu's log above that line.")

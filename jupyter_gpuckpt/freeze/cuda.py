@@ -41,7 +41,7 @@ __all__ = [
     "thaw",
 ]
 
-_THEN_LOST = "Restart the kernel and restore the latest snapshot."
+_THEN_LOST = "{Restart} and restore the latest snapshot."
 _ROOM_POLL = 0.2
 """Seconds between two looks at the memory of the GPUs."""
 
@@ -230,7 +230,7 @@ def _save_failed(error: DriverError) -> SaveFailed:
     call, name, pid = error.data["call"], error.data["name"], error.data["pid"]
     why, then = f"{error.what} {error.why}", error.then
     if pid is not None and ended(pid):
-        why, then = f"process {pid} of the kernel ended meanwhile", "Save again."
+        why, then = f"process {pid} of the {{kernel}} ended meanwhile", "Save again."
     elif call == "lock" and name in ("CUDA_ERROR_NOT_READY", "TIMEOUT"):
         why = f"work on the GPU of process {pid} did not pause within the time limit"
         then = "Wait until the GPU work is done and try again, or raise GPUCKPT_LOCK_TIMEOUT (seconds)."
@@ -240,19 +240,19 @@ def _save_failed(error: DriverError) -> SaveFailed:
             "has recorded CUDA there (CUPTI, which torch.profiler uses)"
         )
         then = (
-            "If torch.profiler or another profiler has run: restart the kernel, or restore a snapshot from before. "
-            "Profile in a kernel that need not be saved, or only what runs on the CPU "
+            "If torch.profiler or another profiler has run: {restart}, or restore a snapshot from before. "
+            "Profile in a {kernel} that need not be saved, or only what runs on the CPU "
             "(`activities=[torch.profiler.ProfilerActivity.CPU]`)."
         )
     elif call == "checkpoint" and name == "CUDA_ERROR_NOT_SUPPORTED":
-        why = "the kernel uses managed (unified) memory, which the driver cannot checkpoint"
+        why = "the {kernel} uses managed (unified) memory, which the driver cannot checkpoint"
         then = (
             "Free all memory allocated with cudaMallocManaged (in CuPy: "
             "`malloc_managed`; in RAPIDS: `managed_memory`), or use plain GPU memory, "
             "and try again."
         )
     return SaveFailed(
-        "The save failed before anything was written; the kernel keeps running.",
+        "The save failed before anything was written; the {kernel} keeps running.",
         why,
         then,
         **error.data,

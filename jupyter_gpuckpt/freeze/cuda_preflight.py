@@ -109,7 +109,7 @@ def preflight(worker: CudaWorker, pids: Sequence[int], peers: Mapping[int, Mappi
             raise Refused(
                 _NOT_TOUCHED,
                 f"process {pid} uses the GPU through MPS, which the driver cannot checkpoint",
-                "Start the kernel without MPS (unset CUDA_MPS_PIPE_DIRECTORY).",
+                "Start the {kernel} without MPS (unset CUDA_MPS_PIPE_DIRECTORY).",
                 pid=pid,
             )
         used = _gpus_used(pid, usage)
@@ -350,7 +350,7 @@ def _peers_can_be_had_back(pid: int, known: Mapping[str, int], held: int, gpus: 
         _NOT_TOUCHED,
         "copies between GPUs would not work afterwards: the driver does not give GPUs access to each other again "
         f"where one allocation of GPU memory has more than {_PEER_SAFE >> 20} MiB (process {pid})",
-        "Have torch allocate in small pieces: restart the kernel, and run "
+        "Have torch allocate in small pieces: {restart}, and run "
         "`%env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before torch uses a GPU.",
         pid=pid,
         largest=known["largest"],

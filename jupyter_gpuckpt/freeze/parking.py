@@ -187,7 +187,7 @@ class Parking:
         words = self._process_says(_ARRIVE_TIMEOUT).split()
         if words[:1] != [b"here"]:
             self._say("no")
-            return self._not_parked("the kernel is busy")
+            return self._not_parked("the {kernel} is busy")
         inner, socket = int(words[1]), int(words[2])
         try:
             before()
@@ -405,7 +405,7 @@ class Parking:
         return DriverError(
             f"Parked GPU memory could not be {what}.",
             why,
-            "Start the kernel with GPUCKPT_PARKING=off to save without parking.",
+            "Start the {kernel} with GPUCKPT_PARKING=off to save without parking.",
             call="park",
             pid=self.parked.pid,
             number=None,

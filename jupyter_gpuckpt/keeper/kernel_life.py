@@ -21,6 +21,7 @@ from ..linux import processes
 from ..linux.reserved_ports import Reserved
 from ..operations.requests import Long, Wake
 from ..operations.results import WakeNote
+from ..subject import speak_of_a_job
 from . import kernel_log
 from .agent_channel import AgentChannel
 from .holders import Holders
@@ -65,6 +66,7 @@ class Keeper:
     def __init__(self, folder: KernelFolder) -> None:
         self.folder = folder
         self.launch = folder.launch()
+        speak_of_a_job(bool(self.launch.job))
         self.state = folder.state()
         self.worker = CudaWorker()
         self.operations = OneAtATime()
@@ -148,7 +150,7 @@ class Keeper:
         if self.ending:
             channel.close()
             await space.kill()
-            raise KernelLost("The kernel was ended.", "It was shut down in the meantime.", "Start it again.")
+            raise KernelLost("The {kernel} was ended.", "It was shut down in the meantime.", "Start it again.")
         return space, channel
 
     async def attach(self, run: str, sleeper: int, kernel: int) -> None:
@@ -174,7 +176,7 @@ class Keeper:
                 name=name,
             )
         if self.space is None or self.exit_status is not None:
-            raise KernelLost("The kernel has ended.", "", "Restart it; its snapshots are kept.")
+            raise KernelLost("The {kernel} has ended.", "", "Restart it; its snapshots are kept.")
         return self.space
 
     # -- its start

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from ..errors import SaveFailed
 from ..freeze import images
+from ..subject import said
 
 __all__ = ["keep"]
 
@@ -45,15 +46,15 @@ def keep(images_folder: Path, pids: Collection[int]) -> list[str]:
                 opened[path] = stack.enter_context(at.open("rb"))
             except (KeyError, ValueError, OSError):  # ValueError: there are several that had this name
                 raise SaveFailed(
-                    "The kernel could not be saved; it keeps running.",
+                    "The {kernel} could not be saved; it keeps running.",
                     f"It uses {path}, which was deleted or replaced, still has other names (hard links), and could "
                     "not be read.",
-                    "Restart the kernel so that it uses the current file, and save again.",
+                    "{Restart} so that it uses the current file, and save again.",
                     path=path,
                 ) from None
         images.make_nameless(images_folder, {id_: opened[file.path] for id_, file in lost.items()})
     return [
-        f"{path} was deleted under that name: a restored kernel writes to a copy of it, not to its other names."
+        said(f"{path} was deleted under that name: a restored {{kernel}} writes to a copy, not to its other names.")
         for path in sorted({file.path for file in lost.values() if images.is_written(file.flags)})
     ]
 

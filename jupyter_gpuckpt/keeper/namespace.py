@@ -131,7 +131,7 @@ class Namespace:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)
         self.dead.set()
-        lost = KernelLost("The kernel's namespace is gone.", "Its process 1 ended.")
+        lost = KernelLost("The {kernel}'s namespace is gone.", "Its process 1 ended.")
         for pending in (*self._answers.values(), *self._exits.values()):
             if not pending.done():
                 pending.set_exception(lost)
@@ -162,7 +162,7 @@ class Namespace:
 
     async def _ask(self, what: Program | Adopt | NextPid) -> int:
         if self._writer is None or self.dead.is_set():
-            raise KernelLost("The kernel's namespace is gone.", "Its process 1 ended.")
+            raise KernelLost("The {kernel}'s namespace is gone.", "Its process 1 ended.")
         tag = next(self._tags)
         answer = self._answers[tag] = asyncio.get_running_loop().create_future()
         self._writer.write(request(what, tag))
@@ -170,7 +170,7 @@ class Namespace:
             return await asyncio.wait_for(answer, _START_TIMEOUT)
         except (TimeoutError, asyncio.TimeoutError):
             raise KernelLost(
-                "The kernel's namespace does not answer.", f"Its process 1 did not answer for {_START_TIMEOUT:.0f} s."
+                "The {kernel}'s namespace does not answer.", f"Its process 1 did not answer for {_START_TIMEOUT:.0f} s."
             ) from None
         finally:
             self._answers.pop(tag, None)
@@ -300,7 +300,7 @@ class Namespace:
                 await asyncio.wait_for(self.dead.wait(), _KILL_TIMEOUT)
             except (TimeoutError, asyncio.TimeoutError):
                 raise GpuckptError(
-                    "The kernel's processes do not end.",
+                    "The {kernel}'s processes do not end.",
                     f"They were killed {_KILL_TIMEOUT:.0f} s ago and hang inside the system or the GPU driver.",
                     "Look at `dmesg`; a process in state D ends when its device answers, or at a reboot.",
                 ) from None
@@ -340,7 +340,7 @@ async def _put_to_sleep(kernel_dir: Path, run_dir: Path) -> int:
     if not said.startswith(b"asleep "):
         why = (await program.stderr.read()).decode("utf-8", "replace").strip()
         raise GpuckptError(
-            "No sleeper could be started for the kernel.",
+            "No sleeper could be started.",
             why.splitlines()[-1] if why else "it ended immediately",
             "Run `gpuckpt doctor`: it checks the rights and kernel features that are needed.",
         )

@@ -118,7 +118,7 @@ class OneAtATime:
         """
         if self.current is not None and not self._may_begin_beside(operation.kind):
             raise Busy(
-                f"The kernel is busy with a {self.current.kind_and_name()}.",
+                f"The {{kernel}} is busy with a {self.current.kind_and_name()}.",
                 "One operation is done at a time.",
                 "Wait for it, or cancel it, and ask again.",
             )

@@ -24,6 +24,7 @@ from ..snapshots.naming import refuse_other_kind
 from ..snapshots.needs import ELSEWHERE, Marks, NeededFile
 from ..snapshots.saved import SavedMachine, kernel_of, machine_of, processes_of
 from ..store import Manifest, Snapshot
+from ..subject import said
 from . import ports
 from .staging import likely_in_memory
 
@@ -56,7 +57,7 @@ def refuse_unsavable(sleeper: int, kernel: int, tree: Collection[int]) -> None:
         if tracer and tracer not in tree:
             raise Refused(
                 "The save was refused; nothing was touched.",
-                f"Process {pid} of the kernel is being traced by process {tracer} (a debugger or strace).",
+                f"Process {pid} of the {{kernel}} is being traced by process {tracer} (a debugger or strace).",
                 "Detach it and save again.",
                 pid=pid,
                 tracer=tracer,
@@ -74,8 +75,7 @@ def refuse_unsavable(sleeper: int, kernel: int, tree: Collection[int]) -> None:
         named = ", ".join(f"{pid} ({processes.name(pid)})" for pid in sorted(strays))
         raise Refused(
             "The save was refused; nothing was touched.",
-            "Processes started by the notebook are no longer children of the kernel and would be left behind: "
-            f"{named}.",
+            f"Processes that it started are no longer children of the {{kernel}} and would be left behind: {named}.",
             "End them, or wait for them, and save again.",
             pids=sorted(strays),
         )
@@ -99,7 +99,7 @@ def _io_uring(able: Sequence[str]) -> tuple[str, str]:
     if torch is not None:
         then = "If torch.distributed opened it (for its TCPStore), set USE_LIBUV=0 before using it, and start again."
     else:
-        then = "Stop the code that uses io_uring in the kernel, and try again."
+        then = "Stop the code that uses io_uring in the {kernel}, and try again."
     by = f" (opened by one of {', '.join(able)})" if len(able) > 1 else f" (opened by {able[0]})" if able else ""
     return f"uses io_uring{by}", then
 
@@ -193,20 +193,20 @@ def _notes(saved: SavedMachine, files: Sequence[NeededFile], marks: Marks) -> li
     if odd := needs.changed(files, Path("/"), marks):
         named = [f"{_what(file)} ({how})" for file, how in odd.items()]
         more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
-        notes.append(f"Files that the kernel uses have changed since the save: {', '.join(named[:_SHOWN])}{more}.")
+        notes.append(f"Files that the {{kernel}} uses have changed since the save: {', '.join(named[:_SHOWN])}{more}.")
     for file in odd:
         if file.database == DUCKDB and file.writable:
             notes.append(
                 f"DuckDB uses {file.path} as it was at the save, without what was added since. It is in "
-                f"{log_of(file.path)} until the kernel closes the database: copy both files now if you need it, then "
-                "run CHECKPOINT."
+                f"{log_of(file.path)} until the {{kernel}} closes the database: copy both files now if you need it, "
+                "then run CHECKPOINT."
             )
         elif file.writable and _is_shorter(file):
             notes.append(
-                f"{file.path} is shorter than it was: unless the kernel appends, it writes at its old position, "
+                f"{file.path} is shorter than it was: unless the {{kernel}} appends, it writes at its old position, "
                 "after a gap of zeros."
             )
-    return notes
+    return [said(note) for note in notes]
 
 
 def _is_shorter(file: NeededFile) -> bool:
@@ -241,7 +241,7 @@ def room_for_copies(size: int, count: int) -> None:
     needed, room = size * (count + 2), memory.room(os.getpid())  # one copy lies in memory twice as it comes up
     if needed > room.bytes:
         raise Refused(
-            "The kernel was not forked; it keeps running.",
+            "The {kernel} was not forked; it keeps running.",
             f"{count} copies of it need {needed / 1e6:,.0f} MB of memory, and {room.bytes / 1e6:,.0f} MB are "
             f"free{room.where}.",
             "Ask for fewer, or free memory in the kernel.",
@@ -283,7 +283,7 @@ def warnings(snapshot: Snapshot, leaving: Sequence[int]) -> list[str]:
             for path in sorted(taken)
             if not path.startswith(ELSEWHERE)
         ),
-        *_cut_connections(folder, snapshot.manifest),
+        *map(said, _cut_connections(folder, snapshot.manifest)),
     ]
 
 
@@ -297,7 +297,7 @@ def _cut_connections(images_folder: Path, manifest: Manifest) -> list[str]:
     names = images.process_names(images_folder)
 
     def named(pid: int) -> str:
-        return "the kernel" if pid == top else f"{names.get(pid, 'process')} ({pid})"
+        return "the {kernel}" if pid == top else f"{names.get(pid, 'process')} ({pid})"
 
     between = [f"{count} between {named(one)} and {named(other)}" for (one, other), count in cut.most_common(_PAIRS)]
     more = f", and those of {len(cut) - _PAIRS} more pairs" if len(cut) > _PAIRS else ""
@@ -452,7 +452,7 @@ def _same_files(files: Sequence[NeededFile], root: Path) -> None:
         more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise Refused(
             _NOT_RESTORED,
-            f"Files that the kernel uses have changed since: {'; '.join(wrong[:_SHOWN])}{more}.",
+            f"Files that the {{kernel}} uses have changed since: {'; '.join(wrong[:_SHOWN])}{more}.",
             "Put them back as they were (reinstall the same versions of changed packages) and restore again; "
             "`save --with-files` keeps them in the snapshot.",
             files=wrong,
@@ -468,8 +468,8 @@ def _duckdb_as_it_was(files: Sequence[NeededFile], root: Path) -> None:
             log = log_of(file.path)
             raise Refused(
                 _NOT_RESTORED,
-                f"The kernel has {file.path} open, a database of DuckDB's, and would use it as it was at the save. "
-                f"But {why}: the kernel would destroy it.",
+                f"The {{kernel}} has {file.path} open, a database of DuckDB's, and would use it as it was at the save. "
+                f"But {why}: the {{kernel}} would destroy it.",
                 f"Move it and {log} away, if they are there, and restore again: the snapshot has a copy from the save."
                 if file.kept
                 else "Put back a copy from before, or restore an earlier snapshot. CHECKPOINT and close the database "

@@ -22,7 +22,7 @@ NEEDED_CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21}
 HELPFUL_CAPABILITIES = {"CAP_SYS_RESOURCE": 24}
 """Those that only some kernels need to be saved."""
 
-_WHAT = "Kernels cannot be saved on this machine."
+_WHAT = "Kernels and jobs cannot be saved on this machine."
 _DOCTOR = "`gpuckpt doctor` has the details."
 
 

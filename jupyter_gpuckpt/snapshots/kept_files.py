@@ -351,7 +351,7 @@ def _refuse_too_much(files: Sequence[KeptFile], limit: int) -> None:
     largest = sorted(by_folder, key=lambda folder: (-by_folder[folder], -len(folder)))[:5]
     named = ", ".join(f"{folder} ({by_folder[folder] / 1e6:,.0f} MB)" for folder in largest)
     raise SaveFailed(
-        "The kernel was not saved; it keeps running.",
+        "The {kernel} was not saved; it keeps running.",
         f"The files to include have {total / 1e6:,.0f} MB, and the limit is {limit / 1e6:,.0f} MB. "
         f"Most of it is in {named}.",
         "Save without --with-files, or set GPUCKPT_FILES_LIMIT to more where the Jupyter server starts.",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,9 @@ from command_line import Ran, run
 from job_programs import Job, program
 from notebooks import wait_until
 
-from jupyter_gpuckpt.cli.job_words import about_a_job, told_of_a_job
+import jupyter_gpuckpt
 from jupyter_gpuckpt.errors import SaveFailed
+from jupyter_gpuckpt.subject import WORDS, of_a_job, said
 
 TALKING = """
 import socket, sys, time
@@ -58,26 +61,50 @@ def test_errors_of_jobs_speak_of_jobs(tmp_path: Path) -> None:
     assert_speaks_of_a_job(run("save", "talking", "twice"))
 
 
-@pytest.mark.parametrize(
-    ("written", "told"),
-    [
-        ("The kernel's keeper does not answer.", "The job's keeper does not answer."),
-        ("Kernels cannot be saved on this machine.", "Jobs cannot be saved on this machine."),
-        ("held by a.ipynb (kernel 0a1b2c3d)", "held by a.ipynb (kernel 0a1b2c3d)"),
-        ("/home/kernel/x, kernel.log, my-kernel", "/home/kernel/x, kernel.log, my-kernel"),
-        ("This Linux kernel lacks it; kernel features", "This Linux kernel lacks it; kernel features"),
-        ("It was saved from a notebook's kernel.", "It was saved from a notebook's kernel."),
-    ],
-)
-def test_only_what_is_a_kernel_of_ours_is_called_a_job(written: str, told: str) -> None:
-    assert told_of_a_job(written) == told
+def test_a_text_has_the_word_for_what_it_is_about() -> None:
+    text = "The {kernel} was not saved. {Restart}; `{gpuckpt kernels}` lists {kernels}. {other} Kernel 0a1b2c3d."
+    assert said(text) == (
+        "The kernel was not saved. Restart the kernel; `gpuckpt kernels` lists kernels. {other} Kernel 0a1b2c3d."
+    )
+    with of_a_job():
+        error = SaveFailed(text, "criu says: Error (criu/kerndat.c:7): Kernel doesn't support this")
+        assert said(text) == "The job was not saved. Stop the job; `gpuckpt ps` lists jobs. {other} Kernel 0a1b2c3d."
+    assert (error.what, error.why.partition("): ")[2]) == (
+        "The job was not saved. Stop the job; `gpuckpt ps` lists jobs. {other} Kernel 0a1b2c3d.",
+        "Kernel doesn't support this",
+    )
 
 
-def test_what_criu_says_is_quoted_as_it_is() -> None:
-    """It speaks of the system's kernel."""
-    words = "Error (criu/kerndat.c:7): Kernel doesn't support this"
-    with pytest.raises(SaveFailed) as caught, about_a_job():
-        raise SaveFailed("The kernel goes on.", f"criu says: {words}", "Update the kernel's keeper.", criu_error=words)
-    error = caught.value
-    assert (error.what, error.why) == ("The job goes on.", f"criu says: {words}")
-    assert error.then == "Update the job's keeper."
+_FLOORS = ("client", "freeze", "keeper", "snapshots")
+_OF_BOTH = {
+    *("keeper/operations/save.py", "keeper/operations/take.py", "keeper/operations/takeover.py"),
+    *("keeper/operations/prepared_restore.py", "keeper/operations/progress.py", "keeper/operations/hibernate.py"),
+    *("keeper/one_at_a_time.py", "keeper/lost_names.py", "freeze/cuda.py", "freeze/criu_errors.py"),
+}
+"""What is done with kernels and jobs alike."""
+
+
+def test_texts_that_a_job_s_user_may_read_have_the_word_in_braces() -> None:
+    root = Path(jupyter_gpuckpt.__file__).parent
+    for path in (one for floor in _FLOORS for one in (root / floor).rglob("*.py")):
+        for text in _texts(path):
+            assert set(re.findall(r"\{([A-Z]?[a-z]+(?: [a-z]+)?)\}", text)) <= WORDS.keys(), f"{path}: {text}"
+            if str(path.relative_to(root)) in _OF_BOTH:
+                assert not re.search(r"\b[Tt]he kernel\b|(?<!{)\b[Rr]estart\b", text), f"{path}: {text}"
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """Yield the texts in a module, but for those of its log and its docstrings."""
+    tree = ast.parse(path.read_text())
+    nodes: list[ast.AST] = [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("log."):
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        nodes += [one for one in ast.iter_child_nodes(node) if not _is_docstring(one)]
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -266,9 +266,9 @@ class GpuReturn:
         while holder is not None and processes.start_time(holder) is not None:
             if time.monotonic() > deadline:
                 raise KernelLost(
-                    "The kernel's GPU memory could not be restored.",
+                    "The {kernel}'s GPU memory could not be restored.",
                     f"Process {holder}, which holds it, does not end: it hangs in the GPU driver.",
-                    "Restart the kernel, and restore a snapshot. `dmesg` may say what the driver waits for.",
+                    "{Restart}, and restore a snapshot. `dmesg` may say what the driver waits for.",
                 )
             await asyncio.sleep(0.05)
         return cls(worker, space, parked, None, vram)
@@ -485,9 +485,9 @@ def _or_lost() -> Iterator[None]:
         yield
     except DriverError as e:
         raise KernelLost(
-            "The kernel's GPU memory could not be restored.",
+            "The {kernel}'s GPU memory could not be restored.",
             f"{e.what} {e.why}",
-            "Restart the kernel, and restore a snapshot.",
+            "{Restart}, and restore a snapshot.",
             **e.data,
         ) from e
 

@@ -328,8 +328,8 @@ def _note(note: Callable[[ParkedMemory], None], parking: Parking) -> None:
 
 def _lost(error: GpuckptError) -> KernelLost:
     return KernelLost(
-        "The kernel's GPU memory could be neither restored nor moved out again.",
+        "The {kernel}'s GPU memory could be neither restored nor moved out again.",
         f"{error.what} {error.why}",
-        "Restart the kernel, and restore a snapshot.",
+        "{Restart}, and restore a snapshot.",
         **error.data,
     )

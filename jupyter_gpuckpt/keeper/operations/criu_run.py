@@ -165,7 +165,7 @@ async def let_run(kernel: int | None, still: Collection[int], say: Callable[[str
     while held := await _let_go(kernel, still):
         by = ", ".join(sorted(set(map(str, held.values()))))
         stage = (
-            f"Waiting to continue the kernel, which is stopped. criu (process {by}) does not end and holds "
+            f"Waiting to continue the {{kernel}}, which is stopped. criu (process {by}) does not end and holds "
             f"{', '.join(map(str, held))}, processes of the kernel. They continue as soon as it ends: try "
             f"`kill -9 {by}`; `dmesg` may say what it waits for."
         )

@@ -24,7 +24,7 @@ def not_restored(name: str, cause: Exception, *, has_ended: bool) -> Exception:
     of_the_other = (RestoreFailed, DriverError) if has_ended else (RestoreFailed, DriverError, KernelLost)
     if isinstance(cause, GpuckptError) and not isinstance(cause, of_the_other):
         return cause
-    what = f"The restore of {name!r} failed. The snapshot and the kernel are as they were."
+    what = f"The restore of {name!r} failed. The snapshot and the {{kernel}} are as they were."
     error = RestoreFailed(what, str(cause))
     if isinstance(cause, GpuckptError):
         error.why, error.then, error.data = cause.why, cause.then, cause.data
@@ -61,7 +61,7 @@ async def start_afresh(
         lost = KernelLost(
             f"The restore of {name!r} failed, and so did a fresh start. The snapshot is as it was.",
             f"{error.why} Then: {e}",
-            "Restart the kernel, and run `gpuckpt doctor`.",
+            "{Restart}, and run `gpuckpt doctor`.",
         )
         await keeper.ended(-signal.SIGKILL)
         return lost

@@ -52,7 +52,7 @@ from .takeover import AtOnce, Coming, InPlace, take_over
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
 
-_NOT_FORKED = "The kernel was not forked; it keeps running."
+_NOT_FORKED = "The {kernel} was not forked; it keeps running."
 
 
 @dataclass(frozen=True)
@@ -470,7 +470,7 @@ def _end_all(copies: Sequence[_Copy]) -> None:
 
 
 def _failed(cause: Exception) -> ForkFailed:
-    error = ForkFailed("The fork failed. The kernel keeps running, and no copy is left behind.", str(cause))
+    error = ForkFailed("The fork failed. The {kernel} keeps running, and no copy is left behind.", str(cause))
     if isinstance(cause, GpuckptError):
         error.why, error.then, error.data = f"{cause.what} {cause.why}".strip(), cause.then, cause.data
     return error

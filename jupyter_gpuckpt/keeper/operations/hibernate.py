@@ -52,7 +52,7 @@ __all__ = ["hibernate", "leave", "remove_broken_off"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
-_NOT_HIBERNATED = "The kernel was not hibernated; it keeps running."
+_NOT_HIBERNATED = "The {kernel} was not hibernated; it keeps running."
 _LOOK = 0.1  # how often a kernel on its way to the disk looks whether a cell has come, in seconds
 _LETTING_GO = 2.0  # how long clients have to close their connections, in seconds
 _NAME = 60  # how much of a notebook's name is in a snapshot's
@@ -181,7 +181,7 @@ async def _make_sure(keeper: Keeper, manifest: Manifest, said: KernelReplies | N
     await asyncio.to_thread(_label, store, manifest)
     kernel = keeper.namespace().outer(keeper.state.kernel_pid)
     if kernel is None:
-        raise KernelLost("The kernel ended while it was hibernated.", "", "Restart it.")
+        raise KernelLost("The {kernel} ended while it was hibernated.", "", "{Restart}.")
     own, clients = 0, dict[str, int]()
     if how != "end":
         own = own_connections(kernel, ports.of_connection_file(keeper.launch.connection_file)["shell_port"])

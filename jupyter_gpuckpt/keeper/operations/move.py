@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...client.record import Operation
     from ..kernel_life import Keeper
 
-_NOT_MOVED = "The kernel was not moved; it keeps running."
+_NOT_MOVED = "The {kernel} was not moved; it keeps running."
 
 
 async def move(keeper: Keeper, operation: Operation, request: Move, on_progress: ProgressCallback) -> Moved:
@@ -43,7 +43,7 @@ async def move(keeper: Keeper, operation: Operation, request: Move, on_progress:
     await progress.enter("checking")
     channel = keeper.channel
     assert channel is not None
-    await progress.enter("preparing the kernel")
+    await progress.enter("preparing the {kernel}")
     failure: GpuckptError | None = None
     patience = 0.0  # as in `take`
     try:

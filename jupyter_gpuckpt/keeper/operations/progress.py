@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...errors import Cancelled
 from ...operations.pace import Pace
 from ...operations.results import Progress
+from ...subject import said
 
 if TYPE_CHECKING:
     from ...client.record import Operation
@@ -48,7 +49,7 @@ class OperationProgress:
 
     async def tell_of(self, stage: str) -> None:
         """Tell what is waited for, also where it was cancelled and what was done is being undone."""
-        self._operation.stage = stage
+        self._operation.stage = stage = said(stage)
         await self._forward(Progress(stage=stage, quiet=self._quiet, seconds=self.seconds()))
 
     def check(self) -> None:
@@ -56,7 +57,7 @@ class OperationProgress:
             raise Cancelled(
                 f"The {self._operation.kind_and_name()} was cancelled.",
                 "It was interrupted.",
-                "The kernel is as it was, and no snapshot was made or changed.",
+                "The {kernel} is as it was, and no snapshot was made or changed.",
             )
 
     async def or_cancelled(self, work: Coroutine[Any, Any, _T]) -> _T:

@@ -79,7 +79,7 @@ async def take_over(keeper: Keeper) -> None:
         left.fresh = True
         await keeper.start_kernel()
     else:
-        raise KernelLost("The kernel is gone.", "Its keeper died, and so did its namespace.", "Restart it.")
+        raise KernelLost("The {kernel} is gone.", "Its keeper died, and so did its namespace.", "{Restart}.")
 
 
 async def recover(keeper: Keeper) -> None:
@@ -165,7 +165,7 @@ async def _bring_back_gpu_state(
 async def _recover_restore(keeper: Keeper, left: RestoreInProgress) -> None:
     """Say so to the cell that asked, where the old kernel was gone already and a fresh one is in its place."""
     if left.fresh:
-        cause = RestoreFailed("", "The kernel's keeper died in the middle of it.", "Restore it again.")
+        cause = RestoreFailed("", "The {kernel}'s keeper died in the middle of it.", "Restore it again.")
         await answer_from_fresh(keeper, left.asked, left.peers, failed_restore(left.name, cause))
 
 

@@ -206,7 +206,7 @@ def _describe(
         return kept_files.keep(files, root, writer, settings.files_limit(), progress.check).summary()
     except OSError as e:
         raise SaveFailed(
-            "The kernel was not saved; it keeps running.",
+            "The {kernel} was not saved; it keeps running.",
             f"The snapshot's file information could not be written: {e.strerror}: {e.filename}",
             f"Free space on the disk of {writer.directory}; with --with-files, make sure that nothing (pip, conda) "
             "changes the Python environment meanwhile. Then save again.",
@@ -267,7 +267,7 @@ class RoomInStore:
         if needed > free and (free * _NEW < needed or needed - self._known() > free):
             raise Refused(
                 "The save was refused: not enough space on the store's disk.",
-                f"The kernel holds {needed / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free in {self.store.root}",
+                f"The {{kernel}} holds {needed / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free in {self.store.root}",
                 "Save to a folder on another disk (`gpuckpt save @ NAME --to FOLDER`), remove snapshots "
                 "(`gpuckpt rm NAME`), or free memory in the kernel.",
                 needed=needed,

@@ -36,7 +36,7 @@ __all__ = ["fell_asleep", "sleep", "tell_awake"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
-_NOT_ASLEEP = "The kernel was not put to sleep; it keeps running."
+_NOT_ASLEEP = "The {kernel} was not put to sleep; it keeps running."
 
 
 async def sleep(keeper: Keeper, operation: Operation, request: asked.Sleep, on_progress: ProgressCallback) -> Slept:
@@ -56,7 +56,7 @@ async def sleep(keeper: Keeper, operation: Operation, request: asked.Sleep, on_p
         _refuse_unless_idle(keeper, channel, request.idle_for)
     # Before the agent hears of it: it then sends all cells here first, also should this keeper die.
     _note(keeper, Sleep(FALLING_ASLEEP, now()))
-    await progress.enter("preparing the kernel")
+    await progress.enter("preparing the {kernel}")
     try:
         agent = await progress.or_cancelled(_prepared(channel))
         gpu = await _fall_asleep(keeper, channel, agent, progress)
@@ -124,7 +124,7 @@ async def _fall_asleep(
     space, worker = keeper.namespace(), keeper.worker
     kernel = space.outer(keeper.state.kernel_pid)
     if kernel is None:
-        raise KernelLost("The kernel has ended.", "", "Restart it.")
+        raise KernelLost("The {kernel} has ended.", "", "{Restart}.")
     on_gpu = await asyncio.to_thread(cuda.freezable, worker, [kernel, *processes.descendants(kernel)])
     described: dict[str, Any] = {"processes": []}
     if on_gpu:

@@ -120,7 +120,7 @@ async def take(
         failure = error if isinstance(error, GpuckptError) else _not_saved(error)
         await after_save(channel, has_agent, failure, patience)
 
-    await progress.enter("preparing the kernel")
+    await progress.enter("preparing the {kernel}")
     async with contextlib.AsyncExitStack() as undoing:
         undoing.push_async_exit(put_right)
         undoing.enter_context(_in_words())
@@ -172,12 +172,12 @@ async def before_save(channel: AgentChannel, has_agent: bool) -> ReadyForSave:
         answer = await channel.call_when_there("before_save", {}, settings.hook_timeout())
     except AgentSilent:
         raise SaveFailed(
-            "The kernel was not saved; it keeps running.",
+            "The {kernel} was not saved; it keeps running.",
             f"Its hooks did not finish within {settings.hook_timeout():.0f} s: "
             "something in it holds Python's lock, or a hook hangs.",
             "Save again when the running cell is done, or raise GPUCKPT_HOOK_TIMEOUT (seconds).",
         ) from None
-    return checked_reply(ReadyForSave, answer, SaveFailed, "The kernel was not saved; it keeps running.")
+    return checked_reply(ReadyForSave, answer, SaveFailed, "The {kernel} was not saved; it keeps running.")
 
 
 async def after_save(
@@ -224,7 +224,7 @@ async def _look(keeper: Keeper, agent: ReadyForSave) -> _Found:
     space, worker, asleep = keeper.namespace(), keeper.worker, keeper.asleep
     kernel = space.outer(keeper.state.kernel_pid)
     if kernel is None:
-        raise KernelLost("The kernel has ended.", "", "Restart it.")
+        raise KernelLost("The {kernel} has ended.", "", "{Restart}.")
     tree = [kernel, *processes.descendants(kernel)]
     preflight.refuse_unsavable(space.pid, kernel, tree)
     on_gpu = asleep.living if asleep is not None else await asyncio.to_thread(cuda.freezable, worker, tree)
@@ -291,7 +291,7 @@ class _Freeze:
             # Without GPU state, only criu stops the kernel, and for less long than it runs.
             seconds = time.monotonic() - began if found.on_gpu else images.frozen_seconds(staging.outside)
             if found.space.outer(keeper.state.kernel_pid) is None:
-                raise KernelLost("The kernel ended during the save.", "", "Restart it.")
+                raise KernelLost("The {kernel} ended during the save.", "", "{Restart}.")
             undoing.pop_all()
         process = SavedProcesses(
             pid=keeper.state.kernel_pid,
@@ -344,7 +344,7 @@ class _Freeze:
             self.directory,
             self.left,
             size,
-            SaveFailed("The kernel could not be saved; it keeps running."),
+            SaveFailed("The {kernel} could not be saved; it keeps running."),
             started,
         )
         await self.progress.or_cancelled(dumping)
@@ -357,7 +357,7 @@ class _Freeze:
 
 
 def _not_saved(error: BaseException) -> SaveFailed:
-    return SaveFailed("The kernel could not be saved; it keeps running.", str(error), Cause.of(error).advice)
+    return SaveFailed("The {kernel} could not be saved; it keeps running.", str(error), Cause.of(error).advice)
 
 
 def _only_in_shared_memory(space: Namespace, tree: Sequence[int]) -> int:
@@ -370,7 +370,7 @@ def _only_in_shared_memory(space: Namespace, tree: Sequence[int]) -> int:
 def _refuse_half_connections(staging: Staging) -> None:
     if images.has_half_connection(staging.outside):
         raise SaveFailed(
-            "The kernel could not be saved; it keeps running.",
+            "The {kernel} could not be saved; it keeps running.",
             "It is waiting for another program to accept a Unix socket connection, so a restore would fail.",
             "Close the connection, or wait until it is accepted, and save again.",
         )
