@@ -269,7 +269,7 @@ class RoomInStore:
                 "The save was refused: not enough space on the store's disk.",
                 f"The {{kernel}} holds {needed / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free in {self.store.root}",
                 "Save to a folder on another disk (`gpuckpt save @ NAME --to FOLDER`), remove snapshots "
-                "(`gpuckpt rm NAME`), or free memory in the kernel.",
+                "(`gpuckpt rm NAME`), or free memory in the {kernel}.",
                 needed=needed,
                 free=free,
             )
