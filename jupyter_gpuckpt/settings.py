@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
+from jupyter_core.paths import jupyter_runtime_dir
 
+from . import installed
 from .errors import Refused
+from .installed import in_data_folder
 from .linux.private_folders import why_not_private
 from .setting import (
     Setting,
@@ -42,12 +44,6 @@ RUN_ID = "run.id"
 
 GATE = "gpu-away"
 """The file in the run folder that stands there while the driver has the kernel's GPU state."""
-PARKING_LIBRARY = Path(__file__).parent / "kernel" / "libgpuckpt-parking.so"
-"""What is built of `kernel/parking.c`; missing where there was no C compiler."""
-
-CRIU_SOCKETS_LIBRARY = Path(__file__).parent / "freeze" / "libgpuckpt-criu-sockets.so.1"
-"""What is built of `freeze/criu_sockets.c`, likewise. criu, which is given its folder for plugins, would take one of
-its own from any name that ends in ``.so``."""
 
 NAMESPACE_SOCKETS_DIR = "/dev/shm/multiprocessing"  # noqa: S108 - likewise
 """Where Python's multiprocessing binds its sockets in a kernel with an agent. The same path in every sleeper."""
@@ -74,14 +70,10 @@ OLDEST_AGENT_PROTOCOL = 1
 # -- where things lie
 
 
-def _in_data(name: str) -> Path:
-    return Path(jupyter_data_dir(), "gpuckpt", name)
-
-
 store_dir = Setting(
     "GPUCKPT_STORE",
     Path,
-    lambda: _in_data("store"),
+    lambda: in_data_folder("store"),
     what="the folder of the snapshots",
     without="`gpuckpt/store` in Jupyter's data folder (`jupyter --data-dir`)",
 )
@@ -112,7 +104,7 @@ keep_under: Setting[int | None] = Setting(
 keys_dir = Setting(
     "GPUCKPT_KEYS",
     Path,
-    lambda: _in_data("keys"),
+    lambda: in_data_folder("keys"),
     what="the folder of your keys: the one that signs your snapshots, and those that you trust",
     without="`gpuckpt/keys` in Jupyter's data folder",
     more="moving.md#whose-snapshots-are-used",
@@ -139,32 +131,11 @@ files_limit = Setting(
     what="how many bytes of files a snapshot may include (`save --with-files`)",
     without="`20G`",
 )
-named_criu = Setting(
-    "GPUCKPT_CRIU",
-    str,
-    str,
-    what="the CRIU program to use; if it is not usable, no other is tried",
-    without="the first that works: the private one, then those in `PATH`; root uses none that other users can change",
-)
-criu_prefix = Setting(
-    "GPUCKPT_CRIU_PREFIX",
-    Path,
-    lambda: _in_data("criu"),
-    what="where `jupyter gpuckpt setup` puts CRIU",
-    without="`gpuckpt/criu` in Jupyter's data folder",
-)
-broker_socket = Setting(
-    "GPUCKPT_BROKER",
-    Path,
-    lambda: Path("/run/gpuckpt/broker.sock"),
-    what="the socket at which the broker listens and users without root find it",
-    without="`/run/gpuckpt/broker.sock`",
-    more="security.md",
-)
+named_criu, criu_prefix, broker_socket = installed.named_criu, installed.criu_prefix, installed.broker_socket
 logs_dir = Setting(
     "GPUCKPT_LOGS",
     Path,
-    lambda: _in_data("logs"),
+    lambda: in_data_folder("logs"),
     what=(
         "the folder for the logs of CRIU's last 20 failures and the counts of operations; not used if others "
         "can write to it"

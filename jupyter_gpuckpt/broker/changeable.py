@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .. import settings
+from .. import installed
 from ..errors import Unavailable
 from ..freeze import criu
 from ..freeze.criu_program import CriuProgram, files_of
@@ -30,7 +30,7 @@ def refuse_changeable(program: CriuProgram) -> None:
     Unavailable : naming the file or folder.
     """
     folders = [Path(path) for path in sys.path if Path(path).exists()]
-    run_by_users = (Path(program.argv[0]), Path(program.path), settings.CRIU_SOCKETS_LIBRARY, criu.AT_POST_DUMP)
+    run_by_users = (Path(program.argv[0]), Path(program.path), installed.CRIU_SOCKETS_LIBRARY, criu.AT_POST_DUMP)
     for path in (*run_by_users, Path(sys.executable), *folders):
         _refuse_unreadable(path.resolve())
     known: dict[Path, Path] = {}

@@ -25,12 +25,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from .. import settings
 from ..errors import GpuckptError, KernelLost, Refused, Unavailable
 from ..freeze import criu, random_state
 from ..freeze.criu_program import CriuProgram
 from ..linux import proc, processes, proof, spawning, yama
 from ..linux.readiness import readable
+from ..linux.spawning import NAMESPACE_RUN_DIR
 from . import cgroups, images
 from .descriptors import turn_away
 from .peer import Peer, has_only
@@ -317,7 +317,7 @@ class Deputy:
             return self._inside(peer, lay_out, _CHECK_TIMEOUT, lambda: images.take_away(at)) == 0
 
     def _become_criu(self, arguments: Sequence[str]) -> NoReturn:
-        run_dir = settings.NAMESPACE_RUN_DIR
+        run_dir = NAMESPACE_RUN_DIR
         out = os.open(f"{run_dir}/{_CRIU_OUTPUT}", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         for descriptor in (1, 2):
             os.dup2(out, descriptor)

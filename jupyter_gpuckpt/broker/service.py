@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from .. import settings
+from .. import installed
 from ..errors import Refused, Unavailable
 from ..freeze.criu_program import CriuProgram, find_criu, refuse_open_sockets, version_text
 from ..linux.readiness import readable
@@ -42,7 +42,7 @@ def run(group: str) -> None:
 
     Its deputies end with it, once they have finished what they do; those of another broker take their places.
 
-    The socket is systemd's, where it hands one over (``LISTEN_FDS``), else one of its own at `settings.broker_socket`.
+    The socket is systemd's, where it hands one over (``LISTEN_FDS``), else one of its own at `installed.broker_socket`.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def run(group: str) -> None:
     refuse_changeable(program)
     os.chdir("/")
     os.umask(0o022)  # users find the socket in the folders that are made for it
-    register = Register(settings.broker_socket().parent)
+    register = Register(installed.broker_socket().parent)
     register.make()
     os.umask(0o077)
     # Sleepers and what enters them are orphaned on purpose: they become this process's children, and are reaped by it.
@@ -84,7 +84,7 @@ def _listener(group: str) -> socket.socket:
             f"There is no group {group!r}, whose members may use it.",
             f"Create it (`groupadd --system {group}`) and add users to it (`usermod -aG {group} USER`).",
         ) from None
-    path = settings.broker_socket()
+    path = installed.broker_socket()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with contextlib.suppress(OSError):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from jupyter_gpuckpt import settings
+from jupyter_gpuckpt import installed
 from jupyter_gpuckpt.errors import Unavailable
 from jupyter_gpuckpt.linux.root_only import SYSTEM_PATH, below, changeable
 
@@ -109,14 +109,14 @@ def find_criu() -> CriuProgram:
         None fits. `data["tried"]` maps every place that was looked at to why it was refused.
     """
     tried: dict[str, str] = {}
-    named = settings.named_criu()
+    named = installed.named_criu()
     if named:
         try:
             return _judge(_start_of(named), named, "environment")
         except _UnfitError as unfit:
             tried[named] = str(unfit)
         raise _unavailable(tried, "Correct GPUCKPT_CRIU, or unset it.")
-    prefix = settings.criu_prefix()
+    prefix = installed.criu_prefix()
     try:
         return program_in_prefix(prefix)
     except Unavailable as unfit:
@@ -182,7 +182,7 @@ def refuse_open_sockets(program: CriuProgram) -> None:
     """
     if program.private_sockets:
         return
-    built = settings.CRIU_SOCKETS_LIBRARY.exists()
+    built = installed.CRIU_SOCKETS_LIBRARY.exists()
     raise Unavailable(
         "Other users of this machine could disturb saves and restores, and take part in them.",
         f"{program.path} ignores the library that keeps other users away from its sockets (LD_PRELOAD)."
@@ -203,7 +203,7 @@ def _environment() -> dict[str, str]:
     return {
         "PATH": SYSTEM_PATH,
         "LC_ALL": "C",
-        **({"LD_PRELOAD": str(settings.CRIU_SOCKETS_LIBRARY)} if settings.CRIU_SOCKETS_LIBRARY.exists() else {}),
+        **({"LD_PRELOAD": str(installed.CRIU_SOCKETS_LIBRARY)} if installed.CRIU_SOCKETS_LIBRARY.exists() else {}),
     }
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from .. import settings
+from .. import installed, settings
 
 __all__ = ["has_gate", "park", "parkable", "prepare"]
 
@@ -23,11 +23,11 @@ def prepare() -> None:
     Does nothing where the library was not built, or GPUCKPT_PARKING is ``off``.
     """
     global _library
-    if _library is not None or not settings.parking() or not settings.PARKING_LIBRARY.exists():
+    if _library is not None or not settings.parking() or not installed.PARKING_LIBRARY.exists():
         return
     try:
         # PyDLL: what it calls keeps Python's lock, so that no other Python code runs.
-        library = ctypes.PyDLL(str(settings.PARKING_LIBRARY), mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.PyDLL(str(installed.PARKING_LIBRARY), mode=ctypes.RTLD_GLOBAL)
     except OSError:  # built for another kind of machine
         return
     library.gpuckpt_parkable.restype = ctypes.c_uint64

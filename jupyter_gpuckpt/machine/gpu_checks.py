@@ -11,7 +11,8 @@ import re
 from pathlib import Path
 
 from jupyter_gpuckpt.freeze.nvml import Nvml, NvmlError
-from jupyter_gpuckpt.settings import PARKING_LIBRARY, parking
+from jupyter_gpuckpt.installed import PARKING_LIBRARY
+from jupyter_gpuckpt.settings import parking
 
 from .checks import Check, judge
 

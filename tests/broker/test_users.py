@@ -15,7 +15,7 @@ from filtered import UNDER_A_FILTER, under_a_filter
 from notebooks import wait_until
 from people import GID, GROUP, UIDS, Machine, Person
 
-from jupyter_gpuckpt import settings
+from jupyter_gpuckpt import installed
 from jupyter_gpuckpt.linux import processes
 
 pytestmark = pytest.mark.criu
@@ -63,7 +63,7 @@ def test_a_library_that_root_replaces_under_a_kernel_comes_back_with_it(alice: P
     folder.mkdir(mode=0o755, exist_ok=True)
     library, newer = folder / "lib.so", folder / "newer"
     for path in (library, newer):
-        shutil.copy(settings.PARKING_LIBRARY, path)
+        shutil.copy(installed.PARKING_LIBRARY, path)
     alice.runs(f"import ctypes; library = ctypes.CDLL({str(library)!r}); x = 1")
     newer.replace(library)
     alice.runs("%gpuckpt save replaced")

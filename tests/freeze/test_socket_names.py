@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt import settings
+from jupyter_gpuckpt import installed
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a /dev/shm of its own takes root")
 
@@ -21,7 +21,7 @@ def bound(code: str) -> subprocess.CompletedProcess[str]:
     """Run Python under the library, and list afterwards what is in /dev/shm."""
     begin = f"import os, socket; run = {_RUN!r}\n"
     return subprocess.run(
-        [*_OWN_SHM, "env", f"LD_PRELOAD={settings.CRIU_SOCKETS_LIBRARY}", sys.executable, "-c", begin + code],
+        [*_OWN_SHM, "env", f"LD_PRELOAD={installed.CRIU_SOCKETS_LIBRARY}", sys.executable, "-c", begin + code],
         capture_output=True,
         text=True,
         timeout=60,

@@ -20,12 +20,12 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt import settings
+from jupyter_gpuckpt import installed
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="parking is for x86-64"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here"),
-    pytest.mark.skipif(not settings.PARKING_LIBRARY.exists(), reason="the parking library was not built"),
+    pytest.mark.skipif(not installed.PARKING_LIBRARY.exists(), reason="the parking library was not built"),
 ]
 
 _DRIVER = """
@@ -143,7 +143,7 @@ class _Process:
             os.mkfifo(name)
         self._to, self._back = (os.open(name, os.O_RDWR) for name in names)
         self.gate = folder / "away"
-        arguments = [settings.PARKING_LIBRARY, *libraries, *names, self.gate]
+        arguments = [installed.PARKING_LIBRARY, *libraries, *names, self.gate]
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROCESS, *map(str, arguments)],
             stdin=subprocess.PIPE,

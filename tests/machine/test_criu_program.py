@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt import settings
+from jupyter_gpuckpt import installed, settings
 from jupyter_gpuckpt.errors import Unavailable
 from jupyter_gpuckpt.freeze.criu_program import (
     check,
@@ -142,7 +142,7 @@ def test_nothing_of_the_callers_environment_reaches_criu(tmp_path: Path, monkeyp
     names = {line.partition("=")[0] for line in seen.read_text().splitlines() if "=" in line}
     assert names <= {"PATH", "LC_ALL", "LD_PRELOAD", "GPUCKPT_TELL_SOCKETS", "PWD", "SHLVL", "_"}
     assert set(program.environment()) == {"PATH", "LC_ALL", "LD_PRELOAD"}
-    assert program.environment()["LD_PRELOAD"] == str(settings.CRIU_SOCKETS_LIBRARY)
+    assert program.environment()["LD_PRELOAD"] == str(installed.CRIU_SOCKETS_LIBRARY)
 
 
 def test_a_program_whose_sockets_are_open_to_other_users_is_told_of(
@@ -151,7 +151,7 @@ def test_a_program_whose_sockets_are_open_to_other_users_is_told_of(
     _program(tmp_path, NEW)
     refuse_open_sockets(find_criu())
     library = tmp_path / "library"
-    monkeypatch.setattr(settings, "CRIU_SOCKETS_LIBRARY", library)
+    monkeypatch.setattr(installed, "CRIU_SOCKETS_LIBRARY", library)
     for library_is, said in (("not built", "C compiler"), ("not one that the program loads", "ignores")):
         if library_is != "not built":
             library.touch()
