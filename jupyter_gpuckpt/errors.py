@@ -14,6 +14,7 @@ __all__ = [
     "Cancelled",
     "Damaged",
     "DriverError",
+    "Elsewhere",
     "ForkFailed",
     "GpuckptError",
     "Incompatible",
@@ -238,6 +239,10 @@ class Unconfirmed(RemoteError):
 
 class NoSuchKernel(GpuckptError):
     """No running kernel, and no job, answers to that name."""
+
+
+class Elsewhere(Refused):
+    """A kernel or job is another machine's; ``data["host"]`` names it."""
 
 
 class KeeperGone(GpuckptError):

@@ -16,7 +16,7 @@ from typing import IO
 from .. import settings
 from ..checked import to_json
 from ..client import jobs, keepers
-from ..client.listing import STATUS_TIMEOUT, all_jobs, with_snapshots
+from ..client.listing import STATUS_TIMEOUT, OfAnotherMachine, all_jobs, of_other_machines, with_snapshots
 from ..client.record import KERNEL_LOG, OUTPUT, KernelFolder, Launch
 from ..errors import GpuckptError, KeeperGone, NoSuchSnapshot, OtherVersion, Refused
 from ..kernel import show
@@ -95,9 +95,17 @@ def _launch(name: str, words: list[str]) -> Launch:
 def list_jobs(args: argparse.Namespace) -> int:
     """List the jobs, also those that have ended; one whose keeper died gets a new one."""
     found, manifests, faults = with_snapshots(all_jobs)
-    document = {"jobs": with_names(found, manifests), "faults": [output.told(fault) for fault in faults]}
-    output.result(args.json, document, table(found, manifests, faults))
+    elsewhere = [one for one in of_other_machines() if one.job]
+    told = [output.told(fault) for fault in faults]
+    document = {"jobs": with_names(found, manifests), "elsewhere": elsewhere, "faults": told}
+    output.result(args.json, document, table(found, manifests, faults, elsewhere))
     return output.DONE
+
+
+def of_another_machine(one: OfAnotherMachine) -> str:
+    """Say of a kernel or job which other machine has it."""
+    what = f"Job {one.job}" if one.job else f"Kernel {one.kernel_id[:8]} ({Path(one.notebook).name or 'no notebook'})"
+    return f"{what} runs on {one.host}: run commands about it there."
 
 
 def with_names(found: Sequence[RunningJob | EndedJob], manifests: Sequence[Manifest]) -> list[Mapping[str, object]]:
@@ -110,7 +118,10 @@ def _names(job: RunningJob | EndedJob, manifests: Sequence[Manifest]) -> list[st
 
 
 def table(
-    found: Sequence[RunningJob | EndedJob], manifests: Sequence[Manifest], faults: Sequence[GpuckptError]
+    found: Sequence[RunningJob | EndedJob],
+    manifests: Sequence[Manifest],
+    faults: Sequence[GpuckptError],
+    elsewhere: Sequence[OfAnotherMachine] = (),
 ) -> Listing:
     """Return the jobs as a table."""
     head = ["job", "pid", "memory", "GPU memory", "state", "started", "based on", "snapshots", "command"]
@@ -130,7 +141,7 @@ def table(
     ]
     empty = "There are no jobs. Start one: jupyter gpuckpt exec NAME -- COMMAND"
     spare = ("snapshots", "GPU memory", "memory", "pid", "started")
-    told = [*map(str, faults)]
+    told = [*map(of_another_machine, elsewhere), *map(str, faults)]
     return Listing(head, rows, empty, told, elastic=("state", "based on", "command"), spare=spare)
 
 

@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 
 from ..checked import to_json
 from ..client import jobs, keepers
-from ..client.listing import STATUS_TIMEOUT, running_kernels, with_snapshots
+from ..client.listing import (
+    STATUS_TIMEOUT,
+    OfAnotherMachine,
+    of_other_machines,
+    running_kernels,
+    with_snapshots,
+)
 from ..client.protocol import new_operation_id
 from ..client.record import KernelFolder
 from ..errors import GpuckptError, KeeperGone, OtherVersion, Refused
@@ -38,7 +44,7 @@ from ..snapshots.summary import is_of
 from ..store import Manifest
 from ..subject import of_a_job
 from . import output
-from .jobs import how_it_ended, restore_as, restore_ended, stop_job
+from .jobs import how_it_ended, of_another_machine, restore_as, restore_ended, stop_job
 
 R = TypeVar("R")
 
@@ -54,8 +60,10 @@ _SHORT = 8
 def list_kernels(args: argparse.Namespace) -> int:
     """List the kernels that keepers hold; one whose keeper died gets a new one."""
     kernels, manifests, faults = with_snapshots(running_kernels)
-    document = {"kernels": with_names(kernels, manifests), "faults": [output.told(fault) for fault in faults]}
-    output.result(args.json, document, table(kernels, faults))
+    elsewhere = [one for one in of_other_machines() if not one.job]
+    told = [output.told(fault) for fault in faults]
+    document = {"kernels": with_names(kernels, manifests), "elsewhere": elsewhere, "faults": told}
+    output.result(args.json, document, table(kernels, faults, elsewhere))
     return output.DONE
 
 
@@ -67,7 +75,9 @@ def with_names(kernels: Sequence[ListedKernel], manifests: Sequence[Manifest]) -
     ]
 
 
-def table(kernels: Sequence[ListedKernel], faults: Sequence[GpuckptError]) -> Listing:
+def table(
+    kernels: Sequence[ListedKernel], faults: Sequence[GpuckptError], elsewhere: Sequence[OfAnotherMachine] = ()
+) -> Listing:
     """Return the kernels as a table, and below it how to go on with those that no server holds."""
     head = ["kernel", "notebook", "state", "pid", "memory", "on GPU", "freed", "in host", "based on"]
     rows = [
@@ -86,7 +96,7 @@ def table(kernels: Sequence[ListedKernel], faults: Sequence[GpuckptError]) -> Li
     ]
     notes = [how_to_go_on(kernel) for kernel in kernels if not kernel.attended and kernel.state != "ended"]
     empty = "No kernels that can be saved are running. Start one: jupyter console --kernel python3-gpuckpt"
-    told = [*notes, *map(str, faults)]
+    told = [*notes, *map(of_another_machine, elsewhere), *map(str, faults)]
     spare = ("in host", "freed", "memory", "pid")
     return Listing(head, rows, empty, told, elastic=("notebook", "state", "based on"), spare=spare)
 

@@ -79,10 +79,12 @@ def find(name: str) -> KernelFolder:
     ------
     NoSuchKernel : there is none.
     BadName : the text cannot be a job's name.
+    Elsewhere : another machine has it.
     """
     folder = folder_of(name)
     with contextlib.suppress(FileNotFoundError):
         folder.launch()
+        keepers.refuse_elsewhere(folder)
         _settle(folder)
         return folder
     names = [other.launch().job for other in all_folders()]
@@ -145,6 +147,13 @@ def _claim(launch: Launch, replace: bool) -> tuple[KernelFolder, int]:
     old = folder_of(launch.job)
     with contextlib.suppress(FileNotFoundError):
         old.launch()
+        if not (old.is_here() or old.has_ended()):
+            raise NameTaken(
+                f"There is a job {launch.job!r} already.",
+                f"It runs on another machine, {old.head().host.name}.",
+                f"Choose another name. If that machine is gone for good, remove {old.path}.",
+                name=launch.job,
+            )
         _settle(old)
         if not (replace and old.has_ended()):
             raise NameTaken(

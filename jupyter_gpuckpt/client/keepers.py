@@ -6,6 +6,7 @@ import contextlib
 import json
 import marshal
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .. import __version__, settings
-from ..errors import GpuckptError, KeeperGone, NoSuchKernel, OtherVersion
+from ..errors import Elsewhere, GpuckptError, KeeperGone, NoSuchKernel, OtherVersion
 from ..linux import spawning
 from ..linux.processes import descendants, start_time
 from ..linux.readiness import readable
@@ -296,7 +297,9 @@ def connect(folder: KernelFolder, timeout: float = 10.0) -> KeeperClient:
     NoSuchKernel : the kernel is gone.
     KeeperGone : its keeper does not answer.
     OtherVersion : its keeper is of a version that this one cannot talk to.
+    Elsewhere : it is another machine's.
     """
+    refuse_elsewhere(folder)
     deadline = time.monotonic() + timeout
     while True:
         if not folder.has_keeper():
@@ -319,8 +322,27 @@ def connect(folder: KernelFolder, timeout: float = 10.0) -> KeeperClient:
         return keeper
 
 
+def refuse_elsewhere(folder: KernelFolder) -> None:
+    """Refuse what would be done with a kernel or job that another machine has: its keeper cannot be reached from here.
+
+    Raises
+    ------
+    Elsewhere : on which machine that can be done.
+    """
+    if folder.is_here() or folder.has_ended():
+        return
+    host, launch = folder.head().host.name, folder.launch()
+    what = f"The job {launch.job}" if launch.job else f"Kernel {launch.kernel_id}"
+    raise Elsewhere(
+        f"{what} runs on another machine, {host}; nothing was touched.",
+        f"This is {platform.node()}, and both machines use {folder.path.parent}.",
+        f"Run the command on {host}. If that machine is gone for good, remove {folder.path}.",
+        host=host,
+    )
+
+
 def folders() -> Iterator[KernelFolder]:
-    """Yield the folder of every kernel and job that still lives; what dead kernels left is removed."""
+    """Yield the folder of every kernel and job of this machine that still lives; what dead kernels left is removed."""
     for folder in KernelFolder.all():
         try:
             if folder.has_keeper() or folder.can_be_kept():
@@ -345,6 +367,7 @@ def find(text: str) -> KernelFolder:
     Raises
     ------
     NoSuchKernel : none or several fit.
+    Elsewhere : it is another machine's.
     """
     launches = []
     for folder in folders():
@@ -358,6 +381,10 @@ def find(text: str) -> KernelFolder:
         if found:
             break
     ids = [launch.kernel_id for _, launch in found]
+    for folder in KernelFolder.elsewhere() if not ids else ():
+        with contextlib.suppress(OSError, ValueError):
+            if text and (_is_named(text, folder, folder.launch()) or folder.launch().kernel_id.startswith(text)):
+                refuse_elsewhere(folder)
     raise NoSuchKernel(
         f"{'Several kernels match' if found else 'No kernel matches'} {text!r}.",
         f"These do: {', '.join(ids)}." if ids else f"Kernels running: {len(launches)}, none with that name.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
 from .. import settings
@@ -20,7 +20,16 @@ from ..store import Manifest, Store
 from . import jobs, keepers
 from .record import KernelFolder, Launch, State
 
-__all__ = ["STATUS_TIMEOUT", "all_jobs", "hibernated", "left_running", "running_kernels", "with_snapshots"]
+__all__ = [
+    "STATUS_TIMEOUT",
+    "OfAnotherMachine",
+    "all_jobs",
+    "hibernated",
+    "left_running",
+    "of_other_machines",
+    "running_kernels",
+    "with_snapshots",
+]
 
 T = TypeVar("T")
 
@@ -76,6 +85,26 @@ def with_snapshots(
     except GpuckptError as e:
         return found, [], [*faults, e]
     return found, manifests, faults
+
+
+@dataclass(frozen=True)
+class OfAnotherMachine:
+    """A kernel or job that another machine has, with the same folders: nothing can be done with it from here."""
+
+    kernel_id: str
+    job: str
+    notebook: str
+    host: str
+
+
+def of_other_machines() -> list[OfAnotherMachine]:
+    """Return the kernels and jobs that other machines have, as far as their folders tell."""
+    found = []
+    for folder in KernelFolder.elsewhere():
+        with contextlib.suppress(OSError, ValueError):
+            launch = folder.launch()
+            found.append(OfAnotherMachine(launch.kernel_id, launch.job, launch.notebook, folder.head().host.name))
+    return found
 
 
 def left_running(own: Launch) -> list[KernelStatus]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import settings
 from ..checked import from_json, to_json
+from ..linux.host import Host
 from ..linux.lock_files import KEEPER_LOCK, is_locked
 from ..linux.private_folders import why_not_private
 from ..linux.processes import start_time
@@ -114,6 +115,10 @@ class Head:
     """How one talks to it (`client.protocol`)."""
     format: int = 1
     """How the rest of the record is to be read (`FORMAT`)."""
+    boot: str = ""
+    """Which boot of the machine this is of (proc(5), random/boot_id): pids mean nothing in the next."""
+    host: Host = field(default_factory=Host)
+    """The machine that the kernel runs on, or ended on."""
 
 
 @dataclass
@@ -147,8 +152,6 @@ class State(Head):
     """None while there is a kernel."""
     untold: UnconfirmedWake | None = None
     """None where the kernel was not woken, or has answered."""
-    boot: str = ""
-    """Which boot of the machine this is of (proc(5), random/boot_id): pids mean nothing in the next."""
     output: int = 0
     """How many bytes of the output were there already when this process came up: those of the snapshot."""
     ended: Ended | None = None
@@ -188,17 +191,34 @@ class KernelFolder:
 
     @classmethod
     def all(cls) -> Iterator[KernelFolder]:
-        """Yield the folder of every kernel of this user.
+        """Yield the folder of every kernel and job of this user, but for those that other machines have.
+
+        Of a job that has ended every machine has all that there is.
 
         Raises
         ------
         Refused : somebody else could have put them there.
         """
+        return (folder for folder in cls._of_every_machine() if folder.is_here() or folder.has_ended())
+
+    @classmethod
+    def elsewhere(cls) -> Iterator[KernelFolder]:
+        """Yield the folder of every kernel and job that another machine has. Raises as `all`."""
+        return (folder for folder in cls._of_every_machine() if not (folder.is_here() or folder.has_ended()))
+
+    @classmethod
+    def _of_every_machine(cls) -> Iterator[KernelFolder]:
         root = settings.kernels_dir()
         with contextlib.suppress(OSError):
             for path in sorted(root.iterdir()):
                 if (path / LAUNCH).exists() and not why_not_private(path):
                     yield cls(path)
+
+    def is_here(self) -> bool:
+        """Tell whether it is this machine's: nothing may be done with another one's."""
+        with contextlib.suppress(OSError, ValueError):  # it is being made, or removed
+            return self.head().host.is_this()
+        return True
 
     def launch(self) -> Launch:
         """Return how the kernel is started."""
@@ -219,7 +239,8 @@ class KernelFolder:
 
     def write_state(self, state: State) -> None:
         """Replace the state in one step."""
-        state.boot, state.format = _boot(), FORMAT
+        state.host, state.format = Host.this(), FORMAT
+        state.boot = state.host.boot
         self._write(STATE, to_json(state))
 
     def write_launch(self, launch: Launch) -> None:
@@ -278,7 +299,7 @@ class KernelFolder:
     def has_kernel(self) -> bool:
         """Tell whether there is a kernel: one that may run, or one that is hibernated."""
         state = self.state()
-        return (state.hibernated is not None and state.boot == _boot()) or self.has_sleeper()
+        return (state.hibernated is not None and state.boot == Host.this().boot) or self.has_sleeper()
 
     def can_be_kept(self) -> bool:
         """Tell whether a new keeper has anything to do here: a kernel that lives or is hibernated, or a restore.
@@ -289,7 +310,7 @@ class KernelFolder:
             state = self.state()
         except ValueError:
             return True
-        in_restore = isinstance(state.operation, RestoreInProgress) and state.boot == _boot()
+        in_restore = isinstance(state.operation, RestoreInProgress) and state.boot == Host.this().boot
         return in_restore or self.has_kernel()
 
     def has_ended(self) -> bool:
@@ -331,10 +352,6 @@ class KernelFolder:
             for path in self.path.iterdir():
                 if path.name not in (LAUNCH, STATE, OUTPUT, LOG, KEEPER_LOCK):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @dataclass

@@ -27,7 +27,7 @@ def _kill(*pids: int) -> None:
 
 def test_no_kernels(cli: Cli) -> None:
     assert cli("kernels").out.startswith("No kernels that can be saved are running.")
-    assert cli("kernels", "--json").json == {"kernels": [], "faults": []}
+    assert cli("kernels", "--json").json == {"kernels": [], "elsewhere": [], "faults": []}
 
 
 def test_status_of_nothing_says_that_there_is_nothing_and_how_much_room(cli: Cli) -> None:
@@ -136,7 +136,7 @@ def test_a_kernel_whose_keeper_is_silent_is_stopped_by_force(cli: Cli, orphan: O
     assert "does not answer" in silent.err
     assert cli("stop", orphan.kernel_id, "--force").status == 0
     wait_until(lambda: start_time(kernel["pid"]) is None and start_time(kernel["keeper_pid"]) is None)
-    assert cli("kernels", "--json").json == {"kernels": [], "faults": []}
+    assert cli("kernels", "--json").json == {"kernels": [], "elsewhere": [], "faults": []}
 
 
 def test_a_kernel_answers_to_each_of_its_names(orphan: Orphan, notebook: Notebook) -> None:

@@ -157,7 +157,7 @@ def test_how_one_ended_and_what_it_wrote_are_kept_until_it_is_forgotten() -> Non
     assert job.wait_for_end() == 0
     assert job.output() == ""
     assert run("forget", "short", "--json").json == {"forgotten": ["short"], "errors": []}
-    assert run("ps", "--json").json == {"jobs": [], "faults": []}
+    assert run("ps", "--json").json == {"jobs": [], "elsewhere": [], "faults": []}
     assert not folder_of("short").exists()
     for words in (
         ["stop", "short"],
@@ -204,7 +204,7 @@ def test_a_command_that_cannot_be_started(tmp_path: Path) -> None:
     broken.write_bytes(b"#!/no/such/interpreter\n")
     broken.chmod(0o700)
     assert run("exec", "x", "--", str(broken)).status == 1
-    assert run("ps", "--json").json == {"jobs": [], "faults": []}
+    assert run("ps", "--json").json == {"jobs": [], "elsewhere": [], "faults": []}
     assert not folder_of("x").exists()
 
 
