@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from people import GROUP, Machine, Person
 
-from jupyter_gpuckpt.settings import CRIU_SOCKETS_LIBRARY
+from jupyter_gpuckpt.installed import CRIU_SOCKETS_LIBRARY
 
 pytestmark = pytest.mark.criu
 
