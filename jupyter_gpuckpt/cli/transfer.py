@@ -115,7 +115,7 @@ def remote(args: argparse.Namespace) -> int:
     }
     shown = {said.name: said.label for said in snapshots}
     rows = [_row(one, shown.get(one.name, one.name)) for one in found]
-    head = ["name", "saved", "size", "message"]
+    head = ["name", "saved", "size", "note"]
     table = Listing(head, rows, f"No snapshots at {at.shown}.", [_sentence(at)], elastic=head[3:])
     output.result(args.json, document, table)
     return output.DONE

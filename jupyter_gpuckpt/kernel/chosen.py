@@ -107,7 +107,7 @@ def _line(one: Labelled, template: str) -> str:
     except (KeyError, ValueError, IndexError, AttributeError) as e:
         raise Usage(
             f"The format {template!r} cannot be used.",
-            f"{type(e).__name__}: {e}.",
+            f"There is no field {e}." if isinstance(e, KeyError) else f"{e}.",
             f"The fields in braces can be: {', '.join(texts)}.",
         ) from None
 

@@ -393,13 +393,13 @@ def snapshots(found: results.Snapshots, here: Mapping[str, Sequence[str]], spell
     faults = [str(fault["what"]) for fault in found.faults]
     if found.writing:
         faults.append(f"{found.writing} is being written.")
-    head = ["name", "saved", "size", "added", "GPU memory", "tags", "notebook", "message"]
+    head = ["name", "saved", "size", "added", "GPU memory", "tags", "notebook", "note"]
     empty = spell("No snapshots yet. Save one: `gpuckpt save @ NAME`")
-    elastic = ("tags", "notebook", "message")
+    elastic = ("tags", "notebook", "note")
     return Listing(head, rows, empty, faults, elastic=elastic, spare=_SPARE)
 
 
-_SPARE = ("added", "GPU memory", "size", "notebook", "message", "saved")
+_SPARE = ("added", "GPU memory", "size", "notebook", "note", "saved")
 """What a narrow terminal has no room for, the first first."""
 
 
@@ -426,7 +426,7 @@ def snapshot(found: results.Details) -> Listing:
     return details(
         [
             ("name", label_of(found)),
-            ("message", found.message),
+            ("note", found.message),
             ("saved", moment(found.created)),
             ("size", size(found.size)),
             ("added to the store", f"{size(found.stored)} (what no earlier snapshot had, compressed)"),

@@ -88,7 +88,7 @@ class Save(Long[results.Saved]):
         optional_in=IN_TERMINALS,
         help="the snapshot's name: letters, digits, and . _ -, at most 100",
     )
-    message: str | None = argument("-m", "--message", metavar="MESSAGE", default=None, help="a note that listings show")
+    message: str | None = argument("-m", "--message", metavar="NOTE", default=None, help="a note that listings show")
     replace: bool = argument("--replace", default=False, help="replace a snapshot of that name")
     with_files: bool = argument(
         "--with-files",

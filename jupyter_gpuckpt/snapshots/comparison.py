@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ VARIABLES = "variables.json"
 """The part of a snapshot that names the kernel's variables."""
 
 _CRIU, _VRAM = "criu/", "vram/"
+_LIBRARY = re.compile(r"\.so(\.[\d.]+)?$")
+"""How libraries are called; not all of them have a build id."""
 
 
 def compare(store: Store, old: str, new: str) -> Comparison:
@@ -96,7 +99,7 @@ class _Side:
         self.memory = self.memories.get(manifest.process.get("pid", 0))
         """The kernel's own."""
         self.used = {file.path for file in used}
-        self.programs = {file.path for file in used if file.build_id}
+        self.programs = {file.path for file in used if file.build_id or _LIBRARY.search(file.path)}
         """Programs and libraries."""
         table = kept_files.TABLE
         self.kept = {one.path: one for one in kept_files.from_json(files[table]).files} if table in files else {}

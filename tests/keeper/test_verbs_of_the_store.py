@@ -45,6 +45,7 @@ retyped = numpy.zeros((5, 1), 'int8')
 grows.append(2); bound = 'two'; del gone; fresh = numpy.ones((3, 4))
 f = open(fresh_file)
 import xml.parsers.expat
+_mapped = mmap.mmap(os.open(_library, os.O_RDONLY), 4096, prot=mmap.PROT_READ)
 """
 
 
@@ -53,7 +54,9 @@ def compared(notebook: Notebook, tmp_path: Path) -> Notebook:
     """A kernel with two snapshots, `a` and `b`, that differ."""
     path = tmp_path / "fresh.txt"
     path.touch()
-    notebook.run(STATE + f"fresh_file = {str(path)!r}")
+    without_build_id = tmp_path / "libodd-1a2b.so.3"
+    without_build_id.write_bytes(bytes(4096))
+    notebook.run(STATE + f"fresh_file, _library = {str(path)!r}, {str(without_build_id)!r}")
     notebook.run("%gpuckpt save a")
     notebook.run(CHANGE)
     notebook.run("%gpuckpt save b")
