@@ -14,8 +14,6 @@ __all__ = ["WORDS", "of_a_job", "said", "speak_of_a_job"]
 
 WORDS = {
     "kernel": ("kernel", "job"),
-    "Kernel": ("Kernel", "Job"),
-    "kernels": ("kernels", "jobs"),
     "restart": ("restart the kernel", "stop the job"),
     "Restart": ("Restart the kernel", "Stop the job"),
     "gpuckpt kernels": ("gpuckpt kernels", "gpuckpt ps"),

@@ -528,6 +528,6 @@ def answer_of(kind: type[Request[R]], raw: object, *others: type[T]) -> R | T:
         raise GpuckptError(
             f"The keeper's answer to {kind.op!r} cannot be read; what was asked for was done.",
             f"It is not in the form that this version uses: {e}.",
-            "Upgrade the older of the two.",
+            "Have one version of jupyter_gpuckpt here and where the kernel runs, and restart the kernel.",
         ) from e
     return found

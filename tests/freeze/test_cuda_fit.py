@@ -17,6 +17,7 @@ from notebooks import wait_until
 from jupyter_gpuckpt.errors import DriverError, KernelWaits, NoRoomYet, Refused, SaveFailed
 from jupyter_gpuckpt.freeze import cuda
 from jupyter_gpuckpt.freeze.cuda import CudaWorker, Gpu, State, Usage
+from jupyter_gpuckpt.linux import memory
 from jupyter_gpuckpt.linux.processes import name
 
 GIB = 1 << 30
@@ -231,3 +232,25 @@ def test_what_has_no_room_to_come_back_is_not_lost_but_waits() -> None:
     with pytest.raises(KernelWaits) as waits:
         cuda.mend(FullMachine(), [pid], [{"pid": pid, "used": {"A": 10 * GIB}}], patience=0)
     assert "nvidia-smi" in waits.value.then
+
+
+class InUse(Machine):
+    """A machine on which every process uses CUDA."""
+
+    def state(self, pid: int) -> State:
+        return "running"
+
+
+def test_gpu_memory_for_which_the_host_has_no_room_is_refused_with_both_figures() -> None:
+    """The room is this machine's, as it is; what is held on the GPU is told."""
+    pid, room = os.getpid(), memory.room(os.getpid()).bytes
+
+    def preflight(held: int) -> None:
+        cuda.preflight(InUse(gpu(0, "A"), usage=(Usage("A", pid, held, False),)), [pid])
+
+    preflight(room - 2 * GIB)
+    with pytest.raises(Refused, match=r"of host memory, and .* are left") as caught:
+        preflight(room + GIB)
+    data = caught.value.data
+    assert data["needed"] > room + GIB, "a checkpoint takes more than the bare GPU memory"
+    assert abs(data["available"] - room) < GIB

@@ -62,15 +62,15 @@ def test_errors_of_jobs_speak_of_jobs(tmp_path: Path) -> None:
 
 
 def test_a_text_has_the_word_for_what_it_is_about() -> None:
-    text = "The {kernel} was not saved. {Restart}; `{gpuckpt kernels}` lists {kernels}. {other} Kernel 0a1b2c3d."
+    text = "The {kernel} was not saved. {Restart}; `{gpuckpt kernels}` lists it. {other} Kernel 0a1b2c3d."
     assert said(text) == (
-        "The kernel was not saved. Restart the kernel; `gpuckpt kernels` lists kernels. {other} Kernel 0a1b2c3d."
+        "The kernel was not saved. Restart the kernel; `gpuckpt kernels` lists it. {other} Kernel 0a1b2c3d."
     )
     with of_a_job():
         error = SaveFailed(text, "criu says: Error (criu/kerndat.c:7): Kernel doesn't support this")
-        assert said(text) == "The job was not saved. Stop the job; `gpuckpt ps` lists jobs. {other} Kernel 0a1b2c3d."
+        assert said(text) == "The job was not saved. Stop the job; `gpuckpt ps` lists it. {other} Kernel 0a1b2c3d."
     assert (error.what, error.why.partition("): ")[2]) == (
-        "The job was not saved. Stop the job; `gpuckpt ps` lists jobs. {other} Kernel 0a1b2c3d.",
+        "The job was not saved. Stop the job; `gpuckpt ps` lists it. {other} Kernel 0a1b2c3d.",
         "Kernel doesn't support this",
     )
 
