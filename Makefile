@@ -90,12 +90,14 @@ lint: $(READY) labextension/node_modules/.package-lock.json
 bench: setup
 	@$(BIN)/python -m benchmarks.kernel
 
-# On a GPU machine; torch must be there (`.venv/bin/pip install torch`).
+# On a GPU machine; torch must be there (`.venv/bin/pip install torch`). Programs whose packages are not are left out.
 bench-gpu: setup
 	@$(BIN)/python -m benchmarks.gpu_limits
 	@$(BIN)/python -m benchmarks.kernel --cpu --gpu 0 1 8 24 --rounds 3 --json bench-gpu.json
 	@$(BIN)/python -m benchmarks.kernel --cpu --gpu 40 --rounds 1 --json bench-gpu.json
 	@$(BIN)/python -m benchmarks.overhead
+	@$(BIN)/python -m benchmarks.programs --steps --json bench-steps.json
+	@$(BIN)/python -m benchmarks.programs --rounds 3 --json bench-programs.json
 
 bench-store: setup
 	@$(BIN)/python -m benchmarks.store

@@ -18,10 +18,15 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-shared"]
-_SOCKETS = ("jupyter_gpuckpt/freeze/criu_sockets.c", "jupyter_gpuckpt/freeze/libgpuckpt-criu-sockets.so.1")
-_PARKING = ("jupyter_gpuckpt/kernel/parking.c", "jupyter_gpuckpt/kernel/libgpuckpt-parking.so")
+_SOCKETS = ("jupyter_gpuckpt/freeze/criu_*.c", "jupyter_gpuckpt/freeze/libgpuckpt-criu-sockets.so.1", [])
+_PARKING = (
+    "jupyter_gpuckpt/kernel/driver/*.c",
+    "jupyter_gpuckpt/kernel/libgpuckpt-parking.so",
+    # What is loaded first under this name is what others find that look for the driver.
+    ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"],
+)
 _LIBRARIES = (_SOCKETS, _PARKING) if platform.machine() == "x86_64" else (_SOCKETS,)
-"""Source and library of each; parking is for x86-64 alone."""
+"""Sources and library of each, and what the linker is told; parking is for x86-64 alone."""
 
 
 class LibrariesHook(BuildHookInterface):
@@ -37,9 +42,9 @@ class LibrariesHook(BuildHookInterface):
         del version
         if self.target_name != "wheel":
             return
-        for source, library in _LIBRARIES:
+        for sources, library, linking in _LIBRARIES:
             try:
-                self._compile(Path(self.root, source), Path(self.root, library))
+                self._compile(sorted(Path(self.root).glob(sources)), Path(self.root, library), linking)
             except (OSError, subprocess.CalledProcessError) as e:
                 if os.environ.get("GPUCKPT_LIBRARIES") == "required":
                     raise
@@ -51,14 +56,15 @@ class LibrariesHook(BuildHookInterface):
             build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
     @staticmethod
-    def _compile(source: Path, library: Path) -> None:
+    def _compile(sources: list[Path], library: Path, linking: list[str]) -> None:
         compiler = shutil.which(os.environ.get("CC", "cc"))
         if compiler is None:
             raise FileNotFoundError("there is no C compiler")
         # Kernels may have the one that is there open: it is replaced, not written over.
         made = library.with_name(f"{library.name}.{os.getpid()}")
         try:
-            subprocess.run([compiler, *_FLAGS, "-o", str(made), str(source), "-ldl", "-lpthread"], check=True)
+            words = [compiler, *_FLAGS, *linking, "-o", str(made), *map(str, sources), "-ldl", "-lpthread"]
+            subprocess.run(words, check=True)
             made.replace(library)
         finally:
             made.unlink(missing_ok=True)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
+from collections.abc import Mapping
 
 from jupyter_client import KernelManager
 
 from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.client import keepers
+from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.errors import NoSuchSnapshot
 from jupyter_gpuckpt.store import Store
 
@@ -16,14 +20,20 @@ from .cells import run
 
 
 class OurKernel:
-    """One kernel held by a keeper."""
+    """One kernel held by a keeper; `environment` is added to its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._manager = KernelManager(kernel_name="python3-gpuckpt")
-        self._manager.start_kernel()
+        self._manager.start_kernel(env={**os.environ, **(environment or {})})
         self.client = self._manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(60)
+
+    def pid(self) -> int:
+        """Return the kernel's pid, as it is outside of its namespace."""
+        folder = KernelFolder(settings.kernels_dir() / self._manager.provisioner.kernel_id)
+        with keepers.connect(folder) as keeper:
+            return int(keeper.request("status")["pid"])
 
     def save(self, name: str = "benchmark") -> tuple[float, float, int]:
         """Save; return for how long the kernel was paused, how long the cell took (seconds), and the bytes stored.

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from jupyter_client import BlockingKernelClient
 from jupyter_client.connect import write_connection_file
@@ -20,6 +19,8 @@ from jupyter_client.connect import write_connection_file
 from jupyter_gpuckpt.freeze import cuda, images
 from jupyter_gpuckpt.freeze.criu_program import find_criu
 from jupyter_gpuckpt.linux import processes
+
+from .cells import run
 
 _FLAGS = ("--tcp-close", "--ext-unix-sk", "--file-locks", "--shell-job", "-v2")
 _SLEEP = (
@@ -78,7 +79,8 @@ class PlainKernel:
     def _inside(self, *command: str) -> None:
         subprocess.run([*self._enter(), *command], check=True, stdin=subprocess.DEVNULL, capture_output=True)
 
-    def _kernel(self) -> int:
+    def pid(self) -> int:
+        """Return the kernel's pid, as it is outside of its namespace."""
         init = processes.descendants(self._namespace.pid)[0]
         here = Path(f"/proc/{init}/ns/pid").readlink()
         everyone = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()]
@@ -88,7 +90,7 @@ class PlainKernel:
         """Dump the kernel, which keeps running; return for how long it was paused (seconds), and the bytes on disk."""
         shutil.rmtree(self._images, ignore_errors=True)
         self._images.mkdir(mode=0o700)
-        pid = self._kernel()
+        pid = self.pid()
         on_gpu = cuda.freezable(self._worker, [pid]) if cuda.cuda_pids([pid]) else []
         began = time.perf_counter()
         if on_gpu:
@@ -106,7 +108,7 @@ class PlainKernel:
         self._kill()
         self._namespace = self._fresh_namespace()
         self._run_criu("restore", "-D", str(self._images), "-o", "restore.log", "-d")
-        if on_gpu := cuda.cuda_pids([self._kernel()]):
+        if on_gpu := cuda.cuda_pids([self.pid()]):
             cuda.thaw(self._worker, on_gpu)
         self.run("pass")
         return time.perf_counter() - began
@@ -116,23 +118,20 @@ class PlainKernel:
         shutil.rmtree(self._images)
 
     def _run_criu(self, *arguments: str) -> None:
-        self._inside("env", "-i", *self._criu.argv, *arguments, *_FLAGS)
+        try:
+            self._inside("env", "-i", *self._criu.argv, *arguments, *_FLAGS)
+        except subprocess.CalledProcessError as e:
+            log = (self._images / f"{arguments[0]}.log").read_text(errors="replace")
+            errors = [line for line in log.splitlines() if "Error" in line]
+            raise RuntimeError(f"criu {arguments[0]} failed: {'; '.join(errors[:4]) or e.stderr}") from e
 
     def run(self, code: str) -> str:
         """Execute a cell and return what it printed; it is asked again until the restored kernel hears it."""
-        printed: list[str] = []
-
-        def hook(message: dict[str, Any]) -> None:
-            if message["msg_type"] == "stream":
-                printed.append(message["content"]["text"])
-
         while True:
             try:
-                reply = self.client.execute_interactive(code, output_hook=hook, timeout=0.25 if code == "pass" else 600)
+                return run(self.client, code, 0.25 if code == "pass" else 600)
             except TimeoutError:
                 continue
-            assert reply["content"]["status"] == "ok", reply
-            return "".join(printed).strip()
 
     def _kill(self) -> None:
         os.kill(processes.descendants(self._namespace.pid)[0], signal.SIGKILL)

@@ -11,7 +11,7 @@ from .setting import Setting
 __all__ = ["CRIU_SOCKETS_LIBRARY", "PARKING_LIBRARY", "broker_socket", "criu_prefix", "in_data_folder", "named_criu"]
 
 PARKING_LIBRARY = Path(__file__).parent / "kernel" / "libgpuckpt-parking.so"
-"""What is built of `kernel/parking.c`; missing where there was no C compiler."""
+"""What is built of `kernel/driver/`; missing where there was no C compiler."""
 
 CRIU_SOCKETS_LIBRARY = Path(__file__).parent / "freeze" / "libgpuckpt-criu-sockets.so.1"
 """What is built of `freeze/criu_sockets.c`, likewise. criu, which is given its folder for plugins, would take one of

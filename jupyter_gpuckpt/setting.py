@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -50,13 +50,17 @@ class Setting(Generic[T]):
     configurable: str = "Gpuckpt"
 
     def __call__(self) -> T:
-        """Return what holds now.
+        """Return what holds now. Raises as `read_from` does."""
+        return self.read_from(os.environ)
+
+    def read_from(self, environment: Mapping[str, str]) -> T:
+        """Return what holds where these variables are set.
 
         Raises
         ------
         Refused : what the variable says cannot be understood.
         """
-        text = os.environ.get(self.variable)
+        text = environment.get(self.variable)
         if not text:
             return self.otherwise()
         try:

@@ -191,6 +191,14 @@ cells_asleep = Setting(
     without="every cell wakes it",
     more="sleep.md",
 )
+io_uring = Setting(
+    "GPUCKPT_IO_URING",
+    is_on,
+    lambda: False,
+    what="`on`: new kernels and jobs may use io_uring, which CRIU cannot save",
+    without="as root, they find none; with the broker, they may",
+    more="troubleshooting.md#a-save-does-not-work",
+)
 share_grace = Setting(
     "GPUCKPT_SHARE_GRACE",
     parse_seconds,

@@ -67,6 +67,7 @@ def kernel_program(launch: Launch) -> Program:
         umask=launch.umask,
         after_pid=FIRST_PID - 1,
         subreaper=True,
+        io_uring=settings.io_uring.read_from(launch.env),
     )
 
 

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -39,6 +39,8 @@ _VERSION_TIMEOUT = 10.0
 _CHECK_TIMEOUT = 60.0
 _PRIVATE_SOCKETS = "Sockets: private"
 """What our library says in a program that heeds it (`criu_sockets.c`)."""
+_INNER_CONNECTIONS = "Connections: inside the tree"
+"""What it says, too, where it has a dump look into no others (`criu_connections.c`)."""
 
 _OPTIONS = (
     # A default configuration file (/etc/criu/default.conf, ~/.criu/default.conf) could change
@@ -76,6 +78,8 @@ class CriuProgram:
         ``jupyter gpuckpt setup``) or "system".
     private_sockets : whether no other user can reach the sockets by which its processes find each other, as
         those who look for a program find out.
+    inner_connections : whether a dump can be had to look into those TCP connections alone that are inside the tree,
+        likewise.
     """
 
     argv: tuple[str, ...]
@@ -83,6 +87,7 @@ class CriuProgram:
     path: str
     origin: Origin
     private_sockets: bool = True
+    inner_connections: bool = True
 
     def environment(self) -> dict[str, str]:
         """Return the environment to start it with: nothing of the caller's passes through.
@@ -270,9 +275,9 @@ def _first_file(candidates: Iterable[Path]) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-# What a program said of itself (its version, and whether its sockets are private), by its command line
+# What a program said of itself (its version, and what our library says in it), by its command line
 # and the file's identity, so that a program that was replaced meanwhile is asked again.
-_known: dict[tuple[tuple[str, ...], int, int], tuple[tuple[int, int, int], bool]] = {}
+_known: dict[tuple[tuple[str, ...], int, int], tuple[tuple[int, int, int], Collection[str]]] = {}
 
 
 def files_of(argv: Sequence[str], path: str) -> Iterator[Path]:
@@ -296,10 +301,10 @@ def _judge(start: tuple[str, ...], path: str, origin: Origin) -> CriuProgram:
     key = (argv, state.st_mtime_ns, state.st_ino)
     if key not in _known:
         _known[key] = _ask(argv)
-    version, private_sockets = _known[key]
+    version, said = _known[key]
     if version < minimum_version():
         raise _UnfitError(f"version {version_text(version)} is older than {version_text(minimum_version())}")
-    return CriuProgram(argv, version, path, origin, private_sockets)
+    return CriuProgram(argv, version, path, origin, _PRIVATE_SOCKETS in said, _INNER_CONNECTIONS in said)
 
 
 def _refuse_changeable(files: Iterable[Path]) -> None:
@@ -310,7 +315,7 @@ def _refuse_changeable(files: Iterable[Path]) -> None:
             raise _UnfitError(f"{part} can be changed by users other than root")
 
 
-def _ask(argv: tuple[str, ...]) -> tuple[tuple[int, int, int], bool]:
+def _ask(argv: tuple[str, ...]) -> tuple[tuple[int, int, int], Collection[str]]:
     try:
         done = _run((*argv, "--version"), _VERSION_TIMEOUT, {"GPUCKPT_TELL_SOCKETS": "1"})
     except subprocess.TimeoutExpired:
@@ -321,8 +326,7 @@ def _ask(argv: tuple[str, ...]) -> tuple[tuple[int, int, int], bool]:
     if done.returncode != 0 or match is None:
         said = first_line(done.stderr + done.stdout) or f"exit status {done.returncode}"
         raise _UnfitError(f"does not report its version ({said})")
-    private_sockets = _PRIVATE_SOCKETS in done.stdout.splitlines()
-    return (int(match[1]), int(match[2]), int(match[3] or 0)), private_sockets
+    return (int(match[1]), int(match[2]), int(match[3] or 0)), done.stdout.splitlines()
 
 
 def _run(

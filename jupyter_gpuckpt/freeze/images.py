@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import ipaddress
 import os
 import shutil
 import stat
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-TCP_ESTABLISHED, TCP_LISTEN = 1, 10  # include/net/tcp_states.h
-SOCK_STREAM = 1
+TCP_SYN_SENT, TCP_CLOSE, TCP_LISTEN = 2, 7, 10  # include/net/tcp_states.h
+SOCK_STREAM, SOCK_DGRAM = 1, 2
 _TASK_STOPPED = 3  # criu/include/pid.h
 _WHOLE_FILE = 2  # criu/include/file-lock.h, FL_FLOCK: of flock(2)
 _EMPTY = 8  # bytes of an image without entries
 _LINKED, _GHOST = 0, 1  # criu's images/remap-file-path.proto
+_BOTH = 3  # criu's images/sk-opts.proto
 _GHOST_MAGIC = struct.pack("<II", 0x54564319, 0x52583605)  # criu/include/magic.h
 
 _U32 = descriptor_pb2.FieldDescriptorProto.TYPE_UINT32
@@ -37,7 +39,7 @@ _REPEATED = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
 
 _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
     # message: (field, number, type, message type); numbers from fdinfo, regfile, sk-inet, sk-unix,
-    # remap-file-path, pstree, mm, vma, core and file-lock
+    # tcp-stream, remap-file-path, pstree, mm, vma, core and file-lock
     "vma": [("start", 1, _U64, ""), ("end", 2, _U64, ""), ("shmid", 4, _U64, ""), ("status", 7, _U32, "")],
     "mm": [("vmas", 14, _MESSAGE, "vma")],
     "reg": [
@@ -48,12 +50,20 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("build_id", 11, _U32, ""),
     ],
     "inet": [
+        ("ino", 2, _U32, ""),
         ("type", 4, _U32, ""),
         ("state", 6, _U32, ""),
         ("src_port", 7, _U32, ""),
         ("dst_port", 8, _U32, ""),
         ("src_addr", 11, _U32, ""),
         ("dst_addr", 12, _U32, ""),
+        ("shutdown", 19, _U32, ""),
+    ],
+    "stream": [
+        ("inq_seq", 2, _U32, ""),
+        ("outq_len", 3, _U32, ""),
+        ("outq_seq", 4, _U32, ""),
+        ("unsq_len", 12, _U32, ""),
     ],
     "unix": [
         ("ino", 2, _U32, ""),
@@ -383,27 +393,78 @@ def _opened(images: Path, pid: int) -> dict[int, int]:
     return {descriptor.fd: descriptor.id for descriptor in _entries(table, "descriptor")}
 
 
-def inner_connections(images: Path, but_at: Collection[int]) -> list[tuple[int, int]]:
-    """Return the pids at both ends of each TCP connection of which both ends are in the tree, the lower pid first.
+@dataclass(frozen=True)
+class TcpEnd:
+    """An end of a TCP connection that a saved process has.
 
-    Those at one of the ports `but_at` are left out.
+    Attributes
+    ----------
+    id, inode : of the file and its socket.
+    here, there : address and port of this end, and of the other; that of IPv4 also where the socket is one of IPv6.
+    state : include/net/tcp_states.h.
+    pid : the lowest of those that have it open.
     """
+
+    id: int
+    inode: int
+    here: tuple[str, int]
+    there: tuple[str, int]
+    state: int
+    pid: int
+
+
+def tcp_ends(images: Path) -> list[TcpEnd]:
+    """Return the ends of TCP connections that the tree has, closed ones included."""
     holders: dict[int, int] = {}
     for pid in sorted(_tree((images / "pstree.img").read_bytes())):
         for id_ in _opened(images, pid).values():
             holders.setdefault(id_, pid)
-    ends: dict[tuple[int, ...], int] = {}
-    for e in _entries((images / "files.img").read_bytes(), "file"):
-        isk = e.isk
-        if isk.type == SOCK_STREAM and isk.state == TCP_ESTABLISHED and e.id in holders and isk.src_addr:
-            # The last word is the whole of an address of IPv4, also in its form for IPv6.
-            ends[isk.src_addr[-1], isk.src_port, isk.dst_addr[-1], isk.dst_port] = holders[e.id]
-    found = []
-    for (address, port, *other), pid in ends.items():
-        peer = ends.get((*other, address, port))
-        if peer is not None and (address, port) < tuple(other) and not {port, other[1]} & set(but_at):
-            found.append((min(pid, peer), max(pid, peer)))
-    return sorted(found)
+    return [
+        TcpEnd(
+            e.id,
+            e.isk.ino,
+            (_address(e.isk.src_addr), e.isk.src_port),
+            (_address(e.isk.dst_addr), e.isk.dst_port),
+            e.isk.state,
+            holders[e.id],
+        )
+        for e in _entries((images / "files.img").read_bytes(), "file")
+        if e.HasField("isk") and _has_other_end(e.isk) and e.id in holders
+    ]
+
+
+def _has_other_end(isk: Any) -> bool:
+    return bool(isk.type == SOCK_STREAM and not _listens(isk) and isk.dst_port)
+
+
+def _address(words: Sequence[int]) -> str:
+    address = ipaddress.ip_address(struct.pack(f"<{len(words)}I", *words))
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """How far an end of a connection was, as numbers of bytes modulo 2**32: `queued` of those `written` lay in its
+    queue, not acknowledged yet, and of these the last `unsent` had not been sent."""
+
+    received: int
+    written: int
+    queued: int
+    unsent: int
+
+
+def tcp_stream(images: Path, end: TcpEnd) -> Stream | None:
+    """Return how far an end of a connection was; None where that was not saved."""
+    try:
+        e = next(_entries((images / f"tcp-stream-{end.inode:x}.img").read_bytes(), "stream"))
+    except FileNotFoundError:
+        return None
+    return Stream(e.inq_seq, e.outq_seq, e.outq_len, e.unsq_len)
+
+
+def has_connections(images: Path) -> bool:
+    """Tell whether TCP connections come back with the tree."""
+    return any(_has_other_end(e.isk) for e in _entries((images / "files.img").read_bytes(), "file"))
 
 
 def process_names(images: Path) -> dict[int, str]:
@@ -459,6 +520,7 @@ def rewrite_files(
     target: Path,
     *,
     port: Callable[[int], int],
+    connected: Mapping[int, tuple[int, int]],
     abstract_name: Callable[[bytes], bytes],
     socket_path: Callable[[Path], Path],
     deleted: Callable[[str], str],
@@ -469,6 +531,8 @@ def rewrite_files(
     Parameters
     ----------
     port : gives the new port for a bound one (listening TCP, or UDP).
+    connected : the ports of the TCP connections that come back, this end's and the other's, by the files' ids; all
+        others come back closed.
     abstract_name : gives the new name for an abstract Unix socket's (without its leading NUL).
     socket_path : gives the new path for one that a Unix socket is bound to.
     deleted : gives the new path for that of a deleted file, beside which criu makes it again, to delete it again.
@@ -479,11 +543,21 @@ def rewrite_files(
     raw = source.read_bytes()
     out = bytearray(raw[:8])
     listening = _listening(raw)
+    datagrams = {
+        (e.isk.src_port, _address(e.isk.src_addr))
+        for e in _entries(raw, "file")
+        if e.HasField("isk") and e.isk.type == SOCK_DGRAM
+    }
     written = {_path(e.reg) for e in _entries(raw, "file") if e.HasField("reg") and is_written(e.reg.flags)}
     for e in _entries(raw, "file"):
-        if e.HasField("isk") and e.isk.src_port:
-            # A connection comes back closed: it needs no port, and the saved one may be somebody's by now.
-            e.isk.src_port = 0 if _is_connection(e.isk, listening) else port(e.isk.src_port)
+        if e.id in connected:
+            e.isk.src_port, e.isk.dst_port = connected[e.id]
+        elif e.HasField("isk") and _is_connection(e.isk, listening):
+            _close(e.isk)
+        elif e.HasField("isk") and e.isk.src_port:
+            e.isk.src_port = port(e.isk.src_port)
+            if (e.isk.dst_port, _address(e.isk.dst_addr)) in datagrams:
+                e.isk.dst_port = port(e.isk.dst_port)
         if e.HasField("usk") and e.usk.name[:1] == b"\0":
             e.usk.name = b"\0" + abstract_name(e.usk.name[1:])
         elif e.HasField("usk") and (path := _socket_path(e.usk)) is not None:
@@ -498,6 +572,13 @@ def rewrite_files(
                 e.reg.ClearField("size")
         out += _packed(e)
     target.write_bytes(bytes(out))
+
+
+def _close(isk: Any) -> None:
+    """Have a connection come back closed: it needs no port, and the saved one may be somebody's by now."""
+    if isk.dst_port:
+        isk.shutdown = _BOTH
+    isk.src_port, isk.dst_port, isk.state = 0, 0, TCP_CLOSE
 
 
 def highest_id(images: Path) -> int:

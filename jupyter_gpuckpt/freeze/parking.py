@@ -1,6 +1,6 @@
 """Parking a process's GPU memory for a checkpoint, as seen from outside: what is parked the driver need not copy.
 
-The process makes its large blocks so that they can be handed to another (`jupyter_gpuckpt/kernel/parking.c`);
+The process makes its memory so that it can be handed to another (`jupyter_gpuckpt/kernel/driver/`);
 `vram_holder` is that other; `thread_stopper` keeps everything off the GPU at that moment. In a snapshot what was
 parked is one file beside those of `vram`, and the process is saved waiting for it to come back.
 
@@ -38,6 +38,8 @@ _RING = f"-ring{PARKED}"
 
 FileState = Literal["new", "awaited", "kept", "brought"]
 
+_PROTOCOL = b"2"
+"""How process and holder talk to each other (parking.c, `vram_holder`)."""
 _PREPARE_TIMEOUT = 60.0
 _ARRIVE_TIMEOUT = 5.0  # how long the process may take to come to the place where it parks, in seconds
 _STILL_TIMEOUT = 0.5  # how long its threads have to fall asleep, in seconds
@@ -100,10 +102,11 @@ class Parking:
     ) -> None:
         self.parked = parked
         self._is_parked = file != "new"
-        self._is_whole = file == "awaited" or (file == "kept" and (outside / parked.file).exists())
+        self._file = outside / parked.file
+        self._is_whole = file == "awaited" or (file == "kept" and self._file.exists())
         self._make_whole = make_whole
         self._holds = self._ready = self._rests = False
-        used = outside / parked.file
+        used = self._file
         self._buffer: StagingBuffer | None = None
         if file == "brought":
             used = outside / f"{parked.pid}{_RING}"
@@ -318,6 +321,12 @@ class Parking:
             if words[:1] == [b"not"]:
                 self._is_parked = False
                 return
+            if words[:1] == [b"socket"] and words[2:3] != [_PROTOCOL]:
+                raise self._error(
+                    "given back",
+                    "it was parked by another version of jupyter_gpuckpt",
+                    "Restore it where the version that saved it is installed.",
+                )
             if words[:1] == [b"socket"]:
                 self._holder.tell(b"fill %d %d" % (pid, int(words[1])))
                 said = self._process_says(_COPY_TIMEOUT)
@@ -327,14 +336,22 @@ class Parking:
                 why = f"{said.decode('ascii', 'replace')}; {self._holder.last_words()}"
         if self._buffer is not None and not self._is_whole:
             self._have_file_whole()
+        self._finish_copy_all_the_same()
         if not self._is_whole:
             raise self._error("given back", why or self._holder.last_words())
         log.warning("the memory of process %d is given back the slow way: %s", pid, why)
+        self._holder.kill()  # it has GPU memory that the process needs
         self._say(f"load {self._inside}")
         said = self._process_says(_COPY_TIMEOUT)
         if said != b"done":
             raise self._error("given back", said.decode("ascii", "replace") or "no answer")
         self._is_parked = False
+
+    def _finish_copy_all_the_same(self) -> None:
+        """Have the file whole, also where the holder has failed: it ends its copies first."""
+        with contextlib.suppress(DriverError):
+            self.finish_copy()
+        self._is_whole = self._is_whole or self._file.exists()
 
     def _have_file_whole(self) -> None:
         log.warning("what was brought to the GPU is lost: %s", self._holder.last_words())
@@ -401,11 +418,13 @@ class Parking:
         log.warning("the GPU memory is not parked: %s", why)
         return False
 
-    def _error(self, what: str, why: str) -> DriverError:
+    def _error(
+        self, what: str, why: str, then: str = "Start the {kernel} with GPUCKPT_PARKING=off to save without parking."
+    ) -> DriverError:
         return DriverError(
             f"Parked GPU memory could not be {what}.",
             why,
-            "Start the {kernel} with GPUCKPT_PARKING=off to save without parking.",
+            then,
             call="park",
             pid=self.parked.pid,
             number=None,

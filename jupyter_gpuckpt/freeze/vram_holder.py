@@ -12,11 +12,11 @@ has another's memory open at its checkpoint, and memory that came from another c
 
 Lines: ``ready`` out, and then one answer to each of
 
-- ``take PID FD``: open every part of a block that comes through that process's socket, and begin to copy: ``held``
+- ``take PID FD``: open every part that comes through that process's socket, and begin to copy: ``held``
 - ``copied``: wait for the copies: ``copied``
 - ``load``: begin to bring the file to the GPU: ``loaded``; or ``no room``
 - ``bring AT SIZE TO``: copy bytes of the file at an offset to where they belong in the parked memory: that offset
-- ``fill PID FD``: fill every part of a block that comes through that socket: ``filled``
+- ``fill PID FD``: fill every part that comes through that socket: ``filled``
 - ``rest``: when the copies are done, give up all that this program has on the GPU, its context too: ``resting``
 - ``rise``: be ready to fill again: ``ready``
 - anything else: ``unknown``
@@ -35,8 +35,9 @@ import socket
 import struct
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,12 @@ from .populate import populate
 __all__ = ["main"]
 
 _ITEM = struct.Struct("<QQ")
-"""What comes beside a part's descriptor: its offset in the file, and its size; size 0 ends the list (parking.c)."""
+"""What a message has of each part: its offset in the file, and its size. The last is the part that comes after these,
+without a descriptor yet; its size is 0 where there is none (parking.c)."""
+_NUMBER = struct.Struct("<Q")
+"""The answer: for how many bytes more there is room. The first one is a greeting, the last one thanks."""
+_BATCH = 64
+"""Parts in one message at most."""
 _FD = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 _ON_DEVICE = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
 _READ_WRITE = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
@@ -69,25 +75,56 @@ def _run(call: str, *arguments: Any) -> Any:
     return values[0] if values else None
 
 
-class _Part:
-    """A part of another process's block of GPU memory, mapped here; `offset` is where its bytes are in the file."""
+@dataclass(frozen=True)
+class _Batch:
+    """One message: parts of another process's memory (offset and size), their descriptors, and the next one's size."""
 
-    def __init__(self, fd: int, offset: int, size: int, device: int) -> None:
-        self.offset, self.size = offset, size
-        try:
-            self._handle = _run("cuMemImportFromShareableHandle", fd, _FD)
-        finally:
-            os.close(fd)
-        self.address = int(_run("cuMemAddressReserve", size, 0, 0, 0))
-        _run("cuMemMap", self.address, size, 0, self._handle, 0)
-        access = driver.CUmemAccessDesc()
-        access.location.type, access.location.id, access.flags = _ON_DEVICE, device, _READ_WRITE
-        _run("cuMemSetAccess", self.address, size, [access], 1)
+    items: list[tuple[int, int]]
+    descriptors: list[int]
+    next_size: int
+
+
+class _Addresses:
+    """Addresses for all of the parked memory; in them every part has its place, at its offset in the file."""
+
+    def __init__(self, size: int, device: int) -> None:
+        self._size = size
+        self._first = int(_run("cuMemAddressReserve", size, 0, 0, 0))
+        self._access = driver.CUmemAccessDesc()
+        self._access.location.type, self._access.location.id = _ON_DEVICE, device
+        self._access.flags = _READ_WRITE
+
+    def map(self, batch: _Batch) -> list[_Part]:
+        """Open another process's parts, which follow one another, and map them."""
+        parts = []
+        for (offset, size), fd in zip(batch.items, batch.descriptors, strict=True):
+            if offset + size > self._size:
+                raise RuntimeError("the process has more memory by now than there is room for")
+            try:
+                handle = _run("cuMemImportFromShareableHandle", fd, _FD)
+            finally:
+                os.close(fd)
+            _run("cuMemMap", self._first + offset, size, 0, handle, 0)
+            parts.append(_Part(offset, size, self._first + offset, handle))
+        if parts:
+            length = parts[-1].offset + parts[-1].size - parts[0].offset
+            _run("cuMemSetAccess", parts[0].address, length, [self._access], 1)
+        return parts
+
+    def close(self) -> None:
+        _run("cuMemAddressFree", self._first, self._size)
+
+
+class _Part:
+    """A part of another process's memory, mapped here; `offset` is where its bytes are in the file."""
+
+    def __init__(self, offset: int, size: int, address: int, handle: Any) -> None:
+        self.offset, self.size, self.address = offset, size, address
+        self._handle = handle
 
     def close(self) -> None:
         _run("cuMemUnmap", self.address, self.size)
         _run("cuMemRelease", self._handle)
-        _run("cuMemAddressFree", self.address, self.size)
 
 
 class _Piece:
@@ -121,6 +158,9 @@ class _Holder:
         _run("cuMemHostRegister", self._staging, len(self._file), 0)
         self._held: deque[_Part | _Piece] = deque()
         """What of the bytes is on the GPU: from some offset on without a gap, or nothing."""
+        self._has_taken = False
+        self._addresses: _Addresses | None = None
+        """Where what was taken is mapped."""
         if self._is_brought:
             for offset in range(0, size, _PIECE):
                 piece = _Piece(offset, min(_PIECE, size - offset))
@@ -128,14 +168,15 @@ class _Holder:
                 _run("cuMemsetD8", piece.address, 0, piece.size)  # zeros are not brought
 
     def take(self, pid: int, fd: int) -> str:
+        self._addresses = _Addresses(self._size, self._device)
         with _socket_of(pid, fd) as there:
-            for offset, size, descriptor in _items(there):
-                if offset + size > len(self._file):
-                    raise RuntimeError("the process has more memory by now than there is room for")
-                part = _Part(descriptor, offset, size, self._device)
-                self._held.append(part)
-                _run("cuMemcpyDtoHAsync", self._staging + offset, part.address, size, 0)
-            there.send(b"h")
+            for batch in _batches(there):
+                parts = self._addresses.map(batch)
+                self._held += parts
+                for part in parts:
+                    _run("cuMemcpyDtoHAsync", self._staging + part.offset, part.address, part.size, 0)
+            there.send(_NUMBER.pack(0))
+        self._has_taken = True
         return "held"
 
     def copied(self) -> str:
@@ -143,7 +184,7 @@ class _Holder:
         if self._resting:
             return "copied"
         _run("cuCtxSynchronize")
-        if self._held and self._part.exists():
+        if self._has_taken and self._part.exists():
             self._part.rename(self._whole)
         return "copied"
 
@@ -171,9 +212,7 @@ class _Holder:
 
     def rest(self) -> str:
         self.copied()
-        for held in self._held:
-            held.close()
-        self._held.clear()
+        self._give_up()
         _run("cuMemHostUnregister", self._staging)
         # The driver's own state stays, which takes no GPU memory; starting again would take half a second.
         _run("cuCtxSetCurrent", None)
@@ -188,18 +227,32 @@ class _Holder:
         return "ready"
 
     def fill(self, pid: int, fd: int) -> str:
+        room, filled, spent = 0, list[_Part](), list[_Part | _Piece]()
+        addresses = _Addresses(self._size, self._device)
         with _socket_of(pid, fd) as there:
-            sizes = deque(held.size for held in self._held)
-            self._ask(there, sizes)
-            for offset, size, descriptor in _items(there):
-                new = _Part(descriptor, offset, size, self._device)
-                self._copy_to(new)
-                new.close()
-                self._ask(there, sizes)
+            for batch in _batches(there):
+                parts = addresses.map(batch)
+                filled += parts
+                for part in parts:
+                    spent += self._copy_to(part)
+                _run("cuCtxSynchronize")
+                room -= sum(part.size for part in parts)
+                if batch.next_size > room:  # it waits
+                    _close(spent)
+                    spent.clear()
+                    more = self._room_for(batch.next_size) - room
+                    there.send(_NUMBER.pack(more))
+                    room += more
+            there.send(_NUMBER.pack(0))
+        # The process goes on meanwhile.
+        _close([*spent, *filled])
+        addresses.close()
+        self._give_up()
         return "filled"
 
-    def _copy_to(self, new: _Part) -> None:
-        done, spent = 0, []
+    def _copy_to(self, new: _Part) -> Iterator[_Part | _Piece]:
+        """Begin to copy what belongs there; yield what is not needed any more when that is done."""
+        done = 0
         while done < new.size:
             at, left = new.offset + done, new.size - done
             if self._held:
@@ -207,26 +260,28 @@ class _Holder:
                 size = min(left, held.offset + held.size - at)
                 _run("cuMemcpyDtoDAsync", new.address + done, held.address + at - held.offset, size, 0)
                 if at + size == held.offset + held.size:
-                    spent.append(self._held.popleft())
+                    yield self._held.popleft()
             else:
                 size = left
                 _run("cuMemcpyHtoDAsync", new.address + done, self._staging + at, size, 0)
             done += size
-        _run("cuCtxSynchronize")
-        for held in spent:
-            held.close()
 
-    def _ask(self, there: socket.socket, sizes: deque[int]) -> None:
-        """Ask for the next part, once there is room for it beside the one that is held; the last time it is thanks."""
-        size = sizes.popleft() if sizes else 0
-        if size and not self._is_brought and _free_bytes() < size + _SLACK:
+    def _room_for(self, size: int) -> int:
+        """Return for how many bytes there is room beside what is held; for so many, if need be without that."""
+        free = _free_bytes() - _SLACK
+        if free < size and self._held and not self._is_brought:
             # What is held is in the file too; from there it takes no memory of the GPU.
             self.copied()
-            for held in self._held:
-                held.close()
-            self._held.clear()
-            sizes.clear()
-        there.send(b"n")
+            self._give_up()
+            free = _free_bytes() - _SLACK
+        return max(size, free)
+
+    def _give_up(self) -> None:
+        _close(self._held)
+        self._held.clear()
+        if self._addresses is not None:
+            self._addresses.close()
+            self._addresses = None
 
 
 def _free_bytes() -> int:
@@ -259,19 +314,25 @@ def _socket_of(pid: int, fd: int) -> Iterator[socket.socket]:
         os.close(pidfd)
     with socket.socket(fileno=own) as there:
         there.settimeout(_LIMIT)
+        there.send(_NUMBER.pack(0))  # the process gives its own copy up
         yield there
 
 
-def _items(there: socket.socket) -> Iterator[tuple[int, int, int]]:
-    """Yield offset, size and descriptor of every block that comes."""
+def _batches(there: socket.socket) -> Iterator[_Batch]:
+    """Yield what comes, but for the end."""
     while True:
-        data, descriptors, _, _ = socket.recv_fds(there, _ITEM.size, 1)
-        if len(data) != _ITEM.size:
+        data, descriptors, _, _ = socket.recv_fds(there, (_BATCH + 1) * _ITEM.size, _BATCH)
+        items = list(_ITEM.iter_unpack(data))
+        if len(items) != len(descriptors) + 1:
             raise RuntimeError("the process broke off")
-        offset, size = _ITEM.unpack(data)
-        if size == 0:
+        yield _Batch(items[:-1], descriptors, items[-1][1])
+        if items[-1][1] == 0:
             return
-        yield offset, size, descriptors[0]
+
+
+def _close(parts: Iterable[_Part | _Piece]) -> None:
+    for part in parts:
+        part.close()
 
 
 def main(uuid: str, file: str, size: str, state: str) -> None:
@@ -281,9 +342,11 @@ def main(uuid: str, file: str, size: str, state: str) -> None:
         Path("/proc/self/oom_score_adj").write_text("-1000")
     holder = _Holder(uuid, Path(file), int(size), state)
     _say("ready")
-    for line in sys.stdin:
-        _say(_answer(holder, line))
-    holder.copied()
+    try:
+        for line in sys.stdin:
+            _say(_answer(holder, line))
+    finally:
+        holder.copied()
 
 
 def _answer(holder: _Holder, line: str) -> str:

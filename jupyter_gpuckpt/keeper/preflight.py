@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,8 +14,9 @@ from typing import Protocol
 from .. import __version__, settings
 from ..client.record import Launch
 from ..errors import Refused
-from ..freeze import cuda, images
+from ..freeze import cuda, images, tcp_connections
 from ..freeze.criu_program import CriuProgram, version_text
+from ..freeze.tcp_connections import Connections
 from ..linux import memory, proc, processes
 from ..snapshots import needs
 from ..snapshots.databases import DUCKDB, log_of
@@ -30,8 +31,8 @@ from .staging import likely_in_memory
 
 _SHOWN = 20
 """How many files an error or a note names."""
-_PAIRS = 5
-"""How many pairs of processes it names."""
+_NAMED = 5
+"""How many kinds of connections a warning names."""
 
 # As Linux's arch/x86/include/asm/cpufeatures.h calls them.
 _INSTRUCTION_FAMILIES = ("sse", "ssse", "avx", "amx", "bmi", "sha", "xsave", "vpclmul", "vaes", "movdir")
@@ -95,11 +96,12 @@ def _obstacles(pid: int) -> Iterator[tuple[str, str]]:
 
 def _io_uring(able: Sequence[str]) -> tuple[str, str]:
     """Return that a process uses io_uring, with those of its libraries that are `able` to, and what to do about it."""
-    torch = next((path for path in able if "/torch/" in path), None)
-    if torch is not None:
+    if os.geteuid() == 0:
+        then = f"Start the {{kernel}} again, without {settings.io_uring.variable}=on: then libraries do without it."
+    elif any("/torch/" in path for path in able):
         then = "If torch.distributed opened it (for its TCPStore), set USE_LIBUV=0 before using it, and start again."
     else:
-        then = "Stop the code that uses io_uring in the {kernel}, and try again."
+        then = "Stop the code that uses it in the {kernel}, and try again."
     by = f" (opened by one of {', '.join(able)})" if len(able) > 1 else f" (opened by {able[0]})" if able else ""
     return f"uses io_uring{by}", then
 
@@ -267,10 +269,11 @@ def files_written(images_folder: Path) -> list[str]:
     )
 
 
-def warnings(snapshot: Snapshot, leaving: Sequence[int]) -> list[str]:
+def warnings(snapshot: Snapshot, leaving: Sequence[int], *, may_keep_connections: bool) -> list[str]:
     """Return what the restore takes from other programs, and from the saved ones.
 
-    Those are paths that both others and the snapshot have Unix sockets at, and connections between its own processes.
+    Those are paths that both others and the snapshot have Unix sockets at, and TCP connections that come back closed.
+    `may_keep_connections` tells whether those between its own processes can come back as they were.
     `leaving` are the processes that end before the restore. Paths in /dev/shm are each kernel's own.
     """
     folder = snapshot.directory / "criu"
@@ -283,29 +286,55 @@ def warnings(snapshot: Snapshot, leaving: Sequence[int]) -> list[str]:
             for path in sorted(taken)
             if not path.startswith(ELSEWHERE)
         ),
-        *map(said, _cut_connections(folder, snapshot.manifest)),
+        *map(said, _cut_connections(folder, snapshot.manifest, may_keep=may_keep_connections)),
     ]
 
 
-def _cut_connections(images_folder: Path, manifest: Manifest) -> list[str]:
-    """Return in words which connections between processes of a saved tree are cut; Jupyter's own are created again."""
-    kernel, top = kernel_of(manifest), processes_of(manifest).pid
+def connections(images_folder: Path, manifest: Manifest, *, may_keep: bool) -> Connections:
+    """Return what becomes of a saved tree's TCP connections, without Jupyter's own, which are made again.
+
+    `may_keep` tells whether those between its own processes can come back as they were.
+    """
+    kernel = kernel_of(manifest)
     of_jupyter = {*kernel.connection.values(), *kernel.own_ports}
-    cut = Counter(images.inner_connections(images_folder, of_jupyter))
-    if not cut:
-        return []
-    names = images.process_names(images_folder)
+    return tcp_connections.connections(images_folder, of_jupyter, may_keep=may_keep)
+
+
+def _cut_connections(images_folder: Path, manifest: Manifest, *, may_keep: bool) -> list[str]:
+    """Return in words which connections of a saved tree are cut."""
+    found = connections(images_folder, manifest, may_keep=may_keep)
+    names, top = images.process_names(images_folder), processes_of(manifest).pid
 
     def named(pid: int) -> str:
         return "the {kernel}" if pid == top else f"{names.get(pid, 'process')} ({pid})"
 
-    between = [f"{count} between {named(one)} and {named(other)}" for (one, other), count in cut.most_common(_PAIRS)]
-    more = f", and those of {len(cut) - _PAIRS} more pairs" if len(cut) > _PAIRS else ""
-    return [
-        f"TCP connections between its own processes that were closed: {sum(cut.values())} "
-        f"({', '.join(between)}{more}). "
-        "Whatever used them, such as a Dask or Spark cluster, must be started again."
-    ]
+    said = []
+    if found.cut:
+        pids = (sorted((one.pid, other.pid)) for one, other in found.cut)
+        said.append(
+            f"TCP connections between its own processes that were closed: {len(found.cut)} "
+            f"({_counted(f'between {named(one)} and {named(other)}' for one, other in pids)}). "
+            "Whatever used them, such as a Dask or Spark cluster, must be started again."
+        )
+    if found.outside:
+        peers = (f"{named(end.pid)} to {_written(end.there)}" for end in found.outside)
+        said.append(
+            f"TCP connections to other programs that were closed: {len(found.outside)} ({_counted(peers)}). "
+            "Whatever uses them must connect again."
+        )
+    return said
+
+
+def _written(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _counted(items: Iterable[str]) -> str:
+    """Return how often there is each, the most frequent first; those that are many more are counted alone."""
+    counts = Counter(items)
+    first = ", ".join(f"{count} {item}" for item, count in counts.most_common(_NAMED))
+    return first + (f", and {len(counts) - _NAMED} more" if len(counts) > _NAMED else "")
 
 
 def _same_processor(saved: SavedMachine) -> None:

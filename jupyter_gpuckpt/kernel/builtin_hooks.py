@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DriverError, SaveFailed
-from . import devices
+from . import devices, parking
 
 _AS_BEFORE = "The kernel was not saved; it keeps running."
 
@@ -53,6 +53,7 @@ class Housekeeping:
         # Other kernels write to the same file: a saved connection to it would not fit the file at a restore.
         with contextlib.suppress(Exception):
             self._close_history()
+        parking.watch_gate(True)
         # The last thing before the freeze: torch's copies between GPUs must not run without it.
         self._peers = devices.disable_peer_access()
         return {"peers": _gpu_memory() if self._peers else {}}
@@ -69,6 +70,7 @@ class Housekeeping:
         gc.collect()
         _give_cached_vram_back()
         _end_compile_workers()
+        parking.watch_gate(True)
         self._peers = devices.disable_peer_access()
         return {"peers": _gpu_memory() if self._peers else {}}
 
@@ -90,6 +92,7 @@ class Housekeeping:
         A restored kernel writes a history session of its own.
         """
         faults = []
+        parking.watch_gate(False)
         try:
             devices.enable_peer_access(self._peers)
         except DriverError as e:

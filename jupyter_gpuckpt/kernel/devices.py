@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import DriverError
 from ..linux import proc
 from ..linux.gpu_devices import device_files, device_mappings
+from . import parking
 
 __all__ = ["allocations", "disable_peer_access", "drop_in_children", "enable_peer_access"]
 
@@ -170,6 +171,8 @@ def _reserved() -> Iterator[tuple[int, int]]:
 
 def _loaded_libcuda() -> ctypes.CDLL | None:
     """Return libcuda if this process has loaded it; never load it."""
+    if not parking.is_driver_loaded():
+        return None
     try:
         return ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:

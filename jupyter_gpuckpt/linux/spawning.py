@@ -9,6 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 
+if __package__:
+    from . import seccomp
+else:  # of `starter.py` and `sleeper.py`, which know no package
+    import seccomp  # type: ignore[import-not-found, no-redef]
+
 CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
 MS_BIND, MS_REC, MS_SLAVE = 0x1000, 0x4000, 0x80000
@@ -37,6 +42,7 @@ class Program:
     stdout : the path of what its output is appended to.
     after_pid : its pid is the next free one after this; 0 for any.
     subreaper : whether what processes below it leave behind become children of it.
+    io_uring : whether it may use io_uring.
     """
 
     def __init__(
@@ -48,13 +54,14 @@ class Program:
         umask: int = 0o077,
         after_pid: int = 0,
         subreaper: bool = False,
+        io_uring: bool = True,
     ) -> None:
         self.argv, self.env, self.stdout, self.cwd, self.umask = argv, env, stdout, cwd, umask
-        self.after_pid, self.subreaper = after_pid, subreaper
+        self.after_pid, self.subreaper, self.io_uring = after_pid, subreaper, io_uring
 
     def at_any_pid(self) -> Program:
         """Return the same program for where the next pid is chosen otherwise."""
-        return Program(self.argv, self.env, self.stdout, self.cwd, self.umask, 0, self.subreaper)
+        return Program(self.argv, self.env, self.stdout, self.cwd, self.umask, 0, self.subreaper, self.io_uring)
 
 
 def program_in(raw: dict[str, object]) -> Program:
@@ -64,7 +71,7 @@ def program_in(raw: dict[str, object]) -> Program:
     ------
     ValueError : none.
     """
-    match {"cwd": "/", "umask": 0o077, "after_pid": 0, "subreaper": False, **raw}:
+    match {"cwd": "/", "umask": 0o077, "after_pid": 0, "subreaper": False, "io_uring": True, **raw}:
         case {
             "argv": list(argv),
             "env": dict(env),
@@ -73,8 +80,9 @@ def program_in(raw: dict[str, object]) -> Program:
             "umask": int(umask),
             "after_pid": int(after_pid),
             "subreaper": bool(subreaper),
+            "io_uring": bool(io_uring),
         } if all(isinstance(one, str) for one in (*argv, *env, *env.values())):
-            return Program(argv, env, stdout, cwd, umask, after_pid, subreaper)
+            return Program(argv, env, stdout, cwd, umask, after_pid, subreaper, io_uring)
     raise ValueError("what is to be started is not described as it should be")
 
 
@@ -210,6 +218,8 @@ def _become(program: Program) -> None:
     os.dup2(out, 2)
     _make_room_for_files(null)
     os.chdir(program.cwd)
+    if not program.io_uring:
+        seccomp.forbid_io_uring()
     # All other files are closed by the exec, as Python opens them; the parent hears by one of them if it fails.
     os.execvpe(program.argv[0], program.argv, program.env)
 

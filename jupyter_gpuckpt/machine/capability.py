@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Mapping
 
+from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.client.broker_connection import usable_criu
 from jupyter_gpuckpt.errors import GpuckptError, Unavailable
 from jupyter_gpuckpt.freeze.criu_program import find_criu
@@ -13,7 +14,14 @@ from jupyter_gpuckpt.linux import proc, yama
 
 from .trials import try_namespaces
 
-__all__ = ["ARCHITECTURES", "HELPFUL_CAPABILITIES", "NEEDED_CAPABILITIES", "missing_capabilities", "why_unavailable"]
+__all__ = [
+    "ARCHITECTURES",
+    "HELPFUL_CAPABILITIES",
+    "NEEDED_CAPABILITIES",
+    "missing_capabilities",
+    "why_filtered",
+    "why_unavailable",
+]
 
 ARCHITECTURES = ("x86_64", "aarch64")
 
@@ -51,13 +59,8 @@ def why_unavailable(*, with_trial: bool = True) -> Unavailable | None:
             f"Root lacks {' and '.join(missing)} here, as is usual in a container.",
             "Start the container privileged.",
         )
-    if proc.is_filtered():
-        return Unavailable(
-            _WHAT,
-            "This process and everything it starts run under a seccomp filter, as in a container. CRIU cannot save "
-            "such processes.",
-            "Start the container privileged, or with `--security-opt seccomp=unconfined`.",
-        )
+    if filtered := why_filtered():
+        return filtered
     if yama.ptrace_scope() >= yama.NOBODY:
         return Unavailable(
             _WHAT,
@@ -75,6 +78,24 @@ def why_unavailable(*, with_trial: bool = True) -> Unavailable | None:
             f"If this is a container, start it privileged. {_DOCTOR}",
         )
     return None
+
+
+def why_filtered() -> Unavailable | None:
+    """Return why nothing that this process starts can be saved, if that is a filter of system calls which it has."""
+    if not proc.is_filtered():
+        return None
+    if settings.ENV_RUN_DIR in os.environ:
+        return Unavailable(
+            "A kernel or job that is started in another one cannot be saved.",
+            "A seccomp filter keeps this one, and what it starts, from io_uring. Under a filter CRIU saves nothing.",
+            f"Start it from outside, or this one with {settings.io_uring.variable}=on in its environment.",
+        )
+    return Unavailable(
+        _WHAT,
+        "This process and everything it starts run under a seccomp filter, as in a container. CRIU cannot save "
+        "such processes.",
+        "Start the container privileged, or with `--security-opt seccomp=unconfined`.",
+    )
 
 
 def missing_capabilities(wanted: Mapping[str, int]) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from .capability import ARCHITECTURES, HELPFUL_CAPABILITIES, NEEDED_CAPABILITIES, missing_capabilities
+from .capability import ARCHITECTURES, HELPFUL_CAPABILITIES, NEEDED_CAPABILITIES, missing_capabilities, why_filtered
 from .checks import Check, judge
 from .confinement_checks import confinement_checks
 from .trials import Outcome, try_namespaces
@@ -34,6 +34,7 @@ def system_checks(served: Check | None = None) -> list[Check]:
         system,
         _rights(),
         _rights_over_others(),
+        _filter(),
         _namespaces(namespaces),
         _pids(namespaces),
         _shared_memory(),
@@ -73,6 +74,17 @@ def _rights_over_others() -> Check:
         "may not read that one's limits (\"Can't get rlimit\").",
         "Start the container with `--cap-add SYS_RESOURCE`, or stop such processes before you save.",
         required=False,
+    )
+
+
+def _filter() -> Check:
+    filtered = why_filtered()
+    return judge(
+        "seccomp filter",
+        filtered is None,
+        "none" if filtered is None else filtered.why,
+        "CRIU cannot save from under a filter of system calls.",
+        "" if filtered is None else filtered.then,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from .chunks import HOLE, Chunk
+from .codec import RAW
 from .contents import Contents
 from .durable import FILE_MODE, make_folder, write_at
 from .index import Index
@@ -182,10 +183,15 @@ class _Filling:
                     if chunk.hash != HOLE:
                         at, start = self.index[chunk.hash], offset - begin
                         with view[start : start + chunk.size] as room, damages(self.manifest, path, chunk, at):
-                            data = self.reader.read_into(room, chunk.hash, at, packs)
-                            is_there = data is room
-                        if not is_there:
-                            write_at(fd, offset, data)  # not into the mapping: a full disk would be a signal there
+                            # Decompressed into the mapping, a full disk would be a signal.
+                            is_plain = at.codec == RAW
+                            data = (
+                                self.reader.read_into(room, chunk.hash, at, packs)
+                                if is_plain
+                                else self.reader.read(chunk.hash, at, packs)
+                            )
+                        if not is_plain:
+                            write_at(fd, offset, data)
                     offset += chunk.size
                     tally.add(chunk.size)
         finally:

@@ -181,7 +181,7 @@ class PackReader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def read(self, key: bytes, at: Location) -> Bytes:
+    def read(self, key: bytes, at: Location, packs: OpenPacks | None = None) -> Bytes:
         """Return the bytes of a chunk, good until this thread reads the next.
 
         A read that fails, or gives other bytes, is tried once more, from the disk: a read may fail once, and a wrong
@@ -192,11 +192,11 @@ class PackReader:
         OSError : it cannot be read.
         ValueError : these are not the bytes that were stored; the text says how.
         """
-        return self._read_twice(key, at)[1]
+        return self._read_twice(key, at, packs)[1]
 
     def read_into(self, room: memoryview, key: bytes, at: Location, packs: OpenPacks) -> Bytes:
-        """Read a chunk, straight into `room` where it is stored as it is, and return its bytes. Raises as `read`."""
-        return self._read_twice(key, at, packs, room if at.codec == RAW else None)[1]
+        """Read a chunk straight into `room`, which has its size, and return it. Raises as `read`."""
+        return self._read_twice(key, at, packs, room)[1]
 
     def opened(self) -> OpenPacks:
         """Return a context in which packs are opened once, for one thread."""
@@ -239,24 +239,28 @@ class OpenPacks:
 
 
 def _read(packs: OpenPacks, key: bytes, at: Location, room: memoryview | None, *, fresh: bool) -> tuple[Bytes, Bytes]:
-    """Return a chunk as it is stored, which is in `room` where there is one, and its bytes."""
+    """Return a chunk as it is stored, and its bytes, which are in `room` where there is one."""
     fd = packs.open(at.pack)
     if fresh:
         os.posix_fadvise(fd, at.offset, at.stored, os.POSIX_FADV_DONTNEED)
-    stored = _buffer(at.stored) if room is None else room
+    stored: Bytes
+    if at.codec == RAW:
+        stored = _buffer(at.stored) if room is None else room
+    else:
+        stored = memoryview(_buffer(CHUNK))[: at.stored] if at.stored <= CHUNK else bytearray(at.stored)
     if os.preadv(fd, [stored], at.offset) != at.stored:
         raise ValueError("the pack ends before its end")
-    return stored, verified(key, at.codec, stored, at.size)
+    return stored, verified(key, at.codec, stored, at.size, room)
 
 
-def verified(key: bytes, codec: int, stored: Bytes, size: int) -> Bytes:
-    """Return the bytes of a chunk that is stored as `stored`.
+def verified(key: bytes, codec: int, stored: Bytes, size: int, room: memoryview | None = None) -> Bytes:
+    """Return the bytes of a chunk that is stored as `stored`; in `room`, where they are decompressed to there.
 
     Raises
     ------
     ValueError : they are not those of the chunk `key`.
     """
-    data = decode(codec, stored, size)
+    data = decode(codec, stored, size, room)
     if digest(data) != key:
         raise ValueError("its bytes do not have the hash of those that were saved")
     return data

@@ -14,6 +14,7 @@ import yama
 from filtered import UNDER_A_FILTER, under_a_filter
 from notebooks import wait_until
 from people import GID, GROUP, UIDS, Machine, Person
+from rings import CALLS
 
 from jupyter_gpuckpt import installed
 from jupyter_gpuckpt.linux import processes
@@ -44,6 +45,17 @@ def test_a_kernel_is_saved_and_restored_with_the_same_rights(alice: Person) -> N
     assert "Saved second" in alice.runs("%gpuckpt save second")
     alice.runs("%gpuckpt restore second")
     assert alice.runs("print(x, child.poll())") == "41 None"
+
+
+def test_connections_between_a_kernels_own_processes_are_told_where_they_are_cut(alice: Person) -> None:
+    dial = "import socket, sys; c = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); c.recv(1)"
+    alice.runs("import socket, subprocess, sys; listener = socket.create_server(('127.0.0.1', 0))")
+    alice.runs(f"child = subprocess.Popen([sys.executable, '-c', {dial!r}, str(listener.getsockname()[1])])")
+    alice.runs("accepted = listener.accept()[0]")
+    assert "Saved here" in alice.runs("%gpuckpt save here")
+    told = alice.runs("%gpuckpt restore here")
+    assert "TCP connections between its own processes that were closed: 1 (1 between the kernel and python" in told
+    assert alice.runs("print(child.wait(60))") == "0"
 
 
 def test_a_file_that_was_only_read_is_made_again_in_the_users_own_folder(alice: Person) -> None:
@@ -305,6 +317,20 @@ def test_a_process_with_a_filter_of_system_calls_is_named_as_what_keeps_a_kernel
     assert "seccomp filter" in alice.fails("%gpuckpt save filtered")
     alice.runs("child.kill(); child.wait(); child.stdout.close()")
     assert "Saved" in alice.runs("%gpuckpt save filtered")
+
+
+def test_a_kernel_may_use_io_uring_for_a_filter_would_keep_it_from_being_saved(alice: Person) -> None:
+    alice.runs(CALLS)
+    outside = alice.does(CALLS, "calls()")
+    assert alice.runs("print(calls())") == str(outside)
+    if outside[0] != 0:
+        pytest.skip("this machine forbids io_uring")
+    alice.runs("ring = ctypes.CDLL(None).syscall(425, 8, ctypes.create_string_buffer(120))")
+    refused = alice.fails("%gpuckpt save ring")
+    assert "uses io_uring" in refused
+    assert "Stop the code that uses it" in refused
+    alice.runs("os.close(ring)")
+    assert "Saved" in alice.runs("%gpuckpt save ring")
 
 
 def test_a_broker_takes_the_socket_that_systemd_hands_over() -> None:

@@ -17,6 +17,7 @@ from command_line import COMMAND, PROGRAM, Ran, run
 from job_programs import TRAIN, Job, ask, folder_of, program, start_counter
 from keeper_faults import assert_no_litter, processes_of
 from notebooks import Notebook, wait_until
+from rings import CALLS, NO_CALLS
 
 from jupyter_gpuckpt.client import jobs, keepers
 from jupyter_gpuckpt.client.record import KernelFolder
@@ -403,3 +404,21 @@ def test_words_behind_the_dashes_are_the_command_s() -> None:
     assert told.json["job"] == "words"
     job.wait_for_end()
     assert job.output() == "--json -- --debug a b\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="what is saved by the broker can have no filter")
+def test_a_job_finds_no_io_uring_unless_it_is_to(tmp_path: Path) -> None:
+    calls = program(tmp_path, f"{CALLS}import time\nwhile True: print(calls(), flush=True); time.sleep(0.05)\n")
+    job, free = Job("plain"), Job("free")
+    job.start(sys.executable, calls)
+    free.start(sys.executable, calls, GPUCKPT_IO_URING="on")
+    for one in (job, free):
+        one.wait_for(1)
+    job.save("here")
+    job.kill()
+    job.restore("here")
+    job.wait_for(len(job.lines()) + 2)
+    assert set(job.lines()) == {str(NO_CALLS)}
+    assert str(NO_CALLS) not in free.lines(), "it is to find what the machine has"
+    for one in (job, free):
+        one.kill()

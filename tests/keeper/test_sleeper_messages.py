@@ -33,7 +33,15 @@ def test_odd_requests_are_refused_and_the_kernel_lives(start: StartKernel, tmp_p
     for line in (b"no json\n", b"[]\n", b'{"tag": 1}\n', b'{"tag": [], "spawn": {}}\n', b'{"tag": 1, "spawn": 1}\n'):
         assert said_to(sleeper, line) == b"", line
     program = vars(Program([sys.executable, "-c", ""], {}, "/dev/null"))
-    odd = [{"argv": "ls"}, {"argv": [1]}, {"env": {"x": 1}}, {"stdout": None}, {"umask": "077"}, {"cwd": 1}]
+    odd = [
+        {"argv": "ls"},
+        {"argv": [1]},
+        {"env": {"x": 1}},
+        {"stdout": None},
+        {"umask": "077"},
+        {"cwd": 1},
+        {"io_uring": 0},
+    ]
     for what in ({}, {"adopt": "1"}, {"later": 1}, *({**program, **one} for one in odd)):
         told = told_in(said_to(sleeper, json.dumps({"tag": 7, "spawn": what}).encode() + b"\n"))
         assert isinstance(told, NotSpawned), what

@@ -82,24 +82,3 @@ def test_a_connection_that_nobody_accepted_yet_is_not_saved(notebook: Notebook, 
     notebook.run("x = 2")
     notebook.run("%gpuckpt restore here")
     assert notebook.value("x") == "1"
-
-
-def test_connections_between_the_kernel_s_own_processes_are_told_where_they_are_cut(notebook: Notebook) -> None:
-    notebook.run("%gpuckpt save plain")
-    assert "connection" not in notebook.run("%gpuckpt restore plain").text
-    notebook.run("""
-        import os, socket, subprocess, sys
-        listener = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-        dial = "import socket, sys; c = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); print(c.recv(1))"
-        child = subprocess.Popen([sys.executable, "-c", dial, str(listener.getsockname()[1])], stdout=subprocess.PIPE)
-        accepted = listener.accept()[0]
-        own = socket.create_connection(listener.getsockname()[:2]), listener.accept()[0]
-        comm = open(f"/proc/{child.pid}/comm").read().strip()
-    """)
-    child = notebook.value("f'{comm} ({child.pid})'")
-    notebook.run("%gpuckpt save here")
-    answer = notebook.run("%gpuckpt restore here").text
-    assert "TCP connections between its own processes that were closed: 2 (" in answer
-    assert f"1 between the kernel and {child}" in answer
-    assert "1 between the kernel and the kernel" in answer
-    notebook.run("child.wait()")  # it was told, too

@@ -1,11 +1,12 @@
-"""The library that parks GPU memory, where there is no GPU: it is there, and it changes nothing."""
+"""The library in the driver's place, in kernels: it is there where there is a driver, and changes nothing."""
 
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 
 import pytest
-from notebooks import StartKernel
+from notebooks import Notebook, StartKernel
 
 pytestmark = [
     pytest.mark.criu,
@@ -13,28 +14,55 @@ pytestmark = [
 ]
 
 IS_THERE = "hasattr(__import__('ctypes').CDLL(None), 'gpuckpt_parkable')"
+LOADED = "any('libcuda' in line for line in open('/proc/self/maps'))"
 
 
-def test_a_kernel_has_it_and_nothing_to_park(start: StartKernel) -> None:
+@pytest.fixture
+def with_driver(made_up_driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(made_up_driver.parent))
+
+
+@pytest.mark.usefixtures("with_driver")
+def test_a_kernel_has_it_and_loads_no_driver_by_it(start: StartKernel) -> None:
     notebook = start()
     assert notebook.value(IS_THERE) == "True"
-    notebook.run("import ctypes")
-    assert notebook.value("ctypes.CDLL(None).gpuckpt_parkable()") == "0"
-    # 801: cudaErrorNotSupported, since no CUDA runtime is loaded here.
-    assert notebook.value("ctypes.CDLL(None).cudaMalloc(ctypes.byref(ctypes.c_void_p()), 1 << 30)") == "801"
+    notebook.run("import ctypes; from jupyter_gpuckpt.kernel import devices, parking")
+    notebook.run("%gpuckpt save before")
+    assert notebook.value("parking.parkable(), parking.has_gate(), parking.is_driver_loaded()") == "0 True False"
+    assert notebook.value(LOADED) == "False"
+    notebook.run("cuda = ctypes.CDLL('libcuda.so.1'); n = ctypes.c_int()")
+    assert notebook.value("cuda.cuDeviceGetCount(ctypes.byref(n)), n.value") == "0 1"
+    assert notebook.value("parking.is_driver_loaded(), parking.has_gate()") == "True True"
+    notebook.run("%gpuckpt restore before")
+    assert notebook.value("parking.is_driver_loaded()") == "False"
 
 
-def test_a_kernel_does_without_where_it_is_switched_off(start: StartKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUCKPT_PARKING", "off")
-    assert start().value(IS_THERE) == "False"
-
-
-@pytest.mark.parametrize("module", ["cupy", "jax", "numba.cuda"])
-def test_a_kernel_with_a_module_that_calls_the_driver_itself_does_not_say_that_all_its_calls_wait(
-    start: StartKernel, module: str
-) -> None:
+@pytest.mark.usefixtures("with_driver")
+def test_a_driver_that_something_loads_past_it_is_not_behind_the_gate(start: StartKernel, made_up_driver: Path) -> None:
     notebook = start()
-    notebook.run("import sys, types; from jupyter_gpuckpt.kernel import parking")
-    assert notebook.value("parking.has_gate()") == "True"
-    notebook.run(f"sys.modules[{module!r}] = types.ModuleType({module!r})")
-    assert notebook.value("parking.has_gate()") == "False"
+    notebook.run(f"import ctypes; past = ctypes.CDLL({str(made_up_driver)!r}); past.cuInit(0)")
+    assert notebook.value("__import__('jupyter_gpuckpt.kernel.parking').kernel.parking.has_gate()") == "False"
+
+
+def _has_it(notebook: Notebook) -> bool:
+    return notebook.value(IS_THERE) == "True"
+
+
+@pytest.mark.usefixtures("with_driver")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GPUCKPT_PARKING", "off"),
+        ("CUDA_INJECTION64_PATH", "libtool.so"),
+        ("NV_SANITIZER_INJECTION_TRANSPORT_TYPE", "uds"),
+    ],
+)
+def test_a_kernel_does_without_where_it_is_switched_off_or_a_tool_wants_the_driver(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert not _has_it(start())
+
+
+def test_a_kernel_does_without_where_there_is_no_driver(start: StartKernel) -> None:
+    assert not _has_it(start())

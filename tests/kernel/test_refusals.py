@@ -146,6 +146,12 @@ int gpuckpt_test_ring(void) { static char parameters[120]; return (int)syscall(4
 """
 
 
+@pytest.fixture
+def with_io_uring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCKPT_IO_URING", "on")
+
+
+@pytest.mark.usefixtures("with_io_uring")
 def test_io_uring(notebook: Notebook, cannot_save: Callable[[], Answer], tmp_path: Path) -> None:
     library = tmp_path / "libring.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=_RING, text=True, check=True)
@@ -154,6 +160,7 @@ def test_io_uring(notebook: Notebook, cannot_save: Callable[[], Answer], tmp_pat
         pytest.skip("this machine forbids io_uring")
     answer = cannot_save()
     assert f"io_uring (opened by {library})" in answer.text
+    assert ("GPUCKPT_IO_URING=on" in answer.text) == (os.geteuid() == 0)
     notebook.run("os.close(ring)")
     saves_and_restores(notebook)
 

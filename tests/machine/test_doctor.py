@@ -23,7 +23,7 @@ from jupyter_gpuckpt.store import Store
 pytestmark = pytest.mark.criu
 
 NAMES = [
-    *("system", "rights", "namespaces", "process ids", "shared memory", "ptrace scope", "memory"),
+    *("system", "rights", "seccomp filter", "namespaces", "process ids", "shared memory", "ptrace scope", "memory"),
     *("criu", "kernel features", "criu's sockets", "trial"),
     "NVIDIA driver",
     *("store", "disk space", "filesystem"),
@@ -275,7 +275,7 @@ def test_setup_installs_once_and_tells_where(tmp_path: Path, monkeypatch: pytest
     document = json.loads(run("setup", "--json").stdout)
     assert document["ok"] is True
     assert document["criu"]["origin"] == "prefix"
-    assert set(document["criu"]) == {"argv", "version", "path", "origin", "private_sockets"}
+    assert set(document["criu"]) == {"argv", "version", "path", "origin", "private_sockets", "inner_connections"}
     assert document["unavailable"] is None
 
 

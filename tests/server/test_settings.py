@@ -17,7 +17,10 @@ from jupyter_gpuckpt.errors import Refused
 from jupyter_gpuckpt.server.app import Gpuckpt
 
 _PACKAGE = Path(jupyter_gpuckpt.__file__).parent
-_BETWEEN_OUR_OWN_PROGRAMS = {"RUN_DIR", "UNAVAILABLE", "PROOF", "LOG", "SNAPSHOT", "TELL_SOCKETS"}
+_BETWEEN_OUR_OWN_PROGRAMS = {
+    *("RUN_DIR", "UNAVAILABLE", "PROOF", "LOG", "SNAPSHOT"),
+    *("TELL_SOCKETS", "DUMP_CONNECTIONS", "RESTORE_CONNECTIONS"),
+}
 
 
 def test_every_variable_is_a_setting_that_is_described() -> None:

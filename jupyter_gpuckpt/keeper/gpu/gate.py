@@ -1,9 +1,9 @@
 """A gate in front of CUDA calls of the kernel that do not wait by themselves while the driver has its GPU state.
 
 The driver holds back most calls of a checkpointed process. Some end it by SIGSEGV, and some fail (measured, with the
-list: docs/internals/cuda.md). The kernel's library stands in for such functions of the CUDA runtime, and looks for a
-file first (`kernel/parking.c`). A file, since who waits may hold Python's lock: only the keeper, from outside, can let
-it go on.
+list: docs/internals/cuda.md). All calls pass through the kernel's library, which looks for a file first
+(`kernel/driver/door.c`). A file, since who waits may hold Python's lock: only the keeper, from outside, can let it go
+on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COARSE = 6
 
 
 def close(run_dir: Path) -> None:
-    """Have such calls of the processes of this run folder wait, from the next tick of the clock on."""
+    """Have all calls of the processes of this run folder wait, from the next tick of the clock on."""
     (run_dir / settings.GATE).touch(mode=0o600)
 
 

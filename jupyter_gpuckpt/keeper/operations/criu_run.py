@@ -18,8 +18,9 @@ from ... import settings
 from ...client.kernel_start import run_path
 from ...errors import GpuckptError, SaveFailed
 from ...freeze import criu, criu_errors
+from ...freeze import images as images_of
 from ...freeze.criu_program import CriuProgram
-from ...linux import proc, processes
+from ...linux import proc, processes, tcp_repair
 from .. import criu_logs
 from ..namespace import Namespace
 from .parts import KERNEL_LOG
@@ -60,18 +61,37 @@ async def dump(
         if deputy is not None:
             by_deputy = functools.partial(deputy.dump, pid, outside, snapshot, seconds, left=left)
             return _by_deputy(space, by_deputy, started)
-        arguments = criu.dump_arguments(pid, inside, criu.AT_POST_DUMP, seconds, left)
+        connections = program.inner_connections and may_keep_connections(space)
+        arguments = criu.dump_arguments(pid, inside, criu.AT_POST_DUMP, seconds, left, connections=connections)
         more = {"GPUCKPT_SNAPSHOT": str(snapshot), "GPUCKPT_LOG": run_path(KERNEL_LOG)}
+        more |= criu.DUMPS_CONNECTIONS if connections else {}
         return _run(space, program, arguments, more, seconds, started)
 
     for tries_left in reversed(range(_DUMPS)):
         try:
             await _outcome(run(), log_file, failure, seconds)
             return
-        except SaveFailed:
-            if not tries_left or criu_errors.in_log(log_file).cause is not criu_errors.Cause.INTERRUPTED:
+        except BaseException as e:
+            give_connections_back(space)  # it may have been killed
+            if not isinstance(e, SaveFailed) or not tries_left:
+                raise
+            if criu_errors.in_log(log_file).cause is not criu_errors.Cause.INTERRUPTED:
                 raise
             log.warning("criu dumps the kernel once more: %s", failure.why)
+
+
+def give_connections_back(space: Namespace) -> None:
+    """Have TCP connections go on that a criu was saving when it ended."""
+    if may_keep_connections(space):
+        tcp_repair.give_back(processes.descendants(space.pid))
+
+
+def may_keep_connections(space: Namespace) -> bool:
+    """Tell whether criu can save TCP connections in this namespace, and make them again.
+
+    The broker's has no right to: with it a user could make connections of any address and port of the machine's.
+    """
+    return space.deputy is None and tcp_repair.is_allowed()
 
 
 async def restore(
@@ -83,7 +103,9 @@ async def restore(
     """
     seconds = settings.criu_timeout(sum(image.stat().st_size for image in images.iterdir()))
     if space.deputy is None:
-        run = _run(space, program, criu.restore_arguments(inside, inside / criu.RESTORE_LOG, left), {}, seconds)
+        connections = images_of.has_connections(images)
+        arguments = criu.restore_arguments(inside, inside / criu.RESTORE_LOG, left, connections=connections)
+        run = _run(space, program, arguments, criu.RESTORES_CONNECTIONS if connections else {}, seconds)
     else:
         # As the sleeper sees it: the system lets a folder be mounted only where it is mounted already.
         where = space.path(str(inside))

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...client.sleep_record import ASLEEP
 from ...errors import RestoreFailed
-from ...freeze import criu, cuda, images, random_state
+from ...freeze import criu, cuda, images, random_state, tcp_connections
 from ...freeze.criu_program import CriuProgram
 from ...linux import processes
+from ...linux.reserved_ports import Unheld
 from ...snapshots.saved import kernel_of, processes_of
 from ...store import Manifest, Snapshot
 from .. import preflight
@@ -107,7 +108,7 @@ async def take_over(coming: Coming, way: InPlace | SideBySide, places: Places) -
     What fails before `Predecessor.leave` has changed nothing for the running kernel.
     """
     keeper, new, space, gpu = coming.keeper, coming.new, coming.space, coming.gpu
-    _make_ready(coming.images, places, space)
+    _make_ready(coming, places)
     if space.deputy is None:  # which does it itself, at the restore
         random_state.spoil()
     introduce = functools.partial(_introduce, coming, places, way.told | gpu.told)
@@ -323,8 +324,11 @@ async def _introduce(coming: Coming, places: Places, how: Mapping[str, bool], pe
     )
 
 
-def _make_ready(work: Path, places: Places, space: Namespace) -> None:
+def _make_ready(coming: Coming, places: Places) -> None:
     """Make criu's images ready to be restored here: what differs from one kernel to the next is written again."""
+    work, space = coming.images, coming.space
+    may_keep = criu_run.may_keep_connections(space)
+    kept = preflight.connections(work, coming.manifest, may_keep=may_keep).kept
     images.rewrite_tree(work / "pstree.img", work / "pstree.img")
     for path in map(places.socket_path, images.socket_paths(work)):
         # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.
@@ -335,6 +339,7 @@ def _make_ready(work: Path, places: Places, space: Namespace) -> None:
         work / "files.img",
         work / "files.img",
         port=places.port,
+        connected=tcp_connections.ports_of(work, kept, places.port, Unheld()),
         abstract_name=places.abstract_name,
         socket_path=places.socket_path,
         deleted=functools.partial(_place_of_deleted, root=space.path("/")),

@@ -1,0 +1,78 @@
+/* What the parts of this library share. The types of cuda.h are spelled out: no CUDA toolkit is needed to build it. */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#define PUBLIC __attribute__((visibility("default")))
+
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_SUPPORTED = 801 }; /* CUresult */
+
+typedef int (*fn)();
+
+typedef struct { int type, id; } location;
+typedef struct {
+  int type, handle_types;
+  location place;
+  void *windows;
+  struct { unsigned char compression, rdma; unsigned short usage; unsigned char reserved[4]; } flags;
+} allocation_prop;
+typedef struct { location place; int flags; } access_desc;
+
+enum { ON_DEVICE = 1, PINNED = 1, POSIX_FD = 1, READ_WRITE = 3 };
+
+/* -- door.c */
+
+/* The driver's own functions, of those that this library calls. */
+extern struct driver {
+  fn Create, Release, Map, Unmap, AddressReserve, AddressFree, SetAccess, Export, Granularity, Retain, Properties;
+  fn BindMem, CtxGetCurrent, CtxGetDevice, CtxSynchronize, CtxPush, CtxPop, PrimaryRetain, PrimaryRelease;
+  fn DeviceCount, DeviceAttribute, HtoD, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, GetProcAddress, GetProcAddress2;
+} cu;
+
+/* -- memory.c */
+
+enum { PART = 1 << 30 };
+enum { MOST_ACCESSES = 16 }; /* GPUs that one mapping is accessible to */
+
+/* Physical memory, in parts: the GPU need not have room for all of it twice while it changes hands. It has the first
+ * `had` of them: all, but while it is parked. */
+typedef struct {
+  uint64_t size, part, *handles;
+  size_t had;
+  allocation_prop prop;
+  int named, mapped; /* whether the program has its handle; how often it is mapped */
+  int shared;        /* the program handed it to others: it stays where it is */
+  uint64_t offset;   /* where its bytes are while it is parked */
+} memory;
+
+/* Where it is mapped. */
+typedef struct {
+  uint64_t address, size;
+  memory *of;
+  int is_block; /* made for cuMemAlloc: the addresses are reserved for it */
+  int accesses;
+  access_desc access[MOST_ACCESSES];
+} mapping;
+
+extern memory **memories;
+extern size_t memory_count;
+
+void lock_memory(void);
+int try_lock_memory(void);
+void unlock_memory(void);
+size_t parts_of(const memory *m);
+uint64_t part_size(const memory *m, size_t part);
+int is_parkable(const memory *m);
+int give_part(memory *m);
+void take_parts(memory *m);
+
+#define OWN_FUNCTIONS(O) \
+  O(cuMemAlloc_v2) O(cuMemAllocPitch_v2) O(cuMemFree_v2) O(cuMemGetAddressRange_v2) O(cuIpcGetMemHandle) \
+  O(cuMemCreate) O(cuMemRelease) O(cuMemMap) O(cuMemUnmap) O(cuMemSetAccess) O(cuMemExportToShareableHandle) \
+  O(cuMemRetainAllocationHandle) O(cuMemGetAllocationPropertiesFromHandle) O(cuMulticastBindMem)
+/* `own_NAME` stands in for the driver's NAME. */
+#define O(name) int own_##name();
+OWN_FUNCTIONS(O)
+#undef O
+int own_cuGetProcAddress(const char *name, void **found, int version, uint64_t flags);
+int own_cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags, void *status);

@@ -1,0 +1,393 @@
+/* GPU memory that can be parked: whatever of it is asked for in pieces of 2 MiB and more.
+ *
+ * The driver's checkpoint copies what a process has on the GPU through one thread, at 6 to 9 GiB/s. Memory of the
+ * virtual memory API (cuMemCreate, cuMemMap) can be taken out of its hands before: another process, the holder, opens
+ * the same physical memory, this one lets go of it and keeps only its addresses, and the driver has nothing left to
+ * copy (parking.c). So what cuMemAlloc is asked for is made by that API, and what programs make by it themselves (torch's
+ * expandable segments in pieces of 20 MiB, JAX three quarters of the GPU in one) is kept account of: after it was
+ * parked it is other physical memory, so a program has a handle of ours in place of the driver's.
+ */
+#define _GNU_SOURCE
+#include "driver.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RDMA_WITH_VMM = 110 }; /* CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED */
+enum { PITCH = 512 };         /* bytes: rows begin at multiples of it, as cuMemAllocPitch has them */
+enum { SMALLEST = 2 << 20 };  /* smaller ones the driver packs together, and copies */
+
+memory **memories;
+static mapping *mappings;
+size_t memory_count;
+static size_t mapping_count, memory_room, mapping_room;
+static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
+
+void lock_memory(void) { pthread_mutex_lock(&busy); }
+int try_lock_memory(void) { return !pthread_mutex_trylock(&busy); }
+void unlock_memory(void) { pthread_mutex_unlock(&busy); }
+
+/* -- what there is */
+
+size_t parts_of(const memory *m) { return (m->size + m->part - 1) / m->part; }
+
+uint64_t part_size(const memory *m, size_t part) {
+  uint64_t left = m->size - part * m->part;
+  return left < m->part ? left : m->part;
+}
+
+int is_parkable(const memory *m) { return !m->shared; }
+
+static int make_room(void **list, size_t count, size_t *room, size_t each) {
+  if (count < *room) return 1;
+  void *more = realloc(*list, (*room + 256) * each);
+  if (!more) return 0;
+  *list = more;
+  *room += 256;
+  return 1;
+}
+
+static memory *of_handle(uint64_t handle) {
+  for (size_t i = 0; i < memory_count; i++)
+    if ((uint64_t)memories[i] == handle) return memories[i];
+  return NULL;
+}
+
+static mapping *mapping_at(uint64_t address) {
+  for (size_t i = 0; i < mapping_count; i++)
+    if (address >= mappings[i].address && address < mappings[i].address + mappings[i].size) return &mappings[i];
+  return NULL;
+}
+
+/* -- physical memory */
+
+/* Map a part wherever its memory is mapped. */
+static int map_part(memory *m, size_t part, uint64_t handle) {
+  uint64_t from = part * m->part, to = from + part_size(m, part);
+  for (size_t i = 0; i < mapping_count; i++) {
+    mapping *at = &mappings[i];
+    if (at->of != m || from >= at->size) continue;
+    uint64_t address = at->address + from, size = (to < at->size ? to : at->size) - from;
+    int result = cu.Map(address, size, (size_t)0, handle, (uint64_t)0);
+    if (!result && at->accesses) result = cu.SetAccess(address, size, at->access, (size_t)at->accesses);
+    if (result) return result;
+  }
+  return 0;
+}
+
+static void unmap_part(memory *m, size_t part) {
+  uint64_t from = part * m->part, to = from + part_size(m, part);
+  for (size_t i = 0; i < mapping_count; i++) {
+    mapping *at = &mappings[i];
+    if (at->of == m && from < at->size) cu.Unmap(at->address + from, (to < at->size ? to : at->size) - from);
+  }
+}
+
+/* Give it the physical memory of its next part, mapped where it belongs. */
+int give_part(memory *m) {
+  uint64_t handle;
+  int result = cu.Create(&handle, part_size(m, m->had), &m->prop, (uint64_t)0);
+  if (result) return result;
+  if ((result = map_part(m, m->had, handle))) {
+    unmap_part(m, m->had); /* of what is not mapped it fails, and changes nothing */
+    cu.Release(handle);
+    return result;
+  }
+  m->handles[m->had++] = handle;
+  return 0;
+}
+
+void take_parts(memory *m) {
+  while (m->had) {
+    m->had--;
+    unmap_part(m, m->had);
+    cu.Release(m->handles[m->had]);
+  }
+}
+
+static void forget(memory *m) {
+  for (size_t i = 0; i < memory_count; i++)
+    if (memories[i] == m) memories[i] = memories[--memory_count];
+  free(m->handles);
+  free(m);
+}
+
+/* Keep account of physical memory that is to be made (`give_all`). */
+static memory *new_memory(uint64_t size, uint64_t part, const allocation_prop *prop) {
+  if (!make_room((void **)&memories, memory_count, &memory_room, sizeof *memories)) return NULL;
+  memory *m = calloc(1, sizeof *m);
+  if (!m) return NULL;
+  m->size = size;
+  m->part = part;
+  m->prop = *prop;
+  if (!(m->handles = malloc(parts_of(m) * sizeof *m->handles))) return free(m), NULL;
+  return memories[memory_count++] = m;
+}
+
+/* Give it all that it lacks; where that fails, it keeps what it has. */
+static int give_all(memory *m) {
+  int result = 0;
+  while (!result && m->had < parts_of(m)) result = give_part(m);
+  return result;
+}
+
+/* Give memory up that nothing refers to any more. */
+static void give_up_unused(memory *m) {
+  if (m->named || m->mapped) return;
+  take_parts(m);
+  forget(m);
+}
+
+/* -- cuMemAlloc */
+
+static allocation_prop block_prop;
+static size_t granularity;
+
+/* Tell whether to make blocks: with one GPU only, since others' access to this memory would have to be given one by
+ * one, and cuCtxDisablePeerAccess could not take it away before a save. */
+static int at_work(void) {
+  static int state; /* 0: not looked yet; 1: at work; -1: left to the driver */
+  int devices = 0, rdma = 0;
+  if (state) return state == 1;
+  if (cu.DeviceCount(&devices)) return 0;
+  state = -1;
+  if (devices != 1) return 0;
+  block_prop = (allocation_prop){.type = PINNED, .handle_types = POSIX_FD, .place = {ON_DEVICE, 0}};
+  if (!cu.DeviceAttribute(&rdma, RDMA_WITH_VMM, 0) && rdma) block_prop.flags.rdma = 1;
+  if (cu.Granularity(&granularity, &block_prop, 0) || !granularity) return 0;
+  state = 1;
+  return 1;
+}
+
+static int new_block(uint64_t *address, uint64_t size) {
+  void *context = NULL;
+  int result;
+  if (cu.CtxGetCurrent(&context) || !context || !at_work()) return NOT_SUPPORTED;
+  if (!make_room((void **)&mappings, mapping_count, &mapping_room, sizeof *mappings)) return OUT_OF_MEMORY;
+  mapping at = {.size = (size + granularity - 1) / granularity * granularity, .is_block = 1, .accesses = 1};
+  at.access[0] = (access_desc){block_prop.place, READ_WRITE};
+  if ((result = cu.AddressReserve(&at.address, at.size, (size_t)0, (uint64_t)0, (uint64_t)0))) return result;
+  result = OUT_OF_MEMORY;
+  if ((at.of = new_memory(at.size, PART, &block_prop))) {
+    at.of->mapped = 1;
+    mappings[mapping_count++] = at;
+    if (!(result = give_all(at.of))) {
+      *address = at.address;
+      return 0;
+    }
+    take_parts(at.of);
+    mapping_count--;
+    forget(at.of);
+  }
+  cu.AddressFree(at.address, at.size);
+  return result;
+}
+
+int own_cuMemAlloc_v2(uint64_t *address, size_t size) {
+  if (size < SMALLEST || !address) return cu.Alloc(address, size);
+  lock_memory();
+  int failed = new_block(address, size);
+  unlock_memory();
+  return failed ? cu.Alloc(address, size) : 0; /* what fails here fails there too, with the driver's own error */
+}
+
+int own_cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width, size_t height, unsigned element) {
+  size_t row = (width + PITCH - 1) / PITCH * PITCH, size;
+  if (!address || !pitch || !width || __builtin_mul_overflow(row, height, &size) || size < SMALLEST)
+    return cu.AllocPitch(address, pitch, width, height, element);
+  lock_memory();
+  int failed = new_block(address, size);
+  unlock_memory();
+  if (failed) return cu.AllocPitch(address, pitch, width, height, element);
+  *pitch = row;
+  return 0;
+}
+
+int own_cuMemFree_v2(uint64_t address) {
+  lock_memory();
+  mapping *at = mapping_at(address);
+  if (!at || !at->is_block || at->address != address) {
+    unlock_memory();
+    return cu.Free(address);
+  }
+  int result = cu.CtxSynchronize(); /* cuMemFree waits for the GPU's work, which may use the block */
+  if (!result) {
+    memory *of = at->of;
+    uint64_t size = at->size;
+    take_parts(of);
+    *at = mappings[--mapping_count];
+    of->mapped--;
+    give_up_unused(of);
+    cu.AddressFree(address, size);
+  }
+  unlock_memory();
+  return result;
+}
+
+int own_cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) {
+  lock_memory();
+  mapping *at = mapping_at(address);
+  int ours = at && at->is_block;
+  if (ours && base) *base = at->address;
+  if (ours && size) *size = at->size;
+  unlock_memory();
+  return ours ? 0 : cu.AddressRange(base, size, address);
+}
+
+int own_cuIpcGetMemHandle(void *handle, uint64_t address) {
+  lock_memory();
+  mapping *at = mapping_at(address);
+  int ours = at && at->is_block;
+  unlock_memory();
+  if (!ours) return cu.IpcGetMemHandle(handle, address);
+  fputs("gpuckpt: this kernel's GPU memory can be parked, and so not be shared with other processes. To share it, "
+        "start the kernel with GPUCKPT_PARKING=off.\n", stderr);
+  return NOT_SUPPORTED;
+}
+
+/* -- the virtual memory API, as programs use it */
+
+int own_cuMemCreate(uint64_t *handle, size_t size, const allocation_prop *prop, uint64_t flags) {
+  int plain = handle && prop && !flags && prop->type == PINNED && prop->place.type == ON_DEVICE && size >= SMALLEST &&
+              (prop->handle_types & ~POSIX_FD) == 0 && !prop->flags.compression && !prop->flags.usage;
+  int result = NOT_SUPPORTED;
+  if (plain) {
+    lock_memory();
+    if (at_work() && size % granularity == 0) {
+      allocation_prop made = *prop;
+      made.handle_types = POSIX_FD;
+      /* In one piece where the program may export it. */
+      memory *m = new_memory(size, prop->handle_types ? size : PART, &made);
+      if (m && !(result = give_all(m))) {
+        m->named = 1;
+        *handle = (uint64_t)m;
+      } else if (m) {
+        take_parts(m);
+        forget(m);
+      }
+    }
+    unlock_memory();
+  }
+  return result ? cu.Create(handle, size, prop, flags) : 0;
+}
+
+int own_cuMemRelease(uint64_t handle) {
+  lock_memory();
+  memory *m = of_handle(handle);
+  int result = 0;
+  if (m && m->named) {
+    m->named--;
+    give_up_unused(m);
+  } else if (m) {
+    result = INVALID_VALUE;
+  }
+  unlock_memory();
+  return m ? result : cu.Release(handle);
+}
+
+int own_cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, uint64_t flags) {
+  int result = INVALID_VALUE;
+  lock_memory();
+  memory *m = of_handle(handle);
+  if (m && offset == 0 && size <= m->size) {
+    mapping at = {.address = address, .size = size, .of = m};
+    result = OUT_OF_MEMORY;
+    if (make_room((void **)&mappings, mapping_count, &mapping_room, sizeof *mappings)) {
+      size_t part = 0;
+      result = 0;
+      for (; !result && part * m->part < size; part++) {
+        uint64_t from = part * m->part, to = from + part_size(m, part);
+        result = cu.Map(address + from, (to < size ? to : size) - from, (size_t)0, m->handles[part], flags);
+      }
+      if (!result) {
+        mappings[mapping_count++] = at;
+        m->mapped++;
+      } else {
+        for (part--; part--;) cu.Unmap(address + part * m->part, part_size(m, part));
+      }
+    }
+  }
+  unlock_memory();
+  return m ? result : cu.Map(address, size, offset, handle, flags);
+}
+
+int own_cuMemUnmap(uint64_t address, size_t size) {
+  lock_memory();
+  int result = cu.Unmap(address, size);
+  for (size_t i = mapping_count; !result && i--;) {
+    mapping *at = &mappings[i];
+    if (at->is_block || at->address < address || at->address + at->size > address + size) continue;
+    memory *of = at->of;
+    *at = mappings[--mapping_count];
+    of->mapped--;
+    give_up_unused(of);
+  }
+  unlock_memory();
+  return result;
+}
+
+static void note_access(mapping *at, const access_desc *access) {
+  for (int i = 0; i < at->accesses; i++)
+    if (at->access[i].place.type == access->place.type && at->access[i].place.id == access->place.id) {
+      at->access[i].flags = access->flags;
+      return;
+    }
+  if (at->accesses == MOST_ACCESSES) {
+    at->of->shared = 1; /* it cannot be mapped again as it was */
+    return;
+  }
+  at->access[at->accesses++] = *access;
+}
+
+int own_cuMemSetAccess(uint64_t address, size_t size, const access_desc *access, size_t count) {
+  lock_memory();
+  int result = cu.SetAccess(address, size, access, count);
+  for (size_t i = 0; !result && i < mapping_count; i++) {
+    mapping *at = &mappings[i];
+    if (at->address >= address + size || at->address + at->size <= address) continue;
+    int whole = at->address >= address && at->address + at->size <= address + size;
+    if (!whole) at->of->shared = 1; /* one mapping with two kinds of access is not kept account of */
+    for (size_t k = 0; whole && k < count; k++) note_access(at, &access[k]);
+  }
+  unlock_memory();
+  return result;
+}
+
+int own_cuMemExportToShareableHandle(void *exported, uint64_t handle, int type, uint64_t flags) {
+  lock_memory();
+  memory *m = of_handle(handle);
+  int result = m && parts_of(m) > 1 ? NOT_SUPPORTED : 0;
+  if (m && !result && !(result = cu.Export(exported, m->handles[0], type, flags))) m->shared = 1;
+  unlock_memory();
+  return m ? result : cu.Export(exported, handle, type, flags);
+}
+
+int own_cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
+  lock_memory();
+  mapping *at = mapping_at((uint64_t)address);
+  if (at && handle) {
+    at->of->named++;
+    *handle = (uint64_t)at->of;
+  }
+  unlock_memory();
+  return at && handle ? 0 : cu.Retain(handle, address);
+}
+
+int own_cuMemGetAllocationPropertiesFromHandle(allocation_prop *prop, uint64_t handle) {
+  lock_memory();
+  memory *m = of_handle(handle);
+  if (m && prop) *prop = m->prop;
+  unlock_memory();
+  return m ? (prop ? 0 : INVALID_VALUE) : cu.Properties(prop, handle);
+}
+
+int own_cuMulticastBindMem(uint64_t multicast, size_t to, uint64_t handle, size_t offset, size_t size, uint64_t flags) {
+  lock_memory();
+  memory *m = of_handle(handle);
+  int result = m && parts_of(m) > 1 ? NOT_SUPPORTED : 0;
+  if (m && !result && !(result = cu.BindMem(multicast, to, m->handles[0], offset, size, flags))) m->shared = 1;
+  unlock_memory();
+  return m ? result : cu.BindMem(multicast, to, handle, offset, size, flags);
+}

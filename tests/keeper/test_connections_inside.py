@@ -1,0 +1,466 @@
+"""TCP connections between processes of a kernel come back alive; those to others go on, and come back closed."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import COMMAND, run
+from copies import Fork, forking
+from job_programs import Job, program
+from keeper_faults import Criu
+from notebooks import Notebook, wait_until
+
+from jupyter_gpuckpt.linux import tcp_repair
+
+CHILD = """
+import socket, sys
+family, address, port = sys.argv[1:]
+c = socket.socket(getattr(socket, family)); c.connect((address, int(port)))
+c.sendall(b"unread " * 10000)
+while said := c.recv(1 << 16):
+    c.sendall(said.upper())
+c.sendall(b"the last word")
+"""
+"""Sends 70,000 bytes, and says again what it hears, in capitals, until it hears no more."""
+
+TALK = f"""
+import hashlib, os, socket, subprocess, sys, threading, time
+def recv(s, n):
+    got = bytearray()
+    while len(got) < n:
+        got += s.recv(n - len(got)) or 1/0
+    return bytes(got)
+def start(family, address, at=""):
+    listener = socket.create_server((at or address, 0), family=getattr(socket, family), dualstack_ipv6=at == "::")
+    child = subprocess.Popen([sys.executable, "-c", {CHILD!r}, family, address, str(listener.getsockname()[1])])
+    accepted = listener.accept()[0]; accepted.settimeout(20)
+    return listener, child, accepted
+def filters(s):
+    return len(s.getsockopt(socket.SOL_SOCKET, 26, 1024))  # SO_GET_FILTER
+def say(s, words):
+    s.sendall(words); return recv(s, len(words))
+"""
+
+
+@pytest.fixture
+def fork() -> Iterator[Fork]:
+    with forking() as fork:
+        yield fork
+
+
+def own_address() -> str:
+    """An address of this machine that is not 127.0.0.1: where it has a network, the one that others reach it by."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        try:
+            one.connect(("203.0.113.1", 9))
+        except OSError:
+            return "127.0.0.2"
+        return str(one.getsockname()[0])
+
+
+@pytest.mark.parametrize(
+    ("family", "address", "at"),
+    [
+        ("AF_INET", "127.0.0.1", ""),
+        ("AF_INET6", "::1", ""),
+        ("AF_INET", own_address(), "0.0.0.0"),
+        ("AF_INET6", f"::ffff:{own_address()}", "::"),
+    ],
+)
+def test_a_child_goes_on_talking_and_nothing_unread_is_lost(
+    notebook: Notebook, family: str, address: str, at: str
+) -> None:
+    notebook.run(TALK)
+    notebook.run(f"""
+        listener, child, accepted = start({family!r}, {address!r}, {at!r})
+        first = recv(accepted, 30000)
+        port = listener.getsockname()[1]
+    """)
+    notebook.run("%gpuckpt save here")
+    check = "first + recv(accepted, 40000) == b'unread ' * 10000, say(accepted, b'hello'), filters(accepted)"
+    assert notebook.value(check) == "True b'HELLO' 0"
+    for _ in range(2):
+        assert "TCP" not in notebook.run("%gpuckpt restore here").text
+        assert notebook.value(check) == "True b'HELLO' 0"
+        assert notebook.value("listener.getsockname()[1] == port == accepted.getsockname()[1]") == "True"
+        notebook.run("accepted.shutdown(socket.SHUT_WR)")
+        assert notebook.value("recv(accepted, 13), accepted.recv(1), child.wait(20)") == "b'the last word' b'' 0"
+
+
+def test_copies_have_connections_of_their_own_at_both_ends(notebook: Notebook, fork: Fork) -> None:
+    notebook.run(TALK)
+    notebook.run("listener, child, accepted = start('AF_INET', '127.0.0.1')")
+    check = "recv(accepted, 70000) == b'unread ' * 10000, say(accepted, b'hello'), child.poll()"
+    ends = "accepted.getsockname()[1], accepted.getpeername()[1]"
+    copies = fork(notebook, count=2)
+    places = set()
+    for one in (notebook, *copies):
+        assert one.value(check) == "True b'HELLO' None"
+        places |= set(one.value(ends).split())
+    assert len(places) == 6
+    for one in (notebook, *copies):
+        assert one.value("say(accepted, b'again')") == "b'AGAIN'"
+
+
+SAYS_ALL_AND_LISTENS = """
+import socket, sys
+c = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+c.sendall(b"all there is"); c.shutdown(socket.SHUT_WR)
+while said := c.recv(100):
+    print(said.decode(), end="", flush=True)
+"""
+SPEAKS_LATE = """
+import socket, sys
+c = socket.create_connection(("::1", int(sys.argv[1])))
+sys.stdin.read(); assert c.recv(1) == b""; c.sendall(b"late"); c.close()
+"""
+
+
+def test_halves_that_are_closed_stay_closed_and_the_others_open(notebook: Notebook) -> None:
+    notebook.run(TALK)
+    notebook.run(f"""
+        server = socket.create_server(("127.0.0.1", 0))
+        child = subprocess.Popen(
+            [sys.executable, "-c", {SAYS_ALL_AND_LISTENS!r}, str(server.getsockname()[1])], stdout=subprocess.PIPE
+        )
+        theirs = server.accept()[0]
+        server_6 = socket.create_server(("::1", 0), family=socket.AF_INET6)
+        slow = subprocess.Popen(
+            [sys.executable, "-c", {SPEAKS_LATE!r}, str(server_6.getsockname()[1])], stdin=subprocess.PIPE
+        )
+        ours = server_6.accept()[0]
+        ours.shutdown(socket.SHUT_WR)
+        for one in (theirs, ours): one.settimeout(20)
+        time.sleep(0.3)
+    """)
+    notebook.run("%gpuckpt save here")
+    for _ in range(2):
+        assert notebook.value("recv(theirs, 12), theirs.recv(1)") == "b'all there is' b''"
+        notebook.run("theirs.sendall(b'still '); theirs.sendall(b'heard'); theirs.close()")
+        assert notebook.value("child.stdout.read(), child.wait(20)") == "b'still heard' 0"
+        notebook.run("slow.stdin.close()")
+        assert notebook.value("recv(ours, 4), ours.recv(1), slow.wait(20)") == "b'late' b'' 0"
+        assert "TCP" not in notebook.run("%gpuckpt restore here").text
+
+
+POURS_AND_READS_LATE = """
+import hashlib, socket, sys, threading
+c = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+threading.Thread(target=c.sendall, args=(bytes(range(256)) * (1 << 15),)).start()
+sys.stdin.readline()
+got = bytearray()
+while len(got) < 1 << 23:
+    got += c.recv(1 << 16)
+print(hashlib.sha256(got).hexdigest(), flush=True)
+"""
+
+
+def test_full_queues_in_both_directions_come_back_whole(notebook: Notebook) -> None:
+    notebook.run(TALK)
+    notebook.run(f"""
+        listener = socket.create_server(("127.0.0.1", 0))
+        child = subprocess.Popen(
+            [sys.executable, "-c", {POURS_AND_READS_LATE!r}, str(listener.getsockname()[1])],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )
+        accepted = listener.accept()[0]
+        data = bytes(reversed(range(256))) * (1 << 15)
+        threading.Thread(target=accepted.sendall, args=(data,)).start()
+        time.sleep(0.5)
+    """)
+    notebook.run("%gpuckpt save here")
+    whole = (
+        "recv(accepted, 1 << 23) == data[::-1], child.stdin.write(b'\\n') and child.stdin.flush(), "
+        "child.stdout.readline().strip() == hashlib.sha256(data).hexdigest().encode()"
+    )
+    for _ in range(2):
+        assert notebook.value(whole) == "True None True"
+        assert "TCP" not in notebook.run("%gpuckpt restore here").text
+
+
+COUNTS = """
+import socket, struct, sys
+def pour(s):
+    so_far = 0
+    while True:
+        s.sendall(struct.pack("1000Q", *range(so_far, so_far + 1000)))
+        so_far += 1000
+def check(s, note):
+    so_far, rest = 0, b""
+    while data := s.recv(1 << 16):
+        data = rest + data
+        count = len(data) // 8
+        if struct.unpack_from(f"{count}Q", data) != tuple(range(so_far, so_far + count)):
+            return note("wrong")
+        so_far += count
+        note(so_far)
+        rest = data[8 * count :]
+"""
+"""Sends numbers as fast as it can, and checks that none is missing or twice."""
+
+
+def test_a_stream_to_the_outside_loses_nothing_in_ten_saves_and_comes_back_closed(notebook: Notebook) -> None:
+    """It is at full speed in both directions, as is one inside the tree beside it."""
+    here: dict[str, object] = {}
+    exec(COUNTS, here)  # the same as in the kernel
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        notebook.run(COUNTS)
+        notebook.run(f"""
+            import subprocess, threading
+            dial = "pour(socket.create_connection(('127.0.0.1', int(sys.argv[1]))))"
+            outside = socket.create_connection(("127.0.0.1", {server.getsockname()[1]}))
+            listener = socket.create_server(("127.0.0.1", 0))
+            child = subprocess.Popen([sys.executable, "-c", {COUNTS!r} + dial, str(listener.getsockname()[1])])
+            inside = listener.accept()[0]
+            seen, cut = {{}}, threading.Event()
+            def pour_out():
+                try:
+                    pour(outside)
+                except OSError:
+                    cut.set()
+            for work, *arguments in (
+                (pour_out,),
+                (check, outside, lambda n: seen.update(outside=n)),
+                (check, inside, lambda n: seen.update(inside=n)),
+            ):
+                threading.Thread(target=work, args=arguments, daemon=True).start()
+        """)
+        mine, _ = server.accept()
+    heard: list[object] = [0]
+
+    def until_cut(work: str, *arguments: object) -> None:
+        with contextlib.suppress(OSError):
+            here[work](*arguments)  # type: ignore[operator]
+
+    with mine:
+        threading.Thread(target=until_cut, args=("pour", mine), daemon=True).start()
+        threading.Thread(target=until_cut, args=("check", mine, heard.append), daemon=True).start()
+
+        def progress() -> list[int]:
+            return [*map(int, notebook.value("seen['outside'], seen['inside']").split()), int(str(heard[-1]))]
+
+        wait_until(lambda: notebook.value("len(seen)") == "2")
+        for number in range(10):
+            before = progress()
+            notebook.run(f"%gpuckpt save s{number}")
+            wait_until(lambda before=before: all(now > then for now, then in zip(progress(), before, strict=True)))
+        answer = notebook.run("%gpuckpt restore s9").text
+        assert "between its own processes" not in answer
+        assert "TCP connections to other programs that were closed: 1 (1 the kernel to 127.0.0.1:" in answer
+        assert notebook.value("cut.wait(20)") == "True"
+        before = notebook.value("seen['inside']")
+        wait_until(lambda: int(notebook.value("seen['inside']")) > int(before))
+
+
+BOTH_WAYS = """
+import os, threading
+def both_ways(s, note):
+    threading.Thread(target=pour, args=(s,), daemon=True).start()
+    threading.Thread(target=check, args=(s, note), daemon=True).start()
+"""
+DIALS_BOTH_WAYS = """
+s = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+both_ways(s, lambda n: n == "wrong" and os._exit(3))
+threading.Event().wait()
+"""
+
+
+def test_full_streams_in_both_directions_go_on_after_each_of_many_restores(notebook: Notebook) -> None:
+    notebook.run(COUNTS + BOTH_WAYS)
+    notebook.run(f"""
+        import subprocess
+        listener = socket.create_server(("127.0.0.1", 0))
+        code = {COUNTS + BOTH_WAYS + DIALS_BOTH_WAYS!r}
+        child = subprocess.Popen([sys.executable, "-c", code, str(listener.getsockname()[1])])
+        inside, seen = listener.accept()[0], [0]
+        both_ways(inside, lambda n: seen.__setitem__(0, n))
+    """)
+    for _ in range(8):
+        notebook.run("%gpuckpt save here --replace")
+        assert "TCP" not in notebook.run("%gpuckpt restore here").text
+        before = int(notebook.value("seen[0]"))
+        wait_until(lambda before=before: int(notebook.value("seen[0]")) > before)
+        assert notebook.value("child.poll()") == "None"
+
+
+def test_connections_that_nobody_accepted_and_such_that_are_being_made_do_not_fail_a_save(notebook: Notebook) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        port = full.getsockname()[1]
+        notebook.run(f"""
+            import socket
+            own = socket.create_server(("127.0.0.1", 0))
+            waiting = socket.create_connection(own.getsockname()); waiting.sendall(b"hello")
+            tries = [socket.socket() for _ in range(4)]
+            for one in tries: one.setblocking(False); one.connect_ex(("127.0.0.1", {port}))
+        """)
+        notebook.run("%gpuckpt save here")
+        assert notebook.value("own.accept()[0].recv(5)") == "b'hello'"
+        notebook.run("%gpuckpt restore here")
+        assert notebook.fails("waiting.sendall(b'x'); waiting.recv(1) or 1/0").ename
+        notebook.run("again = socket.create_connection(own.getsockname()); accepted = own.accept()[0]")
+
+
+SERVES = """
+import asyncio
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from tornado.web import Application, RequestHandler
+from tornado.websocket import WebSocketHandler
+class Count(RequestHandler):
+    said = 0
+    def get(self):
+        Count.said += 1
+        self.write(str(Count.said))
+class Backwards(WebSocketHandler):
+    def on_message(self, message):
+        self.write_message(message[::-1])
+async def main():
+    sockets = bind_sockets(0, "127.0.0.1")
+    HTTPServer(Application([("/", Count), ("/ws", Backwards)])).add_sockets(sockets)
+    print(sockets[0].getsockname()[1], flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+def test_programs_that_speak_http_and_websocket_go_on(notebook: Notebook) -> None:
+    notebook.run(f"""
+        import http.client, subprocess, sys
+        from tornado.websocket import websocket_connect
+        child = subprocess.Popen([sys.executable, "-c", {SERVES!r}], stdout=subprocess.PIPE)
+        port = int(child.stdout.readline())
+        client = http.client.HTTPConnection("127.0.0.1", port)
+        def ask():
+            client.request("GET", "/")
+            return client.getresponse().read()
+        assert ask() == b"1"
+        kept = client.sock
+        websocket = await websocket_connect(f"ws://127.0.0.1:{{port}}/ws")
+    """)
+    notebook.run("%gpuckpt save here")
+    for _ in range(2):
+        assert notebook.value("ask(), client.sock is kept") == "b'2' True"
+        notebook.run("await websocket.write_message('abc'); answer = await websocket.read_message()")
+        assert notebook.value("answer") == "cba"
+        notebook.run("%gpuckpt restore here")
+
+
+def test_a_kernel_that_was_hibernated_goes_on_talking(notebook: Notebook) -> None:
+    notebook.run(TALK)
+    notebook.run("listener, child, accepted = start('AF_INET', '127.0.0.1')")
+    with notebook.keeper as keeper:
+        keeper.request("hibernate", timeout=60)
+    check = "recv(accepted, 70000) == b'unread ' * 10000, say(accepted, b'hello'), filters(accepted)"
+    assert notebook.value(check) == "True b'HELLO' 0"
+
+
+def test_connected_datagram_sockets_find_each_other_in_a_copy(notebook: Notebook, fork: Fork) -> None:
+    notebook.run("""
+        import socket
+        one, other = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+        for s in (one, other): s.bind(("127.0.0.1", 0)); s.settimeout(5)
+        one.connect(other.getsockname()); other.connect(one.getsockname())
+    """)
+    (copy,) = fork(notebook)
+    for each in (notebook, copy):
+        each.run("one.send(b'there'); got = other.recv(5); other.send(b'and back'); got += one.recv(8)")
+        assert each.value("got") == "b'thereand back'"
+
+
+MANY = 400
+
+
+def test_many_connections_come_back_each_with_its_own_other_end(notebook: Notebook) -> None:
+    notebook.run(f"""
+        import socket
+        listener = socket.create_server(("127.0.0.1", 0), backlog={MANY})
+        dialled = [socket.create_connection(listener.getsockname()) for _ in range({MANY})]
+        accepted = [listener.accept()[0] for _ in range({MANY})]
+        for number, one in enumerate(dialled): one.sendall(b"%03d" % number)
+    """)
+    notebook.run("%gpuckpt save here")
+    assert "TCP" not in notebook.run("%gpuckpt restore here").text
+    whole = "[one.recv(3) for one in accepted] == [b'%03d' % number for number in range(len(accepted))]"
+    assert notebook.value(whole) == "True"
+
+
+def test_a_second_job_beside_the_first_has_connections_of_its_own(tmp_path: Path) -> None:
+    source = program(tmp_path, TALK + JOB)
+    first, second = Job("first"), Job("second")
+    first.start(sys.executable, source)
+    first.wait_for(1)
+    first.save("here")
+    assert run("restore", "first", "here", "--as", "second", "--other-ports").status == 0
+    for job in (first, second):
+        job.wait_for(3)
+        assert job.told()["state"] == "running"
+        assert set(job.lines()) == {"ready", "said"}
+
+
+JOB = """
+listener, child, accepted = start("AF_INET", "127.0.0.1")
+recv(accepted, 70000)
+print("ready", flush=True)
+try:
+    while say(accepted, b"x"):
+        time.sleep(0.5)
+        print("said", flush=True)
+except (OSError, ZeroDivisionError):
+    print("cut", flush=True)
+child.wait()
+time.sleep(600)
+"""
+
+
+def test_a_snapshot_that_was_saved_without_connections_comes_back_with_them_closed_and_named(tmp_path: Path) -> None:
+    """As those of older versions were; here it is by a keeper that has no right to save them."""
+    source = program(tmp_path, TALK + JOB)
+    exec_ = ["exec", "talk", "--", sys.executable, source]
+    subprocess.run(["setpriv", "--bounding-set=-net_raw", *COMMAND, *exec_], check=True, capture_output=True)
+    job = Job("talk")
+    job.wait_for(1)
+    job.save("here")
+    job.wait_for(3)  # it goes on
+    job.kill()
+    for _ in range(2):
+        (warning,) = run("restore", "talk", "here", "--json").json["warnings"]
+        assert (
+            "TCP connections between its own processes that were closed: 1 (1 between the job and python (" in warning
+        )
+        wait_until(lambda: "cut" in job.lines(), what=job.output())
+
+
+def test_a_criu_that_is_killed_leaves_the_connections_as_they_were(criu: Criu, notebook: Notebook) -> None:
+    notebook.run(TALK)
+    notebook.run("listener, child, accepted = start('AF_INET', '127.0.0.1')")
+    notebook.run("answers = []; reader = threading.Thread(target=lambda: answers.append(recv(accepted, 70005)))")
+    notebook.run("reader.start(); time.sleep(0.3)")  # both ends wait for the other to say something
+    criu.kill_at("dump", "post-dump")
+    assert notebook.fails("%gpuckpt save never").ename == "SaveFailed"
+    criu.honest()
+    notebook.run("accepted.sendall(b'hello'); reader.join(20)")
+    assert (
+        notebook.value("answers[0][-5:], accepted.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)") == "b'HELLO' 1"
+    )
+
+
+def test_a_connection_that_a_criu_left_in_the_middle_is_given_back() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+        other, _ = server.accept()
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdin=other)
+        with other:
+            other.setsockopt(socket.IPPROTO_TCP, 19, 1)  # TCP_REPAIR
+            one.sendall(b"hello")
+            with pytest.raises(PermissionError):
+                other.recv(5)
+            tcp_repair.give_back([child.pid])
+            assert other.recv(5) == b"hello"
+        child.kill()
+        child.wait()

@@ -1,0 +1,165 @@
+/* A CUDA driver whose GPU memory is files in memory: for tests of what stands before it, where there is no GPU.
+ *
+ * Functions that it does not have itself answer with a sum of their arguments, by which a test sees that all came
+ * through. What the GPU has free is in a file that all processes share (MADE_UP_GPU).
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { OUT_OF_MEMORY = 2, NOT_FOUND = 500 };
+
+/* What of the GPU is in use: by inode of the files, since several processes have them. */
+static struct { uint64_t size, count; struct { uint64_t inode, size, users; } used[8192]; } *gpu;
+
+__attribute__((constructor)) static void begin(void) {
+  const char *path = getenv("MADE_UP_GPU");
+  int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+  gpu = mmap(0, sizeof *gpu, PROT_READ | PROT_WRITE, fd < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED, fd, 0);
+  if (fd < 0) gpu->size = 1ull << 40;
+  if (fd >= 0) close(fd);
+}
+
+static uint64_t free_bytes(void) {
+  uint64_t left = gpu->size;
+  for (uint64_t i = 0; i < gpu->count; i++) left -= gpu->used[i].users ? gpu->used[i].size : 0;
+  return left;
+}
+
+static void use(int fd, int by) {
+  struct stat status;
+  fstat(fd, &status);
+  uint64_t i = 0;
+  while (i < gpu->count && gpu->used[i].inode != status.st_ino) i++;
+  if (i == gpu->count) gpu->count++;
+  gpu->used[i].inode = status.st_ino;
+  gpu->used[i].size = status.st_size;
+  gpu->used[i].users += by;
+}
+
+int cuInit(unsigned flags) { return 0; }
+int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return 0; }
+int cuDeviceGet(int *device, int number) { *device = number; return 0; }
+int cuDeviceGetUuid_v2(char *uuid, int device) { memset(uuid, 0xab, 16); return 0; }
+int cuDeviceGetUuid(char *uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
+int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = 0; return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)1; return 0; }
+int cuDevicePrimaryCtxRelease_v2(int device) { return 0; }
+int cuCtxGetCurrent(void **context) { *context = (void *)1; return 0; }
+int cuCtxSetCurrent(void *context) { return 0; }
+int cuCtxGetDevice(int *device) { *device = 0; return 0; }
+int cuCtxSynchronize(void) { return 0; }
+int cuCtxSynchronize_v2(void *context) { return 0; }
+int cuCtxPushCurrent_v2(void *context) { return 0; }
+int cuCtxPopCurrent_v2(void **context) { return 0; }
+int cuMemGetAllocationGranularity(size_t *size, void *prop, int option) { *size = 2 << 20; return 0; }
+int cuMemGetInfo_v2(size_t *free, size_t *total) { *free = free_bytes(); *total = gpu->size; return 0; }
+
+int cuMemCreate(uint64_t *handle, size_t size, void *prop, uint64_t flags) {
+  if (size > free_bytes()) return OUT_OF_MEMORY;
+  int fd = memfd_create("gpu", MFD_CLOEXEC);
+  if (ftruncate(fd, size)) return OUT_OF_MEMORY;
+  use(fd, 1);
+  *handle = fd;
+  return 0;
+}
+int cuMemRelease(uint64_t handle) { use(handle, -1); return close(handle); }
+int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, uint64_t wanted, uint64_t flags) {
+  *address = (uint64_t)mmap(0, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return 0;
+}
+int cuMemAddressFree(uint64_t address, size_t size) { return munmap((void *)address, size); }
+int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, uint64_t flags) {
+  return mmap((void *)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, handle, 0) == MAP_FAILED;
+}
+int cuMemUnmap(uint64_t address, size_t size) {
+  return mmap((void *)address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) ==
+         MAP_FAILED;
+}
+int cuMemSetAccess(uint64_t address, size_t size, void *access, size_t count) {
+  return mprotect((void *)address, size, PROT_READ | PROT_WRITE);
+}
+int cuMemExportToShareableHandle(int *fd, uint64_t handle, int type, uint64_t flags) {
+  *fd = fcntl(handle, F_DUPFD_CLOEXEC, 0);
+  return 0;
+}
+int cuMemImportFromShareableHandle(uint64_t *handle, void *fd, int type) {
+  char no[4096];
+  snprintf(no, sizeof no, "%s.fails", getenv("MADE_UP_GPU"));
+  if (!access(no, F_OK)) return 999;
+  *handle = fcntl((int)(intptr_t)fd, F_DUPFD_CLOEXEC, 0);
+  use(*handle, 1);
+  return 0;
+}
+int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle) { return 1; }
+int cuMemRetainAllocationHandle(uint64_t *handle, void *address) { return 1; }
+
+/* Ordinary memory: as above, in one call. */
+static struct { uint64_t address, size, handle; } plain[4096];
+int cuMemAlloc_v2(uint64_t *address, size_t size) {
+  int i = 0, result;
+  while (plain[i].address) i++;
+  if ((result = cuMemCreate(&plain[i].handle, plain[i].size = size, 0, 0))) return result;
+  cuMemAddressReserve(address, size, 0, 0, 0);
+  cuMemMap(plain[i].address = *address, size, 0, plain[i].handle, 0);
+  return cuMemSetAccess(*address, size, 0, 1);
+}
+int cuMemFree_v2(uint64_t address) {
+  for (int i = 0; i < 4096; i++)
+    if (plain[i].address == address) {
+      plain[i].address = 0;
+      cuMemRelease(plain[i].handle);
+      return cuMemAddressFree(address, plain[i].size);
+    }
+  return 1;
+}
+int cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width, size_t height, unsigned element) { return 7; }
+int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) { return 8; }
+int cuIpcGetMemHandle(void *handle, uint64_t address) { return 9; }
+int cuMulticastBindMem(uint64_t a, size_t b, uint64_t c, size_t d, size_t e, uint64_t f) { return 10; }
+
+int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) { return 0; }
+int cuMemHostUnregister(void *address) { return 0; }
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) { memcpy((void *)to, from, size); return 0; }
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, void *s) { return cuMemcpyHtoD_v2(to, from, size); }
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) { memcpy(to, (void *)from, size); return 0; }
+int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *s) { return cuMemcpyDtoH_v2(to, from, size); }
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *s) { return cuMemcpyHtoD_v2(to, (void *)from, size); }
+int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t size) { memset((void *)to, value, size); return 0; }
+
+static int newer(void) { return 4711; }
+
+/* int cuProfilerStop(void): by which way the call came, as r11 tells. */
+__asm__(".text\n.globl cuProfilerStop\n.type cuProfilerStop, @function\ncuProfilerStop: movq %r11, %rax\n  ret\n");
+
+/* By name alone, the second version first; what it does not know is asked for under another name. */
+int cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags, void *status) {
+  char second[128];
+  snprintf(second, sizeof second, "%s_v2", name);
+  static void *self;
+  if (!self) {
+    Dl_info here;
+    dladdr((void *)cuInit, &here);
+    self = dlopen(here.dli_fname, RTLD_NOLOAD | RTLD_NOW);
+  }
+  if (!strcmp(name, "cuOfALaterDriver")) return *found = (void *)newer, 0;
+  if (!(*found = dlsym(self, second))) *found = dlsym(self, name);
+  return *found ? 0 : NOT_FOUND;
+}
+int cuGetProcAddress(const char *name, void **found, int version, uint64_t flags) {
+  return cuGetProcAddress_v2(name, found, version, flags, 0);
+}
+/* The others, which the test writes (REST): each adds its number to its arguments, weighted by their places. */
+#define SUM(name, number)                                                                          \
+  int name(long a, long b, long c, long d, long e, long f, long g, long h, long i, long k) {       \
+    return 100000 * number + a + 2 * b + 3 * c + 4 * d + 5 * e + 6 * f + 7 * g + 8 * h + 9 * i + 10 * k; \
+  }
+#include REST

@@ -1,0 +1,268 @@
+"""GPU memory leaves its process and comes back at the same addresses, whoever made it, and whoever waits meanwhile.
+
+The GPU here is made up: its memory is files. The library, the holder and what commands both are the real ones; that the
+real driver does as much is seen in `tests/gpu`.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from made_up import Process
+
+from jupyter_gpuckpt.errors import DriverError
+from jupyter_gpuckpt.freeze.parking import Parked, Parking, make_fifos, run_on
+
+pytestmark = [
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="parking is for x86-64"),
+    pytest.mark.timeout(120),
+]
+
+MIB, GIB = 1 << 20, 1 << 30
+UUID = "GPU-" + "ab" * 16
+Start = Callable[..., "HeldProcess"]
+
+
+class HeldProcess:
+    """A process with memory on the made-up GPU, and its parking."""
+
+    def __init__(self, process: Process, folder: Path) -> None:
+        self.process, self._folder = process, folder
+        make_fifos(folder)
+        self._memory = Path(tempfile.mkdtemp(dir="/dev/shm"))
+        self.parking: Parking | None = None
+
+    def parks(self) -> Parking:
+        size = self.process.ask("ours.gpuckpt_parkable()")
+        at = self._memory
+        self.parking = Parking(self._folder, at, str(at), Parked(self.process.pid, 0, UUID, size), "new")
+        assert self.parking.get_ready()
+        self.process.begin("park")
+        assert self.parking.park(self.process.pid, lambda parked: None, lambda: None)
+        self.parking.let_go()
+        return self.parking
+
+    def comes_back(self) -> None:
+        assert self.parking is not None
+        with self.parking.giving_back(self.process.pid):
+            pass
+        assert self.process.answer() == "back"
+        self.parking.close()
+        self.parking = None
+
+    def close(self) -> None:
+        if self.parking is not None:
+            self.parking.close()
+        self.process.close()
+        shutil.rmtree(self._memory)
+
+
+@pytest.fixture
+def start(tmp_path: Path, made_up_driver: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    started: list[HeldProcess] = []
+
+    def start(free: int = 1 << 40) -> HeldProcess:
+        process = Process(tmp_path, made_up_driver, free)
+        for name, value in process.environment.items():
+            monkeypatch.setenv(name, value)
+        started.append(HeldProcess(process, tmp_path))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def free_bytes(process: Process) -> int:
+    return int(
+        process.ask(
+            "(lambda a, b: (cu.cuMemGetInfo_v2(ctypes.byref(a), ctypes.byref(b)), a.value)[1])"
+            "(ctypes.c_size_t(), ctypes.c_size_t())"
+        )
+    )
+
+
+def test_many_blocks_come_back_with_what_was_in_them(start: Start) -> None:
+    held = start()
+    process = held.process
+    assert process.ask("[alloc(2 + n % 3 << 20) for n in range(130)]") == [0] * 130
+    process.ask("[mark(n, n + 1) for n in range(130)]")
+    free = free_bytes(process)
+    addresses = process.ask("blocks")
+    for _ in range(2):
+        held.parks()
+        held.comes_back()
+        assert process.ask("[marks(n) for n in range(130)]") == [[n + 1] * 3 for n in range(130)]
+    assert process.ask("blocks") == addresses
+    assert free_bytes(process) == free
+    assert process.ask("[cu.cuMemFree_v2(ctypes.c_uint64(a)) for a, _ in blocks]") == [0] * 130
+    assert free_bytes(process) == 1 << 40
+    assert process.ask("ours.gpuckpt_parkable()") == 0
+
+
+def test_what_a_program_made_by_itself_comes_back_too(start: Start) -> None:
+    """As torch's expandable segments do it, in pieces of 20 MiB, and JAX, in one that is most of the GPU."""
+    held = start()
+    process = held.process
+    process.ask(
+        "[create(20 << 20) for _ in range(20)], create(1088 << 20), create(20 << 20, exported=1), alloc(30 << 20)"
+    )
+    process.ask("[mark(n, n + 1) for n in range(23)]")
+    assert process.ask("ours.gpuckpt_parkable()") == 20 * 20 * MIB + 1088 * MIB + 50 * MIB
+    held.parks()
+    held.comes_back()
+    assert process.ask("[marks(n) for n in range(23)]") == [[n + 1] * 3 for n in range(23)]
+    # The handles are still good.
+    again = (
+        "[cu.cuMemUnmap(ctypes.c_uint64(blocks[20][0]), ctypes.c_size_t(blocks[20][1])),"
+        " cu.cuMemMap(ctypes.c_uint64(blocks[20][0]), ctypes.c_size_t(1088 << 20), ctypes.c_size_t(0),"
+        " ctypes.c_uint64(handles[20]), ctypes.c_uint64(0)),"
+        " cu.cuMemSetAccess(ctypes.c_uint64(blocks[20][0]), ctypes.c_size_t(1088 << 20), (ctypes.c_int * 3)(1, 0, 3),"
+        " 1)]"
+    )
+    assert process.ask(again) == [0, 0, 0]
+    assert process.ask("marks(20)") == [21] * 3
+    # Memory lives as long as its handle or a mapping does.
+    assert process.ask("cu.cuMemRelease(ctypes.c_uint64(handles[20]))") == 0
+    assert process.ask("marks(20)") == [21] * 3
+    before = free_bytes(process)
+    assert process.ask("cu.cuMemUnmap(ctypes.c_uint64(blocks[20][0]), ctypes.c_size_t(1088 << 20))") == 0
+    assert free_bytes(process) - before == 1088 * MIB
+
+
+def test_memory_that_a_program_handed_to_others_stays_where_it_is(start: Start) -> None:
+    held = start()
+    process = held.process
+    process.ask("create(20 << 20, exported=1), alloc(30 << 20), mark(0, 9), mark(1, 8)")
+    export = "cu.cuMemExportToShareableHandle(ctypes.byref(ctypes.c_int()), ctypes.c_uint64(handles[0]), 1, 0)"
+    assert process.ask(export) == 0
+    assert process.ask("ours.gpuckpt_parkable()") == 30 * MIB
+    held.parks()
+    run_on(process.fifos[0].parent)
+    assert process.ask("marks(0)") == [9] * 3
+    held.comes_back()
+    assert process.ask("marks(0), marks(1)") == [[9] * 3, [8] * 3]
+
+
+def test_what_is_asked_about_memory_is_answered_for_ours_and_by_the_driver_for_other(start: Start) -> None:
+    process = start().process
+    process.ask("alloc(5 << 20), alloc(1 << 10), create(20 << 20, exported=1)")
+    (block, _), (small, _), (mapped, _) = process.ask("blocks")
+    address, size = "ctypes.c_uint64(a)", "ctypes.c_size_t()"
+    asked = (
+        f"(lambda base, size, a: [cu.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), {address}),"
+        f" base.value, size.value])(ctypes.c_uint64(), {size}, "
+    )
+    assert process.ask(f"{asked}{block + 4 * MIB})") == [0, block, 6 * MIB]
+    assert process.ask(f"{asked}{small})")[0] == 8, "the driver's"
+    share = "(lambda a: cu.cuIpcGetMemHandle(ctypes.create_string_buffer(64), ctypes.c_uint64(a)))"
+    assert process.ask(f"{share}({block}), {share}({small})") == [801, 9]
+    pitched = (
+        "(lambda width, height, a, pitch: [cu.cuMemAllocPitch_v2(ctypes.byref(a), ctypes.byref(pitch),"
+        " ctypes.c_size_t(width), ctypes.c_size_t(height), 4), pitch.value])"
+    )
+    new = f"ctypes.c_uint64(), {size}"
+    assert process.ask(f"{pitched}(1000, 10, {new})")[0] == 7, "the driver's"
+    assert process.ask(f"{pitched}(1000, 8192, {new}), ours.gpuckpt_parkable()") == [[0, 1024], 34 * MIB]
+    retained = (
+        "(lambda h, a: [cu.cuMemRetainAllocationHandle(ctypes.byref(h), ctypes.c_void_p(a)), h.value == handles[0]])"
+    )
+    assert process.ask(f"{retained}(ctypes.c_uint64(), {mapped})") == [0, True]
+    properties = "(lambda p, h: [cu.cuMemGetAllocationPropertiesFromHandle(p, ctypes.c_uint64(h)), p[1], p[2], p[3]])"
+    assert process.ask(f"{properties}((ctypes.c_int * 8)(), handles[0])") == [0, 1, 1, 0]
+    # It is named twice now, so it lives until both names are given up, as its mapping is.
+    release = "cu.cuMemRelease(ctypes.c_uint64(handles[0]))"
+    assert process.ask(f"{release}, mark(2, 5), {release}, marks(2), {release}") == [0, None, 0, [5] * 3, 1]
+    assert process.ask("cu.cuMulticastBindMem(*[ctypes.c_uint64(1)] * 6)") == 10, "the driver's"
+
+
+@pytest.mark.parametrize("free", [0, 100 * MIB, GIB], ids=["none", "some", "all"])
+def test_the_gpu_need_not_have_room_for_anything_twice(start: Start, free: int) -> None:
+    held = start(free=600 * MIB + free)
+    process = held.process
+    process.ask("alloc(280 << 20), [alloc(16 << 20) for _ in range(16)], [mark(n, n + 1) for n in range(17)]")
+    held.parks()
+    held.comes_back()
+    assert process.ask("[marks(n) for n in range(17)]") == [[n + 1] * 3 for n in range(17)]
+
+
+def test_python_runs_on_while_the_memory_is_away_and_a_call_with_pythons_lock_goes_on_later(start: Start) -> None:
+    held = start()
+    process = held.process
+    process.ask("alloc(32 << 20), alloc(32 << 20), mark(0, 7), mark(1, 8)")
+    parking = held.parks()
+    run_on(process.fifos[0].parent)
+    assert process.ask("'echo'") == "echo"
+    parking.finish_copy()
+    # As a thread does that has Python's lock in the call.
+    process.begin("ctypes.PyDLL('libcuda.so.1').cuMemFree_v2(ctypes.c_uint64(blocks[1][0]))")
+    answers: list[object] = []
+    reader = threading.Thread(target=lambda: answers.extend([process.answer(), process.answer()]))
+    reader.start()
+    with parking.giving_back(process.pid):
+        pass
+    reader.join(30)
+    assert sorted(answers, key=str) == [0, "back"]
+    assert process.ask("marks(0)") == [7] * 3
+
+
+def test_where_there_is_no_room_for_it_nothing_is_kept_and_it_comes_back_later(start: Start) -> None:
+    held = start(free=GIB)
+    process = held.process
+    process.ask("[alloc(200 << 20) for _ in range(4)], [mark(n, n + 1) for n in range(4)]")
+    parking = held.parks()
+    run_on(process.fifos[0].parent)
+    parking.finish_copy()
+    parking.rest()
+    assert (
+        process.ask(
+            "[plain := ctypes.c_uint64(), cu.cuMemCreate(ctypes.byref(plain), ctypes.c_size_t(900 << 20),"
+            " (ctypes.c_int * 8)(9), 0)][1]"
+        )
+        == 0
+    )
+    given_up = []
+    with pytest.raises(DriverError), parking.giving_back(process.pid, otherwise=lambda: given_up.append(True)):
+        pass
+    assert given_up
+    assert process.ask("ctypes.CDLL(driver).cuMemRelease(plain)") == 0
+    held.comes_back()
+    assert process.ask("[marks(n) for n in range(4)]") == [[n + 1] * 3 for n in range(4)]
+
+
+def test_a_holder_that_fails_while_it_fills_leaves_the_whole_file(start: Start) -> None:
+    held = start()
+    process = held.process
+    process.ask("[alloc(10 << 20) for _ in range(70)], [mark(n, n + 1) for n in range(70)]")
+    held.parks()
+    process.no_imports.touch()
+    began = time.monotonic()
+    held.comes_back()
+    assert time.monotonic() - began < 20, "it was noticed at once"
+    assert process.ask("[marks(n) for n in range(70)]") == [[n + 1] * 3 for n in range(70)]
+
+
+def test_the_file_does_where_the_holder_has_ended(start: Start) -> None:
+    held = start()
+    process = held.process
+    process.ask("alloc(100 << 20), create(20 << 20), mark(0, 7), mark(1, 8)")
+    parking = held.parks()
+    parking.finish_copy()
+    parking.do_without_holder()
+    held.comes_back()
+    assert process.ask("marks(0), marks(1)") == [[7] * 3, [8] * 3]
+
+
+def test_more_than_there_is_is_the_drivers_own_error_and_leaves_nothing(start: Start) -> None:
+    process = start(free=GIB).process
+    assert process.ask("alloc(2 << 30)") == 2
+    assert process.ask("create(2 << 30)") == 2
+    assert free_bytes(process) == GIB
+    assert process.ask("alloc(1 << 30)") == 0
