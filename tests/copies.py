@@ -32,7 +32,7 @@ class Copy(Notebook):
 
     def close(self) -> None:
         """End the copy as `jupyter gpuckpt stop` does."""
-        self.client.stop_channels()
+        self.hang_up()
         with contextlib.suppress(GpuckptError), keepers.connect(KernelFolder(self.folder)) as keeper:
             keeper.request("close")
 

@@ -141,8 +141,13 @@ class Notebook:
         wait_until(is_replaced)
 
     def close(self) -> None:
-        self.client.stop_channels()
+        self.hang_up()
         self.manager.shutdown_kernel(now=True)
+
+    def hang_up(self) -> None:
+        """Close the client with its context: jupyter_client's own waits, with some twenty descriptors, for a collection."""
+        self.client.stop_channels()
+        self.client.context.destroy(linger=0)
 
 
 StartKernel = Callable[..., Notebook]
