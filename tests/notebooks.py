@@ -145,7 +145,7 @@ class Notebook:
         self.manager.shutdown_kernel(now=True)
 
     def hang_up(self) -> None:
-        """Close the client with its context: jupyter_client's own waits, with some twenty descriptors, for a collection."""
+        """Close the client and its context, whose twenty descriptors jupyter_client keeps until it is collected."""
         self.client.stop_channels()
         self.client.context.destroy(linger=0)
 
