@@ -37,6 +37,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -86,6 +87,12 @@ static int is_dump_of_connections(void)
 
 __attribute__((constructor)) static void begin(void)
 {
+	/* criu opens an image for each connection, and more files than a user's shell allows by itself. */
+	struct rlimit files;
+	if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+		files.rlim_cur = files.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &files);
+	}
 	if (getenv("GPUCKPT_RESTORE_CONNECTIONS") != NULL)
 		restorer = getpid();
 }

@@ -24,6 +24,8 @@ TCP_SYN_SENT, TCP_CLOSE, TCP_LISTEN = 2, 7, 10  # include/net/tcp_states.h
 SOCK_STREAM, SOCK_DGRAM = 1, 2
 _TASK_STOPPED = 3  # criu/include/pid.h
 _WHOLE_FILE = 2  # criu/include/file-lock.h, FL_FLOCK: of flock(2)
+_VMA_REGULAR, _VMA_PRIVATE, _VMA_VVAR = 1 << 0, 1 << 6 | 1 << 9, 1 << 12  # criu/include/image.h, VMA_AREA_*
+_MAP_KIND, _MAP_DROPPABLE = 0x0F, 0x08  # mmap(2); its pages may go at any time, and criu takes none
 _EMPTY = 8  # bytes of an image without entries
 _LINKED, _GHOST = 0, 1  # criu's images/remap-file-path.proto
 _BOTH = 3  # criu's images/sk-opts.proto
@@ -40,7 +42,13 @@ _REPEATED = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
 _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
     # message: (field, number, type, message type); numbers from fdinfo, regfile, sk-inet, sk-unix,
     # tcp-stream, remap-file-path, pstree, mm, vma, core and file-lock
-    "vma": [("start", 1, _U64, ""), ("end", 2, _U64, ""), ("shmid", 4, _U64, ""), ("status", 7, _U32, "")],
+    "vma": [
+        ("start", 1, _U64, ""),
+        ("end", 2, _U64, ""),
+        ("shmid", 4, _U64, ""),
+        ("flags", 6, _U32, ""),
+        ("status", 7, _U32, ""),
+    ],
     "mm": [("vmas", 14, _MESSAGE, "vma")],
     "reg": [
         ("flags", 2, _U32, ""),
@@ -193,6 +201,15 @@ def areas(raw: bytes) -> Iterator[tuple[int, int, int, int]]:
     for entry in _entries(raw, "mm"):
         for vma in entry.vmas:
             yield vma.start, vma.end, vma.status, vma.shmid
+
+
+def private_areas(raw: bytes) -> Iterator[tuple[int, int]]:
+    """Yield start and end of those areas of an ``mm-N.img`` whose pages are in the page image, ascending."""
+    for entry in _entries(raw, "mm"):
+        for vma in entry.vmas:
+            is_private = vma.status & _VMA_REGULAR and vma.status & _VMA_PRIVATE and not vma.status & _VMA_VVAR
+            if is_private and vma.flags & _MAP_KIND != _MAP_DROPPABLE:
+                yield vma.start, vma.end
 
 
 def mapped_files(images: Path) -> set[str]:

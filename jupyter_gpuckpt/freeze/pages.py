@@ -8,10 +8,10 @@ without a protobuf library.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["placed", "windows"]
+__all__ = ["pagemap", "placed", "windows"]
 
 PAGE = 4096
 LARGEST_WINDOW = 2 * 1024 * 1024
@@ -59,6 +59,28 @@ def placed(pagemap: bytes) -> tuple[int, list[tuple[int, int, int]]]:
         runs.append((begin, end, offset))
         offset += end - begin
     return number, runs
+
+
+def pagemap(raw: bytes, runs: Iterable[tuple[int, int]]) -> bytes:
+    """Return a pagemap with the head of another, in which these runs of pages (first address, end) are present."""
+    (head,) = struct.unpack_from("<I", raw, 8)
+    out = bytearray(raw[: 12 + head])
+    for begin, end in runs:
+        count = (end - begin) // PAGE
+        fields = ((_ADDRESS, begin), (_COUNT, count), (_FLAGS, _PRESENT), (_LONG_COUNT, count))
+        message = b"".join(_packed(number << 3 | _VARINT) + _packed(value) for number, value in fields)
+        out += struct.pack("<I", len(message)) + message
+    return bytes(out)
+
+
+def _packed(value: int) -> bytes:
+    """Return a whole number as protobuf writes it."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 def _cut(messages: Iterator[dict[int, int]]) -> list[int]:

@@ -17,7 +17,7 @@ from typing import Any
 from ... import settings
 from ...client.kernel_start import run_path
 from ...errors import GpuckptError, SaveFailed
-from ...freeze import criu, criu_errors
+from ...freeze import criu, criu_errors, twin
 from ...freeze import images as images_of
 from ...freeze.criu_program import CriuProgram
 from ...linux import proc, processes, tcp_repair
@@ -45,12 +45,15 @@ async def dump(
     size: int,
     failure: SaveFailed,
     started: Callable[[int], None],
+    *,
+    has_twins: bool = False,
 ) -> None:
     """Have criu dump the tree of `pid` and leave it as asked; its /dev/shm and log are of that instant.
 
     `images` is the folder for criu's images, as this process names it and as the namespace does; what is packed goes
-    into `snapshot`. `size` is how many bytes that is. `started` is told criu's pid in the namespace. When criu fails,
-    `failure` is raised with its words. It may be cancelled.
+    into `snapshot`. `size` is how many bytes that is. `started` is told criu's pid in the namespace. With `has_twins`,
+    memory is copied afterwards, by `twin.copy_memory`. When criu fails, `failure` is raised with its words. It may be
+    cancelled.
     """
     outside, inside = images
     log_file = outside / criu.DUMP_LOG
@@ -65,6 +68,7 @@ async def dump(
         arguments = criu.dump_arguments(pid, inside, criu.AT_POST_DUMP, seconds, left, connections=connections)
         more = {"GPUCKPT_SNAPSHOT": str(snapshot), "GPUCKPT_LOG": run_path(KERNEL_LOG)}
         more |= criu.DUMPS_CONNECTIONS if connections else {}
+        more |= twin.asked_for(pid, settings.NAMESPACE_RUN_DIR) if has_twins else {}
         return _run(space, program, arguments, more, seconds, started)
 
     for tries_left in reversed(range(_DUMPS)):
@@ -73,6 +77,7 @@ async def dump(
             return
         except BaseException as e:
             give_connections_back(space)  # it may have been killed
+            await asyncio.to_thread(twin.end, space.run_dir, space.outer)
             if not isinstance(e, SaveFailed) or not tries_left:
                 raise
             if criu_errors.in_log(log_file).cause is not criu_errors.Cause.INTERRUPTED:

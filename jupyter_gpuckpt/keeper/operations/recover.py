@@ -20,6 +20,7 @@ from ...errors import (
     KernelWaits,
     RestoreFailed,
 )
+from ...freeze import twin
 from ..gpu import gate
 from ..gpu.freeze import GpuReturn
 from ..gpu.late_vram import LateVram
@@ -138,6 +139,7 @@ async def _recover_save(keeper: Keeper, left: SaveInProgress, undoing: Operation
     """Let the kernel run on, with what it has on GPUs; one that was to be hibernated is not."""
     await end_criu(keeper.namespace(), left.criu)
     await asyncio.to_thread(give_connections_back, keeper.namespace())
+    await asyncio.to_thread(twin.end, keeper.namespace().run_dir, keeper.namespace().outer)
     await let_run(keeper.namespace().outer(keeper.state.kernel_pid), left.still, undoing.tell_of)
     await _bring_back_gpu_state(keeper, left, left.parked)
     if keeper.state.sleep is None:

@@ -24,7 +24,7 @@ from ...errors import (
     KernelLost,
     SaveFailed,
 )
-from ...freeze import criu, cuda, images
+from ...freeze import criu, cuda, images, twin
 from ...freeze.criu_errors import Cause
 from ...freeze.criu_program import CriuProgram
 from ...linux import processes
@@ -271,6 +271,7 @@ class _Freeze:
         async with contextlib.AsyncExitStack() as undoing:
             staging = await self._staging()
             undoing.push_async_callback(asyncio.to_thread, staging.discard)
+            undoing.push_async_callback(asyncio.to_thread, self._end_twins)
             gpu = self._gpu_side(staging)
             undoing.push_async_callback(gpu.close)
             await gpu.prepare(found.kernel, parkable)
@@ -292,6 +293,7 @@ class _Freeze:
             seconds = time.monotonic() - began if found.on_gpu else images.frozen_seconds(staging.outside)
             if found.space.outer(keeper.state.kernel_pid) is None:
                 raise KernelLost("The {kernel} ended during the save.", "", "{Restart}.")
+            await asyncio.to_thread(self._copy_memory, staging)
             undoing.pop_all()
         process = SavedProcesses(
             pid=keeper.state.kernel_pid,
@@ -346,8 +348,20 @@ class _Freeze:
             size,
             SaveFailed("The {kernel} could not be saved; it keeps running."),
             started,
+            has_twins=self.left == "running" and self.found.space.deputy is None,
         )
         await self.progress.or_cancelled(dumping)
+
+    def _copy_memory(self, staging: Staging) -> None:
+        """Copy what the tree had in memory when it was frozen, while it runs again."""
+        space = self.found.space
+        try:
+            twin.copy_memory(space.run_dir, staging.outside, space.outer)
+        finally:
+            self._end_twins()
+
+    def _end_twins(self) -> None:
+        twin.end(self.found.space.run_dir, self.found.space.outer)
 
     async def _look_at(self, staging: Staging) -> list[str]:
         """Refuse what could not be restored, while the kernel is paused; return what the user must know."""

@@ -1,0 +1,546 @@
+/* A dump that does not wait for memory: each process is forked while it is paused, and its memory read afterwards.
+ * Part of the library that criu is started with; for x86-64.
+ *
+ * criu copies all memory while the tree stands still. Here it copies next to none: it asks the system which pages are to
+ * be saved (PAGEMAP_SCAN), is told that there are none, and the true answer is written down. When all else is saved, right
+ * before criu lets the processes go, each is made to fork (clone(2), put into its first thread by ptrace). The child, its
+ * twin, has all of its memory as it is in that instant, and shares the pages until one of them is written to. A twin
+ * executes nothing of the program: it gives up what it inherited of open files, and is stopped. Whoever started criu reads
+ * its memory, puts it into the images, and kills it (`twin.py`).
+ *
+ * A twin must not be the program's child: the program would have one that it does not know, and criu would dump it. That
+ * of the first process of the tree is its sibling (CLONE_PARENT), a child of process 1. For the others a process in
+ * between, which shares their memory, is forked first; the twin is its child, and process 1's when it is killed, since
+ * nobody in the tree takes what others leave behind in that moment (PR_SET_CHILD_SUBREAPER).
+ *
+ * A twin has not all of the memory (madvise(2), MADV_DONTFORK and MADV_WIPEONFORK). So the system is asked which of the
+ * pages it has, and the others are copied while the process is still paused. All of them are, where there can be no twin:
+ * too many processes, no memory for page tables.
+ *
+ * GPUCKPT_DUMP_TWINS is the pid of the first process. Into the folder GPUCKPT_DUMP_TWINS_FOLDER: `twin-PID.regions` has the
+ * twin's pid, or 0, and for each run of pages its first address, its end, and 0, or 1 where the pages are in
+ * `twin-PID.bytes`, in the same order; each a 64-bit number. It is there from when the first page is left out. Where it is
+ * empty in the end, the dump is void.
+ */
+#ifdef __x86_64__
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/close_range.h>
+#include <linux/ptrace.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/user.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define PUBLIC __attribute__((visibility("default")))
+
+/* linux/fs.h, since 6.7 */
+struct region {
+	uint64_t start, end, categories;
+};
+struct scan {
+	uint64_t size, flags, start, end, walk_end, regions, room, most_pages, inverted, all_of, any_of, returned;
+};
+#define SCAN _IOWR('f', 16, struct scan)
+enum { IS_PRESENT = 1 << 3, IS_SWAPPED = 1 << 4, IS_GUARD = 1 << 8, ROOM = 1024, PAGE = 4096, BLOCK = 1 << 20 };
+
+enum { SYSCALL_STOP = SIGTRAP | 0x80, MASK = 8 /* bytes of a signal mask */ };
+enum { OPTIONS = PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACEFORK | PTRACE_O_TRACEVFORK | PTRACE_O_TRACECLONE };
+enum { NOWHERE = 16 /* a stack: whoever uses it ends */, BELOW_STACK = 4096 /* bytes; nothing of the program is there */ };
+
+static const uint64_t all_signals = ~0ul;
+
+static struct process {
+	pid_t pid;
+	int file;              /* where its regions are written down; -1: criu copies its memory itself */
+	struct scan question;  /* as criu asked it */
+	struct region *wanted; /* what criu would have copied; the categories say later what the twin does not have */
+	size_t count;
+	int is_short;     /* no memory to write all of that down */
+	int is_subreaper; /* by its own wish, and not while twins are made */
+	long suspends; /* of the options by which criu traces it: its seccomp filters do not count */
+} *processes;
+static size_t processes_count;
+static pid_t dumper; /* who dumps; not what is forked from it */
+
+/* The first process of the tree that is dumped; 0: its memory is criu's business. */
+static pid_t first(void)
+{
+	static pid_t asked = -1;
+	if (asked < 0) {
+		const char *pid = getenv("GPUCKPT_DUMP_TWINS");
+		asked = pid != NULL && getenv("GPUCKPT_DUMP_TWINS_FOLDER") != NULL ? atoi(pid) : 0;
+		dumper = getpid();
+	}
+	return getpid() == dumper ? asked : 0;
+}
+
+static int file_of(pid_t pid, const char *suffix)
+{
+	char path[PATH_MAX];
+	snprintf(path, sizeof path, "%s/twin-%d.%s", getenv("GPUCKPT_DUMP_TWINS_FOLDER"), pid, suffix);
+	return open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+}
+
+/* What is known of a process, from now on. NULL: no memory for it. */
+static struct process *known(pid_t pid)
+{
+	for (size_t i = 0; i < processes_count; i++)
+		if (processes[i].pid == pid)
+			return &processes[i];
+	struct process *grown = realloc(processes, (processes_count + 1) * sizeof *processes);
+	if (grown == NULL)
+		return NULL;
+	processes = grown;
+	processes[processes_count] = (struct process){.pid = pid, .file = -1};
+	return &processes[processes_count++];
+}
+
+/* Whose pagemap a descriptor is of; 0: it is something else. */
+static pid_t owner_of(int fd)
+{
+	char link[64], path[PATH_MAX];
+	pid_t pid;
+	int end = 0;
+	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+	ssize_t length = readlink(link, path, sizeof path - 1);
+	if (length < 0)
+		return 0;
+	path[length] = '\0';
+	for (const char *slash = strchr(path, '/'); slash != NULL; slash = strchr(slash + 1, '/'))
+		if (sscanf(slash, "/%d/pagemap%n", &pid, &end) == 1 && end > 0 && slash[end] == '\0')
+			return pid;
+	return 0;
+}
+
+static int add(struct process *process, uint64_t start, uint64_t end, uint64_t categories)
+{
+	if (process->count % ROOM == 0) {
+		struct region *grown = realloc(process->wanted, (process->count + ROOM) * sizeof *grown);
+		if (grown == NULL)
+			return -1;
+		process->wanted = grown;
+	}
+	process->wanted[process->count++] = (struct region){start, end, categories};
+	return 0;
+}
+
+/* Write down all that the system answers, and answer that there is nothing. */
+static int note(struct process *process, int fd, struct scan *asked)
+{
+	struct region found[ROOM];
+	struct scan scan = *asked;
+	scan.regions = (uintptr_t)found;
+	scan.room = ROOM;
+	process->question = scan;
+	do {
+		long count = syscall(SYS_ioctl, fd, SCAN, &scan);
+		if (count < 0)
+			return -1;
+		for (long i = 0; i < count; i++)
+			if (!(found[i].categories & IS_GUARD) && add(process, found[i].start, found[i].end, 0) != 0)
+				process->is_short = 1;
+		if (scan.walk_end <= scan.start)
+			break;
+		scan.start = scan.walk_end;
+	} while (scan.start < asked->end);
+	asked->walk_end = asked->end;
+	return 0;
+}
+
+PUBLIC int ioctl(int fd, unsigned long request, ...)
+{
+	va_list arguments;
+	va_start(arguments, request);
+	void *argument = va_arg(arguments, void *);
+	va_end(arguments);
+	struct scan *scan = argument;
+	if (request == SCAN && first() != 0 && scan->any_of == (IS_PRESENT | IS_SWAPPED)) {
+		pid_t pid = owner_of(fd);
+		struct process *process = pid != 0 && pid != dumper ? known(pid) : NULL;
+		if (process != NULL && process->file < 0 && process->count == 0)
+			process->file = file_of(pid, "regions");
+		if (process != NULL && process->file >= 0)
+			return note(process, fd, scan);
+	}
+	return syscall(SYS_ioctl, fd, request, argument);
+}
+
+static long trace(int request, pid_t pid, uintptr_t address, uintptr_t data)
+{
+	return syscall(SYS_ptrace, request, pid, address, data);
+}
+
+static int wait_for(pid_t pid, int *status)
+{
+	while (syscall(SYS_wait4, pid, status, __WALL, NULL) != pid)
+		if (errno != EINTR)
+			return -1;
+	return 0;
+}
+
+static void end(pid_t pid)
+{
+	int status;
+	kill(pid, SIGKILL);
+	while (wait_for(pid, &status) == 0 && WIFSTOPPED(status))
+		continue;
+}
+
+/* Where a process has a `syscall` instruction: in the vdso, which all have. 0: nowhere. */
+static uint64_t instruction_in(pid_t pid)
+{
+	char path[64], line[PATH_MAX + 128];
+	unsigned long begin, stop, found = 0;
+	snprintf(path, sizeof path, "/proc/%d/maps", pid);
+	FILE *maps = fopen(path, "re");
+	snprintf(path, sizeof path, "/proc/%d/mem", pid);
+	int memory = open(path, O_RDONLY | O_CLOEXEC);
+	while (maps != NULL && found == 0 && fgets(line, sizeof line, maps) != NULL) {
+		unsigned char code[4 * PAGE];
+		if (strstr(line, "[vdso]") == NULL || sscanf(line, "%lx-%lx", &begin, &stop) != 2)
+			continue;
+		ssize_t size = pread(memory, code, stop - begin < sizeof code ? stop - begin : sizeof code, begin);
+		for (ssize_t at = 0; at + 1 < size && found == 0; at++)
+			if (code[at] == 0x0F && code[at + 1] == 0x05)
+				found = begin + at;
+	}
+	if (maps != NULL)
+		fclose(maps);
+	if (memory >= 0)
+		close(memory);
+	return found;
+}
+
+/* A thread that is stopped, to make system calls that are not its own. */
+struct thread {
+	pid_t pid;
+	uint64_t instruction; /* where it has a `syscall` */
+	struct user_regs_struct own;
+	uint64_t blocked; /* its own signal mask */
+	int stopped;      /* it was sent a signal that stops it, and which cannot be blocked */
+};
+
+static int take(struct thread *thread, pid_t pid, uint64_t instruction, long suspends)
+{
+	*thread = (struct thread){.pid = pid, .instruction = instruction};
+	return trace(PTRACE_GETREGS, pid, 0, (uintptr_t)&thread->own) != 0 ||
+			       trace(PTRACE_GETSIGMASK, pid, MASK, (uintptr_t)&thread->blocked) != 0 ||
+			       trace(PTRACE_SETSIGMASK, pid, MASK, (uintptr_t)&all_signals) != 0 ||
+			       trace(PTRACE_SETOPTIONS, pid, 0, OPTIONS | suspends) != 0
+		       ? -1
+		       : 0;
+}
+
+static void give_back(const struct thread *thread, long suspends)
+{
+	if (thread->own.rip == 0)
+		return; /* nothing is known of it, and nothing was done */
+	trace(PTRACE_SETREGS, thread->pid, 0, (uintptr_t)&thread->own);
+	trace(PTRACE_SETSIGMASK, thread->pid, MASK, (uintptr_t)&thread->blocked);
+	trace(PTRACE_SETOPTIONS, thread->pid, 0, suspends);
+	if (thread->stopped != 0)
+		kill(thread->pid, thread->stopped);
+}
+
+/* Its registers for a call, with nothing in the others: one that nobody holds any more finds no memory, and ends. */
+static struct user_regs_struct registers_for(const struct thread *thread, const uint64_t call[4])
+{
+	struct user_regs_struct registers = {
+		.rax = call[0],
+		.rdi = call[1],
+		.rsi = call[2],
+		.rdx = call[3],
+		.orig_rax = -1,
+		.rip = thread->instruction,
+		.rsp = thread->own.rsp,
+		.eflags = thread->own.eflags,
+		.cs = thread->own.cs,
+		.ss = thread->own.ss,
+		.ds = thread->own.ds,
+		.es = thread->own.es,
+		.fs = thread->own.fs,
+		.gs = thread->own.gs,
+		.fs_base = thread->own.fs_base,
+		.gs_base = thread->own.gs_base,
+	};
+	return registers;
+}
+
+/* Let it run to its next stop that is no signal's; what stopped it then, with its event, or -1. */
+static int next_stop(struct thread *thread)
+{
+	int status;
+	for (;;) {
+		if (trace(PTRACE_SYSCALL, thread->pid, 0, 0) != 0 || wait_for(thread->pid, &status) != 0 ||
+		    !WIFSTOPPED(status))
+			return -1;
+		if (WSTOPSIG(status) == SYSCALL_STOP || status >> 16 != 0)
+			return status >> 8;
+		thread->stopped = WSTOPSIG(status);
+	}
+}
+
+/* Have it make a system call; its result. `child` is what it forked, where it did. */
+static long call(struct thread *thread, const uint64_t number_and_arguments[4], pid_t *child)
+{
+	struct user_regs_struct registers = registers_for(thread, number_and_arguments);
+	unsigned long forked;
+	if (trace(PTRACE_SETREGS, thread->pid, 0, (uintptr_t)&registers) != 0)
+		return -1;
+	for (int calls = 0; calls < 2;) { /* its begin and its end */
+		int stop = next_stop(thread);
+		if (stop < 0)
+			return -1;
+		if (stop == SYSCALL_STOP)
+			calls++;
+		else if (child != NULL && trace(PTRACE_GETEVENTMSG, thread->pid, 0, (uintptr_t)&forked) == 0)
+			*child = forked;
+	}
+	return trace(PTRACE_GETREGS, thread->pid, 0, (uintptr_t)&registers) != 0 ? -1 : (long)registers.rax;
+}
+
+/* Have it fork with these flags; what it forked, which is taken, too. 0: it could not. */
+static pid_t fork_by(struct thread *thread, uint64_t flags, struct thread *child, long suspends)
+{
+	/* The table of open files is shared until the twin gets an empty one: none of them is held open by it. */
+	const uint64_t clone[4] = {SYS_clone, CLONE_FILES | flags, NOWHERE, 0};
+	pid_t pid = 0;
+	int status;
+	call(thread, clone, &pid);
+	if (pid != 0 && (wait_for(pid, &status) != 0 || !WIFSTOPPED(status) ||
+			 take(child, pid, thread->instruction, suspends) != 0)) {
+		end(pid);
+		pid = 0;
+	}
+	return pid;
+}
+
+/* Leave a twin without files, deaf, stopped, and about to end should anybody continue it. */
+static int lay_down(struct thread *twin)
+{
+	static const uint64_t close_all[4] = {SYS_close_range, 0, ~0u, CLOSE_RANGE_UNSHARE}, leave[4] = {SYS_exit_group};
+	struct user_regs_struct registers = registers_for(twin, leave);
+	return call(twin, close_all, NULL) != 0 || trace(PTRACE_SETREGS, twin->pid, 0, (uintptr_t)&registers) != 0 ||
+			       kill(twin->pid, SIGSTOP) != 0 || trace(PTRACE_DETACH, twin->pid, 0, 0) != 0
+		       ? -1
+		       : 0;
+}
+
+/* Fork a process that stands still, and leave it as it was. 0: there is no twin. */
+static pid_t twin_of(const struct process *process)
+{
+	struct thread thread, between, twin;
+	pid_t made = 0;
+	uint64_t instruction = instruction_in(process->pid);
+	if (instruction == 0)
+		return 0;
+	if (take(&thread, process->pid, instruction, process->suspends) == 0) {
+		if (process->pid == first()) {
+			made = fork_by(&thread, CLONE_PARENT | SIGCHLD, &twin, process->suspends);
+		} else if (fork_by(&thread, CLONE_VM, &between, process->suspends) != 0) {
+			const uint64_t reap[4] = {SYS_wait4, between.pid, 0, __WALL}; /* no wait(2) of the program's would */
+			made = fork_by(&between, SIGCHLD, &twin, process->suspends);
+			end(between.pid);
+			call(&thread, reap, NULL);
+		}
+	}
+	give_back(&thread, process->suspends);
+	if (made != 0 && lay_down(&twin) != 0) {
+		end(made);
+		made = 0;
+	}
+	return made;
+}
+
+static int by_start(const void *one, const void *other)
+{
+	const struct region *a = one, *b = other;
+	return (a->start > b->start) - (a->start < b->start);
+}
+
+/* criu asks for small areas with what is beside them, and so for some twice. */
+static void put_in_order(struct process *process)
+{
+	struct region *wanted = process->wanted;
+	size_t kept = 0;
+	qsort(wanted, process->count, sizeof *wanted, by_start);
+	for (size_t i = 0; i < process->count; i++) {
+		if (kept > 0 && wanted[i].start <= wanted[kept - 1].end)
+			wanted[kept - 1].end = wanted[i].end > wanted[kept - 1].end ? wanted[i].end : wanted[kept - 1].end;
+		else
+			wanted[kept++] = wanted[i];
+	}
+	process->count = kept;
+}
+
+/* Mark those of a run of pages that a twin does not have. */
+static int mark_in(struct process *process, int pagemap, struct region run)
+{
+	struct region found[ROOM];
+	struct scan scan = process->question;
+	scan.regions = (uintptr_t)found;
+	scan.end = run.end;
+	for (uint64_t at = run.start; at < run.end; at = scan.walk_end) {
+		scan.start = at;
+		long count = syscall(SYS_ioctl, pagemap, SCAN, &scan);
+		if (count < 0 || scan.walk_end <= at)
+			return -1;
+		for (long i = 0; i < count; i++) {
+			if ((found[i].start > at && add(process, at, found[i].start, 1) != 0) ||
+			    add(process, found[i].start, found[i].end, 0) != 0)
+				return -1;
+			at = found[i].end;
+		}
+		if (at < scan.walk_end && add(process, at, scan.walk_end, 1) != 0)
+			return -1;
+	}
+	return 0;
+}
+
+static int mark_missing(struct process *process, pid_t twin)
+{
+	struct region *wanted = process->wanted;
+	size_t count = process->count;
+	char path[64];
+	snprintf(path, sizeof path, "/proc/%d/pagemap", twin);
+	int pagemap = open(path, O_RDONLY | O_CLOEXEC), result = pagemap < 0 ? -1 : 0;
+	process->wanted = NULL;
+	process->count = 0;
+	for (size_t i = 0; i < count && result == 0; i++)
+		result = mark_in(process, pagemap, wanted[i]);
+	if (pagemap >= 0)
+		close(pagemap);
+	free(wanted);
+	return result;
+}
+
+static int write_all(int fd, const void *bytes, size_t size)
+{
+	while (size > 0) {
+		ssize_t written = write(fd, bytes, size);
+		if (written < 0 && errno != EINTR)
+			return -1;
+		if (written > 0) {
+			bytes = (const char *)bytes + written;
+			size -= written;
+		}
+	}
+	return 0;
+}
+
+/* Copy the pages that no twin has. */
+static int copy_missing(const struct process *process)
+{
+	static char block[BLOCK];
+	char path[64];
+	snprintf(path, sizeof path, "/proc/%d/mem", process->pid);
+	int memory = open(path, O_RDONLY | O_CLOEXEC), out = file_of(process->pid, "bytes");
+	int result = memory < 0 || out < 0 ? -1 : 0;
+	for (size_t i = 0; i < process->count; i++) {
+		struct region run = process->wanted[i];
+		for (uint64_t at = run.start; run.categories && at < run.end && result == 0; at += BLOCK) {
+			size_t size = run.end - at < BLOCK ? run.end - at : BLOCK;
+			if (pread(memory, block, size, at) != (ssize_t)size || write_all(out, block, size) != 0)
+				result = -1;
+		}
+	}
+	if (memory >= 0)
+		close(memory);
+	if (out >= 0)
+		close(out);
+	return result;
+}
+
+static void make_twin(struct process *process)
+{
+	uint64_t twin = 0;
+	int failed = process->is_short;
+	if (!failed) {
+		put_in_order(process);
+		twin = twin_of(process);
+		/* Known before anything else: should this program be killed, somebody must end the twin. */
+		failed = write_all(process->file, &twin, sizeof twin) != 0 ||
+			 (twin != 0 && mark_missing(process, twin) != 0);
+	}
+	for (size_t i = 0; i < process->count && twin == 0; i++)
+		process->wanted[i].categories = 1;
+	failed = failed || copy_missing(process) != 0 ||
+		 write_all(process->file, process->wanted, process->count * sizeof *process->wanted) != 0;
+	if (failed && twin != 0)
+		kill(twin, SIGKILL);
+	if (failed && ftruncate(process->file, 0) != 0)
+		abort(); /* nobody may take these images for whole */
+	close(process->file);
+	process->file = -1;
+}
+
+/* Have a process take what those below it leave behind, or not; tell whether it did. */
+static int set_subreaper(const struct process *process, int wanted)
+{
+	struct thread thread;
+	int flag = 0;
+	if (take(&thread, process->pid, instruction_in(process->pid), process->suspends) == 0 && thread.instruction != 0) {
+		uint64_t below = (thread.own.rsp - BELOW_STACK) & ~15ul;
+		const uint64_t ask[4] = {SYS_prctl, PR_GET_CHILD_SUBREAPER, below}, set[4] = {SYS_prctl, PR_SET_CHILD_SUBREAPER, wanted};
+		struct iovec here = {&flag, sizeof flag}, there = {(void *)below, sizeof flag};
+		if (call(&thread, ask, NULL) == 0 && process_vm_readv(process->pid, &here, 1, &there, 1, 0) == sizeof flag &&
+		    flag != wanted)
+			call(&thread, set, NULL);
+	}
+	give_back(&thread, process->suspends);
+	return flag;
+}
+
+/* All of them, before the first runs on. */
+static void make_twins(void)
+{
+	size_t to_make = 0;
+	for (size_t i = 0; i < processes_count; i++)
+		to_make += processes[i].file >= 0;
+	for (size_t i = 0; i < processes_count && to_make > 1; i++)
+		if (processes[i].file >= 0)
+			processes[i].is_subreaper = set_subreaper(&processes[i], 0);
+	for (size_t i = 0; i < processes_count; i++)
+		if (processes[i].file >= 0)
+			make_twin(&processes[i]);
+	for (size_t i = 0; i < processes_count; i++)
+		if (processes[i].is_subreaper)
+			processes[i].is_subreaper = set_subreaper(&processes[i], 1);
+}
+
+PUBLIC long ptrace(int request, ...)
+{
+	va_list arguments;
+	va_start(arguments, request);
+	pid_t pid = va_arg(arguments, pid_t);
+	uintptr_t address = va_arg(arguments, uintptr_t), data = va_arg(arguments, uintptr_t);
+	va_end(arguments);
+	if (first() != 0) {
+		struct process *process = request == PTRACE_SETOPTIONS ? known(pid) : NULL;
+		if (process != NULL)
+			process->suspends = data & PTRACE_O_SUSPEND_SECCOMP;
+		if (request == PTRACE_DETACH)
+			make_twins();
+	}
+	if (request < PTRACE_PEEKTEXT || request > PTRACE_PEEKUSR)
+		return trace(request, pid, address, data);
+	long word, result = trace(request, pid, address, (uintptr_t)&word); /* the system call's own way, ptrace(2) */
+	if (result < 0)
+		return result;
+	errno = 0;
+	return word;
+}
+#endif
