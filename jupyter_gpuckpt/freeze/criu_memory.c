@@ -36,6 +36,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -62,13 +63,17 @@ enum { NOWHERE = 16 /* a stack: whoever uses it ends */, BELOW_STACK = 4096 /* b
 
 static const uint64_t all_signals = ~0ul;
 
+struct regions {
+	struct region *all;
+	size_t count;
+};
+
 static struct process {
 	pid_t pid;
 	int file;              /* where its regions are written down; -1: criu copies its memory itself */
 	struct scan question;  /* as criu asked it */
-	struct region *wanted; /* what criu would have copied; the categories say later what the twin does not have */
-	size_t count;
-	int is_short;     /* no memory to write all of that down */
+	struct regions wanted; /* what criu would have copied; the categories say later what the twin does not have */
+	int is_short;          /* no memory to write all of that down */
 	int is_subreaper; /* by its own wish, and not while twins are made */
 	long suspends; /* of the options by which criu traces it: its seccomp filters do not count */
 } *processes;
@@ -125,37 +130,46 @@ static pid_t owner_of(int fd)
 	return 0;
 }
 
-static int add(struct process *process, uint64_t start, uint64_t end, uint64_t categories)
+static int add(struct regions *regions, uint64_t start, uint64_t end, uint64_t categories)
 {
-	if (process->count % ROOM == 0) {
-		struct region *grown = realloc(process->wanted, (process->count + ROOM) * sizeof *grown);
+	if (regions->count % ROOM == 0) {
+		struct region *grown = realloc(regions->all, (regions->count + ROOM) * sizeof *grown);
 		if (grown == NULL)
 			return -1;
-		process->wanted = grown;
+		regions->all = grown;
 	}
-	process->wanted[process->count++] = (struct region){start, end, categories};
+	regions->all[regions->count++] = (struct region){start, end, categories};
+	return 0;
+}
+
+/* Add all that the system answers to a question. -1: it does not, or there is no memory (ENOMEM). */
+static int look(struct regions *regions, int pagemap, struct scan scan)
+{
+	struct region found[ROOM];
+	scan.regions = (uintptr_t)found;
+	scan.room = ROOM;
+	for (; scan.start < scan.end; scan.start = scan.walk_end) {
+		long count = syscall(SYS_ioctl, pagemap, SCAN, &scan);
+		if (count < 0)
+			return -1;
+		for (long i = 0; i < count; i++)
+			if (!(found[i].categories & IS_GUARD) && add(regions, found[i].start, found[i].end, 0) != 0)
+				return -1;
+		if (scan.walk_end <= scan.start)
+			break;
+	}
 	return 0;
 }
 
 /* Write down all that the system answers, and answer that there is nothing. */
 static int note(struct process *process, int fd, struct scan *asked)
 {
-	struct region found[ROOM];
-	struct scan scan = *asked;
-	scan.regions = (uintptr_t)found;
-	scan.room = ROOM;
-	process->question = scan;
-	do {
-		long count = syscall(SYS_ioctl, fd, SCAN, &scan);
-		if (count < 0)
+	process->question = *asked;
+	if (look(&process->wanted, fd, *asked) != 0) {
+		if (errno != ENOMEM)
 			return -1;
-		for (long i = 0; i < count; i++)
-			if (!(found[i].categories & IS_GUARD) && add(process, found[i].start, found[i].end, 0) != 0)
-				process->is_short = 1;
-		if (scan.walk_end <= scan.start)
-			break;
-		scan.start = scan.walk_end;
-	} while (scan.start < asked->end);
+		process->is_short = 1;
+	}
 	asked->walk_end = asked->end;
 	return 0;
 }
@@ -170,7 +184,7 @@ PUBLIC int ioctl(int fd, unsigned long request, ...)
 	if (request == SCAN && first() != 0 && scan->any_of == (IS_PRESENT | IS_SWAPPED)) {
 		pid_t pid = owner_of(fd);
 		struct process *process = pid != 0 && pid != dumper ? known(pid) : NULL;
-		if (process != NULL && process->file < 0 && process->count == 0)
+		if (process != NULL && process->file < 0 && process->wanted.count == 0)
 			process->file = file_of(pid, "regions");
 		if (process != NULL && process->file >= 0)
 			return note(process, fd, scan);
@@ -199,29 +213,31 @@ static void end(pid_t pid)
 		continue;
 }
 
+static ssize_t read_of(pid_t pid, const char *what, void *buffer, size_t size, off_t at)
+{
+	char path[64];
+	snprintf(path, sizeof path, "/proc/%d/%s", pid, what);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t result = fd < 0 ? -1 : pread(fd, buffer, size, at);
+	if (fd >= 0)
+		close(fd);
+	return result;
+}
+
 /* Where a process has a `syscall` instruction: in the vdso, which all have. 0: nowhere. */
 static uint64_t instruction_in(pid_t pid)
 {
-	char path[64], line[PATH_MAX + 128];
-	unsigned long begin, stop, found = 0;
-	snprintf(path, sizeof path, "/proc/%d/maps", pid);
-	FILE *maps = fopen(path, "re");
-	snprintf(path, sizeof path, "/proc/%d/mem", pid);
-	int memory = open(path, O_RDONLY | O_CLOEXEC);
-	while (maps != NULL && found == 0 && fgets(line, sizeof line, maps) != NULL) {
-		unsigned char code[4 * PAGE];
-		if (strstr(line, "[vdso]") == NULL || sscanf(line, "%lx-%lx", &begin, &stop) != 2)
-			continue;
-		ssize_t size = pread(memory, code, stop - begin < sizeof code ? stop - begin : sizeof code, begin);
-		for (ssize_t at = 0; at + 1 < size && found == 0; at++)
-			if (code[at] == 0x0F && code[at + 1] == 0x05)
-				found = begin + at;
-	}
-	if (maps != NULL)
-		fclose(maps);
-	if (memory >= 0)
-		close(memory);
-	return found;
+	unsigned long entries[64][2] = {{0}}, vdso = 0;
+	unsigned char code[PAGE];
+	ssize_t size = read_of(pid, "auxv", entries, sizeof entries, 0); /* getauxval(3) */
+	for (size_t i = 0; (ssize_t)((i + 1) * sizeof *entries) <= size; i++)
+		if (entries[i][0] == AT_SYSINFO_EHDR)
+			vdso = entries[i][1];
+	size = vdso != 0 ? read_of(pid, "mem", code, sizeof code, vdso) : 0;
+	for (ssize_t at = 0; at + 1 < size; at++)
+		if (code[at] == 0x0F && code[at + 1] == 0x05)
+			return vdso + at;
+	return 0;
 }
 
 /* A thread that is stopped, to make system calls that are not its own. */
@@ -372,58 +388,60 @@ static int by_start(const void *one, const void *other)
 }
 
 /* criu asks for small areas with what is beside them, and so for some twice. */
-static void put_in_order(struct process *process)
+static void put_in_order(struct regions *regions)
 {
-	struct region *wanted = process->wanted;
+	struct region *all = regions->all;
 	size_t kept = 0;
-	qsort(wanted, process->count, sizeof *wanted, by_start);
-	for (size_t i = 0; i < process->count; i++) {
-		if (kept > 0 && wanted[i].start <= wanted[kept - 1].end)
-			wanted[kept - 1].end = wanted[i].end > wanted[kept - 1].end ? wanted[i].end : wanted[kept - 1].end;
+	qsort(all, regions->count, sizeof *all, by_start);
+	for (size_t i = 0; i < regions->count; i++) {
+		if (kept > 0 && all[i].start <= all[kept - 1].end)
+			all[kept - 1].end = all[i].end > all[kept - 1].end ? all[i].end : all[kept - 1].end;
 		else
-			wanted[kept++] = wanted[i];
+			all[kept++] = all[i];
 	}
-	process->count = kept;
+	regions->count = kept;
 }
 
-/* Mark those of a run of pages that a twin does not have. */
-static int mark_in(struct process *process, int pagemap, struct region run)
+/* Divide what is wanted into what is there, and what is not and is marked. All are in order. */
+static int divide(struct regions *into, const struct regions *wanted, const struct regions *there)
 {
-	struct region found[ROOM];
-	struct scan scan = process->question;
-	scan.regions = (uintptr_t)found;
-	scan.end = run.end;
-	for (uint64_t at = run.start; at < run.end; at = scan.walk_end) {
-		scan.start = at;
-		long count = syscall(SYS_ioctl, pagemap, SCAN, &scan);
-		if (count < 0 || scan.walk_end <= at)
-			return -1;
-		for (long i = 0; i < count; i++) {
-			if ((found[i].start > at && add(process, at, found[i].start, 1) != 0) ||
-			    add(process, found[i].start, found[i].end, 0) != 0)
+	size_t next = 0;
+	for (size_t i = 0; i < wanted->count; i++) {
+		uint64_t at = wanted->all[i].start, end = wanted->all[i].end;
+		while (next < there->count && there->all[next].end <= at)
+			next++;
+		for (size_t j = next; at < end; j++) {
+			uint64_t from = j < there->count && there->all[j].start < end ? there->all[j].start : end;
+			uint64_t to = from < end && there->all[j].end < end ? there->all[j].end : end;
+			if (from > at && add(into, at, from, 1) != 0)
 				return -1;
-			at = found[i].end;
+			at = from > at ? from : at;
+			if (at < to && from < end && add(into, at, to, 0) != 0)
+				return -1;
+			at = to;
 		}
-		if (at < scan.walk_end && add(process, at, scan.walk_end, 1) != 0)
-			return -1;
 	}
 	return 0;
 }
 
+/* Mark those of the pages that a twin does not have. */
 static int mark_missing(struct process *process, pid_t twin)
 {
-	struct region *wanted = process->wanted;
-	size_t count = process->count;
+	struct regions there = {0}, divided = {0};
+	struct scan scan = process->question;
 	char path[64];
+	if (process->wanted.count == 0)
+		return 0;
+	scan.start = process->wanted.all[0].start;
+	scan.end = process->wanted.all[process->wanted.count - 1].end;
 	snprintf(path, sizeof path, "/proc/%d/pagemap", twin);
-	int pagemap = open(path, O_RDONLY | O_CLOEXEC), result = pagemap < 0 ? -1 : 0;
-	process->wanted = NULL;
-	process->count = 0;
-	for (size_t i = 0; i < count && result == 0; i++)
-		result = mark_in(process, pagemap, wanted[i]);
+	int pagemap = open(path, O_RDONLY | O_CLOEXEC);
+	int result = pagemap < 0 || look(&there, pagemap, scan) != 0 ? -1 : divide(&divided, &process->wanted, &there);
 	if (pagemap >= 0)
 		close(pagemap);
-	free(wanted);
+	free(there.all);
+	free(process->wanted.all);
+	process->wanted = divided;
 	return result;
 }
 
@@ -449,8 +467,8 @@ static int copy_missing(const struct process *process)
 	snprintf(path, sizeof path, "/proc/%d/mem", process->pid);
 	int memory = open(path, O_RDONLY | O_CLOEXEC), out = file_of(process->pid, "bytes");
 	int result = memory < 0 || out < 0 ? -1 : 0;
-	for (size_t i = 0; i < process->count; i++) {
-		struct region run = process->wanted[i];
+	for (size_t i = 0; i < process->wanted.count; i++) {
+		struct region run = process->wanted.all[i];
 		for (uint64_t at = run.start; run.categories && at < run.end && result == 0; at += BLOCK) {
 			size_t size = run.end - at < BLOCK ? run.end - at : BLOCK;
 			if (pread(memory, block, size, at) != (ssize_t)size || write_all(out, block, size) != 0)
@@ -469,16 +487,16 @@ static void make_twin(struct process *process)
 	uint64_t twin = 0;
 	int failed = process->is_short;
 	if (!failed) {
-		put_in_order(process);
+		put_in_order(&process->wanted);
 		twin = twin_of(process);
 		/* Known before anything else: should this program be killed, somebody must end the twin. */
 		failed = write_all(process->file, &twin, sizeof twin) != 0 ||
 			 (twin != 0 && mark_missing(process, twin) != 0);
 	}
-	for (size_t i = 0; i < process->count && twin == 0; i++)
-		process->wanted[i].categories = 1;
+	for (size_t i = 0; i < process->wanted.count && twin == 0; i++)
+		process->wanted.all[i].categories = 1;
 	failed = failed || copy_missing(process) != 0 ||
-		 write_all(process->file, process->wanted, process->count * sizeof *process->wanted) != 0;
+		 write_all(process->file, process->wanted.all, process->wanted.count * sizeof *process->wanted.all) != 0;
 	if (failed && twin != 0)
 		kill(twin, SIGKILL);
 	if (failed && ftruncate(process->file, 0) != 0)

@@ -42,8 +42,8 @@ def asked_for(first: int, folder: str) -> Mapping[str, str]:
     return {"GPUCKPT_DUMP_TWINS": str(first), "GPUCKPT_DUMP_TWINS_FOLDER": folder}
 
 
-def copy_memory(folder: Path, into: Path, outer: Callable[[int], int | None]) -> None:
-    """Copy the memory that a dump left out into its images, while the processes run on.
+def copy_memory(folder: Path, into: Path, outer: Callable[[int], int | None]) -> bool:
+    """Copy the memory that a dump left out into its images, while the processes run on; tell whether there was any.
 
     Parameters
     ----------
@@ -56,7 +56,8 @@ def copy_memory(folder: Path, into: Path, outer: Callable[[int], int | None]) ->
     Void : not all of it could be read.
     OSError : the images cannot be written.
     """
-    for noted in sorted(folder.glob(_NOTED)):
+    left_out = sorted(folder.glob(_NOTED))
+    for noted in left_out:
         raw = noted.read_bytes()
         if not raw:
             raise Void("its memory could not be copied while it was paused")
@@ -66,6 +67,7 @@ def copy_memory(folder: Path, into: Path, outer: Callable[[int], int | None]) ->
             raise Void("the process that had its memory is gone")
         memory = Path(f"/proc/{twin}/mem") if twin is not None else None
         _Copy(into, int(noted.stem.removeprefix("twin-")), memory, noted.with_suffix(".bytes")).run(wanted)
+    return bool(left_out)
 
 
 def end(folder: Path, outer: Callable[[int], int | None]) -> None:

@@ -178,6 +178,11 @@ def swapped_bytes(pids: Iterable[int]) -> int:
     return sum(_status_number(pid, "VmSwap:") for pid in pids) * 1024
 
 
+def has_huge_pages(pids: Iterable[int]) -> bool:
+    """Tell whether these processes have memory in reserved huge pages (MAP_HUGETLB; transparent ones are not meant)."""
+    return any(_status_number(pid, "HugetlbPages:") for pid in pids)
+
+
 def mapped_bytes(pids: Iterable[int], folder: str) -> int:
     """Return how many bytes of files in a folder, by its path, these processes have mapped and in memory."""
     total = 0

@@ -293,7 +293,9 @@ class _Freeze:
             seconds = time.monotonic() - began if found.on_gpu else images.frozen_seconds(staging.outside)
             if found.space.outer(keeper.state.kernel_pid) is None:
                 raise KernelLost("The {kernel} ended during the save.", "", "{Restart}.")
-            await asyncio.to_thread(self._copy_memory, staging)
+            copied_since = await asyncio.to_thread(self._copy_memory, staging)
+            if not (staging.in_memory or copied_since):
+                notes.append(_NO_MEMORY)
             undoing.pop_all()
         process = SavedProcesses(
             pid=keeper.state.kernel_pid,
@@ -348,15 +350,25 @@ class _Freeze:
             size,
             SaveFailed("The {kernel} could not be saved; it keeps running."),
             started,
-            has_twins=self.left == "running" and self.found.space.deputy is None,
+            has_twins=self._may_fork(),
         )
         await self.progress.or_cancelled(dumping)
 
-    def _copy_memory(self, staging: Staging) -> None:
-        """Copy what the tree had in memory when it was frozen, while it runs again."""
+    def _may_fork(self) -> bool:
+        """Tell whether the tree's memory can be copied out of twins, when it runs again.
+
+        A twin loses what is in reserved huge pages when its parent writes there and none is free (hugetlb's
+        copy-on-write), and what the driver does with memory that is shared with one was not tried on a GPU.
+        """
+        found = self.found
+        alone = found.space.deputy is None and not found.on_gpu
+        return self.left == "running" and alone and not processes.has_huge_pages(found.tree)
+
+    def _copy_memory(self, staging: Staging) -> bool:
+        """Copy what the tree had in memory when it was frozen, while it runs again; tell whether it was not yet."""
         space = self.found.space
         try:
-            twin.copy_memory(space.run_dir, staging.outside, space.outer)
+            return twin.copy_memory(space.run_dir, staging.outside, space.outer)
         finally:
             self._end_twins()
 
@@ -366,8 +378,7 @@ class _Freeze:
     async def _look_at(self, staging: Staging) -> list[str]:
         """Refuse what could not be restored, while the kernel is paused; return what the user must know."""
         _refuse_half_connections(staging)
-        notes = await asyncio.to_thread(lost_names.keep, staging.outside, self.found.tree)
-        return notes if staging.in_memory else [*notes, _NO_MEMORY]
+        return await asyncio.to_thread(lost_names.keep, staging.outside, self.found.tree)
 
 
 def _not_saved(error: BaseException) -> SaveFailed:
