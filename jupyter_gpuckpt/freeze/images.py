@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import ipaddress
+import mmap
 import os
 import shutil
 import stat
@@ -48,6 +49,7 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("shmid", 4, _U64, ""),
         ("flags", 6, _U32, ""),
         ("status", 7, _U32, ""),
+        ("fdflags", 10, _U32, ""),
     ],
     "mm": [("vmas", 14, _MESSAGE, "vma")],
     "reg": [
@@ -216,6 +218,18 @@ def mapped_files(images: Path) -> set[str]:
     """Return the paths of the files that areas of the tree's memory lie in."""
     paths = paths_by_id((images / "files.img").read_bytes())
     return {paths[file] for mm in images.glob("mm-*.img") for *_, file in areas(mm.read_bytes()) if file in paths}
+
+
+def written_by_mappings(images: Path) -> set[str]:
+    """Return the paths of the files that the tree can write by memory that it shares with them (MAP_SHARED)."""
+    paths = paths_by_id((images / "files.img").read_bytes())
+    return {
+        paths[vma.shmid]
+        for mm in images.glob("mm-*.img")
+        for entry in _entries(mm.read_bytes(), "mm")
+        for vma in entry.vmas
+        if vma.shmid in paths and vma.flags & mmap.MAP_SHARED and is_written(vma.fdflags)
+    }
 
 
 def frozen_seconds(images: Path) -> float:

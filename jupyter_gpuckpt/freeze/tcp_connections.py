@@ -27,11 +27,14 @@ class Connections:
     ----------
     kept : inside the tree; they come back.
     cut : inside the tree; they come back closed.
+    alone : ends of those to a listening port of the tree, whose other end no process had: it was not accepted yet, or
+        closed already. They come back closed.
     outside : ends of those to other programs, which come back closed.
     """
 
     kept: list[Pair]
     cut: list[Pair]
+    alone: list[TcpEnd]
     outside: list[TcpEnd]
 
 
@@ -44,11 +47,12 @@ def connections(images: Path, but_at: Collection[int], *, may_keep: bool) -> Con
     ends = [end for end in tcp_ends(images) if not {end.here[1], end.there[1]} & set(but_at)]
     by_address = {(end.here, end.there): end for end in ends}
     listening = _listening(images)
-    found = Connections([], [], [])
+    found = Connections([], [], [], [])
     for end in ends:
         other = by_address.get((end.there, end.here))
         if other is None or other is end:
-            found.outside.append(end)
+            is_inside = end.there[1] in listening and _is_here(end.there[0])
+            (found.alone if is_inside else found.outside).append(end)
         elif end.id < other.id and not end.state == other.state == TCP_CLOSE:
             keep = may_keep and _can_come_back(images, end, other, listening)
             (found.kept if keep else found.cut).append((end, other))

@@ -89,7 +89,10 @@ _IO_URING = (b"io_uring", b"IO_URING")
 def _obstacles(pid: int) -> Iterator[tuple[str, str]]:
     """Yield what a process has that criu would only refuse when it is paused, and what to do about it."""
     if any(path.startswith("/SYSV") for path in processes.mapped_files(pid)):
-        yield "uses System V shared memory", "Detach it, or use multiprocessing.shared_memory instead, and try again."
+        yield "uses System V shared memory", (
+            "Stop it for the save (a PostgreSQL server can be started again afterwards), or use "
+            "multiprocessing.shared_memory instead, and try again."
+        )
     if "anon_inode:[io_uring]" in processes.open_files(pid):
         yield _io_uring(processes.with_text(pid, _IO_URING))
 
@@ -316,12 +319,16 @@ def _cut_connections(images_folder: Path, manifest: Manifest, *, may_keep: bool)
             f"({_counted(f'between {named(one)} and {named(other)}' for one, other in pids)}). "
             "Whatever used them, such as a Dask or Spark cluster, must be started again."
         )
-    if found.outside:
-        peers = (f"{named(end.pid)} to {_written(end.there)}" for end in found.outside)
-        said.append(
-            f"TCP connections to other programs that were closed: {len(found.outside)} ({_counted(peers)}). "
-            "Whatever uses them must connect again."
-        )
+    for what, ends in (
+        ("to its own ports, which had not been accepted yet or were closed at the other end,", found.alone),
+        ("to other programs", found.outside),
+    ):
+        if ends:
+            peers = (f"{named(end.pid)} to {_written(end.there)}" for end in ends)
+            said.append(
+                f"TCP connections {what} that were closed: {len(ends)} ({_counted(peers)}). "
+                "Whatever uses them must connect again."
+            )
     return said
 
 

@@ -30,6 +30,7 @@ from . import (
     parking,
     rebinding,
     renewal,
+    start_times,
     variables,
 )
 from .builtin_hooks import Housekeeping
@@ -213,6 +214,7 @@ class Agent:
         else:
             about_gpu = {**self.housekeeping.before_save(busy=self._is_busy()), "parkable": parking.parkable()}
         cpu_time.note()
+        start_times.note()
         return {
             **about_gpu,
             "execution_count": self.kernel.execution_count,

@@ -18,7 +18,7 @@ from ..checked import from_json, to_json
 from ..errors import GpuckptError, RestoreFailed
 from ..operations import results
 from ..spelling import in_a_cell
-from . import cpu_time, debugger, hooks, rebinding, renewal, show
+from . import cpu_time, debugger, hooks, rebinding, renewal, show, start_times
 from .cells import Asked, wait_for_peers
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Reconnection:
         GPUs comes later. `waited` are the requests that waited at the save, and that another kernel has answered.
         """
         cpu_time.go_on(self._agent.kernel.shell.user_ns)
+        start_times.go_on()
         if waited is not None:
             self._agent.cells.forget(waited)
         if hold:

@@ -56,7 +56,8 @@ class NeededFile:
     path : absolute.
     mode : as stat(2) has it.
     size : in bytes; None but for regular files, and for those that are appended to.
-    writable : whether a saved process has it open for writing: it may have another size by the time of the restore.
+    writable : whether a saved process has it open for writing, or writes it by memory that it shares with it: it may
+        have another size by the time of the restore.
     mapped : whether memory of a saved process lies in it: it must not be shorter then. Old snapshots do not say.
     build_id : of a program or library, in hexadecimal; else empty.
     hash : the BLAKE3 of its bytes, in hexadecimal, where it has no build id, is small and not `writable`; of one of
@@ -106,13 +107,13 @@ class Marks:
 def of_images(folder: Path) -> list[NeededFile]:
     """Return the files that a dump names, as criu's images in `folder` describe them: without hashes."""
     named = [file for file in images.named_files(folder) if not file.path.startswith(ELSEWHERE)]
-    mapped = images.mapped_files(folder)
+    mapped, written = images.mapped_files(folder), images.written_by_mappings(folder)
     return _in_order(
         NeededFile(
             file.path,
             file.mode,
             file.size,
-            images.is_written(file.flags),
+            images.is_written(file.flags) or file.path in written,
             file.build_id.hex(),
             mapped=file.path in mapped,
         )

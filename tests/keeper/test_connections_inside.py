@@ -138,8 +138,10 @@ def test_halves_that_are_closed_stay_closed_and_the_others_open(notebook: Notebo
         ours = server_6.accept()[0]
         ours.shutdown(socket.SHUT_WR)
         for one in (theirs, ours): one.settimeout(20)
-        time.sleep(0.3)
+        def state(s):
+            return s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
     """)
+    wait_until(lambda: notebook.value("state(theirs), state(ours)") == "8 5")  # CLOSE_WAIT, FIN_WAIT2
     notebook.run("%gpuckpt save here")
     for _ in range(2):
         assert notebook.value("recv(theirs, 12), theirs.recv(1)") == "b'all there is' b''"
@@ -173,8 +175,11 @@ def test_full_queues_in_both_directions_come_back_whole(notebook: Notebook) -> N
         accepted = listener.accept()[0]
         data = bytes(reversed(range(256))) * (1 << 15)
         threading.Thread(target=accepted.sendall, args=(data,)).start()
-        time.sleep(0.5)
+        import fcntl, select, struct, termios
+        def unread(s):
+            return struct.unpack("i", fcntl.ioctl(s, termios.FIONREAD, bytes(4)))[0]
     """)
+    wait_until(lambda: notebook.value("select.select([], [accepted], [], 0)[1], unread(accepted) > 60000") == "[] True")
     notebook.run("%gpuckpt save here")
     whole = (
         "recv(accepted, 1 << 23) == data[::-1], child.stdin.write(b'\\n') and child.stdin.flush(), "
@@ -302,7 +307,11 @@ def test_connections_that_nobody_accepted_and_such_that_are_being_made_do_not_fa
         """)
         notebook.run("%gpuckpt save here")
         assert notebook.value("own.accept()[0].recv(5)") == "b'hello'"
-        notebook.run("%gpuckpt restore here")
+        answer = notebook.run("%gpuckpt restore here").text
+        own = notebook.value("own.getsockname()[1]")
+        assert "connections to its own ports, which had not been accepted yet or were closed at the other end" in answer
+        assert f": 1 (1 the kernel to 127.0.0.1:{own})." in answer
+        assert f"to other programs that were closed: 4 (4 the kernel to 127.0.0.1:{port})" in answer
         assert notebook.fails("waiting.sendall(b'x'); waiting.recv(1) or 1/0").ename
         notebook.run("again = socket.create_connection(own.getsockname()); accepted = own.accept()[0]")
 
@@ -440,14 +449,18 @@ def test_a_snapshot_that_was_saved_without_connections_comes_back_with_them_clos
 def test_a_criu_that_is_killed_leaves_the_connections_as_they_were(criu: Criu, notebook: Notebook) -> None:
     notebook.run(TALK)
     notebook.run("listener, child, accepted = start('AF_INET', '127.0.0.1')")
-    notebook.run("answers = []; reader = threading.Thread(target=lambda: answers.append(recv(accepted, 70005)))")
-    notebook.run("reader.start(); time.sleep(0.3)")  # both ends wait for the other to say something
+    notebook.run("""
+        recv(accepted, 70000)
+        answers = []; reader = threading.Thread(target=lambda: answers.append(recv(accepted, 5))); reader.start()
+        waits = lambda: "poll" in open(f"/proc/self/task/{reader.native_id}/wchan").read()
+    """)
+    wait_until(lambda: notebook.value("waits()") == "True")  # both ends wait for the other to say something
     criu.kill_at("dump", "post-dump")
     assert notebook.fails("%gpuckpt save never").ename == "SaveFailed"
     criu.honest()
     notebook.run("accepted.sendall(b'hello'); reader.join(20)")
     assert (
-        notebook.value("answers[0][-5:], accepted.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)") == "b'HELLO' 1"
+        notebook.value("answers[0], accepted.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)") == "b'HELLO' 1"
     )
 
 

@@ -102,6 +102,32 @@ def test_what_is_there_is_not_touched_and_what_was_made_for_nothing_is_deleted(
     assert gone.read_text() == "saved"
 
 
+def test_fifos_and_files_that_are_only_written_as_memory_come_back_when_they_are_gone(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    """As Open MPI has both, in a folder that it deletes at its end."""
+    folder = tmp_path / "of the program"
+    folder.mkdir()
+    notebook.run(f"""
+        import mmap, os, stat
+        fifo, file = {str(folder / "fifo")!r}, {str(folder / "memory")!r}
+        os.mkfifo(fifo, 0o640); listening = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        with open(file, "w+b") as f:
+            f.truncate(4096); memory = mmap.mmap(f.fileno(), 4096)
+        memory[:5] = b"saved"
+    """)
+    assert "too large" not in notebook.run("%gpuckpt save here").text
+    for _ in range(2):
+        for path in folder.iterdir():
+            path.unlink()
+        notebook.run("%gpuckpt restore here")
+        found = "open(file, 'rb').read(5), memory[:5], oct(os.stat(fifo).st_mode)"
+        assert notebook.value(found) == "b'saved' b'saved' 0o10640"
+        notebook.run("writer = os.open(fifo, os.O_WRONLY); os.write(writer, b'heard')")
+        assert notebook.value("os.read(listening, 5)") == "b'heard'"
+        notebook.run("memory[:5] = b'later'")
+
+
 def test_a_large_temporary_file_is_named_at_the_save(notebook: Notebook, tmp_path: Path) -> None:
     large = tmp_path / "large"
     notebook.run(f"f = open({str(large)!r}, 'wb'); f.truncate((16 << 20) + 1)")

@@ -529,6 +529,22 @@ def test_children_that_have_ended_and_were_not_waited_for(notebook: Notebook) ->
     assert notebook.value("child.wait(60)") == "7"
 
 
+def test_psutil_knows_the_processes_of_before_the_save(notebook: Notebook) -> None:
+    """To the system a restored process is a new one: psutil would take it for another with the same id."""
+    notebook.run("""
+        import psutil, subprocess
+        child = psutil.Popen(["sleep", "600"])
+        itself = psutil.Process()
+    """)
+    check = "child.is_running(), child == psutil.Process(child.pid), child.parent() == itself, child in itself.children()"
+    for name in ("first", "second"):
+        save(notebook, name)
+        restore(notebook, name)
+        assert notebook.value(check) == "True True True True"
+    notebook.run("child.terminate()")
+    assert notebook.value("child.wait(60)") == "-15"
+
+
 def test_processes_in_the_background(notebook: Notebook, tmp_path: Path) -> None:
     """``%%script --bg``, a shell's ``&``, and one that made itself a daemon."""
     names = ("script", "shell", "daemon")

@@ -1,6 +1,6 @@
 """Files that live about as long as the kernel: a snapshot has their content, and a restore makes those that are gone.
 
-They are the files that its processes write, and its temporary folders: a restart, or the end of a worker, deletes many
+They are the files that its processes write, its FIFOs, and its temporary folders: a restart, or the end of a worker, deletes many
 of them, and criu opens every file of a process again. They are made where they stood, on the machine's own disk: the
 kernel goes on with them as with any file of its own. What is there is never touched.
 """
@@ -49,9 +49,10 @@ def keep(
     """
     # criu says no size of those that are appended to
     sizes = {file.path: file.size for file in needed if file.writable and stat.S_ISREG(file.mode)}
-    above = {one for path in (*sizes, *folders) for one in temporary_above(root, path)}
+    fifos = {file.path for file in needed if stat.S_ISFIFO(file.mode)}
+    above = {one for path in (*sizes, *fifos, *folders) for one in temporary_above(root, path)}
     inside = [path for folder in folders for path in _in(root, folder) if path not in sizes]
-    candidates = [*inside[:_MOST], *sizes]
+    candidates = [*inside[:_MOST], *fifos.difference(inside), *sizes]
     room = _TOGETHER
     kept = set()
     with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
@@ -94,7 +95,7 @@ def _in(root: Path, folder: str) -> list[str]:
 
 
 def _add(tar: tarfile.TarFile, root: Path, path: str, size: int | None, room: int) -> int | None:
-    """Put a folder, or the first `size` bytes of a file, into an archive; return how much that is, None if nothing.
+    """Put a folder, a FIFO, or the first `size` bytes of a file, into an archive; return how many bytes, None if nothing.
 
     A file that has less than `size` by now, or that there is no `room` for, is left out.
     """
@@ -105,6 +106,10 @@ def _add(tar: tarfile.TarFile, root: Path, path: str, size: int | None, room: in
         member.mode, member.uid, member.gid = stat.S_IMODE(about.st_mode), about.st_uid, about.st_gid
         if stat.S_ISDIR(about.st_mode):
             member.type = tarfile.DIRTYPE
+            tar.addfile(member)
+            return 0
+        if stat.S_ISFIFO(about.st_mode):
+            member.type = tarfile.FIFOTYPE
             tar.addfile(member)
             return 0
         member.size = about.st_size if size is None else size
@@ -138,7 +143,7 @@ def make(archive: Path, needed: Collection[NeededFile]) -> list[Path]:
                 if (file := known.get(str(at))) is not None and not file.kept:
                     continue
                 _refuse_strange(at, member.uid)
-                fd = _new_folder(at) if member.isdir() else os.open(at, _NEW, 0o600)
+                fd = _new(at, member)
                 made.append(at)
                 try:
                     if (content := tar.extractfile(member)) is not None:
@@ -189,9 +194,15 @@ def _content(path: str, saved: bytes, known: Mapping[str, NeededFile], made: Col
     return bytes(len(saved))
 
 
-def _new_folder(at: Path) -> int:
-    at.mkdir(mode=0o700)
-    return os.open(at, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+def _new(at: Path, member: tarfile.TarInfo) -> int:
+    """Make a folder, a FIFO or a file, and return a descriptor of it. Raises `OSError`."""
+    if member.isdir():
+        at.mkdir(mode=0o700)
+        return os.open(at, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    if member.isfifo():
+        os.mkfifo(at, 0o600)
+        return os.open(at, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    return os.open(at, _NEW, 0o600)
 
 
 def _write(fd: int, content: bytes) -> None:
