@@ -370,17 +370,24 @@ def test_a_kernel_that_was_hibernated_goes_on_talking(notebook: Notebook) -> Non
     assert notebook.value(check) == "True b'HELLO' 0"
 
 
-def test_connected_datagram_sockets_find_each_other_in_a_copy(notebook: Notebook, fork: Fork) -> None:
+def test_connected_datagram_sockets_find_each_other_in_a_copy_and_after_a_restore(notebook: Notebook, fork: Fork) -> None:
     notebook.run("""
         import socket
-        one, other = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
-        for s in (one, other): s.bind(("127.0.0.1", 0)); s.settimeout(5)
-        one.connect(other.getsockname()); other.connect(one.getsockname())
+        pairs = []
+        for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+            one, other = (socket.socket(family, socket.SOCK_DGRAM) for _ in range(2))
+            for s in (one, other): s.bind((address, 0)); s.settimeout(5)
+            one.connect(other.getsockname()); other.connect(one.getsockname())
+            pairs.append((one, other))
+        def talk(one, other):
+            one.send(b"there"); there = other.recv(5); other.send(b"and back")
+            return there + one.recv(8)
     """)
     (copy,) = fork(notebook)
+    notebook.run("%gpuckpt save here")
+    notebook.run("%gpuckpt restore here")
     for each in (notebook, copy):
-        each.run("one.send(b'there'); got = other.recv(5); other.send(b'and back'); got += one.recv(8)")
-        assert each.value("got") == "b'thereand back'"
+        assert each.value("[talk(*pair) for pair in pairs]") == "[b'thereand back', b'thereand back']"
 
 
 MANY = 400
