@@ -18,6 +18,7 @@ help:
 	@echo 'make bench-store   measure the store beside cp, tar, and (where they are installed) restic and borg'
 	@echo 'make soak          save and restore for two hours, and see that nothing grows (SOAK="--cycles 300 --minutes 0")'
 	@echo 'make test-peers    run other projects'\'' test suites over our kernels and jobs (PEERS="nbclient zdtm")'
+	@echo 'make test-programs save and restore programs that are heavy to install: Spark, Ray, torchrun, MPI, databases'
 	@echo 'make first-minutes walk what a newcomer does, in a browser, from an empty machine, and count it'
 	@echo 'make docs          build the documentation site into build/docs'
 	@echo 'make labextension  build the JupyterLab extension for .venv'
@@ -60,7 +61,7 @@ test-users:
 	@$(BIN)/python -m pytest $(USERS)
 
 test-others:
-	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper $(SERVERS) $(USERS) $(KERNELS))
+	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper tests/programs $(SERVERS) $(USERS) $(KERNELS))
 
 # For daily work: no browser, no servers, nothing slow; of real kernels what a person does with them, one after another.
 QUICK := tests/keeper/test_imports.py tests/keeper/test_one_at_a_time.py tests/keeper/test_save_and_restore.py \
@@ -107,6 +108,22 @@ bench-store: setup
 .PHONY: test-peers
 test-peers: setup
 	@PYTHONPATH=tests $(BIN)/python -m peers $(if $(ZDTM),--zdtm $(ZDTM)) $(PEERS)
+
+# By hand, and before a release: what it installs, by pip and apt, takes some gigabytes.
+TORCH ?= torch
+.PHONY: test-programs
+test-programs: setup .venv/programs-ready
+	@$(BIN)/python -m pytest tests/programs $(PROGRAMS)
+
+.venv/programs-ready: $(READY) tests/programs/requirements.txt
+	@test "$$(id -u)" = 0 && command -v apt-get >/dev/null || \
+		{ echo 'The programs come from Debian or Ubuntu, by apt-get as root.'; exit 1; }
+	@echo 'Installing Java, Redis, PostgreSQL, Open MPI, and packages into .venv (some minutes, once) ...'
+	@apt-get update -qq
+	@DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+		default-jre-headless openmpi-bin postgresql redis-server >/dev/null
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r tests/programs/requirements.txt '$(TORCH)'
+	@touch $@
 
 .PHONY: first-minutes
 first-minutes: setup labextension $(BIN)/chromium

@@ -370,7 +370,9 @@ def test_a_kernel_that_was_hibernated_goes_on_talking(notebook: Notebook) -> Non
     assert notebook.value(check) == "True b'HELLO' 0"
 
 
-def test_connected_datagram_sockets_find_each_other_in_a_copy_and_after_a_restore(notebook: Notebook, fork: Fork) -> None:
+def test_connected_datagram_sockets_find_each_other_in_a_copy_and_after_a_restore(
+    notebook: Notebook, fork: Fork
+) -> None:
     notebook.run("""
         import socket
         pairs = []
@@ -466,9 +468,7 @@ def test_a_criu_that_is_killed_leaves_the_connections_as_they_were(criu: Criu, n
     assert notebook.fails("%gpuckpt save never").ename == "SaveFailed"
     criu.honest()
     notebook.run("accepted.sendall(b'hello'); reader.join(20)")
-    assert (
-        notebook.value("answers[0], accepted.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)") == "b'HELLO' 1"
-    )
+    assert notebook.value("answers[0], accepted.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)") == "b'HELLO' 1"
 
 
 def test_a_connection_that_a_criu_left_in_the_middle_is_given_back() -> None:

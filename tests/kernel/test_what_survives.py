@@ -536,7 +536,9 @@ def test_psutil_knows_the_processes_of_before_the_save(notebook: Notebook) -> No
         child = psutil.Popen(["sleep", "600"])
         itself = psutil.Process()
     """)
-    check = "child.is_running(), child == psutil.Process(child.pid), child.parent() == itself, child in itself.children()"
+    check = (
+        "child.is_running(), child == psutil.Process(child.pid), child.parent() == itself, child in itself.children()"
+    )
     for name in ("first", "second"):
         save(notebook, name)
         restore(notebook, name)
