@@ -89,9 +89,12 @@ _IO_URING = (b"io_uring", b"IO_URING")
 def _obstacles(pid: int) -> Iterator[tuple[str, str]]:
     """Yield what a process has that criu would only refuse when it is paused, and what to do about it."""
     if any(path.startswith("/SYSV") for path in processes.mapped_files(pid)):
-        yield "uses System V shared memory", (
-            "Stop it for the save (a PostgreSQL server can be started again afterwards), or use "
-            "multiprocessing.shared_memory instead, and try again."
+        yield (
+            "uses System V shared memory",
+            (
+                "Stop it for the save (a PostgreSQL server can be started again afterwards), or use "
+                "multiprocessing.shared_memory instead, and try again."
+            ),
         )
     if "anon_inode:[io_uring]" in processes.open_files(pid):
         yield _io_uring(processes.with_text(pid, _IO_URING))

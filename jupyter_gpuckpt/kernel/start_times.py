@@ -32,7 +32,7 @@ def go_on() -> None:
     """Have psutil know the processes that were noted as the same: they were just restored."""
     global _before
     _before = {(pid, start): _noted[pid] for pid, start in _starts().items() if pid in _noted}
-    process = getattr(sys.modules.get("psutil._pslinux"), "Process", None)
+    process: Any = getattr(sys.modules.get("psutil._pslinux"), "Process", None)
     read = getattr(process, "_parse_stat_file", None)
     if read is not None and getattr(read, "__module__", "") != __name__:
         process._parse_stat_file = _with_start_of_before(read)

@@ -1,8 +1,8 @@
 """Files that live about as long as the kernel: a snapshot has their content, and a restore makes those that are gone.
 
-They are the files that its processes write, its FIFOs, and its temporary folders: a restart, or the end of a worker, deletes many
-of them, and criu opens every file of a process again. They are made where they stood, on the machine's own disk: the
-kernel goes on with them as with any file of its own. What is there is never touched.
+They are the files that its processes write, its FIFOs, and its temporary folders: a restart, or the end of a worker,
+deletes many of them, and criu opens every file of a process again. They are made where they stood, on the machine's own
+disk: the kernel goes on with them as with any file of its own. What is there is never touched.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _in(root: Path, folder: str) -> list[str]:
 
 
 def _add(tar: tarfile.TarFile, root: Path, path: str, size: int | None, room: int) -> int | None:
-    """Put a folder, a FIFO, or the first `size` bytes of a file, into an archive; return how many bytes, None if nothing.
+    """Put a folder, a FIFO, or the first `size` bytes of a file, into an archive; return how much, None if nothing.
 
     A file that has less than `size` by now, or that there is no `room` for, is left out.
     """
