@@ -118,6 +118,11 @@ def parse_duration(text: str) -> float | None:
     return seconds or None
 
 
+def parse_after(text: str) -> float | None:
+    """Return the seconds that a time means, 0 for ``on``, and None for ``off``."""
+    return 0.0 if text.strip().lower() == "on" else parse_duration(text)
+
+
 def parse_seconds(text: str) -> float:
     """Return a number of seconds."""
     try:

@@ -20,6 +20,7 @@ from .setting import (
     Setting,
     is_not_off,
     is_on,
+    parse_after,
     parse_count,
     parse_paths,
     parse_seconds,
@@ -246,6 +247,14 @@ sleep_after = Setting(
     without="`off`",
     more="sleep.md#by-itself",
     configurable="GpuckptProvisioner",
+)
+auto_after: Setting[float | None] = Setting(
+    "GPUCKPT_AUTO",
+    parse_after,
+    lambda: None,
+    what="`on`: kernels are saved by themselves after each cell; `5s`: after those that ran for this long",
+    without="`off`",
+    more="time-travel.md",
 )
 sleep_without_gpu = Setting(
     "GPUCKPT_SLEEP_WITHOUT_GPU",

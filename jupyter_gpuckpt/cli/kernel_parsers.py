@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..operations.requests import AutoSleep, Awake, Fork, Hibernate, Move, Restore, Save, Sleep, Wake
+from ..operations.requests import Auto, AutoSleep, Awake, Fork, Hibernate, Move, Redo, Restore, Save, Sleep, Undo, Wake
 from .adding import KERNEL, Group
 
 __all__ = ["add_job_commands", "add_kernel_commands", "add_memory_commands"]
@@ -31,6 +31,9 @@ def add_kernel_commands(group: Group) -> None:
     restoring.add_argument(
         "--as", metavar="NEW", dest="new_job", default="", help="of a job: bring it up as a new job of that name"
     )
+    group.add_request(Auto, "kernels.auto")
+    group.add_request(Undo, "kernels.step")
+    group.add_request(Redo, "kernels.step")
     group.add_request(Fork, "kernels.operation")
     stopping = group.add(
         "stop",

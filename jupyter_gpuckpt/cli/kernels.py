@@ -29,6 +29,7 @@ from ..kernel.tables import Listing, Marked
 from ..kernel.words import Usage
 from ..operations.description import Offered, given
 from ..operations.requests import (
+    Auto,
     AutoSleep,
     Awake,
     Cancel,
@@ -159,6 +160,23 @@ def restore(args: argparse.Namespace) -> int:
         request = {**given(Restore, Offered.TERMINAL, args), "name": args.name or args.of_any}
         request = of_store(args.store, request, "name", "from")
         found = operate(args.kernel, Restore, request, which)
+    output.result(args.json, found, show.Restored(found, time.time() - (found.seconds or 0.0), []).text())
+    return output.DONE
+
+
+def auto(args: argparse.Namespace) -> int:
+    """Say whether a kernel is saved by itself, or set it."""
+    found = operate(args.kernel, Auto, given(Auto, Offered.TERMINAL, args))
+    output.result(args.json, found, show.auto_saving(found))
+    return output.DONE
+
+
+def step(args: argparse.Namespace) -> int:
+    """Undo or redo: keep what a kernel is now, and restore what it was."""
+    to = operate(args.kernel, args.kind, given(args.kind, Offered.TERMINAL, args))
+    if to.keep_as:
+        operate(args.kernel, Save, {"name": to.keep_as, "automatic": True}, to.keep_as)
+    found = operate(args.kernel, Restore, {"key": to.key}, to.name)
     output.result(args.json, found, show.Restored(found, time.time() - (found.seconds or 0.0), []).text())
     return output.DONE
 

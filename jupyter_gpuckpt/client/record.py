@@ -92,6 +92,18 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class AutoSave:
+    """By what rule a kernel is saved by itself."""
+
+    after: float
+    """After cells that have run for so many seconds."""
+    keep: int = 20
+    """How many of these snapshots are kept."""
+    under: int | None = None
+    """Bytes of the store beyond which the oldest of them go."""
+
+
+@dataclass(frozen=True)
 class Ended:
     """How a job has ended."""
 
@@ -136,6 +148,10 @@ class State(Head):
     """Whether it came from a snapshot's own files: some of those that it uses stand in its sleeper alone."""
     sleep_after: float | None = None
     """After how many idle seconds the kernel goes to sleep by itself; None for never."""
+    auto: AutoSave | None = None
+    """None where the kernel is not saved by itself."""
+    undone: list[str] = field(default_factory=list)
+    """The ids of the snapshots that it was put back from, to ones that they came from, the last one last."""
     sleep: Sleep | None = None
     """None while the kernel is awake."""
     client: tuple[int, int] | None = None
@@ -185,7 +201,8 @@ class KernelFolder:
         folder.path.mkdir(mode=0o700)
         lock = folder.lock()
         assert lock is not None
-        folder.write_state(State(sleep_after=launch.sleep_after))
+        auto = None if launch.job or (after := settings.auto_after()) is None else AutoSave(after)
+        folder.write_state(State(sleep_after=launch.sleep_after, auto=auto))
         folder._write(LAUNCH, dataclasses.asdict(launch))
         return folder, lock
 
@@ -364,6 +381,8 @@ class Operation:
     """The id that the client gave it, so that it can be cancelled; empty if there is none."""
     store: Store | None = None
     """The store that its snapshot is in, where that is not the kernel's own."""
+    unasked: bool = False
+    """Whether nobody knows of it who asks for something else: that waits for it."""
     stage: str = "checking"
     cancellable: bool = True
     answering: bool = False

@@ -23,6 +23,7 @@ import logging
 import os
 import secrets
 import termios
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ MOST_REQUESTS = 100
 """So many requests of the agent's are worked on at once."""
 
 OnRequest = Callable[[int, str, dict[str, Any]], Awaitable[None]]
+OnIdle = Callable[[RunningCell | None, float], None]
+"""Told when no cell runs any more: which one has ended, if it was the user's, and for how many seconds it ran."""
 
 
 class AgentSilent(Exception):
@@ -48,7 +51,9 @@ class AgentSilent(Exception):
 
 
 class AgentChannel:
-    """The FIFO pair of one run folder; `on_request` is called with (id, operation, arguments).
+    """The FIFO pair of one run folder.
+
+    `on_request` is called with (id, operation, arguments), `on_idle` when no cell runs any more.
 
     Attributes
     ----------
@@ -61,12 +66,13 @@ class AgentChannel:
         was made.
     """
 
-    def __init__(self, run_dir: Path, on_request: OnRequest) -> None:
+    def __init__(self, run_dir: Path, on_request: OnRequest, on_idle: OnIdle) -> None:
         # Read and write, so that neither end has to wait for the other to open, and none sees an end of file.
         flags = os.O_RDWR | os.O_NONBLOCK
         self._out = os.open(run_dir / TO_KERNEL, flags)
         self._in = os.open(run_dir / FROM_KERNEL, flags)
-        self._on_request = on_request
+        self._on_request, self._on_idle = on_request, on_idle
+        self._began = time.monotonic()
         self._line = bytearray()
         self._too_long = False
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -165,7 +171,12 @@ class AgentChannel:
                     call.set_result(message.get("result"))
         elif "busy" in message:
             news = from_json(CellNews, message)
+            ended = self.cell
+            if self.cell is None:
+                self._began = time.monotonic()
             self._note_cells(news)
+            if not news.busy:
+                self._on_idle(ended, time.monotonic() - self._began)
             if news.used:
                 self.last_active = now()
         elif "request" in message and len(self._tasks) < MOST_REQUESTS:

@@ -52,7 +52,9 @@ class Duties:
         if how == "take-over":
             await recover(keeper)
         keeper.held.set()
-        watches = [self._requests.auto_sleep.run(), hibernate_sleepers(keeper), end_with_client(keeper)]
+        requests = self._requests
+        watches = [requests.auto_sleep.run(), requests.auto_save.run(), hibernate_sleepers(keeper)]
+        watches.append(end_with_client(keeper))
         if not keeper.launch.job:
             watches.append(kernel_log.keep_short(keeper.quiet_log))
         watching = [asyncio.create_task(watch) for watch in watches]

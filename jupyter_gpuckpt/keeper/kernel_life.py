@@ -20,7 +20,8 @@ from ..freeze.cuda_calls import CudaWorker
 from ..linux import processes
 from ..linux.reserved_ports import Reserved
 from ..operations.requests import Long, Wake
-from ..operations.results import WakeNote
+from ..operations.results import RunningCell, WakeNote
+from ..snapshots.saved import SavedCell
 from ..subject import speak_of_a_job
 from . import kernel_log
 from .agent_channel import AgentChannel
@@ -97,6 +98,8 @@ class Keeper:
         self._ports = Reserved()
         """Those of the kernel's channels, at which no other user may listen while it does not itself."""
         self._sleepers: list[Namespace] = []
+        self.last_cell: SavedCell | None = None
+        self.became_idle = asyncio.Event()
         self._tidying: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -127,11 +130,16 @@ class Keeper:
     async def _answer_agent(self, number: int, op: str, args: dict[str, Any]) -> None:
         await (await asyncio.shield(self._abilities)).answer_agent(number, op, args)
 
+    def _note_idle(self, cell: RunningCell | None, seconds: float) -> None:
+        if cell is not None:
+            self.last_cell = SavedCell(number=cell.number, begins=cell.begins, seconds=seconds)
+        self.became_idle.set()
+
     # -- the sleeper that it lives in
 
     def new_channel(self, run_dir: Path) -> AgentChannel:
         """Listen to the agent at the FIFOs of a run folder."""
-        return AgentChannel(run_dir, self._answer_agent)
+        return AgentChannel(run_dir, self._answer_agent, self._note_idle)
 
     async def new_namespace(self) -> tuple[Namespace, AgentChannel]:
         """Start a sleeper over a new run folder.

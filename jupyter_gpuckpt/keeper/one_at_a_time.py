@@ -60,7 +60,7 @@ class OneAtATime:
         """
         kind = operation.kind
         while (under_way := self.current) is not None and not self._may_begin_beside(kind):
-            soon = patient and (kind_of(under_way.kind).waited_for or kind == "wake")
+            soon = patient and (kind_of(under_way.kind).waited_for or under_way.unasked or kind == "wake")
             if not (soon or under_way.answering):
                 return
             if under_way.kind in kind_of(kind).breaks_off:

@@ -30,21 +30,23 @@ from ..operations.results import (
     RoomMade,
     Slept,
     StayingAwake,
+    Step,
     WakeNote,
     Woken,
 )
 from ..snapshots.comparison import compare
 from ..snapshots.naming import find, new_key
 from ..snapshots.other_stores import store_of
-from ..snapshots.summary import details, is_of, listing, summary
+from ..snapshots.summary import details, is_automatic, is_of, listing, summary
 from ..spelling import in_a_cell
 from ..store import Labels as StoredLabels
-from ..store import Store, name_of
+from ..store import Manifest, Store, name_of
 from ..store.upkeep.retention import beyond_last, beyond_size
 from .agent_channel import AgentSilent
 from .agent_replies import checked_reply
 from .answers import answer_to
 from .gpu import sharing
+from .idle.auto_save import AutoSave
 from .idle.auto_sleep import AutoSleep
 from .kernel_life import Keeper
 from .operations.fork import fork
@@ -57,6 +59,7 @@ from .operations.sleep import sleep
 from .operations.wake import awaken, wake
 from .owner import owner_of
 from .status import status
+from .steps import back, forward
 
 __all__ = ["Requests"]
 
@@ -81,7 +84,7 @@ class Requests:
 
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
-        self.auto_sleep = AutoSleep(self.keeper)
+        self.auto_sleep, self.auto_save = AutoSleep(self.keeper), AutoSave(self.keeper)
         self._looking = asyncio.Semaphore(_MOST_LOOKS)
         keeper.can(self)
 
@@ -103,7 +106,8 @@ class Requests:
         keeper = self.keeper
         match request:
             case Long():
-                operation = Operation(request.op, _subject(request), request.operation, store)
+                unasked = isinstance(request, asked.Save) and request.between_cells
+                operation = Operation(request.op, _subject(request), request.operation, store, unasked=unasked)
                 return await self._operate(operation, request, on_progress)
             case asked.Cancel():
                 return keeper.operations.cancel(request.operation, request.kind)
@@ -121,6 +125,10 @@ class Requests:
                 return StayingAwake(pinned=keeper.state.awake)
             case asked.AutoSleep():
                 return self._set_auto_sleep(request.after)
+            case asked.Auto():
+                return self.auto_save.set(request)
+            case asked.Undo() | asked.Redo():
+                return await self._step(request)
             case asked.Ending():
                 return keeper.end_asleep()
             case asked.Executed():
@@ -232,7 +240,10 @@ class Requests:
         GpuckptError : one could not be removed; the others are.
         """
         launch = self.keeper.launch
-        own = partial(is_of, kernel_id=launch.kernel_id, notebook=launch.notebook)
+
+        def own(manifest: Manifest) -> bool:
+            return is_of(manifest, launch.kernel_id, launch.notebook) and not is_automatic(manifest)
+
         if request.last is not None:
             keys = beyond_last(store, request.last, own)
         else:
@@ -249,6 +260,15 @@ class Requests:
         self.keeper.note_state()
         self.auto_sleep.look_again()
         return AutoSleepSet(sleep_after=state.sleep_after)
+
+    async def _step(self, request: asked.Undo | asked.Redo) -> Step:
+        """Say where an undo or redo leads to, once what is being written is there."""
+        current = self.keeper.operations.current
+        if current is not None and (current.unasked or current.writing):
+            await self.keeper.operations.idle.wait()
+        if isinstance(request, asked.Undo):
+            return await asyncio.to_thread(partial(back, self.keeper, request.steps, in_cell=request.in_cell))
+        return await asyncio.to_thread(partial(forward, self.keeper, in_cell=request.in_cell))
 
     async def _make_room(self, gpu: str, size: int, on_progress: ProgressCallback) -> RoomMade:
         """Have idle kernels fall asleep for one that found too little memory of a GPU (its UUID), `size` bytes.

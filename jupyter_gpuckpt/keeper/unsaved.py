@@ -30,7 +30,9 @@ def unsaved(keeper: Keeper, *, asked_in_a_cell: bool = False) -> Unsaved | None:
         return None
     saved = state.saved or Saved(state.started, 0 if keeper.launch.agent else None)
     begun = channel.cells if channel.cells is not None else saved.cells
-    cells = None if saved.cells is None or begun is None else max(0, begun - saved.cells - asked_in_a_cell)
+    # One that is a line of %gpuckpt alone is no work, and the kernel has not counted it.
+    counted = asked_in_a_cell and channel.cell is not None
+    cells = None if saved.cells is None or begun is None else max(0, begun - saved.cells - counted)
     cell = None if asked_in_a_cell else channel.cell
     computed = max(0.0, keeper.work() - state.worked)
     if not cells and cell is None and (computed < _IDLE or asked_in_a_cell):

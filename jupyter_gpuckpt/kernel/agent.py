@@ -105,7 +105,7 @@ class Agent:
         used = not message["content"].get("silent")
         try:
             with self.cells.run(ident, message):
-                self.executed.count += used
+                self.executed.count += used and not self.cells.is_line_of_ours()
                 self.tell_busy(True, used)
                 yield
         finally:
@@ -127,7 +127,11 @@ class Agent:
     def _about_cells(self) -> dict[str, Any]:
         """Say how many cells have begun, and which one runs."""
         begins = self.cells.beginning()
-        cell = None if begins is None else {"number": self.executed.latest, "begins": begins}
+        cell = (
+            None
+            if begins is None or self.cells.is_line_of_ours()
+            else {"number": self.executed.latest, "begins": begins}
+        )
         return {"cells": self.executed.count, "cell": cell}
 
     # -- what the keeper asks of the kernel

@@ -95,6 +95,13 @@ class Cells:
         lines = str(self._running[-1][1]["content"].get("code", "")).strip().splitlines()
         return lines[0][:_BEGINS] if lines else ""
 
+    def is_line_of_ours(self) -> bool:
+        """Tell whether the cell that runs is one line of %gpuckpt: it changes nothing in the kernel."""
+        if not self._running:
+            return False
+        (line, *more) = str(self._running[-1][1]["content"].get("code", "")).strip().splitlines() or [""]
+        return not more and line.startswith("%gpuckpt ")
+
     def describe(self, display_id: str | None = None) -> Asked:
         """Return the running cell, to be answered by another kernel."""
         if not self._running:

@@ -40,6 +40,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         type=_since,
         help="only those saved since: 45s, 30m, 2h, 7d ago, or a date (2026-11-20)",
     )
+    command.add_argument("--auto", action="store_true", help="also those that were saved by themselves after cells")
     command.add_argument("--pinned", action="store_true", help="only those that are pinned")
     command.add_argument(
         "--format",
@@ -75,7 +76,8 @@ def newest(found: Sequence[S], last: int | None) -> tuple[Sequence[S], set[str]]
 def _fits(one: Labelled, args: argparse.Namespace) -> bool:
     notebook = f"/{one.notebook}"
     return (
-        (args.notebook is None or notebook.endswith((f"/{args.notebook}", f"/{args.notebook}.ipynb")))
+        (args.auto or not one.automatic)
+        and (args.notebook is None or notebook.endswith((f"/{args.notebook}", f"/{args.notebook}.ipynb")))
         and set(args.tag) <= set(one.tags)
         and (args.since is None or datetime.datetime.fromisoformat(one.created).timestamp() >= args.since)
         and (one.pinned or not args.pinned)
@@ -93,7 +95,8 @@ def shown(found: Snapshots, here: Mapping[str, Sequence[str]], args: argparse.Na
     if args.format is not None:
         return Listing([""], [[_line(one, args.format)] for one in chosen.snapshots], "", [])
     if found.snapshots and not chosen.snapshots:
-        return Listing([], [], f"None of the {len(found.snapshots)} snapshots matches.", [])
+        hidden = "" if args.auto else " `--auto` also shows those that were saved by themselves."
+        return Listing([], [], f"None of the {len(found.snapshots)} snapshots matches.{hidden}", [])
     return show.snapshots(chosen, here, spell)
 
 

@@ -17,6 +17,7 @@ from .. import settings
 from ..errors import GpuckptError, StoreError, Unavailable
 from ..operations.description import Offered, given
 from ..operations.requests import (
+    Auto,
     AutoSleep,
     Awake,
     Diff,
@@ -27,14 +28,16 @@ from ..operations.requests import (
     Move,
     Note,
     Pin,
+    Redo,
     Remove,
     Rename,
     Restore,
     Show,
     Status,
     Tag,
+    Undo,
 )
-from ..operations.results import Progress, Restored, Saved, Snapshots, Taking
+from ..operations.results import Progress, Restored, Saved, Snapshots, Step, Taking
 from ..spelling import in_a_cell
 from . import chosen, show
 from .agent import Agent
@@ -201,6 +204,28 @@ class Gpuckpt:
 
     def _autosleep(self, args: argparse.Namespace) -> None:
         print(show.auto_sleep(self._keeper().keeper.request(AutoSleep, {"after": args.after}).sleep_after))
+
+    def _auto(self, args: argparse.Namespace) -> None:
+        print(show.auto_saving(self._keeper().keeper.request(Auto, _given(args))))
+
+    def _undo(self, args: argparse.Namespace) -> None:
+        self._step(args, self._keeper().keeper.request(Undo, {"steps": args.steps, "in_cell": True}))
+
+    def _redo(self, args: argparse.Namespace) -> None:
+        self._step(args, self._keeper().keeper.request(Redo, {"in_cell": True}))
+
+    def _step(self, args: argparse.Namespace, step: Step) -> None:
+        """Keep what the kernel is now, and restore what it was: each is done as if it were asked for by itself."""
+        agent = self._keeper()
+        with self._progress(agent, args.kind.progress_of()) as progress:
+            if step.keep_as:
+                done = agent.keeper.save({"name": step.keep_as, "automatic": True}, progress.take, None)
+                if isinstance(done, Restored):  # it has come back from there
+                    progress.clear()
+                    return
+            asked = agent.cells.describe(progress.display_id())
+            agent.keeper.request(Restore, {"key": step.key, **asked}, progress.take)
+        raise GpuckptError("The restore gave no answer.", "", "Look at `%gpuckpt status`.")
 
     def _list(self, args: argparse.Namespace) -> Listing:
         return chosen.shown(*self._snapshots(args.store), args, in_a_cell)

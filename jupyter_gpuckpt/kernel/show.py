@@ -277,6 +277,17 @@ def auto_sleep(after: float | None) -> str:
     return f"It goes to sleep when idle for {span(after)}." if after else "It does not go to sleep by itself."
 
 
+def auto_saving(how: results.AutoSaving) -> str:
+    """Say whether a kernel is saved by itself, and by what rule."""
+    if how.after is None:
+        return "It is not saved by itself."
+    cells = f"each cell that ran for {span(how.after)} or longer" if how.after else "each cell"
+    kept = "the newest one is kept" if how.keep == 1 else f"the newest {how.keep} are kept"
+    room = "" if how.under is None else f", and fewer where the store takes more than {size(how.under)}"
+    failed = f"\nThe last time it was not: {how.failed}" if how.failed else ""
+    return f"It is saved after {cells}; {kept}{room}.{failed}"
+
+
 _ROWS = 30
 """How many rows of each kind a comparison shows; `--json` has all."""
 _NAMES = 20

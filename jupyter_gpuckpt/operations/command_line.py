@@ -56,7 +56,8 @@ def _add(to: Any, field: dataclasses.Field[Any], said: Argument, where: Offered)
     if optional:
         factory = field.default_factory
         empty = factory() if factory is not dataclasses.MISSING else field.default
-        more["default"] = "" if empty in (None, dataclasses.MISSING) and said.parse is None else empty
+        is_text = said.parse is None and not said.choices
+        more["default"] = "" if empty in (None, dataclasses.MISSING) and is_text else empty
     if not by_flag and optional and said.nargs is None:
         more["nargs"] = "?"
     if said.nargs is not None:

@@ -97,6 +97,10 @@ class Save(Long[results.Saved]):
     )
     patience: float | None = None
     """After how many seconds it is told what was taken, where that is not on the disk yet."""
+    automatic: bool = False
+    """Whether nobody has named it: it is removed by the rule of automatic ones."""
+    between_cells: bool = False
+    """Whether there is to be no snapshot where a cell has begun before the kernel was frozen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,6 +315,89 @@ class AutoSleep(Request[results.AutoSleepSet]):
         metavar="TIME", parse=duration, help="for how long: 45s, 30m, 2h, or off", offered=TYPED
     )
     """Seconds; None or 0 for never."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto(Request[results.AutoSaving]):
+    """Without ``switch`` it only says how it stands; ``after``, ``keep`` and ``under`` are for ``on``."""
+
+    op: ClassVar[str] = "auto"
+    doing = "noting"
+    commands = (
+        Command(
+            "auto",
+            "save {kernel} by itself after cells, so that they can be undone",
+            "Save {kernel} by itself after each cell, or say whether it is.",
+        ),
+    )
+    switch: str | None = argument(
+        metavar="on|off",
+        choices=("on", "off"),
+        default=None,
+        optional_in=TYPED,
+        offered=TYPED,
+        help="on: after cells from now on; off: no longer",
+    )
+    after: float | None = argument(
+        "--after",
+        metavar="TIME",
+        parse=duration,
+        default=None,
+        offered=TYPED,
+        help="only cells that ran for this long: 5s, 1m",
+    )
+    keep: int | None = argument(
+        "--keep",
+        metavar="N",
+        parse=number,
+        default=None,
+        offered=TYPED,
+        help="keep the newest N of these snapshots; default 20",
+    )
+    under: int | None = argument(
+        "--max",
+        name="under",
+        metavar="SIZE",
+        parse=size,
+        default=None,
+        offered=TYPED,
+        help="remove the oldest of them while the store takes more than this, such as 50G",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undo(Request[results.Step]):
+    """Where ``steps`` back from what the kernel is now leads to; ``in_cell`` where a cell asks."""
+
+    op: ClassVar[str] = "undo"
+    doing = "undoing"
+    commands = (
+        Command(
+            "undo",
+            "put {kernel} back to before its last cells",
+            "Put {kernel} back to the last snapshot before its present state, or N snapshots back. The present state\n"
+            "is kept first as a snapshot, unless it is in one; `redo` goes back to it.",
+        ),
+    )
+    steps: int = argument(
+        metavar="N",
+        parse=number,
+        default=1,
+        optional_in=TYPED,
+        offered=TYPED,
+        help="how many snapshots back; default 1",
+    )
+    in_cell: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Redo(Request[results.Step]):
+    """Where the last undo came from."""
+
+    op: ClassVar[str] = "redo"
+    doing = "redoing"
+    commands = (Command("redo", "take back the last undo"),)
+    in_cell: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

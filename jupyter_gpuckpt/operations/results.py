@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 __all__ = [
+    "AutoSaving",
     "AutoSleepSet",
     "Closing",
     "Comparison",
@@ -110,6 +111,8 @@ class Summary:
     execution_count: int | None
     gpu_memory: int
     frozen_seconds: float | None
+    automatic: bool = False
+    """Whether it was saved by itself after a cell, and nobody has given it another name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -568,6 +571,32 @@ class AutoSleepSet:
     """After how many idle seconds a kernel sleeps by itself; None for never."""
 
     sleep_after: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoSaving:
+    """Whether a kernel is saved by itself after cells, and by what rule."""
+
+    after: float | None
+    """After those that have run for so many seconds; None for none."""
+    keep: int
+    """How many such snapshots are kept."""
+    under: int | None
+    """Bytes of the store beyond which the oldest of them go; None for any."""
+    failed: str = ""
+    """Why the last one failed; empty where it did not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Where an undo or redo leads to: the snapshot ``key``, called ``name``.
+
+    What the kernel is now is to be saved first as ``keep_as``, if that is not empty: it is in no snapshot.
+    """
+
+    key: str
+    name: str
+    keep_as: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from .. import __version__, settings
 from ..errors import Damaged, GpuckptError, NoSuchSnapshot, NotOwn, Refused, Untrusted
 from ..operations.results import Summary
 from ..store import Manifest, Store, check_key, check_name, key_of, name_of, name_taken
-from .summary import is_of, is_of_notebook, labels, notebooks, summary
+from .summary import is_automatic, is_of, is_of_notebook, labels, notebooks, summary
 
 __all__ = [
     "NOT_RESTORED",
@@ -301,7 +301,8 @@ def latest_own(store: Store, owner: Owner) -> str:
     NoSuchSnapshot : there is none; it says which there are of others.
     """
     manifests = [manifest for manifest in store.list() if bool(manifest.kernel.get("job")) == bool(owner.job)]
-    own = next((m for m in manifests if owner.saved(m)), None) or next(owner.line(store), None)
+    of_somebody = (m for m in manifests if not is_automatic(m))  # the last automatic one is what the kernel is
+    own = next((m for m in of_somebody if owner.saved(m)), None) or next(owner.line(store), None)
     if own is not None:
         return own.name
     if owner.job:

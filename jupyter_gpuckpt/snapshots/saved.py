@@ -19,6 +19,15 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
+class SavedCell:
+    """A cell that has ended: its number, how it begins, and for how many seconds it ran."""
+
+    number: int
+    begins: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class SavedKernel:
     """Which kernel or job was saved, and what its agent said of it."""
 
@@ -49,6 +58,8 @@ class SavedKernel:
     """Those that it listens at beside its channels'."""
     waited: dict[str, bool] | None = None
     """Which requests waited, that it was to answer, by their ids: whether each is a cell."""
+    after: SavedCell | None = None
+    """The cell after which it was saved by itself; None where somebody saved it."""
     job: str | None = None
     program: str | None = None
     """A job's; not its arguments: there may be a password among them, and manifests travel."""

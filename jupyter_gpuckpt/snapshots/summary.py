@@ -14,6 +14,8 @@ from ..operations.results import Details, Labelled, Snapshots, Summary
 from ..spelling import Spell
 from ..store import Labels, Manifest, Store, name_of
 
+AUTOMATIC = "auto-"
+"""How the names begin of snapshots that were saved by themselves."""
 HIBERNATED = "hibernated"
 """The tag of the snapshot of a kernel that is on the disk alone, and how its name begins."""
 
@@ -60,6 +62,7 @@ def summary(manifest: Manifest) -> Summary:
         execution_count=_of(kernel, "execution_count", int),
         gpu_memory=gpu_memory(manifest),
         frozen_seconds=_of(process, "frozen_seconds", int, float),
+        automatic=is_automatic(manifest),
     )
 
 
@@ -175,6 +178,11 @@ def is_of(manifest: Manifest, kernel_id: str, notebook: str) -> bool:
     """Tell whether a snapshot was saved from this kernel, or from its notebook where that is known."""
     kernel = manifest.kernel
     return kernel.get("kernel_id") == kernel_id or bool(notebook and kernel.get("notebook") == notebook)
+
+
+def is_automatic(manifest: Manifest) -> bool:
+    """Tell whether a snapshot was saved by itself, and has the name that it was given then."""
+    return bool(manifest.kernel.get("after")) and name_of(manifest.name).startswith(AUTOMATIC)
 
 
 def is_of_notebook(manifest: Manifest, notebook: str) -> bool:

@@ -41,6 +41,7 @@ from ..gpu import sharing
 from ..ipython_history import begin_session
 from ..owner import owner_of
 from ..ports import Places
+from ..steps import note_restored
 from ..unsaved import saved_with, unsaved
 from .failed_restore import failed_restore, not_restored, start_afresh
 from .fresh_sleeper import plan_restore, resume
@@ -152,6 +153,8 @@ class _Prepared:
             self.reserved.close()
             await asyncio.to_thread(snapshot.close)
         manifest = snapshot.manifest
+        if not (self.request.resume or keeper.launch.job):
+            await asyncio.to_thread(note_restored, keeper, keeper.state.parent_id, manifest)
         keeper.state.parent = Parent(self._name, manifest.id)
         if self.request.resume:
             keeper.state.parent = await asyncio.to_thread(_origin, keeper.store, manifest)

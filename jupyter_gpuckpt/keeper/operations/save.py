@@ -20,6 +20,7 @@ from ...checked import to_json
 from ...client.broker_connection import usable_criu
 from ...client.record import Parent, now
 from ...errors import (
+    Busy,
     GpuckptError,
     Refused,
     SaveFailed,
@@ -32,8 +33,8 @@ from ...operations.results import Taken as TakenSoFar
 from ...snapshots import comparison, kept_files, needs
 from ...snapshots.databases import DUCKDB
 from ...snapshots.naming import choose_key
-from ...snapshots.saved import OwnFiles, SavedKernel, SavedMachine
-from ...snapshots.summary import held_by, is_of, summary
+from ...snapshots.saved import OwnFiles, SavedCell, SavedKernel, SavedMachine
+from ...snapshots.summary import held_by, is_automatic, is_of, summary
 from ...store import Manifest, Store, Writer
 from ...store.upkeep.retention import keep_last, keep_under
 from .. import ports, preflight
@@ -75,6 +76,8 @@ async def save(keeper: Keeper, operation: Operation, request: Save, on_progress:
         taken = await take(keeper, operation, writer.directory, program, progress, RoomInStore(keeper, store))
         taken_at, worked = now(), keeper.work()
         try:
+            if request.between_cells:
+                _refuse_begun(keeper, taken)
             await progress.enter("writing")
             # The kernel runs: it does not wait for what is written about files, nor for their copies.
             await describe(keeper, writer, taken, progress, with_files=request.with_files)
@@ -83,7 +86,9 @@ async def save(keeper: Keeper, operation: Operation, request: Save, on_progress:
                 _let_go(operation, request, writer.id, taken.frozen, progress, on_progress)
             )
             try:
-                manifest = await commit(keeper, writer, taken, program, progress, request.message or "")
+                after = keeper.last_cell if request.automatic else None
+                message = request.message or (after.begins if after is not None else "")
+                manifest = await commit(keeper, writer, taken, program, progress, message, after)
             finally:
                 letting_go.cancel()
         finally:
@@ -91,13 +96,21 @@ async def save(keeper: Keeper, operation: Operation, request: Save, on_progress:
             await asyncio.to_thread(taken.staging.discard)
     keeper.state.parent = Parent(operation.name, manifest.id)
     keeper.state.worked = worked
+    keeper.state.undone.clear()
     saved_with(keeper, taken.agent.cells, taken_at)
     keeper.note_state()
     elsewhere = None if operation.store is None else str(store.root)
     done = Saved(**vars(summary(manifest)), seconds=progress.seconds(), notes=taken.frozen.notes, store=elsewhere)
-    if operation.store is None:
+    if operation.store is None and not request.automatic:
         await asyncio.to_thread(_remove_old, keeper, manifest.id)
     return done
+
+
+def _refuse_begun(keeper: Keeper, taken: Taken) -> None:
+    """Refuse what may have been taken in the middle of a cell, which a restore would go on with."""
+    channel = keeper.channel
+    if channel is None or channel.busy or channel.cells != taken.agent.cells:
+        raise Busy("The {kernel} was not saved by itself.", "The next cell has begun.", "")
 
 
 def _writer(keeper: Keeper, store: Store, name: str, replace: bool) -> Writer:
@@ -158,9 +171,15 @@ async def describe(
 
 
 async def commit(
-    keeper: Keeper, writer: Writer, taken: Taken, program: CriuProgram, progress: OperationProgress, message: str
+    keeper: Keeper,
+    writer: Writer,
+    taken: Taken,
+    program: CriuProgram,
+    progress: OperationProgress,
+    message: str,
+    after: SavedCell | None = None,
 ) -> Manifest:
-    """Have the store write what was taken and described, and commit it.
+    """Have the store write what was taken and described, and commit it; `after` a cell, where nobody asked for it.
 
     Raises
     ------
@@ -170,7 +189,7 @@ async def commit(
         writer.commit,
         message=message,
         parent=keeper.state.parent_id,
-        kernel=to_json(about_kernel(keeper, taken.agent)),
+        kernel=to_json(replace(about_kernel(keeper, taken.agent), after=after)),
         machine=to_json(about_machine(program)),
         cuda=taken.frozen.cuda,
         process=to_json(taken.frozen.process),
@@ -236,7 +255,10 @@ def _about_files(needed: Sequence[needs.NeededFile], large: Sequence[str]) -> li
 
 def _remove_old(keeper: Keeper, newest: str) -> None:
     """Remove this kernel's old snapshots as the settings ask for, but the `newest`; what cannot be removed stays."""
-    own = functools.partial(is_of, kernel_id=keeper.launch.kernel_id, notebook=keeper.launch.notebook)
+
+    def own(manifest: Manifest) -> bool:
+        return is_of(manifest, keeper.launch.kernel_id, keeper.launch.notebook) and not is_automatic(manifest)
+
     try:
         if (count := settings.keep_last()) is not None:
             keep_last(keeper.store, count, own, newest)

@@ -1,0 +1,104 @@
+"""Automatic saves: a kernel is saved when a cell has ended that ran for long enough, so that the next can be undone.
+
+The save is one like any other, but that there is no snapshot where the next cell has begun before the freeze. Of cells
+that end while a snapshot is written, the last one is followed by a save, if the kernel is idle then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ...client.record import AutoSave as Rule
+from ...errors import Busy, GpuckptError
+from ...operations.requests import Auto, Save
+from ...operations.results import AutoSaving
+from ...snapshots.summary import is_automatic, is_of
+from ...spelling import in_a_cell
+from ...store import Manifest, Store
+from ...store.upkeep.retention import keep_last, keep_under
+from ..operations.progress import to_nobody
+from ..steps import name_for_now
+from ..unsaved import unsaved
+
+if TYPE_CHECKING:
+    from ..kernel_life import Keeper
+
+__all__ = ["AutoSave"]
+
+log = logging.getLogger("gpuckpt.keeper")
+
+
+_FOLLOWS = 0.1
+"""How soon a cell follows another one that waits already, in seconds: they are saved as one."""
+
+
+class AutoSave:
+    """Looks after one kernel for as long as its keeper lives."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._failed = ""
+
+    async def run(self) -> None:
+        """Save the kernel whenever it is time; never returns."""
+        while True:
+            await self._keeper.became_idle.wait()
+            self._keeper.became_idle.clear()
+            await asyncio.sleep(_FOLLOWS)
+            if self._is_time():
+                await self._save()
+
+    def _is_time(self) -> bool:
+        keeper = self._keeper
+        channel, rule, cell = keeper.channel, keeper.state.auto, keeper.last_cell
+        if rule is None or cell is None or cell.seconds < rule.after or channel is None or channel.busy:
+            return False
+        if keeper.operations.current is not None or keeper.state.sleep is not None or keeper.exit_status is not None:
+            return False
+        new = unsaved(keeper)
+        return new is not None and bool(new.cells)
+
+    async def _save(self) -> None:
+        keeper, rule = self._keeper, self._keeper.state.auto
+        assert rule is not None
+        try:
+            name = await asyncio.to_thread(name_for_now, keeper)
+            saved = await keeper.ask(Save(name=name, automatic=True, between_cells=True), to_nobody)
+            own = partial(_is_own, kernel_id=keeper.launch.kernel_id, notebook=keeper.launch.notebook)
+            await asyncio.to_thread(_remove_old, keeper.store, rule, own, saved.id)
+            self._failed = ""
+        except Busy as e:
+            log.info("%s", e)
+        except GpuckptError as e:
+            log.warning("the kernel was not saved by itself: %s", e)
+            self._failed = " ".join(filter(None, (e.spelled(in_a_cell).what, e.why, e.then)))
+
+    def set(self, request: Auto) -> AutoSaving:
+        """Set the rule, or only say what it is."""
+        state = self._keeper.state
+        if request.switch:
+            given = Rule(
+                after=request.after or 0.0,
+                keep=Rule.keep if request.keep is None else request.keep,
+                under=request.under,
+            )
+            state.auto = given if request.switch == "on" else None
+            self._keeper.note_state()
+            self._failed = ""
+        rule = state.auto
+        if rule is None:
+            return AutoSaving(after=None, keep=Rule.keep, under=None)
+        return AutoSaving(after=rule.after, keep=rule.keep, under=rule.under, failed=self._failed)
+
+
+def _is_own(manifest: Manifest, kernel_id: str, notebook: str) -> bool:
+    return is_automatic(manifest) and is_of(manifest, kernel_id=kernel_id, notebook=notebook)
+
+
+def _remove_old(store: Store, rule: Rule, own: partial[bool], newest: str) -> None:
+    keep_last(store, rule.keep, own, newest)
+    if rule.under is not None:
+        keep_under(store, rule.under, own, newest)

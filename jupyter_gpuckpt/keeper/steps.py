@@ -1,0 +1,93 @@
+"""Undo and redo: where they lead to in the tree of snapshots, and what is kept before.
+
+A kernel that is put back to a snapshot which its present one came from, whoever asked for that, can be put forward
+again, until it is saved anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from ..errors import Refused
+from ..operations.results import Step
+from ..snapshots.saved import kernel_of
+from ..snapshots.summary import AUTOMATIC
+from ..store import Manifest, name_of
+from .owner import owner_of
+from .unsaved import unsaved
+
+if TYPE_CHECKING:
+    from .kernel_life import Keeper
+
+__all__ = ["back", "forward", "name_for_now", "note_restored"]
+
+
+def back(keeper: Keeper, steps: int, *, in_cell: bool) -> Step:
+    """Return where so many steps back lead to.
+
+    Raises
+    ------
+    Refused : there is no snapshot so far back.
+    """
+    is_new = unsaved(keeper, asked_in_a_cell=in_cell) is not None
+    line = _line(keeper, keeper.state.parent_id)
+    at = steps - is_new
+    if at >= len(line):
+        there = f"There are {len(line) - (not is_new)}" if len(line) > (not is_new) else "There is none"
+        raise Refused(
+            "Nothing was undone.",
+            f"There is no snapshot so far back. {there} before what the {{kernel}} is now.",
+            "`gpuckpt auto @ on` saves it after each cell from now on.",
+        )
+    return _step(keeper, line[at], is_new=is_new)
+
+
+def forward(keeper: Keeper, *, in_cell: bool) -> Step:
+    """Return where the last undo came from.
+
+    Raises
+    ------
+    Refused : nothing was undone, or that snapshot is gone.
+    """
+    known = {manifest.id: manifest for manifest in keeper.store.list()}
+    undone = keeper.state.undone
+    if not undone or undone[-1] not in known:
+        why = "The snapshot of what was undone was removed." if undone else "Nothing was undone since the last save."
+        raise Refused("There is nothing to redo.", why, "`gpuckpt log @` shows all that can be restored.")
+    return _step(keeper, known[undone[-1]], is_new=unsaved(keeper, asked_in_a_cell=in_cell) is not None)
+
+
+def _step(keeper: Keeper, to: Manifest, *, is_new: bool) -> Step:
+    return Step(key=to.name, name=name_of(to.name), keep_as=name_for_now(keeper) if is_new else "")
+
+
+def note_restored(keeper: Keeper, before: str | None, to: Manifest) -> None:
+    """Note that the kernel, which was based on the snapshot of the id `before`, was put back `to` another one."""
+    keeper.last_cell = kernel_of(to).after
+    undone = keeper.state.undone
+    if undone and undone[-1] == to.id:
+        undone.pop()
+    elif before is not None and to.id in [manifest.id for manifest in _line(keeper, before)[1:]]:
+        undone.append(before)
+    else:
+        undone.clear()
+
+
+def _line(keeper: Keeper, begin: str | None) -> list[Manifest]:
+    """Return a snapshot, by its id, and those that it came from, newest first; it ends where one was removed."""
+    known = {manifest.id: manifest for manifest in keeper.store.list()}
+    found = []
+    while (manifest := known.pop(begin or "", None)) is not None:
+        found.append(manifest)
+        begin = manifest.parent
+    return found
+
+
+def name_for_now(keeper: Keeper) -> str:
+    """Return the name of an automatic snapshot of what the kernel is now: none of its notebook is called that."""
+    owner = owner_of(keeper)
+    taken = {name_of(manifest.name) for manifest in keeper.store.list() if owner.shares_names_with(manifest)}
+    name = f"{AUTOMATIC}{keeper.last_cell.number if keeper.last_cell is not None else 0}"
+    names = itertools.chain([name], (f"{name}-{times}" for times in itertools.count(2)))
+    return next(name for name in names if name not in taken)

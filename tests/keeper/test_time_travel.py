@@ -1,0 +1,191 @@
+"""A kernel that is saved by itself after its cells, and put back and forward among these snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from notebooks import Notebook, StartKernel, start_kernel, wait_until
+
+from jupyter_gpuckpt.client.record import KernelFolder
+from jupyter_gpuckpt.operations.results import Labelled
+
+pytestmark = [pytest.mark.criu, pytest.mark.shared_kernel]
+
+
+def look(notebook: Notebook, expression: str = "x") -> str:
+    """Return a value without a cell of the user's."""
+    asked = notebook.client.execute("", silent=True, user_expressions={"said": expression})
+    while (reply := notebook.reply())["parent_header"]["msg_id"] != asked:
+        pass
+    found: dict[str, Any] = reply["content"]["user_expressions"]["said"]
+    return str(found["data"]["text/plain"])
+
+
+def snapshots(notebook: Notebook) -> Sequence[Labelled]:
+    with notebook.keeper as keeper:
+        return [Labelled(**one) for one in keeper.request("list")["snapshots"]]
+
+
+def names(notebook: Notebook) -> list[str]:
+    """Return the names of the automatic snapshots, oldest first."""
+    return [one.label for one in reversed(snapshots(notebook)) if one.automatic]
+
+
+def run_saved(notebook: Notebook, cell: str) -> None:
+    """Run a cell, and wait until it was followed by a save."""
+    before = {one.id for one in snapshots(notebook)}
+    notebook.run(cell)
+    wait_until(lambda: {one.id for one in snapshots(notebook)} - before)
+    wait_until(lambda: KernelFolder(notebook.folder).state().operation is None)
+
+
+_STEPS = st.lists(st.sampled_from(["cell", "cell that is not saved", "undo", "undo 2", "redo"]), min_size=7, max_size=9)
+
+
+@pytest.mark.shared_kernel(False)
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=_STEPS)
+def test_every_state_of_a_walk_back_and_forth_is_the_right_one(steps: list[str]) -> None:
+    notebook = start_kernel()
+    parents: dict[int, int] = {}
+    undone: list[int] = []
+    try:
+        notebook.run("%gpuckpt auto on")
+        run_saved(notebook, "x = 0")
+        here, saved, latest = 0, True, 0
+        for step in ["cell", *steps]:
+            if step.startswith("cell"):
+                # Cells that were not saved are one step with the next that is.
+                parents[latest + 1] = here if saved else parents[here]
+                latest = here = latest + 1
+                if step == "cell":
+                    run_saved(notebook, f"x = {here}")
+                    saved, undone = True, []
+                else:
+                    notebook.run("%gpuckpt auto off")
+                    notebook.run(f"x = {here}")
+                    notebook.run("%gpuckpt auto on")
+                    saved = False
+            elif step == "redo":
+                target = undone[-1] if undone else None
+                if target is None:
+                    notebook.fails("%gpuckpt redo")
+                else:
+                    notebook.run("%gpuckpt redo")
+                    undone = undone[:-1] if saved else []
+                    here, saved = target, True
+            else:
+                target = here
+                for _ in range(int(step[4:] or "1")):
+                    target = parents.get(target, -1)
+                if target < 0:
+                    notebook.fails(f"%gpuckpt {step}")
+                else:
+                    notebook.run(f"%gpuckpt {step}")
+                    undone = [*(undone if saved else []), here]
+                    here, saved = target, True
+            assert look(notebook) == str(here), f"after {step}"
+    finally:
+        notebook.close()
+
+
+def test_what_is_saved_by_itself_goes_by_a_rule_and_what_was_named_stays(notebook: Notebook) -> None:
+    assert "not saved by itself" in notebook.run("%gpuckpt auto").text
+    notebook.run("%gpuckpt save mine")
+    assert "the newest 2 are kept" in notebook.run("%gpuckpt auto on --keep 2").text
+    run_saved(notebook, "x = 1")
+    (first,) = names(notebook)
+    notebook.run(f"%gpuckpt mv {first} before_it")
+    for x in range(2, 5):
+        run_saved(notebook, f"x = {x}")
+    wait_until(lambda: len(names(notebook)) == 2)
+    assert [one.message for one in snapshots(notebook) if one.automatic] == ["x = 4", "x = 3"]
+    assert "before_it" in (listed := notebook.run("%gpuckpt list").text)
+    assert "mine" in listed
+    assert "auto-" not in listed
+    assert "auto-" in notebook.run("%gpuckpt list --auto").text
+    notebook.run("%gpuckpt keep --last 1")
+    assert len(names(notebook)) == 2
+    notebook.run("%gpuckpt restore")  # the latest that somebody saved
+    assert look(notebook) == "1"
+    notebook.run("%gpuckpt auto off")
+    notebook.run("x = 5")
+    assert "not saved by itself" in notebook.run("%gpuckpt auto").text
+    assert len(names(notebook)) == 2
+
+
+def test_only_cells_that_ran_for_long_are_followed_by_a_save(notebook: Notebook) -> None:
+    notebook.run("import time; x = 0")
+    notebook.run("%gpuckpt auto on --after 0.5s")
+    notebook.run("x = 1")
+    run_saved(notebook, "x = 2; time.sleep(0.6)")
+    notebook.run("%gpuckpt status")
+    (name,) = names(notebook)
+    with notebook.keeper as keeper:
+        after = keeper.request("show", {"name": name})["kernel"]["after"]
+    assert after["begins"] == "x = 2; time.sleep(0.6)"
+    assert after["seconds"] >= 0.6
+    notebook.run("%gpuckpt auto off")
+
+
+@pytest.mark.shared_kernel(False)
+def test_no_snapshot_is_of_the_middle_of_a_cell(notebook: Notebook) -> None:
+    """A cell begins when the save that follows the one before has begun, and before the freeze."""
+    notebook.run("import time; ended = 0")
+    notebook.run("%gpuckpt auto on")
+    for n in range(4):
+        notebook.run(f"n = {n}")
+        with notebook.keeper as keeper:
+            wait_until(lambda keeper=keeper: keeper.request("status")["state"] == "saving")
+        notebook.run("time.sleep(0.5); ended += 1")
+    notebook.run("%gpuckpt auto off")
+    for one in snapshots(notebook):
+        if one.message.startswith("n = "):
+            notebook.run(f"%gpuckpt restore {one.label}")
+            assert f"n = {look(notebook, 'ended')}" == one.message
+
+
+@pytest.mark.shared_kernel(False)
+def test_the_rule_outlives_the_keeper_and_a_restore(start: StartKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCKPT_AUTO", "on")
+    notebook = start()
+    assert "saved after each cell" in notebook.run("%gpuckpt auto").text
+    run_saved(notebook, "x = 1")
+    notebook.kill_keeper()
+    run_saved(notebook, "x = 2")
+    notebook.run("%gpuckpt undo")
+    assert look(notebook) == "1"
+    notebook.kill_keeper()
+    notebook.run("%gpuckpt redo")
+    assert look(notebook) == "2"
+    run_saved(notebook, "x = 3")
+
+
+@pytest.mark.shared_kernel(False)
+def test_why_a_save_failed_is_told_where_somebody_asks(start: StartKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCKPT_STORE_QUOTA", "1M")
+    notebook = start()
+    notebook.run("%gpuckpt auto on")
+    notebook.run("x = 2")
+    with notebook.keeper as keeper:
+        wait_until(lambda: keeper.request("auto")["failed"])
+    assert "could not be stored" in notebook.run("%gpuckpt auto").text
+    assert names(notebook) == []
+
+
+@pytest.mark.shared_kernel(False)
+def test_an_undo_to_a_damaged_snapshot_is_refused_and_the_kernel_goes_on(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run("%gpuckpt auto on")
+    run_saved(notebook, "import os; x = os.urandom(10**6)")
+    damaged = [path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.stat().st_size > 10**5]
+    run_saved(notebook, "x = 2")
+    for path in damaged:
+        path.write_bytes(bytes(path.stat().st_size))
+    answer = notebook.fails("%gpuckpt undo")
+    assert answer.ename == "Damaged"
+    assert look(notebook) == "2"
