@@ -21,7 +21,6 @@ from ..linux import processes
 from ..linux.reserved_ports import Reserved
 from ..operations.requests import Long, Wake
 from ..operations.results import RunningCell, WakeNote
-from ..snapshots.saved import SavedCell
 from ..subject import speak_of_a_job
 from . import kernel_log
 from .agent_channel import AgentChannel
@@ -34,6 +33,7 @@ from .stand_in import StandIn
 if TYPE_CHECKING:
     # Not at the start: a new job would wait for these to be imported, with all that they need.
     from ..snapshots.needs import Marks
+    from ..snapshots.saved import SavedCell
     from ..store import Store
     from .gpu.sleep import GpuSleep
 
@@ -131,6 +131,8 @@ class Keeper:
         await (await asyncio.shield(self._abilities)).answer_agent(number, op, args)
 
     def _note_idle(self, cell: RunningCell | None, seconds: float) -> None:
+        from ..snapshots.saved import SavedCell  # likewise
+
         if cell is not None:
             self.last_cell = SavedCell(number=cell.number, begins=cell.begins, seconds=seconds)
         self.became_idle.set()

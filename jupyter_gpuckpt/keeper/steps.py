@@ -54,7 +54,7 @@ def forward(keeper: Keeper, *, in_cell: bool) -> Step:
     undone = keeper.state.undone
     if not undone or undone[-1] not in known:
         why = "The snapshot of what was undone was removed." if undone else "Nothing was undone since the last save."
-        raise Refused("There is nothing to redo.", why, "`gpuckpt log @` shows all that can be restored.")
+        raise Refused("There is nothing to redo.", why, "`gpuckpt log` shows all that can be restored.")
     return _step(keeper, known[undone[-1]], is_new=unsaved(keeper, asked_in_a_cell=in_cell) is not None)
 
 

@@ -95,7 +95,8 @@ def shown(found: Snapshots, here: Mapping[str, Sequence[str]], args: argparse.Na
     if args.format is not None:
         return Listing([""], [[_line(one, args.format)] for one in chosen.snapshots], "", [])
     if found.snapshots and not chosen.snapshots:
-        hidden = "" if args.auto else " `--auto` also shows those that were saved by themselves."
+        some = any(one.automatic for one in found.snapshots) and not args.auto
+        hidden = "" if not some else " `--auto` also shows those that were saved by themselves."
         return Listing([], [], f"None of the {len(found.snapshots)} snapshots matches.{hidden}", [])
     return show.snapshots(chosen, here, spell)
 

@@ -326,7 +326,7 @@ class Auto(Request[results.AutoSaving]):
     commands = (
         Command(
             "auto",
-            "save {kernel} by itself after cells, so that they can be undone",
+            "save {kernel} by itself after its cells",
             "Save {kernel} by itself after each cell, or say whether it is.",
         ),
     )
@@ -374,7 +374,7 @@ class Undo(Request[results.Step]):
     commands = (
         Command(
             "undo",
-            "put {kernel} back to before its last cells",
+            "put {kernel} back to its state before the last cells",
             "Put {kernel} back to the last snapshot before its present state, or N snapshots back. The present state\n"
             "is kept first as a snapshot, unless it is in one; `redo` goes back to it.",
         ),
