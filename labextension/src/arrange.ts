@@ -43,7 +43,7 @@ export function matches(snapshot: ISnapshot, search: string): boolean {
     .every(word => text.includes(word));
 }
 
-/** Arrange snapshots, which come newest first, and stay so. */
+/** Arrange snapshots, which come newest first, and stay so; automatic ones of other notebooks are left out. */
 export function arrange(snapshots: readonly ISnapshot[], notebook: INotebook | null, search: string): IRows {
   const names = new Map(snapshots.map(snapshot => [snapshot.id, snapshot.label]));
   const found = search.trim() ? snapshots.filter(snapshot => matches(snapshot, search.trim())) : snapshots;
@@ -53,7 +53,7 @@ export function arrange(snapshots: readonly ISnapshot[], notebook: INotebook | n
       names
     ),
     others: found
-      .filter(snapshot => !isOf(snapshot, notebook))
+      .filter(snapshot => !isOf(snapshot, notebook) && !snapshot.automatic)
       .map((snapshot, place, all) => ({
         snapshot,
         depth: 0,

@@ -32,7 +32,8 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
   const named = (args: Args): ISnapshot | undefined =>
     args.name === undefined ? clicked() : model.snapshots.find(snapshot => snapshot.name === args.name);
   const idle = (): boolean => whyNot(model, trans) === undefined;
-  const latest = (): ISnapshot | undefined => model.snapshots.find(snapshot => isOf(snapshot, model.notebook));
+  const latest = (): ISnapshot | undefined =>
+    model.snapshots.find(snapshot => isOf(snapshot, model.notebook) && !snapshot.automatic);
   const isJobs = (args: Args): boolean => Boolean(named(args)?.job);
   const isKernels = (args: Args): boolean => named(args)?.job === '';
   /** A command that is about one snapshot. */

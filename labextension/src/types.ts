@@ -32,6 +32,8 @@ export interface ISnapshot {
   /** Whether it must be neither removed nor replaced. */
   pinned: boolean;
   tags: string[];
+  /** Whether it was saved by itself after a cell; missing where the server is of an older version. */
+  automatic?: boolean;
 }
 
 /** What a kernel is doing. */

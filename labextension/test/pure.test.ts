@@ -108,6 +108,13 @@ describe('arrange', () => {
     expect(others.map(row => row.snapshot.name)).toEqual(['b']);
   });
 
+  it('has no automatic snapshots but those of the notebook', () => {
+    const elsewhere = { notebook: '/elsewhere/x.ipynb', kernel_id: 'o', automatic: true };
+    const { own, others } = arrange([snapshot('auto-2', elsewhere), snapshot('auto-1', { automatic: true })], here, '');
+    expect(own.map(row => row.snapshot.name)).toEqual(['auto-1']);
+    expect(others).toEqual([]);
+  });
+
   it('knows a notebook by its kernel and by the end of its path, not by a part of its name', () => {
     expect(isOf(snapshot('a', { notebook: '' }), { path: 'x.ipynb', kernelId: 'k' })).toBe(true);
     expect(isOf(snapshot('a', { notebook: '/home/me/my-train.ipynb' }), here)).toBe(false);
