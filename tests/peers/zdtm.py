@@ -87,7 +87,7 @@ def run(commands: Mapping[str, list[str]], log: Path) -> Iterator[tuple[str, str
     """
     with log.open("w") as output:
         for name, command in commands.items():
-            with tempfile.TemporaryDirectory(prefix="gpuckpt-zdtm-") as folder:
+            with tempfile.TemporaryDirectory(prefix="gpuckpt-zdtm-", ignore_cleanup_errors=True) as folder:
                 trial = _Trial(command, Path(folder))
                 with _in(Path(folder)):
                     try:
