@@ -7,20 +7,25 @@ again, until it is saved anew.
 from __future__ import annotations
 
 import itertools
+import logging
 from typing import TYPE_CHECKING
 
-from ..errors import Refused
+from ..client.record import AutoSave
+from ..errors import GpuckptError, Refused
 from ..operations.results import Step
 from ..snapshots.saved import kernel_of
-from ..snapshots.summary import AUTOMATIC
+from ..snapshots.summary import AUTOMATIC, is_automatic, is_of
 from ..store import Manifest, name_of
+from ..store.upkeep.retention import keep_last, keep_under
 from .owner import owner_of
 from .unsaved import unsaved
 
 if TYPE_CHECKING:
     from .kernel_life import Keeper
 
-__all__ = ["back", "forward", "name_for_now", "note_restored"]
+__all__ = ["back", "forward", "name_for_now", "note_restored", "remove_old"]
+
+log = logging.getLogger("gpuckpt.keeper")
 
 
 def back(keeper: Keeper, steps: int, *, in_cell: bool) -> Step:
@@ -72,6 +77,23 @@ def note_restored(keeper: Keeper, before: str | None, to: Manifest) -> None:
         undone.append(before)
     else:
         undone.clear()
+    remove_old(keeper, to.id)
+
+
+def remove_old(keeper: Keeper, newest: str) -> None:
+    """Remove what is too much of the kernel's automatic snapshots, but the `newest`; what cannot be removed stays."""
+    rule = keeper.state.auto or AutoSave(after=0.0)
+    kernel_id, notebook = keeper.launch.kernel_id, keeper.launch.notebook
+
+    def own(manifest: Manifest) -> bool:
+        return is_automatic(manifest) and is_of(manifest, kernel_id, notebook)
+
+    try:
+        keep_last(keeper.store, rule.keep, own, newest)
+        if rule.under is not None:
+            keep_under(keeper.store, rule.under, own, newest)
+    except GpuckptError:
+        log.exception("old automatic snapshots could not be removed")
 
 
 def _line(keeper: Keeper, begin: str | None) -> list[Manifest]:

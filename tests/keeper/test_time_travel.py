@@ -133,6 +133,18 @@ def test_only_cells_that_ran_for_long_are_followed_by_a_save(notebook: Notebook)
     notebook.run("%gpuckpt auto off")
 
 
+def test_what_undos_have_kept_goes_by_the_rule_too_also_when_the_keeper_has_seen_no_cell(notebook: Notebook) -> None:
+    notebook.run("%gpuckpt auto on --keep 1 --after 1h")
+    notebook.run("%gpuckpt save mine")
+    for x in range(3):
+        notebook.run(f"x = {x}")
+        notebook.kill_keeper()
+        notebook.run("%gpuckpt undo")
+    assert "auto-" not in notebook.run("%gpuckpt list").text
+    assert len(names(notebook)) == 1
+    notebook.run("%gpuckpt auto off")
+
+
 @pytest.mark.shared_kernel(False)
 def test_no_snapshot_is_of_the_middle_of_a_cell(notebook: Notebook) -> None:
     """A cell begins when the save that follows the one before has begun, and before the freeze."""

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ...client.record import AutoSave as Rule
 from ...errors import Busy, GpuckptError
 from ...operations.requests import Auto, Save
 from ...operations.results import AutoSaving
-from ...snapshots.summary import is_automatic, is_of
 from ...spelling import in_a_cell
-from ...store import Manifest, Store
-from ...store.upkeep.retention import keep_last, keep_under
 from ..operations.progress import to_nobody
-from ..steps import name_for_now
+from ..steps import name_for_now, remove_old
 from ..unsaved import unsaved
 
 if TYPE_CHECKING:
@@ -59,16 +55,14 @@ class AutoSave:
         if keeper.operations.current is not None or keeper.state.sleep is not None or keeper.exit_status is not None:
             return False
         new = unsaved(keeper)
-        return new is not None and bool(new.cells)
+        return new is not None and new.cells != 0
 
     async def _save(self) -> None:
-        keeper, rule = self._keeper, self._keeper.state.auto
-        assert rule is not None
+        keeper = self._keeper
         try:
             name = await asyncio.to_thread(name_for_now, keeper)
             saved = await keeper.ask(Save(name=name, automatic=True, between_cells=True), to_nobody)
-            own = partial(_is_own, kernel_id=keeper.launch.kernel_id, notebook=keeper.launch.notebook)
-            await asyncio.to_thread(_remove_old, keeper.store, rule, own, saved.id)
+            await asyncio.to_thread(remove_old, keeper, saved.id)
             self._failed = ""
         except Busy as e:
             log.info("%s", e)
@@ -92,13 +86,3 @@ class AutoSave:
         if rule is None:
             return AutoSaving(after=None, keep=Rule.keep, under=None)
         return AutoSaving(after=rule.after, keep=rule.keep, under=rule.under, failed=self._failed)
-
-
-def _is_own(manifest: Manifest, kernel_id: str, notebook: str) -> bool:
-    return is_automatic(manifest) and is_of(manifest, kernel_id=kernel_id, notebook=notebook)
-
-
-def _remove_old(store: Store, rule: Rule, own: partial[bool], newest: str) -> None:
-    keep_last(store, rule.keep, own, newest)
-    if rule.under is not None:
-        keep_under(store, rule.under, own, newest)

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gpuckpt.keeper")
 
+_UNKNOWN_CELL = SavedCell(number=0, begins="", seconds=0.0)
+"""What an automatic snapshot is after, where the keeper has not seen a cell end."""
 _IN_TRANSACTION = "it can be restored until something else is written there. Commit, and save again."
 
 
@@ -86,7 +88,7 @@ async def save(keeper: Keeper, operation: Operation, request: Save, on_progress:
                 _let_go(operation, request, writer.id, taken.frozen, progress, on_progress)
             )
             try:
-                after = keeper.last_cell if request.automatic else None
+                after = (keeper.last_cell or _UNKNOWN_CELL) if request.automatic else None
                 message = request.message or (after.begins if after is not None else "")
                 manifest = await commit(keeper, writer, taken, program, progress, message, after)
             finally:
