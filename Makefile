@@ -46,13 +46,13 @@ KERNELS := tests/kernel tests/jobs
 
 .PHONY: $(PARTS)
 test-keeper-a:
-	@$(BIN)/python -m pytest $(KEEPER_A) $(KERNELS)
+	@$(BIN)/python -m pytest $(KEEPER_A) tests/kernel
 
 test-keeper-f:
 	@$(BIN)/python -m pytest $(KEEPER_F)
 
 test-keeper-s:
-	@$(BIN)/python -m pytest tests/keeper $(patsubst %,--ignore=%,$(KEEPER_A) $(KEEPER_F))
+	@$(BIN)/python -m pytest tests/keeper tests/jobs $(patsubst %,--ignore=%,$(KEEPER_A) $(KEEPER_F))
 
 test-servers:
 	@$(BIN)/python -m pytest $(SERVERS)

@@ -293,6 +293,7 @@ class _Freeze:
             seconds = time.monotonic() - began if found.on_gpu else images.frozen_seconds(staging.outside)
             if found.space.outer(keeper.state.kernel_pid) is None:
                 raise KernelLost("The {kernel} ended during the save.", "", "{Restart}.")
+            await self.progress.enter("copying memory", cancellable=False)
             copied_since = await asyncio.to_thread(self._copy_memory, staging)
             if not (staging.in_memory or copied_since):
                 notes.append(_NO_MEMORY)
