@@ -4,4 +4,6 @@
 [ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] || exit 0
 tar -c --sparse -f "$GPUCKPT_SNAPSHOT/shm.tar" --one-file-system -C /dev/shm \
     --exclude=./gpuckpt --exclude=./gpuckpt-criu --exclude=./gpuckpt-staging --exclude=./gpuckpt-vram . &&
-cp "$GPUCKPT_LOG" "$GPUCKPT_SNAPSHOT/kernel.log"
+cp "$GPUCKPT_LOG" "$GPUCKPT_SNAPSHOT/kernel.log" || exit
+# Nothing is missing but memory that is copied later (criu_memory.c).
+[ -z "$GPUCKPT_DUMP_TWINS_FOLDER" ] || : > "$GPUCKPT_DUMP_TWINS_FOLDER/saved"

@@ -17,6 +17,9 @@
  * pages it has, and the others are copied while the process is still paused. All of them are, where there can be no twin:
  * too many processes, no memory for page tables.
  *
+ * A dump that fails lets the processes go, too, and they may be in any state then: no twins are made. That all is saved is
+ * told by the file `saved` in the folder below (`at_post_dump.sh`).
+ *
  * GPUCKPT_DUMP_TWINS is the pid of the first process. Into the folder GPUCKPT_DUMP_TWINS_FOLDER: `twin-PID.regions` has the
  * twin's pid, or 0, and for each run of pages its first address, its end, and 0, or 1 where the pages are in
  * `twin-PID.bytes`, in the same order; each a 64-bit number. It is there from when the first page is left out. Where it is
@@ -111,6 +114,13 @@ static struct process *known(pid_t pid)
 	processes = grown;
 	processes[processes_count] = (struct process){.pid = pid, .file = -1};
 	return &processes[processes_count++];
+}
+
+static int all_is_saved(void)
+{
+	char path[PATH_MAX];
+	snprintf(path, sizeof path, "%s/saved", getenv("GPUCKPT_DUMP_TWINS_FOLDER"));
+	return access(path, F_OK) == 0;
 }
 
 /* Whose pagemap a descriptor is of; 0: it is something else. */
@@ -526,6 +536,9 @@ static int set_subreaper(const struct process *process, int wanted)
 static void make_twins(void)
 {
 	size_t to_make = 0;
+	sigset_t all, own;
+	sigfillset(&all); /* a thread that stops where it is to stop is an error to criu's handler, which would end criu */
+	sigprocmask(SIG_SETMASK, &all, &own);
 	for (size_t i = 0; i < processes_count; i++)
 		to_make += processes[i].file >= 0;
 	for (size_t i = 0; i < processes_count && to_make > 1; i++)
@@ -537,6 +550,7 @@ static void make_twins(void)
 	for (size_t i = 0; i < processes_count; i++)
 		if (processes[i].is_subreaper)
 			processes[i].is_subreaper = set_subreaper(&processes[i], 1);
+	sigprocmask(SIG_SETMASK, &own, NULL);
 }
 
 PUBLIC long ptrace(int request, ...)
@@ -550,7 +564,7 @@ PUBLIC long ptrace(int request, ...)
 		struct process *process = request == PTRACE_SETOPTIONS ? known(pid) : NULL;
 		if (process != NULL)
 			process->suspends = data & PTRACE_O_SUSPEND_SECCOMP;
-		if (request == PTRACE_DETACH)
+		if (request == PTRACE_DETACH && all_is_saved())
 			make_twins();
 	}
 	if (request < PTRACE_PEEKTEXT || request > PTRACE_PEEKUSR)

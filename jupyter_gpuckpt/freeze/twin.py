@@ -22,6 +22,7 @@ from . import images, pages
 __all__ = ["Void", "asked_for", "copy_memory", "end"]
 
 _NOTED = "twin-*.regions"
+_SAVED = "saved"  # there when nothing else is missing
 _NUMBER = 8  # bytes
 _ENTRY = struct.Struct("<QQQ")  # first address, end, and whether the bytes are in a file
 _BLOCK = 4 << 20  # bytes that a thread copies at once
@@ -79,6 +80,7 @@ def end(folder: Path, outer: Callable[[int], int | None]) -> None:
             _kill(twin)
         noted.with_suffix(".bytes").unlink(missing_ok=True)
         noted.unlink(missing_ok=True)
+    (folder / _SAVED).unlink(missing_ok=True)
 
 
 def _kill(pid: int) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from ..client.record import AutoSave
 from ..errors import GpuckptError, Refused
 from ..operations.results import Step
-from ..snapshots.saved import kernel_of
 from ..snapshots.summary import AUTOMATIC, is_automatic, is_of
 from ..store import Manifest, name_of
 from ..store.upkeep.retention import keep_last, keep_under
@@ -23,7 +22,7 @@ from .unsaved import unsaved
 if TYPE_CHECKING:
     from .kernel_life import Keeper
 
-__all__ = ["back", "forward", "name_for_now", "note_restored", "remove_old"]
+__all__ = ["back", "forward", "name_for_now", "remove_old", "undone_after"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -67,17 +66,14 @@ def _step(keeper: Keeper, to: Manifest, *, is_new: bool) -> Step:
     return Step(key=to.name, name=name_of(to.name), keep_as=name_for_now(keeper) if is_new else "")
 
 
-def note_restored(keeper: Keeper, before: str | None, to: Manifest) -> None:
-    """Note that the kernel, which was based on the snapshot of the id `before`, was put back `to` another one."""
-    keeper.last_cell = kernel_of(to).after
-    undone = keeper.state.undone
+def undone_after(keeper: Keeper, to: Manifest) -> list[str]:
+    """Return what can be redone (`State.undone`) once the kernel has been put back `to` a snapshot."""
+    undone, now = keeper.state.undone, keeper.state.parent_id
     if undone and undone[-1] == to.id:
-        undone.pop()
-    elif before is not None and to.id in [manifest.id for manifest in _line(keeper, before)[1:]]:
-        undone.append(before)
-    else:
-        undone.clear()
-    remove_old(keeper, to.id)
+        return undone[:-1]
+    if now is not None and to.id in [manifest.id for manifest in _line(keeper, now)[1:]]:
+        return [*undone, now]
+    return []
 
 
 def remove_old(keeper: Keeper, newest: str) -> None:

@@ -41,7 +41,7 @@ from ..gpu import sharing
 from ..ipython_history import begin_session
 from ..owner import owner_of
 from ..ports import Places
-from ..steps import note_restored
+from ..steps import remove_old, undone_after
 from ..unsaved import saved_with, unsaved
 from .failed_restore import failed_restore, not_restored, start_afresh
 from .fresh_sleeper import plan_restore, resume
@@ -152,18 +152,18 @@ class _Prepared:
         finally:
             self.reserved.close()
             await asyncio.to_thread(snapshot.close)
-        manifest = snapshot.manifest
-        if not (self.request.resume or keeper.launch.job):
-            await asyncio.to_thread(note_restored, keeper, keeper.state.parent_id, manifest)
-        keeper.state.parent = Parent(self._name, manifest.id)
-        if self.request.resume:
-            keeper.state.parent = await asyncio.to_thread(_origin, keeper.store, manifest)
-        saved_with(keeper, kernel_of(manifest).cells)
+        if self._is_step:
+            await asyncio.to_thread(remove_old, keeper, snapshot.manifest.id)
         if self.waking is not None:
             keeper.state.operation = None  # whoever holds the kernel next has one that sleeps
             keeper.note_state()
             await _until_awake(keeper, self.waking)
         return replace(result, seconds=self.progress.seconds())
+
+    @property
+    def _is_step(self) -> bool:
+        """Whether it can be undone or redone: not where it brings back what a hibernated kernel or a job was."""
+        return not (self.request.resume or self.keeper.launch.job)
 
     async def _take_over(self) -> tuple[Unsaved | None, asyncio.Task[None]]:
         """Give one kernel up for the other; return what of it no snapshot has, and what is tidied up yet."""
@@ -186,7 +186,20 @@ class _Prepared:
             places = self._places_of_kernel(shared or ())
         manifest = snapshot.manifest
         gpu_state = AtOnce(gpu, new, manifest) if late is None else Later(gpu, new, manifest, late, keeper)
-        return given_up, await take_over(Coming(keeper, snapshot, new, self.program, gpu_state), way, places)
+        parent: Parent | None = Parent(self._name, manifest.id)
+        undone = keeper.state.undone
+        if self._is_step:
+            undone = await asyncio.to_thread(undone_after, keeper, manifest)
+        if self.request.resume:
+            parent = await asyncio.to_thread(_origin, keeper.store, manifest)
+        tidying = await take_over(Coming(keeper, snapshot, new, self.program, gpu_state), way, places)
+        # At once: the keeper may be killed before the cell has its answer, or right after.
+        keeper.state.parent, keeper.state.undone = parent, undone
+        if self._is_step:
+            keeper.last_cell = kernel_of(manifest).after
+        saved_with(keeper, kernel_of(manifest).cells)
+        keeper.note_state()
+        return given_up, tidying
 
     def _places_of_job(self) -> Places:
         """Return where the sockets of a job come back: at the ports that they had.
