@@ -97,6 +97,30 @@ def test_large_allocations_on_gpus_with_access_to_each_other_are_refused_beforeh
     assert notebook.value("digest(x, y) == d, strided() == s") == "True True"
 
 
+def test_memory_that_is_written_while_it_is_copied_is_of_the_instant_of_the_save(notebook: Notebook) -> None:
+    """Pinned and plain memory, written over and over by a thread and by the GPU: all is as it was at one moment."""
+    notebook.run("""
+        import threading, torch
+        plain, pinned = torch.zeros(1 << 24, dtype=torch.int64), torch.zeros(1 << 24, dtype=torch.int64).pin_memory()
+        on_gpu, n, torn, over = torch.zeros(1 << 24, dtype=torch.int64, device="cuda"), 0, 0, False
+        def write():
+            global n, torn
+            while not over:
+                n += 1
+                plain.fill_(n); on_gpu.fill_(n); pinned.copy_(on_gpu)
+                torn += not all(bool((each == n).all()) for each in (plain, pinned, on_gpu))
+        writing = threading.Thread(target=write); writing.start()
+    """)
+    wait_until(lambda: int(notebook.value("n")) > 1)
+    for _ in range(2):
+        notebook.run("%gpuckpt save here --replace", timeout=120)
+        saved = int(notebook.value("n"))
+        notebook.run("%gpuckpt restore here", timeout=120)
+        wait_until(lambda saved=saved: int(notebook.value("n")) > saved)
+        assert notebook.value("torn") == "0"
+    notebook.run("over = True; writing.join()")
+
+
 def test_graphs_pinned_memory_streams_events_and_nvml_handles_come_back(notebook: Notebook) -> None:
     notebook.run(
         "import torch\n"

@@ -359,11 +359,11 @@ class _Freeze:
         """Tell whether the tree's memory can be copied out of twins, when it runs again.
 
         A twin loses what is in reserved huge pages when its parent writes there and none is free (hugetlb's
-        copy-on-write), and what the driver does with memory that is shared with one was not tried on a GPU.
+        copy-on-write).
         """
         found = self.found
-        alone = found.space.deputy is None and not found.on_gpu
-        return self.left == "running" and alone and not processes.has_huge_pages(found.tree)
+        is_roots = found.space.deputy is None
+        return self.left == "running" and is_roots and not processes.has_huge_pages(found.tree)
 
     def _copy_memory(self, staging: Staging) -> bool:
         """Copy what the tree had in memory when it was frozen, while it runs again; tell whether it was not yet."""
