@@ -1,4 +1,8 @@
-"""Compress a chunk where that pays: a sample decides, so that weights and random bytes cost next to nothing."""
+"""Compress a chunk where that pays: a sample decides, so that weights and random bytes cost next to nothing.
+
+A restore of GPU memory waits for decompression longer than for anything else: a processor decompresses 1.3 GB/s, and
+hashes 6.5. Weights in bfloat16 would take 0.78 of their size, and come back half as fast.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ KNOWN = (RAW, ZSTD)
 _LEVEL = 1
 _SLICE = 4096
 _SLICES = 4
-_PAYS = 0.9
+_PAYS = 0.75
 """The share of its size that a chunk, and its sample before it, may have after compression."""
 
 _local = threading.local()
