@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import struct
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ _ENTRY = struct.Struct("<QQQ")  # first address, end, and whether the bytes are 
 _BLOCK = 4 << 20  # bytes that a thread copies at once
 _THREADS = 4
 _PATIENCE = 30.0  # for how long a killed twin may take to give up its memory, in seconds
+
+
+_local = threading.local()
 
 
 class Void(OSError):
@@ -199,8 +203,9 @@ def _blocks(runs: Sequence[_Run]) -> Iterator[_Block]:
 
 def _copy(block: _Block, sources: Sequence[int], out: int) -> None:
     """Copy one block, whose parts are one behind the other in the image."""
-    buffer = bytearray(sum(size for *_, size in block))
-    view = memoryview(buffer)
+    if not hasattr(_local, "view"):
+        _local.view = memoryview(bytearray(_BLOCK))  # fresh memory for each block costs as much as copying it
+    view: memoryview = _local.view[: sum(size for *_, size in block)]
     done = 0
     for source, at, _, size in block:
         try:

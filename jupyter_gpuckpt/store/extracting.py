@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Protocol
 
 from .chunks import HOLE, Chunk
-from .codec import RAW
 from .contents import Contents
 from .durable import FILE_MODE, make_folder, write_at
 from .index import Index
@@ -20,7 +18,7 @@ from .layout import Layout
 from .manifest import Manifest
 from .pack import PackReader
 from .parallel import Job, Progress, Tally, run_all, workers
-from .reading import damages, read_chunk
+from .reading import damages
 
 __all__ = ["Taker", "fill", "is_below", "make_files"]
 
@@ -78,7 +76,6 @@ def fill(
     contents: Contents,
     index: Index,
     targets: Mapping[str, Path],
-    in_memory: Collection[str],
     progress: Progress | None,
     takers: Mapping[str, Taker],
     *,
@@ -86,8 +83,8 @@ def fill(
 ) -> None:
     """Write the bytes of a snapshot's files into those that `make_files` made; holes stay where zeros were.
 
-    `in_memory` are the folders of the snapshot whose files lie in memory; `takers` those who take files of them. With
-    `aside`, others have work to do meanwhile that is waited for.
+    `takers` take the bytes of files in place of them. With `aside`, others have work to do meanwhile that is waited
+    for.
 
     Raises
     ------
@@ -105,9 +102,8 @@ def fill(
             for offset, batch in _batches(chunks, taker.most):
                 last.append(partial(filling.hand_over, path, taker, offset, batch))
             continue
-        write = filling.write_in_place if is_below(path, in_memory) else filling.write
         for offset, batch in _batches(chunks, _BATCH):
-            jobs.append(partial(write, path, targets[path], offset, batch))
+            jobs.append(partial(filling.write, path, targets[path], offset, batch))
     report = (lambda done: progress("verify", done, contents.size)) if progress else (lambda _: None)
     # Who takes needs a moment to begin.
     run_all(jobs + last, report, workers(_FOR_OTHERS if takers or aside else 0))
@@ -162,36 +158,16 @@ class _Filling:
         tally.add(size)
 
     def write(self, path: str, target: Path, offset: int, chunks: Sequence[Chunk], tally: Tally) -> None:
+        """Write verified bytes into a file."""
         fd = os.open(target, os.O_WRONLY | os.O_NOFOLLOW)
         try:
-            for chunk in chunks:
-                if chunk.hash != HOLE:
-                    write_at(fd, offset, read_chunk(self.manifest, self.reader, path, chunk, self.index[chunk.hash]))
-                offset += chunk.size
-                tally.add(chunk.size)
-        finally:
-            os.close(fd)
-
-    def write_in_place(self, path: str, target: Path, offset: int, chunks: Sequence[Chunk], tally: Tally) -> None:
-        """Do as `write` for a file that lies in memory: what is read is verified there, and copied no second time."""
-        begin = offset - offset % mmap.ALLOCATIONGRANULARITY
-        fd = os.open(target, os.O_RDWR | os.O_NOFOLLOW)
-        try:
-            size = offset - begin + sum(chunk.size for chunk in chunks)
-            with mmap.mmap(fd, size, offset=begin) as mapped, memoryview(mapped) as view, self.reader.opened() as packs:
+            with self.reader.opened() as packs:
                 for chunk in chunks:
                     if chunk.hash != HOLE:
-                        at, start = self.index[chunk.hash], offset - begin
-                        with view[start : start + chunk.size] as room, damages(self.manifest, path, chunk, at):
-                            # Decompressed into the mapping, a full disk would be a signal.
-                            is_plain = at.codec == RAW
-                            data = (
-                                self.reader.read_into(room, chunk.hash, at, packs)
-                                if is_plain
-                                else self.reader.read(chunk.hash, at, packs)
-                            )
-                        if not is_plain:
-                            write_at(fd, offset, data)
+                        at = self.index[chunk.hash]
+                        with damages(self.manifest, path, chunk, at):
+                            data = self.reader.read(chunk.hash, at, packs)
+                        write_at(fd, offset, data)
                     offset += chunk.size
                     tally.add(chunk.size)
         finally:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from .chunks import CHUNK, digest
 from .codec import KNOWN, RAW, Bytes, decode
@@ -244,12 +244,11 @@ def _read(packs: OpenPacks, key: bytes, at: Location, room: memoryview | None, *
     if fresh:
         os.posix_fadvise(fd, at.offset, at.stored, os.POSIX_FADV_DONTNEED)
     stored: Bytes
-    if at.codec == RAW:
-        stored = _buffer(at.stored) if room is None else room
-    else:
-        stored = memoryview(_buffer(CHUNK))[: at.stored] if at.stored <= CHUNK else bytearray(at.stored)
+    stored = room if room is not None and at.codec == RAW else _buffer("stored", at.stored)
     if os.preadv(fd, [stored], at.offset) != at.stored:
         raise ValueError("the pack ends before its end")
+    if room is None and at.codec != RAW:
+        room = _buffer("decoded", at.size)
     return stored, verified(key, at.codec, stored, at.size, room)
 
 
@@ -266,14 +265,17 @@ def verified(key: bytes, codec: int, stored: Bytes, size: int, room: memoryview 
     return data
 
 
-def _buffer(size: int) -> bytearray:
-    """Return room for `size` bytes: for whole chunks always the same, since fresh memory costs more than hashing it."""
-    if size != CHUNK:
-        return bytearray(size)
-    if not hasattr(_local, "buffer"):
-        _local.buffer = bytearray(CHUNK)
-    found: bytearray = _local.buffer
-    return found
+def _buffer(of: Literal["stored", "decoded"], size: int) -> memoryview:
+    """Return this thread's room for `size` bytes, always the same for a chunk: fresh memory costs more than hashing it.
+
+    Where many threads read, it costs more than all else: each time all of them wait for the map of their memory.
+    """
+    if size > CHUNK:
+        return memoryview(bytearray(size))
+    if not hasattr(_local, of):
+        setattr(_local, of, memoryview(bytearray(CHUNK)))
+    found: memoryview = getattr(_local, of)
+    return found[:size]
 
 
 def entries(path: Path) -> Iterator[tuple[bytes, Location]]:

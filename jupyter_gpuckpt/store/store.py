@@ -322,7 +322,7 @@ class Store:
 
             def read(progress: Progress | None) -> None:
                 with _placing(manifest, next(iter(elsewhere.values()))):
-                    fill(self._layout, manifest, contents, index, targets, elsewhere, progress, takers, aside=True)
+                    fill(self._layout, manifest, contents, index, targets, progress, takers, aside=True)
 
             return Postponed(read, stack.pop_all().close)
 
@@ -390,7 +390,7 @@ class Store:
         with _placing(manifest, into):
             make_folder(into)
             targets = make_files(contents, into, elsewhere)
-            fill(self._layout, manifest, contents, index, targets, elsewhere, progress, takers)
+            fill(self._layout, manifest, contents, index, targets, progress, takers)
 
     def remove(self, name: str) -> int:
         """Remove the snapshot `name` and return the bytes freed.
