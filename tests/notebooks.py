@@ -102,6 +102,13 @@ class Notebook:
         """Return what an expression prints."""
         return self.run(f"print({expression})").text
 
+    def look(self, expression: str) -> str:
+        """Return the representation of a value, which is asked for without a cell of the user's."""
+        asked = self.client.execute("", silent=True, user_expressions={"said": expression})
+        while (reply := self.reply())["parent_header"]["msg_id"] != asked:
+            pass
+        return str(reply["content"]["user_expressions"]["said"]["data"]["text/plain"])
+
     def fails(self, code: str, timeout: float = PATIENCE) -> Answer:
         """Execute a cell that must end with an error."""
         answer = self.run(code, timeout, allow_error=True)

@@ -38,6 +38,7 @@ from ..operations.requests import (
     Restore,
     Save,
     Status,
+    way_of,
 )
 from ..operations.results import KernelStatus, ListedKernel, Progress
 from ..snapshots.other_stores import of_store
@@ -174,9 +175,10 @@ def auto(args: argparse.Namespace) -> int:
 def step(args: argparse.Namespace) -> int:
     """Undo or redo: keep what a kernel is now, and restore what it was."""
     to = operate(args.kernel, args.kind, given(args.kind, Offered.TERMINAL, args))
-    if to.keep_as:
-        operate(args.kernel, Save, {"name": to.keep_as, "automatic": True}, to.keep_as)
-    found = operate(args.kernel, Restore, {"key": to.key}, to.name)
+    *before, back = way_of(to)
+    for kind, request in before:
+        operate(args.kernel, kind, request, to.keep_as)
+    found = operate(args.kernel, *back, to.name)
     output.result(args.json, found, show.Restored(found, time.time() - (found.seconds or 0.0), []).text())
     return output.DONE
 

@@ -99,6 +99,8 @@ class Keeper:
         """Those of the kernel's channels, at which no other user may listen while it does not itself."""
         self._sleepers: list[Namespace] = []
         self.last_cell: SavedCell | None = None
+        self.not_saved_by_itself = ""
+        """Why the last automatic save failed; empty where it did not."""
         self.became_idle = asyncio.Event()
         self._tidying: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None

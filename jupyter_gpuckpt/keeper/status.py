@@ -11,6 +11,7 @@ from ..linux import processes
 from ..operations.requests import kind_of
 from ..operations.results import GpuUse, HibernatedSince, KernelStatus, SnapshotName
 from .kernel_life import Keeper
+from .steps import auto_saving
 from .unsaved import unsaved
 
 __all__ = ["status"]
@@ -42,6 +43,8 @@ def status(keeper: Keeper) -> KernelStatus:
         parent=SnapshotName(name=parent.name, id=parent.id) if parent is not None else None,
         copy_of=keeper.launch.copy_of,
         unsaved=unsaved(keeper),
+        auto=auto_saving(keeper),
+        redo=keeper.state.undone[-1] if keeper.state.undone else None,
         computed=max(0.0, keeper.work() - keeper.state.worked),
         hibernated=_hibernated(keeper),
         sleep_after=keeper.state.sleep_after,

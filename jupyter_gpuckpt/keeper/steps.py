@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..client.record import AutoSave
 from ..errors import GpuckptError, Refused
-from ..operations.results import Step
+from ..operations.results import AutoSaving, Step
 from ..snapshots.summary import AUTOMATIC, is_automatic, is_of
 from ..store import Manifest, name_of
 from ..store.upkeep.retention import keep_last, keep_under
@@ -22,7 +22,7 @@ from .unsaved import unsaved
 if TYPE_CHECKING:
     from .kernel_life import Keeper
 
-__all__ = ["back", "forward", "name_for_now", "remove_old", "undone_after"]
+__all__ = ["auto_saving", "back", "forward", "name_for_now", "remove_old", "undone_after"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -74,6 +74,14 @@ def undone_after(keeper: Keeper, to: Manifest) -> list[str]:
     if now is not None and to.id in [manifest.id for manifest in _line(keeper, now)[1:]]:
         return [*undone, now]
     return []
+
+
+def auto_saving(keeper: Keeper) -> AutoSaving:
+    """Return whether the kernel is saved by itself after cells, and by what rule."""
+    rule = keeper.state.auto
+    if rule is None:
+        return AutoSaving(after=None, keep=AutoSave.keep, under=None)
+    return AutoSaving(after=rule.after, keep=rule.keep, under=rule.under, failed=keeper.not_saved_by_itself)
 
 
 def remove_old(keeper: Keeper, newest: str) -> None:

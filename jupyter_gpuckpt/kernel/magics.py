@@ -36,6 +36,7 @@ from ..operations.requests import (
     Status,
     Tag,
     Undo,
+    way_of,
 )
 from ..operations.results import Progress, Restored, Saved, Snapshots, Step, Taking
 from ..spelling import in_a_cell
@@ -218,13 +219,13 @@ class Gpuckpt:
         """Keep what the kernel is now, and restore what it was: each is done as if it were asked for by itself."""
         agent = self._keeper()
         with self._progress(agent, args.kind.progress_of()) as progress:
-            if step.keep_as:
-                done = agent.keeper.save({"name": step.keep_as, "automatic": True}, progress.take, None)
+            *before, (back, request) = way_of(step)
+            for _, keep in before:
+                done = agent.keeper.save(keep, progress.take, None)
                 if isinstance(done, Restored):  # it has come back from there
                     progress.clear()
                     return
-            asked = agent.cells.describe(progress.display_id())
-            agent.keeper.request(Restore, {"key": step.key, **asked}, progress.take)
+            agent.keeper.request(back, {**request, **agent.cells.describe(progress.display_id())}, progress.take)
         raise GpuckptError("The restore gave no answer.", "", "Look at `%gpuckpt status`.")
 
     def _list(self, args: argparse.Namespace) -> Listing:

@@ -20,11 +20,13 @@ from . import results
 from .description import IN_CELLS, IN_TERMINALS, TYPED, Command, Offered, argument
 from .values import duration, gpus, number, size
 
-__all__ = ["Long", "Request", "answer_of", "kind_of", "operations", "request_of"]
+__all__ = ["Long", "Request", "Stepping", "answer_of", "kind_of", "operations", "request_of", "way_of"]
 
 R = TypeVar("R")
 T = TypeVar("T")
 
+MOST_STEPS = 1000
+"""How many snapshots back the REST API takes at once."""
 _GPU = "the GPU to use, by its number in nvidia-smi; several (1,0) for a kernel that uses several"
 
 
@@ -366,8 +368,15 @@ class Auto(Request[results.AutoSaving]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Undo(Request[results.Step]):
-    """Where ``steps`` back from what the kernel is now leads to; ``in_cell`` where a cell asks."""
+class Stepping(Request[results.Step]):
+    """Where a step leads to, which is then gone (`way_of`); ``in_cell`` where a cell asks."""
+
+    in_cell: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undo(Stepping):
+    """Where ``steps`` back from what the kernel is now leads to."""
 
     op: ClassVar[str] = "undo"
     doing = "undoing"
@@ -384,20 +393,18 @@ class Undo(Request[results.Step]):
         parse=number,
         default=1,
         optional_in=TYPED,
-        offered=TYPED,
+        most=MOST_STEPS,
         help="how many snapshots back; default 1",
     )
-    in_cell: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Redo(Request[results.Step]):
+class Redo(Stepping):
     """Where the last undo came from."""
 
     op: ClassVar[str] = "redo"
     doing = "redoing"
     commands = (Command("redo", "take back the last undo"),)
-    in_cell: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -570,9 +577,15 @@ def _kinds(kind: type[Request[Any]]) -> dict[str, type[Request[Any]]]:
 _KINDS = _kinds(Request)
 
 
-def operations() -> list[type[Long[Any]]]:
-    """Return the operations on kernels."""
-    return [kind for kind in _KINDS.values() if issubclass(kind, Long)]
+def operations() -> list[type[Request[Any]]]:
+    """Return what can be begun with a kernel: the operations, and the steps, which are made of these."""
+    return [kind for kind in _KINDS.values() if issubclass(kind, Long | Stepping)]
+
+
+def way_of(step: results.Step) -> list[tuple[type[Long[Any]], dict[str, Any]]]:
+    """Return what is asked for, one after another, to go a step: keep what the kernel is now, and restore the other."""
+    keep = [(Save, {"name": step.keep_as, "automatic": True})] if step.keep_as else []
+    return [*keep, (Restore, {"key": step.key})]
 
 
 def kind_of(op: str) -> type[Long[Any]]:

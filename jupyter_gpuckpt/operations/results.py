@@ -319,6 +319,20 @@ class WakeNote:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AutoSaving:
+    """Whether a kernel is saved by itself after cells, and by what rule."""
+
+    after: float | None
+    """After those that have run for so many seconds; None for none."""
+    keep: int
+    """How many such snapshots are kept."""
+    under: int | None
+    """Bytes of the store beyond which the oldest of them go; None for any."""
+    failed: str = ""
+    """Why the last one failed; empty where it did not."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class KernelStatus:
     """How a kernel or job is that a keeper holds."""
 
@@ -355,6 +369,10 @@ class KernelStatus:
     """Whether a Jupyter server or another program holds it."""
     busy: bool
     last_active: str
+    auto: AutoSaving | None = None
+    """None where its keeper is of an older version."""
+    redo: str | None = None
+    """The id of the snapshot that the last undo came from; None where there is nothing to redo."""
     pinned: bool
     """Whether nobody but the user may put it to sleep."""
     asleep_since: str | None
@@ -571,20 +589,6 @@ class AutoSleepSet:
     """After how many idle seconds a kernel sleeps by itself; None for never."""
 
     sleep_after: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AutoSaving:
-    """Whether a kernel is saved by itself after cells, and by what rule."""
-
-    after: float | None
-    """After those that have run for so many seconds; None for none."""
-    keep: int
-    """How many such snapshots are kept."""
-    under: int | None
-    """Bytes of the store beyond which the oldest of them go; None for any."""
-    failed: str = ""
-    """Why the last one failed; empty where it did not."""
 
 
 @dataclass(frozen=True, kw_only=True)

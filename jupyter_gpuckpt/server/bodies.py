@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..operations.description import Argument, Offered, arguments_of
-from ..operations.requests import Long
+from ..operations.requests import Request
 
 __all__ = ["Unfit", "member", "members", "request"]
 
@@ -19,13 +19,13 @@ class Unfit(ValueError):
     """Members do not go together, or one is missing; the text says which."""
 
 
-def members(kind: type[Long[Any]]) -> dict[str, type]:
+def members(kind: type[Request[Any]]) -> dict[str, type]:
     """Return the members that a request for an operation can have, and their types."""
     found = dict(member(field, said) for field, said in arguments_of(kind, Offered.REST))
     return {**found, **({STORE: str} if kind.store_option else {})}
 
 
-def request(kind: type[Long[Any]], body: Mapping[str, Any]) -> dict[str, Any]:
+def request(kind: type[Request[Any]], body: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is asked of a keeper for these members; an empty text, or None for a number, is one left out.
 
     Raises

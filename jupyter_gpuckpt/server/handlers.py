@@ -34,7 +34,7 @@ from ..errors import (
     Unavailable,
     Untrusted,
 )
-from ..operations.requests import kind_of
+from ..operations.requests import operations
 from ..spelling import in_a_cell
 from . import bodies
 from .limits import TooMany
@@ -46,6 +46,7 @@ from .upload import Upload
 __all__ = [
     "RESOURCE",
     "AdoptHandler",
+    "AutoHandler",
     "DifferenceHandler",
     "DoctorHandler",
     "ExecutedHandler",
@@ -179,7 +180,7 @@ class _Handler(APIHandler):
         return self.service.snapshots_in(folder)
 
     def members_of_body(self, **fields: type) -> dict[str, Any]:
-        """Return those of the members that the request's JSON object has; a number is from 0 to `_LARGEST`.
+        """Return those of the members that the request's JSON object has; a number is from 0 to what `_LARGEST` has.
 
         Raises
         ------
@@ -195,13 +196,17 @@ class _Handler(APIHandler):
             raise _bad_request("It is not a JSON object.", fields)
         if odd := sorted(found.keys() - fields.keys()):
             raise _bad_request(f"It has {', '.join(ascii(name[:_SHOWN]) for name in odd[:_SHOWN])}.", fields)
-        for name, kind in fields.items():
-            value = found.get(name, kind())
-            is_beyond = isinstance(value, int) and not 0 <= value <= _LARGEST
+        for name, value in found.items():
+            kind = fields[name]
+            is_beyond = isinstance(value, int) and not 0 <= value <= _LARGEST.get(kind, 0)
             is_odd = isinstance(value, list) and not all(isinstance(one, str) for one in value)
-            if type(value) is not kind or is_beyond or is_odd:  # to Python, true is an int
+            if type(value) is not (int if kind is Bytes else kind) or is_beyond or is_odd:  # to Python, true is an int
                 raise _bad_request(f"Its {name!r} is not of that type.", fields)
         return dict(found)
+
+
+class Bytes(int):
+    """What stands for a number of bytes among a body's types: it may be larger than others."""
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Coroutine[Any, Any, None]])
@@ -227,8 +232,13 @@ _OPENED_BY = "Gpuckpt-Passphrase"
 _LONGEST_BODY = 256 * 1024  # bytes: a keeper takes a mebibyte, in which a character can be three times as long
 _SHOWN = 20
 """Of how many odd members an error tells, and how many characters of each."""
-_LARGEST = 10**9 - 1
-_TYPES = {str: "a string", list: "a list of strings", bool: "true or false", int: f"a number from 0 to {_LARGEST}"}
+_LARGEST = {bool: 1, int: 10**9 - 1, Bytes: 2**53 - 1}
+_TYPES: Mapping[type, str] = {
+    str: "a string",
+    list: "a list of strings",
+    bool: "true or false",
+    **{kind: f"a number from 0 to {_LARGEST[kind]}" for kind in (int, Bytes)},
+}
 
 
 class KernelsHandler(_Handler):
@@ -255,6 +265,9 @@ def kernel_names(manager: MultiKernelManager) -> dict[str, str]:
     return names
 
 
+_KINDS = {kind.op: kind for kind in operations()}
+
+
 class OperateHandler(_Handler):
     """``kernels/ID/OPERATION``"""
 
@@ -263,13 +276,13 @@ class OperateHandler(_Handler):
     @_costly
     async def post(self, kernel_id: str, op: str) -> None:
         """Begin an operation on a kernel."""
-        kind = kind_of(op)
+        kind = _KINDS[op]
         fields = bodies.members(kind)
         try:
             asked = bodies.request(kind, self.arguments_in_body(**fields))
         except bodies.Unfit as e:
             raise _bad_request(str(e), fields) from None
-        operation = await self.service.operate(op, kernel_id, asked)
+        operation = await self.service.operate(kind, kernel_id, asked)
         self.set_status(202)
         self.finish(operation.as_dict())
 
@@ -308,6 +321,31 @@ class KernelHandler(_Handler):
         """Change when a kernel goes to sleep."""
         changes = self.members_of_body(pinned=bool, sleep_after=int)
         self.finish(await self.service.change(kernel_id, changes))
+
+
+class AutoHandler(_Handler):
+    """``kernels/ID/auto``"""
+
+    @web.authenticated
+    @authorized
+    @_costly
+    async def get(self, kernel_id: str) -> None:
+        """Tell whether a kernel is saved by itself after its cells."""
+        self.answer(await self.service.auto(kernel_id, {}))
+
+    @web.authenticated
+    @authorized
+    @_costly
+    async def post(self, kernel_id: str) -> None:
+        """Have a kernel saved by itself after its cells, or no longer."""
+        fields = {"on": bool, "after": int, "keep": int, "under": Bytes}
+        asked = self.members_of_body(**fields)
+        if "on" not in asked:
+            raise _bad_request("It has no 'on'.", fields)
+        if asked.get("keep") == 0:
+            raise _bad_request("Its 'keep' is 0: the newest is always kept.", fields)
+        switch = "on" if asked.pop("on") else "off"
+        self.answer(await self.service.auto(kernel_id, {"switch": switch, **asked}))
 
 
 class AdoptHandler(_Handler):

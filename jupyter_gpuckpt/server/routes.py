@@ -18,6 +18,7 @@ ROUTES: dict[str, type[Any]] = {
     r"kernels": api.KernelsHandler,
     _KERNEL: api.KernelHandler,
     rf"{_KERNEL}/({'|'.join(kind.op for kind in operations())})": api.OperateHandler,
+    rf"{_KERNEL}/auto": api.AutoHandler,
     rf"{_KERNEL}/adopt": api.AdoptHandler,
     rf"{_KERNEL}/executed": api.ExecutedHandler,
     rf"{_KERNEL}/log": api.KernelLogHandler,

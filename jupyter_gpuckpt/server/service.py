@@ -22,7 +22,7 @@ from ..client.record import KernelFolder
 from ..errors import Busy, GpuckptError, NoSuchKernel, Refused, Unavailable
 from ..freeze.cuda_calls import CudaWorker
 from ..operations import results
-from ..operations.requests import AutoSleep, Awake, Executed, Restore, Status, kind_of
+from ..operations.requests import Auto, AutoSleep, Awake, Executed, Request, Restore, Status
 from ..operations.results import Forked, KernelStatus, ListedKernel, Restored
 from ..snapshots.hibernated import forget
 from ..snapshots.other_stores import of_store, store_in
@@ -54,7 +54,7 @@ _MOST_LOOKS = 16
 _RETRY_AFTER = 1
 """When one beyond that may ask again, in seconds."""
 
-_FEATURES = ("fork", "push", "pull", "export", "import", "sleep", "hibernate")
+_FEATURES = ("fork", "push", "pull", "export", "import", "sleep", "hibernate", "undo")
 
 
 class Service:
@@ -138,8 +138,8 @@ class Service:
             self._judged = (now, await asyncio.to_thread(_why_unavailable))
         return self._judged[1]
 
-    async def operate(self, op: str, kernel_id: str, request: Mapping[str, Any]) -> Operation:
-        """Begin an operation on a kernel, as it is described; with ``store``, on a snapshot in that folder.
+    async def operate(self, kind: type[Request[Any]], kernel_id: str, request: Mapping[str, Any]) -> Operation:
+        """Begin an operation on a kernel, or a step, as it is described; with ``store``, on a snapshot in that folder.
 
         Raises
         ------
@@ -147,7 +147,7 @@ class Service:
         NoSuchKernel, Unavailable : there is no such kernel, or that cannot be done with it.
         """
         name, wanted, finish = "", dict(request), None
-        match op:
+        match kind.op:
             case "save":
                 name = check_name(request["name"])
                 wanted = _in_store(wanted, "name")
@@ -157,7 +157,7 @@ class Service:
                 # What is saved on the way has a name; a fork leaves none otherwise.
                 name, wanted, finish = request["name"], await self._to_fork(wanted), self._hold
         folder = await self._folder(kernel_id)
-        return self.operations.start(Operation(op, kernel_id, name), folder, kind_of(op), wanted, finish)
+        return self.operations.start(Operation(kind.op, kernel_id, name), folder, kind, wanted, finish)
 
     async def _to_restore(self, request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return the snapshot's name and the request: without a ``name``, for the latest of the kernel's notebook."""
@@ -197,6 +197,22 @@ class Service:
                     keeper.ask(AutoSleep(after=changes["sleep_after"]), timeout=_ANSWER)
                 status = keeper.ask(Status(), timeout=_ANSWER)
                 return {"kernel_id": status.kernel_id, "pinned": status.pinned, "sleep_after": status.sleep_after}
+
+        return await asyncio.to_thread(ask)
+
+    async def auto(self, kernel_id: str, rule: Mapping[str, Any]) -> results.AutoSaving:
+        """Set whether a kernel is saved by itself after its cells, and by what `rule`; without one only return it.
+
+        Raises
+        ------
+        NoSuchKernel, Unavailable : there is no such kernel.
+        Busy, KeeperGone : it does not answer.
+        """
+        folder = await self._folder(kernel_id)
+
+        def ask() -> results.AutoSaving:
+            with keepers.connect(folder) as keeper:
+                return keeper.ask(Auto(**rule), timeout=_ANSWER)
 
         return await asyncio.to_thread(ask)
 

@@ -33,4 +33,8 @@ export interface IRequests {
   sleep: Record<string, never>;
   hibernate: Record<string, never>;
   wake: Record<string, never>;
+  undo: {
+    steps?: number;
+  };
+  redo: Record<string, never>;
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,15 +14,6 @@ from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.operations.results import Labelled
 
 pytestmark = [pytest.mark.criu, pytest.mark.shared_kernel]
-
-
-def look(notebook: Notebook, expression: str = "x") -> str:
-    """Return a value without a cell of the user's."""
-    asked = notebook.client.execute("", silent=True, user_expressions={"said": expression})
-    while (reply := notebook.reply())["parent_header"]["msg_id"] != asked:
-        pass
-    found: dict[str, Any] = reply["content"]["user_expressions"]["said"]
-    return str(found["data"]["text/plain"])
 
 
 def snapshots(notebook: Notebook) -> Sequence[Labelled]:
@@ -89,7 +79,7 @@ def test_every_state_of_a_walk_back_and_forth_is_the_right_one(steps: list[str])
                     notebook.run(f"%gpuckpt {step}")
                     undone = [*(undone if saved else []), here]
                     here, saved = target, True
-            assert look(notebook) == str(here), f"after {step}"
+            assert notebook.look("x") == str(here), f"after {step}"
     finally:
         notebook.close()
 
@@ -112,7 +102,7 @@ def test_what_is_saved_by_itself_goes_by_a_rule_and_what_was_named_stays(noteboo
     notebook.run("%gpuckpt keep --last 1")
     assert len(names(notebook)) == 2
     notebook.run("%gpuckpt restore")  # the latest that somebody saved
-    assert look(notebook) == "1"
+    assert notebook.look("x") == "1"
     notebook.run("%gpuckpt auto off")
     notebook.run("x = 5")
     assert "not saved by itself" in notebook.run("%gpuckpt auto").text
@@ -159,7 +149,7 @@ def test_no_snapshot_is_of_the_middle_of_a_cell(notebook: Notebook) -> None:
     for one in snapshots(notebook):
         if one.message.startswith("n = "):
             notebook.run(f"%gpuckpt restore {one.label}")
-            assert f"n = {look(notebook, 'ended')}" == one.message
+            assert f"n = {notebook.look('ended')}" == one.message
 
 
 @pytest.mark.shared_kernel(False)
@@ -172,9 +162,9 @@ def test_the_rule_outlives_the_keeper_and_a_restore(start: StartKernel, monkeypa
     run_saved(notebook, "x = 2")
     notebook.run("%gpuckpt undo")
     notebook.kill_keeper()  # as soon as the cell has its answer
-    assert look(notebook) == "1"
+    assert notebook.look("x") == "1"
     notebook.run("%gpuckpt redo")
-    assert look(notebook) == "2"
+    assert notebook.look("x") == "2"
     run_saved(notebook, "x = 3")
 
 
@@ -200,4 +190,4 @@ def test_an_undo_to_a_damaged_snapshot_is_refused_and_the_kernel_goes_on(noteboo
         path.write_bytes(bytes(path.stat().st_size))
     answer = notebook.fails("%gpuckpt undo")
     assert answer.ename == "Damaged"
-    assert look(notebook) == "2"
+    assert notebook.look("x") == "2"

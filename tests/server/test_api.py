@@ -20,7 +20,7 @@ from jupyter_gpuckpt.store.trust import Trust
 
 needs_criu = pytest.mark.criu
 
-_FEATURES = ["fork", "push", "pull", "export", "import", "sleep", "hibernate"]
+_FEATURES = ["fork", "push", "pull", "export", "import", "sleep", "hibernate", "undo"]
 
 
 @needs_criu

@@ -16,7 +16,7 @@ from ...operations.requests import Auto, Save
 from ...operations.results import AutoSaving
 from ...spelling import in_a_cell
 from ..operations.progress import to_nobody
-from ..steps import name_for_now, remove_old
+from ..steps import auto_saving, name_for_now, remove_old
 from ..unsaved import unsaved
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ class AutoSave:
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
-        self._failed = ""
 
     async def run(self) -> None:
         """Save the kernel whenever it is time; never returns."""
@@ -63,26 +62,23 @@ class AutoSave:
             name = await asyncio.to_thread(name_for_now, keeper)
             saved = await keeper.ask(Save(name=name, automatic=True, between_cells=True), to_nobody)
             await asyncio.to_thread(remove_old, keeper, saved.id)
-            self._failed = ""
+            keeper.not_saved_by_itself = ""
         except Busy as e:
             log.info("%s", e)
         except GpuckptError as e:
             log.warning("the kernel was not saved by itself: %s", e)
-            self._failed = " ".join(filter(None, (e.spelled(in_a_cell).what, e.why, e.then)))
+            keeper.not_saved_by_itself = " ".join(filter(None, (e.spelled(in_a_cell).what, e.why, e.then)))
 
     def set(self, request: Auto) -> AutoSaving:
         """Set the rule, or only say what it is."""
-        state = self._keeper.state
+        keeper = self._keeper
         if request.switch:
             given = Rule(
                 after=request.after or 0.0,
                 keep=Rule.keep if request.keep is None else request.keep,
                 under=request.under,
             )
-            state.auto = given if request.switch == "on" else None
-            self._keeper.note_state()
-            self._failed = ""
-        rule = state.auto
-        if rule is None:
-            return AutoSaving(after=None, keep=Rule.keep, under=None)
-        return AutoSaving(after=rule.after, keep=rule.keep, under=rule.under, failed=self._failed)
+            keeper.state.auto = given if request.switch == "on" else None
+            keeper.note_state()
+            keeper.not_saved_by_itself = ""
+        return auto_saving(keeper)
