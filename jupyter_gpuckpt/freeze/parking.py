@@ -209,7 +209,6 @@ class Parking:
             self.let_go()
             return self._not_parked(said.decode("ascii", "replace") or "no answer")
         self._is_parked = self._holds = True
-        self._holder_says(b"held", _TAKE_TIMEOUT)
         return True
 
     @property

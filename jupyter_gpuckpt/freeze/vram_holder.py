@@ -12,7 +12,7 @@ has another's memory open at its checkpoint, and memory that came from another c
 
 Lines: ``ready`` out, and then one answer to each of
 
-- ``take PID FD``: open every part that comes through that process's socket, and begin to copy: ``held``
+- ``take PID FD``: open every part that comes through that process's socket, and begin to copy; there is no answer
 - ``copied``: wait for the copies: ``copied``
 - ``load``: begin to bring the file to the GPU: ``loaded``; or ``no room``
 - ``bring AT SIZE TO``: copy bytes of the file at an offset to where they belong in the parked memory: that offset
@@ -161,7 +161,8 @@ class _Holder:
         _run("cuMemHostRegister", self._staging, len(self._file), 0)
         self._held: deque[_Part | _Piece] = deque()
         """What of the bytes is on the GPU: from some offset on without a gap, or nothing."""
-        self._has_taken = False
+        self._has_taken, self._failed = False, ""
+        """Whether it has another's memory, and why that could not be copied."""
         self._addresses: _Addresses | None = None
         """Where what was taken is mapped."""
         if self._is_brought:
@@ -170,25 +171,31 @@ class _Holder:
                 self._held.append(piece)
                 _run("cuMemsetD8", piece.address, 0, piece.size)  # zeros are not brought
 
-    def take(self, pid: int, fd: int) -> str:
+    def take(self, pid: int, fd: int) -> None:
         self._addresses = _Addresses(self._size, self._device)
         parts: list[_Part] = []
         with _socket_of(pid, fd) as there:
             for batch in _batches(there):
                 parts += self._addresses.map(batch)
+            # Not while others are mapped, nor copied: each then takes ten times as long (1,200 parts: 0.5 s, not 0.1).
+            self._addresses.allow(parts)
             self._held += parts
             there.send(_NUMBER.pack(0))
-        # Not while others are mapped: each then takes ten times as long (1,200 parts: 0.5 s in place of 0.1).
-        self._addresses.allow(parts)
-        for part in parts:
-            _run("cuMemcpyDtoHAsync", self._staging + part.offset, part.address, part.size, 0)
+        # From here on nobody else has it. What cannot be copied can still be given back.
         self._has_taken = True
-        return "held"
+        try:
+            for part in parts:
+                _run("cuMemcpyDtoHAsync", self._staging + part.offset, part.address, part.size, 0)
+        except RuntimeError as e:
+            self._failed = str(e)
 
     def copied(self) -> str:
         """Wait for the copies; only now the file has its name."""
         if self._resting:
             return "copied"
+        if self._failed:
+            print(self._failed, file=sys.stderr)
+            return "not copied"
         _run("cuCtxSynchronize")
         if self._has_taken and self._part.exists():
             self._part.rename(self._whole)
@@ -217,7 +224,8 @@ class _Holder:
         return str(at)
 
     def rest(self) -> str:
-        self.copied()
+        if (said := self.copied()) != "copied":
+            return said
         self._give_up()
         _run("cuMemHostUnregister", self._staging)
         # The driver's own state stays, which takes no GPU memory; starting again would take half a second.
@@ -276,9 +284,8 @@ class _Holder:
     def _room_for(self, size: int) -> int:
         """Return for how many bytes there is room beside what is held; for so many, if need be without that."""
         free = _free_bytes() - _SLACK
-        if free < size and self._held and not self._is_brought:
+        if free < size and self._held and not self._is_brought and self.copied() == "copied":
             # What is held is in the file too; from there it takes no memory of the GPU.
-            self.copied()
             self._give_up()
             free = _free_bytes() - _SLACK
         return max(size, free)
@@ -351,19 +358,21 @@ def main(uuid: str, file: str, size: str, state: str) -> None:
     _say("ready")
     try:
         for line in sys.stdin:
-            _say(_answer(holder, line))
+            if (said := _answer(holder, line)) is not None:
+                _say(said)
     finally:
         holder.copied()
 
 
-def _answer(holder: _Holder, line: str) -> str:
-    """Do what a line asks for, and return the answer."""
+def _answer(holder: _Holder, line: str) -> str | None:
+    """Do what a line asks for, and return the answer; None where there is none."""
     command, *words = line.split() or [""]
     if not all(word.isdecimal() for word in words):
         return _UNKNOWN
     match command, [int(word) for word in words]:
         case "take", [pid, fd]:
-            return holder.take(pid, fd)
+            holder.take(pid, fd)
+            return None
         case "copied", []:
             return holder.copied()
         case "load", []:

@@ -37,9 +37,6 @@ _CONTEXT = 2 << 30
 _TWICE = 2 << 30
 """Bytes of what is parked that are on the GPU twice while it changes hands, at most: a part of a block, and a piece of
 what is held (`vram_holder`)."""
-_WORTH_BRINGING = 4 << 30
-"""Bytes of parked memory from which on it is quicker to read it straight to the GPU than into its file: that begins
-when the program that fills the GPU is ready, which takes it 0.3 to 0.4 s."""
 _HOLDER_ENDS = 300.0  # how long the program that holds parked memory may take to end with its keeper, in seconds
 _NEARLY = 0.3  # seconds: what a client of a kernel takes to connect again, and a little more
 _WORTH_PARKING = 256 << 20
@@ -290,7 +287,7 @@ class GpuReturn:
             return
         state: FileState = "awaited" if early else "kept"
         size = self._parked.size
-        if reading and size >= _WORTH_BRINGING and gpu.free > size + _TWICE + _HELPER + _CONTEXT:
+        if reading and gpu.free > size + _TWICE + _HELPER + _CONTEXT:
             state = "brought"
         self._parking = await asyncio.to_thread(
             _parking, self._space, self._vram, self._parked, state, gpu.uuid, self._read_again
