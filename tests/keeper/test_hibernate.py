@@ -348,7 +348,7 @@ def test_it_is_restarted(notebook: Notebook) -> None:
     assert_awake(notebook)
 
 
-def test_eight_rounds_leave_nothing(notebook: Notebook) -> None:
+def test_five_rounds_leave_nothing(notebook: Notebook) -> None:
     notebook.run("n = 0")
 
     def held() -> tuple[int, int, int, int]:
@@ -361,10 +361,10 @@ def test_eight_rounds_leave_nothing(notebook: Notebook) -> None:
     notebook.run("n += 1")
     wait_until(lambda: not names())
     before = held()
-    for _ in range(7):
+    for _ in range(4):
         hibernate(notebook)
         notebook.run("n += 1")
-    assert notebook.value("n") == "8"
+    assert notebook.value("n") == "5"
     assert_awake(notebook)
     wait_until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)), what=f"more than {before}")
 
