@@ -119,7 +119,7 @@ def test_only_cells_that_ran_for_long_are_followed_by_a_save(notebook: Notebook)
     with notebook.keeper as keeper:
         after = keeper.request("show", {"name": name})["kernel"]["after"]
     assert after["begins"] == "x = 2; time.sleep(0.6)"
-    assert after["seconds"] >= 0.6
+    assert after["seconds"] >= 0.5  # as the keeper sees it, which is told of its beginning a moment later
     notebook.run("%gpuckpt auto off")
 
 
