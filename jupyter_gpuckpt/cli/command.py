@@ -38,8 +38,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _parted(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return our own words, and those of the command that `exec` starts, which stand behind two dashes."""
-    if "--" not in words or next(word for word in words if not word.startswith("-") or word == "--") != "exec":
+    """Return our own words, and those of a command that is to be started, which stand behind two dashes."""
+    if "--" not in words or next(w for w in words if not w.startswith("-") or w == "--") not in ("exec", "run"):
         return words, []
     at = list(words).index("--")
     return words[:at], words[at + 1 :]

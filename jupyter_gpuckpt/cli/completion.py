@@ -57,7 +57,7 @@ def _completer(command: str, action: argparse.Action, here: Program) -> _Complet
         "URL": lambda prefix, **_: [*_remotes(), *directories(prefix)],
         **dict.fromkeys(("A", "B", "NAME"), _snapshots),
     }
-    new_or_elsewhere = command in ("exec", "save", "pull") or action.dest == "remove"
+    new_or_elsewhere = command in ("exec", "run", "save", "pull") or action.dest == "remove"
     found = by_metavar.get(str(action.metavar), _nothing)
     return _nothing if found is _snapshots and new_or_elsewhere else found
 

@@ -50,7 +50,7 @@ def exec_(args: argparse.Namespace) -> int:
             "It must come after two dashes.",
             "Usage: jupyter gpuckpt exec NAME -- COMMAND [ARGUMENT ...]",
         )
-    launch = _launch(args.name, args.words)
+    launch = launch_here(args.name, args.words)
     unavailable = why_unavailable()
     if unavailable is not None:
         raise unavailable
@@ -68,8 +68,14 @@ def exec_(args: argparse.Namespace) -> int:
     return output.DONE
 
 
-def _launch(name: str, words: list[str]) -> Launch:
-    """Return how a job is started from here."""
+def launch_here(name: str, words: list[str]) -> Launch:
+    """Return how a job is started from here.
+
+    Raises
+    ------
+    Refused : it cannot be.
+    BadName : the text cannot be a job's name.
+    """
     if settings.ENV_RUN_DIR in os.environ:
         raise Refused(
             "The job was not started.",
@@ -186,7 +192,7 @@ def logs(args: argparse.Namespace) -> int:
         content = b"".join(_written(folder)).decode("utf-8", "replace")
         output.result(True, {"job": args.name, "output": content}, "")
         return output.DONE
-    for piece in _following(folder) if args.follow else _written(folder):
+    for piece in following(folder) if args.follow else _written(folder):
         output.pass_on(piece)
     return output.DONE
 
@@ -213,12 +219,13 @@ def _rest(file: IO[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def _following(folder: KernelFolder) -> Iterator[bytes]:
+def following(folder: KernelFolder, *, only_new: bool = False) -> Iterator[bytes]:
     """Yield what a job has written and goes on to write, until it has ended or is forgotten.
 
-    After a restore it goes on with what the restored job writes, and not with what its snapshot had shown already.
+    After a restore it goes on with what the restored job writes, and not with what its snapshot had shown already;
+    with `only_new`, so it begins. Nothing is yielded, too, each time that there is nothing more for now.
     """
-    file, came_up = None, None
+    file, came_up = None, "" if only_new else None
     try:
         while True:
             state = folder.state()
@@ -238,6 +245,9 @@ def _following(folder: KernelFolder) -> Iterator[bytes]:
                 return
             if not folder.has_keeper():
                 jobs.find(folder.launch().job)  # it may have died with its keeper
+                with contextlib.suppress(GpuckptError):
+                    keepers.connect(folder).close()  # only another can tell how one ends that has none
+            yield b""
             time.sleep(_LOOK)
     except FileNotFoundError:
         return

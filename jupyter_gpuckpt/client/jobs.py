@@ -127,15 +127,15 @@ def start(launch: Launch, *, replace: bool = False) -> KernelFolder:
     return folder
 
 
-def bring_up(launch: Launch, order: Restore) -> KernelFolder:
-    """Bring up a new job from a snapshot; `order` is a request to restore one.
+def bring_up(launch: Launch, order: Restore, *, replace: bool = False) -> KernelFolder:
+    """Bring up a new job from a snapshot; `order` is a request to restore one, `replace` as for `start`.
 
     Raises
     ------
     NameTaken : there is a job of that name.
     GpuckptError : it could not be restored; nothing is left behind.
     """
-    folder, lock = _claim(launch, replace=False)
+    folder, lock = _claim(launch, replace)
     folder.write_order(order)
     _run(folder, lock, "restore")
     return folder

@@ -72,6 +72,8 @@ class Launch:
     """After how many idle seconds it goes to sleep by itself; None for never. The user can change it for `State`."""
     job: str = ""
     """The job's name, where it is a command of its own and no kernel: no agent, no connection file."""
+    runner: tuple[int, int] | None = None
+    """The pid and start time of the `run` that has a job in the foreground, and is not outlived by it."""
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
     a snapshot. `ready` is called once: with nothing when the kernel is held, else with the error; OSError from it says
     that nobody is there to be told any more.
 
-    A kernel that is new ends with a start that fails, or that nobody waits for any more. One that is taken over ran
-    before, and runs on: it is left for the next keeper.
+    A kernel that is new ends with a start that fails, or that nobody waits for any more; but a job is saved whose `run`
+    was killed. One that is taken over ran before, and runs on: it is left for the next keeper.
     """
     # The sleeper's parent ends at once: sleepers become this process's children, and are reaped by it.
     become_subreaper()
@@ -78,7 +78,7 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
         try:
             ready("")
         except OSError:
-            if how != "take-over":
+            if how != "take-over" and keeper.launch.runner is None:
                 raise
             log.info("whoever wanted the kernel to be held has gone")
         try:
@@ -99,6 +99,8 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
 async def _hold(keeper: Keeper, how: str, started: Started | None) -> Duties:
     """Come to hold the kernel, and return what there is to do with it."""
     keeper.save_state()
+    if keeper.launch.runner is not None:
+        keeper.state.client, keeper.state.end_after = keeper.launch.runner, 0.0
     if started is not None:
         keeper.holders.expect_first()
         keeper.ends_with(os.getppid(), 0.0)  # until that holds it

@@ -1,6 +1,7 @@
 """Whether a kernel ends with the program that holds it, as a plain one does that is no server's.
 
 A Jupyter server's kernels outlive it. Where papermill, nbclient or a console was killed, nobody would ever end theirs.
+A job of `run` is hibernated on its way.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from ...errors import GpuckptError
 from ...linux import processes
+from ...operations.requests import Hibernate
+from ..operations.progress import to_nobody
 from ..operations.shut_down import shut_down
 from ..ports import peers
 
@@ -41,6 +45,13 @@ async def end_with_client(keeper: Keeper) -> None:
         if time.monotonic() - since >= after:
             break
     log.warning("the kernel ends: what held it, process %d, has ended, and nobody uses it", keeper.state.client[0])  # type: ignore[index]
+    if keeper.launch.job:
+        # The `run` of a job was killed: the next one is to go on with it.
+        try:
+            await keeper.ask(Hibernate(end=True), to_nobody)
+            return
+        except GpuckptError as e:
+            log.error("it could not be saved: %s", e)
     await shut_down(keeper)
     keeper.closing.set()
 
