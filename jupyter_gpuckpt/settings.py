@@ -22,6 +22,7 @@ from .setting import (
     is_on,
     parse_after,
     parse_count,
+    parse_duration,
     parse_paths,
     parse_seconds,
     parse_size,
@@ -101,6 +102,14 @@ keep_under: Setting[int | None] = Setting(
         "saved notebook"
     ),
     without="no limit",
+)
+keep_unsaved: Setting[float | None] = Setting(
+    "GPUCKPT_KEEP_UNSAVED",
+    parse_duration,
+    lambda: 2.0,
+    what="how long a restore may take to save first what the kernel has done that is in no snapshot, or `off`",
+    without="`2s`",
+    more="time-travel.md#a-restore-keeps-what-was-not-saved",
 )
 keys_dir = Setting(
     "GPUCKPT_KEYS",

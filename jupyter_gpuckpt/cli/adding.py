@@ -10,7 +10,7 @@ from typing import Any
 from ..kernel.words import Commands
 from ..operations.command_line import add_arguments, add_store_option
 from ..operations.description import Offered
-from ..operations.requests import Auto, AutoSleep, Awake, Long, Redo, Request, Undo
+from ..operations.requests import Auto, AutoSleep, Awake, Long, Request
 
 __all__ = ["KERNEL", "STATUSES", "Group", "run"]
 
@@ -62,7 +62,7 @@ class Group:
         added = self.add(
             command.name, does, *(text.format(kernel=_A_KERNEL) for text in (command.summary, command.description))
         )
-        if issubclass(kind, (Long, Awake, AutoSleep, Auto, Undo, Redo)):
+        if issubclass(kind, (Long, Awake, AutoSleep, Auto)):
             added.add_argument("kernel", metavar="KERNEL", nargs=None if needs_kernel else "?", help=KERNEL)
         add_arguments(added, kind, Offered.TERMINAL)
         add_store_option(added, kind)

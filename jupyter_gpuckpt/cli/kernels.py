@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import shlex
 import signal
 import time
@@ -38,11 +39,11 @@ from ..operations.requests import (
     Restore,
     Save,
     Status,
-    way_of,
 )
-from ..operations.results import KernelStatus, ListedKernel, Progress
+from ..operations.results import KernelStatus, ListedKernel, Progress, Restored
 from ..snapshots.other_stores import of_store
 from ..snapshots.summary import is_of
+from ..spelling import in_a_terminal
 from ..store import Manifest
 from ..subject import of_a_job
 from . import output
@@ -161,7 +162,17 @@ def restore(args: argparse.Namespace) -> int:
         request = {**given(Restore, Offered.TERMINAL, args), "name": args.name or args.of_any}
         request = of_store(args.store, request, "name", "from")
         found = operate(args.kernel, Restore, request, which)
-    output.result(args.json, found, show.Restored(found, time.time() - (found.seconds or 0.0), []).text())
+    return _show_restored(args, found)
+
+
+def step(args: argparse.Namespace) -> int:
+    """Undo or redo."""
+    return _show_restored(args, operate(args.kernel, args.kind, given(args.kind, Offered.TERMINAL, args)))
+
+
+def _show_restored(args: argparse.Namespace, found: Restored) -> int:
+    spell = functools.partial(in_a_terminal, kernel=shlex.quote(args.kernel))
+    output.result(args.json, found, show.Restored(found, time.time() - (found.seconds or 0.0), [], spell).text())
     return output.DONE
 
 
@@ -169,17 +180,6 @@ def auto(args: argparse.Namespace) -> int:
     """Say whether a kernel is saved by itself, or set it."""
     found = operate(args.kernel, Auto, given(Auto, Offered.TERMINAL, args))
     output.result(args.json, found, show.auto_saving(found))
-    return output.DONE
-
-
-def step(args: argparse.Namespace) -> int:
-    """Undo or redo: keep what a kernel is now, and restore what it was."""
-    to = operate(args.kernel, args.kind, given(args.kind, Offered.TERMINAL, args))
-    *before, back = way_of(to)
-    for kind, request in before:
-        operate(args.kernel, kind, request, to.keep_as)
-    found = operate(args.kernel, *back, to.name)
-    output.result(args.json, found, show.Restored(found, time.time() - (found.seconds or 0.0), []).text())
     return output.DONE
 
 

@@ -103,6 +103,8 @@ class AutoSave:
     """How many of these snapshots are kept."""
     under: int | None = None
     """Bytes of the store beyond which the oldest of them go."""
+    every: float | None = None
+    """Not after cells, but every so many seconds in which it has done something, also while a cell runs."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ..client.record import Operation, now
 from ..errors import Busy, Cancelled, Refused
 from ..linux.c_memory import give_memory_back
 from ..operations import requests as asked
-from ..operations.requests import Long, Request, request_of
+from ..operations.requests import Long, Request, Restoring, kind_of, request_of
 from ..operations.results import (
     AutoSleepSet,
     Executed,
@@ -30,7 +30,6 @@ from ..operations.results import (
     RoomMade,
     Slept,
     StayingAwake,
-    Step,
     WakeNote,
     Woken,
 )
@@ -53,13 +52,12 @@ from .operations.fork import fork
 from .operations.hibernate import hibernate
 from .operations.move import move
 from .operations.progress import OperationProgress, ProgressCallback
-from .operations.restore import restore
+from .operations.restore import redo, restore, undo
 from .operations.save import save
 from .operations.sleep import sleep
 from .operations.wake import awaken, wake
 from .owner import owner_of
 from .status import status
-from .steps import back, forward
 
 __all__ = ["Requests"]
 
@@ -74,6 +72,8 @@ _OPERATIONS: dict[str, Callable[[Keeper, Operation, Any, ProgressCallback], Awai
     "sleep": sleep,
     "hibernate": hibernate,
     "wake": wake,
+    "undo": undo,
+    "redo": redo,
 }
 _GPU = re.compile(r"GPU-[0-9a-f-]{1,64}")
 _NO_ROOM = "There is no room on the GPU for what the cell asked for."
@@ -127,8 +127,6 @@ class Requests:
                 return self._set_auto_sleep(request.after)
             case asked.Auto():
                 return self.auto_save.set(request)
-            case asked.Undo() | asked.Redo():
-                return await self._step(request)
             case asked.Ending():
                 return keeper.end_asleep()
             case asked.Executed():
@@ -261,15 +259,6 @@ class Requests:
         self.auto_sleep.look_again()
         return AutoSleepSet(sleep_after=state.sleep_after)
 
-    async def _step(self, request: asked.Undo | asked.Redo) -> Step:
-        """Say where an undo or redo leads to, once what is being written is there."""
-        current = self.keeper.operations.current
-        if current is not None and (current.unasked or current.writing):
-            await self.keeper.operations.idle.wait()
-        if isinstance(request, asked.Undo):
-            return await asyncio.to_thread(partial(back, self.keeper, request.steps, in_cell=request.in_cell))
-        return await asyncio.to_thread(partial(forward, self.keeper, in_cell=request.in_cell))
-
     async def _make_room(self, gpu: str, size: int, on_progress: ProgressCallback) -> RoomMade:
         """Have idle kernels fall asleep for one that found too little memory of a GPU (its UUID), `size` bytes.
 
@@ -285,7 +274,7 @@ class Requests:
     async def _executed(self) -> Executed:
         """Ask the kernel which cells it has executed; one without an agent does not know."""
         keeper, operations = self.keeper, self.keeper.operations
-        if operations.current is not None and operations.current.kind == "restore":
+        if operations.current is not None and issubclass(kind_of(operations.current.kind), Restoring):
             await operations.idle.wait()  # before that it does not know what it was put back to
         if keeper.channel is None and keeper.state.hibernated is not None:
             return keeper.state.hibernated.said.executed

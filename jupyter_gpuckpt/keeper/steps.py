@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..client.record import AutoSave
 from ..errors import GpuckptError, Refused
-from ..operations.results import AutoSaving, Step
+from ..operations.results import AutoSaving
 from ..snapshots.summary import AUTOMATIC, is_automatic, is_of
 from ..store import Manifest, name_of
 from ..store.upkeep.retention import keep_last, keep_under
@@ -22,13 +22,13 @@ from .unsaved import unsaved
 if TYPE_CHECKING:
     from .kernel_life import Keeper
 
-__all__ = ["auto_saving", "back", "forward", "name_for_now", "remove_old", "undone_after"]
+__all__ = ["auto_saving", "back", "called_now", "forward", "remove_old", "undone_after"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
 
-def back(keeper: Keeper, steps: int, *, in_cell: bool) -> Step:
-    """Return where so many steps back lead to.
+def back(keeper: Keeper, steps: int, *, in_cell: bool) -> Manifest:
+    """Return the snapshot that so many steps back lead to; `in_cell` where a cell asks.
 
     Raises
     ------
@@ -44,11 +44,11 @@ def back(keeper: Keeper, steps: int, *, in_cell: bool) -> Step:
             f"There is no snapshot so far back. {there} before what the {{kernel}} is now.",
             "`gpuckpt auto @ on` saves it after each cell from now on.",
         )
-    return _step(keeper, line[at], is_new=is_new)
+    return line[at]
 
 
-def forward(keeper: Keeper, *, in_cell: bool) -> Step:
-    """Return where the last undo came from.
+def forward(keeper: Keeper) -> Manifest:
+    """Return the snapshot that the last undo came from.
 
     Raises
     ------
@@ -59,11 +59,7 @@ def forward(keeper: Keeper, *, in_cell: bool) -> Step:
     if not undone or undone[-1] not in known:
         why = "The snapshot of what was undone was removed." if undone else "Nothing was undone since the last save."
         raise Refused("There is nothing to redo.", why, "`gpuckpt log` shows all that can be restored.")
-    return _step(keeper, known[undone[-1]], is_new=unsaved(keeper, asked_in_a_cell=in_cell) is not None)
-
-
-def _step(keeper: Keeper, to: Manifest, *, is_new: bool) -> Step:
-    return Step(key=to.name, name=name_of(to.name), keep_as=name_for_now(keeper) if is_new else "")
+    return known[undone[-1]]
 
 
 def undone_after(keeper: Keeper, to: Manifest) -> list[str]:
@@ -81,7 +77,9 @@ def auto_saving(keeper: Keeper) -> AutoSaving:
     rule = keeper.state.auto
     if rule is None:
         return AutoSaving(after=None, keep=AutoSave.keep, under=None)
-    return AutoSaving(after=rule.after, keep=rule.keep, under=rule.under, failed=keeper.not_saved_by_itself)
+    return AutoSaving(
+        after=rule.after, keep=rule.keep, under=rule.under, every=rule.every, failed=keeper.not_saved_by_itself
+    )
 
 
 def remove_old(keeper: Keeper, newest: str) -> None:
@@ -110,10 +108,16 @@ def _line(keeper: Keeper, begin: str | None) -> list[Manifest]:
     return found
 
 
-def name_for_now(keeper: Keeper) -> str:
-    """Return the name of an automatic snapshot of what the kernel is now: none of its notebook is called that."""
+def called_now(keeper: Keeper, *, asked_in_a_cell: bool = False) -> tuple[str, str]:
+    """Return name and note of an automatic snapshot of what the kernel is now: none of its notebook is called that.
+
+    They are those of the cell that runs, unless it only asks for the snapshot, or of the one that ran last.
+    """
+    running = keeper.channel.cell if keeper.channel is not None and not asked_in_a_cell else None
+    cell = running or keeper.last_cell
     owner = owner_of(keeper)
     taken = {name_of(manifest.name) for manifest in keeper.store.list() if owner.shares_names_with(manifest)}
-    name = f"{AUTOMATIC}{keeper.last_cell.number if keeper.last_cell is not None else 0}"
+    name = f"{AUTOMATIC}{cell.number if cell is not None else 0}"
     names = itertools.chain([name], (f"{name}-{times}" for times in itertools.count(2)))
-    return next(name for name in names if name not in taken)
+    begins = cell.begins if cell is not None else ""
+    return next(name for name in names if name not in taken), f"in the middle of: {begins}" if running else begins

@@ -44,7 +44,7 @@ from .sleeping import Sleeping
 
 log = logging.getLogger("gpuckpt.agent")
 
-_PREPARED_FOR = frozenset({"save", "fork", "move"})
+_PREPARED_FOR = frozenset({"save", "fork", "move", "restore", "undo", "redo"})
 """What a cell asks for that the kernel is prepared for: the cell does nothing else meanwhile."""
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from .. import settings
 from ..errors import GpuckptError, StoreError, Unavailable
@@ -28,17 +28,14 @@ from ..operations.requests import (
     Move,
     Note,
     Pin,
-    Redo,
     Remove,
     Rename,
-    Restore,
+    Restoring,
     Show,
     Status,
     Tag,
-    Undo,
-    way_of,
 )
-from ..operations.results import Progress, Restored, Saved, Snapshots, Step, Taking
+from ..operations.results import Progress, Restored, Saved, Snapshots, Taking
 from ..spelling import in_a_cell
 from . import chosen, show
 from .agent import Agent
@@ -159,16 +156,23 @@ class Gpuckpt:
             writing.begin(saved)
         return saved
 
-    def _restore(self, args: argparse.Namespace) -> NoReturn:
-        agent = self._keeper()
+    def _restore(self, args: argparse.Namespace) -> None:
+        # A keeper of an older version, which knows no `from`, must not take this for a restore of the latest.
+        names = _of_store(args.store, **{"name": args.name or args.of_any, "from": args.of_any})
         verb = args.kind.progress_of(args.of_any or args.name or "the latest snapshot")
+        self._go_to(args.kind, {**_given(args), **names}, verb)
+
+    def _go_to(self, kind: type[Restoring], request: Mapping[str, object], verb: str) -> None:
+        """Have the kernel given up for another one, which goes on from here: it completes the display, and the cell.
+
+        It may be saved before. One that has come back from there has done what was asked for, and ends the cell.
+        """
+        agent = self._keeper()
         with self._progress(agent, verb) as progress:
-            # The restored kernel goes on from here: it completes the display, and the cell.
             asked = agent.cells.describe(progress.display_id())
-            # A keeper of an older version, which knows no `from`, must not take this for a restore of the latest.
-            names = _of_store(args.store, **{"name": args.name or args.of_any, "from": args.of_any})
-            agent.keeper.request(Restore, {**_given(args), **names, **asked}, progress.take)
-        raise GpuckptError("The restore gave no answer.", "", "Look at `%gpuckpt status`.")
+            agent.keeper.take(kind, Restored, {**request, **asked}, progress.take)
+            progress.clear()
+        end_cell(self._shell, said="")
 
     def _fork(self, args: argparse.Namespace) -> show.Forked:
         agent = self._keeper()
@@ -210,23 +214,9 @@ class Gpuckpt:
         print(show.auto_saving(self._keeper().keeper.request(Auto, _given(args))))
 
     def _undo(self, args: argparse.Namespace) -> None:
-        self._step(args, self._keeper().keeper.request(Undo, {"steps": args.steps, "in_cell": True}))
+        self._go_to(args.kind, _given(args), args.kind.progress_of())
 
-    def _redo(self, args: argparse.Namespace) -> None:
-        self._step(args, self._keeper().keeper.request(Redo, {"in_cell": True}))
-
-    def _step(self, args: argparse.Namespace, step: Step) -> None:
-        """Keep what the kernel is now, and restore what it was: each is done as if it were asked for by itself."""
-        agent = self._keeper()
-        with self._progress(agent, args.kind.progress_of()) as progress:
-            *before, (back, request) = way_of(step)
-            for _, keep in before:
-                done = agent.keeper.save(keep, progress.take, None)
-                if isinstance(done, Restored):  # it has come back from there
-                    progress.clear()
-                    return
-            agent.keeper.request(back, {**request, **agent.cells.describe(progress.display_id())}, progress.take)
-        raise GpuckptError("The restore gave no answer.", "", "Look at `%gpuckpt status`.")
+    _redo = _undo
 
     def _list(self, args: argparse.Namespace) -> Listing:
         return chosen.shown(*self._snapshots(args.store), args, in_a_cell)

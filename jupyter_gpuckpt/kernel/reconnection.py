@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reconnection"]
 
-_TAKEN_FOR = frozenset({"save", "fork"})
+_TAKEN_FOR = frozenset({"save", "fork", "restore", "undo", "redo"})
 """What a cell asks for whose end a restored kernel tells it: what was restored was taken for that."""
 _MENDING = 20.0  # how long a restored kernel waits for the debugger to be mended, in seconds
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")

@@ -17,7 +17,7 @@ from ..checked import from_json
 from ..errors import GpuckptError, KeeperGone
 from ..linux.lock_files import KEEPER_LOCK, is_locked
 from ..operations import results
-from ..operations.requests import Request, Restore, Save, answer_of
+from ..operations.requests import Request, Restoring, Save, answer_of, kind_of
 from ..operations.results import Progress, Taking
 from ..spelling import in_a_cell
 from . import interrupts, rebinding
@@ -156,7 +156,7 @@ class Requests:
             )
         number = next(self._ids)
         args = {"operation": uuid.uuid4().hex, **(args or {})}
-        clients = self._clients_now() if op == Restore.op else {}
+        clients = self._clients_now() if issubclass(kind_of(op), Restoring) else {}
         waiting = _Waiting(op, str(args["operation"]), afterwards)
         with interrupts.told(lambda: waiting.news.put(_Interrupted())):
             try:

@@ -10,7 +10,7 @@ from typing import Any
 from ..checked import to_json
 from ..errors import GpuckptError
 from ..operations import results
-from ..spelling import Spell
+from ..spelling import Spell, in_a_cell
 from .tables import Blocks, Listing, Marked, Shown, details
 
 
@@ -140,12 +140,15 @@ def not_executed_again(cells: int) -> list[str]:
 class Restored(Shown):
     """The account of a restore, shown in the cell that asked for it."""
 
-    def __init__(self, result: results.Restored, asked_at: float, faults: Sequence[str]) -> None:
+    def __init__(
+        self, result: results.Restored, asked_at: float, faults: Sequence[str], spell: Spell = in_a_cell
+    ) -> None:
         self.name, self._created, self._message = label_of(result), result.created, result.message
         # The clock of the day: a restored process's monotonic clock goes on from the save.
         self._seconds = max(0.0, time.time() - asked_at)
         self._notes = [*result.warnings, *faults]
-        self._answered, self._given_up = result.answered, result.given_up
+        self._answered, self._given_up, self._kept = result.answered, result.given_up, result.kept
+        self._spell = spell
         self._follows = result.gpu_memory if result.lazy and self._answered is None else 0
 
     def text(self) -> str:
@@ -156,8 +159,10 @@ class Restored(Shown):
         text += "."
         if self._follows:
             text += f" {size(self._follows)} of GPU memory are still loading; what needs them waits."
-        given_up = [f"Discarded, and in no snapshot: {unsaved(self._given_up)}."] if self._given_up else []
-        return "\n".join([text, *given_up, *self._notes])
+        before = [f"Discarded, and in no snapshot: {unsaved(self._given_up)}."] if self._given_up else []
+        if self._kept:
+            before = [self._spell(f"What it was before is kept as {self._kept}: `gpuckpt restore @ {self._kept}`.")]
+        return "\n".join([text, *before, *self._notes])
 
 
 class Forked(Shown):
@@ -281,11 +286,13 @@ def auto_saving(how: results.AutoSaving) -> str:
     """Say whether a kernel is saved by itself, and by what rule."""
     if how.after is None:
         return "It is not saved by itself."
-    cells = f"each cell that ran for {span(how.after)} or longer" if how.after else "each cell"
+    when = f"after each cell that ran for {span(how.after)} or longer" if how.after else "after each cell"
+    if how.every is not None:
+        when = f"every {span(how.every)} in which it does something, also in the middle of a cell"
     kept = "the newest one is kept" if how.keep == 1 else f"the newest {how.keep} are kept"
     room = "" if how.under is None else f", and fewer where the store takes more than {size(how.under)}"
     failed = f"\nThe last time it was not: {how.failed}" if how.failed else ""
-    return f"It is saved after {cells}; {kept}{room}.{failed}"
+    return f"It is saved {when}; {kept}{room}.{failed}"
 
 
 _ROWS = 30

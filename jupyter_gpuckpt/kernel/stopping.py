@@ -11,8 +11,8 @@ class StoppedHere(BaseException):
     """Ends the saved cell; no `Exception`, so that a training loop that goes on after errors does not go on."""
 
 
-def end_cell(shell: Any) -> NoReturn:
-    """End the cell that runs, with one line and no traceback.
+def end_cell(shell: Any, said: str = "Stopped here: the rest of the saved cell is not run.\n") -> NoReturn:
+    """End the cell that runs, with what is `said` and no traceback.
 
     Raises
     ------
@@ -22,7 +22,7 @@ def end_cell(shell: Any) -> NoReturn:
 
     def tell(*_: Any) -> None:
         shell.custom_exceptions, shell.CustomTB = before
-        print("Stopped here: the rest of the saved cell is not run.")
+        print(said, end="")
 
     shell.custom_exceptions, shell.CustomTB = (StoppedHere,), tell
     raise StoppedHere

@@ -20,7 +20,7 @@ from . import results
 from .description import IN_CELLS, IN_TERMINALS, TYPED, Command, Offered, argument
 from .values import duration, gpus, number, size
 
-__all__ = ["Long", "Request", "Stepping", "answer_of", "kind_of", "operations", "request_of", "way_of"]
+__all__ = ["Long", "Request", "Restoring", "answer_of", "kind_of", "operations", "request_of"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -106,7 +106,16 @@ class Save(Long[results.Saved]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restore(Long[results.Restored]):
+class Restoring(Long[results.Restored]):
+    """The kernel is given up for one from a snapshot."""
+
+    breaks_off = ("wake",)
+    cell: dict[str, Any] | None = None
+    """The cell that asked (`kernel.cells`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restore(Restoring):
     """Of the snapshot with this ``key``, or that ``from`` any notebook, or of a ``name`` of its own; or the latest."""
 
     op: ClassVar[str] = "restore"
@@ -115,11 +124,11 @@ class Restore(Long[results.Restored]):
         Command(
             "restore",
             "put {kernel} back to a snapshot",
-            "Put {kernel} back to a snapshot. Its present state is discarded; its notebook stays connected.",
+            "Put {kernel} back to a snapshot. Its notebook stays connected. What it has done that is in no snapshot\n"
+            "is saved first where that takes two seconds at most.",
         ),
     )
     store_option = "--store"
-    breaks_off = ("wake",)
     key: str | None = None
     name: str | None = argument(
         metavar="NAME",
@@ -151,10 +160,13 @@ class Restore(Long[results.Restored]):
     other_ports: bool = argument(
         "--other-ports", default=False, offered=IN_TERMINALS, help="of a job: use other ports where its own are taken"
     )
+    discard: bool = argument(
+        "--discard", default=False, help="do not save first what the running kernel has done that is in no snapshot"
+    )
+    keep: bool = False
+    """Whether that is saved however long it takes; and where it cannot be, nothing is restored."""
     resume: bool = False
     """Whether it is the snapshot of a hibernated kernel, which goes when that is back."""
-    cell: dict[str, Any] | None = None
-    """The cell that asked (`kernel.cells`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,7 +333,7 @@ class AutoSleep(Request[results.AutoSleepSet]):
 
 @dataclass(frozen=True, kw_only=True)
 class Auto(Request[results.AutoSaving]):
-    """Without ``switch`` it only says how it stands; ``after``, ``keep`` and ``under`` are for ``on``."""
+    """Without ``switch`` it only says how it stands; ``after``, ``every``, ``keep`` and ``under`` are for ``on``."""
 
     op: ClassVar[str] = "auto"
     doing = "noting"
@@ -329,7 +341,7 @@ class Auto(Request[results.AutoSaving]):
         Command(
             "auto",
             "save {kernel} by itself after its cells",
-            "Save {kernel} by itself after each cell, or say whether it is.",
+            "Save {kernel} by itself after each cell or every so often, or say whether it is.",
         ),
     )
     switch: str | None = argument(
@@ -346,7 +358,17 @@ class Auto(Request[results.AutoSaving]):
         parse=duration,
         default=None,
         offered=TYPED,
+        alone="when",
         help="only cells that ran for this long: 5s, 1m",
+    )
+    every: float | None = argument(
+        "--every",
+        metavar="TIME",
+        parse=duration,
+        default=None,
+        offered=TYPED,
+        alone="when",
+        help="not after cells, but every 10m, 1h if it has done something, also in the middle of a cell",
     )
     keep: int | None = argument(
         "--keep",
@@ -368,16 +390,7 @@ class Auto(Request[results.AutoSaving]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stepping(Request[results.Step]):
-    """Where a step leads to, which is then gone (`way_of`); ``in_cell`` where a cell asks."""
-
-    in_cell: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Undo(Stepping):
-    """Where ``steps`` back from what the kernel is now leads to."""
-
+class Undo(Restoring):
     op: ClassVar[str] = "undo"
     doing = "undoing"
     commands = (
@@ -399,9 +412,7 @@ class Undo(Stepping):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Redo(Stepping):
-    """Where the last undo came from."""
-
+class Redo(Restoring):
     op: ClassVar[str] = "redo"
     doing = "redoing"
     commands = (Command("redo", "take back the last undo"),)
@@ -577,15 +588,9 @@ def _kinds(kind: type[Request[Any]]) -> dict[str, type[Request[Any]]]:
 _KINDS = _kinds(Request)
 
 
-def operations() -> list[type[Request[Any]]]:
-    """Return what can be begun with a kernel: the operations, and the steps, which are made of these."""
-    return [kind for kind in _KINDS.values() if issubclass(kind, Long | Stepping)]
-
-
-def way_of(step: results.Step) -> list[tuple[type[Long[Any]], dict[str, Any]]]:
-    """Return what is asked for, one after another, to go a step: keep what the kernel is now, and restore the other."""
-    keep = [(Save, {"name": step.keep_as, "automatic": True})] if step.keep_as else []
-    return [*keep, (Restore, {"key": step.key})]
+def operations() -> list[type[Long[Any]]]:
+    """Return the operations on kernels."""
+    return [kind for kind in _KINDS.values() if issubclass(kind, Long)]
 
 
 def kind_of(op: str) -> type[Long[Any]]:

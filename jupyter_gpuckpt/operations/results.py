@@ -328,6 +328,8 @@ class AutoSaving:
     """How many such snapshots are kept."""
     under: int | None
     """Bytes of the store beyond which the oldest of them go; None for any."""
+    every: float | None = None
+    """Not after cells, but every so many seconds, also while a cell runs; None for after cells."""
     failed: str = ""
     """Why the last one failed; empty where it did not."""
 
@@ -488,6 +490,8 @@ class Restored(Summary):
     notes: ClassVar[tuple[str, ...]] = ()
     warnings: list[str]
     lazy: bool = False
+    kept: str = ""
+    """The name of the snapshot that was made of the kernel that ran before; empty where none was."""
     given_up: Unsaved | None
     """What of the kernel that ran before is in no snapshot."""
     stop_here: bool = False
@@ -589,18 +593,6 @@ class AutoSleepSet:
     """After how many idle seconds a kernel sleeps by itself; None for never."""
 
     sleep_after: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """Where an undo or redo leads to: the snapshot ``key``, called ``name``.
-
-    What the kernel is now is to be saved first as ``keep_as``, if that is not empty: it is in no snapshot.
-    """
-
-    key: str
-    name: str
-    keep_as: str
 
 
 @dataclass(frozen=True, kw_only=True)

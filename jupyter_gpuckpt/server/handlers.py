@@ -338,12 +338,14 @@ class AutoHandler(_Handler):
     @_costly
     async def post(self, kernel_id: str) -> None:
         """Have a kernel saved by itself after its cells, or no longer."""
-        fields = {"on": bool, "after": int, "keep": int, "under": Bytes}
+        fields = {"on": bool, "after": int, "every": int, "keep": int, "under": Bytes}
         asked = self.members_of_body(**fields)
         if "on" not in asked:
             raise _bad_request("It has no 'on'.", fields)
         if asked.get("keep") == 0:
             raise _bad_request("Its 'keep' is 0: the newest is always kept.", fields)
+        if asked.get("every") == 0:
+            raise _bad_request("Its 'every' is 0.", fields)
         switch = "on" if asked.pop("on") else "off"
         self.answer(await self.service.auto(kernel_id, {"switch": switch, **asked}))
 

@@ -18,12 +18,11 @@ from typing import Any
 
 from ..checked import to_json
 from ..client import keepers
-from ..client.protocol import KeeperClient
 from ..client.record import KernelFolder
 from ..errors import Cancelled, GpuckptError
 from ..operations.pace import Pace
-from ..operations.requests import Cancel, Request, way_of
-from ..operations.results import Progress, Step
+from ..operations.requests import Cancel, Request
+from ..operations.results import Progress
 from ..spelling import in_a_cell
 from ..store import Progress as OnAmount
 from .limits import Limit
@@ -186,11 +185,6 @@ class Operations:
                 await asyncio.to_thread(_ask_to_cancel, folder, operation)
         return operation
 
-    def leads_to(self, operation: Operation, name: str) -> None:
-        """Take in which snapshot it is about, once that is known."""
-        operation.name = name
-        self._changed(operation)
-
     def moved(self, operation: Operation, progress: Progress) -> None:
         """Take in how far it is."""
         before = operation.outline()
@@ -295,19 +289,12 @@ class _Waiting(_Thread):
     def work_out(self) -> object:
         self._log_began = keeper_log_size(self.folder)
         with keepers.connect(self.folder) as keeper:
-            result = self._ask(keeper, self.kind, self.request)
-            if isinstance(result, Step):
-                self.tell(self.operations.leads_to, self.operation, result.name)
-                for kind, request in way_of(result):
-                    result = self._ask(keeper, kind, request)
+            # No time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
+            named = {**self.request, "operation": self.operation.id}
+            result = keeper.ask_with(self.kind, named, timeout=None, progress=self._take)
         if self.finish is not None:
             return asyncio.run_coroutine_threadsafe(self.finish(result), self.loop).result()
         return result
-
-    def _ask(self, keeper: KeeperClient, kind: type[Request[Any]], request: Mapping[str, object]) -> object:
-        # No time limit: moving a large GPU state is silent for minutes. A keeper that dies hangs up.
-        named = {**request, "operation": self.operation.id}
-        return keeper.ask_with(kind, named, timeout=None, progress=self._take)
 
     def logs(self) -> list[dict[str, Any]]:
         return keeper_log(self.folder, self._log_began)

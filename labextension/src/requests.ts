@@ -18,8 +18,13 @@ export interface IRequests {
     lazy?: boolean;
     in_place?: boolean;
     stop_here?: boolean;
+    discard?: boolean;
     store?: string;
   };
+  undo: {
+    steps?: number;
+  };
+  redo: Record<string, never>;
   fork: {
     snapshot?: string;
     count?: number;
@@ -33,8 +38,4 @@ export interface IRequests {
   sleep: Record<string, never>;
   hibernate: Record<string, never>;
   wake: Record<string, never>;
-  undo: {
-    steps?: number;
-  };
-  redo: Record<string, never>;
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from keeper_faults import Asked, Criu
 from notebooks import Notebook, StartKernel, start_kernel, wait_until
 
 from jupyter_gpuckpt.client.record import KernelFolder
@@ -123,6 +124,23 @@ def test_only_cells_that_ran_for_long_are_followed_by_a_save(notebook: Notebook)
     notebook.run("%gpuckpt auto off")
 
 
+def test_a_kernel_is_saved_every_so_often_also_in_the_middle_of_a_cell(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run("import time; from pathlib import Path; steps = 0")
+    assert "every 1 s in which it does something" in notebook.run("%gpuckpt auto on --every 1s").text
+    go_on = tmp_path / "go_on"
+    asked = Asked(notebook, f"while not Path({str(go_on)!r}).exists(): steps += 1; time.sleep(0.01)")
+    (name,) = wait_until(lambda: names(notebook))
+    with notebook.keeper as keeper:
+        keeper.request("auto", {"switch": "off"})
+    go_on.touch()
+    assert asked.answer()["status"] == "ok"
+    (saved,) = (one for one in snapshots(notebook) if one.label == name)
+    assert saved.message.startswith("in the middle of: while not Path(")
+    notebook.run("steps = -10**9")
+    notebook.run(f"%gpuckpt restore {name}")  # which has the rest of that loop run
+    assert int(notebook.look("steps")) > 0
+
+
 def test_what_undos_have_kept_goes_by_the_rule_too_also_when_the_keeper_has_seen_no_cell(notebook: Notebook) -> None:
     notebook.run("%gpuckpt auto on --keep 1 --after 1h")
     notebook.run("%gpuckpt save mine")
@@ -191,3 +209,45 @@ def test_an_undo_to_a_damaged_snapshot_is_refused_and_the_kernel_goes_on(noteboo
     answer = notebook.fails("%gpuckpt undo")
     assert answer.ename == "Damaged"
     assert notebook.look("x") == "2"
+
+
+def test_a_restore_keeps_what_was_not_saved_and_says_how_to_get_it_back(notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save base")
+    assert "kept" not in notebook.run("%gpuckpt restore base").text  # there was nothing to keep
+    notebook.run("x = 2")
+    text = notebook.run("%gpuckpt restore base\nx = 'the rest of the cell'").text
+    assert notebook.look("x") == "1"
+    (kept,) = names(notebook)
+    assert f"What it was before is kept as {kept}: `%gpuckpt restore {kept}`." in text
+    assert "Discarded" not in text
+    text = notebook.run(f"%gpuckpt restore {kept}").text
+    assert (f"Restored {kept}" in text, "kept" in text.partition(kept)[2]) == (True, False)
+    assert notebook.look("x") == "2"  # and the rest of the cell that asked for the restore is not run
+    notebook.run("x = 3")
+    assert "Discarded, and in no snapshot: 1 cell " in notebook.run("%gpuckpt restore base --discard").text
+    assert names(notebook) == [kept]
+    notebook.run("%gpuckpt save in_a_cell\nx = 'the rest of the cell'")
+    assert "Stopped here" in notebook.run("%gpuckpt undo").text
+    assert notebook.look("x") == "1"
+
+
+def test_what_cannot_be_kept_in_a_moment_does_not_stand_in_the_way_of_a_restore(criu: Criu, notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save base")
+    notebook.run("x = 2")
+    criu.first("dump", "sleep 600")
+    assert "Discarded, and in no snapshot: 1 cell" in notebook.run("%gpuckpt restore base").text
+    assert notebook.look("x") == "1"
+    criu.first("dump", "echo 'nothing is dumped today' >&2; exit 1")
+    notebook.run("x = 2")
+    undone = notebook.run("%gpuckpt undo", allow_error=True).text  # which would keep it in any case
+    assert "Nothing was restored: the present state of the kernel could not be saved first." in undone
+    assert notebook.look("x") == "2"
+    text = notebook.run("%gpuckpt restore base").text
+    assert "That could not be saved first: criu ended with status 1" in text
+    assert notebook.look("x") == "1"
+    criu.honest()
+    notebook.run("large = bytearray(b'1') * 2_100_000_000")
+    assert "Discarded" in notebook.run("%gpuckpt restore base").text
+    assert names(notebook) == []

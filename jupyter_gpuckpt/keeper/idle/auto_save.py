@@ -2,12 +2,16 @@
 
 The save is one like any other, but that there is no snapshot where the next cell has begun before the freeze. Of cells
 that end while a snapshot is written, the last one is followed by a save, if the kernel is idle then.
+
+A kernel that is to be saved every so often is so in the middle of a cell, too: what is restored then goes on in it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from ...client.record import AutoSave as Rule
@@ -16,7 +20,7 @@ from ...operations.requests import Auto, Save
 from ...operations.results import AutoSaving
 from ...spelling import in_a_cell
 from ..operations.progress import to_nobody
-from ..steps import auto_saving, name_for_now, remove_old
+from ..steps import auto_saving, called_now, remove_old
 from ..unsaved import unsaved
 
 if TYPE_CHECKING:
@@ -36,31 +40,48 @@ class AutoSave:
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
+        self._began = time.monotonic()
+        """When the rule was set, or the last save began that was made every so often."""
 
     async def run(self) -> None:
         """Save the kernel whenever it is time; never returns."""
-        while True:
-            await self._keeper.became_idle.wait()
-            self._keeper.became_idle.clear()
-            await asyncio.sleep(_FOLLOWS)
-            if self._is_time():
-                await self._save()
-
-    def _is_time(self) -> bool:
         keeper = self._keeper
-        channel, rule, cell = keeper.channel, keeper.state.auto, keeper.last_cell
+        while True:
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(keeper.became_idle.wait(), self._left())
+            keeper.became_idle.clear()
+            if (left := self._left()) is None:
+                await asyncio.sleep(_FOLLOWS)
+                if self._is_after_cell():
+                    await self._save(between_cells=True)
+            elif left <= 0:
+                self._began = time.monotonic()
+                if self._may_save() and unsaved(keeper) is not None:
+                    await self._save(between_cells=False)
+
+    def _left(self) -> float | None:
+        """Return in how many seconds the kernel is to be saved, whatever it does; None where it is after cells."""
+        rule = self._keeper.state.auto
+        return None if rule is None or rule.every is None else self._began + rule.every - time.monotonic()
+
+    def _is_after_cell(self) -> bool:
+        """Tell whether the kernel is to be saved after the cell that has ended."""
+        channel, rule, cell = self._keeper.channel, self._keeper.state.auto, self._keeper.last_cell
         if rule is None or cell is None or cell.seconds < rule.after or channel is None or channel.busy:
             return False
-        if keeper.operations.current is not None or keeper.state.sleep is not None or keeper.exit_status is not None:
-            return False
-        new = unsaved(keeper)
+        new = unsaved(self._keeper) if self._may_save() else None
         return new is not None and new.cells != 0
 
-    async def _save(self) -> None:
+    def _may_save(self) -> bool:
+        keeper = self._keeper
+        return keeper.operations.current is None and keeper.state.sleep is None and keeper.exit_status is None
+
+    async def _save(self, *, between_cells: bool) -> None:
         keeper = self._keeper
         try:
-            name = await asyncio.to_thread(name_for_now, keeper)
-            saved = await keeper.ask(Save(name=name, automatic=True, between_cells=True), to_nobody)
+            name, note = await asyncio.to_thread(called_now, keeper)
+            request = Save(name=name, message=note, automatic=True, between_cells=between_cells)
+            saved = await keeper.ask(request, to_nobody)
             await asyncio.to_thread(remove_old, keeper, saved.id)
             keeper.not_saved_by_itself = ""
         except Busy as e:
@@ -77,8 +98,12 @@ class AutoSave:
                 after=request.after or 0.0,
                 keep=Rule.keep if request.keep is None else request.keep,
                 under=request.under,
+                every=request.every,
             )
             keeper.state.auto = given if request.switch == "on" else None
             keeper.note_state()
             keeper.not_saved_by_itself = ""
+            self._began = time.monotonic()
+            if request.every is not None:
+                keeper.became_idle.set()  # what waits for the end of a cell waits for that no longer
         return auto_saving(keeper)

@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...checked import from_json
 from ...client.broker_connection import usable_criu
@@ -29,7 +29,7 @@ from ...freeze import images
 from ...freeze.criu_program import CriuProgram
 from ...linux import processes
 from ...linux.reserved_ports import Reserved
-from ...operations.requests import Restore
+from ...operations.requests import Redo, Restore, Undo
 from ...operations.results import Restored, Unsaved, Woken
 from ...snapshots.naming import find, find_own, latest_own
 from ...snapshots.saved import kernel_of, processes_of
@@ -41,10 +41,11 @@ from ..gpu import sharing
 from ..ipython_history import begin_session
 from ..owner import owner_of
 from ..ports import Places
-from ..steps import remove_old, undone_after
+from ..steps import back, forward, remove_old, undone_after
 from ..unsaved import saved_with, unsaved
 from .failed_restore import failed_restore, not_restored, start_afresh
 from .fresh_sleeper import plan_restore, resume
+from .keep_unsaved import Kept, keep_unsaved
 from .parts import CRIU_IMAGES
 from .predecessor import Predecessor, has_room
 from .prepared_restore import PreparedRestore
@@ -74,14 +75,35 @@ async def restore(keeper: Keeper, operation: Operation, request: Restore, on_pro
         one was started in its place: which, is said.
     KernelLost : and no fresh kernel could be started either; or the GPU state could not be brought back.
     """
-    progress = OperationProgress(operation, on_progress)
-    await progress.enter("checking")
-    prepared = await _prepare(keeper, operation, request, progress)
+    prepared = await _prepare(keeper, operation, request, on_progress)
     return await prepared.carry_out()
 
 
-async def _prepare(keeper: Keeper, operation: Operation, request: Restore, progress: OperationProgress) -> _Prepared:
-    """Do all that can be done while the running kernel goes on as if nothing were."""
+async def undo(keeper: Keeper, operation: Operation, request: Undo, on_progress: ProgressCallback) -> Restored:
+    """Put the kernel back so many snapshots; what it is now is kept first. Raises as `restore`, `back` and `save`."""
+    to = await asyncio.to_thread(back, keeper, request.steps, in_cell=request.cell is not None)
+    return await _step(keeper, operation, to, request.cell, on_progress)
+
+
+async def redo(keeper: Keeper, operation: Operation, request: Redo, on_progress: ProgressCallback) -> Restored:
+    """Take the last undo back; what it is now is kept first. Raises as `restore`, `forward` and `save`."""
+    to = await asyncio.to_thread(forward, keeper)
+    return await _step(keeper, operation, to, request.cell, on_progress)
+
+
+async def _step(
+    keeper: Keeper, operation: Operation, to: Manifest, cell: dict[str, Any] | None, on_progress: ProgressCallback
+) -> Restored:
+    """Go to a snapshot; what was saved in the middle of a cell stops there."""
+    stop_here = kernel_of(to).cells is not None
+    request = Restore(key=to.name, keep=True, stop_here=stop_here, cell=cell)
+    return await restore(keeper, operation, request, on_progress)
+
+
+async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_progress: ProgressCallback) -> _Prepared:
+    """Do all that can be done while the running kernel goes on as if nothing were; it may be saved."""
+    progress = OperationProgress(operation, on_progress)
+    await progress.enter("checking")
     store = operation.store or keeper.store
     key = await _key_once_saved(keeper, store, request, progress)
     name = operation.name = name_of(key)
@@ -96,6 +118,7 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, progr
     lazily = fits is not None
     if fits is None:
         fits = await sharing.fitting(keeper, progress, check)
+    kept = Kept() if request.discard else await keep_unsaved(keeper, operation, request, progress, on_progress)
     beside = bool(leaving) and not request.in_place and not keeper.launch.job
     beside = beside and await _has_room(keeper, manifest, fits, lazily)
     predecessor = Predecessor(keeper, progress, name, request.cell)
@@ -108,8 +131,12 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, progr
         way_back.push_async_callback(verified.discard)
         if why_at_once:
             verified.warnings.append(f"The restore was not lazy: {why_at_once}.")
+        if kept.why_not:
+            verified.warnings.append(f"That could not be saved first: {kept.why_not}")
         undoing = way_back.pop_all()
-        return _Prepared(keeper, operation, request, progress, program, leaving, predecessor, verified, undoing)
+        return _Prepared(
+            keeper, operation, request, progress, program, leaving, predecessor, verified, kept.name, undoing
+        )
 
 
 @dataclass
@@ -125,6 +152,8 @@ class _Prepared:
     """The processes of the running kernel."""
     predecessor: Predecessor
     verified: PreparedRestore
+    kept: str
+    """The name of the snapshot that was made of it; empty where none was."""
     way_back: contextlib.AsyncExitStack
     """What undoes all that was done so far: `Predecessor.leave` clears it."""
     reserved: Reserved = field(default_factory=Reserved)
@@ -228,7 +257,8 @@ class _Prepared:
             **vars(summary(snapshot.manifest)),
             lazy=self._lazily,
             warnings=warnings,
-            given_up=given_up,
+            kept=self.kept,
+            given_up=None if self.kept else given_up,
             stop_here=self.request.stop_here,
         )
         operation.answering = True

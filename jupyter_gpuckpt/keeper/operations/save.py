@@ -45,7 +45,7 @@ from ..owner import owner_of
 from ..unsaved import saved_with
 from .parts import CRIU_IMAGES, VRAM
 from .progress import OperationProgress, ProgressCallback
-from .take import Frozen, Taken, take
+from .take import Check, Frozen, Taken, take
 
 if TYPE_CHECKING:
     from ...client.record import Operation
@@ -58,8 +58,18 @@ _UNKNOWN_CELL = SavedCell(number=0, begins="", seconds=0.0)
 _IN_TRANSACTION = "it can be restored until something else is written there. Commit, and save again."
 
 
-async def save(keeper: Keeper, operation: Operation, request: Save, on_progress: ProgressCallback) -> Saved:
-    """Save the kernel under a name; it keeps running.
+def _refuse_nothing(_: int, __: Mapping[str, Any]) -> None:
+    pass
+
+
+async def save(
+    keeper: Keeper,
+    operation: Operation,
+    request: Save,
+    on_progress: ProgressCallback,
+    refuse: Check = _refuse_nothing,
+) -> Saved:
+    """Save the kernel under a name, unless `refuse` does before the freeze; it keeps running.
 
     With ``patience``, a progress with ``taken`` tells what was taken, where that is not on the disk so soon after it.
     The caller need not wait for the end, and hears of it all the same.
@@ -73,9 +83,15 @@ async def save(keeper: Keeper, operation: Operation, request: Save, on_progress:
     await progress.enter("checking")
     keeper.namespace()
     store = operation.store or keeper.store
+    room = RoomInStore(keeper, store)
+
+    def check(private: int, described: Mapping[str, Any]) -> None:
+        refuse(private, described)
+        room(private, described)
+
     program = await asyncio.to_thread(usable_criu)
     with await asyncio.to_thread(_writer, keeper, store, operation.name, request.replace) as writer:
-        taken = await take(keeper, operation, writer.directory, program, progress, RoomInStore(keeper, store))
+        taken = await take(keeper, operation, writer.directory, program, progress, check)
         taken_at, worked = now(), keeper.work()
         try:
             if request.between_cells:

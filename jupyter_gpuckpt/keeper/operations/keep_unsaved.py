@@ -1,0 +1,98 @@
+"""What a running kernel has done that is in no snapshot is saved before it is given up for another one.
+
+An undo saves it however long that takes. A restore does where it takes a moment: a kernel with little memory whose
+hooks answer. Where it takes longer, or fails, that is no reason not to restore.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ... import settings
+from ...client.record import Operation
+from ...errors import GpuckptError, KernelLost, Refused
+from ...freeze import cuda
+from ...operations.requests import Restore, Save
+from ..steps import called_now
+from ..unsaved import unsaved
+from .progress import OperationProgress, ProgressCallback
+from .save import save
+
+if TYPE_CHECKING:
+    from ..kernel_life import Keeper
+
+__all__ = ["Kept", "keep_unsaved"]
+
+log = logging.getLogger("gpuckpt.keeper")
+
+_PACE = 1e9
+"""How many bytes a second are frozen, read, compressed and stored by two processors, roughly (docs/benchmarks.md)."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What was kept: in the snapshot of this name, if any."""
+
+    name: str = ""
+    why_not: str = ""
+    """Why it could not be saved; empty where it was not to be."""
+
+
+class _TakesLong(Refused):
+    """It would take longer than it may."""
+
+
+async def keep_unsaved(
+    keeper: Keeper, operation: Operation, request: Restore, progress: OperationProgress, on_progress: ProgressCallback
+) -> Kept:
+    """Save what the kernel has done that is in no snapshot, as part of a restore; or tell why it could not be.
+
+    Raises
+    ------
+    Cancelled : the restore was.
+    GpuckptError : as `save`, where it must be kept.
+    KernelLost : the GPU state could not be brought back.
+    """
+    limit = None if request.keep else settings.keep_unsaved()
+    if limit is None and not request.keep:
+        return Kept()
+    if request.resume or keeper.launch.job or keeper.space is None or (keeper.asleep is not None and not request.keep):
+        return Kept()
+    in_a_cell = request.cell is not None
+    if unsaved(keeper, asked_in_a_cell=in_a_cell) is None:
+        return Kept()
+    name, note = await asyncio.to_thread(partial(called_now, keeper, asked_in_a_cell=in_a_cell))
+    saving = Operation("save", name)
+
+    def refuse(private: int, described: Mapping[str, Any]) -> None:
+        if limit is not None and private + sum(cuda.needs(described).values()) > limit * _PACE:
+            raise _TakesLong("It was not saved.", "It has too much memory for that to take a moment.", "")
+
+    ending = asyncio.create_task(_end(saving, operation, limit))
+    try:
+        saved = await save(keeper, saving, Save(name=name, message=note, automatic=True), on_progress, refuse)
+        return Kept(saved.name)
+    except KernelLost:
+        raise
+    except GpuckptError as e:
+        progress.check()
+        if request.keep:
+            e.what = "Nothing was restored: the present state of the {kernel} could not be saved first."
+            raise
+        log.info("what the kernel has done since it was last saved is not kept: %s", e)
+        return Kept(why_not="" if isinstance(e, _TakesLong) else e.why)
+    finally:
+        ending.cancel()
+
+
+async def _end(saving: Operation, restoring: Operation, after: float | None) -> None:
+    """Cancel a save where the restore that it is a part of is cancelled, or when it has taken so many seconds."""
+    with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+        await asyncio.wait_for(restoring.cancelling.wait(), after)
+    saving.cancelling.set()
