@@ -181,12 +181,21 @@ def hibernated(store: Store) -> list[HibernatedKernel]:
         if state.hibernated is not None
     }
     return [
-        HibernatedKernel(
-            **vars(summary(manifest)), kernel_name=str(manifest.kernel.get("name", "")), held=manifest.id in held
-        )
+        _hibernated(store, manifest, held=manifest.id in held)
         for manifest in store.list()
         if manifest.id in labels and HIBERNATED in labels[manifest.id].tags and not manifest.kernel.get("job")
     ]
+
+
+def _hibernated(store: Store, manifest: Manifest, *, held: bool) -> HibernatedKernel:
+    """Return one of them; one that no keeper here has may be another machine's, which has the store as well."""
+    elsewhere = None if held else store.lease_holder(manifest.id)
+    return HibernatedKernel(
+        **vars(summary(manifest)),
+        kernel_name=str(manifest.kernel.get("name", "")),
+        held=held or elsewhere is not None,
+        host="" if elsewhere is None else elsewhere.host,
+    )
 
 
 def _states(folder: KernelFolder) -> Iterator[State]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     # Not at the start: a new job would wait for these to be imported, with all that they need.
     from ..snapshots.needs import Marks
     from ..snapshots.saved import SavedCell
-    from ..store import Store
+    from ..store import Session, Store
     from .gpu.sleep import GpuSleep
 
 __all__ = ["Abilities", "Keeper"]
@@ -99,6 +99,8 @@ class Keeper:
         """Those of the kernel's channels, at which no other user may listen while it does not itself."""
         self._sleepers: list[Namespace] = []
         self.last_cell: SavedCell | None = None
+        self.lease: Session | None = None
+        """That of the snapshot which the kernel is hibernated as, or comes back from."""
         self.not_saved_by_itself = ""
         """Why the last automatic save failed; empty where it did not."""
         self.became_idle = asyncio.Event()
@@ -294,6 +296,7 @@ class Keeper:
         if self.launch.job and self.state.ended is None:
             self.state.ended = Ended(status, now())
             self.note_state()
+        self.drop_lease()
         if self.channel is not None:
             self.channel.close()  # who waits for the agent need not wait any longer
         await self.holders.tell({"event": "exited", "status": status})
@@ -305,6 +308,24 @@ class Keeper:
                 await self.space.kill()
         loop = asyncio.get_running_loop()
         loop.call_later(_FAREWELL if self.holders.want_to_know else 0, self.closing.set)
+
+    def take_lease(self, snapshot_id: str) -> None:
+        """Have the hibernated kernel that a snapshot is be this one, and no other keeper's; in a thread.
+
+        Raises
+        ------
+        Busy, StoreError : it cannot be.
+        """
+        if self.lease is None or self.lease.id != snapshot_id:
+            self.drop_lease()
+            launch = self.launch
+            self.lease = self.store.lease(snapshot_id, launch.notebook or launch.job or f"Kernel {launch.kernel_id}")
+
+    def drop_lease(self) -> None:
+        """Leave a hibernated kernel to whoever brings it back."""
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            lease.close()
 
     async def end_unless_watched(self) -> None:
         """Note the end of a kernel that was given up for another, which did not come: nobody waits for it in vain."""

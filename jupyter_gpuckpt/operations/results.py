@@ -426,6 +426,8 @@ class HibernatedKernel(Summary):
     """The kernelspec's."""
     held: bool
     """Whether its keeper is there, so that the kernel is woken; any other one is resumed in a new kernel."""
+    host: str = ""
+    """The machine that it belongs to, where that is not known to be this one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,7 @@ from ..errors import Busy, GpuckptError, NoSuchKernel, Refused, Unavailable
 from ..freeze.cuda_calls import CudaWorker
 from ..operations import results
 from ..operations.requests import Auto, AutoSleep, Awake, Executed, Request, Restore, Status
-from ..operations.results import Forked, KernelStatus, ListedKernel, Restored
-from ..snapshots.hibernated import forget
+from ..operations.results import Forked, KernelStatus, ListedKernel
 from ..snapshots.other_stores import of_store, store_in
 from ..snapshots.saved import kernel_of
 from ..spelling import in_a_cell
@@ -284,7 +283,10 @@ class Service:
         if snapshot is None:
             raise Refused(f"{name} was not resumed.", "It is not the snapshot of a hibernated kernel.", "Restore it.")
         if snapshot.held:
-            raise Refused(f"{name} was not resumed.", "Its kernel still exists, and uses it.", "Wake that kernel.")
+            where = f" on {snapshot.host}" if snapshot.host else ""
+            raise Refused(
+                f"{name} was not resumed.", f"Its kernel still exists{where}, and uses it.", "Wake that kernel."
+            )
         if name in self._resuming.values():
             raise Busy(f"{name} was not resumed.", "It is already being resumed.", "Wait for it.")
         started = not kernel_id
@@ -295,12 +297,8 @@ class Service:
         self._resuming[operation.id] = name
         self._started.update({operation.id: kernel_id} if started else {})
 
-        async def forget_it(result: Restored) -> Restored:
-            await asyncio.to_thread(forget, self._store, manifest.name, manifest.id)
-            return result
-
         request = {"key": name, "name": name, "resume": True}
-        return self.operations.start(operation, folder, Restore, request, forget_it)
+        return self.operations.start(operation, folder, Restore, request)
 
     async def _start_for(self, manifest: Manifest) -> str:
         """Start a kernel to resume one in, where that one's notebook is."""

@@ -11,6 +11,7 @@ A store is a folder::
       labels/ID.json         tags and pin of a snapshot
       saving/ID/...          files of a snapshot that is being saved
       locks/ID               who is at work
+      leases/ID              whose hibernated kernel a snapshot is
 
 Names that end with ``.tmp`` are of what is not yet in place. `store.writer` documents the order of writes of a save,
 `store.upkeep.collect` that of a deletion. What is in `store.transfer` moves snapshots to other places and back, and
@@ -30,6 +31,7 @@ from .names import MAX_NAME, check_key, check_name, key_of, name_of
 from .parallel import Progress
 from .postponed import Postponed
 from .reading import Parts
+from .sessions import Holder, Session
 from .snapshot import Snapshot
 from .store import Store
 from .upkeep.collect import Collected
@@ -39,11 +41,13 @@ __all__ = [
     "MAX_NAME",
     "Collected",
     "Contents",
+    "Holder",
     "Labels",
     "Manifest",
     "Parts",
     "Postponed",
     "Progress",
+    "Session",
     "Snapshot",
     "Store",
     "Taker",

@@ -44,6 +44,7 @@ class Layout:
         self.saving = root / "saving"
         self.labels = root / "labels"
         self.locks = root / "locks"
+        self.leases = root / "leases"
         self.condemned = root / "condemned.json"
         self.condemned_draft = root / f"condemned{_DRAFT}"
         self.listing = root / "listing.json"

@@ -23,6 +23,7 @@ from .incoming import Incoming
 from .index import pack_sizes
 from .labels import Labels, read_labels, write_labels
 from .layout import Layout
+from .lease import lease_holder, take_lease
 from .listing import listed
 from .manifest import MAX_SIZE, Manifest
 from .names import check_key, check_name, name_of, session_of
@@ -30,7 +31,7 @@ from .outgoing import Outgoing
 from .parallel import Progress
 from .postponed import Postponed
 from .reading import Parts, locate, read_contents, read_whole
-from .sessions import Lock, Session, held, holder
+from .sessions import Holder, Lock, Session, held, holder
 from .signatures import split
 from .snapshot import Snapshot
 from .trust import Trust
@@ -109,6 +110,22 @@ class Store:
             collect=self.collect,
             choose=choose or (lambda: (name, replace)),
         )
+
+    def lease(self, snapshot_id: str, by: str) -> Session:
+        """Have the hibernated kernel that this snapshot is belong to `by`, a notebook or kernel, until it is closed.
+
+        Raises
+        ------
+        Busy : it belongs to somebody, on this machine or another one that has the store.
+        StoreError : that cannot be written down.
+        """
+        return take_lease(self._layout, snapshot_id, by)
+
+    def lease_holder(self, snapshot_id: str) -> Holder | None:
+        """Return whom the hibernated kernel that this snapshot is belongs to; None for nobody."""
+        with suppress(OSError):
+            return lease_holder(self._layout, snapshot_id)
+        return None
 
     def outgoing(self, name: str) -> Outgoing:
         """Return the snapshot `name`, to be sent elsewhere and then closed.

@@ -28,6 +28,7 @@ from keeper_faults import (
 )
 from notebooks import Notebook, StartKernel, wait_until
 
+from jupyter_gpuckpt.client.listing import hibernated
 from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.errors import Busy, GpuckptError, KeeperGone, Refused
 from jupyter_gpuckpt.linux import processes
@@ -452,3 +453,34 @@ def test_a_large_cell_is_executed_once_however_long_it_is_on_its_way(
     assert notebook.value("x, len(y)") == f"2 {15 << 20}"
     assert_awake(notebook)
     assert "untold" not in state(notebook)
+
+
+def test_it_comes_back_on_one_machine_only(
+    notebook: Notebook, start: StartKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook.run("x = 41")
+    name = hibernate(notebook)
+    resume = {"key": name, "resume": True}
+    with monkeypatch.context() as elsewhere:
+        # What another machine sees that shares the store: not the kernels that run here.
+        elsewhere.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "other machine"))
+        other = start()
+        (listed,) = hibernated(Store(store()))
+        assert (listed.held, listed.host) == (True, socket.gethostname())
+        with other.keeper as keeper, pytest.raises(Busy, match=f"It belongs to .* on {listed.host}"):
+            keeper.request("restore", resume)
+    notebook.kill_keeper()  # the next one has the lease
+    assert notebook.look("x") == "41"
+    assert_awake(notebook)
+    assert list(store().glob("leases/*")) == []
+
+    name = hibernate(notebook)
+    with notebook.keeper as keeper:
+        keeper.request("hibernate", {"end": True})
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "other machine"))
+        with other.keeper as keeper:
+            keeper.request("restore", {**resume, "key": name})
+        assert other.look("x + 1") == "42"
+        assert_awake(other)
+    assert list(store().glob("leases/*")) == []

@@ -357,9 +357,9 @@ def test_a_restore_tells_what_it_gives_up_that_is_in_no_snapshot(notebook: Noteb
     assert status(notebook)["unsaved"] is None
     notebook.run("x = 2")
     notebook.run("x = 3")
-    assert "Discarded, and in no snapshot: 2 cells in the last " in notebook.run("%gpuckpt restore here").text
+    assert "Discarded, and in no snapshot: 2 cells in the last " in notebook.run("%gpuckpt restore here --discard").text
     assert status(notebook)["unsaved"] is None
-    assert "in no snapshot" not in notebook.run("%gpuckpt restore here").text
+    assert "in no snapshot" not in notebook.run("%gpuckpt restore here --discard").text
     number = notebook.run("x = 4").count
     go = tmp_path / "go"
     notebook.client.execute(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)")

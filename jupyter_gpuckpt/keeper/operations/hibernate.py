@@ -179,6 +179,7 @@ async def _make_sure(keeper: Keeper, manifest: Manifest, said: KernelReplies | N
     store = keeper.store
     await asyncio.to_thread(_look_at, store, manifest)
     await asyncio.to_thread(_label, store, manifest)
+    await asyncio.to_thread(keeper.take_lease, manifest.id)
     kernel = keeper.namespace().outer(keeper.state.kernel_pid)
     if kernel is None:
         raise KernelLost("The {kernel} ended while it was hibernated.", "", "{Restart}.")
@@ -241,6 +242,7 @@ async def _run_on(
 ) -> None:
     """Let the kernel run on, and leave no snapshot of it."""
     failure = cause if isinstance(cause, GpuckptError) else SaveFailed(_NOT_HIBERNATED, str(cause))
+    keeper.drop_lease()
     try:
         await run_on(keeper, taken, failure, progress)
     finally:

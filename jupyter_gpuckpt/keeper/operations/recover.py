@@ -92,7 +92,18 @@ async def recover(keeper: Keeper) -> None:
         await keeper.ended(-signal.SIGKILL)
     except RestoreFailed as e:
         log.warning("the kernel is hibernated again: %s", e)
+    await asyncio.to_thread(_take_lease, keeper)
     keeper.wake_if_asked()
+
+
+def _take_lease(keeper: Keeper) -> None:
+    """Have the hibernated kernel belong to this keeper again; where somebody was faster, a wake says so."""
+    hibernated = keeper.state.hibernated
+    if hibernated is not None:
+        try:
+            keeper.take_lease(hibernated.snapshot.id)
+        except GpuckptError as e:
+            log.warning("%s", e)
 
 
 async def _mend(keeper: Keeper) -> None:

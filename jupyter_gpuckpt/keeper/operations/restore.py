@@ -31,6 +31,7 @@ from ...linux import processes
 from ...linux.reserved_ports import Reserved
 from ...operations.requests import Redo, Restore, Undo
 from ...operations.results import Restored, Unsaved, Woken
+from ...snapshots.hibernated import forget
 from ...snapshots.naming import find, find_own, latest_own
 from ...snapshots.saved import kernel_of, processes_of
 from ...snapshots.summary import summary
@@ -75,8 +76,12 @@ async def restore(keeper: Keeper, operation: Operation, request: Restore, on_pro
         one was started in its place: which, is said.
     KernelLost : and no fresh kernel could be started either; or the GPU state could not be brought back.
     """
-    prepared = await _prepare(keeper, operation, request, on_progress)
-    return await prepared.carry_out()
+    try:
+        prepared = await _prepare(keeper, operation, request, on_progress)
+        return await prepared.carry_out()
+    finally:
+        if request.resume:
+            keeper.drop_lease()
 
 
 async def undo(keeper: Keeper, operation: Operation, request: Undo, on_progress: ProgressCallback) -> Restored:
@@ -114,6 +119,8 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
     leaving = processes.descendants(before.pid) if before is not None else []
     check = functools.partial(preflight.check_machine, manifest, files, keeper.launch, keeper.worker, program, leaving)
     check = functools.partial(check, keeper.marks, request.gpus)
+    if request.resume:
+        await asyncio.to_thread(keeper.take_lease, manifest.id)
     fits, why_at_once = await _lazy_fit(manifest, check) if request.lazy else (None, "")
     lazily = fits is not None
     if fits is None:
@@ -183,6 +190,8 @@ class _Prepared:
             await asyncio.to_thread(snapshot.close)
         if self._is_step:
             await asyncio.to_thread(remove_old, keeper, snapshot.manifest.id)
+        if self.request.resume:
+            await asyncio.to_thread(forget, keeper.store, snapshot.manifest.name, snapshot.manifest.id)
         if self.waking is not None:
             keeper.state.operation = None  # whoever holds the kernel next has one that sleeps
             keeper.note_state()

@@ -88,6 +88,7 @@ async def _bring_up(
 ) -> list[str]:
     """Restore the kernel into a fresh sleeper; return what the user must know of it."""
     saved = _snapshot(keeper)
+    await asyncio.to_thread(keeper.take_lease, saved.id)
     name = operation.name = await asyncio.to_thread(current_name, keeper.store, saved.name, saved.id)
     manifest, request = await asyncio.to_thread(plan_restore, keeper.store, name)
     program = await asyncio.to_thread(usable_criu)
@@ -194,4 +195,10 @@ async def _until_told(keeper: Keeper, telling: asyncio.Task[Any]) -> None:
 def _was_told(keeper: Keeper) -> None:
     untold, keeper.state.untold = keeper.state.untold, None
     if untold is not None:
-        keeper.in_background(asyncio.to_thread(forget, keeper.store, untold.snapshot.name, untold.snapshot.id))
+        keeper.in_background(asyncio.to_thread(_forget, keeper, untold))
+
+
+def _forget(keeper: Keeper, untold: UnconfirmedWake) -> None:
+    """Remove the snapshot that the kernel was, which nobody else may bring back before."""
+    forget(keeper.store, untold.snapshot.name, untold.snapshot.id)
+    keeper.drop_lease()

@@ -109,6 +109,7 @@ def collect(layout: Layout, named: Named, grace: float = 0.0) -> Collected:
         sync_folder(layout.index)
         freed += _delete(layout.contents_of(i) for i in needless)
         freed += _delete(layout.labels_of(i) for i in needless)
+        freed += _delete(layout.leases / i for i in needless)
         return _delete_packs(layout, before, grace, freed)
     except DamagedPart:
         return Collected(freed, obstacle=_DAMAGE)
