@@ -149,7 +149,7 @@ class Agent:
             return
         if message["call"] == "new_keeper":
             self._new_keeper(message["id"])
-        elif message["call"] in ("about", "asleep", "executed", "identity", "interrupted", "not_woken"):
+        elif message["call"] in ("about", "asleep", "auto_saved", "executed", "identity", "interrupted", "not_woken"):
             self._call(message)
         else:
             self.later(partial(self._call, message))
@@ -170,6 +170,7 @@ class Agent:
             "park": lambda: self.in_background(partial(parking.park, self._run_dir), "gpuckpt-parking"),
             "before_sleep": self.sleeping.before_sleep,
             "asleep": self.sleeping.asleep,
+            "auto_saved": partial(self.cells.announce, "auto_saved"),
             "not_woken": self.sleeping.not_woken,
             "after_sleep": self._after_sleep,
             "after_save": self._after_save,

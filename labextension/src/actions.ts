@@ -23,6 +23,7 @@ import { Keeping } from './keeping';
 import type { Model } from './model';
 import { nameOf, suggest } from './names';
 import { kernelText } from './sleeping';
+import { savesItself, type Step } from './steps';
 import type { IError, IKernel, ILog, ISnapshot } from './types';
 import { sinceText, unsavedText } from './unsaved';
 
@@ -120,6 +121,19 @@ export class Actions {
       undo = () => void this.follower.run(() => model.api.operate('restore', kernelId, { from: before }));
     }
     await this.follower.run(() => model.api.operate('restore', kernelId, { from: name }), undo);
+  }
+
+  /** Put the notebook's kernel back to its state before the last cell, or forward again; each offers the other. */
+  async step(step: Step): Promise<void> {
+    const kernelId = this.model.notebook?.kernelId;
+    if (kernelId) {
+      await this._step(step, kernelId);
+    }
+  }
+
+  private async _step(step: Step, kernelId: string): Promise<void> {
+    const back = (): void => void this._step(step === 'undo' ? 'redo' : 'undo', kernelId);
+    await this.follower.run(() => this.model.api.operate(step, kernelId, {}), back);
   }
 
   /** Say what to type to bring the job back that a snapshot was saved from: a page holds no jobs. */
@@ -345,6 +359,11 @@ export class Actions {
   /** Have a kernel kept awake, or no longer; or say after how many idle seconds it goes to sleep. */
   async change(kernelId: string, changes: { pinned?: boolean; sleep_after?: number }): Promise<void> {
     await this._change(() => this.model.api.change(kernelId, changes));
+  }
+
+  /** Have a kernel saved after each cell, or no longer. */
+  async autoSave(kernel: IKernel): Promise<void> {
+    await this._change(() => this.model.api.auto(kernel.kernel_id, !savesItself(kernel)));
   }
 
   /** Ask for an address, and push a snapshot to it. */

@@ -97,6 +97,11 @@ export class Api {
     return this.ask('PATCH', `kernels/${kernelId}`, changes);
   }
 
+  /** Have a kernel saved after each cell, or no longer. */
+  auto(kernelId: string, on: boolean): Promise<unknown> {
+    return this.ask('POST', `kernels/${kernelId}/auto`, { on });
+  }
+
   remove(name: string): Promise<{ freed: number }> {
     return this.ask('DELETE', `snapshots/${name}`);
   }

@@ -43,13 +43,32 @@ export function matches(snapshot: ISnapshot, search: string): boolean {
     .every(word => text.includes(word));
 }
 
-/** Arrange snapshots, which come newest first, and stay so; automatic ones of other notebooks are left out. */
-export function arrange(snapshots: readonly ISnapshot[], notebook: INotebook | null, search: string): IRows {
+/** Return those of a notebook's snapshots that only are in the list where automatic ones are asked for. */
+export function inBackground(
+  snapshots: readonly ISnapshot[],
+  notebook: INotebook | null,
+  here: string | undefined
+): ISnapshot[] {
+  return snapshots.filter(
+    snapshot => snapshot.automatic && !snapshot.pinned && snapshot.id !== here && isOf(snapshot, notebook)
+  );
+}
+
+/** Arrange snapshots, which come newest first, and stay so; some are left out, and automatic ones of other notebooks. */
+export function arrange(
+  snapshots: readonly ISnapshot[],
+  notebook: INotebook | null,
+  search: string,
+  without: readonly ISnapshot[] = []
+): IRows {
   const names = new Map(snapshots.map(snapshot => [snapshot.id, snapshot.label]));
   const found = search.trim() ? snapshots.filter(snapshot => matches(snapshot, search.trim())) : snapshots;
   return {
     own: asHistory(
-      found.filter(snapshot => isOf(snapshot, notebook)),
+      leftAfter(
+        found.filter(snapshot => isOf(snapshot, notebook)),
+        without
+      ),
       names
     ),
     others: found
@@ -66,6 +85,20 @@ export function arrange(snapshots: readonly ISnapshot[], notebook: INotebook | n
 /** What is drawn of some rows at first: the newest, and wherever it lies the one that the kernel is based on. */
 export function drawn(rows: readonly IRow[], limit: number, here: string | undefined): IRow[] {
   return rows.filter(({ snapshot }, place) => place < limit || snapshot.id === here);
+}
+
+/** Leave some snapshots out: what was saved after one of them was saved after what that came from. */
+function leftAfter(snapshots: readonly ISnapshot[], without: readonly ISnapshot[]): ISnapshot[] {
+  const origins = new Map(without.map(({ id, parent }) => [id, parent]));
+  return snapshots
+    .filter(({ id }) => !origins.has(id))
+    .map(snapshot => {
+      let { parent } = snapshot;
+      for (let steps = 0; parent !== null && origins.has(parent) && steps < origins.size; steps++) {
+        parent = origins.get(parent) ?? null;
+      }
+      return parent === snapshot.parent ? snapshot : { ...snapshot, parent };
+    });
 }
 
 /** A line goes straight on from each snapshot to the newest that came from it; what else came from it is a branch. */

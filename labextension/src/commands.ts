@@ -5,11 +5,13 @@ import type { CommandRegistry } from '@lumino/commands';
 import { Menu } from '@lumino/widgets';
 import type { Actions } from './actions';
 import { isHibernated, isOf } from './arrange';
+import { redoIcon, undoIcon, type LabIcon } from '@jupyterlab/ui-components';
 import { snapshotIcon } from './icons';
 import { CommandIDs } from './ids';
 import type { Model } from './model';
 import type { IKernel, ISnapshot, State } from './types';
-import { whyNot, whyNotIn } from './why';
+import { savesItself, type Step } from './steps';
+import { whyNoStep, whyNot, whyNotIn } from './why';
 
 interface ITools {
   model: Model;
@@ -131,6 +133,34 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
       return snapshot && (await actions()).restore(snapshot);
     }
   });
+  const step = (id: string, step: Step, label: string, caption: string, icon: LabIcon): void => {
+    commands.addCommand(id, {
+      label,
+      caption: () => whyNoStep(step, model, trans) ?? caption,
+      icon,
+      isEnabled: () => whyNoStep(step, model, trans) === undefined,
+      isVisible: () => model.has('undo'),
+      describedBy: NO_ARGS,
+      execute: async () => (await actions()).step(step)
+    });
+  };
+  step(
+    CommandIDs.undo,
+    'undo',
+    trans.__('Undo Cell'),
+    trans.__('Undo what the last cell did in the kernel; the notebook stays as it is'),
+    undoIcon
+  );
+  step(CommandIDs.redo, 'redo', trans.__('Redo Cell'), trans.__('Take back the last undo of a cell'), redoIcon);
+  aboutKernel(
+    CommandIDs.auto,
+    trans.__('Save After Each Cell'),
+    trans.__('Save the kernel by itself, so that each cell can be undone'),
+    'undo',
+    ['running', 'sleeping'],
+    (does, kernel) => does.autoSave(kernel),
+    { isToggled: args => savesItself(meant(args)) }
+  );
   about(CommandIDs.rename, trans.__('Rename Snapshot…'), (does, snapshot) => does.rename(snapshot));
   about(CommandIDs.describe, trans.__('Edit Note and Tags…'), (does, snapshot) => does.keeping.describe(snapshot));
   about(

@@ -6,7 +6,7 @@ import type { CommandRegistry } from '@lumino/commands';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import * as React from 'react';
 import '../style/sidebar.css';
-import { arrange, drawn, isHibernated, isOf, type IRow } from './arrange';
+import { arrange, drawn, inBackground, isHibernated, isOf, type IRow } from './arrange';
 import { CommandButton, perform } from './button';
 import { openMenu, SNAPSHOT_COMMANDS } from './commands';
 import type { Follower } from './follow';
@@ -18,6 +18,7 @@ import { amountText, stepText } from './progress';
 import { Room } from './room';
 import { extended, toggled, type Chosen } from './selection';
 import { kernelText, Sleep, SleepButtons } from './sleeping';
+import { Stepping } from './stepping';
 import type { IError, IKernel, INotebook, ISnapshot } from './types';
 
 /** What the keys do with the snapshot whose line has the focus; Enter brings it back. */
@@ -52,9 +53,15 @@ export default function Contents(props: IProps): React.JSX.Element {
     [model.snapshots, marked]
   );
   const [search, setSearch] = React.useState('');
+  const [showsAll, setShowsAll] = React.useState(false);
+  const here = model.kernel?.parent?.id;
+  const automatic = React.useMemo(
+    () => inBackground(model.snapshots, model.notebook, here),
+    [model.snapshots, model.notebook, here]
+  );
   const rows = React.useMemo(
-    () => arrange(model.snapshots, model.notebook, search),
-    [model.snapshots, model.notebook, search]
+    () => arrange(model.snapshots, model.notebook, search, showsAll || search ? [] : automatic),
+    [model.snapshots, model.notebook, search, showsAll, automatic]
   );
   if (model.problem !== null) {
     return <Blank error={model.problem} {...props} />;
@@ -83,6 +90,22 @@ export default function Contents(props: IProps): React.JSX.Element {
       {model.notebook !== null && (
         <List
           title={trans.__('This notebook')}
+          aside={
+            automatic.length > 0 &&
+            !search && (
+              <button
+                className="jp-gpuckpt-Aside"
+                aria-pressed={showsAll}
+                title={trans.__('Show what was saved by itself after cells')}
+                onClick={() => {
+                  setShowsAll(!showsAll);
+                  choose(new Set()); // nothing is removed that is not seen
+                }}
+              >
+                {trans.__('%1 automatic', automatic.length)}
+              </button>
+            )
+          }
           empty={
             search
               ? trans.__('No snapshot of this notebook matches.')
@@ -187,6 +210,14 @@ function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { 
   const operation = model.operationOf(kernel.kernel_id);
   const state = model.stateOf(kernel.kernel_id);
   const sleep = <Sleep {...{ kernel, model, commands, trans }} />;
+  // What takes the place of the buttons takes as much room, so that nothing below moves.
+  const place = React.useRef<HTMLDivElement>(null);
+  const height = React.useRef(0);
+  React.useLayoutEffect(() => {
+    if (!operation) {
+      height.current = place.current?.offsetHeight ?? 0;
+    }
+  });
   return (
     <div className="jp-gpuckpt-Kernel">
       <strong>
@@ -198,42 +229,45 @@ function SavableKernel({ kernel, model, follower, commands, trans }: IProps & { 
         <br />
         {basedOn(kernel, model, trans)}
       </p>
-      {operation ? (
-        <>
-          <p>
-            <span role="status">{stepText(operation, trans)}</span>
-            <span aria-hidden="true"> {amountText(operation, trans)}</span>
-          </p>
-          <progress
-            aria-label={stepText(operation, trans)}
-            {...(operation.percent === null ? {} : { max: 100, value: operation.percent })}
-          />
-          <button
-            className="jp-gpuckpt-Button"
-            disabled={operation.cancelling}
-            onClick={() => void follower.cancel(operation.id)}
-          >
-            {trans.__('Cancel')}
-          </button>
-        </>
-      ) : (
-        <>
-          {state !== 'running' && sleep}
-          <CommandButton
-            {...{ commands }}
-            command={CommandIDs.save}
-            className={state === 'running' ? 'jp-gpuckpt-mod-accept' : ''}
-          >
-            {trans.__('Save the kernel…')}
-          </CommandButton>
-          {model.has('fork') && (
-            <CommandButton {...{ commands }} command={CommandIDs.fork}>
-              {trans.__('Fork into a new notebook')}
+      <Stepping {...{ kernel, model, commands, trans }} />
+      <div ref={place} className="jp-gpuckpt-Doing" style={operation && { minHeight: height.current }}>
+        {operation ? (
+          <>
+            <p>
+              <span role="status">{stepText(operation, trans)}</span>
+              <span aria-hidden="true"> {amountText(operation, trans)}</span>
+            </p>
+            <progress
+              aria-label={stepText(operation, trans)}
+              {...(operation.percent === null ? {} : { max: 100, value: operation.percent })}
+            />
+            <button
+              className="jp-gpuckpt-Button"
+              disabled={operation.cancelling}
+              onClick={() => void follower.cancel(operation.id)}
+            >
+              {trans.__('Cancel')}
+            </button>
+          </>
+        ) : (
+          <>
+            {state !== 'running' && sleep}
+            <CommandButton
+              {...{ commands }}
+              command={CommandIDs.save}
+              className={state === 'running' ? 'jp-gpuckpt-mod-accept' : ''}
+            >
+              {trans.__('Save the kernel…')}
             </CommandButton>
-          )}
-          {state === 'running' && sleep}
-        </>
-      )}
+            {model.has('fork') && (
+              <CommandButton {...{ commands }} command={CommandIDs.fork}>
+                {trans.__('Fork into a new notebook')}
+              </CommandButton>
+            )}
+            {state === 'running' && sleep}
+          </>
+        )}
+      </div>
     </div>
   );
 }
@@ -329,7 +363,16 @@ function Foot({ chosen, choose, model, commands, trans }: IProps & IChoice): Rea
   );
 }
 
-function List(props: IProps & IChoice & { title: string; empty: string; rows: IRow[] }): React.JSX.Element {
+interface IListProps extends IProps, IChoice {
+  title: string;
+  /** Stands beside the title. */
+  aside?: React.ReactNode;
+  /** Stands there where there are no rows. */
+  empty: string;
+  rows: IRow[];
+}
+
+function List(props: IListProps): React.JSX.Element {
   const { title, empty, chosen, choose, model, trans } = props;
   const [active, setActive] = React.useState(0);
   const [limit, setLimit] = React.useState(PAGE);
@@ -378,10 +421,13 @@ function List(props: IProps & IChoice & { title: string; empty: string; rows: IR
   });
   return (
     <section className="jp-gpuckpt-Section">
-      <h3>
-        {title}
-        {props.rows.length > 0 && <span>{props.rows.length}</span>}
-      </h3>
+      <div className="jp-gpuckpt-Head">
+        <h3>
+          {title}
+          {props.rows.length > 0 && <span>{props.rows.length}</span>}
+        </h3>
+        {props.aside}
+      </div>
       {rows.length === 0 ? (
         <p className="jp-gpuckpt-Hint">{empty}</p>
       ) : (
@@ -430,7 +476,9 @@ interface ILineProps extends IProps, IChoice {
 function Line(props: ILineProps): React.JSX.Element {
   const { row, active, place, of, chosen, onFocus, onMark, model, commands, trans } = props;
   const { snapshot, depth, origin, first } = row;
-  const { name, label } = snapshot;
+  const { name, label, message } = snapshot;
+  /** It is called by the cell that it was saved after: its name is but a number. */
+  const automatic = Boolean(snapshot.automatic && message);
   const here = model.kernel?.parent?.id === snapshot.id;
   const told = about(snapshot, origin, model.notebook, trans);
   const back = wayBack(snapshot, model.wakesFrom(snapshot), trans);
@@ -507,7 +555,7 @@ function Line(props: ILineProps): React.JSX.Element {
         onChange={event => onMark((event.nativeEvent as MouseEvent).shiftKey)}
       />
       <div className="jp-gpuckpt-Name">
-        <span title={label}>{label}</span>
+        {automatic ? <code title={message}>{message}</code> : <span title={label}>{label}</span>}
         {here && <em>{trans.__('here')}</em>}
         {snapshot.job && <em>{trans.__('job %1', snapshot.job)}</em>}
         {snapshot.pinned && <em>{trans.__('pinned')}</em>}
@@ -515,9 +563,9 @@ function Line(props: ILineProps): React.JSX.Element {
           <em key={tag}>{tag}</em>
         ))}
       </div>
-      {snapshot.message && (
-        <div className="jp-gpuckpt-Message" title={snapshot.message}>
-          {snapshot.message}
+      {!automatic && message && (
+        <div className="jp-gpuckpt-Message" title={message}>
+          {message}
         </div>
       )}
       <div className="jp-gpuckpt-About" title={`${moment(snapshot.created)} · ${told}`}>
@@ -581,7 +629,8 @@ function wayBack(
 }
 
 function about(snapshot: ISnapshot, origin: string, notebook: INotebook | null, trans: TranslationBundle): string {
-  const parts = [ago(snapshot.created, new Date()), size(snapshot.size)];
+  const named = snapshot.automatic && snapshot.message ? [snapshot.label] : [];
+  const parts = [...named, ago(snapshot.created, new Date()), size(snapshot.size)];
   if (snapshot.gpu_memory > 0) {
     parts.push(trans.__('%1 on GPUs', size(snapshot.gpu_memory)));
   }

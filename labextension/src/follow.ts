@@ -31,6 +31,8 @@ interface IFollowed {
 export class Follower {
   /** By the operation's id. */
   private readonly _followed = new Map<string, IFollowed>();
+  /** The id of the notification of the last undo or redo. */
+  private _step = '';
   private readonly _waiting = new Map<string, (operation: IOperation) => void>();
 
   constructor(
@@ -86,8 +88,8 @@ export class Follower {
   }
 
   /** Tell of something that was done, and offer to take it back. */
-  tell(message: string, undo?: Undo): void {
-    tellInPassing(message, 'success', undo && [{ label: this.trans.__('Undo'), callback: undo }]);
+  tell(message: string, undo?: Undo, label = this.trans.__('Undo')): string {
+    return tellInPassing(message, 'success', undo && [{ label, callback: undo }]);
   }
 
   /** Tell of an error. */
@@ -155,13 +157,24 @@ export class Follower {
     const { trans } = this;
     const { id, error, kind, state } = operation;
     if (state === 'cancelled') {
-      const unharmed = ['save', 'restore'].includes(kind);
+      const unharmed = ['save', 'restore', 'undo', 'redo'].includes(kind);
       tellInPassing(unharmed ? trans.__('Cancelled; the kernel is as it was.') : trans.__('Cancelled.'), 'info');
     } else if (state === 'failed') {
       this._tellError(error ?? { kind: '', what: trans.__('It failed.'), why: '', then: '' }, id);
+    } else if (kind === 'undo' || kind === 'redo') {
+      // What the last one offers is no longer what there is to offer.
+      Notification.dismiss(this._step);
+      this._step = this.tell(this._success(operation), undo, kind === 'undo' ? trans.__('Redo') : trans.__('Undo'));
     } else {
       this.tell(this._success(operation), undo);
     }
+  }
+
+  private _whereTo(name: string, result: IOperation['result']): string {
+    const { trans } = this;
+    return result?.automatic
+      ? trans.__('The kernel is as it was after “%1”.', String(result.message))
+      : trans.__('The kernel is as it was at %1.', name);
   }
 
   private _success({ kind, name: called, result }: IOperation): string {
@@ -173,6 +186,10 @@ export class Follower {
         return trans.__('Saved %1: %2 in %3 s.', name, size(Number(result?.size ?? 0)), seconds);
       case 'restore':
         return trans.__('Restored %1 in %2 s.', name, seconds);
+      case 'undo':
+        return [trans.__('Undone in %1 s.', seconds), this._whereTo(name, result)].join(' ');
+      case 'redo':
+        return [trans.__('Redone in %1 s.', seconds), this._whereTo(name, result)].join(' ');
       case 'fork':
         return trans.__('Forked the kernel.');
       case 'move':

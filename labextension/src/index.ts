@@ -64,10 +64,14 @@ function activate(
       return model.snapshots.find(snapshot => snapshot.name === line?.dataset.snapshot);
     }
   });
-  const { save, restoreLatest, fork, sleep, wake, hibernate, keepAwake, fetch, show, doctor } = CommandIDs;
+  const { save, restoreLatest, undo, redo, auto, fork, sleep, wake, hibernate, keepAwake, fetch, show, doctor } =
+    CommandIDs;
   for (const command of [
     save,
     restoreLatest,
+    undo,
+    redo,
+    auto,
     fork,
     sleep,
     wake,

@@ -33,7 +33,9 @@ const DOING: Record<string, State> = {
   move: 'moving',
   sleep: 'falling asleep',
   wake: 'waking',
-  hibernate: 'hibernating'
+  hibernate: 'hibernating',
+  undo: 'restoring',
+  redo: 'restoring'
 };
 /** How soon the server is asked again while a kernel is in the middle of one, in milliseconds. */
 const UNDER_WAY = 1000;
@@ -208,6 +210,16 @@ export class Model {
       this._waking.delete(kernelId);
       this._changed.emit();
       this.refresh();
+    }
+  }
+
+  /** Take in that a cell of a kernel has ended: what it has done is in no snapshot yet. */
+  ran(kernelId: string | undefined): void {
+    const kernel = this._kernels.kernels.find(({ kernel_id }) => kernel_id === kernelId);
+    if (kernel?.unsaved === null) {
+      kernel.unsaved = { since: kernel.started, cells: 1, cell: null, computed: 0 };
+      this._told = ''; // whatever the server says next is news
+      this._changed.emit();
     }
   }
 

@@ -40,9 +40,11 @@ export function trackNotebook(tracker: INotebookTracker, model: Model): void {
     void sessionContext.ready.then(update);
   });
   // A cell may have saved or restored; one that ran for a moment only is not worth a question each.
-  NotebookActions.executed.connect((_, { cell }) => {
+  NotebookActions.executed.connect((_, { cell, notebook }) => {
     if (cell.model.sharedModel.getSource().includes('gpuckpt')) {
       model.refresh();
+    } else {
+      model.ran(tracker.find(({ content }) => content === notebook)?.sessionContext.session?.kernel?.id);
     }
   });
   update();

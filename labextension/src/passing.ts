@@ -8,8 +8,8 @@ const STAYS = 5000;
 const LOOKED_FOR = 1000;
 const LOOKS = 120;
 
-/** Tell of something; JupyterLab lists it among the notifications when it has gone. */
-export function tellInPassing(message: string, type: 'info' | 'success', actions: Notification.IAction[] = []): void {
+/** Tell of something, and return the notification's id; JupyterLab lists it when it has gone. */
+export function tellInPassing(message: string, type: 'info' | 'success', actions: Notification.IAction[] = []): string {
   const autoClose = actions.length > 0 ? 2 * STAYS : STAYS;
   const id = Notification.emit(message, type, { autoClose, actions });
   let looks = 0;
@@ -22,6 +22,7 @@ export function tellInPassing(message: string, type: 'info' | 'success', actions
       startClock(drawn);
     }
   }, LOOKED_FOR);
+  return id;
 }
 
 /**

@@ -51,6 +51,10 @@ export function stepText(progress: IProgress, trans: TranslationBundle): string 
       return trans.__('Waking the kernel: %1', step);
     case 'hibernate':
       return trans.__('Hibernating the kernel: %1', step);
+    case 'undo':
+      return trans.__('Undoing: %1', step);
+    case 'redo':
+      return trans.__('Redoing: %1', step);
     case 'push':
     case 'pull': {
       const what =

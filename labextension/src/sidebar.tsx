@@ -56,7 +56,11 @@ export class Sidebar extends ReactWidget {
   /** Move the focus here: to the snapshots, or to what can be done first. */
   protected override onActivateRequest(): void {
     const find = (place: string): HTMLElement | null => this.node.querySelector(place);
-    (find('[role="treeitem"][tabindex="0"]') ?? find('button:enabled') ?? this.node).focus();
+    (
+      find('[role="treeitem"][tabindex="0"]') ??
+      find('button:enabled:not([aria-disabled="true"])') ??
+      this.node
+    ).focus();
   }
 
   protected override onAfterHide(): void {

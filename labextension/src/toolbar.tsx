@@ -24,7 +24,9 @@ export function restoreButton(model: Model, commands: CommandRegistry, trans: Tr
     icon: caretDownIcon,
     tooltip: trans.__('Restore a snapshot of this kernel'),
     onClick: () => {
-      const newest = model.snapshots.filter(snapshot => isOf(snapshot, model.notebook)).slice(0, OFFERED);
+      const newest = model.snapshots
+        .filter(snapshot => isOf(snapshot, model.notebook) && !snapshot.automatic)
+        .slice(0, OFFERED);
       const items: Menu.IItemOptions[] = newest.map(({ name }) => ({ command: CommandIDs.restore, args: { name } }));
       if (items.length > 0) {
         items.push({ type: 'separator' });

@@ -62,6 +62,18 @@ export interface IUnsaved {
   computed: number;
 }
 
+/** Whether a kernel is saved after its cells, and by what rule. */
+export interface IAutoSaving {
+  /** After those that ran for so many seconds; null for none. */
+  after: number | null;
+  /** How many such snapshots are kept. */
+  keep: number;
+  /** While the store takes more, the oldest of them are removed; null for any size. */
+  under: number | null;
+  /** Why the last one failed; empty where it did not. */
+  failed: string;
+}
+
 /** A running kernel that can be saved. */
 export interface IKernel {
   kernel_id: string;
@@ -94,6 +106,10 @@ export interface IKernel {
   copy_of: string;
   /** Null where it has done nothing; missing where its keeper is of an older version. */
   unsaved?: IUnsaved | null;
+  /** Missing where its keeper is of an older version. */
+  auto?: IAutoSaving;
+  /** The id of the snapshot that a redo goes to; missing where there is none. */
+  redo?: string;
 }
 
 /** A running kernel that cannot be saved, and why. */
@@ -108,7 +124,7 @@ export interface IKernels {
   plain: IPlainKernel[];
   faults: IError[];
   unavailable: IError | null;
-  /** What the server can do of that which some versions of it cannot: fork, push, pull, export, sleep, hibernate. */
+  /** What the server can do of that which some versions of it cannot: fork, push, pull, export, sleep, hibernate, undo. */
   features: string[];
 }
 

@@ -2,6 +2,7 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Model } from './model';
+import { leadsTo, type Step } from './steps';
 import type { State } from './types';
 
 /** Return the reason, or undefined where it can be saved and restored. */
@@ -19,6 +20,18 @@ export function whyNot(model: Model, trans: TranslationBundle): string | undefin
   return model.stateOf(kernel.kernel_id) === 'hibernated'
     ? trans.__('Not now: wake the kernel first')
     : trans.__('Not now: the kernel is busy');
+}
+
+/** Return why the notebook's kernel cannot go a step back or forward; undefined where it can. */
+export function whyNoStep(step: Step, model: Model, trans: TranslationBundle): string | undefined {
+  const { kernel, snapshots } = model;
+  const why = whyNot(model, trans);
+  if (why !== undefined || !kernel || leadsTo(step, kernel, snapshots)) {
+    return why;
+  }
+  return step === 'undo'
+    ? trans.__('Not now: the kernel was not saved before its last cell')
+    : trans.__('Not now: nothing was undone since the last save');
 }
 
 /** Return why a kernel in this state is in none of those that something needs; undefined where it is. */

@@ -1,5 +1,5 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { arrange, drawn, isHibernated, isOf, matches } from '../src/arrange';
+import { arrange, drawn, inBackground, isHibernated, isOf, matches } from '../src/arrange';
 import { both, counts } from '../src/difference';
 import { ago, basename, seconds, size } from '../src/format';
 import { forkPath, isName, nameOf, suggest } from '../src/names';
@@ -7,6 +7,7 @@ import { amountText, progressText, remaining, stepText } from '../src/progress';
 import { heldBy, leftIn } from '../src/room';
 import { extended, toggled } from '../src/selection';
 import { isStale } from '../src/stale';
+import { leadsTo } from '../src/steps';
 import type { IDifference, IKernel, IProgress, ISnapshot } from '../src/types';
 
 function snapshot(name: string, more: Partial<ISnapshot> = {}): ISnapshot {
@@ -115,6 +116,27 @@ describe('arrange', () => {
     expect(others).toEqual([]);
   });
 
+  it('leaves automatic ones out of the history, but what the kernel is based on and what is pinned', () => {
+    const automatic = (name: string, parent: string, more = {}): ISnapshot =>
+      snapshot(name, { parent: `id-${parent}`, automatic: true, ...more });
+    const all = [
+      automatic('auto-4', 'auto-3'),
+      automatic('auto-3', 'mine'),
+      snapshot('mine', { parent: 'id-auto-2' }),
+      automatic('auto-2', 'auto-1', { pinned: true }),
+      automatic('auto-1', 'base'),
+      snapshot('base')
+    ];
+    const without = inBackground(all, here, 'id-auto-4');
+    expect(without.map(({ name }) => name)).toEqual(['auto-3', 'auto-1']);
+    expect(arrange(all, here, '', without).own.map(row => [row.snapshot.name, row.depth, row.origin])).toEqual([
+      ['auto-4', 0, ''],
+      ['mine', 0, ''],
+      ['auto-2', 0, ''],
+      ['base', 0, '']
+    ]);
+  });
+
   it('knows a notebook by its kernel and by the end of its path, not by a part of its name', () => {
     expect(isOf(snapshot('a', { notebook: '' }), { path: 'x.ipynb', kernelId: 'k' })).toBe(true);
     expect(isOf(snapshot('a', { notebook: '/home/me/my-train.ipynb' }), here)).toBe(false);
@@ -215,6 +237,26 @@ describe('isStale', () => {
 
   it('is never so in a kernel that was not put back', () =>
     expect(isStale('lost', 3, { ...executed, restored: '' })).toBe(false));
+});
+
+describe('a step', () => {
+  const snapshots = [snapshot('c', { parent: 'id-b' }), snapshot('b', { parent: 'id-gone' })];
+  const kernel = (parent: string | null, more: Partial<IKernel> = {}): IKernel =>
+    ({ parent: parent && { name: parent, id: `id-${parent}` }, unsaved: null, ...more }) as IKernel;
+  const unsaved = { since: '', cells: 1, cell: null, computed: 0 };
+
+  it('back leads to what the present state came from', () => {
+    expect(leadsTo('undo', kernel('c'), snapshots)?.name).toBe('b');
+    expect(leadsTo('undo', kernel('c', { unsaved }), snapshots)?.name).toBe('c');
+    expect(leadsTo('undo', kernel('b'), snapshots)).toBeUndefined();
+    expect(leadsTo('undo', kernel(null, { unsaved }), snapshots)).toBeUndefined();
+  });
+
+  it('forward leads to what was undone, while that is there', () => {
+    expect(leadsTo('redo', kernel('b', { redo: 'id-c' }), snapshots)?.name).toBe('c');
+    expect(leadsTo('redo', kernel('b', { redo: 'id-gone' }), snapshots)).toBeUndefined();
+    expect(leadsTo('redo', kernel('b'), snapshots)).toBeUndefined();
+  });
 });
 
 describe('forkPath', () => {

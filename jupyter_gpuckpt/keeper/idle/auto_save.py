@@ -19,6 +19,7 @@ from ...errors import Busy, GpuckptError
 from ...operations.requests import Auto, Save
 from ...operations.results import AutoSaving
 from ...spelling import in_a_cell
+from ..agent_channel import AgentSilent
 from ..operations.progress import to_nobody
 from ..steps import auto_saving, called_now, remove_old
 from ..unsaved import unsaved
@@ -86,9 +87,14 @@ class AutoSave:
             keeper.not_saved_by_itself = ""
         except Busy as e:
             log.info("%s", e)
+            return
         except GpuckptError as e:
             log.warning("the kernel was not saved by itself: %s", e)
             keeper.not_saved_by_itself = " ".join(filter(None, (e.spelled(in_a_cell).what, e.why, e.then)))
+        if keeper.channel is not None:
+            # Notebooks hear of it by way of the kernel: no server was asked.
+            with contextlib.suppress(AgentSilent):
+                await keeper.channel.send({"call": "auto_saved", "id": 0, "args": {}})
 
     def set(self, request: Auto) -> AutoSaving:
         """Set the rule, or only say what it is."""

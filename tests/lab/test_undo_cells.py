@@ -1,0 +1,76 @@
+"""Cells are undone and redone in JupyterLab, and the kernel is saved by itself after each."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from jupyter_servers import Server
+from lab_window import OpenWindow, Window
+from notebooks import wait_until
+from playwright.sync_api import Locator, expect
+
+pytestmark = pytest.mark.criu
+
+_STALE = re.compile("jp-gpuckpt-mod-stale")
+_LOOK = """async expression => {
+  const { kernel } = window.jupyterapp.shell.currentWidget.sessionContext.session;
+  const request = { code: '', silent: true, user_expressions: { it: expression } };
+  const { content } = await kernel.requestExecute(request).done;
+  return content.user_expressions.it.data['text/plain'];
+}"""
+
+
+def _look(window: Window, expression: str) -> str:
+    """Return what the kernel has for an expression: without a cell, which would be followed by a save."""
+    return str(window.page.evaluate(_LOOK, expression))
+
+
+def _run_saved(window: Window, code: str) -> Locator:
+    """Run a cell, and wait until the kernel was saved after it."""
+    (before,) = window.server.ask("GET", "kernels")["kernels"]
+    cell = window.run(code)
+    wait_until(lambda: window.server.ask("GET", "kernels")["kernels"][0]["parent"] != before["parent"])
+    return cell
+
+
+def test_cells_are_undone_and_redone(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "undo.ipynb")
+    window.show_sidebar()
+    undo, redo = (window.sidebar.get_by_role("button", name=name) for name in ("Undo cell", "Redo cell"))
+    expect(undo).to_have_accessible_description("Not now: the kernel was not saved before its last cell")
+    expect(redo).to_have_accessible_description("Not now: nothing was undone since the last save")
+    switch = window.sidebar.get_by_role("checkbox", name="Save after each cell")
+    switch.click()
+    expect(switch).to_be_checked()
+    expect(window.sidebar).to_contain_text("keeps 20")
+    window.command("filebrowser:activate")  # what is not seen asks for nothing, and yet hears what was saved
+    cells = [_run_saved(window, f"x = {number}") for number in (1, 2, 3)]
+    window.toolbar("gpuckpt-undo").locator('jp-button[aria-disabled="false"]').click()
+    told = window.is_told("The kernel is as it was after “x = 2”")
+    expect(cells[2]).to_have_class(_STALE)
+    expect(cells[1]).not_to_have_class(_STALE)
+    assert _look(window, "x") == "2"
+    window.show_sidebar()
+    stands = undo.bounding_box()
+    undo.click()
+    window.is_told("after “x = 1”")
+    expect(told).to_have_count(0)
+    expect(cells[1]).to_have_class(_STALE)
+    expect(undo).to_be_disabled()
+    assert undo.bounding_box() == stands
+    window.is_told("after “x = 1”").get_by_role("button", name="Redo").click()
+    window.is_told("after “x = 2”")
+    cells[0].locator(".cm-content").click()
+    window.page.keyboard.press("Control+Alt+y")
+    window.is_told("after “x = 3”")
+    for cell in cells:
+        expect(cell).not_to_have_class(_STALE)
+    assert _look(window, "x") == "3"
+    expect(redo).to_be_disabled()
+    # Of what was saved by itself, only that is there which the kernel is based on.
+    lines = window.sidebar.get_by_role("treeitem")
+    expect(lines).to_have_text([re.compile("x = 3.*here")])
+    window.sidebar.get_by_role("button", name="2 automatic").click()
+    expect(lines).to_have_text([re.compile(f"x = {number}") for number in (3, 2, 1)])
+    assert window.accessibility_faults("#jp-gpuckpt-sidebar") == []
