@@ -43,7 +43,8 @@ function unsavedText(unsaved) {
   const done = cells ? `${cells} ${cells === 1 ? 'cell' : 'cells'}, run` : `${computed.toFixed(1)} s of computing`;
   const kept = `Not saved yet: ${done} since the last save, restore or start of the kernel (${ago(since)}). `;
   const running = cell ? `The running cell will be stopped: [${cell.number}] ${cell.begins} ` : '';
-  return (cells || !cell ? kept : '') + running;
+  const first = 'It is saved first if that takes a moment, and lost otherwise. ';
+  return (cells || !cell ? kept : '') + running + first;
 }
 
 function element(tag, properties = {}, ...children) {
@@ -314,8 +315,8 @@ function render({ model, el }) {
     if (asking.what === 'restore') {
       const foreign = (state().others ?? []).some(one => one.id === snapshot.id);
       const whose = foreign ? `It is not this notebook’s: ${notebook || 'a kernel without a notebook'} saved it. ` : '';
-      const lost = 'Everything computed since then will be lost: variables, threads, GPU memory.';
-      const text = `Put the kernel back to ${called}? ${whose}${unsavedText(state().kernel?.unsaved)}${lost}`;
+      const back = 'Variables, threads and GPU memory go back to what they were.';
+      const text = `Put the kernel back to ${called}? ${whose}${unsavedText(state().kernel?.unsaved)}${back}`;
       return question(text, 'Restore', () => act('restore', { key, name: called }));
     }
     if (asking.what === 'remove') {

@@ -179,7 +179,7 @@ _VERBS = {"save": "Saving", "restore": "Restoring", "mv": "Renaming", "pin": "Pi
 _KINDS: Mapping[str, type[Request[Any]]] = {one.op: one for one in (Save, Restore, Rename, Pin, Remove)}
 _NOTES: Mapping[str, Callable[[Mapping[str, Any], Any], str]] = {
     "save": lambda _, result: show.Saved(result).text(),
-    "restore": lambda args, _: f"Restored {args['name']}.",
+    "restore": lambda _, result: f"Restored {show.label_of(result)}.",
     "mv": lambda args, _: f"{args['name']} is now {args['new']}.",
     "pin": lambda args, _: f"{args['name']} is {'pinned' if args['pinned'] else 'no longer pinned'}.",
     "rm": lambda args, result: f"Removed {args['name']}: {show.size(result.freed)} freed.",

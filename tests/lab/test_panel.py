@@ -47,12 +47,13 @@ def test_all_that_it_can_do(lab: Server, open_window: OpenWindow, tmp_path: Path
     window.run("x = 2")
     _save(panel, "epoch-2", "loss 0.42")
     _press(panel, "Restore epoch-1")
-    expect(panel).to_contain_text("Everything computed since then will be lost")
+    expect(panel).to_contain_text("Variables, threads and GPU memory go back to what they were.")
     expect(panel).not_to_contain_text("Not saved yet")
     window.run("x = 3")  # while the question is open
     expect(panel).to_contain_text(
         "Not saved yet: 1 cell, run since the last save, restore or start of the kernel (less"
     )
+    expect(panel).to_contain_text("It is saved first if that takes a moment, and lost otherwise.")
     expect(panel.get_by_role("button", name="Never mind", exact=True)).to_be_focused()
     _press(panel, "Never mind")
     _press(panel, "Restore epoch-1", "Restore")
