@@ -99,7 +99,7 @@ export class Actions {
         ),
         ...unsavedText(model.kernel?.unsaved ?? null, new Date(), trans),
         trans.__(
-          'Everything computed since then will be lost: variables, threads, GPU memory. Cells, outputs and files stay as they are.'
+          'Variables, threads and GPU memory go back to what they were. Cells, outputs and files stay as they are.'
         )
       ]),
       buttons: [

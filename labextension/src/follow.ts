@@ -166,8 +166,16 @@ export class Follower {
       Notification.dismiss(this._step);
       this._step = this.tell(this._success(operation), undo, kind === 'undo' ? trans.__('Redo') : trans.__('Undo'));
     } else {
-      this.tell(this._success(operation), undo);
+      this.tell(this._success(operation), undo ?? this._wayBack(operation));
     }
+  }
+
+  /** Give the way back to what the kernel was before a restore, where that was saved. */
+  private _wayBack({ kernel_id, result }: IOperation): Undo | undefined {
+    const name = keptIn(result);
+    return name && kernel_id
+      ? () => void this.run(() => this.model.api.operate('restore', kernel_id, { name }))
+      : undefined;
   }
 
   private _whereTo(name: string, result: IOperation['result']): string {
@@ -185,7 +193,10 @@ export class Follower {
       case 'save':
         return trans.__('Saved %1: %2 in %3 s.', name, size(Number(result?.size ?? 0)), seconds);
       case 'restore':
-        return trans.__('Restored %1 in %2 s.', name, seconds);
+        return [
+          trans.__('Restored %1 in %2 s.', name, seconds),
+          ...(keptIn(result) ? [trans.__('What the kernel was before is kept as %1.', keptIn(result))] : [])
+        ].join(' ');
       case 'undo':
         return [trans.__('Undone in %1 s.', seconds), this._whereTo(name, result)].join(' ');
       case 'redo':
@@ -212,4 +223,9 @@ export class Follower {
         return trans.__('Done: %1 %2.', kind, name);
     }
   }
+}
+
+/** Give the name of the snapshot that was made of a kernel before another one took its place; empty for none. */
+function keptIn(result: IOperation['result']): string {
+  return typeof result?.kept === 'string' ? result.kept : '';
 }

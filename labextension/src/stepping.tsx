@@ -38,9 +38,7 @@ export function Stepping({ kernel, model, commands, trans }: IProps): React.JSX.
       </div>
       <label className="jp-gpuckpt-Check" title={commands.caption(CommandIDs.auto)}>
         <input type="checkbox" checked={savesItself(kernel)} onChange={() => perform(commands, CommandIDs.auto)} />
-        {auto?.after
-          ? trans.__('Save after cells of %1 or longer', seconds(auto.after))
-          : trans.__('Save after each cell')}
+        {whenText(auto, trans)}
         {auto && (
           <span className="jp-gpuckpt-Rule" title={ruleText(auto, trans)}>
             {trans.__('keeps %1', auto.keep)}
@@ -54,6 +52,15 @@ export function Stepping({ kernel, model, commands, trans }: IProps): React.JSX.
       )}
     </>
   );
+}
+
+function whenText(auto: IAutoSaving | undefined, trans: TranslationBundle): string {
+  if (auto?.every) {
+    return trans.__('Save every %1, also in a cell', seconds(auto.every));
+  }
+  return auto?.after
+    ? trans.__('Save after cells of %1 or longer', seconds(auto.after))
+    : trans.__('Save after each cell');
 }
 
 /** Say which of the automatic snapshots are kept. */

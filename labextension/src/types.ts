@@ -66,6 +66,8 @@ export interface IUnsaved {
 export interface IAutoSaving {
   /** After those that ran for so many seconds; null for none. */
   after: number | null;
+  /** Not after cells, but every so many seconds; missing for after cells. */
+  every?: number;
   /** How many such snapshots are kept. */
   keep: number;
   /** While the store takes more, the oldest of them are removed; null for any size. */

@@ -17,20 +17,21 @@ export function unsavedText(unsaved: IUnsaved | null, now: Date, trans: Translat
   }
   const { cells, cell, computed } = unsaved;
   const since = sinceText(unsaved.since, now, trans);
+  const first = trans.__('It is saved first if that takes a moment, and lost otherwise.');
   const told: string[] = [];
   if (cells) {
     const many = [
       'Not saved yet: %1 cell, run since the last save, restore or start of the kernel (%2).',
       'Not saved yet: %1 cells, run since the last save, restore or start of the kernel (%2).'
     ] as const;
-    told.push(trans._n(...many, cells, since));
+    told.push(`${trans._n(...many, cells, since)} ${first}`);
   } else if (cell === null) {
     told.push(
-      trans.__(
+      `${trans.__(
         'Not saved yet: %1 of computing since the last save, restore or start of the kernel (%2).',
         seconds(computed),
         since
-      )
+      )} ${first}`
     );
   }
   if (cell !== null) {

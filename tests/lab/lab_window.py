@@ -220,7 +220,7 @@ class Window:
     def accept(self, button: str) -> None:
         self.dialog.get_by_role("button", name=button, exact=True).click()
 
-    def is_told(self, text: str) -> Locator:
+    def is_told(self, text: str | re.Pattern[str]) -> Locator:
         """Wait for a notification, and return it."""
         told = self.page.locator(".Toastify__toast", has_text=text)
         told.wait_for()

@@ -107,6 +107,15 @@ def test_what_would_be_lost_can_be_saved_first(lab: Server, open_window: OpenWin
     told.get_by_role("button", name="Undo").click()
     window.is_told("Restored two")
     assert window.value("x") == "2"
+    # And is, where nobody asks for it.
+    window.run("x = 3")
+    window.press(window.line("one"), "Restore one")
+    expect(window.dialog).to_contain_text("It is saved first if that takes a moment")
+    window.accept("Restore")
+    told = window.is_told(re.compile("Restored one in .* What the kernel was before is kept as auto-"))
+    told.get_by_role("button", name="Undo").click()
+    window.is_told("Restored auto-")
+    assert window.value("x") == "3"
 
 
 def test_names_belong_to_notebooks(lab: Server, open_window: OpenWindow) -> None:
