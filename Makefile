@@ -173,7 +173,7 @@ $(BIN)/chromium: $(READY)
 .PHONY: screenshots
 screenshots: setup labextension $(BIN)/chromium
 	@GPUCKPT_SCREENSHOTS=docs $(BIN)/python -m pytest -q tests/lab/test_looks.py tests/lab/test_panel.py -k 'light or all_that'
-	@PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=tests:tests/lab $(BIN)/python tests/lab/film.py docs/first-restore.png
+	@PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=tests:tests/lab $(BIN)/python tests/lab/film.py docs/first-restore.png docs/undo.png
 
 # A link that leads nowhere is an error; so is every other warning.
 .PHONY: docs

@@ -8,7 +8,7 @@ import type { Model } from './model';
 import { nameOf } from './names';
 import { tellInPassing } from './passing';
 import { progressText } from './progress';
-import type { IError, IOperation, IProgress } from './types';
+import type { IError, IOperation, IProgress, ISnapshot } from './types';
 
 /** How long an operation takes before it gets a notification of its progress, in milliseconds. */
 const PROGRESS_AFTER = 500;
@@ -178,11 +178,15 @@ export class Follower {
       : undefined;
   }
 
-  private _whereTo(name: string, result: IOperation['result']): string {
+  private _whereTo(result: IOperation['result']): string {
     const { trans } = this;
-    return result?.automatic
-      ? trans.__('The kernel is as it was after “%1”.', String(result.message))
-      : trans.__('The kernel is as it was at %1.', name);
+    const { automatic, message = '', name = '' } = (result ?? {}) as Partial<ISnapshot>;
+    if (!automatic || !message) {
+      return trans.__('The kernel is as it was at %1.', nameOf(name));
+    }
+    return message.startsWith('in the middle of:')
+      ? trans.__('The kernel is as it was %1', message)
+      : trans.__('The kernel is as it was after “%1”.', message);
   }
 
   private _success({ kind, name: called, result }: IOperation): string {
@@ -198,9 +202,9 @@ export class Follower {
           ...(keptIn(result) ? [trans.__('What the kernel was before is kept as %1.', keptIn(result))] : [])
         ].join(' ');
       case 'undo':
-        return [trans.__('Undone in %1 s.', seconds), this._whereTo(name, result)].join(' ');
+        return [trans.__('Undone in %1 s.', seconds), this._whereTo(result)].join(' ');
       case 'redo':
-        return [trans.__('Redone in %1 s.', seconds), this._whereTo(name, result)].join(' ');
+        return [trans.__('Redone in %1 s.', seconds), this._whereTo(result)].join(' ');
       case 'fork':
         return trans.__('Forked the kernel.');
       case 'move':

@@ -133,7 +133,8 @@ export function Sleep({ kernel, model, commands, trans }: IProps): React.JSX.Ele
   );
 }
 
-function spanText(span: number): string {
+/** Write a number of seconds in the largest unit that has it whole. */
+export function spanText(span: number): string {
   const [value, unit] =
     span % 3600 === 0 ? [span / 3600, 'hour'] : span % 60 === 0 ? [span / 60, 'minute'] : [span, 'second'];
   return new Intl.NumberFormat(undefined, { style: 'unit', unit, unitDisplay: 'long' }).format(value);

@@ -5,9 +5,10 @@ import { redoIcon, undoIcon } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
 import { CommandButton, perform } from './button';
-import { seconds, size } from './format';
+import { size } from './format';
 import { CommandIDs } from './ids';
 import type { Model } from './model';
+import { spanText } from './sleeping';
 import { savesItself } from './steps';
 import type { IAutoSaving, IKernel } from './types';
 
@@ -46,9 +47,10 @@ export function Stepping({ kernel, model, commands, trans }: IProps): React.JSX.
         )}
       </label>
       {auto?.failed && (
-        <p className="jp-gpuckpt-Failed" role="status">
-          {trans.__('The last automatic save failed. %1', auto.failed)}
-        </p>
+        <details className="jp-gpuckpt-Failed">
+          <summary>{trans.__('The last automatic save failed')}</summary>
+          {auto.failed}
+        </details>
       )}
     </>
   );
@@ -56,10 +58,10 @@ export function Stepping({ kernel, model, commands, trans }: IProps): React.JSX.
 
 function whenText(auto: IAutoSaving | undefined, trans: TranslationBundle): string {
   if (auto?.every) {
-    return trans.__('Save every %1, also in a cell', seconds(auto.every));
+    return trans.__('Save every %1, also in a cell', spanText(auto.every));
   }
   return auto?.after
-    ? trans.__('Save after cells of %1 or longer', seconds(auto.after))
+    ? trans.__('Save after cells of %1 or longer', spanText(auto.after))
     : trans.__('Save after each cell');
 }
 
