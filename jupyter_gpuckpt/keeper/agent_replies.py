@@ -45,6 +45,8 @@ class ReadyForSave:
     execution_count: int | None = None
     cells: int | None = None
     """How many have begun."""
+    cell: str = ""
+    """The id of the one that has ended last; empty where one runs, or where its client did not tell it."""
     python: str | None = None
     ipykernel: str | None = None
     protocol: int | None = None

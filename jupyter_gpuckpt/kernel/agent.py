@@ -37,7 +37,7 @@ from .builtin_hooks import Housekeeping
 from .cells import Asked, Cells
 from .channel import Channel
 from .child_output import ChildOutput
-from .executed import Executed
+from .executed import Executed, cell_id
 from .reconnection import Reconnection
 from .requests import Requests, broken_off, news_of
 from .sleeping import Sleeping
@@ -105,7 +105,8 @@ class Agent:
         used = not message["content"].get("silent")
         try:
             with self.cells.run(ident, message):
-                self.executed.count += used and not self.cells.is_line_of_ours()
+                if used and not self.cells.is_line_of_ours():
+                    self.executed.begins(cell_id(message))
                 self.tell_busy(True, used)
                 yield
         finally:
@@ -224,6 +225,7 @@ class Agent:
             **about_gpu,
             "execution_count": self.kernel.execution_count,
             "cells": self.executed.count,
+            "cell": "" if self._about_cells()["cell"] is not None else self.executed.last,
             "python": platform.python_version(),
             "ipykernel": ipykernel.__version__,
             "protocol": settings.AGENT_PROTOCOL,

@@ -19,13 +19,19 @@ class Executed:
     restored : the name of the snapshot that the kernel was last put back to; empty where it never was.
     latest : the number of the cell that began last.
     count : how many cells have begun, whatever numbers they had.
+    last : the id of the one that began last; empty where the client did not tell it.
     """
 
     def __init__(self) -> None:
-        self.restored = ""
+        self.restored = self.last = ""
         self.latest = self.count = 0
         self._cells: dict[str, int] = {}
         self._others: set[int] = set()
+
+    def begins(self, cell_id: str) -> None:
+        """Count a cell, which is no line of %gpuckpt alone."""
+        self.count += 1
+        self.last = cell_id
 
     def note(self, cell_id: str, count: int) -> None:
         """Note that a cell was executed under this number; its id is empty where the client did not tell it."""

@@ -113,6 +113,10 @@ class Summary:
     frozen_seconds: float | None
     automatic: bool = False
     """Whether it was saved by itself after a cell, and nobody has given it another name."""
+    cell: str = ""
+    """The id of the notebook's cell that the kernel had executed last; empty where unknown, or in the middle of one."""
+    cells: int | None = None
+    """How many cells it had executed, without lines of ``%gpuckpt``; None where unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)

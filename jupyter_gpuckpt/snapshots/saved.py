@@ -46,6 +46,8 @@ class SavedKernel:
     execution_count: int | None = None
     cells: int | None = None
     """How many had begun."""
+    cell: str = ""
+    """The id of the one that had ended last; empty where one ran, or where its client did not tell it."""
     python: str | None = None
     ipykernel: str | None = None
     protocol: int | None = None

@@ -63,6 +63,8 @@ def summary(manifest: Manifest) -> Summary:
         gpu_memory=gpu_memory(manifest),
         frozen_seconds=_of(process, "frozen_seconds", int, float),
         automatic=is_automatic(manifest),
+        cell=_of(kernel, "cell", str) or "",
+        cells=_of(kernel, "cells", int),
     )
 
 

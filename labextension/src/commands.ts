@@ -10,7 +10,7 @@ import { snapshotIcon } from './icons';
 import { CommandIDs } from './ids';
 import type { Model } from './model';
 import type { IKernel, ISnapshot, State } from './types';
-import { savesItself, type Step } from './steps';
+import { around, savesItself, type Step } from './steps';
 import { whyNoStep, whyNot, whyNotIn } from './why';
 
 interface ITools {
@@ -22,6 +22,8 @@ interface ITools {
   show: () => void;
   /** The snapshot whose line was clicked last. */
   clicked: () => ISnapshot | undefined;
+  /** The id of the notebook's active cell. */
+  cell: () => string | undefined;
 }
 
 type Args = { name?: unknown; kernel?: unknown; seconds?: unknown };
@@ -30,7 +32,7 @@ const NO_ARGS = { args: { type: 'object', properties: {} } } as const;
 const KERNEL_ARG = { args: { type: 'object', properties: { kernel: { type: 'string' } } } } as const;
 const NAME_ARG = { args: { type: 'object', properties: { name: { type: 'string' } } } } as const;
 
-export function addCommands(commands: CommandRegistry, { model, actions, trans, show, clicked }: ITools): void {
+export function addCommands(commands: CommandRegistry, { model, actions, trans, show, clicked, cell }: ITools): void {
   const named = (args: Args): ISnapshot | undefined =>
     args.name === undefined ? clicked() : model.snapshots.find(snapshot => snapshot.name === args.name);
   const idle = (): boolean => whyNot(model, trans) === undefined;
@@ -152,6 +154,37 @@ export function addCommands(commands: CommandRegistry, { model, actions, trans, 
     undoIcon
   );
   step(CommandIDs.redo, 'redo', trans.__('Redo Cell'), trans.__('Take back the last undo of a cell'), redoIcon);
+  const restoreAround = (id: string, place: 'before' | 'after', label: string, caption: string): void => {
+    const found = (): ISnapshot | undefined =>
+      around(
+        place,
+        cell(),
+        model.snapshots.filter(snapshot => isOf(snapshot, model.notebook))
+      );
+    commands.addCommand(id, {
+      label,
+      caption: () => whyNot(model, trans) ?? caption,
+      isEnabled: () => idle() && found() !== undefined,
+      isVisible: () => found() !== undefined,
+      describedBy: NO_ARGS,
+      execute: async () => {
+        const snapshot = found();
+        return snapshot && (await actions()).restore(snapshot);
+      }
+    });
+  };
+  restoreAround(
+    CommandIDs.beforeCell,
+    'before',
+    trans.__('Restore State Before This Cell…'),
+    trans.__('Restore the kernel to the snapshot that was saved before this cell was last run')
+  );
+  restoreAround(
+    CommandIDs.afterCell,
+    'after',
+    trans.__('Restore State After This Cell…'),
+    trans.__('Restore the kernel to the snapshot that was saved after this cell was last run')
+  );
   aboutKernel(
     CommandIDs.auto,
     trans.__('Save After Each Cell'),

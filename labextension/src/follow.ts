@@ -3,12 +3,11 @@
 import { Notification } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { asError } from './api';
-import { size } from './format';
 import type { Model } from './model';
-import { nameOf } from './names';
+import { keptIn } from './names';
 import { tellInPassing } from './passing';
 import { progressText } from './progress';
-import type { IError, IOperation, IProgress, ISnapshot } from './types';
+import type { IError, IOperation, IProgress } from './types';
 
 /** How long an operation takes before it gets a notification of its progress, in milliseconds. */
 const PROGRESS_AFTER = 500;
@@ -136,15 +135,16 @@ export class Follower {
     try {
       const operation = await this.model.api.operation(progress.id);
       this._waiting.get(progress.id)?.(operation);
-      this._conclude(followed, operation);
+      await this._conclude(followed, operation);
     } catch (reason) {
       this.complain(reason);
     }
     this._waiting.delete(progress.id);
   }
 
-  private _conclude({ notification, undo }: IFollowed, operation: IOperation): void {
-    this._tellEnd(operation, undo);
+  private async _conclude({ notification, undo }: IFollowed, operation: IOperation): Promise<void> {
+    const text = operation.state === 'done' ? (await import('./outcome')).outcomeText(operation, this.trans) : '';
+    this._tellEnd(operation, text, undo);
     // Another one, not the same with another type: where JupyterLab is still drawing a notification, which takes as
     // long as the machine lets it, it loses the change, or never closes what it changed.
     if (notification !== null) {
@@ -153,7 +153,7 @@ export class Follower {
     }
   }
 
-  private _tellEnd(operation: IOperation, undo: Undo | undefined): void {
+  private _tellEnd(operation: IOperation, text: string, undo: Undo | undefined): void {
     const { trans } = this;
     const { id, error, kind, state } = operation;
     if (state === 'cancelled') {
@@ -164,9 +164,9 @@ export class Follower {
     } else if (kind === 'undo' || kind === 'redo') {
       // What the last one offers is no longer what there is to offer.
       Notification.dismiss(this._step);
-      this._step = this.tell(this._success(operation), undo, kind === 'undo' ? trans.__('Redo') : trans.__('Undo'));
+      this._step = this.tell(text, undo, kind === 'undo' ? trans.__('Redo') : trans.__('Undo'));
     } else {
-      this.tell(this._success(operation), undo ?? this._wayBack(operation));
+      this.tell(text, undo ?? this._wayBack(operation));
     }
   }
 
@@ -177,59 +177,4 @@ export class Follower {
       ? () => void this.run(() => this.model.api.operate('restore', kernel_id, { name }))
       : undefined;
   }
-
-  private _whereTo(result: IOperation['result']): string {
-    const { trans } = this;
-    const { automatic, message = '', name = '' } = (result ?? {}) as Partial<ISnapshot>;
-    if (!automatic || !message) {
-      return trans.__('The kernel is as it was at %1.', nameOf(name));
-    }
-    return message.startsWith('in the middle of:')
-      ? trans.__('The kernel is as it was %1', message)
-      : trans.__('The kernel is as it was after “%1”.', message);
-  }
-
-  private _success({ kind, name: called, result }: IOperation): string {
-    const { trans } = this;
-    const name = nameOf(called);
-    const seconds = Number(result?.seconds ?? 0).toFixed(1);
-    switch (kind) {
-      case 'save':
-        return trans.__('Saved %1: %2 in %3 s.', name, size(Number(result?.size ?? 0)), seconds);
-      case 'restore':
-        return [
-          trans.__('Restored %1 in %2 s.', name, seconds),
-          ...(keptIn(result) ? [trans.__('What the kernel was before is kept as %1.', keptIn(result))] : [])
-        ].join(' ');
-      case 'undo':
-        return [trans.__('Undone in %1 s.', seconds), this._whereTo(result)].join(' ');
-      case 'redo':
-        return [trans.__('Redone in %1 s.', seconds), this._whereTo(result)].join(' ');
-      case 'fork':
-        return trans.__('Forked the kernel.');
-      case 'move':
-        return trans.__('Moved the kernel.');
-      case 'sleep':
-        return result?.freed
-          ? trans.__('Asleep: %1 of GPU memory freed in %2 s.', size(Number(result.freed)), seconds)
-          : trans.__('Asleep in %1 s; there was no GPU memory to free.', seconds);
-      case 'wake':
-        return trans.__('Woke in %1 s.', seconds);
-      case 'hibernate':
-        return trans.__('Hibernated in %1 s. The next cell brings the kernel back.', seconds);
-      case 'push':
-        return result?.encrypted
-          ? trans.__('Pushed %1, encrypted.', name)
-          : trans.__('Pushed %1, not encrypted.', name);
-      case 'pull':
-        return trans.__('Pulled %1.', name);
-      default:
-        return trans.__('Done: %1 %2.', kind, name);
-    }
-  }
-}
-
-/** Give the name of the snapshot that was made of a kernel before another one took its place; empty for none. */
-function keptIn(result: IOperation['result']): string {
-  return typeof result?.kept === 'string' ? result.kept : '';
 }

@@ -8,6 +8,8 @@ export const CommandIDs = {
   undo: 'gpuckpt:undo',
   redo: 'gpuckpt:redo',
   auto: 'gpuckpt:auto',
+  beforeCell: 'gpuckpt:restore-before-cell',
+  afterCell: 'gpuckpt:restore-after-cell',
   resume: 'gpuckpt:resume',
   rename: 'gpuckpt:rename',
   pin: 'gpuckpt:pin',

@@ -62,7 +62,8 @@ function activate(
     clicked: () => {
       const line = app.contextMenuHitTest(node => node.dataset.snapshot !== undefined);
       return model.snapshots.find(snapshot => snapshot.name === line?.dataset.snapshot);
-    }
+    },
+    cell: () => tracker.activeCell?.model.sharedModel.getId()
   });
   const { save, restoreLatest, undo, redo, auto, fork, sleep, wake, hibernate, keepAwake, fetch, show, doctor } =
     CommandIDs;

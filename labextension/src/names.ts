@@ -17,6 +17,11 @@ export function nameOf(called: string): string {
   return called.slice(called.lastIndexOf(':') + 1).replace(/~.*/, '');
 }
 
+/** Give the name of the snapshot that was made of a kernel before another one took its place; empty for none. */
+export function keptIn(result: Record<string, unknown> | null): string {
+  return typeof result?.kept === 'string' ? result.kept : '';
+}
+
 /** Return the path of a copy of a notebook beside it, for another kernel; `taken` are the names in its folder. */
 export function forkPath(path: string, taken: ReadonlySet<string>): string {
   const slash = path.lastIndexOf('/') + 1;

@@ -15,6 +15,27 @@ export function leadsTo(step: Step, kernel: IKernel, snapshots: readonly ISnapsh
   return kernel.unsaved === null ? find(latest?.parent) : latest;
 }
 
+/** Return the snapshot, of some that come newest first, right before or after a cell was last executed. */
+export function around(
+  place: 'before' | 'after',
+  cell: string | undefined,
+  snapshots: readonly ISnapshot[]
+): ISnapshot | undefined {
+  const after = cell ? snapshots.find(known => known.cell === cell) : undefined;
+  if (place === 'after' || after?.cells === undefined) {
+    return after;
+  }
+  const origin = ({ parent, created }: ISnapshot): ISnapshot | undefined =>
+    snapshots.find(known => known.id === parent && known.created < created);
+  // The kernel may have been saved again after it.
+  let before: ISnapshot | undefined = after;
+  while (before?.cells === after.cells) {
+    before = origin(before);
+  }
+  // Where there were more cells between, what is there is not this cell's doing alone.
+  return before?.cells === after.cells - 1 ? before : undefined;
+}
+
 /** Tell whether a kernel is saved after its cells. */
 export function savesItself(kernel: IKernel | undefined): boolean {
   return typeof kernel?.auto?.after === 'number';

@@ -34,6 +34,10 @@ export interface ISnapshot {
   tags: string[];
   /** Whether it was saved by itself after a cell; missing where the server is of an older version. */
   automatic?: boolean;
+  /** The id of the cell that the kernel had executed last; empty in the middle of one. Missing, as `cells`, if unknown. */
+  cell?: string;
+  /** How many cells the kernel had executed. */
+  cells?: number;
 }
 
 /** What a kernel is doing. */

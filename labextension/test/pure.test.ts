@@ -7,7 +7,7 @@ import { amountText, progressText, remaining, stepText } from '../src/progress';
 import { heldBy, leftIn } from '../src/room';
 import { extended, toggled } from '../src/selection';
 import { isStale } from '../src/stale';
-import { leadsTo } from '../src/steps';
+import { around, leadsTo } from '../src/steps';
 import type { IDifference, IKernel, IProgress, ISnapshot } from '../src/types';
 
 function snapshot(name: string, more: Partial<ISnapshot> = {}): ISnapshot {
@@ -250,6 +250,26 @@ describe('a step', () => {
     expect(leadsTo('undo', kernel('c', { unsaved }), snapshots)?.name).toBe('c');
     expect(leadsTo('undo', kernel('b'), snapshots)).toBeUndefined();
     expect(leadsTo('undo', kernel(null, { unsaved }), snapshots)).toBeUndefined();
+  });
+
+  it('is found by the cell, and not where others were executed with it', () => {
+    const saved = (name: string, parent: string, cell: string, cells: number, hour: number): ISnapshot =>
+      snapshot(name, { parent: `id-${parent}`, cell, cells, created: `2026-01-31T${hour}:00:00.000000+00:00` });
+    const all = [
+      saved('after-two', 'again', 'e', 5, 15),
+      saved('again', 'auto-c', 'c', 3, 14),
+      saved('auto-c', 'auto-b', 'c', 3, 13),
+      saved('auto-b', 'auto-a', 'b', 2, 12),
+      saved('auto-a', 'gone', 'a', 1, 11)
+    ];
+    const names = (cell: string): (string | undefined)[] =>
+      (['before', 'after'] as const).map(place => around(place, cell, all)?.name);
+    expect(names('b')).toEqual(['auto-a', 'auto-b']);
+    expect(names('c')).toEqual(['auto-b', 'again']);
+    expect(names('a')).toEqual([undefined, 'auto-a']);
+    expect(names('e')).toEqual([undefined, 'after-two']);
+    expect(names('d')).toEqual([undefined, undefined]);
+    expect(around('after', undefined, all)).toBeUndefined();
   });
 
   it('forward leads to what was undone, while that is there', () => {

@@ -68,6 +68,14 @@ def test_cells_are_undone_and_redone(lab: Server, open_window: OpenWindow) -> No
         expect(cell).not_to_have_class(_STALE)
     assert _look(window, "x") == "3"
     expect(redo).to_be_disabled()
+    # A cell knows where the kernel was before and after it.
+    for number, place, value in ((2, "Before", "1"), (3, "After", "3")):
+        cells[number - 1].locator(".jp-InputPrompt").click(button="right")
+        window.page.get_by_role("menuitem", name=f"Restore State {place} This Cell…").click()
+        window.accept("Restore")
+        window.is_told("Restored auto-")
+        window.is_told_nothing_more()
+        assert _look(window, "x") == value
     # Of what was saved by itself, only that is there which the kernel is based on.
     lines = window.sidebar.get_by_role("treeitem")
     expect(lines).to_have_text([re.compile("x = 3.*here")])

@@ -332,6 +332,7 @@ def about_kernel(keeper: Keeper, agent: ReadyForSave) -> SavedKernel:
         rebinds=agent.rebinds,
         execution_count=agent.execution_count,
         cells=agent.cells,
+        cell=agent.cell,
         python=agent.python,
         ipykernel=agent.ipykernel,
         protocol=agent.protocol,
