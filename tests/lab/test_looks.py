@@ -56,7 +56,7 @@ def test_light_and_dark(lab: Server, open_window: OpenWindow, tmp_path: Path) ->
     # `make screenshots` keeps them for the README.
     folder = Path(os.environ.get("GPUCKPT_SCREENSHOTS") or tmp_path)
     window = open_window(lab, "finetune.ipynb")
-    window.page.set_viewport_size({"width": 1280, "height": 640})
+    window.page.set_viewport_size({"width": 1280, "height": 690})
     window.show_sidebar()
     window.run("weights = list(range(6))")
     for number, note in ((1, "loss 0.42"), (2, "loss 0.31, the best so far")):
