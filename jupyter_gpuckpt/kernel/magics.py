@@ -63,7 +63,7 @@ _IN_A_TERMINAL = frozenset(
         "ps",
         "pull",
     }
-    | {"push", "recipient", "remote", "repair", "setup", "sign", "stop", "trust", "version"}
+    | {"push", "recipient", "remote", "repair", "run", "setup", "sign", "stop", "trust", "version"}
 )
 _SNAPSHOTS = ("NAME", "A", "B")
 """What stands for the name of a snapshot in the help."""
