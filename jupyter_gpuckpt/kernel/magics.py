@@ -113,8 +113,8 @@ class Gpuckpt:
             return None
         if words[0] in _IN_A_TERMINAL:
             then = f"Run `!jupyter gpuckpt {words[0]} …` in a cell, or the same without the `!` in a terminal."
-            if words[0] == "exec":  # what a kernel starts would end with it
-                then = "Run `jupyter gpuckpt exec …` in a terminal."
+            if words[0] in ("exec", "run"):  # what a kernel starts would end with it
+                then = f"Run `jupyter gpuckpt {words[0]} …` in a terminal."
             raise Usage(
                 f"%gpuckpt has no {words[0]}: it is a terminal command.",
                 "It is not about this kernel alone.",
