@@ -59,7 +59,6 @@ class AgentChannel:
     ----------
     hello : done when an agent listens at the other end.
     busy : whether a cell is being executed.
-    next_waits : whether the next one waits for what follows the last: `let_next_begin`.
     cells : how many cells have begun, as the kernel counts them; None until it says so.
     cell : the one that is being executed; None where there is none.
     asked : that one, to be answered by another kernel (`kernel.cells`); nothing in it where that is not known.
@@ -85,7 +84,7 @@ class AgentChannel:
         self._writing: asyncio.Task[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._closed = False
-        self.busy = self.next_waits = False
+        self.busy = False
         self.cells: int | None = None
         self.cell: RunningCell | None = None
         self.asked: dict[str, Any] = {}
@@ -186,18 +185,12 @@ class AgentChannel:
             self._background(work)
 
     def _note_cells(self, news: CellNews) -> None:
-        self.busy, self.asked, self.next_waits = news.busy, news.asked, news.next_waits
+        self.busy, self.asked = news.busy, news.asked
         self.cells = self.cells if news.cells is None else news.cells
         self.cell = news.cell if news.busy else None
 
     async def _answer(self, request: int, op: str, args: dict[str, Any]) -> None:
         await self._on_request(request, op, args)
-
-    async def let_next_begin(self) -> None:
-        """Have the next cell begin, where it waits for a save. Raises `AgentSilent`."""
-        if self.next_waits:
-            self.next_waits = False
-            await self.send({"call": "cell_may_begin", "id": 0, "args": {}})
 
     async def send(self, message: dict[str, Any]) -> None:
         """Write one line, waiting while the FIFO is full.

@@ -25,8 +25,6 @@ class CellNews:
     """Whether one is being executed."""
     used: bool = False
     """Whether it is the user's."""
-    next_waits: bool = False
-    """Whether the next one does not begin before the keeper says so, or a moment has passed."""
     cells: int | None = None
     """How many have begun."""
     cell: RunningCell | None = None

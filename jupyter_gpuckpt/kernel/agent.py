@@ -13,7 +13,6 @@ import platform
 import queue
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,6 @@ from . import (
     start_times,
     variables,
 )
-from .between_cells import BetweenCells
 from .builtin_hooks import Housekeeping
 from .cells import Asked, Cells
 from .channel import Channel
@@ -46,20 +44,6 @@ from .sleeping import Sleeping
 
 log = logging.getLogger("gpuckpt.agent")
 
-_AT_ONCE = frozenset(
-    {
-        "about",
-        "asleep",
-        "auto_saved",
-        "cell_may_begin",
-        "executed",
-        "identity",
-        "interrupted",
-        "not_woken",
-        "pause_after",
-    }
-)
-"""What the keeper asks for that no hook of the user's may hold up."""
 _PREPARED_FOR = frozenset({"save", "fork", "move", "restore", "undo", "redo"})
 """What a cell asks for that the kernel is prepared for: the cell does nothing else meanwhile."""
 
@@ -77,7 +61,6 @@ class Agent:
     reconnection : how it comes back from a snapshot.
     saving : whether it was prepared for a save that has not ended.
     panels : the panels of `%gpuckpt panel`, by the ids that front ends know them by.
-    between_cells : for how long the next cell waits for the save after a long one.
     """
 
     def __init__(self, run_dir: Path, kernel: Any) -> None:
@@ -95,7 +78,6 @@ class Agent:
         self.keeper = Requests(self._channel, run_dir, kernel.parent, self.later)
         self.saving = False
         self.reconnection = Reconnection(self, run_dir)
-        self.between_cells = BetweenCells()
 
     def start(self) -> None:
         """Say hello to the keeper and listen to it from now on."""
@@ -120,7 +102,7 @@ class Agent:
     @contextlib.contextmanager
     def execute(self, ident: list[bytes], message: dict[str, Any]) -> Iterator[None]:
         """Count a cell as being executed; the keeper hears when it begins and has ended."""
-        used, began = not message["content"].get("silent"), time.monotonic()
+        used = not message["content"].get("silent")
         try:
             with self.cells.run(ident, message):
                 if used and not self.cells.is_line_of_ours():
@@ -128,9 +110,7 @@ class Agent:
                 self.tell_busy(True, used)
                 yield
         finally:
-            busy = self.cells.are_running()
-            next_waits = used and not busy and self.between_cells.cell_ended(time.monotonic() - began)
-            self.tell_busy(busy, used, next_waits=next_waits)
+            self.tell_busy(self.cells.are_running(), used)
             self.sleeping.cell_ended()
 
     def tell_ending(self) -> None:
@@ -138,11 +118,11 @@ class Agent:
         with contextlib.suppress(GpuckptError):
             self.keeper.send("ending", {})
 
-    def tell_busy(self, busy: bool, used: bool, *, next_waits: bool = False) -> None:
-        """Have the keeper know whether a cell runs, whether that is the user's, and whether the next one waits."""
+    def tell_busy(self, busy: bool, used: bool) -> None:
+        """Have the keeper know whether a cell runs, and whether that is the user's."""
         # Where nobody reads, the cell does not wait.
         with self._channel.sending:
-            about = {"busy": busy, "used": used, "next_waits": next_waits, **self._about_cells()}
+            about = {"busy": busy, "used": used, **self._about_cells()}
             self._channel.send_if_room({**about, "asked": self.cells.describe()}, about)
 
     def _about_cells(self) -> dict[str, Any]:
@@ -170,7 +150,7 @@ class Agent:
             return
         if message["call"] == "new_keeper":
             self._new_keeper(message["id"])
-        elif message["call"] in _AT_ONCE:
+        elif message["call"] in ("about", "asleep", "auto_saved", "executed", "identity", "interrupted", "not_woken"):
             self._call(message)
         else:
             self.later(partial(self._call, message))
@@ -192,8 +172,6 @@ class Agent:
             "before_sleep": self.sleeping.before_sleep,
             "asleep": self.sleeping.asleep,
             "auto_saved": partial(self.cells.announce, "auto_saved"),
-            "cell_may_begin": self.between_cells.end,
-            "pause_after": self.between_cells.set,
             "not_woken": self.sleeping.not_woken,
             "after_sleep": self._after_sleep,
             "after_save": self._after_save,
@@ -219,7 +197,6 @@ class Agent:
 
     def _new_keeper(self, number: int) -> None:
         """The keeper died and another holds the kernel now: nothing that was asked of the old one will be answered."""
-        self.between_cells.end()
         self.later(self._after_broken_save)
         # The new keeper passes over every request that comes before the reply: these, and no others, end here.
         with self._channel.sending:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -150,9 +149,6 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         """Dispatch a request whose turn has come (called by ipykernel), unless it is to be passed over."""
         # One that is a single frame is ipykernel's own.
         if self.agent is not None and len(msg) > 1:
-            # With ipykernel 6 nobody knows of a request that is neither read nor begun.
-            if hasattr(self, "shell_channel_thread") and threading.current_thread() is threading.main_thread():
-                self.agent.between_cells.wait()
             self.agent.reconnection.until_known()
             if not self.agent.cells.begins(self.header_of(msg)["msg_id"]):
                 return

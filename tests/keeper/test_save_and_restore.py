@@ -204,7 +204,7 @@ ctypes.PyDLL(None).poll(None, 0, -1)
     go.touch()
     pid = status(notebook)["pid"]
     wait_until(lambda: Path(f"/proc/{pid}/syscall").read_text().split()[0] == str(_POLL))
-    assert not isinstance(Requested(notebook, "restore", {"name": "here"}).outcome(), Exception)
+    assert not isinstance(Requested(notebook, "restore", {"name": "here", "discard": True}).outcome(), Exception)
     assert cell.answer()["ename"] == "RestoreFailed"
     assert notebook.value("x") == "1"
 
@@ -367,7 +367,7 @@ def test_a_restore_tells_what_it_gives_up_that_is_in_no_snapshot(notebook: Noteb
     assert running == {"number": number + 1, "begins": "import os, time"}
     notebook.kill_keeper()
     assert status(notebook)["unsaved"]["cells"] == 2, "the keeper after this one knows, too"
-    given_up = Requested(notebook, "restore", {"name": "here"}).outcome()["given_up"]
+    given_up = Requested(notebook, "restore", {"name": "here", "discard": True}).outcome()["given_up"]
     assert (given_up["cells"], given_up["cell"]) == (2, running)
     assert notebook.value("x") == "1"
 

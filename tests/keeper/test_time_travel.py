@@ -124,27 +124,6 @@ def test_only_cells_that_ran_for_long_are_followed_by_a_save(notebook: Notebook)
     notebook.run("%gpuckpt auto off")
 
 
-def test_a_notebook_that_is_run_as_a_whole_is_saved_after_its_long_cells(notebook: Notebook, tmp_path: Path) -> None:
-    notebook.run("import time; from pathlib import Path; done = []")
-    notebook.run("%gpuckpt auto on --after 1s")
-    notebook.run("done.append(0)")  # from the end of the one before on, the kernel knows
-    go_on = tmp_path / "go on"
-    long = ("time.sleep(1)", f"time.sleep(1)\nwhile not Path({str(go_on)!r}).exists(): time.sleep(0.01)")
-    codes = (f"{long[0]}; done.append(1)", "done.append(2)", f"{long[1]}\ndone.append(3)", "done.append(4)")
-    cells = [Asked(notebook, code) for code in codes]
-    wait_until(lambda: len(names(notebook)) == 1)
-    wait_until(lambda: KernelFolder(notebook.folder).state().operation is None)
-    go_on.touch()
-    assert [cell.answer()["status"] for cell in cells] == ["ok"] * len(codes)
-    wait_until(lambda: len(names(notebook)) == 2)
-    notebook.run("%gpuckpt auto off")
-    for name, done in zip(names(notebook), ([0, 1], [0, 1, 2, 3]), strict=True):
-        notebook.run(f"%gpuckpt restore {name}")
-        assert notebook.look("done") == str(done)
-        notebook.run("done")  # what waited behind that cell is not executed
-        assert notebook.look("done") == str(done)
-
-
 def test_a_kernel_is_saved_every_so_often_also_in_the_middle_of_a_cell(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run("import time; from pathlib import Path; steps = 0")
     assert "every 1 s in which it does something" in notebook.run("%gpuckpt auto on --every 1s").text

@@ -19,9 +19,8 @@ from ...errors import Busy, GpuckptError
 from ...operations.requests import Auto, Save
 from ...operations.results import AutoSaving
 from ...spelling import in_a_cell
-from ..agent_channel import AgentChannel, AgentSilent
+from ..agent_channel import AgentSilent
 from ..operations.progress import to_nobody
-from ..operations.save import let_next_begin
 from ..steps import auto_saving, called_now, remove_old
 from ..unsaved import unsaved
 
@@ -37,10 +36,6 @@ _FOLLOWS = 0.1
 """How soon a cell follows another one that waits already, in seconds: they are saved as one."""
 
 
-_LONG = 10.0
-"""After a cell of so many seconds, or as many as the rule says, the next one waits for the save: for about 0.3 s."""
-
-
 class AutoSave:
     """Looks after one kernel for as long as its keeper lives."""
 
@@ -48,8 +43,6 @@ class AutoSave:
         self._keeper = keeper
         self._began = time.monotonic()
         """When the rule was set, or the last save began that was made every so often."""
-        self._told: tuple[AgentChannel, float | None] | None = None
-        """Which agent was told last after which cells the next one waits."""
 
     async def run(self) -> None:
         """Save the kernel whenever it is time; never returns."""
@@ -58,30 +51,14 @@ class AutoSave:
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 await asyncio.wait_for(keeper.became_idle.wait(), self._left())
             keeper.became_idle.clear()
-            await self._tell_rule()
             if (left := self._left()) is None:
-                if keeper.channel is None or not keeper.channel.next_waits:
-                    await asyncio.sleep(_FOLLOWS)
+                await asyncio.sleep(_FOLLOWS)
                 if self._is_after_cell():
                     await self._save(between_cells=True)
-                await let_next_begin(keeper)
             elif left <= 0:
                 self._began = time.monotonic()
                 if self._may_save() and unsaved(keeper) is not None:
                     await self._save(between_cells=False)
-
-    async def _tell_rule(self) -> None:
-        """Have the kernel's agent know after which cells the next one waits, where it does not."""
-        channel, rule = self._keeper.channel, self._keeper.state.auto
-        after = None if rule is None or rule.every is not None else rule.after or _LONG
-        if channel is None or not self._keeper.launch.agent:
-            return
-        # One that was restored, or had another keeper, knows a rule that may not hold any more: it waits by that.
-        told = self._told[1] if self._told is not None and self._told[0] is channel else None
-        if told != after or (after is None and channel.next_waits):
-            with contextlib.suppress(AgentSilent):
-                await channel.send({"call": "pause_after", "id": 0, "args": {"after": after}})
-        self._told = channel, after
 
     def _left(self) -> float | None:
         """Return in how many seconds the kernel is to be saved, whatever it does; None where it is after cells."""
@@ -133,5 +110,6 @@ class AutoSave:
             keeper.note_state()
             keeper.not_saved_by_itself = ""
             self._began = time.monotonic()
-            keeper.became_idle.set()  # the agent is told; and what waits for the end of a cell may wait for a time now
+            if request.every is not None:
+                keeper.became_idle.set()  # what waits for the end of a cell waits for that no longer
         return auto_saving(keeper)

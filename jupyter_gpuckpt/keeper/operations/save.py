@@ -6,7 +6,6 @@ What the kernel is paused for is in `take`; it runs again while the capture is d
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import logging
@@ -39,7 +38,6 @@ from ...snapshots.summary import held_by, is_automatic, is_of, summary
 from ...store import Manifest, Store, Writer
 from ...store.upkeep.retention import keep_last, keep_under
 from .. import ports, preflight
-from ..agent_channel import AgentSilent
 from ..agent_replies import ReadyForSave
 from ..files import lifetime
 from ..namespace import Namespace
@@ -98,7 +96,6 @@ async def save(
         try:
             if request.between_cells:
                 _refuse_begun(keeper, taken)
-                await let_next_begin(keeper)
             await progress.enter("writing")
             # The kernel runs: it does not wait for what is written about files, nor for their copies.
             await describe(keeper, writer, taken, progress, with_files=request.with_files)
@@ -125,13 +122,6 @@ async def save(
     if operation.store is None and not request.automatic:
         await asyncio.to_thread(_remove_old, keeper, manifest.id)
     return done
-
-
-async def let_next_begin(keeper: Keeper) -> None:
-    """Have the next cell begin, where it waits for an automatic save."""
-    if keeper.channel is not None:
-        with contextlib.suppress(AgentSilent):
-            await keeper.channel.let_next_begin()
 
 
 def _refuse_begun(keeper: Keeper, taken: Taken) -> None:
