@@ -45,6 +45,21 @@ class Reconnection:
         self._heard.set()
         self._mended = threading.Event()
         self._mended.set()
+        self._sign_as_this_kernel(agent.kernel.session)
+
+    def _sign_as_this_kernel(self, session: Any) -> None:
+        """Have no message signed with the key of the kernel that was saved: clients of this one would reject it.
+
+        Threads that print, and the one that greets subscribers, may be sooner than the agent.
+        """
+        sign = session.sign
+
+        def sign_when_known(message: list[bytes]) -> bytes:
+            self.until_known()
+            signature: bytes = sign(message)
+            return signature
+
+        session.sign = sign_when_known
 
     def identity(
         self,
@@ -178,7 +193,7 @@ class Reconnection:
         self._heard.wait(settings.hook_timeout())
 
     def until_known(self) -> None:
-        """Wait in a kernel that was just restored until it is known which requests waited at its save."""
+        """Wait in a kernel that was just restored until it knows its key, and which requests waited at its save."""
         with self._knows_who_it_is:
             self._knows_who_it_is.wait_for(
                 lambda: self._run_of_requests == self._current_run_id(), settings.hook_timeout()

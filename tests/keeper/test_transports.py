@@ -159,3 +159,23 @@ def test_a_kernel_that_cannot_change_its_keys_is_not_restored_where_others_are_n
     assert "CurveZMQ" in refused.text
     assert encrypted.value("x") == "1"
     plain.run("%gpuckpt restore older")
+
+
+def test_nothing_of_a_restored_kernel_is_signed_with_the_key_of_the_one_that_was_saved(start: StartKernel) -> None:
+    """Clients of another kernel reject what is: also what it prints, or greets them with, before it knows its key."""
+    notebook = start()
+    notebook.run(
+        "import threading, time\n"
+        "from jupyter_gpuckpt.kernel import cpu_time\n"
+        "go_on = cpu_time.go_on\n"
+        "cpu_time.go_on = lambda names: (time.sleep(1), go_on(names))  # it is long in coming to its key\n"
+        "def tell():\n"
+        "    while True:\n"
+        "        print('.', end='', flush=True)\n"
+        "        time.sleep(0.01)\n"
+        "threading.Thread(target=tell, daemon=True).start()"
+    )
+    notebook.run("%gpuckpt save here")
+    notebook.close()
+    notebook = start()
+    assert "Restored here" in notebook.run("%gpuckpt restore here").text  # which looks at every signature
