@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..errors import DriverError
+from ..errors import DriverError, GpuckptError
 from ..linux.processes import open_files, outer_thread
 from ..linux.readiness import readable
 from ..settings import PARKING_FIFOS
@@ -27,7 +27,7 @@ from . import ptrace
 from .line_program import LineProgram
 from .staging_buffer import StagingBuffer
 
-__all__ = ["PARKED", "Parked", "Parking", "is_supported", "make_fifos", "refuse", "run_on"]
+__all__ = ["HASH", "PARKED", "Elsewhere", "Parked", "Parking", "is_supported", "make_fifos", "refuse", "run_on"]
 
 log = logging.getLogger("gpuckpt.parking")
 
@@ -36,7 +36,12 @@ PARKED = "-parked"
 _RING = f"-ring{PARKED}"
 """How the name of the file ends through which it is brought."""
 
-FileState = Literal["new", "awaited", "kept", "brought"]
+HASH = 32
+"""Bytes of a hash (`vram_hashes`, which takes CUDA to import)."""
+_HASHES = "known-hashes"
+"""The file in the run folder with the hashes of what need not be copied."""
+
+FileState = Literal["new", "bare", "awaited", "kept", "brought"]
 
 _PROTOCOL = b"2"
 """How process and holder talk to each other (parking.c, `vram_holder`)."""
@@ -75,6 +80,25 @@ class Parked:
         return f"{self.pid}{PARKED}"
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """What of a process's memory is found elsewhere, and need not be copied: zeros never are.
+
+    Attributes
+    ----------
+    hashes : those of chunks of it, one after the other (`vram_hashes`).
+    put_back : given the file and the hashes of all its chunks, writes those into it that are found elsewhere, for the
+        case that they are lost on the GPU; may raise `GpuckptError`, `OSError`
+        and `ValueError`.
+    is_most : whether this is expected to be nearly all: no memory is made ready for copies then, before the process is
+        paused. Where there is more to copy after all, it is paused for longer.
+    """
+
+    hashes: bytes
+    put_back: Callable[[Path, bytes], None]
+    is_most: bool = False
+
+
 class Parking:
     """The parking of one process, whose run folder has the FIFOs.
 
@@ -83,11 +107,17 @@ class Parking:
     run_dir : the run folder.
     outside, inside : the folder for the file with the bytes, as this process names it and as the other one does.
     parked : what is to be parked; of memory that is parked already and is to be given back, where it waits.
-    file : what there is of the file: nothing yet (``new``), nothing yet but all before it is given back (``awaited``),
-        all of it (``kept``). Or nothing, since the bytes are ``brought`` to the GPU (`staging_buffer`, `have_all`).
+    file : what there is of the file: nothing yet (``new``; ``bare``, where its memory is not to be made ready), nothing
+        yet but all before it is given back (``awaited``), all of it (``kept``). Or nothing, since the bytes are
+        ``brought`` to the GPU (`staging_buffer`, `have_all`).
     gpu : the UUID of the GPU to give it back to, where that is another.
     make_whole : writes all of the file, where the bytes were brought and are lost before the process has them; may
         raise.
+    elsewhere : what need not be copied, and the file then lacks; None to copy all.
+
+    Attributes
+    ----------
+    hashes : those of all chunks of the file, where it need not have them all, and has those that are not known.
     """
 
     def __init__(
@@ -99,13 +129,16 @@ class Parking:
         file: FileState,
         gpu: str = "",
         make_whole: Callable[[], None] | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self.parked = parked
-        self._is_parked = file != "new"
+        self._elsewhere = elsewhere
+        self.hashes = b""
+        self._is_parked = file not in ("new", "bare")
         self._file = outside / parked.file
         self._is_whole = file == "awaited" or (file == "kept" and self._file.exists())
         self._make_whole = make_whole
-        self._holds = self._ready = self._rests = False
+        self._holds = self._ready = self._rests = self._is_copied = False
         used = self._file
         self._buffer: StagingBuffer | None = None
         if file == "brought":
@@ -120,6 +153,12 @@ class Parking:
         for fifo in (self._to, self._from):  # of a save that was broken off
             with contextlib.suppress(BlockingIOError):
                 os.read(fifo, 65536)
+        self._hashes = run_dir / _HASHES
+        self._made_hashes = run_dir / f"{_HASHES}.made"
+        if elsewhere is not None:
+            self._remove_hashes()
+            with open(os.open(self._hashes, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+                f.write(elsewhere.hashes)
         every_gpu = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
         self._holder = LineProgram(
             "jupyter_gpuckpt.freeze.vram_holder",
@@ -127,10 +166,16 @@ class Parking:
             str(used),
             str(parked.size),
             file,
+            *([str(self._hashes)] if elsewhere is not None else []),
             environment=every_gpu,
         )
         if self._buffer is not None:
             self._buffer.start(self._holder)
+
+    @property
+    def _part(self) -> Path:
+        """The file while it is not whole."""
+        return self._file.with_name(f"{self._file.name}.part")
 
     @property
     def holder(self) -> int | None:
@@ -228,17 +273,19 @@ class Parking:
             still.close()
 
     def finish_copy(self) -> None:
-        """Wait until the file has all bytes.
+        """Wait until the file has all bytes that are not found elsewhere.
 
         Raises
         ------
         DriverError : they could not be copied.
         """
-        if self._is_parked and not self._is_whole:
+        if self._is_parked and not self._is_whole and not self._is_copied:
             self._holder.tell(b"copied")
             if not self._holder_says(b"copied", _COPY_TIMEOUT):
                 raise self._error("copied", self._holder.last_words())
-            self._is_whole = True
+            self._is_copied, self._is_whole = True, self._file.exists()
+            with contextlib.suppress(FileNotFoundError):
+                self.hashes = self._made_hashes.read_bytes()
 
     def rest(self) -> None:
         """Have the holder give up all that it has on the GPU: the process has its memory from the file, later."""
@@ -314,6 +361,8 @@ class Parking:
             return
         if self._buffer is not None and not self.holds:
             self._have_file_whole()
+        if self._is_copied and not self.holds:
+            self._finish_copy_all_the_same()
         if self._holder_is_ready() or not self._is_whole:
             self._say("fill" if self._is_whole or self._holds else "no")
             words = self._process_says(_ARRIVE_TIMEOUT).split()
@@ -331,6 +380,8 @@ class Parking:
                 said = self._process_says(_COPY_TIMEOUT)
                 if said == b"done":
                     self._is_parked = False
+                    if self._is_copied and not self._is_whole:
+                        self._part.rename(self._file)
                     return
                 why = f"{said.decode('ascii', 'replace')}; {self._holder.last_words()}"
         if self._buffer is not None and not self._is_whole:
@@ -348,9 +399,17 @@ class Parking:
 
     def _finish_copy_all_the_same(self) -> None:
         """Have the file whole, also where the holder has failed: it ends its copies first."""
-        with contextlib.suppress(DriverError):
-            self.finish_copy()
-        self._is_whole = self._is_whole or self._file.exists()
+        if not self._is_whole:
+            self._holder.tell(b"complete")
+            self._is_whole = self._holder_says(b"complete", _COPY_TIMEOUT) or self._file.exists()
+        if not self._is_whole and self._is_copied and self._elsewhere is not None:
+            try:
+                self._elsewhere.put_back(self._part, self.hashes)
+            except (GpuckptError, OSError, ValueError) as e:
+                log.warning("what was not copied is lost: %s", e)
+                return
+            self._part.rename(self._file)
+            self._is_whole = True
 
     def _have_file_whole(self) -> None:
         log.warning("what was brought to the GPU is lost: %s", self._holder.last_words())
@@ -372,8 +431,13 @@ class Parking:
             self._holder.kill()
         if self._buffer is not None:
             self._buffer.close()
+        self._remove_hashes()
         os.close(self._to)
         os.close(self._from)
+
+    def _remove_hashes(self) -> None:
+        for file in (self._hashes, self._made_hashes):
+            file.unlink(missing_ok=True)
 
     def _hold_still(self, pid: int, inner: int, how: str) -> bool:
         if self._still is not None and self._still.pid is not None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["populate", "resize"]
+__all__ = ["populate", "populate_mapped", "resize"]
 
 _MADV_POPULATE_WRITE = 23
 _AT_ONCE = 256 << 20
@@ -33,21 +34,31 @@ def populate(file: Path, size: int) -> None:
     resize(file, size)
     if size == 0:
         return
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     fd = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
     try:
         mapping = mmap.mmap(fd, size)
     finally:
         os.close(fd)
     view = ctypes.c_char.from_buffer(mapping)
-    start = ctypes.addressof(view)
-
-    def step(offset: int) -> None:
-        # Without it (Linux before 5.14) the memory is cleared when it is used: later, and no less right.
-        libc.madvise(start + offset, min(_AT_ONCE, size - offset), _MADV_POPULATE_WRITE)
-
-    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
-        list(threads.map(step, range(0, size, _AT_ONCE)))
+    populate_mapped([(ctypes.addressof(view), size)])
     del view
     mapping.close()
+
+
+def populate_mapped(ranges: Iterable[tuple[int, int]]) -> None:
+    """Do the same for parts of such a file: addresses at which they are mapped to be written, and bytes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+    def step(part: tuple[int, int]) -> None:
+        # Without it (Linux before 5.14) the memory is cleared when it is used: later, and no less right.
+        libc.madvise(*part, _MADV_POPULATE_WRITE)
+
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
+        list(threads.map(step, _in_steps(ranges)))
+
+
+def _in_steps(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for start, size in ranges:
+        for offset in range(0, size, _AT_ONCE):
+            yield start + offset, min(_AT_ONCE, size - offset)

@@ -1,8 +1,12 @@
 """The program that holds a process's parked GPU memory.
 
-``python -m jupyter_gpuckpt.freeze.vram_holder UUID FILE SIZE new|awaited|kept|brought``: the GPU, and the file, which
-is for the process's bytes, for others to write before it is needed, or there already; or it is memory through which
-they are ``brought`` to the GPU (`staging_buffer`).
+``python -m jupyter_gpuckpt.freeze.vram_holder UUID FILE SIZE new|bare|awaited|kept|brought [HASHES]``: the GPU, and
+the file, which is for the process's bytes, for others to write before it is needed, or there already; or it is memory
+through which they are ``brought`` to the GPU (`staging_buffer`). A ``bare`` one is for the process's bytes, too, but
+has no memory that is ready.
+
+With a file of hashes (`vram_hashes`), chunks that have one of these are not copied, nor are zeros: the file keeps holes
+there. HASHES.made then has the hashes of all chunks.
 
 It opens the physical memory of another process's blocks on the GPU, copies them into the file (which lies in memory,
 pinned) while the process is checkpointed, and fills the new blocks that the process makes itself afterwards: from the
@@ -14,6 +18,7 @@ Lines: ``ready`` out, and then one answer to each of
 
 - ``take PID FD``: open every part that comes through that process's socket, and begin to copy; there is no answer
 - ``copied``: wait for the copies: ``copied``
+- ``complete``: copy what was not, too, and give the file its name: ``complete``
 - ``load``: begin to bring the file to the GPU: ``loaded``; or ``no room``
 - ``bring AT SIZE TO``: copy bytes of the file at an offset to where they belong in the parked memory: that offset
 - ``fill PID FD``: fill every part that comes through that socket: ``filled``
@@ -21,14 +26,15 @@ Lines: ``ready`` out, and then one answer to each of
 - ``rise``: be ready to fill again: ``ready``
 - anything else: ``unknown``
 
-At the end of its input it first ends what it has begun: when the keeper is killed, the file is whole, and the process
-can have its memory back from there.
+At the end of its input it first ends what it has begun: when the keeper is killed, the file becomes whole, and the
+process can have its memory back from there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import mmap
 import os
 import socket
@@ -43,7 +49,9 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from .populate import populate
+from .parking import HASH
+from .populate import populate, populate_mapped, resize
+from .vram_hashes import CHUNK, ZEROS, Hasher
 
 __all__ = ["main"]
 
@@ -130,6 +138,15 @@ class _Part:
         _run("cuMemRelease", self._handle)
 
 
+@dataclass(frozen=True)
+class _Stretch:
+    """Bytes of another process's memory that follow one another, mapped here; in the file they are at `offset`."""
+
+    offset: int
+    size: int
+    address: int
+
+
 class _Piece:
     """A piece of the file, in GPU memory of this program's own."""
 
@@ -142,12 +159,14 @@ class _Piece:
 
 
 class _Holder:
-    def __init__(self, uuid: str, file: Path, size: int, state: str) -> None:
+    def __init__(self, uuid: str, file: Path, size: int, state: str, hashes: Path | None) -> None:
         self._resting = False
         self._size = size
         self._whole, self._part = file, file.with_name(file.name + ".part")
-        self._is_brought = state == "brought"
-        used = self._part if state == "new" else self._whole
+        self._is_brought, self._is_bare = state == "brought", state == "bare"
+        used = self._part if state in ("new", "bare") else self._whole
+        if self._is_bare:
+            resize(used, size)
         with ThreadPoolExecutor(1) as beside:
             # Both take a third of a second and more.
             populating = beside.submit(populate, used, size) if state in ("new", "awaited") else None
@@ -158,11 +177,15 @@ class _Holder:
             self._file = mmap.mmap(opened.fileno(), 0)
         first: Any = ctypes.c_char.from_buffer(self._file)
         self._staging = ctypes.addressof(first)
-        _run("cuMemHostRegister", self._staging, len(self._file), 0)
+        if not self._is_bare:
+            _run("cuMemHostRegister", self._staging, len(self._file), 0)
+        self._hashes, self._hasher = hashes, _hasher() if hashes is not None else None
         self._held: deque[_Part | _Piece] = deque()
         """What of the bytes is on the GPU: from some offset on without a gap, or nothing."""
         self._has_taken, self._failed = False, ""
         """Whether it has another's memory, and why that could not be copied."""
+        self._left: list[_Stretch] = []
+        """What of that was not copied, since it is found elsewhere."""
         self._addresses: _Addresses | None = None
         """Where what was taken is mapped."""
         if self._is_brought:
@@ -183,23 +206,71 @@ class _Holder:
             there.send(_NUMBER.pack(0))
         # From here on nobody else has it. What cannot be copied can still be given back.
         self._has_taken = True
+        new, self._left = [_Stretch(part.offset, part.size, part.address) for part in parts], []
         try:
-            for part in parts:
-                _run("cuMemcpyDtoHAsync", self._staging + part.offset, part.address, part.size, 0)
-        except RuntimeError as e:
+            if self._hashes is not None and self._hasher is not None and parts:
+                new, self._left = self._new_and_known(parts, self._hashes, self._hasher)
+        except (RuntimeError, OSError) as e:
+            print(f"all is copied: {e}", file=sys.stderr)
+        try:
+            self._copy_out(new)
+        except (RuntimeError, OSError) as e:
             self._failed = str(e)
 
+    @staticmethod
+    def _new_and_known(parts: Sequence[_Part], hashes: Path, hasher: Hasher) -> tuple[list[_Stretch], list[_Stretch]]:
+        """Return what has to be copied of what was taken, and what is found elsewhere; write the hashes down."""
+        known = set(_cut(hashes.read_bytes()))
+        made = hasher.hashes(parts[0].address, sum(part.size for part in parts) // CHUNK)
+        _write(hashes.with_name(hashes.name + ".made"), made)
+        chunks = iter(_cut(made))
+        found: dict[str, list[_Stretch]] = {"zero": [], "known": [], "new": []}
+        for part in parts:
+            done = 0
+            of_part = itertools.islice(chunks, part.size // CHUNK)
+            kinds = ("zero" if key == ZEROS else "known" if key in known else "new" for key in of_part)
+            for kind, run in itertools.groupby(kinds):
+                size = sum(CHUNK for _ in run)
+                found[kind].append(_Stretch(part.offset + done, size, part.address + done))
+                done += size
+        return found["new"], found["known"]
+
+    def _copy_out(self, stretches: Sequence[_Stretch]) -> None:
+        if self._is_bare:
+            populate_mapped((self._staging + one.offset, one.size) for one in stretches)
+        for one in stretches:
+            to = self._staging + one.offset
+            if self._is_bare:
+                _run("cuMemHostRegister", to, one.size, 0)
+            _run("cuMemcpyDtoHAsync", to, one.address, one.size, 0)
+
     def copied(self) -> str:
-        """Wait for the copies; only now the file has its name."""
+        """Wait for the copies; where nothing was left out, the file has its name now."""
         if self._resting:
             return "copied"
         if self._failed:
             print(self._failed, file=sys.stderr)
             return "not copied"
         _run("cuCtxSynchronize")
-        if self._has_taken and self._part.exists():
+        if self._has_taken and not self._left and self._part.exists():
             self._part.rename(self._whole)
         return "copied"
+
+    def complete(self) -> str:
+        """Copy what was left out, too: the file is whole."""
+        left, self._left = self._left, []
+        try:
+            self._copy_out(left)
+        except (RuntimeError, OSError) as e:
+            self._failed = str(e)
+        return "complete" if self.copied() == "copied" else "not complete"
+
+    def end(self) -> None:
+        """Leave the bytes in the file, where nobody has them back yet."""
+        if self._held:
+            self.complete()
+        else:
+            self.copied()
 
     def load(self) -> str:
         size = len(self._file)
@@ -284,7 +355,7 @@ class _Holder:
     def _room_for(self, size: int) -> int:
         """Return for how many bytes there is room beside what is held; for so many, if need be without that."""
         free = _free_bytes() - _SLACK
-        if free < size and self._held and not self._is_brought and self.copied() == "copied":
+        if free < size and self._held and not self._is_brought and self.complete() == "complete":
             # What is held is in the file too; from there it takes no memory of the GPU.
             self._give_up()
             free = _free_bytes() - _SLACK
@@ -349,19 +420,36 @@ def _close(parts: Iterable[_Part | _Piece]) -> None:
         part.close()
 
 
-def main(uuid: str, file: str, size: str, state: str) -> None:
+def _hasher() -> Hasher | None:
+    try:
+        return Hasher()
+    except (RuntimeError, OSError) as e:
+        print(f"all is copied: {e}", file=sys.stderr)
+        return None
+
+
+def _cut(hashes: bytes) -> list[bytes]:
+    return [hashes[at : at + HASH] for at in range(0, len(hashes), HASH)]
+
+
+def _write(file: Path, data: bytes) -> None:
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as opened:
+        opened.write(data)
+
+
+def main(uuid: str, file: str, size: str, state: str, hashes: str = "") -> None:
     """Be that program."""
     # Until the process has its memory back, this program is as much worth as the process.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-1000")
-    holder = _Holder(uuid, Path(file), int(size), state)
+    holder = _Holder(uuid, Path(file), int(size), state, Path(hashes) if hashes else None)
     _say("ready")
     try:
         for line in sys.stdin:
             if (said := _answer(holder, line)) is not None:
                 _say(said)
     finally:
-        holder.copied()
+        holder.end()
 
 
 def _answer(holder: _Holder, line: str) -> str | None:
@@ -375,6 +463,8 @@ def _answer(holder: _Holder, line: str) -> str | None:
             return None
         case "copied", []:
             return holder.copied()
+        case "complete", []:
+            return holder.complete()
         case "load", []:
             return holder.load()
         case "bring", [at, size, to]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from .chunks import CHUNK, HOLE, Chunk, digest, equal_pieces, first_cut, is_zero
+from ..errors import StoreError
+from .chunks import CHUNK, HOLE, Chunk, chunk_of, digest, equal_pieces, first_cut, is_zero
 from .codec import encode
 from .lookup import Lookup
 from .pack import PackWriter
@@ -26,6 +27,9 @@ its content.
 
 _BATCH = 8 * 1024 * 1024
 """Bytes of one file that one job reads, about."""
+
+_HASHES = 64
+"""Chunks whose hashes are given that one job looks at."""
 
 _STRETCH = 64 * 1024 * 1024
 """Bytes of one long piece that one job reads, about."""
@@ -56,21 +60,36 @@ class _Claims:
 
 
 def store_files(
-    sources: Sequence[Source], cut: Cut, known: Lookup, packs: PackWriter, report: Callable[[int], None]
+    sources: Sequence[Source],
+    cut: Cut,
+    known: Lookup,
+    packs: PackWriter,
+    report: Callable[[int], None],
+    hashed: Mapping[str, Sequence[bytes]],
 ) -> dict[str, list[Chunk]]:
     """Return each file as its chunks, all of them in packs and on the disk; `report` gets the bytes done.
 
-    `known` says what the store holds already.
+    `known` says what the store holds already. Files that are `hashed` are cut every `CHUNK` bytes, and the hash of each
+    chunk is given: what the store holds of them is not read.
 
     Raises
     ------
     OSError : a file cannot be read, is not as long as it was, or the packs cannot be written.
+    StoreError : a chunk that was read does not have the hash that was given.
     """
     claims = _Claims(known)
     found: dict[str, list[list[Chunk]]] = {}
     jobs: list[Callable[[Tally], None]] = []
     # The largest first, so that no thread is left alone with one at the end.
     for source in sorted(sources, key=lambda s: -s.size):
+        if source.path in hashed:
+            keys, batches = hashed[source.path], found.setdefault(source.path, [])
+            if len(keys) * CHUNK != source.size:
+                raise ValueError(f"{len(keys)} hashes were given for {source.size:,} bytes")
+            for first in range(0, len(keys), _HASHES):
+                batches.append([])
+                jobs.append(partial(_store_hashed, source, keys, first, claims, packs, batches[-1]))
+            continue
         pieces = cut(source.file)
         if pieces is None or sum(pieces) != source.size:
             pieces = equal_pieces(source.size)
@@ -159,6 +178,30 @@ def _store(
                 reader.free(offset, size)
             offset += size
             tally.add(size)
+
+
+def _store_hashed(
+    source: Source,
+    keys: Sequence[bytes],
+    first: int,
+    claims: _Claims,
+    packs: PackWriter,
+    into: list[Chunk],
+    tally: Tally,
+) -> None:
+    with Reader(source) as reader:
+        for number, key in enumerate(keys[first : first + _HASHES], first):
+            chunk = chunk_of(key)
+            if chunk.hash != HOLE and claims.known.find(key) is None:
+                begin = number * CHUNK
+                if _put(reader.view(begin, CHUNK, begin + CHUNK), claims, packs) != chunk:
+                    raise StoreError(
+                        "The snapshot could not be stored.",
+                        "GPU memory does not have the hash that was computed of it on the GPU.",
+                        "Save again. If it fails again, the GPU may be faulty: `nvidia-smi -q -d ECC` tells.",
+                    )
+            into.append(chunk)
+            tally.add(CHUNK)
 
 
 def _store_stretch(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-__all__ = ["CHUNK", "HOLE", "Chunk", "digest", "equal_pieces", "is_zero"]
+__all__ = ["CHUNK", "HASH_OF_ZEROS", "HOLE", "Chunk", "chunk_of", "digest", "equal_pieces", "is_zero"]
 
 CHUNK = 2 * 1024 * 1024
 """The most that a chunk holds, in bytes."""
@@ -15,6 +15,8 @@ HOLE = bytes(32)
 """What stands in place of a hash for a run of zeros, of any length. No chunk has this hash."""
 
 _ZEROS = bytes(CHUNK)
+HASH_OF_ZEROS = blake3(_ZEROS).digest()
+"""What a chunk of `CHUNK` zeros would have, if it were not kept as nothing."""
 
 _PAGE = 4096
 _FEWEST = 64
@@ -35,6 +37,11 @@ class Chunk(NamedTuple):
 def digest(data: bytes | bytearray | memoryview) -> bytes:
     """Return the 32 bytes by which these are known."""
     return blake3(data).digest()
+
+
+def chunk_of(key: bytes) -> Chunk:
+    """Return the chunk of `CHUNK` bytes that have this hash."""
+    return Chunk(HOLE if key == HASH_OF_ZEROS else key, CHUNK)
 
 
 def is_zero(data: bytes | bytearray | memoryview) -> bool:

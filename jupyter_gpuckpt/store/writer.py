@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -33,18 +33,19 @@ from typing import Any
 
 from ..errors import NameTaken, StoreError
 from .chunking import Cut, store_files
-from .chunks import digest
+from .chunks import CHUNK, HASH_OF_ZEROS, HOLE, digest
 from .committing import Commit
 from .contents import Contents
-from .durable import make_folder, sync_folder, write_new
+from .durable import make_folder, sync_folder, write_at, write_new
 from .failures import storing
 from .index import write_part
 from .layout import Layout
 from .lookup import Lookup
 from .manifest import Manifest
 from .names import is_plain_path
-from .pack import PackWriter
+from .pack import Location, PackReader, PackWriter
 from .parallel import Progress
+from .reading import read_contents
 from .sessions import Session
 from .sources import Source
 
@@ -90,6 +91,8 @@ class Writer:
             self.id = self._session.id
             self._folders: dict[str, Path] = {"": self.directory}
             self._files: list[Source] = []
+            self._hashed: dict[str, Sequence[bytes]] = {}
+            self._held: dict[bytes, Location] = {}
             self._packs = PackWriter(layout.packs, self.id, room)
             self._commit = Commit(layout, name, self.id, replace=replace)
             try:
@@ -113,6 +116,44 @@ class Writer:
     def add(self, file: Path, path: str, size: int) -> None:
         """Let the first `size` bytes of a file be the file `path` of the snapshot; it stays where it is."""
         self._files.append(Source(file, size, path))
+
+    def hashed(self, path: str, keys: Sequence[bytes]) -> None:
+        """Say which hashes the chunks of the file `path` have, each of `CHUNK` bytes.
+
+        The file need not have those that the store holds, nor zeros. Of the others, what is read is held against them.
+        """
+        self._hashed[path] = keys
+
+    def held_of(self, manifest: Manifest | None, paths: Callable[[str], bool]) -> list[bytes]:
+        """Return the hashes of chunks of `CHUNK` bytes of another snapshot's files that the store holds, and of zeros.
+
+        It holds them until this writer is closed. Raises `Damaged`.
+        """
+        files = read_contents(self._layout, manifest).files if manifest is not None else {}
+        keys = {chunk.hash for path in files if paths(path) for chunk in files[path] if chunk.size == CHUNK}
+        with storing(f"The snapshot {self._name} cannot be written.", self._layout.root):
+            known = Lookup(self._layout)
+            found = [key for key in keys if key != HOLE and known.find(key) is not None]
+        # The packs stay, but the part of the index goes with that snapshot.
+        self._held.update(known.found)
+        return [HASH_OF_ZEROS, *found]
+
+    def put_back(self, file: Path, keys: Sequence[bytes]) -> None:
+        """Write into a file, whose chunks have these hashes, those that `held_of` has found.
+
+        Raises
+        ------
+        StoreError, ValueError : they could not be read or written, or are damaged.
+        """
+        with storing("GPU memory could not be read from the store.", self._layout.root):
+            reader = PackReader(self._layout.packs)
+            fd = os.open(file, os.O_WRONLY | os.O_NOFOLLOW)
+            try:
+                for number, key in enumerate(keys):
+                    if (at := self._held.get(key)) is not None:
+                        write_at(fd, number * CHUNK, reader.read(key, at))
+            finally:
+                os.close(fd)
 
     def __enter__(self) -> Writer:
         return self
@@ -223,8 +264,9 @@ class Writer:
         sources += self._files
         total = sum(source.size for source in sources)
         known = Lookup(self._layout)
+        known.found.update(self._held)
         report = (lambda done: progress("store", done, total)) if progress else (lambda _: None)
-        contents = Contents(store_files(sources, cut, known, self._packs, report))
+        contents = Contents(store_files(sources, cut, known, self._packs, report, self._hashed))
         # Also those that were there before: a collection may be about to delete what no other snapshot needs.
         where = {**known.found, **self._packs.placed}
         chunks = {chunk.hash: where[chunk.hash] for chunk in contents.chunks()}

@@ -6,19 +6,26 @@ real driver does as much is seen in `tests/gpu`.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import platform
 import shutil
+import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+from blake3 import blake3
 from made_up import Process
+from notebooks import wait_until
 
+from jupyter_gpuckpt import installed
 from jupyter_gpuckpt.errors import DriverError
-from jupyter_gpuckpt.freeze.parking import Parked, Parking, make_fifos, run_on
+from jupyter_gpuckpt.freeze.parking import HASH, Elsewhere, FileState, Parked, Parking, make_fifos, run_on
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="parking is for x86-64"),
@@ -26,6 +33,7 @@ pytestmark = [
 ]
 
 MIB, GIB = 1 << 20, 1 << 30
+CHUNK = 2 << 20
 UUID = "GPU-" + "ab" * 16
 Start = Callable[..., "HeldProcess"]
 
@@ -34,15 +42,16 @@ class HeldProcess:
     """A process with memory on the made-up GPU, and its parking."""
 
     def __init__(self, process: Process, folder: Path) -> None:
-        self.process, self._folder = process, folder
+        self.process, self.folder = process, folder
         make_fifos(folder)
-        self._memory = Path(tempfile.mkdtemp(dir="/dev/shm"))
+        self.memory = Path(tempfile.mkdtemp(dir="/dev/shm"))
         self.parking: Parking | None = None
 
-    def parks(self) -> Parking:
+    def parks(self, file: FileState = "new", elsewhere: Elsewhere | None = None) -> Parking:
         size = self.process.ask("ours.gpuckpt_parkable()")
-        at = self._memory
-        self.parking = Parking(self._folder, at, str(at), Parked(self.process.pid, 0, UUID, size), "new")
+        at = self.memory
+        parked = Parked(self.process.pid, 0, UUID, size)
+        self.parking = Parking(self.folder, at, str(at), parked, file, elsewhere=elsewhere)
         assert self.parking.get_ready()
         self.process.begin("park")
         assert self.parking.park(self.process.pid, lambda parked: None, lambda: None)
@@ -61,7 +70,7 @@ class HeldProcess:
         if self.parking is not None:
             self.parking.close()
         self.process.close()
-        shutil.rmtree(self._memory)
+        shutil.rmtree(self.memory)
 
 
 @pytest.fixture
@@ -266,3 +275,106 @@ def test_more_than_there_is_is_the_drivers_own_error_and_leaves_nothing(start: S
     assert process.ask("create(2 << 30)") == 2
     assert free_bytes(process) == GIB
     assert process.ask("alloc(1 << 30)") == 0
+
+
+def _blocks(process: Process) -> bytes:
+    return b"".join(
+        bytes.fromhex(process.ask(f"ctypes.string_at({address}, {size}).hex()"))
+        for address, size in process.ask("blocks")
+    )
+
+
+def _hashes(data: bytes) -> list[bytes]:
+    return [blake3(data[at : at + CHUNK]).digest() for at in range(0, len(data), CHUNK)]
+
+
+def _found(known: list[bytes], put_back: Callable[[Path, bytes], None] = lambda *_: None) -> Elsewhere:
+    return Elsewhere(b"".join(known), put_back)
+
+
+def test_the_hash_made_on_a_gpu_is_the_stores(tmp_path: Path) -> None:
+    """Its source, as plain C; and what is in the package was made of it."""
+    source = Path(installed.__file__).parent / "freeze/vram_hashes.cu"
+    library, data = tmp_path / "hashes.so", os.urandom(3 * CHUNK)
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), "-x", "c", str(source)], check=True)
+    made = ctypes.create_string_buffer(3 * HASH)
+    ctypes.CDLL(str(library)).hash_chunks(data, made, 3)
+    assert made.raw == b"".join(_hashes(data))
+    first, _ = source.with_suffix(".ptx").read_text().split("\n", 1)
+    assert first.endswith(blake3(source.read_bytes()).hexdigest())
+
+
+@pytest.mark.parametrize("file", ["new", "bare"])
+def test_what_is_known_and_zeros_are_not_copied(start: Start, file: FileState) -> None:
+    held = start()
+    process = held.process
+    process.ask("[alloc(2 + 2 * (n % 3) << 20) for n in range(12)]")
+    process.ask("[mark(n, n + 1) for n in range(0, 12, 2)]")
+    before = _blocks(process)
+    hashes = _hashes(before)
+    known = hashes[:6]
+    parking = held.parks(file, _found(known))
+    parking.finish_copy()
+    assert parking.hashes == b"".join(hashes)
+    held.comes_back()
+    assert _blocks(process) == before
+    new = 0
+    with (held.memory / parking.parked.file).open("rb") as f:
+        for key in hashes:
+            chunk = f.read(CHUNK)
+            is_copied = key not in known and any(chunk)
+            assert blake3(chunk).digest() == key if is_copied else not any(chunk)
+            new += is_copied
+        assert not f.read()
+        assert 0 < new < len(hashes)
+        # Where little is expected to be new, no memory is taken for the rest.
+        assert (os.fstat(f.fileno()).st_blocks * 512 <= new * CHUNK) == (file == "bare")
+
+
+def test_a_gpu_without_room_for_anything_twice_has_all_copied(start: Start) -> None:
+    """The holder gives up what it holds, so the file has to have all of it: also what was known."""
+    held = start(free=30 * MIB)
+    process = held.process
+    process.ask("[alloc(6 << 20) for _ in range(4)]")
+    process.ask("[mark(n, n + 1) for n in range(4)]")
+    before = _blocks(process)
+    held.parks("bare", _found(_hashes(before)))
+    held.comes_back()
+    assert _blocks(process) == before
+
+
+def test_the_memory_of_a_keeper_that_was_killed_is_whole(start: Start) -> None:
+    held = start()
+    process = held.process
+    process.ask("[alloc(6 << 20) for _ in range(4)]")
+    process.ask("[mark(n, n + 1) for n in range(4)]")
+    before = _blocks(process)
+    parking = held.parks("bare", _found(_hashes(before)))
+    parking.finish_copy()
+    assert not (held.memory / parking.parked.file).exists()
+    parking.close()  # all that the holder sees of it is the end of its input
+    held.parking = Parking(held.folder, held.memory, str(held.memory), parking.parked, "kept")
+    held.comes_back()
+    assert _blocks(process) == before
+
+
+def test_what_a_holder_that_was_killed_had_not_copied_is_read_from_where_it_is(start: Start) -> None:
+    held = start()
+    process = held.process
+    process.ask("[alloc(6 << 20) for _ in range(4)]")
+    process.ask("[mark(n, n + 1) for n in range(4)]")
+    before = _blocks(process)
+    hashes = _hashes(before)
+
+    def put_back(file: Path, made: bytes) -> None:
+        assert made == b"".join(hashes)
+        with file.open("r+b") as f:
+            f.write(before[: 4 * CHUNK])
+
+    parking = held.parks("bare", _found(hashes[:4], put_back))
+    parking.finish_copy()
+    assert parking.holder is not None
+    psutil.Process(parking.holder).kill()
+    wait_until(lambda: parking.holder is None)
+    held.comes_back()
+    assert _blocks(process) == before

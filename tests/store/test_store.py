@@ -26,7 +26,7 @@ from store_helpers import (
 
 from jupyter_gpuckpt.errors import NameTaken, NoSuchSnapshot, StoreError
 from jupyter_gpuckpt.store import Store
-from jupyter_gpuckpt.store.chunks import CHUNK
+from jupyter_gpuckpt.store.chunks import CHUNK, digest
 
 
 def test_a_snapshot_comes_back_byte_for_byte(store: Store) -> None:
@@ -369,4 +369,40 @@ def test_links_and_pipes_among_the_files_are_refused(store: Store, tmp_path: Pat
             make(writer.directory / "odd")
             with pytest.raises(StoreError, match="not a regular file with a plain name"):
                 writer.commit(message="", **ABOUT)
+    assert litter(store) == []
+
+
+def test_what_was_hashed_elsewhere_is_not_read_where_the_store_has_it(store: Store, tmp_path: Path) -> None:
+    old, new, zeros = os.urandom(3 * CHUNK), os.urandom(CHUNK), bytes(CHUNK)
+    saved = save(store, "before", files={"vram/0": old, "other": new})
+    bare = tmp_path / "bare"
+    with store.writer("it") as writer:
+        known = writer.held_of(saved, lambda path: path.startswith("vram/"))
+        assert set(known) == {digest(zeros), *(digest(old[at : at + CHUNK]) for at in range(0, len(old), CHUNK))}
+        store.remove("before")  # meanwhile: what was promised stays
+        with bare.open("wb") as f:
+            os.pwrite(f.fileno(), new, 2 * CHUNK)
+            f.truncate(5 * CHUNK)
+        wanted = old[: 2 * CHUNK] + new + zeros + old[2 * CHUNK :]
+        writer.add(bare, "vram/0", len(wanted))
+        keys = [digest(wanted[at : at + CHUNK]) for at in range(0, len(wanted), CHUNK)]
+        writer.hashed("vram/0", keys)
+        assert writer.commit(message="", **ABOUT).stored < 2 * CHUNK
+    store.collect()
+    assert read_back(store, "it") == {"vram/0": wanted}
+    with store.writer("again") as writer:
+        writer.held_of(store.get("it"), lambda path: True)
+        writer.put_back(bare, keys)
+    assert bare.read_bytes() == wanted
+
+
+def test_a_hash_that_is_not_that_of_the_bytes_is_an_error_and_nothing_is_saved(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(os.urandom(CHUNK))
+    with store.writer("it") as writer:
+        writer.add(file, "vram/0", CHUNK)
+        writer.hashed("vram/0", [digest(b"others")])
+        with pytest.raises(StoreError, match="computed of it on the GPU"):
+            writer.commit(message="", **ABOUT)
+    assert store.list() == []
     assert litter(store) == []

@@ -14,7 +14,7 @@ from ...client.in_progress import ParkedMemory
 from ...errors import Cancelled, DriverError, GpuckptError, KernelLost
 from ...freeze import cuda
 from ...freeze import parking as parking_
-from ...freeze.parking import FileState, Parked, Parking
+from ...freeze.parking import Elsewhere, FileState, Parked, Parking
 from ...freeze.staging_buffer import StagingBuffer
 from ...freeze.vram import VramFiles
 from ...linux import processes
@@ -23,7 +23,7 @@ from ..agent_channel import AgentChannel
 from ..namespace import Namespace
 from . import gate
 
-__all__ = ["GpuFreeze", "GpuReturn", "noted_parked", "parked_in", "parked_of", "place_of"]
+__all__ = ["GpuFreeze", "GpuReturn", "LookElsewhere", "noted_parked", "parked_in", "parked_of", "place_of"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -43,6 +43,10 @@ _WORTH_PARKING = 256 << 20
 """Bytes from which on parking is quicker than the driver's own copy."""
 
 
+LookElsewhere = Callable[[str], Elsewhere]
+"""Says what of parked memory, by the name of its file, is found elsewhere."""
+
+
 class GpuFreeze:
     """One save's GPU side; nothing, where no process has GPU state.
 
@@ -52,6 +56,11 @@ class GpuFreeze:
     pids : the processes with GPU state.
     described : what `cuda.describe` says of them.
     vram : the files for what is in VRAM.
+    look_elsewhere : says what of the kernel's memory need not be copied; None where all is to be in the files.
+
+    Attributes
+    ----------
+    hashes : those of all chunks of what was parked, once it is copied, where its file lacks what is found elsewhere.
     """
 
     def __init__(
@@ -62,7 +71,10 @@ class GpuFreeze:
         pids: Sequence[int],
         described: Mapping[str, Any],
         vram: VramFiles,
+        look_elsewhere: LookElsewhere | None = None,
     ) -> None:
+        self.hashes = b""
+        self._look_elsewhere = look_elsewhere
         self._worker, self._space, self._channel, self._vram = worker, space, channel, vram
         self._pids, self._described = pids, described
         self._kernel = 0
@@ -78,7 +90,17 @@ class GpuFreeze:
         gpus = list(held.get(kernel, {}))
         if parkable >= _WORTH_PARKING and len(gpus) == 1 and parking_.is_supported():
             parked = Parked(processes.inner_pid(kernel), 0, gpus[0], parkable)
-            self._parking = await asyncio.to_thread(_parking, self._space, self._vram, parked, "new")
+            look = self._look_elsewhere
+            elsewhere = await asyncio.to_thread(look, parked.file) if look is not None else None
+            self._parking = await asyncio.to_thread(
+                Parking,
+                self._space.run_dir,
+                self._vram.outside,
+                self._vram.inside,
+                parked,
+                "bare" if elsewhere is not None and elsewhere.is_most else "new",
+                elsewhere=elsewhere,
+            )
             sizes[kernel] = max(0, sizes[kernel] - parkable)
         names = {pid: (str(processes.inner_pid(pid)), size) for pid, size in sizes.items()}
         await asyncio.to_thread(self._vram.prepare, names)
@@ -147,7 +169,7 @@ class GpuFreeze:
         return self._parking.parked if self._parking is not None and self._parking.is_parked else None
 
     async def finish_copy(self) -> Parked | None:
-        """Wait until all of VRAM is in the files; return what of it was parked.
+        """Wait until all of VRAM is in the files that is not found elsewhere; return what of it was parked.
 
         Raises
         ------
@@ -156,6 +178,7 @@ class GpuFreeze:
         parked = self.parked()
         if parked is not None and self._parking is not None:
             await asyncio.to_thread(self._parking.finish_copy)
+            self.hashes = self._parking.hashes
         return parked
 
     async def rest(self) -> None:

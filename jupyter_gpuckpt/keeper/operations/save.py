@@ -6,6 +6,7 @@ What the kernel is paused for is in `take`; it runs again while the capture is d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
@@ -24,9 +25,11 @@ from ...errors import (
     GpuckptError,
     Refused,
     SaveFailed,
+    StoreError,
 )
 from ...freeze import cuda, pages
 from ...freeze.criu_program import CriuProgram, version_text
+from ...freeze.parking import HASH, PARKED, Elsewhere
 from ...operations.requests import Save
 from ...operations.results import Saved
 from ...operations.results import Taken as TakenSoFar
@@ -91,7 +94,10 @@ async def save(
 
     program = await asyncio.to_thread(usable_criu)
     with await asyncio.to_thread(_writer, keeper, store, operation.name, request.replace) as writer:
-        taken = await take(keeper, operation, writer.directory, program, progress, check)
+        gpu = _Elsewhere(keeper, store, writer)
+        taken = await take(
+            keeper, operation, writer.directory, program, progress, check, look_elsewhere=gpu.look_elsewhere
+        )
         taken_at, worked = now(), keeper.work()
         try:
             if request.between_cells:
@@ -99,6 +105,7 @@ async def save(
             await progress.enter("writing")
             # The kernel runs: it does not wait for what is written about files, nor for their copies.
             await describe(keeper, writer, taken, progress, with_files=request.with_files)
+            gpu.tell_hashes(taken.frozen)
             operation.let_kernel_go()
             letting_go = asyncio.create_task(
                 _let_go(operation, request, writer.id, taken.frozen, progress, on_progress)
@@ -122,6 +129,41 @@ async def save(
     if operation.store is None and not request.automatic:
         await asyncio.to_thread(_remove_old, keeper, manifest.id)
     return done
+
+
+_FEW = 8
+"""One part in so many of what a kernel has on the GPU is little."""
+
+
+class _Elsewhere:
+    """What of a kernel's GPU memory the store has in the snapshot before: it is not copied, read or hashed again."""
+
+    def __init__(self, keeper: Keeper, store: Store, writer: Writer) -> None:
+        self._keeper, self._store, self._writer = keeper, store, writer
+        self._known: frozenset[bytes] = frozenset()
+        self._file = ""
+
+    def look_elsewhere(self, file: str) -> Elsewhere:
+        """Return what is found in the store, of the file of this name."""
+        self._file = file
+        parent = next((m for m in self._store.list() if m.id == self._keeper.state.parent_id), None)
+        with contextlib.suppress(StoreError):  # then all is copied
+            self._known = frozenset(self._writer.held_of(parent, lambda path: path.endswith(PARKED)))
+        is_most = parent is not None and self._keeper.few_vram_is_new
+        return Elsewhere(b"".join(self._known), lambda into, made: self._writer.put_back(into, _cut(made)), is_most)
+
+    def tell_hashes(self, frozen: Frozen) -> None:
+        """Tell the writer what was found on the GPU, and note whether it was much for the next save."""
+        keys = _cut(frozen.gpu.hashes)
+        if keys:
+            self._writer.hashed(f"{VRAM}/{self._file}", keys)
+            new = sum(key not in self._known for key in keys)
+            self._keeper.few_vram_is_new = new * _FEW <= len(keys)
+            log.info("%d of %d chunks of GPU memory are new", new, len(keys))
+
+
+def _cut(hashes: bytes) -> list[bytes]:
+    return [hashes[at : at + HASH] for at in range(0, len(hashes), HASH)]
 
 
 def _refuse_begun(keeper: Keeper, taken: Taken) -> None:

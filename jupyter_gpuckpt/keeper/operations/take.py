@@ -32,7 +32,7 @@ from ...snapshots.saved import SavedProcesses
 from .. import lost_names, preflight
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import NOTHING, AfterSave, ReadyForSave, checked_reply
-from ..gpu.freeze import GpuFreeze
+from ..gpu.freeze import GpuFreeze, LookElsewhere
 from ..gpu.sleep import FrozenAsleep, GpuSleep
 from ..namespace import Namespace
 from ..staging import Staging
@@ -98,11 +98,12 @@ async def take(
     progress: OperationProgress,
     check: Check,
     left: criu.Left = "running",
+    look_elsewhere: LookElsewhere | None = None,
 ) -> Taken:
     """Freeze the kernel for a moment and take all of it: into the staging, and /dev/shm and log into `directory`.
 
-    `check` is called before the freeze. A kernel that is `left` stopped stays as it was taken, off the GPU, until
-    `run_on`.
+    `check` is called before the freeze; `look_elsewhere` says what of its GPU memory need not be taken. A kernel that
+    is `left` stopped stays as it was taken, off the GPU, until `run_on`.
 
     Raises
     ------
@@ -128,7 +129,7 @@ async def take(
         patience = _AFTER_FAILURE
         found = await _look(keeper, agent)
         check(found.private, found.described)
-        freeze = _Freeze(keeper, operation, directory, program, progress, left, found)
+        freeze = _Freeze(keeper, operation, directory, program, progress, left, found, look_elsewhere)
         staging, frozen = await freeze.take(agent.parkable)
         undoing.pop_all()
     if left == "running":
@@ -250,6 +251,7 @@ class _Freeze:
     progress: OperationProgress
     left: criu.Left
     found: _Found
+    look_elsewhere: LookElsewhere | None
 
     async def take(self, parkable: int) -> tuple[Staging, Frozen]:
         """Freeze the kernel's tree, take it, and leave it as asked; what criu wrote is in the staging.
@@ -335,7 +337,7 @@ class _Freeze:
         assert channel is not None
         if found.asleep is not None:
             return FrozenAsleep(found.asleep, worker, found.space, channel)
-        return GpuFreeze(worker, found.space, channel, found.on_gpu, found.described, staging.vram)
+        return GpuFreeze(worker, found.space, channel, found.on_gpu, found.described, staging.vram, self.look_elsewhere)
 
     async def _dump(self, staging: Staging, gpu: GpuFreeze, started: Callable[[int], None]) -> None:
         self.progress.check()

@@ -1,0 +1,90 @@
+"""Saves of a kernel whose GPU memory changes a little from one to the next, and the way back and forth between them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from gpu_memory import DIGEST, GIB
+from notebooks import Notebook, wait_until
+
+from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.store import Store
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+STATE = (
+    "import torch\n"
+    + DIGEST
+    + """
+torch.manual_seed(1)
+blocks = [torch.randint(0, 2**62, (20 << 17,), device='cuda') for _ in range(100)]
+free = torch.zeros(2 << 27, device='cuda')
+seen = []
+"""
+)
+
+
+def new_chunks(notebook: Notebook) -> list[tuple[int, int]]:
+    """Return, of each save, how many chunks were new, and how many there are."""
+    log = (notebook.folder / "keeper.log").read_text()
+    return [(int(new), int(all_)) for new, all_ in re.findall(r"(\d+) of (\d+) chunks of GPU memory are new", log)]
+
+
+def stored(name: str) -> int:
+    return Store(settings.store_dir()).get(name).stored
+
+
+def test_what_has_not_changed_stays_on_the_gpu_and_every_snapshot_is_whole(notebook: Notebook) -> None:
+    notebook.run(STATE, timeout=120)
+    for n in range(5):
+        notebook.run(f"blocks[{n}].add_({n + 1}); seen.append(digest(*blocks)); d = seen[-1]")
+        notebook.run(f"%gpuckpt save s{n}", timeout=120)
+    (first, every), *later = new_chunks(notebook)
+    # What is zero is never new; a block is ten chunks, and it may share its first and last with others.
+    assert 1000 <= first < every - 400
+    assert all(10 <= new <= 24 and every == all_ for new, all_ in later)
+    assert all(stored(f"s{n}") < 200 << 20 for n in range(1, 5))
+    # Much is new where little was expected: the kernel is paused for longer, and nothing else.
+    notebook.run("[b.add_(7) for b in blocks]; d = digest(*blocks)")
+    notebook.run("%gpuckpt save much", timeout=120)
+    assert new_chunks(notebook)[-1][0] >= 1000
+    for n in (2, 4, 0):
+        notebook.run(f"%gpuckpt restore s{n} --discard", timeout=120)
+        assert notebook.value(f"digest(*blocks) == d == seen[{n}] and not free.any().item()") == "True"
+    notebook.run("%gpuckpt restore much", timeout=120)
+    assert notebook.value("digest(*blocks) == d") == "True"
+
+
+def test_cells_that_use_the_gpu_are_undone_and_redone(notebook: Notebook) -> None:
+    notebook.run(STATE, timeout=120)
+    notebook.run("%gpuckpt auto on")
+
+    def saves() -> int:
+        return len(new_chunks(notebook))
+
+    for n in range(3):
+        before = saves()
+        notebook.run(f"blocks[{n}].mul_(3); seen.append(digest(*blocks))")
+        wait_until(lambda before=before: saves() > before)  # type: ignore[misc]
+    for left in (2, 1):
+        notebook.run("%gpuckpt undo", timeout=120)
+        assert notebook.look(f"len(seen) == {left} and digest(*blocks) == seen[-1]") == "True"
+    for there in (2, 3):
+        notebook.run("%gpuckpt redo", timeout=120)
+        assert notebook.look(f"len(seen) == {there} and digest(*blocks) == seen[-1]") == "True"
+
+
+def test_a_snapshot_that_is_gone_meanwhile_is_not_relied_on(notebook: Notebook) -> None:
+    notebook.run(STATE, timeout=120)
+    notebook.run("%gpuckpt save here", timeout=120)
+    notebook.run("blocks[0].add_(1); d = digest(*blocks)")
+    notebook.run("%gpuckpt save here --replace", timeout=120)
+    notebook.run("%gpuckpt save there", timeout=120)
+    notebook.run("%gpuckpt rm here")
+    notebook.run("%gpuckpt save last", timeout=120)
+    notebook.run("%gpuckpt rm there")
+    notebook.run("[b.zero_() for b in blocks]")
+    notebook.run("%gpuckpt restore last --discard", timeout=120)
+    assert notebook.value("digest(*blocks) == d") == "True"
+    assert stored("last") < GIB // 4
