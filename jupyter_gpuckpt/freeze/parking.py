@@ -286,6 +286,8 @@ class Parking:
             self._is_copied, self._is_whole = True, self._file.exists()
             with contextlib.suppress(FileNotFoundError):
                 self.hashes = self._made_hashes.read_bytes()
+            if not self._is_whole and not self.hashes:
+                raise self._error("copied", "what was left out is not known")
 
     def rest(self) -> None:
         """Have the holder give up all that it has on the GPU: the process has its memory from the file, later."""

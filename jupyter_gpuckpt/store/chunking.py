@@ -76,7 +76,10 @@ def store_files(
     ------
     OSError : a file cannot be read, is not as long as it was, or the packs cannot be written.
     StoreError : a chunk that was read does not have the hash that was given.
+    ValueError : hashes were given for what is no file of these, or of another size.
     """
+    if unknown := hashed.keys() - {source.path for source in sources}:
+        raise ValueError(f"hashes were given for {', '.join(sorted(unknown))}")
     claims = _Claims(known)
     found: dict[str, list[list[Chunk]]] = {}
     jobs: list[Callable[[Tally], None]] = []

@@ -404,5 +404,10 @@ def test_a_hash_that_is_not_that_of_the_bytes_is_an_error_and_nothing_is_saved(s
         writer.hashed("vram/0", [digest(b"others")])
         with pytest.raises(StoreError, match="computed of it on the GPU"):
             writer.commit(message="", **ABOUT)
+    with store.writer("it") as writer:
+        writer.add(file, "vram/0", CHUNK)
+        writer.hashed("vram/1", [digest(b"others")])  # whose holes would be saved as they are
+        with pytest.raises(ValueError, match="vram/1"):
+            writer.commit(message="", **ABOUT)
     assert store.list() == []
     assert litter(store) == []
