@@ -28,6 +28,8 @@ _INTRODUCED_BY_CURVE = 560
 _PEERS_TIMEOUT = 2.0
 _COMING, _COMING_TIMEOUT = 0.05, 1.0  # how long no request has to come, and how long that is waited for, in seconds
 _BEGINS = 60  # how much of a cell names it: what tells of it has to fit in PIPE_BUF
+_TCP_ESTABLISHED = 1
+"""The state of a connection that is open in both directions, of linux/tcp.h; the first byte of TCP_INFO."""
 _TCP_INFO_BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in struct tcp_info (linux/tcp.h)
 
 Asked = dict[str, Any]
@@ -326,6 +328,9 @@ def introduced(*, encrypted: bool) -> dict[int, int]:
                 s.getpeername()
                 info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
                 unread = struct.unpack("i", fcntl.ioctl(s, termios.FIONREAD, bytes(4)))[0]
+                # One that the keeper has half closed is not there any more: nothing can be sent on it.
+                if info[0] != _TCP_ESTABLISHED:
+                    continue
                 if struct.unpack_from("<Q", info, _TCP_INFO_BYTES_RECEIVED)[0] >= least and not unread:
                     port = s.getsockname()[1]
                     found[port] = found.get(port, 0) + 1
