@@ -106,7 +106,7 @@ class Requests:
         keeper = self.keeper
         match request:
             case Long():
-                unasked = isinstance(request, asked.Save) and request.between_cells
+                unasked = isinstance(request, asked.Save) and request.automatic
                 operation = Operation(request.op, _subject(request), request.operation, store, unasked=unasked)
                 return await self._operate(operation, request, on_progress)
             case asked.Cancel():

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from keeper_faults import Asked, Criu
 from notebooks import Notebook, StartKernel, start_kernel, wait_until
 
-from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.operations.results import Labelled
 
 pytestmark = [pytest.mark.criu, pytest.mark.shared_kernel]
@@ -32,7 +31,8 @@ def run_saved(notebook: Notebook, cell: str) -> None:
     before = {one.id for one in snapshots(notebook)}
     notebook.run(cell)
     wait_until(lambda: {one.id for one in snapshots(notebook)} - before)
-    wait_until(lambda: KernelFolder(notebook.folder).state().operation is None)
+    with notebook.keeper as keeper:  # it has noted what it saved, when nothing is under way
+        wait_until(lambda: not keeper.request("status")["stage"])
 
 
 _STEPS = st.lists(st.sampled_from(["cell", "cell that is not saved", "undo", "undo 2", "redo"]), min_size=7, max_size=9)
@@ -131,10 +131,12 @@ def test_a_kernel_is_saved_every_so_often_also_in_the_middle_of_a_cell(notebook:
     asked = Asked(notebook, f"while not Path({str(go_on)!r}).exists(): steps += 1; time.sleep(0.01)")
     (name,) = wait_until(lambda: names(notebook))
     with notebook.keeper as keeper:
+        wait_until(lambda: keeper.request("status")["state"] == "saving")
+        keeper.request("save", {"name": "mine"})  # waits for the save that nobody asked for
         keeper.request("auto", {"switch": "off"})
     go_on.touch()
     assert asked.answer()["status"] == "ok"
-    (saved,) = (one for one in snapshots(notebook) if one.label == name)
+    saved = next(one for one in snapshots(notebook) if one.label == name)
     assert saved.message.startswith("in the middle of: while not Path(")
     notebook.run("steps = -10**9")
     notebook.run(f"%gpuckpt restore {name}")  # which has the rest of that loop run
