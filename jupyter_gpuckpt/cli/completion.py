@@ -53,6 +53,7 @@ def _completer(command: str, action: argparse.Action, here: Program) -> _Complet
         "KEY": of_files,
         "NOTEBOOK": _notebooks,
         "NOTEBOOK:NAME": _snapshots,
+        "RECIPE": _recipes,
         "TAG": _tags,
         "URL": lambda prefix, **_: [*_remotes(), *directories(prefix)],
         **dict.fromkeys(("A", "B", "NAME"), _snapshots),
@@ -129,6 +130,12 @@ def _remotes() -> Iterable[str]:
     with contextlib.suppress(GpuckptError, OSError):
         return KnownRemotes(settings.keys_dir()).addresses()
     return ()
+
+
+def _recipes(**_: Any) -> Mapping[str, str]:
+    from .recipes import summaries
+
+    return summaries()
 
 
 def script(args: argparse.Namespace) -> int:

@@ -33,6 +33,15 @@ def add_machine_commands(group: Group) -> None:
     serving.add_argument("action", metavar="run|install|uninstall", choices=("run", "install", "uninstall"))
     serving.add_argument("--group", metavar="GROUP", default="gpuckpt", help="whose members are served")
 
+    advising = group.add(
+        "recipe",
+        "recipes.recipe",
+        "print tested configuration for batch systems, hubs and services",
+        "Print a configuration file that is tested with this version, to begin your own with; without RECIPE, list\n"
+        "which there are.",
+    )
+    advising.add_argument("recipe", metavar="RECIPE", nargs="?", default="", help="the file's name in the list")
+
 
 def add_help_commands(group: Group) -> None:
     """Add what tells of the program itself."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,19 @@ from people import GROUP, Person
 from jupyter_gpuckpt.broker.rights import NEEDED
 
 pytestmark = pytest.mark.criu
+
+_ASKING = """
+def answers(method, path, body=None):
+    try:
+        found = requests.request(
+            method, f"http://127.0.0.1:8888/{path}", json=body, headers={"Authorization": "token of-bob"}, timeout=60
+        )
+    except requests.ConnectionError:
+        return None
+    assert found.ok, found.text
+    return found.json()
+"""
+_LISTING = "subprocess.run(['jupyter', 'gpuckpt', 'list', '--json'], capture_output=True, check=True).stdout.decode()"
 
 SERVICE, SOCKET = "gpuckpt-broker.service", "gpuckpt-broker.socket"
 
@@ -106,6 +121,57 @@ def test_an_installation_that_does_not_start_is_no_success(machine: BootedMachin
     assert "`systemctl restart gpuckpt-broker.service` failed" in done.stderr
     machine.as_root("rm", str(obstacle))
     assert machine.gpuckpt("broker", "install", "--group", GROUP).returncode == 0
+
+
+def test_a_service_of_the_recipe_hibernates_its_kernels_when_it_is_stopped(machine: BootedMachine) -> None:
+    """`jupyter gpuckpt recipe jupyter@.service`, with nothing changed but its paths."""
+    bob = machine.person("bob")
+    assert machine.as_root("usermod", "-aG", GROUP, "bob").returncode == 0
+    units, unit = Path("/etc/systemd/system"), "jupyter@bob.service"
+    written = machine.gpuckpt("recipe", "jupyter@.service").stdout
+    written = written.replace("/opt/jupyter/bin/jupyter", str(Path(sys.executable).with_name("jupyter")))
+    machine.as_root("sh", "-c", 'printf %s "$1" > "$2"', "sh", written, str(units / "jupyter@.service"))
+    variables = "".join(f'Environment="{name}={value}"\\n' for name, value in bob.environment.items())
+    own = f"[Service]\\n{variables}Environment=JUPYTER_TOKEN=of-bob\\n"
+    machine.as_root("sh", "-c", f"mkdir {units}/{unit}.d && printf '{own}' > {units}/{unit}.d/own.conf")
+    assert machine.systemctl("daemon-reload").returncode == 0
+    try:
+        assert machine.systemctl("start", unit).returncode == 0
+        bob.does(
+            "import os, requests",
+            "from jupyter_client import BlockingKernelClient",
+            "from notebooks import Notebook, wait_for_ready, wait_until",
+            _ASKING,
+            "wait_until(lambda: answers('GET', 'api/status'))",
+            "kernel = answers('POST', 'api/kernels', {'name': 'python3-gpuckpt'})['id']",
+            "client = BlockingKernelClient()",
+            "client.load_connection_file(f'{os.environ[\"JUPYTER_RUNTIME_DIR\"]}/kernel-{kernel}.json')",
+            "client.start_channels()",
+            "notebook = Notebook(None, client)",
+            "wait_for_ready(client)",
+        )
+        bob.runs("x = 41")
+        assert machine.systemctl("stop", unit).returncode == 0
+        assert state(machine, unit, "Result") == "success"
+        (saved,) = json.loads(bob.does("import subprocess", _LISTING))["snapshots"]
+        assert saved["name"].startswith("hibernated-")
+        assert machine.systemctl("start", unit).returncode == 0
+        bob.does(
+            "wait_until(lambda: answers('GET', 'api/status'))",
+            f"begun = answers('POST', 'api/gpuckpt/hibernated/{saved['name']}/resume', {{}})",
+            "look = lambda: answers('GET', f'api/gpuckpt/operations/{begun[\"id\"]}')",
+            "ended = wait_until(lambda: (now := look())['ended'] and now)",
+            "client.stop_channels()",
+            "client = BlockingKernelClient()",
+            'client.load_connection_file(f\'{os.environ["JUPYTER_RUNTIME_DIR"]}/kernel-{begun["kernel_id"]}.json\')',
+            "client.start_channels()",
+            "notebook = Notebook(None, client)",
+            "wait_for_ready(client)",
+        )
+        assert bob.runs("print(x)") == "41"
+    finally:
+        machine.systemctl("stop", unit)
+    assert state(machine, unit, "TasksCurrent") in ("[not set]", "0")
 
 
 def test_uninstall_leaves_the_kernels_and_nothing_of_root_s(machine: BootedMachine, alice: Person) -> None:

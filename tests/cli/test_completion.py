@@ -45,7 +45,7 @@ def test_commands_options_and_names_are_completed(cli: Cli, folders: None) -> No
     store_of(settings.store_dir(), 2)
     assert cli("tag", "many-0001", "best").status == 0
     for line, may_follow in {
-        "jupyter-gpuckpt re": ["redo", "repair", "recipient", "remote", "restore"],
+        "jupyter-gpuckpt re": ["recipe", "recipient", "redo", "repair", "remote", "restore"],
         "jupyter-gpuckpt show ": ["many-0000", "many-0001"],
         "jupyter-gpuckpt rm many-0001 ": ["many-0000"],
         "jupyter-gpuckpt save kernel ": [],  # a new name
@@ -54,6 +54,7 @@ def test_commands_options_and_names_are_completed(cli: Cli, folders: None) -> No
         "jupyter-gpuckpt rm --dry": ["--dry-run"],
         "jupyter-gpuckpt awake kernel ": ["off", "on"],
         "jupyter-gpuckpt help vers": ["version"],
+        "jupyter-gpuckpt recipe jupyter@": ["jupyter@.service"],
     }.items():
         assert sorted(completed(line)) == sorted(may_follow), line
 

@@ -17,7 +17,7 @@ _ROOT = Path(jupyter_gpuckpt.__file__).parent
 _MODULES = {
     ".".join(("jupyter_gpuckpt", *path.relative_to(_ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in _ROOT.rglob("*.py")
-    if "labextension" not in path.relative_to(_ROOT).parts
+    if not {"labextension", "recipes"} & {*path.relative_to(_ROOT).parts}
 }
 _EVERYBODYS = {path.stem for path in _ROOT.glob("*.py")} - {"__init__", "provisioner"}
 _MAY_IMPORT: dict[str, set[str]] = {
