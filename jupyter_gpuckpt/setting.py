@@ -6,12 +6,13 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from .errors import Refused
 
 __all__ = [
     "Setting",
+    "When",
     "is_not_off",
     "is_on",
     "parse_count",
@@ -19,6 +20,7 @@ __all__ = [
     "parse_paths",
     "parse_seconds",
     "parse_size",
+    "parse_when",
 ]
 
 T = TypeVar("T")
@@ -118,9 +120,23 @@ def parse_duration(text: str) -> float | None:
     return seconds or None
 
 
-def parse_after(text: str) -> float | None:
-    """Return the seconds that a time means, 0 for ``on``, and None for ``off``."""
-    return 0.0 if text.strip().lower() == "on" else parse_duration(text)
+class When(NamedTuple):
+    """When kernels are saved by themselves: after cells that took so long, or every so often (seconds)."""
+
+    after: float = 0.0
+    every: float | None = None
+
+
+def parse_when(text: str) -> When | None:
+    """Return what ``on``, ``5s`` (after cells of that length) or ``every 10m`` mean, and None for ``off``."""
+    words = text.lower().split()
+    if words == ["on"]:
+        return When()
+    if words[:1] == ["every"]:
+        every = parse_duration(" ".join(words[1:]))
+        return None if every is None else When(every=every)
+    after = parse_duration(text)
+    return None if after is None else When(after)
 
 
 def parse_seconds(text: str) -> float:

@@ -18,14 +18,15 @@ from .installed import in_data_folder
 from .linux.private_folders import why_not_private
 from .setting import (
     Setting,
+    When,
     is_not_off,
     is_on,
-    parse_after,
     parse_count,
     parse_duration,
     parse_paths,
     parse_seconds,
     parse_size,
+    parse_when,
 )
 
 NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"  # noqa: S108 - inside the sleeper's own tmpfs
@@ -257,11 +258,12 @@ sleep_after = Setting(
     more="sleep.md#by-itself",
     configurable="GpuckptProvisioner",
 )
-auto_after: Setting[float | None] = Setting(
+auto: Setting[When | None] = Setting(
     "GPUCKPT_AUTO",
-    parse_after,
+    parse_when,
     lambda: None,
-    what="`on`: kernels are saved by themselves after each cell; `5s`: after those that ran for this long",
+    what="`on`: kernels are saved by themselves after each cell; `5s`: after those that ran for this long; "
+    "`every 10m`: every ten minutes in which they did something, also in the middle of a cell",
     without="`off`",
     more="time-travel.md",
 )

@@ -205,7 +205,7 @@ class KernelFolder:
         folder.path.mkdir(mode=0o700)
         lock = folder.lock()
         assert lock is not None
-        auto = None if launch.job or (after := settings.auto_after()) is None else AutoSave(after)
+        auto = None if launch.job or (when := settings.auto()) is None else AutoSave(when.after, every=when.every)
         folder.write_state(State(sleep_after=launch.sleep_after, auto=auto))
         folder._write(LAUNCH, dataclasses.asdict(launch))
         return folder, lock

@@ -189,6 +189,18 @@ def test_the_rule_outlives_the_keeper_and_a_restore(start: StartKernel, monkeypa
 
 
 @pytest.mark.shared_kernel(False)
+@pytest.mark.parametrize(
+    ("chosen", "rule"),
+    [("2s", "after each cell that ran for 2 s or longer"), ("every 10m", "every 10 m")],
+)
+def test_the_rule_of_all_kernels_is_a_setting(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch, chosen: str, rule: str
+) -> None:
+    monkeypatch.setenv("GPUCKPT_AUTO", chosen)
+    assert rule in start().run("%gpuckpt auto").text
+
+
+@pytest.mark.shared_kernel(False)
 def test_why_a_save_failed_is_told_where_somebody_asks(start: StartKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUCKPT_STORE_QUOTA", "1M")
     notebook = start()

@@ -76,6 +76,15 @@ def test_cells_are_undone_and_redone(lab: Server, open_window: OpenWindow) -> No
         window.is_told("Restored auto-")
         window.is_told_nothing_more()
         assert _look(window, "x") == value
+    cells[2].locator(".cm-content").click()
+    before = window.page.locator('.jp-cell-toolbar [data-jp-item-name="gpuckpt-before-cell"] jp-button')
+    expect(before).to_have_attribute("aria-label", re.compile("before this cell"))
+    before.click()
+    window.accept("Restore")
+    window.is_told("Restored auto-")
+    assert _look(window, "x") == "2"
+    window.sidebar.get_by_role("button", name="Redo cell").click()
+    window.is_told("after “x = 3”")
     # Of what was saved by itself, only that is there which the kernel is based on.
     lines = window.sidebar.get_by_role("treeitem")
     expect(lines).to_have_text([re.compile("x = 3.*here")])
