@@ -106,8 +106,8 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             is_first = not self.ports_cached
             self._reserve_ports()
         found: dict[str, Any] = await super().pre_launch(**kwargs)
-        for name in (settings.ENV_RUN_DIR, settings.ENV_UNAVAILABLE):  # of a kernel that this one is started in
-            found["env"].pop(name, None)
+        for name in (settings.ENV_RUN_DIR, settings.ENV_ENVIRONMENT, settings.ENV_UNAVAILABLE):
+            found["env"].pop(name, None)  # of a kernel that this one is started in
         self.cwd = launch.cwd if launch is not None else str(found.get("cwd") or Path.cwd())
         found["cmd"], ipykernel = await in_thread(with_agent, found["cmd"], found["env"], self.cwd)
         self._has_agent = bool(ipykernel)

@@ -45,6 +45,9 @@ PARKING_FIFOS = ("to-parking", "from-parking")
 RUN_ID = "run.id"
 """The file in the run folder that tells it from all others: a restored kernel sees by it that it is another's."""
 
+ENVIRONMENT = "environment"
+"""The file in the run folder with what the program would be started with now, as /proc/PID/environ has it."""
+
 GATE = "gpu-away"
 """The file in the run folder that stands there while the driver has the kernel's GPU state."""
 
@@ -53,6 +56,9 @@ NAMESPACE_SOCKETS_DIR = "/dev/shm/multiprocessing"  # noqa: S108 - likewise
 
 ENV_RUN_DIR = "GPUCKPT_RUN_DIR"
 """Set in a kernel that a keeper holds: the run folder as the kernel sees it."""
+
+ENV_ENVIRONMENT = "GPUCKPT_ENVIRONMENT"
+"""Set in a kernel or job that a keeper holds: the path of `ENVIRONMENT`."""
 
 ENV_UNAVAILABLE = "GPUCKPT_UNAVAILABLE"
 """Set in a kernel that was started plain: the reason, as `GpuckptError.as_dict` in JSON."""

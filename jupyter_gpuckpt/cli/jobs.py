@@ -273,7 +273,7 @@ def restore_as(args: argparse.Namespace) -> Restored:
     """Bring a snapshot of a job up as a new job; return what there is to say of it."""
     manifest = _snapshot(args.of_any or args.name, args.kernel)
     # It is not started here: what stands for its command is for people.
-    launch = jobs.launch_of(args.new_job, [str(manifest.kernel.get("program", ""))], {}, "/", 0o077)
+    launch = jobs.launch_of(args.new_job, [str(manifest.kernel.get("program", ""))], os.environ, "/", 0o077)
     began = time.monotonic()
     folder = jobs.bring_up(launch, _order(args, manifest))
     return _account(folder, manifest, began)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -206,6 +207,8 @@ def _remove_when_left(folder: KernelFolder) -> None:
 def bring_back(folder: KernelFolder, order: Restore) -> None:
     """Bring a job that has ended back from a snapshot; `order` is a request to restore one.
 
+    It finds the environment of this process (`settings.ENVIRONMENT`).
+
     Raises
     ------
     Busy : it runs.
@@ -215,6 +218,7 @@ def bring_back(folder: KernelFolder, order: Restore) -> None:
     if lock is None:
         raise Busy("The job has not ended yet.", "Its keeper is still running.", "Ask again in a moment.")
     try:
+        folder.write_launch(dataclasses.replace(folder.launch(), env=dict(os.environ)))
         folder.write_order(order)
         keepers.run_keeper(folder, lock, "restore").wait()
     except BaseException:

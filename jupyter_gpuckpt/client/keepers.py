@@ -210,7 +210,7 @@ def _start_kernel(folder: KernelFolder, lock: int) -> subprocess.Popen[bytes]:
     """Start a kernel, and then its keeper, which the kernel does not wait for."""
     program = kernel_program(folder.launch())
     try:
-        run_dir = new_run_folder(folder.path)
+        run_dir = new_run_folder(folder.path, program.env)
         started = start_by_deputy(folder.path, run_dir, program) if broker_connection.is_needed() else None
     except OSError as e:
         raise GpuckptError("The {kernel} could not be started.", str(e), "Run `gpuckpt doctor`.") from e

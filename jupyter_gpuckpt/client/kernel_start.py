@@ -6,6 +6,7 @@ import itertools
 import os
 import secrets
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 from .. import settings
@@ -37,8 +38,10 @@ TO_KERNEL, FROM_KERNEL = "to-kernel", "from-kernel"
 """In the run folder: the two FIFOs that keeper and agent talk by (`link`)."""
 
 
-def new_run_folder(kernel_dir: Path) -> Path:
+def new_run_folder(kernel_dir: Path, env: Mapping[str, str]) -> Path:
     """Make the folder that a new sleeper shares with its keeper, with what the kernel looks for in it.
+
+    `env` is what the kernel is started with; a restored one finds there what differs from its first start.
 
     Raises
     ------
@@ -49,6 +52,8 @@ def new_run_folder(kernel_dir: Path) -> Path:
     run_dir.mkdir(mode=0o700)
     with open(os.open(run_dir / settings.RUN_ID, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as f:
         f.write(secrets.token_hex(16))
+    with open(os.open(run_dir / settings.ENVIRONMENT, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items()))
     (run_dir / proof.WANTED).touch(0o600)
     # By it the agent sees whether the keeper lives.
     (run_dir / KEEPER_LOCK).hardlink_to(kernel_dir / KEEPER_LOCK)
@@ -61,7 +66,11 @@ def kernel_program(launch: Launch) -> Program:
     """Return how a sleeper is to spawn this kernel."""
     return Program(
         argv=launch.argv,
-        env={**launch.env, settings.ENV_RUN_DIR: settings.NAMESPACE_RUN_DIR},
+        env={
+            **launch.env,
+            settings.ENV_RUN_DIR: settings.NAMESPACE_RUN_DIR,
+            settings.ENV_ENVIRONMENT: run_path(settings.ENVIRONMENT),
+        },
         stdout=run_path(KERNEL_LOG),
         cwd=launch.cwd,
         umask=launch.umask,

@@ -156,7 +156,7 @@ class Keeper:
         ------
         GpuckptError, OSError : it could not be started; nothing is left behind.
         """
-        run_dir = new_run_folder(self.folder.path)
+        run_dir = new_run_folder(self.folder.path, kernel_program(self.launch).env)
         with contextlib.ExitStack() as undoing:
             channel = self.new_channel(run_dir)
             undoing.callback(channel.close)

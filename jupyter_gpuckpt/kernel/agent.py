@@ -311,6 +311,7 @@ def start_agent(kernel: Any) -> Agent | None:
     """Start the agent of a kernel that a keeper holds; None in a plain kernel."""
     if not is_held():
         return None
+    hooks.leave_to_agent()
     agent = Agent(Path(os.environ[settings.ENV_RUN_DIR]), kernel)
     with contextlib.suppress(GpuckptError):
         agent.start()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 import logging
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..errors import GpuckptError, SaveFailed
+from . import new_environment
+from .new_environment import NewEnvironment
+from .restored import call_when_restored
 
 log = logging.getLogger("gpuckpt.agent")
 
@@ -22,10 +25,15 @@ class Resumed:
     ----------
     restored : True in a kernel that was just restored, False in the one that was saved and goes on.
     error : why the save failed, where it did; None otherwise.
+    environment : in a restored kernel, the variables that it would be started with now; empty otherwise. There may be
+        secrets among them.
+    changed : the names of those variables that were brought up to date in ``os.environ``.
     """
 
     restored: bool
     error: GpuckptError | None = None
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    changed: Sequence[str] = ()
 
 
 _Before = TypeVar("_Before", bound=Callable[[], Any])
@@ -34,6 +42,14 @@ _After = TypeVar("_After", bound=Callable[..., Any])
 _before: list[Callable[[], Any]] = []
 _after: list[Callable[..., Any]] = []
 _generation = secrets.token_hex(16)
+_has_agent = False
+
+
+def leave_to_agent() -> None:
+    """Have nothing called by what is in here itself: this process has an agent."""
+    global _has_agent
+    _has_agent = True
+    new_environment.note_given()
 
 
 def before_save(fn: _Before) -> _Before:
@@ -51,7 +67,13 @@ def after_restore(fn: _After) -> _After:
     That is in a restored kernel, and also in the kernel that was saved, when the save is done or has failed: what a
     `before_save` function put away can be taken out again. A function that takes an argument is given a `Resumed`,
     which tells these apart. It runs in the agent's thread; an exception is shown as a warning.
+
+    In a job, and in other processes that are saved and are no kernels, it is called in a restored process alone, in a
+    thread, while the program goes on; an exception is logged.
     """
+    if not _has_agent:
+        new_environment.note_given()
+        call_when_restored(_run_in_job)
     _after.append(fn)
     return fn
 
@@ -97,6 +119,17 @@ def run_after(resumed: Resumed) -> list[str]:
             log.exception("an after_restore function failed")
             faults.append(f"The after_restore function {_name(fn)} raised {type(e).__name__}: {e}")
     return faults
+
+
+def _run_in_job() -> None:
+    run_after(restored_with(new_environment.bring_up_to_date()))
+
+
+def restored_with(environment: NewEnvironment) -> Resumed:
+    """Return what functions are told in a restored process."""
+    if environment.changed:
+        log.info("brought up to date in os.environ: %s", ", ".join(environment.changed))
+    return Resumed(restored=True, environment=environment.variables, changed=environment.changed)
 
 
 def _takes_argument(fn: Callable[..., Any]) -> bool:

@@ -18,7 +18,7 @@ from ..checked import from_json, to_json
 from ..errors import GpuckptError, RestoreFailed
 from ..operations import results
 from ..spelling import in_a_cell
-from . import cpu_time, debugger, hooks, rebinding, renewal, show, start_times
+from . import cpu_time, debugger, hooks, new_environment, rebinding, renewal, show, start_times
 from .cells import Asked, wait_for_peers
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Reconnection:
         self._agent, self._run_dir = agent, run_dir
         self._clients: dict[str, int] = {}
         self._token = ""
+        self._environment = new_environment.NewEnvironment()
         self._run_id = self._run_of_requests = self._current_run_id()
         self._knows_who_it_is = threading.Condition()
         self._heard = threading.Event()
@@ -79,6 +80,7 @@ class Reconnection:
         """
         cpu_time.go_on(self._agent.kernel.shell.user_ns)
         start_times.go_on()
+        self._environment = new_environment.bring_up_to_date()
         if waited is not None:
             self._agent.cells.forget(waited)
         if hold:
@@ -131,10 +133,11 @@ class Reconnection:
             renewal.become_copy(agent.kernel)
             if copy.reseed:
                 faults += renewal.reseed(agent.kernel.shell.user_ns)
-        faults += hooks.run_after(hooks.Resumed(restored=True))
+        faults += hooks.run_after(hooks.restored_with(self._environment))
         if asked.get("cell") or asked.get("queued"):
             self._wait_for_clients()
         notes = show.not_executed_again(0 if copy is not None else agent.cells.forgotten(asked))
+        notes += show.brought_up_to_date(self._environment.changed)
         account = show.Restored(restored, asked_at, [*notes, *faults])
         if asked.get("cell"):
             self._answer_restored(asked, account)
@@ -170,7 +173,8 @@ class Reconnection:
         try:
             self._mended.wait(_MENDING)
             renewal.renew()
-            faults = self._agent.housekeeping.after(restored=True) + hooks.run_after(hooks.Resumed(restored=True))
+            faults = self._agent.housekeeping.after(restored=True)
+            faults += hooks.run_after(hooks.restored_with(self._environment))
             if self._agent.cells.are_running() or requests:
                 self._wait_for_clients()
             if self._agent.cells.are_running():

@@ -13,6 +13,9 @@ from ..operations import results
 from ..spelling import Spell, in_a_cell
 from .tables import Blocks, Listing, Marked, Shown, details
 
+_NAMED = 6
+"""How many environment variables an account names."""
+
 
 def size(count: int) -> str:
     """Return a number of bytes as people write it."""
@@ -135,6 +138,14 @@ def not_executed_again(cells: int) -> list[str]:
         f"{'1 cell' if cells == 1 else f'{cells} cells'} that waited behind the save "
         f"{'was' if cells == 1 else 'were'} not executed again."
     ]
+
+
+def brought_up_to_date(names: Sequence[str]) -> list[str]:
+    """Say which environment variables are others in a restored kernel than they were; never what they are."""
+    if not names:
+        return []
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return [f"Environment variables were brought up to date: {', '.join(names[:_NAMED])}{more}."]
 
 
 class Restored(Shown):
