@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,7 +36,20 @@ def run_saved(notebook: Notebook, cell: str) -> None:
         wait_until(lambda: not keeper.request("status")["stage"])
 
 
-_STEPS = st.lists(st.sampled_from(["cell", "cell that is not saved", "undo", "undo 2", "redo"]), min_size=7, max_size=9)
+_LENGTH = int(os.environ.get("WALK_STEPS", "8"))
+"""How many steps a walk has; more of them take a few seconds each."""
+_STEPS = st.lists(
+    st.sampled_from(["cell", "cell that is not saved", "undo", "undo 2", "redo", "the keeper is killed"]),
+    min_size=_LENGTH,
+    max_size=_LENGTH,
+)
+_BEGIN = """
+import random, threading
+x, trail, stop = 0, [], threading.Event()
+ticker = threading.Thread(target=stop.wait, daemon=True)
+ticker.start()
+"""
+_STATE = "repr((x, trail, random.getstate()[2], hash(random.getstate()), ticker.is_alive()))"
 
 
 @pytest.mark.shared_kernel(False)
@@ -45,22 +59,26 @@ def test_every_state_of_a_walk_back_and_forth_is_the_right_one(steps: list[str])
     notebook = start_kernel()
     parents: dict[int, int] = {}
     undone: list[int] = []
+    seen: dict[int, str] = {}
     try:
-        notebook.run("%gpuckpt auto on")
-        run_saved(notebook, "x = 0")
+        notebook.run("%gpuckpt auto on --keep 1000")
+        run_saved(notebook, _BEGIN)
         here, saved, latest = 0, True, 0
         for step in ["cell", *steps]:
-            if step.startswith("cell"):
+            if step == "the keeper is killed":
+                notebook.kill_keeper()
+            elif step.startswith("cell"):
                 # Cells that were not saved are one step with the next that is.
                 parents[latest + 1] = here if saved else parents[here]
                 latest = here = latest + 1
+                cell = f"x = {here}; trail.append(x); random.random()"
                 if step == "cell":
-                    run_saved(notebook, f"x = {here}")
+                    run_saved(notebook, cell)
                     saved, undone = True, []
                 else:
                     notebook.run("%gpuckpt auto off")
-                    notebook.run(f"x = {here}")
-                    notebook.run("%gpuckpt auto on")
+                    notebook.run(cell)
+                    notebook.run("%gpuckpt auto on --keep 1000")
                     saved = False
             elif step == "redo":
                 target = undone[-1] if undone else None
@@ -80,7 +98,9 @@ def test_every_state_of_a_walk_back_and_forth_is_the_right_one(steps: list[str])
                     notebook.run(f"%gpuckpt {step}")
                     undone = [*(undone if saved else []), here]
                     here, saved = target, True
-            assert notebook.look("x") == str(here), f"after {step}"
+            state = notebook.look(_STATE)
+            assert state.startswith(f"'({here}, "), f"after {step}"
+            assert state == seen.setdefault(here, state), f"after {step}"
     finally:
         notebook.close()
 
