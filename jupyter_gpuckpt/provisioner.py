@@ -23,7 +23,7 @@ from traitlets import Unicode, default
 
 from . import setting, settings
 from .client import keepers
-from .client.adoption import ADOPT
+from .client.adoption import ADOPT, FRESH
 from .client.protocol import KeeperClient
 from .client.record import KernelFolder, Launch
 from .errors import GpuckptError, KeeperGone, KernelLost, NoSuchKernel, Refused, Unavailable
@@ -33,7 +33,7 @@ from .linux import processes
 from .linux.foreign_sockets import hold
 from .linux.reserved_ports import Reserved
 from .machine.capability import why_unavailable
-from .operations.requests import Attach, Close, Signal, Status
+from .operations.requests import Attach, Close, Hibernate, Signal, Status
 
 _LOST = -signal.SIGKILL
 _TO_LISTEN = 0.3  # how long a start waits for its kernel to listen, in seconds
@@ -75,6 +75,9 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     _process: subprocess.Popen[bytes] | None = None
     _exit_status: int | None = None
     _adopting = False
+    _was_started = False
+    _may_resume = False
+    """Whether what starts may be the hibernated kernel of its notebook, and no fresh one."""
     _has_agent = False
     _out_of_reach = ""
     _was_silent = False
@@ -96,6 +99,8 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         """Settle command and connection (called by the manager at a start and at a restart)."""
         # A kernel is only adopted once: the manager says so again at every restart.
         self._adopting = bool(kwargs.pop(ADOPT, False)) and self._folder is None and self._exit_status is None
+        is_fresh, self._was_started = kwargs.pop(FRESH, False) or self._was_started, True
+        self._may_resume = not is_fresh and settings.resume() == "auto"
         launch = await in_thread(self._running_launch) if self._adopting else None
         is_first = False
         if launch is not None:
@@ -264,18 +269,45 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             return None
 
     def _start(self, launch: Launch) -> tuple[subprocess.Popen[bytes], KernelFolder, KeeperClient]:
-        """Start the kernel's keeper, and by it the kernel, and hold it.
+        """Start the kernel's keeper, and by it the kernel, and hold it; the one that was hibernated, if it is to be.
 
         Raises
         ------
         GpuckptError : it could not be started, or not be held; nothing is left behind.
         """
+        if self._may_resume and (resumed := self._resume(launch)) is not None:
+            return resumed
         process, folder = keepers.start_keeper(launch)
         try:
             return process, folder, self._attach(folder)
         except BaseException:
             _end_started(process, folder)
             raise
+
+    def _resume(self, launch: Launch) -> tuple[subprocess.Popen[bytes], KernelFolder, KeeperClient] | None:
+        """Bring up the hibernated kernel of the notebook, and hold it; None where there is none, or it does not come.
+
+        Raises
+        ------
+        GpuckptError : it came up, and could not be held.
+        """
+        from .client import resuming  # here, since most starts need none of it
+
+        try:
+            manifest = resuming.find(launch)
+            if manifest is None:
+                return None
+            process, folder = resuming.resume(launch, manifest)
+        except GpuckptError as e:
+            self.log.warning("The hibernated kernel of %s was not resumed; a fresh one starts. %s", launch.notebook, e)
+            return None
+        try:
+            keeper = self._attach(folder)
+        except BaseException:
+            _leave_resumed(folder)
+            raise
+        self.log.info("The kernel of %s was resumed from %s.", launch.notebook, manifest.name)
+        return process, folder, keeper
 
     def _attach(self, folder: KernelFolder) -> KeeperClient:
         end_after = None if self._is_independent else self._parsed("end_after")
@@ -442,7 +474,23 @@ def _end_unwanted(started: Future[tuple[subprocess.Popen[bytes], KernelFolder, K
     if not started.cancelled() and started.exception() is None:
         process, folder, keeper = started.result()
         keeper.close()
-        _end_started(process, folder)
+        if not _leave_resumed(folder):
+            _end_started(process, folder)
+
+
+def _leave_resumed(folder: KernelFolder) -> bool:
+    """Hibernate a kernel again that was resumed for nobody; False where it was not resumed.
+
+    One that cannot be keeps running.
+    """
+    try:
+        if folder.state().resumed is None:
+            return False
+        with keepers.connect(folder) as keeper:
+            keeper.ask(Hibernate(end=True))
+    except (GpuckptError, OSError, ValueError):
+        pass
+    return True
 
 
 def _can_encrypt(manager: Any, ipykernel: str) -> bool:

@@ -321,6 +321,24 @@ hibernate_deadline: Setting[float | None] = Setting(
     without="as long as it takes",
 )
 
+
+def _resume_how(text: str) -> str:
+    word = text.strip().lower()
+    if word not in ("ask", "auto"):
+        raise ValueError(f"{text!r} is neither ask nor auto")
+    return word
+
+
+resume: Setting[str] = Setting(
+    "GPUCKPT_RESUME",
+    _resume_how,
+    lambda: "ask",
+    what="whether a notebook that is opened starts with its hibernated kernel (`auto`), or JupyterLab asks (`ask`); "
+    "with `auto`, a server that starts also takes over kernels that outlived another one",
+    without="`ask`",
+    more="hibernate.md#opened-again",
+)
+
 # -- how long to wait
 
 save_patience = Setting(

@@ -16,10 +16,13 @@ from typing import Any
 
 from jupyter_core.paths import jupyter_runtime_dir
 
-__all__ = ["ADOPT", "ask"]
+__all__ = ["ADOPT", "FRESH", "ask"]
 
 ADOPT = "gpuckpt_adopt"
 """An argument of `KernelManager.start_kernel`: the kernel of that id runs already, and is only to be held."""
+
+FRESH = "gpuckpt_fresh"
+"""Another: the kernel is to be a fresh one, whatever was hibernated."""
 
 log = logging.getLogger("gpuckpt.keeper")
 

@@ -30,10 +30,13 @@ _DEATH_TIMEOUT = 30.0
 _CONNECT_POLL = 0.02
 
 
-def start_keeper(launch: Launch, order: object = None) -> tuple[subprocess.Popen[bytes], KernelFolder]:
+def start_keeper(
+    launch: Launch, order: object = None, how: str = "copy"
+) -> tuple[subprocess.Popen[bytes], KernelFolder]:
     """Start a keeper, and by it the kernel; what is left of an earlier kernel of that id is ended.
 
-    With an `order` the kernel comes up as the copy that `keeper.operations.fork` ordered.
+    With an `order` the kernel comes up as the copy that `keeper.operations.fork` ordered; or, where `how` is
+    ``resume``, from the snapshot that the order, a request to restore one, names.
 
     Raises
     ------
@@ -45,7 +48,7 @@ def start_keeper(launch: Launch, order: object = None) -> tuple[subprocess.Popen
         if order is None:
             return _start_kernel(folder, lock), folder
         folder.write_order(order)
-        return run_keeper(folder, lock, "copy"), folder
+        return run_keeper(folder, lock, how), folder
     except BaseException:
         end(folder)
         raise
@@ -230,7 +233,7 @@ def run_keeper(folder: KernelFolder, lock: int, how: str, *started: str) -> subp
     ------
     GpuckptError : it does not hold it.
     """
-    timeout = _RESTORED_TIMEOUT if how in ("copy", "restore") else _READY_TIMEOUT
+    timeout = _RESTORED_TIMEOUT if how in ("copy", "restore", "resume") else _READY_TIMEOUT
     program = [sys.executable, "-m", "jupyter_gpuckpt.keeper", str(folder.path)]
     return _run(folder, lock, program, (how, *started), timeout)
 

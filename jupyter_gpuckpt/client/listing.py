@@ -12,7 +12,7 @@ from .. import settings
 from ..errors import GpuckptError, KeeperGone, NoSuchKernel
 from ..freeze.cuda_calls import CudaWorker, Usage
 from ..freeze.gpu_processes import cuda_pids
-from ..operations.requests import Status
+from ..operations.requests import Hibernate, Status
 from ..operations.results import EndedJob, HibernatedKernel, KernelStatus, ListedKernel, RunningJob, SnapshotName
 from ..snapshots.summary import HIBERNATED, summary
 from ..spelling import in_a_terminal
@@ -24,6 +24,7 @@ __all__ = [
     "STATUS_TIMEOUT",
     "OfAnotherMachine",
     "all_jobs",
+    "all_left_running",
     "hibernated",
     "left_running",
     "of_other_machines",
@@ -116,7 +117,24 @@ def left_running(own: Launch) -> list[KernelStatus]:
             is_its = launch.notebook == own.notebook and launch.kernel_id != own.kernel_id
             if is_its and folder.has_keeper():
                 found.append(_status(folder))
-    return [status for status in found if not status.attended and status.state != "ended"]
+    return list(filter(_is_left, found))
+
+
+def all_left_running() -> list[KernelStatus]:
+    """Return the status of each kernel of a notebook that outlived the server that held it.
+
+    Those that end with their client (`GPUCKPT_END_AFTER`) are not among them, nor those on their way to the disk.
+    """
+    found = []
+    for folder in keepers.folders():
+        with contextlib.suppress(GpuckptError, OSError, ValueError):  # as above
+            if folder.launch().notebook and folder.state().end_after is None:
+                found.append(_status(folder))
+    return [status for status in found if _is_left(status) and status.state != Hibernate.doing]
+
+
+def _is_left(kernel: KernelStatus) -> bool:
+    return not kernel.attended and kernel.state != "ended"
 
 
 def _ended(launch: Launch, state: State) -> EndedJob:

@@ -23,6 +23,7 @@ from ..linux.lock_files import KEEPER_LOCK, is_locked
 from ..linux.private_folders import why_not_private
 from ..linux.processes import start_time
 from ..linux.unix_sockets import listener_pid
+from ..operations.results import ResumedFrom
 from .in_progress import InProgress, RestoreInProgress
 from .sleep_record import Hibernated, Sleep, UnconfirmedWake
 
@@ -146,6 +147,8 @@ class State(Head):
     kernel_pid: int = 0
     started: str = ""
     parent: Parent | None = None
+    resumed: ResumedFrom | None = None
+    """None where the kernel was not hibernated before."""
     saved: Saved | None = None
     """None where it was neither saved nor restored since it was started."""
     own_files: bool = False

@@ -1,4 +1,4 @@
-"""Run a keeper: ``python -m jupyter_gpuckpt.keeper FOLDER LOCK_FD READY_FD copy|take-over|job|restore``.
+"""Run a keeper: ``python -m jupyter_gpuckpt.keeper FOLDER LOCK_FD READY_FD copy|take-over|job|restore|resume``.
 
 Or, for a new kernel that was started before (`starter.py`), ``hold RUN SLEEPER KERNEL`` as the last words.
 """

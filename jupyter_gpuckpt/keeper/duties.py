@@ -41,7 +41,7 @@ class Duties:
             await take_over(keeper)
         elif how == "copy":
             await arrive(keeper)
-        elif how == "restore":
+        elif how in ("restore", "resume"):
             await bring_up(keeper)
 
     async def do(self, how: str) -> None:

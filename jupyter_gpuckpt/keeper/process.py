@@ -20,8 +20,10 @@ from ..errors import GpuckptError
 from ..linux import processes
 from ..linux.c_memory import have_few_arenas
 from ..linux.spawning import become_subreaper, mind_children
+from ..operations.requests import Hibernate
 from .answers import unforeseen
 from .kernel_life import Keeper
+from .operations.progress import to_nobody
 
 if TYPE_CHECKING:
     from .duties import Duties
@@ -44,12 +46,13 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
     """Be the keeper of the kernel in this folder until it has ended; its lock is held by this process.
 
     `how` is ``hold`` for a new kernel that was `started` already, ``job`` for a job that is to be started,
-    ``take-over``, ``copy`` for a kernel that comes up as a copy of another, or ``restore`` for a job that comes up from
-    a snapshot. `ready` is called once: with nothing when the kernel is held, else with the error; OSError from it says
-    that nobody is there to be told any more.
+    ``take-over``, ``copy`` for a kernel that comes up as a copy of another, ``restore`` for a job that comes up from a
+    snapshot, or ``resume`` for a kernel that was hibernated. `ready` is called once: with nothing when the kernel is
+    held, else with the error; OSError from it says that nobody is there to be told any more.
 
     A kernel that is new ends with a start that fails, or that nobody waits for any more; but a job is saved whose `run`
-    was killed. One that is taken over ran before, and runs on: it is left for the next keeper.
+    was killed, and a kernel that was hibernated goes back to the disk. One that is taken over ran before, and runs on:
+    it is left for the next keeper.
     """
     # The sleeper's parent ends at once: sleepers become this process's children, and are reaped by it.
     become_subreaper()
@@ -78,9 +81,11 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
         try:
             ready("")
         except OSError:
-            if how != "take-over" and keeper.launch.runner is None:
+            if how not in ("take-over", "resume") and keeper.launch.runner is None:
                 raise
             log.info("whoever wanted the kernel to be held has gone")
+            if how == "resume":
+                keeper.in_background(_back_to_disk(keeper))
         try:
             await duties.do(how)
         except Exception:
@@ -94,6 +99,14 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
         await shut_down(keeper)
         await keeper.operations.idle.wait()
         await asyncio.sleep(0)  # the last answers go out
+
+
+async def _back_to_disk(keeper: Keeper) -> None:
+    """Hibernate a kernel again that nobody waits for any more: it was resumed by a server that has ended meanwhile."""
+    try:
+        await keeper.ask(Hibernate(end=True), to_nobody)
+    except GpuckptError as e:
+        log.error("the kernel keeps running: %s", e)
 
 
 async def _hold(keeper: Keeper, how: str, started: Started | None) -> Duties:

@@ -42,6 +42,7 @@ def status(keeper: Keeper) -> KernelStatus:
         started=keeper.state.started,
         parent=SnapshotName(name=parent.name, id=parent.id) if parent is not None else None,
         copy_of=keeper.launch.copy_of,
+        resumed=keeper.state.resumed,
         unsaved=unsaved(keeper),
         auto=auto_saving(keeper),
         redo=keeper.state.undone[-1] if keeper.state.undone else None,

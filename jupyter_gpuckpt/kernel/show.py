@@ -495,6 +495,7 @@ def status(kernel: results.KernelStatus, generation: str, notes: Iterable[str]) 
             ("notebook", kernel.notebook),
             ("state", kernel.state),
             ("based on", based_on(kernel) or f"nothing: a fresh {'job' if job else 'kernel'}"),
+            *([("resumed from", resumed_from(kernel.resumed))] if kernel.resumed is not None else ()),
             ("pid", str(kernel.pid)),
             ("processes", str(len(kernel.pids))),
             ("memory", size(kernel.memory)),
@@ -503,6 +504,12 @@ def status(kernel: results.KernelStatus, generation: str, notes: Iterable[str]) 
         ],
         [*notes],
     )
+
+
+def resumed_from(origin: results.ResumedFrom) -> str:
+    """Say where a kernel comes from that was hibernated."""
+    where = f" on {origin.host}" if origin.host else ""
+    return f"{origin.name}, saved {moment(origin.saved)}{where}; resumed {moment(origin.at)}"
 
 
 def still_running(kernel: results.KernelStatus) -> str:

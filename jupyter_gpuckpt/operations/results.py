@@ -37,6 +37,7 @@ __all__ = [
     "Progress",
     "Removed",
     "Restored",
+    "ResumedFrom",
     "RoomMade",
     "RunningCell",
     "RunningJob",
@@ -304,6 +305,18 @@ class SnapshotName:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ResumedFrom:
+    """Where a kernel comes from that was hibernated: its snapshot, which is gone, and when and where it was saved."""
+
+    name: str
+    saved: str
+    host: str
+    """The machine's name; empty where that is not known."""
+    at: str
+    """When it was resumed."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class HibernatedSince:
     """The snapshot that a hibernated kernel is."""
 
@@ -365,6 +378,8 @@ class KernelStatus:
     parent: SnapshotName | None
     copy_of: str
     """The id of the kernel that it was forked from."""
+    resumed: ResumedFrom | None = None
+    """None where it was not hibernated before, or where its keeper is of an older version."""
     unsaved: Unsaved | None
     computed: float
     """Seconds of processor time since it was last saved or restored."""

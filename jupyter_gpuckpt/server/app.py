@@ -20,6 +20,7 @@ from ..setting import Setting
 from ..store import Store
 from . import hibernate_instead
 from .events import Events
+from .left_kernels import hold_left_kernels
 from .metrics import register
 from .notebooks import follow_files, follow_sessions
 from .routes import handlers
@@ -78,6 +79,8 @@ class Gpuckpt(ExtensionApp):
         root = Path(server.kernel_manager.root_dir).absolute()
         follow_sessions(server.session_manager, server.kernel_manager, root)
         follow_files(server.event_logger, Store(settings.store_dir()), events, root)
+        if settings.resume() == "auto":
+            hold_left_kernels(service, server.session_manager, root, server.io_loop)
         self.handlers.extend(handlers(service))
         _stop_at_interrupt(server)
 

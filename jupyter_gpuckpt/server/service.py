@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__, settings
 from ..checked import to_json
 from ..client import keepers
-from ..client.adoption import ADOPT
+from ..client.adoption import ADOPT, FRESH
 from ..client.listing import STATUS_TIMEOUT, hibernated, running_kernels
 from ..client.record import KernelFolder
 from ..errors import Busy, GpuckptError, NoSuchKernel, Refused, Unavailable
@@ -305,7 +305,9 @@ class Service:
         notebook = Path(str(manifest.kernel.get("notebook", "")))
         where = {"cwd": str(notebook.parent)} if notebook.is_absolute() and notebook.parent.is_dir() else {}
         kernel_id: str = await self._kernel_manager.start_kernel(
-            kernel_name=kernel_of(manifest).name, env=_environment(str(notebook) if notebook.name else ""), **where
+            kernel_name=kernel_of(manifest).name,
+            env=_environment(str(notebook) if notebook.name else ""),
+            **{**where, FRESH: True},
         )
         return kernel_id
 

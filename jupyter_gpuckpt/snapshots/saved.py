@@ -77,6 +77,8 @@ class SavedMachine:
     criu: str
     """The version of CRIU."""
     cpu_flags: list[str]
+    host: str = ""
+    """Its name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...checked import from_json
 from ...client.broker_connection import usable_criu
-from ...client.record import Operation, Parent
+from ...client.record import Operation, Parent, now
 from ...errors import (
     GpuckptError,
     NoSuchSnapshot,
@@ -30,10 +30,10 @@ from ...freeze.criu_program import CriuProgram
 from ...linux import processes
 from ...linux.reserved_ports import Reserved
 from ...operations.requests import Redo, Restore, Undo
-from ...operations.results import Restored, Unsaved, Woken
+from ...operations.results import Restored, ResumedFrom, Unsaved, Woken
 from ...snapshots.hibernated import forget
 from ...snapshots.naming import find, find_own, latest_own
-from ...snapshots.saved import kernel_of, processes_of
+from ...snapshots.saved import kernel_of, machine_of, processes_of
 from ...snapshots.summary import summary
 from ...store import Manifest, Snapshot, Store, name_of
 from .. import ports, preflight
@@ -142,7 +142,8 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
             verified.warnings.append(f"That could not be saved first: {kept.why_not}")
         undoing = way_back.pop_all()
         return _Prepared(
-            keeper, operation, request, progress, program, leaving, predecessor, verified, kept.name, undoing
+            *(keeper, operation, request, progress, program, leaving, predecessor, verified, kept.name, undoing),
+            came_up_alone=before is None,
         )
 
 
@@ -165,6 +166,8 @@ class _Prepared:
     """What undoes all that was done so far: `Predecessor.leave` clears it."""
     reserved: Reserved = field(default_factory=Reserved)
     waking: asyncio.Task[Woken] | None = None
+    came_up_alone: bool = False
+    """Whether no kernel ran before."""
 
     @property
     def _name(self) -> str:
@@ -233,6 +236,7 @@ class _Prepared:
         tidying = await take_over(Coming(keeper, snapshot, new, self.program, gpu_state), way, places)
         # At once: the keeper may be killed before the cell has its answer, or right after.
         keeper.state.parent, keeper.state.undone = parent, undone
+        keeper.state.resumed = _resumed(manifest) if self.request.resume else None
         if self._is_step:
             keeper.last_cell = kernel_of(manifest).after
         saved_with(keeper, kernel_of(manifest).cells)
@@ -295,7 +299,7 @@ class _Prepared:
             self.operation.cancelling.set()
         await self._clear_away()
         self.operation.answering = True
-        if keeper.launch.job:
+        if keeper.launch.job or self.came_up_alone:
             await keeper.ended(-signal.SIGKILL)
             return failed_restore(name, cause, keeper.launch.job)
         return await start_afresh(keeper, name, self.predecessor.asked, self.predecessor.peers, cause)
@@ -311,6 +315,12 @@ class _Prepared:
                 await self.verified.late.close()
         except Exception:
             log.exception("what was left of the restore could not be ended")
+
+
+def _resumed(hibernated: Manifest) -> ResumedFrom:
+    """Return where a kernel comes from that was hibernated."""
+    name = name_of(hibernated.name)
+    return ResumedFrom(name=name, saved=hibernated.created, host=machine_of(hibernated).host, at=now())
 
 
 def _origin(store: Store, hibernated: Manifest) -> Parent | None:
@@ -446,7 +456,7 @@ async def _until_ports_are_free(snapshot: Snapshot, places: Places, progress: Op
 
 
 async def bring_up(keeper: Keeper) -> None:
-    """Bring up a job that does not run, as it was ordered: from the snapshot that is to be restored.
+    """Bring up a job that does not run, or a hibernated kernel, as it was ordered: from the snapshot to be restored.
 
     Raises
     ------

@@ -394,4 +394,5 @@ def about_machine(program: CriuProgram) -> SavedMachine:
         kernel=platform.release(),
         criu=version_text(program.version),
         cpu_flags=preflight.cpu_flags(),
+        host=platform.node(),
     )

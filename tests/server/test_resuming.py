@@ -1,0 +1,151 @@
+"""A notebook that is opened again starts with the kernel that it had (GPUCKPT_RESUME=auto)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client import BlockingKernelClient
+from jupyter_servers import SPEC, START_TIMEOUT, Server, running
+from notebooks import PATIENCE, Notebook, wait_for_ready, wait_until
+
+pytestmark = pytest.mark.criu
+
+_HUB = {"GPUCKPT_RESUME": "auto", "GPUCKPT_HIBERNATE_ON": "stop"}
+
+
+def _opened(server: Server, path: str = "a.ipynb") -> str:
+    """Open a notebook's session; return its kernel's id."""
+    wanted = {"path": path, "name": Path(path).name, "type": "notebook", "kernel": {"name": SPEC}}
+    answer = server.request("POST", "api/sessions", json=wanted)
+    assert answer.status_code == 201, answer.text
+    session: dict[str, Any] = answer.json()
+    return str(session["kernel"]["id"])
+
+
+@contextlib.contextmanager
+def _connected(server: Server, kernel_id: str) -> Iterator[Notebook]:
+    client = BlockingKernelClient(connection_file=str(server.folder / "runtime" / f"kernel-{kernel_id}.json"))
+    client.load_connection_file()
+    client.start_channels()
+    try:
+        wait_for_ready(client, START_TIMEOUT)
+        yield Notebook(None, client)  # type: ignore[arg-type]
+    finally:
+        client.stop_channels()
+
+
+def _stop(server: Server, number: signal.Signals = signal.SIGTERM) -> None:
+    server.process.send_signal(number)
+    assert server.process.wait(PATIENCE) == 0 or number == signal.SIGKILL
+
+
+def _hibernated(server: Server) -> list[str]:
+    return [one["name"] for one in server.ask("GET", "hibernated")["hibernated"]]
+
+
+def test_a_notebook_starts_with_the_kernel_that_was_hibernated(tmp_path: Path) -> None:
+    with running(tmp_path, **_HUB) as server:
+        with _connected(server, _opened(server)) as notebook:
+            notebook.run("import os; x, much = 41, os.urandom(50_000_000)")
+        _stop(server)
+    with running(tmp_path, **_HUB) as server:
+        (name,) = _hibernated(server)
+        with _connected(server, _opened(server, "b.ipynb")) as notebook:
+            assert "NameError" in notebook.fails("x").text  # another notebook
+        with _connected(server, kernel := _opened(server)) as notebook:
+            assert notebook.value("x + 1") == "42"
+            status = notebook.run("%gpuckpt status").text
+            assert "resumed from" in status
+            assert f"{name}, saved " in status
+            assert f" on {platform.node()}; resumed " in status
+            # The snapshot was the kernel, which goes on from there.
+            assert _hibernated(server) == []
+            assert "Saved" in notebook.run("%gpuckpt save later").text
+            server.request("POST", f"api/kernels/{kernel}/restart").raise_for_status()
+        with _connected(server, kernel) as notebook:
+            assert "NameError" in notebook.fails("x").text
+            assert "resumed from" not in notebook.run("%gpuckpt status").text
+        _stop(server)
+    with running(tmp_path, **_HUB) as server, _connected(server, _opened(server)) as notebook:
+        assert "NameError" in notebook.fails("x").text  # what was hibernated last
+        assert "resumed from" in notebook.run("%gpuckpt status").text
+
+
+def test_a_cell_that_ran_goes_on_when_the_notebook_is_opened(tmp_path: Path) -> None:
+    steps = tmp_path / "steps"
+    with running(tmp_path, **_HUB) as server:
+        with _connected(server, _opened(server)) as notebook:
+            step = f"    open({str(steps)!r}, 'a').write(f'{{i}}\\n'); time.sleep(0.1)"
+            notebook.client.execute(f"import time\nfor i in range(10**6):\n{step}")
+            wait_until(lambda: steps.exists() and len(steps.read_text().splitlines()) > 3)
+        _stop(server)
+    done = len(steps.read_text().splitlines())
+    with running(tmp_path, **_HUB) as server:
+        _opened(server)
+        wait_until(lambda: len(steps.read_text().splitlines()) > done + 3)
+        assert [int(line) for line in steps.read_text().split()] == list(range(len(steps.read_text().split())))
+
+
+def test_what_cannot_be_resumed_is_kept_and_a_fresh_kernel_starts(tmp_path: Path) -> None:
+    with running(tmp_path, **_HUB) as server:
+        with _connected(server, _opened(server)) as notebook:
+            notebook.run("x = 41")
+        _stop(server)
+    largest = max((tmp_path / "store" / "packs").rglob("*"), key=lambda path: path.stat().st_size)
+    away = largest.rename(tmp_path / "away")
+    with running(tmp_path, **_HUB) as server:
+        (name,) = _hibernated(server)
+        with _connected(server, kernel := _opened(server)) as notebook:
+            assert "NameError" in notebook.fails("x").text
+            assert f"The hibernated kernel of {tmp_path / 'work' / 'a.ipynb'} was not resumed" in server.log.read_text()
+            assert _hibernated(server) == [name]
+        away.rename(largest)
+        done = server.finish(server.ask("POST", f"hibernated/{name}/resume", {"kernel_id": kernel}, 202))
+        assert done["state"] == "done", done["error"]
+        with _connected(server, kernel) as notebook:
+            assert notebook.value("x + 1") == "42"
+
+
+def test_a_kernel_that_outlived_its_server_is_held_by_the_next(tmp_path: Path) -> None:
+    with running(tmp_path, **_HUB) as server:
+        with _connected(server, kernel := _opened(server)) as notebook:
+            notebook.run("x = 41")
+        _stop(server, signal.SIGKILL)
+    with running(tmp_path, **_HUB) as server:
+        assert _opened(server) == kernel
+        with _connected(server, kernel) as notebook:
+            assert notebook.value("x + 1") == "42"
+        (session,) = server.request("GET", "api/sessions").json()
+        assert (session["path"], session["kernel"]["id"]) == ("a.ipynb", kernel)
+        _stop(server)
+    with running(tmp_path, **_HUB) as server, _connected(server, _opened(server)) as notebook:
+        assert notebook.value("x + 1") == "42"
+
+
+def test_a_server_that_ends_while_it_resumes_a_kernel_loses_nothing(tmp_path: Path) -> None:
+    with running(tmp_path, **_HUB) as server:
+        with _connected(server, _opened(server)) as notebook:
+            notebook.run("import os; x, much = 41, os.urandom(400_000_000)")
+        _stop(server)
+    with running(tmp_path, **_HUB) as server:
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                _opened(server)
+            os._exit(0)
+        wait_until(lambda: list((tmp_path / "runtime" / "gpuckpt").glob("*/run-*")))
+        server.process.kill()
+        server.process.wait()
+        os.waitpid(pid, 0)
+        wait_until(lambda: not list((tmp_path / "runtime" / "gpuckpt").glob("*/state.json")))
+    with running(tmp_path, **_HUB) as server:
+        assert len(_hibernated(server)) == 1
+        with _connected(server, _opened(server)) as notebook:
+            assert notebook.value("x + 1") == "42"
