@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import requests
+import websocket
 from jupyter_client import BlockingKernelClient
 from notebooks import Notebook, wait_for_ready, wait_until
 
@@ -75,6 +77,27 @@ class Server:
         finally:
             client.stop_channels()
             self.request("DELETE", f"api/sessions/{session['id']}")
+
+    @contextlib.contextmanager
+    def channels(self, kernel_id: str) -> Iterator[Callable[[str, dict[str, Any]], dict[str, Any]]]:
+        """Open a kernel's WebSocket, as JupyterLab does; give what sends a request and returns the reply to it."""
+        url = f"{self.url}api/kernels/{kernel_id}/channels".replace("http", "ws", 1)
+        opened = websocket.create_connection(url, header=[f"Authorization: token {TOKEN}"], timeout=60)
+
+        def ask(kind: str, content: dict[str, Any]) -> dict[str, Any]:
+            header = {"msg_id": uuid.uuid4().hex, "msg_type": kind, "session": "s", "username": "", "version": "5.3"}
+            message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
+            opened.send(json.dumps(message))
+            while True:
+                answer: dict[str, Any] = json.loads(opened.recv())
+                ours = answer["parent_header"].get("msg_id") == header["msg_id"]
+                if ours and answer["header"]["msg_type"] == kind.replace("_request", "_reply"):
+                    return answer
+
+        try:
+            yield ask
+        finally:
+            opened.close()
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jupyter_server.gateway.gateway_client import GatewayClient
+
 from .. import __version__, settings
 from ..checked import to_json
 from ..client import keepers
@@ -112,8 +114,9 @@ class Service:
         found, faults = await asyncio.to_thread(running_kernels, self._worker)
         held = {kernel.kernel_id for kernel in found}
         reason = await self._reason()
+        why = _elsewhere() if GatewayClient.instance().gateway_enabled else reason or _plain()
         plain = [
-            {"kernel_id": kernel_id, "name": name, "why": (reason or _plain()).spelled(in_a_cell).as_dict()}
+            {"kernel_id": kernel_id, "name": name, "why": why.spelled(in_a_cell).as_dict()}
             for kernel_id, name in of_server.items()
             if kernel_id not in held
         ]
@@ -420,6 +423,14 @@ def _environment(notebook: str) -> dict[str, str]:
 def _plain() -> GpuckptError:
     return Unavailable(
         "This kernel can be neither saved nor restored.",
-        "It was not started by gpuckpt: its kernelspec names another provisioner, or it runs elsewhere.",
+        "It was not started by gpuckpt: its kernelspec names another provisioner.",
         'Choose the kernel "Python 3 (gpuckpt)" for this notebook.',
+    )
+
+
+def _elsewhere() -> GpuckptError:
+    return Unavailable(
+        "This kernel runs on a gateway.",
+        "This server can neither save nor restore it: that is done where it runs.",
+        "Use `%gpuckpt` in its cells. If that is unknown there, install jupyter_gpuckpt on the gateway's machine.",
     )

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
-import websocket
 from jupyter_client import BlockingKernelClient
-from jupyter_servers import START_TIMEOUT, TOKEN, Server, running
+from jupyter_servers import START_TIMEOUT, Server, running
 from notebooks import Notebook, wait_for_ready, wait_until
 
 pytestmark = pytest.mark.criu
@@ -140,27 +137,11 @@ def test_a_notebook_that_is_opened_does_not_wake_it_and_its_cell_does(tmp_path: 
     with running(tmp_path) as server, server.notebook("a.ipynb") as (kernel_id, notebook):
         notebook.run("x = 41")
         server.finish(server.ask("POST", f"kernels/{kernel_id}/hibernate", {}, 202))
-        url = f"{server.url}api/kernels/{kernel_id}/channels".replace("http", "ws", 1)
-        opened = websocket.create_connection(url, header=[f"Authorization: token {TOKEN}"], timeout=60)
-        try:
-            about = _ask(opened, "kernel_info_request", {})
+        with server.channels(kernel_id) as ask:
+            about = ask("kernel_info_request", {})
             assert about["content"]["language_info"]["name"] == "python"
             (kernel,) = server.ask("GET", "kernels")["kernels"]
             assert (kernel["state"], kernel["hibernated"]["size"] > 0) == ("hibernated", True)
-            done = _ask(opened, "execute_request", {"code": "x += 1", "silent": False, "store_history": True})
+            done = ask("execute_request", {"code": "x += 1", "silent": False, "store_history": True})
             assert done["content"]["status"] == "ok"
-        finally:
-            opened.close()
         assert notebook.value("x") == "42"
-
-
-def _ask(opened: websocket.WebSocket, kind: str, content: dict[str, Any]) -> dict[str, Any]:
-    """Send a request as JupyterLab does, and return the reply to it."""
-    header = {"msg_id": uuid.uuid4().hex, "msg_type": kind, "session": "s", "username": "", "version": "5.3"}
-    message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
-    opened.send(json.dumps(message))
-    while True:
-        answer: dict[str, Any] = json.loads(opened.recv())
-        ours = answer["parent_header"].get("msg_id") == header["msg_id"]
-        if ours and answer["header"]["msg_type"] == kind.replace("_request", "_reply"):
-            return answer
