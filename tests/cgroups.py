@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,9 +26,21 @@ class Cgroup:
     def name(self) -> str:
         return "/" + self.folder.name
 
+    @property
+    def limit(self) -> Path:
+        """The file with how many bytes its processes may take."""
+        version_1 = self.folder / "memory.limit_in_bytes"
+        return version_1 if version_1.exists() else self.folder / "memory.max"
+
     def join(self) -> None:
         """Take this process, and what it will start, into it."""
         (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def kill(self) -> None:
+        """Kill all processes in it: a test has failed, and ends none of what it has started."""
+        for pid in (self.folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
     def killed(self) -> int:
         """Return how many processes were killed in it for lack of memory."""
@@ -45,13 +58,17 @@ def memory_cgroup(limit: int) -> Iterator[Cgroup]:
     folder = (_VERSION_1 if version_1 else _VERSION_2) / f"gpuckpt-test-{secrets.token_hex(4)}"
     try:
         folder.mkdir()
-        (folder / ("memory.limit_in_bytes" if version_1 else "memory.max")).write_text(str(limit))
+        Cgroup(folder).limit.write_text(str(limit))
     except OSError as e:
         with contextlib.suppress(OSError):
             folder.rmdir()
         pytest.skip(f"no cgroup with a limit of memory can be made here: {e}")
+    group = Cgroup(folder)
     try:
-        yield Cgroup(folder)
+        yield group
+    except BaseException:
+        group.kill()
+        raise
     finally:
         deadline = time.monotonic() + 20
         while True:

@@ -60,6 +60,10 @@ class Cause(Enum):
         "suspending seccomp",
         "End the processes with a seccomp filter (a browser, a sandbox) in the {kernel} and try again.",
     )
+    NO_MEMORY = (
+        "Cannot allocate memory",
+        "Free memory, or give the {kernel} more (in a job of Slurm's: `--mem`), and try again.",
+    )
     NO_RIGHT = ("Permission denied", "Run `gpuckpt doctor`: it checks the rights that are needed.")
     UNKNOWN = ("", "Run `gpuckpt doctor`; if it finds nothing, look into criu's log above that line.")
 
@@ -77,6 +81,7 @@ _OF_THE_SYSTEM = {
     errno.ENOSPC: Cause.DISK_FULL,
     errno.EADDRINUSE: Cause.PORT_TAKEN,
     errno.EACCES: Cause.NO_RIGHT,
+    errno.ENOMEM: Cause.NO_MEMORY,
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import errno
 import itertools
 import os
 import select
@@ -36,6 +37,10 @@ _local = threading.local()
 
 class Void(OSError):
     """A dump that left out memory which nobody has: its images are of no use."""
+
+    def __init__(self, why: str, number: int | None = None) -> None:
+        super().__init__(why)
+        self.errno = number
 
 
 def asked_for(first: int, folder: str) -> Mapping[str, str]:
@@ -70,6 +75,8 @@ def copy_memory(folder: Path, into: Path, outer: Callable[[int], int | None]) ->
         wanted = list(_ENTRY.iter_unpack(raw[_NUMBER:]))
         if twin is None and not all(is_in_file for *_, is_in_file in wanted):
             raise Void("the process that had its memory is gone")
+        if twin is not None:
+            _is_killed_first(twin)
         memory = Path(f"/proc/{twin}/mem") if twin is not None else None
         _Copy(into, int(noted.stem.removeprefix("twin-")), memory, noted.with_suffix(".bytes")).run(wanted)
     return bool(left_out)
@@ -85,6 +92,12 @@ def end(folder: Path, outer: Callable[[int], int | None]) -> None:
         noted.with_suffix(".bytes").unlink(missing_ok=True)
         noted.unlink(missing_ok=True)
     (folder / _SAVED).unlink(missing_ok=True)
+
+
+def _is_killed_first(pid: int) -> None:
+    """Have the system kill a twin before all others where memory runs out: the program loses nothing by that."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 
 
 def _kill(pid: int) -> None:
@@ -209,9 +222,10 @@ def _copy(block: _Block, sources: Sequence[int], out: int) -> None:
     done = 0
     for source, at, _, size in block:
         try:
-            if os.preadv(sources[source], [view[done : done + size]], at) != size:
-                raise Void("part of its memory cannot be read")
+            found = os.preadv(sources[source], [view[done : done + size]], at)
         except OSError as e:
             raise Void(f"its memory at {at:#x} cannot be read: {e.strerror}") from e
+        if found != size:
+            raise Void("the process that had its memory was killed, as the system does without memory", errno.ENOMEM)
         done += size
     os.pwrite(out, view, block[0][2])

@@ -27,7 +27,7 @@ from ..snapshots.saved import SavedMachine, kernel_of, machine_of, processes_of
 from ..store import Manifest, Snapshot
 from ..subject import said
 from . import ports
-from .staging import likely_in_memory
+from .staging import disk_folder, likely_in_memory
 
 _SHOWN = 20
 """How many files an error or a note names."""
@@ -174,7 +174,7 @@ def check_machine(
         lambda: _is_for_this_kernel(manifest, launch),
         lambda: _can_be_reached(manifest, launch),
         lambda: _agent_is_understood(manifest),
-        lambda: _room_in_memory(manifest, leaving, copies),
+        lambda: _room_in_memory(manifest, wanted, leaving, copies),
         lambda: has_gpu_state(bool(saved.cuda), gpus, _NOT_RESTORED),
         lambda: _room_on_disk(wanted),
         lambda: _same_files(wanted.needed, Path("/")),
@@ -517,13 +517,16 @@ def _duckdb_as_it_was(files: Sequence[NeededFile], root: Path) -> None:
             )
 
 
-def _room_in_memory(manifest: Manifest, leaving: Sequence[int], copies: int) -> None:
+def _room_in_memory(manifest: Manifest, wanted: Wanted, leaving: Sequence[int], copies: int) -> None:
+    files = wanted.placed if memory.is_in_memory(settings.kernels_dir()) else 0
+    if memory.is_in_memory(disk_folder()) and not likely_in_memory(wanted.images):
+        files += wanted.images
     # What was in VRAM lies in memory from before the running kernel ends until it is on the GPU.
     vram = copies * sum(cuda.needs(manifest.cuda).values())
     now = memory.room(os.getpid())
     for needed, room in (
         (vram, now.bytes),
-        (vram + copies * processes_of(manifest).private_bytes, now.bytes + processes.private_bytes(leaving)),
+        (vram + files + copies * processes_of(manifest).private_bytes, now.bytes + processes.private_bytes(leaving)),
     ):
         if needed > room:
             raise Refused(
@@ -536,15 +539,17 @@ def _room_in_memory(manifest: Manifest, leaving: Sequence[int], copies: int) -> 
 
 
 def _room_on_disk(wanted: Wanted) -> None:
-    folder = settings.kernels_dir()
-    needed = wanted.placed + (0 if likely_in_memory(wanted.images) else wanted.images)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise Refused(
-            _NOT_RESTORED,
-            f"It needs {needed / 1e6:,.0f} MB on the disk of {folder}, and {free / 1e6:,.0f} MB are free.",
-            "Free space there, or set JUPYTER_RUNTIME_DIR to a folder on a larger disk before starting the Jupyter "
-            "server.",
-            needed=needed,
-            available=free,
-        )
+    runtime, images = settings.kernels_dir(), disk_folder()
+    needed = Counter({runtime: wanted.placed})
+    needed[images] += 0 if likely_in_memory(wanted.images) else wanted.images
+    for folder, size in needed.items():
+        free = shutil.disk_usage(folder).free
+        if size > free:
+            variable = "JUPYTER_RUNTIME_DIR" if folder == runtime else settings.store_dir.variable
+            raise Refused(
+                _NOT_RESTORED,
+                f"It needs {size / 1e6:,.0f} MB on the disk of {folder}, and {free / 1e6:,.0f} MB are free.",
+                f"Free space there, or set {variable} to a folder on a larger disk before starting the Jupyter server.",
+                needed=size,
+                available=free,
+            )

@@ -37,6 +37,16 @@ def likely_in_memory(needed: int) -> bool:
     return needed + _SLACK < memory.available(os.getpid()) // _SHARE
 
 
+def disk_folder() -> Path:
+    """Return the folder below which files go that shall not take memory: the kernels' own, or else the store.
+
+    Folders such as XDG_RUNTIME_DIR lie in memory: what is put there counts to the limit of a job's or kernel's cgroup.
+    Where both do, it is the kernels' own.
+    """
+    own, store = settings.kernels_dir(), settings.store_dir()
+    return store if memory.is_in_memory(own) and not memory.is_in_memory(store) else own
+
+
 def discard_left(space: Namespace) -> None:
     """Free the memory of what a save had taken: it is stored, or the save's keeper was killed."""
     shutil.rmtree(space.path(settings.NAMESPACE_STAGING_DIR), ignore_errors=True)

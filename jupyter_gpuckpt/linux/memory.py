@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import proc
 
-__all__ = ["Room", "available", "room"]
+__all__ = ["Room", "available", "is_in_memory", "kills", "room"]
 
 _PROC = Path("/proc")
+_IN_MEMORY = {"tmpfs", "ramfs", "hugetlbfs"}
+"""Kinds of file systems whose files take memory, of the cgroup of whoever writes them."""
 _UNLIMITED = 1 << 60
 """Version 1 of cgroups writes the largest number of pages where there is no limit."""
 
@@ -42,6 +45,29 @@ def room(*pids: int) -> Room:
     (``memory.max`` and ``memory.high``, Linux `cgroup-v2.rst`) and in version 1 (`cgroup-v1/memory.rst`).
     """
     return min([Room(_field(_PROC / "meminfo", "MemAvailable:") * 1024), *_rooms(pids)], key=lambda one: one.bytes)
+
+
+def kills(pid: int) -> int:
+    """Return how often the system has killed a process of this one's cgroup for lack of memory."""
+    for _, folder, _ in _groups(pid):
+        for file in ("memory.events", "memory.oom_control"):
+            with contextlib.suppress(OSError):
+                return _field(folder / file, "oom_kill")
+        break
+    return 0
+
+
+def is_in_memory(path: Path) -> bool:
+    """Tell whether files in a folder take memory, not disk space; of one that is not there yet, where it would be."""
+    while not path.exists():
+        path = path.parent
+    device = path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in proc.lines(_PROC / "self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        if before.split()[2] == number:
+            return after.split()[0] in _IN_MEMORY
+    return False
 
 
 def _rooms(pids: tuple[int, ...]) -> Iterator[Room]:

@@ -9,7 +9,7 @@ A store is a folder::
       index/ID               which packs hold those chunks
       packs/ID-N             the chunks
       labels/ID.json         tags and pin of a snapshot
-      saving/ID/...          files of a snapshot that is being saved
+      saving/ID/...          files of a snapshot that is being saved, or restored where there is no other disk
       locks/ID               who is at work
       leases/ID              whose hibernated kernel a snapshot is
 
@@ -35,6 +35,7 @@ from .sessions import Holder, Session
 from .snapshot import Snapshot
 from .store import Store
 from .upkeep.collect import Collected
+from .working_folder import WorkingFolder
 from .writer import Writer
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "Snapshot",
     "Store",
     "Taker",
+    "WorkingFolder",
     "Writer",
     "check_key",
     "check_name",

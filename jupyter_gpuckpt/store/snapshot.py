@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -15,13 +16,18 @@ class Snapshot:
     """A private copy of a snapshot's files in `directory`, deleted on `close`; a context manager.
 
     The copy may be changed. It does not change when the snapshot is removed or replaced.
+
+    Attributes
+    ----------
+    also_close : what else ends with it.
     """
 
-    __slots__ = ("directory", "manifest")
+    __slots__ = ("also_close", "directory", "manifest")
 
     def __init__(self, manifest: Manifest, directory: Path) -> None:
         self.manifest = manifest
         self.directory = directory
+        self.also_close: Callable[[], None] = _nothing
 
     def __enter__(self) -> Snapshot:
         return self
@@ -37,3 +43,8 @@ class Snapshot:
     def close(self) -> None:
         """Delete the files; more than once is harmless. Raises nothing."""
         shutil.rmtree(self.directory, ignore_errors=True)
+        self.also_close()
+
+
+def _nothing() -> None:
+    pass

@@ -39,6 +39,7 @@ from .upkeep.check import Checked, check
 from .upkeep.collect import Collected, collect, sweep, used, would_collect
 from .upkeep.compact import compact, would_compact
 from .upkeep.repair import Repaired, repair
+from .working_folder import WorkingFolder
 from .writer import Choose, Writer
 
 T = TypeVar("T")
@@ -120,6 +121,18 @@ class Store:
         StoreError : that cannot be written down.
         """
         return take_lease(self._layout, snapshot_id, by)
+
+    def working_folder(self, by: str) -> WorkingFolder:
+        """Return a new folder on the store's disk for what `by`, a notebook or kernel, works with until it is closed.
+
+        Raises
+        ------
+        StoreError : it cannot be made.
+        """
+        self._layout.prepare()
+        with storing("No folder to work in can be made in the store.", self.root):
+            sweep(self._layout, self._layout.sessions())
+            return WorkingFolder(self._layout, by)
 
     def lease_holder(self, snapshot_id: str) -> Holder | None:
         """Return whom the hibernated kernel that this snapshot is belongs to; None for nobody."""

@@ -7,11 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from cgroups import Cgroup, memory_cgroup
-from command_line import PROGRAM
+from command_line import PROGRAM, run
 from job_programs import Job, program
+from keeper_faults import Criu
 
 MB = 10**6
 
@@ -24,12 +27,38 @@ while not os.path.exists(sys.argv[1]):
 print(len(held), flush=True)
 """
 
+WRITE = """
+import os, sys, time
+held = bytearray(os.urandom(1 << 20)) * 330
+pages = len(held) // 4096
+n = 0
+while not os.path.exists(sys.argv[1]):
+    n += 1
+    held[::4096] = bytes([n % 256]) * pages
+    print(n, flush=True)
+print(set(held[::4096]) == {n % 256}, flush=True)
+"""
+
 EAT = """
 held = []
 print("eats", flush=True)
 while True:
     held.append(bytearray(1 << 22))
 """
+
+
+@pytest.fixture
+def runtime_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Folders of running jobs that lie in memory, as in XDG_RUNTIME_DIR."""
+    folder = tmp_path / "in-memory"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "gpuckpt-test", folder], check=True)
+    try:
+        monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(folder))
+        yield
+    finally:
+        # Sleepers that are ending have a copy of the mount, which goes with them.
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def _in(group: Cgroup, *words: str) -> subprocess.CompletedProcess[str]:
@@ -72,3 +101,66 @@ def test_one_that_takes_more_than_its_cgroup_has_is_killed_alone_and_that_is_tol
         assert job.output() == "eats\n"
         assert beside.told()["state"] == "running"
     assert os.kill(beside.told()["pid"], 0) is None
+
+
+@pytest.mark.parametrize("size", [330, 450])
+def test_a_job_is_restored_within_its_limit_where_the_run_folder_lies_in_memory(
+    runtime_in_memory: None, tmp_path: Path, size: int
+) -> None:
+    gate = tmp_path / "gate"
+    job = Job("large")
+    job.start(sys.executable, program(tmp_path, HOLD.replace("180", str(size))), str(gate))
+    job.wait_for(1)
+    assert run("hibernate", "large").status == 0
+    with memory_cgroup(600 << 20) as group:
+        restored = _in(group, "restore", "large", "hibernated-large")
+        assert restored.returncode == 0, restored.stderr
+        gate.touch()
+        assert job.wait_for_end() == 0
+        assert job.lines() == ["holds", str(size << 20)]
+        assert group.killed() == 0
+    # What it was read into is gone.
+    assert list(Path(os.environ["GPUCKPT_STORE"], "saving").iterdir()) == []
+
+
+def test_a_job_that_writes_to_all_of_its_memory_is_saved_within_its_limit(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with memory_cgroup(600 << 20) as group:
+        job = Job("writes")
+        started = _in(group, "exec", "writes", "--", sys.executable, program(tmp_path, WRITE), str(gate))
+        assert started.returncode == 0, started.stderr
+        job.wait_for(1)
+        for _ in range(3):
+            saved = _in(group, "save", "writes", "s", "--replace")
+            assert saved.returncode == 0, saved.stderr
+        assert group.killed() == 0
+        job.restore("s")
+        gate.touch()
+        assert job.wait_for_end() == 0
+        assert job.lines()[-1] == "True"
+        assert group.killed() == 0
+
+
+def test_a_restore_that_is_killed_for_lack_of_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    criu = Criu(tmp_path / "criu")
+    monkeypatch.setenv("GPUCKPT_CRIU", str(criu.program))
+    gate = tmp_path / "gate"
+    job = Job("large")
+    job.start(sys.executable, program(tmp_path, HOLD), str(gate))
+    job.wait_for(1)
+    job.save("held")
+    job.kill()
+    with memory_cgroup(600 * MB) as group:
+        # There is room when that is looked at, and somebody else takes it.
+        criu.at("restore", "pre-restore", f"echo 250000000 > {group.limit}")
+        failed = _in(group, "restore", "large", "held")
+        assert failed.returncode == 1
+        assert f"there is too little memory in the cgroup {group.name}, whose" in failed.stderr
+        assert "is 250 MB" in failed.stderr
+        assert "`--mem`" in failed.stderr
+        assert group.killed() > 0
+    assert job.told()["state"] == "ended"
+    criu.honest()
+    job.restore("held")
+    gate.touch()
+    assert job.wait_for_end() == 0

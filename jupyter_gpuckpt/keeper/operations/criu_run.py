@@ -20,7 +20,7 @@ from ...errors import GpuckptError, SaveFailed
 from ...freeze import criu, criu_errors, twin
 from ...freeze import images as images_of
 from ...freeze.criu_program import CriuProgram
-from ...linux import proc, processes, tcp_repair
+from ...linux import memory, proc, processes, tcp_repair
 from .. import criu_logs
 from ..namespace import Namespace
 from .parts import KERNEL_LOG
@@ -156,6 +156,7 @@ async def _by_deputy(space: Namespace, run: Callable[..., int], started: Callabl
 
 async def _outcome(run: Coroutine[Any, Any, int], log_file: Path, failure: GpuckptError, seconds: float) -> None:
     """Wait for a run of criu; when it fails, raise `failure` with criu's own words, and keep its log."""
+    kills = memory.kills(os.getpid())
     try:
         status, why = await run, ""
     except TimeoutError:
@@ -176,6 +177,10 @@ async def _outcome(run: Coroutine[Any, Any, int], log_file: Path, failure: Gpuck
         why = f"criu says: {error.words}" if error.words else f"criu {ended} and named no error"
     failure.why = why
     failure.then = error.cause.advice
+    if memory.kills(os.getpid()) > kills:
+        room = memory.room(os.getpid())
+        failure.why = f"The system killed a process of it: there is too little memory{room.where}. ({why})"
+        failure.then = criu_errors.Cause.NO_MEMORY.advice
     failure.data.update(criu_status=status, criu_error=error.words)
     if kept_log is not None:
         failure.then += f" criu's log: {kept_log}"

@@ -509,6 +509,7 @@ async def arrive(keeper: Keeper) -> None:
     manifest = order.manifest
     new = await FreshSleeper.prepare(keeper, order.size)
     snapshot = Snapshot(manifest, new.files)
+    snapshot.also_close = new.leave_disk
     # The process that calls the driver needs a while to start: it does so beside what comes first.
     starting = asyncio.create_task(asyncio.to_thread(_start_worker, keeper.worker, bool(processes_of(manifest).cuda)))
     try:

@@ -28,13 +28,13 @@ from ...snapshots import kept_files, needs
 from ...snapshots.needs import NeededFile
 from ...snapshots.saved import kernel_of
 from ...snapshots.temporary import can_be_made
-from ...store import Manifest, Snapshot, Store
+from ...store import Manifest, Snapshot, Store, WorkingFolder
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import faults_in
 from ..files import lifetime, placed_files
 from ..files.placed_files import Lacking, Placement
 from ..namespace import Namespace
-from ..staging import fits_in_memory, vram_files
+from ..staging import disk_folder, fits_in_memory, vram_files
 from .parts import CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM, WORKING_COPY
 from .progress import OperationProgress
 
@@ -124,6 +124,8 @@ class FreshSleeper:
     """The same folder, as the namespace names it."""
     placement: Placement | None = None
     """What of the snapshot's own files is put in place; None where the machine has them all."""
+    working: WorkingFolder | None = None
+    """What `files` is a folder in, where it lies in the store."""
     made: list[Path] = field(default_factory=list)
     """What was made of the files that live as long as the kernel, since it was gone."""
 
@@ -144,12 +146,29 @@ class FreshSleeper:
         inside = settings.NAMESPACE_STAGING_DIR
         new = cls(space, channel, space.path(inside), inside)
         if not fits_in_memory(space, needed):
-            new.files = keeper.folder.path / WORKING_COPY
-            new.files_inside = str(new.files)
-            await asyncio.to_thread(shutil.rmtree, new.files, ignore_errors=True)  # of one whose keeper was killed
+            try:
+                await asyncio.to_thread(new._use_disk, keeper)
+            except BaseException:
+                await new.discard()
+                raise
         if lacking.files:
             new.placement = Placement(space, lacking)
         return new
+
+    def _use_disk(self, keeper: Keeper) -> None:
+        """Have the snapshot's files on the disk. Raises `StoreError`."""
+        if disk_folder() == keeper.store.root:
+            self.working = keeper.store.working_folder(keeper.launch.notebook or keeper.launch.job)
+            self.files = self.working.path / WORKING_COPY
+        else:
+            self.files = keeper.folder.path / WORKING_COPY
+            shutil.rmtree(self.files, ignore_errors=True)  # of one whose keeper was killed
+        self.files_inside = str(self.files)
+
+    def leave_disk(self) -> None:
+        """Free what `files` takes there: the kernel has come up. More than once is harmless."""
+        if self.working is not None:
+            self.working.close()
 
     @property
     def elsewhere(self) -> dict[str, Path]:
@@ -252,6 +271,7 @@ class FreshSleeper:
         finally:
             await asyncio.to_thread(lifetime.unmake, [*self.made, *(self.placement.made if self.placement else ())])
             await asyncio.to_thread(shutil.rmtree, self.files, ignore_errors=True)
+            await asyncio.to_thread(self.leave_disk)
 
 
 async def to_its_end(work: Callable[[], object]) -> None:

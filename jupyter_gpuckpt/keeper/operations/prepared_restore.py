@@ -129,6 +129,7 @@ async def _read(
         is_wanted = _but_for(takers, request.is_wanted)
     open_ = functools.partial(store.open, manifest.name, new.files, progress.amount)
     snapshot = await asyncio.to_thread(open_, new.elsewhere, is_wanted, takers)
+    snapshot.also_close = new.leave_disk
     undoing.push_async_callback(asyncio.to_thread, snapshot.close)
     if behind:
         postpone = functools.partial(store.postpone, manifest.name, manifest.id, {VRAM: new.vram})

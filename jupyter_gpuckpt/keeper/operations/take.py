@@ -27,7 +27,7 @@ from ...errors import (
 from ...freeze import criu, cuda, images, twin
 from ...freeze.criu_errors import Cause
 from ...freeze.criu_program import CriuProgram
-from ...linux import processes
+from ...linux import memory, processes
 from ...snapshots.saved import SavedProcesses
 from .. import lost_names, preflight
 from ..agent_channel import AgentChannel, AgentSilent
@@ -361,11 +361,13 @@ class _Freeze:
         """Tell whether the tree's memory can be copied out of twins, when it runs again.
 
         A twin loses what is in reserved huge pages when its parent writes there and none is free (hugetlb's
-        copy-on-write).
+        copy-on-write). Where all that the tree writes to meanwhile has no room in its cgroup, the system would kill.
         """
         found = self.found
-        is_roots = found.space.deputy is None
-        return self.left == "running" and is_roots and not processes.has_huge_pages(found.tree)
+        if self.left != "running" or found.space.deputy is not None or processes.has_huge_pages(found.tree):
+            return False
+        room = memory.room(os.getpid(), found.kernel)
+        return not room.where or room.bytes > found.private
 
     def _copy_memory(self, staging: Staging) -> bool:
         """Copy what the tree had in memory when it was frozen, while it runs again; tell whether it was not yet."""
