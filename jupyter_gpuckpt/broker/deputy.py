@@ -28,7 +28,7 @@ from typing import NoReturn
 from ..errors import GpuckptError, KernelLost, Refused, Unavailable
 from ..freeze import criu, random_state
 from ..freeze.criu_program import CriuProgram
-from ..linux import proc, processes, proof, spawning, yama
+from ..linux import processes, proof, seccomp, spawning, yama
 from ..linux.readiness import readable
 from ..linux.spawning import NAMESPACE_RUN_DIR
 from . import cgroups, images
@@ -146,7 +146,7 @@ class Deputy:
         match request:
             case Criu():
                 _refuse_where_users_may_not_trace()
-                _refuse_under_seccomp()
+                self._refuse_under_seccomp()
                 return CriuFound(self._program.version, self._program.path)
             case Start():
                 return self._start(peer, *descriptors)
@@ -160,6 +160,16 @@ class Deputy:
                 return self._check_images(peer, *descriptors)
             case Restore():
                 return self._restore(peer, request, *descriptors)
+
+    def _refuse_under_seccomp(self) -> None:
+        """Refuse to serve where every kernel would have a filter of which criu does not know that it is not theirs."""
+        if seccomp.is_filtered() and not (self._program.works_filtered and seccomp.are_counted()):
+            raise Unavailable(
+                "Kernels and jobs cannot be saved on this machine.",
+                "The broker and everything it starts runs under a seccomp filter, as in a container. CRIU cannot save "
+                "such processes here.",
+                "Start the container with `--security-opt seccomp=unconfined`, or the broker outside of it.",
+            )
 
     # -- the sleeper
 
@@ -464,17 +474,6 @@ def _lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _refuse_under_seccomp() -> None:
-    """Refuse to serve where every kernel would have a filter, which this process cannot keep from it."""
-    if proc.is_filtered():
-        raise Unavailable(
-            "Kernels and jobs cannot be saved on this machine.",
-            "The broker and everything it starts runs under a seccomp filter, as in a container. CRIU cannot save "
-            "such processes.",
-            "Start the container with `--security-opt seccomp=unconfined`, or the broker outside of it.",
-        )
 
 
 # -- processes of the deputy's

@@ -11,10 +11,11 @@ import resource
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from ..linux import proc
 from .descriptors import close_at_exec
 from .peer import NO_LOGIN, Peer, login_of
 
-__all__ = ["CAP_CHECKPOINT_RESTORE", "CAP_SYS_PTRACE", "NEEDED", "act_as", "become", "counting_to"]
+__all__ = ["CAP_CHECKPOINT_RESTORE", "CAP_SYS_PTRACE", "NEEDED", "act_as", "become", "counting_to", "missing"]
 
 CAP_SYS_PTRACE, CAP_CHECKPOINT_RESTORE = 19, 40  # linux/capability.h
 _CAP_SYS_ADMIN = 21
@@ -31,6 +32,16 @@ NEEDED = (
     "CAP_SYS_RESOURCE",  # giving users' limits to their kernels, where they are higher than its own
 )
 """The capabilities that the broker has any use for. It works without the last two."""
+_NUMBERS = {
+    "CAP_SETGID": 6,
+    "CAP_SETUID": 7,
+    "CAP_SETPCAP": 8,
+    "CAP_SYS_CHROOT": 18,
+    "CAP_SYS_PTRACE": CAP_SYS_PTRACE,
+    "CAP_SYS_ADMIN": _CAP_SYS_ADMIN,
+    "CAP_CHECKPOINT_RESTORE": CAP_CHECKPOINT_RESTORE,
+}
+"""Of those that it does not work without (linux/capability.h)."""
 
 _PR_SET_KEEPCAPS, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _RAISE = 8, 24, 38, 47, 2
 _LAST_CAPABILITY = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
@@ -46,6 +57,13 @@ class _Header(ctypes.Structure):
 
 class _Data(ctypes.Structure):
     _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+
+
+def missing() -> list[str]:
+    """Return the names of those capabilities that this process lacks, and that the broker does not work without."""
+    status = proc.lines("/proc/self/status")
+    effective = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
+    return [name for name, number in _NUMBERS.items() if not effective >> number & 1]
 
 
 def become(peer: Peer, capabilities: Collection[int] = (), descriptors: Collection[int] = ()) -> None:

@@ -23,7 +23,7 @@ from .changeable import refuse_changeable
 from .deputy import Deputy
 from .descriptors import close_all
 from .register import Register
-from .rights import act_as
+from .rights import act_as, missing
 
 __all__ = ["run"]
 
@@ -46,12 +46,21 @@ def run(group: str) -> None:
 
     Raises
     ------
-    Unavailable : this process is not root, or users could change what it runs or where its socket is, or reach criu's.
+    Unavailable : this process is not root or lacks its rights, or users could change what it runs or where its socket
+        is, or reach criu's.
     Refused : there is no such group, or another broker listens.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     if os.geteuid() != 0:
         raise Unavailable("The broker was not started.", f"This is user {os.geteuid()}.", "Start it as root.")
+    if lacking := missing():
+        options = ",".join(name.removeprefix("CAP_") for name in lacking)
+        raise Unavailable(
+            "The broker was not started.",
+            f"It lacks {' and '.join(lacking)}, as is usual in a container.",
+            f"Start the container with `--cap-add {options}`; in Kubernetes, name them in "
+            "securityContext.capabilities.add.",
+        )
     close_all(but=[_HANDED_OVER] if _is_activated() else [])
     program = find_criu()
     refuse_open_sockets(program)

@@ -12,6 +12,7 @@ from .. import settings
 from ..errors import Unavailable
 from ..freeze.criu_program import CriuProgram, check, find_criu, version_text
 from ..kernel.tables import Line, Marked, Shown
+from ..machine.capabilities import may_run_criu
 from ..machine.capability import why_unavailable
 from ..machine.checks import Check, works
 from ..machine.criu_install import install_criu
@@ -68,8 +69,8 @@ def _working_criu() -> CriuProgram:
 
 
 def _checked(program: CriuProgram) -> CriuProgram:
-    # Without root criu refuses to look at the kernel at all, which says nothing about the program.
-    if os.geteuid() == 0:
+    # Without these rights criu refuses to look at the kernel at all, which says nothing about the program.
+    if may_run_criu():
         check(program)
     return program
 

@@ -41,6 +41,9 @@ _PRIVATE_SOCKETS = "Sockets: private"
 """What our library says in a program that heeds it (`criu_sockets.c`)."""
 _INNER_CONNECTIONS = "Connections: inside the tree"
 """What it says, too, where it has a dump look into no others (`criu_connections.c`)."""
+_TREES_FILTERS = "Filters: of the tree alone"
+"""And where filters of system calls that are criu's own as well do not count as the processes' (`criu_filters.c`)."""
+_MARKS = (_PRIVATE_SOCKETS, _INNER_CONNECTIONS, _TREES_FILTERS)
 
 _OPTIONS = (
     # A default configuration file (/etc/criu/default.conf, ~/.criu/default.conf) could change
@@ -80,6 +83,7 @@ class CriuProgram:
         those who look for a program find out.
     inner_connections : whether a dump can be had to look into those TCP connections alone that are inside the tree,
         likewise.
+    works_filtered : whether it saves and restores also where it is under a filter of system calls itself, likewise.
     """
 
     argv: tuple[str, ...]
@@ -88,6 +92,7 @@ class CriuProgram:
     origin: Origin
     private_sockets: bool = True
     inner_connections: bool = True
+    works_filtered: bool = True
 
     def environment(self) -> dict[str, str]:
         """Return the environment to start it with: nothing of the caller's passes through.
@@ -304,7 +309,7 @@ def _judge(start: tuple[str, ...], path: str, origin: Origin) -> CriuProgram:
     version, said = _known[key]
     if version < minimum_version():
         raise _UnfitError(f"version {version_text(version)} is older than {version_text(minimum_version())}")
-    return CriuProgram(argv, version, path, origin, _PRIVATE_SOCKETS in said, _INNER_CONNECTIONS in said)
+    return CriuProgram(argv, version, path, origin, *(mark in said for mark in _MARKS))
 
 
 def _refuse_changeable(files: Iterable[Path]) -> None:

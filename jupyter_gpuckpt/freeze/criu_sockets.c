@@ -84,11 +84,11 @@ __attribute__((destructor)) static void remove_folder(void)
 }
 
 /* Whoever looks for a criu to use asks whether this library is heeded, and what it can do: a criu that is linked
- * statically is without it, and an older library without `criu_connections.c`. */
+ * statically is without it, and an older library without `criu_connections.c` or `criu_filters.c`. */
 __attribute__((constructor)) static void tell(void)
 {
 	if (getenv("GPUCKPT_TELL_SOCKETS") != NULL)
-		dprintf(STDOUT_FILENO, "Sockets: private\nConnections: inside the tree\n");
+		dprintf(STDOUT_FILENO, "Sockets: private\nConnections: inside the tree\nFilters: of the tree alone\n");
 }
 
 static int has_name(const struct sockaddr_un *address, socklen_t length, const char *name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["is_filtered", "lines", "read", "shown"]
+__all__ = ["lines", "read", "shown"]
 
 
 def read(path: str | Path) -> str:
@@ -24,14 +24,6 @@ def read(path: str | Path) -> str:
 def lines(path: str | Path) -> list[str]:
     """Return the lines of a file of /proc. Raises `OSError` as `read` does."""
     return read(path).removesuffix("\n").split("\n")
-
-
-def is_filtered() -> bool:
-    """Tell whether this process, and so all that it starts, is under a filter of system calls (seccomp(2)).
-
-    Who traces a process that has one suspends it (PTRACE_O_SUSPEND_SECCOMP): that takes root, outside of any filter.
-    """
-    return "Seccomp:\t0" not in lines("/proc/self/status")
 
 
 def shown(name: str) -> str:

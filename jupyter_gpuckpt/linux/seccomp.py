@@ -22,8 +22,12 @@ __all__ = [
     "LOAD",
     "NUMBER",
     "RETURN",
+    "are_counted",
+    "are_those_of_process_one",
     "forbid_io_uring",
+    "in_first_user_namespace",
     "install",
+    "is_filtered",
     "machine",
     "step",
 ]
@@ -43,6 +47,36 @@ _IO_URING_SETUP, _IO_URING_REGISTER = 425, 427  # asm-generic/unistd.h, io_uring
 _FIRST_USER_NAMESPACE = 0xEFFFFFFD  # linux/nsfs.h, USER_NS_INIT_INO
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def is_filtered() -> bool:
+    """Tell whether this process, and so all that it starts, is under a filter."""
+    return b"\nSeccomp:\t0\n" not in _status()
+
+
+def are_counted() -> bool:
+    """Tell whether the system says how many filters a process has, as Linux does since 5.9."""
+    return _count("self") is not None
+
+
+def are_those_of_process_one() -> bool:
+    """Tell whether this process has no more filters than process 1 of its namespace: a container's alone."""
+    return _count("self") == _count("1")
+
+
+def _count(pid: str) -> bytes | None:
+    words = _status(pid).split()
+    return words[words.index(b"Seccomp_filters:") + 1] if b"Seccomp_filters:" in words else None
+
+
+def in_first_user_namespace() -> bool:
+    """Tell whether this process's root is the machine's: only that one's rights count for suspending a filter."""
+    return os.stat("/proc/self/ns/user").st_ino == _FIRST_USER_NAMESPACE
+
+
+def _status(pid: str = "self") -> bytes:
+    with open(f"/proc/{pid}/status", "rb") as status:
+        return status.read()
 
 
 def machine() -> int:
@@ -88,10 +122,13 @@ def forbid_io_uring() -> None:
 
     Does nothing where that would keep the process from being saved. To dump what has a filter, criu suspends it
     (ptrace(2), PTRACE_O_SUSPEND_SECCOMP), which takes CAP_SYS_ADMIN in the first user namespace: a broker's criu, which
-    is its user's, has none. Nor does it do anything where the system installs no filter.
+    is its user's, has none. And it takes that criu is under no filter itself: in a container there is the container's,
+    and one more would be in its way. Nor does it do anything where the system installs no filter.
     """
     try:
-        if os.geteuid() != 0 or os.stat("/proc/self/ns/user").st_ino != _FIRST_USER_NAMESPACE:
+        if is_filtered():
+            return
+        if os.geteuid() != 0 or not in_first_user_namespace():
             return
         code = [
             step(LOAD, ARCHITECTURE),

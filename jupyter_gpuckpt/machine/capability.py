@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.client.broker_connection import usable_criu
 from jupyter_gpuckpt.errors import GpuckptError, Unavailable
 from jupyter_gpuckpt.freeze.criu_program import find_criu
-from jupyter_gpuckpt.linux import proc, yama
+from jupyter_gpuckpt.linux import seccomp, yama
 
+from . import capabilities
+from .blocked_calls import blocked_calls
 from .trials import try_namespaces
 
 __all__ = [
     "ARCHITECTURES",
-    "HELPFUL_CAPABILITIES",
-    "NEEDED_CAPABILITIES",
-    "missing_capabilities",
     "why_filtered",
     "why_unavailable",
 ]
 
 ARCHITECTURES = ("x86_64", "aarch64")
-
-NEEDED_CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21}
-"""By their numbers in linux/capability.h. Root in a container may lack them."""
-HELPFUL_CAPABILITIES = {"CAP_SYS_RESOURCE": 24}
-"""Those that only some kernels need to be saved."""
 
 _WHAT = "Kernels and jobs cannot be saved on this machine."
 _DOCTOR = "`gpuckpt doctor` has the details."
@@ -48,19 +41,16 @@ def why_unavailable(*, with_trial: bool = True) -> Unavailable | None:
         )
     if os.geteuid() != 0:
         try:
-            usable_criu()  # asks the broker
+            served = usable_criu()  # asks the broker
         except GpuckptError as error:
             return Unavailable(_WHAT, error.why, error.then)
-        return None
-    missing = missing_capabilities(NEEDED_CAPABILITIES)
-    if missing:
+        return why_filtered(served.works_filtered)  # by the broker's own filter: it serves nobody under another
+    if lacking := capabilities.missing(capabilities.NEEDED):
         return Unavailable(
             _WHAT,
-            f"Root lacks {' and '.join(missing)} here, as is usual in a container.",
-            "Start the container privileged.",
+            f"Root lacks {' and '.join(f'CAP_{name}' for name in lacking)} here, as is usual in a container.",
+            capabilities.to_add(lacking),
         )
-    if filtered := why_filtered():
-        return filtered
     if yama.ptrace_scope() >= yama.NOBODY:
         return Unavailable(
             _WHAT,
@@ -68,38 +58,47 @@ def why_unavailable(*, with_trial: bool = True) -> Unavailable | None:
             "Set it to 2 or less in /etc/sysctl.d and restart the machine.",
         )
     try:
-        find_criu()
+        program = find_criu()
     except Unavailable as unavailable:
         return unavailable
+    if filtered := why_filtered(program.works_filtered):
+        return filtered
     if with_trial and (outcome := try_namespaces()).failed:
         return Unavailable(
             _WHAT,
             f"A kernel's namespaces could not be set up (step `{outcome.failed}`): {outcome.why}.",
-            f"If this is a container, start it privileged. {_DOCTOR}",
+            _DOCTOR,
         )
     return None
 
 
-def why_filtered() -> Unavailable | None:
-    """Return why nothing that this process starts can be saved, if that is a filter of system calls which it has."""
-    if not proc.is_filtered():
+def why_filtered(works_filtered: bool) -> Unavailable | None:
+    """Return why nothing that this process starts can be saved, if that is a filter of system calls which it has.
+
+    `works_filtered` is what the criu says of itself that would save it (`CriuProgram`).
+    """
+    if not seccomp.is_filtered():
         return None
-    if settings.ENV_RUN_DIR in os.environ:
+    if settings.ENV_RUN_DIR in os.environ and not seccomp.are_those_of_process_one():
         return Unavailable(
             "A kernel or job that is started in another one cannot be saved.",
-            "A seccomp filter keeps this one, and what it starts, from io_uring. Under a filter CRIU saves nothing.",
-            f"Start it from outside, or this one with {settings.io_uring.variable}=on in its environment.",
+            "While it ran, the other could not be saved either, which has a seccomp filter against io_uring.",
+            f"Start it from outside, or the other with {settings.io_uring.variable}=on in its environment.",
+        )
+    here = "This process and everything it starts run under a seccomp filter, as in a container."
+    if seccomp.are_counted() and works_filtered:
+        if not (blocked := blocked_calls()):
+            return None
+        return Unavailable(
+            _WHAT,
+            f"{here} It forbids system calls that CRIU needs: {', '.join(blocked)}.",
+            "Write a profile that allows them into a file with `gpuckpt recipe seccomp.json`, and start the container "
+            "with `--security-opt seccomp=FILE`; in Kubernetes, name it in securityContext.seccompProfile.",
         )
     return Unavailable(
         _WHAT,
-        "This process and everything it starts run under a seccomp filter, as in a container. CRIU cannot save "
-        "such processes.",
-        "Start the container privileged, or with `--security-opt seccomp=unconfined`.",
+        f"{here} CRIU saves such processes only with a library that was not built, or that this CRIU ignores."
+        if seccomp.are_counted()
+        else f"{here} CRIU cannot save such processes on Linux before 5.9.",
+        "Start the container with `--security-opt seccomp=unconfined`.",
     )
-
-
-def missing_capabilities(wanted: Mapping[str, int]) -> list[str]:
-    """Return the names of those capabilities, given with their numbers, that this process does not have in effect."""
-    status = proc.lines("/proc/self/status")
-    effective = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
-    return [name for name, bit in wanted.items() if not effective >> bit & 1]

@@ -8,7 +8,7 @@ from jupyter_gpuckpt.linux import yama
 
 from .checks import Check, judge
 
-__all__ = ["confinement_checks"]
+__all__ = ["apparmor_label", "confinement_checks"]
 
 _ENFORCE = Path("/sys/fs/selinux/enforce")
 
@@ -52,3 +52,12 @@ def _selinux(enforce: Path) -> Check:
         "try again with `setenforce 0`.",
         required=False,
     )
+
+
+def apparmor_label(attributes: Path = Path("/proc/self/attr/apparmor/current")) -> str:
+    """Return the name of AppArmor's profile that confines this process; nothing where none does."""
+    try:
+        label = attributes.read_text().strip("\0\n ")
+    except OSError:  # there is no AppArmor
+        return ""
+    return "" if label == "unconfined" else label.rpartition(" (")[0] or label

@@ -47,9 +47,8 @@ def _features(program: CriuProgram) -> Check:
             False,
             unavailable.why,
             _CHECK_MEANS,
-            "Run as root; in a container, start it privileged. Otherwise this Linux kernel lacks options that CRIU "
-            "needs "
-            "(CONFIG_CHECKPOINT_RESTORE and others, see https://criu.org/Linux_kernel).",
+            "Mend the rights and the filter above first. If they are good, this Linux kernel lacks options that CRIU "
+            "needs (CONFIG_CHECKPOINT_RESTORE and others, see https://criu.org/Linux_kernel).",
         )
     return judge("kernel features", True, "`criu check` passed", _CHECK_MEANS, "")
 

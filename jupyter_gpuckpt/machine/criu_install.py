@@ -30,6 +30,7 @@ from jupyter_gpuckpt.freeze.criu_program import (
 from jupyter_gpuckpt.linux.root_only import SYSTEM_PATH, changeable, environment
 
 from .apt_sources import AptSource, configured_sources
+from .capabilities import may_run_criu
 from .distribution import Distribution, this_distribution
 from .private_apt import AptFailed, PrivateApt, run
 
@@ -170,10 +171,10 @@ def _install_from(stanza: str, release: str, prefix: Path, progress: Callable[[s
                 argv = ["dpkg-deb", "--extract", str(package), str(folder)]
                 run(argv, environment(), _UNPACK_TIMEOUT)
             program = program_in_prefix(folder)
-            if os.geteuid() == 0:
+            if may_run_criu():
                 check(program)
             else:
-                progress("not root: CRIU was not tried here")
+                progress("without root's rights: CRIU was not tried here")
             _put_in_place(folder, prefix)
         finally:
             shutil.rmtree(folder, ignore_errors=True)

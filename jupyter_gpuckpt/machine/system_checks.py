@@ -7,9 +7,14 @@ from pathlib import Path
 
 import psutil
 
-from .capability import ARCHITECTURES, HELPFUL_CAPABILITIES, NEEDED_CAPABILITIES, missing_capabilities, why_filtered
+from jupyter_gpuckpt.errors import Unavailable
+from jupyter_gpuckpt.freeze.criu_program import find_criu
+from jupyter_gpuckpt.linux import seccomp
+
+from . import capabilities
+from .capability import ARCHITECTURES, why_filtered
 from .checks import Check, judge
-from .confinement_checks import confinement_checks
+from .confinement_checks import apparmor_label, confinement_checks
 from .trials import Outcome, try_namespaces
 
 __all__ = ["system_checks"]
@@ -28,13 +33,14 @@ def system_checks(served: Check | None = None) -> list[Check]:
     if not system.ok:
         return [system]
     if served is not None:
-        return [system, served, _shared_memory(), *confinement_checks(with_root=False), _memory()]
+        return [system, served, _filter(), _shared_memory(), *confinement_checks(with_root=False), _memory()]
     namespaces = try_namespaces()
     return [
         system,
         _rights(),
         _rights_over_others(),
-        _filter(),
+        _user_namespace(),
+        _filter(_criu_works_filtered()),
         _namespaces(namespaces),
         _pids(namespaces),
         _shared_memory(),
@@ -54,37 +60,61 @@ def _platform() -> Check:
 
 
 def _rights() -> Check:
-    missing = missing_capabilities(NEEDED_CAPABILITIES)
+    lacking = capabilities.missing(capabilities.NEEDED)
+    told = "; ".join(f"CAP_{name}: {capabilities.NEEDED[name]}" for name in lacking)
     return judge(
         "rights",
-        not missing,
-        f"root without {' and '.join(missing)}" if missing else "root",
-        "CRIU needs root to read and recreate whole processes.",
-        "Start the container privileged.",
+        not lacking,
+        f"root without {' and '.join(f'CAP_{name}' for name in lacking)}" if lacking else "root",
+        f"Saves and restores need root, with these rights. What is missing is for ({told})."
+        if lacking
+        else "CRIU needs root to read and recreate whole processes.",
+        capabilities.to_add(lacking),
     )
 
 
 def _rights_over_others() -> Check:
-    missing = missing_capabilities(HELPFUL_CAPABILITIES)
+    lacking = capabilities.missing(capabilities.HELPFUL)
     return judge(
         "other users' processes",
-        not missing,
-        f"root without {' and '.join(missing)}" if missing else "can be saved",
+        not lacking,
+        f"root without {' and '.join(f'CAP_{name}' for name in lacking)}" if lacking else "can be saved",
         "A kernel is not saved while a process that it has started runs as another user (a database server, say): CRIU "
         "may not read that one's limits (\"Can't get rlimit\").",
-        "Start the container with `--cap-add SYS_RESOURCE`, or stop such processes before you save.",
+        f"{capabilities.to_add(lacking)} Or stop such processes before you save.",
         required=False,
     )
 
 
-def _filter() -> Check:
-    filtered = why_filtered()
+def _filter(works_filtered: bool = True) -> Check:
+    filtered = why_filtered(works_filtered)
+    found = "one that allows what CRIU needs" if seccomp.is_filtered() else "none"
     return judge(
         "seccomp filter",
         filtered is None,
-        "none" if filtered is None else filtered.why,
-        "CRIU cannot save from under a filter of system calls.",
+        found if filtered is None else filtered.why,
+        "What is saved under a container's filter of system calls comes back under that of the container in which it "
+        "is restored.",
         "" if filtered is None else filtered.then,
+    )
+
+
+def _criu_works_filtered() -> bool:
+    try:
+        return find_criu().works_filtered
+    except Unavailable:
+        return True  # there is no criu, which is a check of its own
+
+
+def _user_namespace() -> Check:
+    first = seccomp.in_first_user_namespace()
+    return judge(
+        "user namespace",
+        first,
+        "the machine's" if first else "another than the machine's, as in rootless podman or with hostUsers: false",
+        "CRIU needs rights that count for the whole machine. Root of another user namespace has none.",
+        "Start the container as root and without a user namespace (no --userns, no --uidmap; in Kubernetes, without "
+        "hostUsers: false).",
     )
 
 
@@ -95,8 +125,20 @@ def _namespaces(outcome: Outcome) -> Check:
         ok,
         f"created in {outcome.seconds * 1000:.0f} ms" if ok else f"cannot {outcome.failed}: {outcome.why}",
         "Every kernel has its own process and mount namespaces, so that it comes back with the same process ids.",
-        "Run as root; in a container, start it privileged; else raise /proc/sys/user/max_pid_namespaces "
-        "and max_mnt_namespaces.",
+        _mend_of_namespaces(outcome),
+    )
+
+
+def _mend_of_namespaces(outcome: Outcome) -> str:
+    label = apparmor_label()
+    if outcome.failed == "make mounts" and label:
+        return (
+            f"AppArmor's profile {label} forbids it. Start the container with `--security-opt apparmor=unconfined`; in "
+            "Kubernetes, set securityContext.appArmorProfile.type to Unconfined."
+        )
+    return (
+        "Run as root; in a container, mend the rights and the filter above first. Otherwise raise "
+        "/proc/sys/user/max_pid_namespaces and max_mnt_namespaces."
     )
 
 
@@ -109,7 +151,7 @@ def _pids(outcome: Outcome) -> Check:
         "A restored process needs its old process id.",
         "Fix the namespaces first."
         if outcome.failed != "choose a pid"
-        else "The kernel needs CONFIG_CHECKPOINT_RESTORE; in a container, start it privileged.",
+        else "The kernel needs CONFIG_CHECKPOINT_RESTORE. In a container, mend the rights and the filter above first.",
     )
 
 

@@ -271,6 +271,16 @@ def test_the_broker_needs_no_more_than_seven_capabilities() -> None:
         few.close()
 
 
+@pytest.mark.parametrize("missing", ["sys_admin", "setpcap", "checkpoint_restore"])
+def test_a_broker_that_lacks_a_capability_does_not_start_and_names_it(missing: str) -> None:
+    lacking = Machine(wrapper=["setpriv", f"--bounding-set=-{missing}"])
+    try:
+        assert f"lacks CAP_{missing.upper()}" in lacking.why_not
+        assert f"--cap-add {missing.upper()}" in lacking.why_not
+    finally:
+        lacking.close()
+
+
 @pytest.mark.parametrize("scope", [1, 2])
 def test_where_yama_restricts_tracing_users_are_served_or_told_that_they_are_not(scope: int) -> None:
     """At 1 criu is given CAP_SYS_PTRACE to dump; from 2 on what it dumps could not be restored without it."""
@@ -294,13 +304,27 @@ def test_where_yama_restricts_tracing_users_are_served_or_told_that_they_are_not
         restricted.close()
 
 
-def test_where_a_filter_of_system_calls_is_on_the_broker_users_are_told_that_nothing_can_be_saved() -> None:
-    """As in most containers: who is under one traces nobody who is."""
+def test_under_a_filter_that_the_broker_and_its_users_have_in_common_kernels_are_saved_and_restored() -> None:
+    """As in a container with its usual profile. No process traces another that has more filters than it."""
     filtered = Machine.or_skip(wrapper=under_a_filter())
     try:
         alice = filtered.person("alice", wrapper=under_a_filter())
+        alice.starts_kernel()
+        alice.runs("x = 42")
+        assert "Saved" in alice.runs("%gpuckpt save first")
+        alice.runs("x = 0")
+        alice.runs("%gpuckpt restore first")
+        assert alice.runs("print(x)") == "42"
+    finally:
+        filtered.close()
+
+
+def test_under_a_filter_that_forbids_what_criu_needs_the_broker_users_are_told_what_that_is() -> None:
+    filtered = Machine.or_skip(wrapper=under_a_filter(278))
+    try:
+        alice = filtered.person("alice", wrapper=under_a_filter(278))
         found = alice.does("from jupyter_gpuckpt.machine.capability import why_unavailable", "str(why_unavailable())")
-        assert "seccomp" in found
+        assert "CRIU needs: vmsplice." in found
     finally:
         filtered.close()
 

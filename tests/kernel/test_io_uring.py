@@ -162,6 +162,6 @@ def test_with_the_setting_a_kernel_that_is_started_in_another_is_saved(
 @pytest.mark.parametrize(("before", "filtered"), [((), True), (("unshare", "--user", "--map-root-user"), False)])
 def test_where_criu_could_not_suspend_a_filter_there_is_none(before: tuple[str, ...], filtered: bool) -> None:
     """That takes CAP_SYS_ADMIN in the first user namespace: root of another one, as in rootless Podman, has it not."""
-    program = "from jupyter_gpuckpt.linux import proc, seccomp; seccomp.forbid_io_uring(); print(proc.is_filtered())"
+    program = "from jupyter_gpuckpt.linux import seccomp; seccomp.forbid_io_uring(); print(seccomp.is_filtered())"
     done = subprocess.run([*before, sys.executable, "-c", program], capture_output=True, check=True, text=True)
     assert done.stdout == f"{filtered}\n"

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import yama
-from filtered import under_a_filter
 from leaks import mounts
 from notebooks import wait_until
 
@@ -65,13 +64,6 @@ def test_without_criu() -> None:
     unavailable = why_unavailable()
     assert unavailable is not None
     assert "CRIU" in unavailable.what
-
-
-@pytest.mark.usefixtures("with_criu")
-def test_a_root_without_rights() -> None:
-    lost = judged_under("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace")
-    assert "CAP_SYS_PTRACE" in lost.why
-    assert "privileged" in lost.then
 
 
 def test_another_user() -> None:
@@ -140,10 +132,3 @@ def test_where_nobody_may_trace_it_says_so() -> None:
         pytest.skip("it takes root")
     told = judged_under("unshare", "--mount", "--propagation", "private", *yama.saying(3))
     assert "kernel.yama.ptrace_scope is 3" in told.why
-
-
-def test_where_a_filter_of_system_calls_is_on_everything_it_says_so() -> None:
-    """As in most containers that are not privileged: criu, under it, traces nobody who is."""
-    if os.geteuid() != 0:
-        pytest.skip("it takes root")
-    assert "seccomp" in judged_under(*under_a_filter()).why
