@@ -51,9 +51,7 @@ def exec_(args: argparse.Namespace) -> int:
             "Usage: jupyter gpuckpt exec NAME -- COMMAND [ARGUMENT ...]",
         )
     launch = launch_here(args.name, args.words)
-    unavailable = why_unavailable()
-    if unavailable is not None:
-        raise unavailable
+    _refuse_where_none_can_be()
     folder = jobs.start(launch, replace=args.replace)
     pid = None
     with contextlib.suppress(GpuckptError), keepers.connect(folder) as keeper:  # it may have ended already
@@ -262,6 +260,7 @@ def following(folder: KernelFolder, *, only_new: bool = False) -> Iterator[bytes
 @of_a_job()
 def restore_ended(args: argparse.Namespace, folder: KernelFolder) -> Restored:
     """Bring a job that has ended back; return what there is to say of it."""
+    _refuse_where_none_can_be()
     manifest = _snapshot(args.of_any or args.name, folder.launch().job)
     began = time.monotonic()
     jobs.bring_back(folder, _order(args, manifest))
@@ -271,12 +270,20 @@ def restore_ended(args: argparse.Namespace, folder: KernelFolder) -> Restored:
 @of_a_job()
 def restore_as(args: argparse.Namespace) -> Restored:
     """Bring a snapshot of a job up as a new job; return what there is to say of it."""
+    _refuse_where_none_can_be()
     manifest = _snapshot(args.of_any or args.name, args.kernel)
     # It is not started here: what stands for its command is for people.
     launch = jobs.launch_of(args.new_job, [str(manifest.kernel.get("program", ""))], os.environ, "/", 0o077)
     began = time.monotonic()
     folder = jobs.bring_up(launch, _order(args, manifest))
     return _account(folder, manifest, began)
+
+
+def _refuse_where_none_can_be() -> None:
+    """Refuse to bring a job up on a machine that can hold none."""
+    unavailable = why_unavailable()
+    if unavailable is not None:
+        raise unavailable
 
 
 def _snapshot(name: str, job: str) -> Manifest:

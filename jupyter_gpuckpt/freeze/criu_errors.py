@@ -15,9 +15,16 @@ __all__ = ["Cause", "CriuError", "first_line", "in_log"]
 
 _MARK = "Error ("
 """criu marks errors with ``Error (file:line):``."""
-_HARMLESS = ("RLIMIT_NOFILE", "Can't check shutdown state", "Unable to create tun")
+_HARMLESS = (
+    "RLIMIT_NOFILE",
+    "Can't check shutdown state",
+    "Unable to create tun",
+    "reported by netlink",
+    "Unable to create a veth pair",
+    "net: Unexpected error",
+)
 """Of errors in criu's log: a limit that stays as it is; a TCP connection somewhere on the machine that is closed and
-not forgotten yet (TIME_WAIT), which Linux says less of; a kind of network device that containers do not have."""
+not forgotten yet (TIME_WAIT), which Linux says less of; what criu tries out of network devices that no kernel has."""
 _PROGRAM_FAILED = "exited, status="
 """What criu says of a program that it ran: its own words stand before."""
 _STAMP = re.compile(r"^\([\d.]+\)\s*(\d+: )?")

@@ -26,6 +26,24 @@ def test_the_first_error_is_quoted_and_comes_with_advice(tmp_path: Path) -> None
     assert "`gpuckpt setup`" in error.cause.advice
 
 
+_TRIED_OUT = """\
+Error (criu/tun.c:85): tun: Unable to create tun: No such file or directory
+Warn  (criu/sk-unix.c:224): unix: Unable to open a socket file: Operation not permitted
+Error (criu/libnetlink.c:54): -1 reported by netlink: Operation not permitted
+Error (criu/net.c:4151): net: Unable to create a veth pair: -1
+Error (criu/net.c:1253): net: Unexpected error: -1(Operation not permitted)
+Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted
+"""
+
+
+def test_what_criu_only_tries_out_is_never_quoted_for_its_error(tmp_path: Path) -> None:
+    log = tmp_path / "restore.log"
+    log.write_text(_TRIED_OUT)
+    assert in_log(log) == CriuError("", Cause.UNKNOWN)
+    log.write_text(f"{_TRIED_OUT}10000: Error (criu/files.c:1418): Can't find it\n")
+    assert in_log(log).words.endswith("Can't find it")
+
+
 def test_what_is_not_known_leads_to_the_log(tmp_path: Path) -> None:
     assert in_log(tmp_path / "none") == CriuError("", Cause.UNKNOWN)
     assert "log" in CriuError.said("Error (criu/x.c:1): never heard of").cause.advice
