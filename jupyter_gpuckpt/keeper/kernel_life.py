@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ..snapshots.saved import SavedCell
     from ..store import Session, Store
     from .gpu.sleep import GpuSleep
+    from .store_growth import StoreGrowth
 
 __all__ = ["Abilities", "Keeper"]
 
@@ -117,6 +118,13 @@ class Keeper:
         from ..store import Store  # here, since a start is not to wait for that
 
         return Store(settings.store_dir())
+
+    @functools.cached_property
+    def store_growth(self) -> StoreGrowth:
+        """What keeps the store from growing with each save."""
+        from .store_growth import StoreGrowth  # likewise
+
+        return StoreGrowth(self.store)
 
     @functools.cached_property
     def marks(self) -> Marks:

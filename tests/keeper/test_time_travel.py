@@ -13,6 +13,7 @@ from keeper_faults import Asked, Criu
 from notebooks import Notebook, StartKernel, start_kernel, wait_until
 
 from jupyter_gpuckpt.operations.results import Labelled
+from jupyter_gpuckpt.store import Store
 
 pytestmark = [pytest.mark.criu, pytest.mark.shared_kernel]
 
@@ -128,6 +129,21 @@ def test_what_is_saved_by_itself_goes_by_a_rule_and_what_was_named_stays(noteboo
     notebook.run("x = 5")
     assert "not saved by itself" in notebook.run("%gpuckpt auto").text
     assert len(names(notebook)) == 2
+
+
+def test_what_removed_snapshots_leave_behind_does_not_fill_the_store(notebook: Notebook) -> None:
+    """Each save has much that the next does not need, and a little that all later ones do."""
+    notebook.run("import random; kept = []")
+    notebook.run("%gpuckpt auto on --keep 2")
+    for _ in range(12):
+        run_saved(notebook, "kept.append(random.randbytes(100_000)); passing = random.randbytes(12_000_000)")
+    store = Store(Path(os.environ["GPUCKPT_STORE"]))
+    wait_until(lambda: store.would_compact().freed < 90_000_000)  # of 120
+    state = notebook.look("hash(tuple(kept)), hash(passing)")
+    notebook.run("kept, passing = [], b''")
+    notebook.run("%gpuckpt undo")
+    assert notebook.look("hash(tuple(kept)), hash(passing)") == state
+    notebook.run("%gpuckpt auto off")
 
 
 def test_only_cells_that_ran_for_long_are_followed_by_a_save(notebook: Notebook) -> None:

@@ -128,6 +128,8 @@ async def save(
     done = Saved(**vars(summary(manifest)), seconds=progress.seconds(), notes=taken.frozen.notes, store=elsewhere)
     if operation.store is None and not request.automatic:
         await asyncio.to_thread(_remove_old, keeper, manifest.id)
+    if operation.store is None:
+        keeper.store_growth.saved()
     return done
 
 
