@@ -19,6 +19,7 @@ help:
 	@echo 'make soak          save and restore for two hours, and see that nothing grows (SOAK="--cycles 300 --minutes 0")'
 	@echo 'make test-peers    run other projects'\'' test suites over our kernels and jobs (PEERS="nbclient zdtm")'
 	@echo 'make test-programs save and restore programs that are heavy to install: Spark, Ray, torchrun, MPI, databases'
+	@echo 'make test-slurm    run jobs on a real Slurm of two nodes, which are namespaces of this machine'
 	@echo 'make first-minutes walk what a newcomer does, in a browser, from an empty machine, and count it'
 	@echo 'make docs          build the documentation site into build/docs'
 	@echo 'make labextension  build the JupyterLab extension for .venv'
@@ -61,7 +62,7 @@ test-users:
 	@$(BIN)/python -m pytest $(USERS)
 
 test-others:
-	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper tests/programs $(SERVERS) $(USERS) $(KERNELS))
+	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper tests/programs tests/slurm $(SERVERS) $(USERS) $(KERNELS))
 
 # For daily work: no browser, no servers, nothing slow; of real kernels what a person does with them, one after another.
 QUICK := tests/keeper/test_imports.py tests/keeper/test_one_at_a_time.py tests/keeper/test_save_and_restore.py \
@@ -124,6 +125,20 @@ test-programs: setup .venv/programs-ready
 	@DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
 		default-jre-headless openmpi-bin postgresql redis-server >/dev/null
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r tests/programs/requirements.txt '$(TORCH)'
+	@touch $@
+
+# Slurm comes from Debian or Ubuntu, and is run in namespaces, not as services of this machine.
+.PHONY: test-slurm
+test-slurm: setup .venv/slurm-ready
+	@$(BIN)/python -m pytest tests/slurm $(SLURM)
+
+.venv/slurm-ready: $(READY)
+	@test "$$(id -u)" = 0 && command -v apt-get >/dev/null || \
+		{ echo 'Slurm comes from Debian or Ubuntu, by apt-get as root.'; exit 1; }
+	@echo 'Installing Slurm (half a minute, once) ...'
+	@apt-get update -qq
+	@DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+		iproute2 munge slurm-client slurmctld slurmd util-linux >/dev/null
 	@touch $@
 
 .PHONY: first-minutes

@@ -34,7 +34,7 @@ UIDS = {name: uid for uid, name in enumerate(NAMES, _FIRST_UID)}
 _PASSED_ON = ("PYTHONPATH", "JUPYTER_PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 """Where packages and libraries are that are not installed, and which GPUs there are to be seen."""
 
-_OPEN_WAYS = """
+OPEN_WAYS = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
 def mount(source, target, kind, flags, data=None):
@@ -222,7 +222,7 @@ class Machine:
         }
         self.entering: list[str] = []
         self._holder = self._begin(
-            [sys.executable, "-I", "-c", _OPEN_WAYS, str(self.folder), *self.ways, "--", *furnishing]
+            [sys.executable, "-I", "-c", OPEN_WAYS, str(self.folder), *self.ways, "--", *furnishing]
         )
         activating = [sys.executable, "-I", "-c", _ACTIVATE, str(self.socket), str(GID)] if activated else []
         self._argv = [*self.entering, *activating, *wrapper, *self._broker_argv(GROUP)]

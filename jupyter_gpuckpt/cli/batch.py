@@ -39,6 +39,8 @@ _ENDING = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
 _SAVED_BY_ITS_KEEPER = 600.0  # how long a job whose `run` was killed may take to be saved, in seconds
 _KILLED_BY_SLURM = 60.0  # how long Slurm may take to end a job that it has requeued, in seconds
 _LOOK = 0.1  # seconds
+_TO_END = 5.0  # how long before it is killed a program that is not saved is told to end, in seconds
+_TO_END_PART = 0.3  # the same as a part of the time that there is, where that is short
 
 
 @of_a_job()
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             for piece in following(folder, only_new=True):
                 output.pass_on(piece)
                 while signals.came:
-                    _obey(signals.came.popleft(), folder, signals, saver)
+                    _obey(*signals.came.popleft(), folder, signals, saver)
         status = _settle(args, folder, signals)
         return status if status is not None else _leave(args, signals)
 
@@ -72,7 +74,8 @@ class _Signals:
 
     def __init__(self, stop_at: Collection[int]) -> None:
         self.stop_at = stop_at
-        self.came: deque[int] = deque()
+        self.came: deque[tuple[int, float]] = deque()
+        """Those that are not obeyed yet, each with its time."""
         self.stopped_by: int | None = None
         """The last one at which the job was to be saved and ended."""
         self._before: dict[int, Any] = {}
@@ -87,7 +90,7 @@ class _Signals:
             signal.signal(number, handler)
 
     def _take(self, number: int, _: FrameType | None) -> None:
-        self.came.append(number)
+        self.came.append((number, time.time()))
 
 
 # -- its begin
@@ -123,6 +126,7 @@ def _wait_for_end(folder: KernelFolder, signals: _Signals) -> None:
         return
     if not folder.is_here() and not folder.has_ended() and slurm.has_left(launch.env):
         folder.remove()
+        return
     if launch.runner is None or start_time(launch.runner[0]) == launch.runner[1]:
         return  # it runs in somebody's foreground, or nobody's
     deadline = time.monotonic() + _SAVED_BY_ITS_KEEPER
@@ -190,29 +194,78 @@ class _Saver:
             self._saving.release()
 
 
-def _obey(number: int, folder: KernelFolder, signals: _Signals, saver: _Saver) -> None:
+class _Deadline:
+    """Breaks off what is asked of a keeper while it is entered, before Slurm kills the job."""
+
+    def __init__(self, folder: KernelFolder, operation: str, signalled: float) -> None:
+        self.missed: slurm.Kill | None = None
+        """What it was broken off for."""
+        self._folder, self._operation, self._signalled = folder, operation, signalled
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True) if slurm.is_job() else None
+
+    def __enter__(self) -> _Deadline:
+        if self._thread is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            kill = slurm.next_kill(self._signalled)
+        except GpuckptError as e:
+            output.failure(False, e)
+            return
+        if kill is None:
+            return
+        left = kill.at - self._signalled
+        latest = kill.at - min(_TO_END, left * _TO_END_PART)
+        if self._over.wait(max(0.0, latest - time.time())):
+            return
+        self.missed = kill
+        while not self._over.wait(_LOOK):
+            with contextlib.suppress(GpuckptError), keepers.connect(self._folder) as keeper:
+                keeper.ask(Cancel(operation=self._operation, kind="hibernate"), timeout=STATUS_TIMEOUT)
+
+
+def _obey(number: int, signalled: float, folder: KernelFolder, signals: _Signals, saver: _Saver) -> None:
     """Do what a signal asks for; the program gets it where that is not to save the job, or cannot be done."""
     if number in signals.stop_at:
         if folder.has_ended():
             return  # it is saved
         signals.stopped_by = number
         with saver.held():
-            if _hibernate(folder) or number not in _ENDING:
+            if _hibernate(folder, signalled) or number not in _ENDING:
                 return
     with contextlib.suppress(GpuckptError), keepers.connect(folder) as keeper:
         keeper.ask(Signal(signum=number), timeout=STATUS_TIMEOUT)
 
 
-def _hibernate(folder: KernelFolder) -> bool:
-    """Save the job and end it; return whether it has ended, and say why where it could not be saved."""
-    try:
-        with keepers.connect(folder) as keeper:
-            keeper.ask(Hibernate(end=True), timeout=None)
-    except GpuckptError as e:
-        if not folder.has_ended():
-            output.failure(False, e)
-            return False
+def _hibernate(folder: KernelFolder, signalled: float) -> bool:
+    """Save the job and end it; return whether it has ended, and say why where it could not be saved in time."""
+    operation = new_operation_id()
+    with _Deadline(folder, operation, signalled) as deadline:
+        try:
+            with keepers.connect(folder) as keeper:
+                keeper.ask(Hibernate(end=True, operation=operation), timeout=None)
+        except GpuckptError as e:
+            if not folder.has_ended():
+                output.failure(False, e if deadline.missed is None else _too_late(folder, deadline.missed))
+                return False
     return True
+
+
+def _too_late(folder: KernelFolder, kill: slurm.Kill) -> GpuckptError:
+    return GpuckptError(
+        f"The job {folder.launch().job} could not be saved in time; it keeps running.",
+        f"Slurm kills it in {max(0.0, kill.at - time.time()):.0f} s: {kill.why}",
+        "Have Slurm send its signal earlier (`#SBATCH --signal=B:USR1@SECONDS`), save it while it runs (`--every`), or "
+        "ask an administrator for a longer KillWait or GraceTime.",
+    )
 
 
 # -- its end
@@ -257,10 +310,12 @@ def _leave(args: argparse.Namespace, signals: _Signals) -> int:
     number = signals.stopped_by or signal.SIGTERM  # another command may have hibernated it
     if isinstance(args.requeue, int):
         return args.requeue
-    if args.requeue == "auto" and slurm.is_job() and slurm.requeue():
+    requeued = slurm.requeue() if args.requeue == "auto" and slurm.is_job() else "no"
+    if requeued != "no":
         output.note(f"Slurm job {os.environ['SLURM_JOB_ID']} is requeued.")
+    if requeued == "now":
         # What comes after this command in a script is for when the job is over.
         deadline = time.monotonic() + _KILLED_BY_SLURM
-        while signal.SIGTERM not in signals.came and time.monotonic() < deadline:
+        while not any(came == signal.SIGTERM for came, _ in signals.came) and time.monotonic() < deadline:
             time.sleep(_LOOK)
     return 128 + number

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ..errors import GpuckptError
 from . import output
 
-__all__ = ["has_left", "is_job", "requeue", "warn_of_deaf_script"]
+__all__ = ["Kill", "has_left", "is_job", "next_kill", "requeue", "warn_of_deaf_script"]
 
 _ID, _RESTARTS = "SLURM_JOB_ID", "SLURM_RESTART_COUNT"
 _TIMEOUT = 60.0
 _RUNNING = ("RUNNING", "SUSPENDED", "STOPPED")
 _ENDING = "COMPLETING"
+
+
+@dataclass(frozen=True)
+class Kill:
+    """When Slurm kills a job (SIGKILL), by the machine's clock (`time.time`), and by which of its settings."""
+
+    at: float
+    why: str
 
 
 def is_job(environment: Mapping[str, str] = os.environ) -> bool:
@@ -39,8 +50,10 @@ def has_left(environment: Mapping[str, str]) -> bool:
     return state not in (*_RUNNING, _ENDING)
 
 
-def requeue() -> bool:
-    """Have Slurm start this job again, unless it does so by itself or the job is not to be; return whether we did.
+def requeue() -> Literal["no", "now", "at its end"]:
+    """Have Slurm start this job again, unless it does so by itself or the job is not to be.
+
+    Return whether we did, and whether Slurm ends the job for that, or had begun to.
 
     Raises
     ------
@@ -49,12 +62,40 @@ def requeue() -> bool:
     job = os.environ[_ID]
     shown = _shown(job)
     if shown["JobState"] not in _RUNNING and shown.get("Reason") != "TimeLimit":
-        return False  # it was cancelled, or is requeued already: by a preemption, say
+        return "no"  # it was cancelled, or is requeued already: by a preemption, say
     if shown.get("Requeue") != "1":
         output.note(f"Slurm job {job} is not requeued: it was submitted without --requeue.")
-        return False
+        return "no"
     _scontrol("requeue", job)
-    return True
+    return "now" if shown["JobState"] in _RUNNING else "at its end"
+
+
+def next_kill(signalled: float) -> Kill | None:
+    """Return when Slurm will kill this job, which it has sent a signal at that time; None where it will not.
+
+    Raises
+    ------
+    GpuckptError : Slurm cannot be asked.
+    """
+    shown = _shown(os.environ[_ID])
+    wait = _seconds_of_config("KillWait")
+    if shown["JobState"] not in _RUNNING or shown.get("Reason") == "TimeLimit":
+        return Kill(signalled + wait, f"KillWait is {wait:.0f} s")
+    try:
+        end = time.mktime(time.strptime(shown.get("EndTime", ""), "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:  # Unknown
+        return None
+    if shown.get("PreemptTime", "None") != "None":
+        return Kill(end + wait, f"the grace time of its partition, {shown['Partition']}, is over then")
+    return Kill(end + wait, f"its time limit is {shown.get('TimeLimit')}, and KillWait is {wait:.0f} s")
+
+
+def _seconds_of_config(name: str) -> float:
+    for line in _scontrol("show", "config").splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == name:
+            return float(value.split()[0])
+    raise _failed(["scontrol", "show", "config"], f"it does not name {name}")
 
 
 def warn_of_deaf_script() -> None:

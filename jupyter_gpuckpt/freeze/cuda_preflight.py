@@ -154,9 +154,9 @@ def fits(
 ) -> Mapping[str, str] | None:
     """Return the GPU map with which a snapshot can be restored here; None where none is needed.
 
-    It names every GPU. Where nothing else is asked for, each stays on its GPU; where that is not here, or has not
-    enough memory free, it goes to another of the same model: of those that ``CUDA_VISIBLE_DEVICES`` leaves to this
-    process, where it is set.
+    It names every GPU. Where nothing else is asked for, each stays on its GPU; where that is not here, was not given to
+    this process (``CUDA_VISIBLE_DEVICES``), or has not enough memory free, it goes to another of the same model, of
+    those that this process was given.
 
     Parameters
     ----------
@@ -196,7 +196,11 @@ def fits(
         places = _wanted_places(saved, here, [gpu["uuid"] for gpu in saved if gpu["uuid"] in needed], gpus, what)
     else:
         own = _visible(here, os.environ)
-        places = usual if _have_room(usual, needed, free) else _other_places(saved, here, own, needed, free) or usual
+        are_given = not own or all(usual[old] in own for old in needed)
+        places = usual
+        if not (are_given and _have_room(usual, needed, free)):
+            others = _other_places(saved, here, own, needed, free)
+            places = others or (usual if are_given else _given_places(saved, here, own, needed, what))
     for gpu in saved:
         place = places[gpu["uuid"]]
         if gpu["name"] != place.name:
@@ -309,6 +313,21 @@ def _other_places(
             return None
         chosen[old] = max(fitting, key=lambda gpu: (gpu.uuid == old, free[gpu.uuid]))
     return _completed(saved, here, chosen)
+
+
+def _given_places(
+    saved: Sequence[Mapping[str, Any]], here: Sequence[Gpu], own: Sequence[Gpu], needed: Iterable[str], what: str
+) -> dict[str, Gpu]:
+    """Return the GPUs that this process was given, in their order, for those in use, whether they fit or not.
+
+    Raises
+    ------
+    Refused : it was given too few.
+    """
+    used = list(needed)
+    if len(used) > len(own):
+        raise _differs("number of GPUs (CUDA_VISIBLE_DEVICES)", len(used), len(own), what)
+    return _completed(saved, here, dict(zip(used, own, strict=False)))
 
 
 def _completed(saved: Sequence[Mapping[str, Any]], here: Sequence[Gpu], chosen: Mapping[str, Gpu]) -> dict[str, Gpu]:

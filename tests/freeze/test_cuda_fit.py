@@ -153,6 +153,24 @@ def test_a_gpu_that_others_were_given_is_not_taken_without_being_named(
         assert cuda.fits(full, manifest) == {"GPU-A": "GPU-B", "GPU-B": "GPU-A"}
 
 
+def test_what_was_on_a_gpu_that_is_not_given_any_more_goes_to_the_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert cuda.fits(TWO, on("A", "A", "B")) == {"A": "B", "B": "A"}
+    assert cuda.fits(TWO, on("B", "A", "B")) is None
+    assert cuda.fits(TWO, on("X", "X")) == {"X": "B"}  # of another machine
+    assert cuda.fits(TWO, on("A", "A", "B"), gpus=[0]) is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1")
+    four = Machine(*(gpu(n, uuid) for n, uuid in enumerate("ABCD")))
+    both = on("A", "A", "B", "C", "D")
+    both["processes"][0]["used"]["B"] = 5 * GIB
+    assert cuda.fits(four, both) in ({"A": "C", "B": "B", "C": "A", "D": "D"}, {"A": "B", "B": "C", "C": "A", "D": "D"})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(Refused, match=r"GPU 1 .* has 9\.0 GiB free"):
+        cuda.fits(Machine(gpu(0, "A"), gpu(1, "B", free=9)), on("A", "A", "B"))
+    with pytest.raises(Refused, match="number of GPUs"):
+        cuda.fits(four, both)
+
+
 def test_every_copy_needs_room() -> None:
     assert cuda.fits(TWO, on("A", "A", "B"), copies=10) is None
     with pytest.raises(Refused, match=r"100\.0 GiB free, and 110\.0 GiB are needed"):
