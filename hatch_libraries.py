@@ -1,7 +1,8 @@
 """Building what is written in C, for a wheel or an editable installation (called by hatchling).
 
 Without a C compiler it is left out. Then saves of GPU kernels take longer, other users of the machine can disturb saves
-and restores, and the broker does not start; `jupyter gpuckpt doctor` says so.
+and restores, and the broker does not start; `jupyter gpuckpt doctor` says so. And a signal to every process of a server
+that stops ends its kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _PARKING = (
     # What is loaded first under this name is what others find that look for the driver.
     ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"],
 )
-_LIBRARIES = (_SOCKETS, _PARKING) if platform.machine() == "x86_64" else (_SOCKETS,)
+_SHIELD = ("jupyter_gpuckpt/linux/shield.c", "jupyter_gpuckpt/linux/libgpuckpt-shield.so", [])
+_LIBRARIES = (_SOCKETS, _SHIELD, _PARKING) if platform.machine() == "x86_64" else (_SOCKETS, _SHIELD)
 """Sources and library of each, and what the linker is told; parking is for x86-64 alone."""
 
 

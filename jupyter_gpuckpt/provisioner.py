@@ -259,6 +259,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             name=self.parent.kernel_name,
             notebook=_own_notebook(env),
             sleep_after=self._parsed("sleep_after"),
+            shielded=[signal.SIGTERM] if "stop" in settings.hibernate_on() else [],
         )
 
     def _parsed(self, name: str) -> float | None:

@@ -80,8 +80,13 @@ class _Signals:
         """The last one at which the job was to be saved and ended."""
         self._before: dict[int, Any] = {}
 
+    @property
+    def taken(self) -> list[int]:
+        """Their numbers: the job gets none of them but from here, also where they are sent to every process."""
+        return sorted(map(int, {*self.stop_at, *_PASSED_ON}))
+
     def __enter__(self) -> _Signals:
-        for number in {*self.stop_at, *_PASSED_ON}:
+        for number in self.taken:
             self._before[number] = signal.signal(number, self._take)
         return self
 
@@ -100,7 +105,7 @@ def _begin(args: argparse.Namespace, signals: _Signals) -> KernelFolder:
     """Start the job, or bring up what it is to go on with."""
     going_on.check(args.name)
     pid = os.getpid()
-    launch = replace(launch_here(args.name, args.words), runner=(pid, start_time(pid) or 0))
+    launch = replace(launch_here(args.name, args.words), runner=(pid, start_time(pid) or 0), shielded=signals.taken)
     unavailable = why_unavailable()
     if unavailable is not None:
         raise unavailable

@@ -77,6 +77,7 @@ def kernel_program(launch: Launch) -> Program:
         after_pid=FIRST_PID - 1,
         subreaper=True,
         io_uring=settings.io_uring.read_from(launch.env),
+        shielded=launch.shielded,
     )
 
 

@@ -75,6 +75,8 @@ class Launch:
     """The job's name, where it is a command of its own and no kernel: no agent, no connection file."""
     runner: tuple[int, int] | None = None
     """The pid and start time of the `run` that has a job in the foreground, and is not outlived by it."""
+    shielded: list[int] = field(default_factory=list)
+    """The signals at which it does not end when they come from outside: whoever holds it saves it then."""
 
 
 @dataclass(frozen=True)

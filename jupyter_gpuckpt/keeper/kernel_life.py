@@ -416,7 +416,8 @@ class Keeper:
             if signum == 0:
                 os.kill(pid, 0)
             else:
-                os.killpg(pid, signum)
+                assert self.space is not None
+                processes.signal_group(self.space.pid, pid, signum)
         return True
 
     # -- its record, and what is known of it

@@ -62,10 +62,10 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
     pid = os.getpid()
     keeper.state.keeper = (pid, processes.start_time(pid) or 0)
     keeper.state.version, keeper.state.protocol = __version__, PROTOCOL
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # A keeper ends with its kernel, not with the terminal that its server was started from.
-        loop.add_signal_handler(number, lambda: None)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        # A keeper ends with its kernel, not with the terminal that its server was started from, nor with what signals
+        # every process of that server; nor do the programs that it starts.
+        signal.signal(number, signal.SIG_IGN)
     try:
         try:
             duties = await _hold(keeper, how, started)

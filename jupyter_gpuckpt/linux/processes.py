@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from . import proc
 
+_libc = ctypes.CDLL(None)
 _PF_EXITING = 0x4
 _LOOK = 0.001  # seconds
 _LARGEST = 1 << 30  # bytes
@@ -58,6 +60,18 @@ def end_session(top: int, leader: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             if os.getsid(pid) == leader:
                 os.kill(pid, signal.SIGKILL)
+
+
+def signal_group(top: int, leader: int, number: int) -> None:
+    """Send a signal to the processes below `top` that are of the group of `leader`.
+
+    It is queued, by which those that are shielded from signals from outside know that it is meant for them
+    (`shield.c`).
+    """
+    for pid in descendants(top):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) == leader:
+                _libc.sigqueue(pid, number, None)
 
 
 def kill(pids: Iterable[int], seconds: float) -> bool:

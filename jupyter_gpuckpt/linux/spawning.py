@@ -25,6 +25,10 @@ NAMESPACE_STAGING_DIR = "/dev/shm/gpuckpt-staging/images"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 STARTER, SLEEPER = f"{_HERE}/starter.py", f"{_HERE}/sleeper.py"
 """Programs: the package does not import them."""
+_SHIELD, SHIELD = f"{_HERE}/libgpuckpt-shield.so", "/dev/shm/.gpuckpt-shield.so"
+"""The library of `shield.c`, and where it is loaded from: what is in that folder is part of a snapshot, so that it is
+the same where that comes back."""
+_SHIELDED_FROM = "GPUCKPT_SHIELDED_FROM"
 _FILES = 256  # places in the table of a spawned process's files
 _SIGCHLD, _SIGNALS, _SIGSET_BYTES, _SIG_SETMASK = 17, 64, 128, 2  # as the C library has them
 
@@ -43,6 +47,7 @@ class Program:
     after_pid : its pid is the next free one after this; 0 for any.
     subreaper : whether what processes below it leave behind become children of it.
     io_uring : whether it may use io_uring.
+    shielded : the signals at which it does not end when they come from outside of its namespace.
     """
 
     def __init__(
@@ -55,13 +60,14 @@ class Program:
         after_pid: int = 0,
         subreaper: bool = False,
         io_uring: bool = True,
+        shielded: list[int] | None = None,
     ) -> None:
         self.argv, self.env, self.stdout, self.cwd, self.umask = argv, env, stdout, cwd, umask
-        self.after_pid, self.subreaper, self.io_uring = after_pid, subreaper, io_uring
+        self.after_pid, self.subreaper, self.io_uring, self.shielded = after_pid, subreaper, io_uring, shielded or []
 
     def at_any_pid(self) -> Program:
         """Return the same program for where the next pid is chosen otherwise."""
-        return Program(self.argv, self.env, self.stdout, self.cwd, self.umask, 0, self.subreaper, self.io_uring)
+        return Program(**{**vars(self), "after_pid": 0})
 
 
 def program_in(raw: dict[str, object]) -> Program:
@@ -71,7 +77,8 @@ def program_in(raw: dict[str, object]) -> Program:
     ------
     ValueError : none.
     """
-    match {"cwd": "/", "umask": 0o077, "after_pid": 0, "subreaper": False, "io_uring": True, **raw}:
+    defaults = {"cwd": "/", "umask": 0o077, "after_pid": 0, "subreaper": False, "io_uring": True, "shielded": []}
+    match {**defaults, **raw}:
         case {
             "argv": list(argv),
             "env": dict(env),
@@ -81,8 +88,11 @@ def program_in(raw: dict[str, object]) -> Program:
             "after_pid": int(after_pid),
             "subreaper": bool(subreaper),
             "io_uring": bool(io_uring),
-        } if all(isinstance(one, str) for one in (*argv, *env, *env.values())):
-            return Program(argv, env, stdout, cwd, umask, after_pid, subreaper, io_uring)
+            "shielded": list(shielded),
+        } if all(isinstance(one, str) for one in (*argv, *env, *env.values())) and all(
+            isinstance(one, int) for one in shielded
+        ):
+            return Program(argv, env, stdout, cwd, umask, after_pid, subreaper, io_uring, shielded)
     raise ValueError("what is to be started is not described as it should be")
 
 
@@ -221,7 +231,19 @@ def _become(program: Program) -> None:
     if not program.io_uring:
         seccomp.forbid_io_uring()
     # All other files are closed by the exec, as Python opens them; the parent hears by one of them if it fails.
-    os.execvpe(program.argv[0], program.argv, program.env)
+    os.execvpe(program.argv[0], program.argv, {**program.env, **_shield(program)})
+
+
+def _shield(program: Program) -> dict[str, str]:
+    """Return the variables by which a program is shielded; none where it is not to be, or the library was not built."""
+    if not program.shielded or not os.path.exists(_SHIELD):
+        return {}
+    if not os.path.exists(SHIELD):
+        with open(_SHIELD, "rb") as built, open(SHIELD, "wb") as own:
+            own.write(built.read())
+        os.chmod(SHIELD, 0o500)
+    others = [one for one in program.env.get("LD_PRELOAD", "").split(":") if one and one != SHIELD]
+    return {"LD_PRELOAD": ":".join([SHIELD, *others]), _SHIELDED_FROM: ",".join(map(str, program.shielded))}
 
 
 def _make_room_for_files(descriptor: int) -> None:

@@ -16,7 +16,7 @@ from keeper_faults import assert_no_litter, processes_of
 from notebooks import PATIENCE, wait_until
 
 from jupyter_gpuckpt.client.record import KernelFolder
-from jupyter_gpuckpt.linux.processes import start_time
+from jupyter_gpuckpt.linux.processes import descendants, start_time
 
 COUNT = """
 import os, sys, time
@@ -194,6 +194,24 @@ def test_a_signal_at_which_it_cannot_be_saved_reaches_the_program(tmp_path: Path
         out, said = running.communicate(timeout=PATIENCE)
     assert (running.returncode, out) == (9, f"got {signal.SIGTERM.value}\n")
     assert "could not be saved; it keeps running" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["TERM", "USR1"])
+def test_it_is_hibernated_where_every_process_gets_the_signal(tmp_path: Path, number: signal.Signals) -> None:
+    """As by scancel of a step of Slurm's, or a systemd service that is stopped: its keeper and its program, too."""
+    counting = Counting(tmp_path)
+    running = counting.start()
+    found = processes_of(tmp_path)
+    everybody = {running.pid, *found, *(below for pid in found for below in descendants(pid))}
+    assert len(everybody) >= 4  # `run`, the keeper, the sleeper, and the program
+    for pid in everybody:
+        os.kill(pid, number)
+    status, said = end_of(running)
+    assert (status, snapshots()) == (128 + number, ["hibernated-count"]), said
+    running = counting.start()
+    counting.let_end(0)
+    assert end_of(running)[0] == 0
+    counting.assert_none_lost_or_twice()
 
 
 def test_other_signals_are_the_program_s() -> None:
