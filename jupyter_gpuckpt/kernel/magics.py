@@ -62,8 +62,18 @@ _IN_A_TERMINAL = frozenset(
         "logs",
         "ps",
         "pull",
+        "push",
+        "recipe",
+        "recipient",
+        "remote",
+        "repair",
+        "run",
+        "setup",
+        "sign",
+        "stop",
+        "trust",
+        "version",
     }
-    | {"push", "recipient", "remote", "repair", "run", "setup", "sign", "stop", "trust", "version"}
 )
 _SNAPSHOTS = ("NAME", "A", "B")
 """What stands for the name of a snapshot in the help."""
