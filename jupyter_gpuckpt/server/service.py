@@ -432,5 +432,5 @@ def _elsewhere() -> GpuckptError:
     return Unavailable(
         "This kernel runs on a gateway.",
         "This server can neither save nor restore it: that is done where it runs.",
-        "Use `gpuckpt save NAME` in its cells. If that is unknown there, install jupyter_gpuckpt on the gateway.",
+        "Use `gpuckpt save @ NAME` in its cells. If that is unknown there, install jupyter_gpuckpt on the gateway.",
     )
