@@ -267,7 +267,7 @@ def _hibernate(folder: KernelFolder, signalled: float) -> bool:
 def _too_late(folder: KernelFolder, kill: slurm.Kill) -> GpuckptError:
     return GpuckptError(
         f"The job {folder.launch().job} could not be saved in time; it keeps running.",
-        f"Slurm kills it in {max(0.0, kill.at - time.time()):.0f} s: {kill.why}",
+        f"Slurm kills it in {max(0.0, kill.at - time.time()):.0f} s: {kill.why}.",
         "Have Slurm send its signal earlier (`#SBATCH --signal=B:USR1@SECONDS`), save it while it runs (`--every`), or "
         "ask an administrator for a longer KillWait or GraceTime.",
     )

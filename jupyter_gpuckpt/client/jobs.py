@@ -218,7 +218,7 @@ def bring_back(folder: KernelFolder, order: Restore) -> None:
     if lock is None:
         raise Busy("The job has not ended yet.", "Its keeper is still running.", "Ask again in a moment.")
     try:
-        folder.write_launch(dataclasses.replace(folder.launch(), env=dict(os.environ)))
+        folder.write_launch(dataclasses.replace(folder.launch(), env=dict(os.environ), runner=None))
         folder.write_order(order)
         keepers.run_keeper(folder, lock, "restore").wait()
     except BaseException:

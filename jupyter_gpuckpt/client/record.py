@@ -167,6 +167,8 @@ class State(Head):
     """The pid and start time of the program that the kernel ends with, unless `end_after` is None."""
     end_after: float | None = None
     """How many seconds after that one's end the kernel ends, if nobody uses it then; None for never."""
+    step: tuple[int, int] | None = None
+    """The pid and start time of the process that the batch job ends with which the kernel is of; None for no job."""
     awake: bool = False
     """Whether nobody but the user may put it to sleep."""
     operation: InProgress | None = None

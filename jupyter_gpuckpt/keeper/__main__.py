@@ -15,6 +15,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from ..client.record import LOG, KernelFolder
+from ..linux import batch_step
 from ..linux.processes import start_time
 from .process import Started, keep
 
@@ -45,6 +46,7 @@ def main(
     The keeper holds the folder's lock by having LOCK_FD open. `run`, `sleeper` and `kernel` are those of `Started`.
     """
     started = Started(run, int(sleeper), int(kernel)) if how == "hold" else None
+    step = batch_step.of_this_process() if how != "take-over" else None  # as long as its parents are known
     if how in ("take-over", "job", "restore") and os.fork():
         os._exit(0)  # it does not belong to whoever started the job, or happened to find the kernel without a keeper
     os.umask(0o077)
@@ -60,7 +62,7 @@ def main(
         logging.basicConfig(
             level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=[_Log(Path(folder) / LOG)]
         )
-        asyncio.run(keep(KernelFolder(Path(folder)), how, ready, started))
+        asyncio.run(keep(KernelFolder(Path(folder)), how, ready, started, step))
     finally:
         # Where the folder was removed meanwhile, nobody else would ever find the kernel that was started.
         if started is not None and begun is not None and start_time(started.sleeper) == begun:

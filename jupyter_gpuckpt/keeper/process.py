@@ -42,13 +42,20 @@ class Started:
     kernel: int
 
 
-async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], started: Started | None = None) -> None:
+async def keep(
+    folder: KernelFolder,
+    how: str,
+    ready: Callable[[str], None],
+    started: Started | None = None,
+    step: tuple[int, int] | None = None,
+) -> None:
     """Be the keeper of the kernel in this folder until it has ended; its lock is held by this process.
 
     `how` is ``hold`` for a new kernel that was `started` already, ``job`` for a job that is to be started,
     ``take-over``, ``copy`` for a kernel that comes up as a copy of another, ``restore`` for a job that comes up from a
     snapshot, or ``resume`` for a kernel that was hibernated. `ready` is called once: with nothing when the kernel is
-    held, else with the error; OSError from it says that nobody is there to be told any more.
+    held, else with the error; OSError from it says that nobody is there to be told any more. `step` is the process that
+    the batch job ends with which a kernel that is not taken over is of.
 
     A kernel that is new ends with a start that fails, or that nobody waits for any more; but a job is saved whose `run`
     was killed, and a kernel that was hibernated goes back to the disk. One that is taken over ran before, and runs on:
@@ -68,7 +75,7 @@ async def keep(folder: KernelFolder, how: str, ready: Callable[[str], None], sta
         signal.signal(number, signal.SIG_IGN)
     try:
         try:
-            duties = await _hold(keeper, how, started)
+            duties = await _hold(keeper, how, started, step)
         except Exception as e:
             log.exception("the kernel could not be held")
             error = e if isinstance(e, GpuckptError) else unforeseen("start", e, folder.path)
@@ -109,11 +116,13 @@ async def _back_to_disk(keeper: Keeper) -> None:
         log.error("the kernel keeps running: %s", e)
 
 
-async def _hold(keeper: Keeper, how: str, started: Started | None) -> Duties:
+async def _hold(keeper: Keeper, how: str, started: Started | None, step: tuple[int, int] | None) -> Duties:
     """Come to hold the kernel, and return what there is to do with it."""
+    if how != "take-over":
+        keeper.state.step = step
+        runner = keeper.launch.runner
+        keeper.state.client, keeper.state.end_after = runner, None if runner is None else 0.0
     keeper.save_state()
-    if keeper.launch.runner is not None:
-        keeper.state.client, keeper.state.end_after = keeper.launch.runner, 0.0
     if started is not None:
         keeper.holders.expect_first()
         keeper.ends_with(os.getppid(), 0.0)  # until that holds it

@@ -162,6 +162,19 @@ def test_saved_every_so_often_it_goes_on_after_its_machine_has_died(tmp_path: Pa
     assert again == list(range(again[0], again[-1] + 1))
 
 
+def test_restored_by_hand_it_runs_without_the_run_that_it_was_of(tmp_path: Path) -> None:
+    counting = Counting(tmp_path)
+    running = counting.start()
+    running.send_signal(signal.SIGTERM)
+    assert end_of(running)[0] == 128 + signal.SIGTERM
+    taken = len(counting.steps())
+    assert run("restore", "count").status == 0
+    wait_until(lambda: len(counting.steps()) > taken + 150)  # its keeper looks every second whether the `run` lives
+    assert run("ps", "--json").json["jobs"][0]["state"] == "running"
+    counting.let_end(0)
+    counting.assert_none_lost_or_twice()
+
+
 def _ids() -> set[str]:
     return {one["id"] for one in run("list", "--json").json["snapshots"]}
 

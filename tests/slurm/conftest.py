@@ -1,4 +1,4 @@
-"""One Slurm for all tests; each begins with idle nodes and empty homes, and leaves nothing on them."""
+"""One Slurm for the tests of a file; each begins with idle nodes and empty homes, and leaves nothing on them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from slurm_cluster import NODES, Cluster
 PROGRAMS = ("slurmctld", "slurmd", "munged", "ip", "nsenter", "setpriv")
 
 
-@pytest.fixture(scope="session")
-def whole_cluster() -> Iterator[Cluster]:
-    """The cluster, which takes two seconds to come up."""
+@pytest.fixture(scope="module")
+def whole_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The cluster, which takes two seconds to come up; a file's `SLURM_CONF` are values in place of the recipe's."""
     missing = [name for name in PROGRAMS if shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin") is None]
     assert not missing, f"{', '.join(missing)}: not installed; `make test-slurm` installs them"
     assert os.geteuid() == 0, "hosts of their own take root"
-    cluster = Cluster()
+    cluster = Cluster(**getattr(request.module, "SLURM_CONF", {}))
     yield cluster
     cluster.close()
 

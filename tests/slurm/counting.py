@@ -18,18 +18,19 @@ steps, n, secret = open(f"steps-{name}", "a"), 0, os.urandom(4).hex()
 while not os.path.exists(f"gate-{name}"):
     n += 1
     print(n, flush=True)
-    print(n, secret, socket.gethostname(), file=steps, flush=True)
+    print(n, secret, socket.gethostname(), time.time(), file=steps, flush=True)
     time.sleep(0.02)
 sys.exit(int(open(f"gate-{name}").read()))
 """
 
 
 class Step(NamedTuple):
-    """A step that was taken: its number, what the process remembers from its beginning, and where it was."""
+    """A step that was taken: its number, what the process remembers from its beginning, where it was, and when."""
 
     number: int
     secret: str
     host: str
+    at: float
 
 
 def batch_script() -> str:
@@ -55,7 +56,7 @@ class Counting:
     def steps(self) -> list[Step]:
         """Return the steps that were taken."""
         lines = self._steps.read_text().splitlines() if self._steps.exists() else []
-        return [Step(int(n), secret, host) for n, secret, host in (line.split() for line in lines)]
+        return [Step(int(n), secret, host, float(at)) for n, secret, host, at in (line.split() for line in lines)]
 
     def counts(self, job: Job, on: str = "") -> None:
         """Wait until it takes steps, on this host."""

@@ -1,7 +1,8 @@
 """Whether a kernel ends with the program that holds it, as a plain one does that is no server's.
 
 A Jupyter server's kernels outlive it. Where papermill, nbclient or a console was killed, nobody would ever end theirs.
-A job of `run` is hibernated on its way.
+A job of `run` is hibernated on its way. So is all that belongs to a job of Slurm, when that ends: Slurm itself ends
+what it finds by control groups, but not everything that it finds otherwise (proctrack/linuxproc, proctrack/pgid).
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from ..ports import peers
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
 
-__all__ = ["end_with_client"]
+__all__ = ["end_with_client", "end_with_step"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
-_LOOK = 1.0  # seconds
+_LOOK, _NEVER = 1.0, 86400.0  # seconds
 
 
 async def end_with_client(keeper: Keeper) -> None:
@@ -45,8 +46,22 @@ async def end_with_client(keeper: Keeper) -> None:
         if time.monotonic() - since >= after:
             break
     log.warning("the kernel ends: what held it, process %d, has ended, and nobody uses it", keeper.state.client[0])  # type: ignore[index]
-    if keeper.launch.job:
-        # The `run` of a job was killed: the next one is to go on with it.
+    # The `run` of a job was killed: the next one is to go on with it.
+    await _end(keeper, save=bool(keeper.launch.job))
+
+
+async def end_with_step(keeper: Keeper) -> None:
+    """End the kernel when the batch job has ended that it is of; else never return."""
+    step = keeper.state.step
+    while step is None or processes.start_time(step[0]) == step[1] or keeper.operations.current is not None:
+        await asyncio.sleep(_LOOK if step is not None else _NEVER)
+    log.warning("the kernel ends: its batch job has ended, with process %d", step[0])
+    await _end(keeper, save=True)
+
+
+async def _end(keeper: Keeper, *, save: bool) -> None:
+    """End the kernel, hibernated where it is to be saved and can be."""
+    if save:
         try:
             await keeper.ask(Hibernate(end=True), to_nobody)
             return
