@@ -19,6 +19,7 @@ help:
 	@echo 'make soak          save and restore for two hours, and see that nothing grows (SOAK="--cycles 300 --minutes 0")'
 	@echo 'make test-peers    run other projects'\'' test suites over our kernels and jobs (PEERS="nbclient zdtm")'
 	@echo 'make test-programs save and restore programs that are heavy to install: Spark, Ray, torchrun, MPI, databases'
+	@echo 'make test-hub      stop, cull and start the servers of several users by a real JupyterHub'
 	@echo 'make test-slurm    run jobs on a real Slurm of two nodes, which are namespaces of this machine'
 	@echo 'make first-minutes walk what a newcomer does, in a browser, from an empty machine, and count it'
 	@echo 'make docs          build the documentation site into build/docs'
@@ -62,7 +63,7 @@ test-users:
 	@$(BIN)/python -m pytest $(USERS)
 
 test-others:
-	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper tests/programs tests/slurm $(SERVERS) $(USERS) $(KERNELS))
+	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper tests/hub tests/programs tests/slurm $(SERVERS) $(USERS) $(KERNELS))
 
 # For daily work: no browser, no servers, nothing slow; of real kernels what a person does with them, one after another.
 QUICK := tests/keeper/test_imports.py tests/keeper/test_one_at_a_time.py tests/keeper/test_save_and_restore.py \
@@ -125,6 +126,18 @@ test-programs: setup .venv/programs-ready
 	@DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
 		default-jre-headless openmpi-bin postgresql redis-server >/dev/null
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r tests/programs/requirements.txt '$(TORCH)'
+	@touch $@
+
+# JupyterHub comes by pip, and its proxy by npm, into .venv.
+.PHONY: test-hub
+test-hub: setup .venv/hub-ready
+	@$(BIN)/python -m pytest tests/hub $(HUB)
+
+.venv/hub-ready: $(READY) tests/hub/requirements.txt
+	@echo 'Installing JupyterHub and its proxy into .venv (half a minute, once) ...'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r tests/hub/requirements.txt
+	@mkdir -p .venv/hub
+	@PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix .venv/hub --silent install --no-audit --no-fund configurable-http-proxy
 	@touch $@
 
 # Slurm comes from Debian or Ubuntu, and is run in namespaces, not as services of this machine.
