@@ -118,3 +118,9 @@ def test_a_version_is_the_same_wherever_it_stands() -> None:
 
 def test_what_is_loaded_late_is_named_for_completion_and_for_the_reference() -> None:
     assert set(jupyter_gpuckpt.__all__) <= set(dir(jupyter_gpuckpt))
+
+
+@pytest.mark.parametrize("recipe", ["slurm-job.sh", "slurm.conf"])
+def test_a_page_shows_a_recipe_as_it_is(recipe: str) -> None:
+    text = (_ROOT / "jupyter_gpuckpt" / "recipes" / recipe).read_text()
+    assert f"\n{text}```" in (_ROOT / "docs" / "slurm.md").read_text()

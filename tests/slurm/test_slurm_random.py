@@ -79,6 +79,7 @@ def test_stopped_in_all_ways_it_loses_no_step_and_does_none_twice(cluster: Clust
     print(f"\nseed {seed}")
     script = batch_script().replace("run train", "run train --every 2").replace("exec ", "date +%s.%N >> starts\nexec ")
     job = counting.submitted("--cpus-per-task=2", script=script)
+    wait_until(cluster.snapshots, what="it is not saved")  # a node that died before would have it begin afresh
     stopping = _Stopping(cluster, counting, job)
     begun = list(_SHARES)[:_STOPS]
     ways = begun + chosen.choices(list(_SHARES), list(_SHARES.values()), k=_STOPS - len(begun))

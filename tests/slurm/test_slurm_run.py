@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from counting import Counting, batch_script
+from counting import PROGRAM, Counting, batch_script
 from notebooks import wait_until
-from slurm_cluster import Cluster, Job
+from slurm_cluster import NODES, Cluster, Job
 
 
 def test_requeued_it_goes_on_on_the_other_node(cluster: Cluster, counting: Counting) -> None:
@@ -114,6 +114,45 @@ def test_each_task_of_an_array_goes_on_with_its_own(cluster: Cluster) -> None:
         task.let_end()
         one.wait_for("COMPLETED")
         task.assert_none_lost_or_twice()
+
+
+_GPUS = """
+import errno, os, socket, threading, time
+def is_given(number):
+    try:
+        os.close(os.open(f"{folder}/gpu{{number}}", os.O_RDONLY))
+    except OSError as e:
+        return e.errno == errno.ENXIO  # there is no such device; to one of others, it is EPERM
+def look():
+    while True:
+        with open("half", "w") as file:
+            print([number for number in range(2) if is_given(number)], file=file)
+        os.replace("half", f"given-{{socket.gethostname()}}")
+        time.sleep(0.1)
+threading.Thread(target=look, daemon=True).start()
+exec(open("count.py").read())
+"""
+
+
+def test_it_goes_on_with_the_gpu_that_slurm_gave_the_new_job(cluster: Cluster, counting: Counting) -> None:
+    (counting.home / "count.py").write_text(PROGRAM)
+    (counting.home / "train.py").write_text(_GPUS.format(folder=cluster.folder))
+    other = cluster.submits("#!/bin/sh\nexec sleep 1000", "--gres=gpu:1", "-w", NODES[1], user="bob")
+    other.wait_for("RUNNING")  # it has GPU 0 there
+    job = counting.submitted("--gres=gpu:1", "-w", NODES[0])
+    wait_until(lambda: (counting.home / f"given-{NODES[0]}").exists())
+    cluster.drained(NODES[0])
+    job.requeued()
+    job.wait_for("PENDING")
+    cluster.asks("scontrol", "update", f"JobId={job.id}", f"ReqNodeList={NODES[1]}")
+    job.starts_again()
+    counting.counts(job, on=NODES[1])
+    wait_until(lambda: (counting.home / f"given-{NODES[1]}").exists())
+    given = [(counting.home / f"given-{node}").read_text().strip() for node in NODES]
+    assert given == ["[0]", "[1]"]
+    counting.let_end()
+    job.wait_for("COMPLETED")
+    counting.assert_none_lost_or_twice(*NODES)
 
 
 @pytest.mark.slow
