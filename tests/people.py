@@ -113,10 +113,14 @@ class Person:
         name: str,
         *,
         before: Sequence[str] = (),
+        confined: Sequence[str] = (),
         wrapper: Sequence[str] = (),
         groups: Sequence[int] = (),
     ) -> None:
-        """Start it by `before`, programs that are run as root, and `wrapper`, which are run as the user."""
+        """Start it by `before` and `confined`, programs that are run as root, and `wrapper`, run as the user.
+
+        What is `confined` is so on this machine, on which a user has just logged in.
+        """
         self.name, self.uid = name, UIDS.get(name, 0)
         self.home = machine.folder / name
         self.home.mkdir(exist_ok=True)
@@ -128,7 +132,18 @@ class Person:
         ids.append(f"--groups={','.join(map(str, listed))}" if listed else "--clear-groups")
         python = [sys.executable, "-c"]
         self._process = subprocess.Popen(
-            [*before, *machine.logging_in(self.uid), "setpriv", *ids, "--", *wrapper, *python, script, str(write)],
+            [
+                *before,
+                *machine.logging_in(self.uid),
+                *confined,
+                "setpriv",
+                *ids,
+                "--",
+                *wrapper,
+                *python,
+                script,
+                str(write),
+            ],
             cwd="/",
             env=self.environment,
             stdin=subprocess.PIPE,

@@ -31,7 +31,7 @@ from ..freeze.criu_program import CriuProgram
 from ..linux import processes, proof, seccomp, spawning, yama
 from ..linux.readiness import readable
 from ..linux.spawning import NAMESPACE_RUN_DIR
-from . import cgroups, images
+from . import cgroups, images, mounts
 from .descriptors import turn_away
 from .peer import Peer, has_only
 from .protocol import (
@@ -63,7 +63,6 @@ __all__ = ["Deputy"]
 
 log = logging.getLogger("gpuckpt.broker")
 
-_NS_GET_USERNS = 0xB701  # linux/nsfs.h
 _LONGEST = 7 * 86400.0  # seconds that criu may be given
 _DESCRIPTORS = 4  # that a request may bring
 _BURST, _SECOND = 10, 1.0  # requests that are answered in so many seconds
@@ -95,7 +94,7 @@ class Deputy:
         # Of the soft limit alone: the hard one is what users' processes can still be given.
         resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
         try:
-            peer = Peer.at(self._connection)
+            peer = Peer.at(self._connection, [self._register.folder, *_folders_of(self._program)])
         except GpuckptError as e:
             log.warning("a process was refused: %s", e.why)
             peer = Failed(e.as_dict())
@@ -260,20 +259,24 @@ class Deputy:
         Raises
         ------
         KernelLost : it is none.
+        Refused : it was started for a client in another mount namespace.
         """
-        held: list[int] = []
-        try:
-            held.append(os.pidfd_open(pid))
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+
+            def hold(descriptor: int) -> int:
+                held.callback(os.close, descriptor)
+                return descriptor
+
+            process = hold(os.pidfd_open(pid))
             # Looked up while the process is held: its pid cannot be another's meanwhile.
             known = self._register.has(pid, peer.uid)
-            held += [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in ("pid", "mnt")]
-            if known and all(_is_of_own_user_namespace(namespace) for namespace in held[1:]):
-                self._pid, self._pidfd, self._namespaces = pid, held[0], held[1:]
+            namespaces = [hold(os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY)) for name in ("pid", "mnt")]
+            if known and all(map(mounts.is_of_own_user_namespace, namespaces)):
+                own_mounts = ("/proc", "/dev/shm", self._register.images_at)  # noqa: S108 - a sleeper's
+                mounts.refuse_other(peer.pid, peer.mount_namespace, pid, namespaces[1], own_mounts)
+                self._pid, self._pidfd, self._namespaces = pid, process, namespaces
+                held.pop_all()
                 return
-        except OSError:
-            pass
-        for descriptor in held:
-            os.close(descriptor)
         raise KernelLost("The kernel is gone.", "No sleeper of this pid was started by the broker for this user.")
 
     def _next_pid(self, peer: Peer, after: int) -> bool:
@@ -432,6 +435,12 @@ class Deputy:
         return ended.status
 
 
+def _folders_of(program: CriuProgram) -> Iterator[Path]:
+    """Yield where criu, its loader and its libraries lie."""
+    yield Path(program.path)
+    yield from (path for word in program.argv for path in map(Path, word.split(":")) if path.is_absolute())
+
+
 def _nonsense() -> Refused:
     return Refused(
         "The broker refused a request.",
@@ -444,14 +453,6 @@ def _refuse_strange_folder(peer: Peer, descriptor: int) -> None:
     about = os.fstat(descriptor)
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != peer.uid:
         raise Refused("The broker refused a request.", "A folder in it is not its user's.", "")
-
-
-def _is_of_own_user_namespace(namespace: int) -> bool:
-    owner = fcntl.ioctl(namespace, _NS_GET_USERNS)
-    try:
-        return os.path.samestat(os.fstat(owner), os.stat("/proc/self/ns/user"))  # noqa: PTH116
-    finally:
-        os.close(owner)
 
 
 def _refuse_where_users_may_not_trace() -> None:
@@ -506,6 +507,7 @@ def _reap(child: int) -> None:
 def _be_looked_into(peer: Peer, stay: int, secret: str) -> None:
     """Become a process of the user's that has a secret in its environment, until `stay` is closed or it is killed."""
     cgroups.join(peer.cgroups)  # its user can make it do anything
+    mounts.enter(peer.mount_namespace)
     os.dup2(stay, 0)
     become(peer)
     program = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
@@ -515,6 +517,7 @@ def _be_looked_into(peer: Peer, stay: int, secret: str) -> None:
 def _make_namespaces(peer: Peer, run_dir: int, listener: int, to: int) -> None:
     """Become a sleeper's parent for a moment, and let it go."""
     cgroups.join(peer.cgroups)
+    mounts.enter(peer.mount_namespace)
     # A folder is bound from the mount namespace that it is seen in, and only the working folder follows into a new one.
     # No right of root's is wanted for the user's folders, nor had by a broker with few capabilities.
     act_as(peer.uid, peer.gid)

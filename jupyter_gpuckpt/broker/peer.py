@@ -12,20 +12,26 @@ import re
 import resource
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import Refused
 from ..linux import proc
 from ..linux.readiness import readable
-from . import cgroups
+from . import cgroups, mounts
 
 __all__ = ["NO_LOGIN", "Peer", "has_only", "login_of"]
 
 _SO_PEERGROUPS, _SO_PEERPIDFD = 59, 77  # asm-generic/socket.h
 NO_LOGIN = 2**32 - 1
 _GROUPS = 1024  # bytes, four for a group: Python's limit
-_NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")
+_NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup", "time")
+
+_OUTSIDE = (
+    "Start it outside of that namespace (a unit of systemd's without PrivateUsers=, PrivateNetwork=, PrivateIPC= and "
+    "ProtectHostname=), or run a broker inside (in a container)."
+)
 
 _LIMITS = {
     # as /proc/PID/limits calls them
@@ -52,7 +58,8 @@ _LIMIT = re.compile(r"(\S.*?)\s{2,}(\d+|unlimited)\s+(\d+|unlimited)\b")
 class Peer:
     """A user as one process of theirs is: ids, supplementary groups, resource limits (soft and hard), cgroups, login.
 
-    The login is what audit records name, and None where the system keeps none.
+    The login is what audit records name, and None where the system keeps none. The mount namespace is as `mounts.of`
+    returns it, and that of the process `pid`.
     """
 
     uid: int
@@ -61,10 +68,12 @@ class Peer:
     limits: dict[int, tuple[int, int]]
     cgroups: cgroups.Places
     login: int | None
+    mount_namespace: int = -1
+    pid: int = 0
 
     @classmethod
-    def at(cls, connection: socket.socket) -> Peer:
-        """Return who is at the other end.
+    def at(cls, connection: socket.socket, own: Sequence[Path] = ()) -> Peer:
+        """Return who is at the other end; `own` are the folders of the broker's, as `mounts.of` takes them.
 
         Raises
         ------
@@ -79,9 +88,10 @@ class Peer:
             groups = struct.unpack(f"{len(raw) // 4}I", raw)
             _refuse_other_rights(pid, uid, gid)
             _refuse_confined(pid)
+            namespace = _mount_namespace(pid, own)
             login = login_of(pid)
             login = uid if login == NO_LOGIN else login
-            found = cls(uid, gid, groups, _limits(pid), cgroups.of(pid), login)
+            found = cls(uid, gid, groups, _limits(pid), cgroups.of(pid), login, namespace, pid)
             # It may have become a set-user-id program meanwhile: then these are not its user's.
             _refuse_other_rights(pid, uid, gid)
             if readable(pidfd, seconds=0):
@@ -104,8 +114,8 @@ def _pidfd(connection: socket.socket, pid: int) -> int:
         raise _refused("The client process has ended.") from e
 
 
-def _refused(why: str) -> Refused:
-    return Refused("The broker does not serve this process.", why, "`gpuckpt doctor` has the details.")
+def _refused(why: str, then: str = "`gpuckpt doctor` has the details.") -> Refused:
+    return Refused("The broker does not serve this process.", why, then)
 
 
 def _refuse_other_rights(pid: int, uid: int, gid: int) -> None:
@@ -148,14 +158,19 @@ def _refuse_confined(pid: int) -> None:
     for name in _NAMESPACES:
         with contextlib.suppress(FileNotFoundError):  # a kernel without namespaces of that kind
             if os.readlink(f"/proc/{pid}/ns/{name}") != os.readlink(f"/proc/self/ns/{name}"):  # noqa: PTH115
-                raise _refused(f"Process {pid} lives in another {name} namespace than the broker.")
-    if _root_folder(pid) != _root_folder("self"):
-        raise _refused(f"Process {pid} has a different root folder from the broker (chroot).")
+                raise _refused(f"Process {pid} lives in another {name} namespace than the broker.", _OUTSIDE)
     for name in ("Seccomp", "Seccomp_filters"):
         if _status(pid).get(name) != _status("self").get(name):
             raise _refused(f"Process {pid} has a different seccomp filter from the broker.")
     if _label(pid) != _label("self"):
         raise _refused(f"Process {pid} has a different security label (AppArmor, SELinux) from the broker.")
+
+
+def _mount_namespace(pid: int, own: Sequence[Path]) -> int:
+    namespace = mounts.of(pid, own)
+    if namespace < 0 and _root_folder(pid) != _root_folder("self"):
+        raise _refused(f"Process {pid} has a different root folder from the broker (chroot).")
+    return namespace
 
 
 def _root_folder(pid: int | str) -> tuple[int, int, str]:

@@ -174,6 +174,48 @@ def test_a_service_of_the_recipe_hibernates_its_kernels_when_it_is_stopped(machi
     assert state(machine, unit, "TasksCurrent") in ("[not set]", "0")
 
 
+_IN_SERVICE = """
+jupyter gpuckpt exec counting -- python -u -c "
+import time
+with open('/tmp/here', 'w') as file:
+    file.write('of this service')
+for n in range(10**6):
+    print(n, open('/tmp/here').read(), flush=True)
+    time.sleep(0.01)"
+jupyter gpuckpt save counting s
+jupyter gpuckpt stop counting --force
+jupyter gpuckpt restore counting s
+jupyter gpuckpt hibernate counting
+jupyter gpuckpt logs counting | tail -n 1
+readlink /proc/self/ns/mnt
+"""
+
+
+def test_a_service_with_temporary_files_of_its_own_is_served(machine: BootedMachine, alice: Person) -> None:
+    folder = "/var/lib/alice"
+    machine.as_root("install", "-d", "-o", str(alice.uid), "-g", str(alice.uid), folder)
+    named = {"JUPYTER_RUNTIME_DIR": "runtime", "GPUCKPT_STORE": "store", "GPUCKPT_KEYS": "keys", "GPUCKPT_LOGS": "logs"}
+    variables = {**alice.environment, "HOME": folder, **{name: f"{folder}/{what}" for name, what in named.items()}}
+    lines = [
+        "[Service]",
+        *("Type=oneshot", f"User={alice.uid}", f"Group={alice.uid}", f"SupplementaryGroups={GROUP}"),
+        *("PrivateTmp=yes", "ProtectSystem=full"),
+        *(f'Environment="{name}={value}"' for name, value in variables.items()),
+        *(f"StandardOutput=file:{folder}/out", f"StandardError=file:{folder}/errors"),
+        f"ExecStart=/bin/sh -e {folder}/script",
+    ]
+    write = 'printf %s "$1" > "$2"'
+    machine.as_root("sh", "-c", write, "sh", "\n".join(lines), "/etc/systemd/system/private.service")
+    machine.as_root("sh", "-c", write, "sh", _IN_SERVICE, f"{folder}/script")
+    assert machine.systemctl("daemon-reload").returncode == 0
+    done = machine.systemctl("start", "private.service")
+    assert done.returncode == 0, machine.as_root("cat", f"{folder}/errors").stdout
+    *_, last, namespace = machine.as_root("cat", f"{folder}/out").stdout.splitlines()
+    assert last.endswith(" of this service")
+    assert namespace != machine.as_root("readlink", "/proc/1/ns/mnt").stdout.strip()
+    assert machine.as_root("test", "-e", "/tmp/here").returncode == 1
+
+
 def test_uninstall_leaves_the_kernels_and_nothing_of_root_s(machine: BootedMachine, alice: Person) -> None:
     done = machine.gpuckpt("broker", "uninstall")
     assert done.returncode == 0, done.stderr
