@@ -339,6 +339,26 @@ resume: Setting[str] = Setting(
     more="hibernate.md#opened-again",
 )
 
+SKIP, CHECK, COPY = "skip", "check", "copy"
+
+
+def _unchanged_how(text: str) -> str:
+    word = text.strip().lower()
+    if word not in (SKIP, CHECK, COPY):
+        raise ValueError(f"{text!r} is none of {SKIP}, {CHECK} and {COPY}")
+    return word
+
+
+unchanged: Setting[str] = Setting(
+    "GPUCKPT_UNCHANGED",
+    _unchanged_how,
+    lambda: SKIP,
+    what="what a save does with host memory that has not changed since the one before: `skip` it, `check` its hash, or "
+    "`copy` it",
+    without="`skip`",
+    more="internals/criu.md#what-has-not-changed",
+)
+
 # -- how long to wait
 
 save_patience = Setting(

@@ -11,7 +11,10 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["pagemap", "placed", "windows"]
+__all__ = ["LONG", "Area", "joined", "pagemap", "pieces", "placed", "windows"]
+
+Area = tuple[int, int]
+"""A run of pages: its first address, and its end."""
 
 PAGE = 4096
 LARGEST_WINDOW = 2 * 1024 * 1024
@@ -43,7 +46,7 @@ def windows(image: Path) -> Sequence[int] | None:
         messages = _messages(pagemap.read_bytes())
         try:
             if str(next(messages, {}).get(_PAGES_ID)) == number:
-                return _cut(messages)
+                return [sum(end - begin for begin, end in piece) for piece in pieces(joined(_runs(messages)))]
         except (IndexError, struct.error):
             return None  # not as this version of CRIU writes it
     return None
@@ -55,7 +58,7 @@ def placed(pagemap: bytes) -> tuple[int, list[tuple[int, int, int]]]:
     number = next(messages, {}).get(_PAGES_ID, 0)
     runs = []
     offset = 0
-    for begin, end in _runs(messages):
+    for begin, end in joined(_runs(messages)):
         runs.append((begin, end, offset))
         offset += end - begin
     return number, runs
@@ -83,14 +86,18 @@ def _packed(value: int) -> bytes:
     return bytes(out)
 
 
-def _cut(messages: Iterator[dict[int, int]]) -> list[int]:
-    sizes: list[int] = []
+def pieces(runs: Iterable[Area]) -> list[tuple[Area, ...]]:
+    """Return where the pieces of an image with these runs of pages, in order and apart, are in memory.
+
+    One that is longer than `LARGEST_WINDOW` is a long run; the others are small.
+    """
+    found: list[list[Area]] = []
     last = -1
-    runs = list(_runs(messages))
+    runs = list(runs)
     window_size = _window(sum(end - begin for begin, end in runs if end - begin < LONG))
     for begin, end in runs:
         if end - begin >= LONG:
-            sizes.append(end - begin)
+            found.append([(begin, end)])
             last = -1
             continue
         at = begin
@@ -98,11 +105,11 @@ def _cut(messages: Iterator[dict[int, int]]) -> list[int]:
             window = at // window_size
             upto = min(end, (window + 1) * window_size)
             if window == last:
-                sizes[-1] += upto - at
+                found[-1].append((at, upto))
             else:
-                sizes.append(upto - at)
+                found.append([(at, upto)])
             at, last = upto, window
-    return sizes
+    return [tuple(piece) for piece in found]
 
 
 def _window(scattered: int) -> int:
@@ -111,21 +118,24 @@ def _window(scattered: int) -> int:
     return min(max(wanted, SMALLEST_WINDOW), LARGEST_WINDOW)
 
 
-def _runs(messages: Iterator[dict[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the first address and the end of each run of pages that are in the image; those side by side are one."""
-    begin = end = 0
+def joined(runs: Iterable[Area]) -> list[Area]:
+    """Return runs of pages, which are in order, with those side by side as one."""
+    found: list[Area] = []
+    for begin, end in runs:
+        if found and found[-1][1] == begin:
+            found[-1] = found[-1][0], end
+        elif end > begin:
+            found.append((begin, end))
+    return found
+
+
+def _runs(messages: Iterator[dict[int, int]]) -> Iterator[Area]:
+    """Yield first address and end of each run of pages that are in the image."""
     for run in messages:
         present = run[_FLAGS] & _PRESENT if _FLAGS in run else not run.get(_IN_PARENT)
-        if not present:
-            continue
-        address = run.get(_ADDRESS, 0)
-        if address != end:
-            if end > begin:
-                yield begin, end
-            begin = address
-        end = address + (run.get(_LONG_COUNT) or run.get(_COUNT, 0)) * PAGE
-    if end > begin:
-        yield begin, end
+        if present:
+            address = run.get(_ADDRESS, 0)
+            yield address, address + (run.get(_LONG_COUNT) or run.get(_COUNT, 0)) * PAGE
 
 
 def _messages(raw: bytes) -> Iterator[dict[int, int]]:

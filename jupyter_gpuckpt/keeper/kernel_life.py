@@ -25,6 +25,7 @@ from ..subject import speak_of_a_job
 from . import kernel_log
 from .agent_channel import AgentChannel
 from .holders import Holders
+from .kept_twins import KeptTwins
 from .namespace import Namespace
 from .one_at_a_time import OneAtATime
 from .operations.progress import ProgressCallback, to_nobody
@@ -106,6 +107,7 @@ class Keeper:
         """Why the last automatic save failed; empty where it did not."""
         self.few_vram_is_new = False
         """Whether the last save found next to nothing new in the kernel's GPU memory."""
+        self.twins = KeptTwins()
         self.became_idle = asyncio.Event()
         self._tidying: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -454,8 +456,13 @@ class Keeper:
 
     def work(self) -> float:
         """Return how many seconds of processor time the kernel's processes have used."""
-        tree = processes.descendants(self.space.pid) if self.space is not None else []
-        return sum(processes.work_done(pid)[0] for pid in tree) / _TICK
+        return sum(processes.work_done(pid)[0] for pid in self.tree()) / _TICK
+
+    def tree(self) -> list[int]:
+        """Return the pids of the kernel's processes; none where there is no kernel."""
+        below = processes.descendants(self.space.pid) if self.space is not None else []
+        apart = self.twins.pids
+        return [pid for pid in below if pid not in apart]
 
     def quiet_log(self) -> Path | None:
         """Return the kernel's log, which may be cut; None while it may not."""

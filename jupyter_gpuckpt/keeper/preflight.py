@@ -46,8 +46,10 @@ _INSTRUCTIONS = (
 """The features that a program can have found and use; it cannot go on without them."""
 
 
-def refuse_unsavable(sleeper: int, kernel: int, tree: Collection[int]) -> None:
+def refuse_unsavable(sleeper: int, kernel: int, tree: Collection[int], apart: Collection[int] = ()) -> None:
     """Refuse a tree with processes that criu cannot dump; `tree` is the kernel and what is below it.
+
+    Those that are `apart` are no part of it, and stay.
 
     Raises
     ------
@@ -71,7 +73,8 @@ def refuse_unsavable(sleeper: int, kernel: int, tree: Collection[int]) -> None:
                 then,
                 pid=pid,
             )
-    strays = [pid for pid in processes.descendants(sleeper) if _is_stray(pid, sleeper, kernel)]
+    beside = [pid for pid in processes.descendants(sleeper) if pid not in apart]
+    strays = [pid for pid in beside if _is_stray(pid, sleeper, kernel)]
     if strays:
         named = ", ".join(f"{pid} ({processes.name(pid)})" for pid in sorted(strays))
         raise Refused(

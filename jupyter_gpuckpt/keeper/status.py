@@ -19,7 +19,7 @@ __all__ = ["status"]
 
 def status(keeper: Keeper) -> KernelStatus:
     """Return what the kernel is doing, for listings."""
-    tree = processes.descendants(keeper.space.pid) if keeper.space is not None else []
+    tree = keeper.tree()
     operation = keeper.operations.current
     pid = keeper.space.outer(keeper.state.kernel_pid) if keeper.space is not None else None
     asleep = keeper.state.sleep if keeper.state.sleep is not None and keeper.state.sleep.stage == ASLEEP else None

@@ -17,6 +17,7 @@ from . import devices, parking
 _AS_BEFORE = "The kernel was not saved; it keeps running."
 
 _PENDING = ("pending_futures", "pending_jobs", "_pending_work_items")
+_LATELY = 1  # the generation of objects that garbage is looked for in, with younger ones (gc)
 
 
 class Housekeeping:
@@ -47,7 +48,8 @@ class Housekeeping:
                 "briefly, and a copy between them at that moment would crash the kernel.",
                 "Save from a cell (`%gpuckpt save NAME`), or when no cell is running.",
             )
-        gc.collect()
+        # A look at all objects writes to all of them: memory that the next save would take for changed.
+        gc.collect() if devices.are_used() else gc.collect(_LATELY)
         _give_cached_vram_back()
         _end_compile_workers()
         # Other kernels write to the same file: a saved connection to it would not fit the file at a restore.

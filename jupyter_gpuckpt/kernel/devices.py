@@ -111,6 +111,12 @@ def uses_several_gpus() -> bool:
         return len(contexts) > 1
 
 
+def are_used() -> bool:
+    """Tell whether this process has a primary context on a GPU."""
+    with _active_contexts() as (_, contexts):
+        return bool(contexts)
+
+
 def enable_peer_access(pairs: Iterable[dict[str, int]]) -> None:
     """Switch on again what `disable_peer_access` returned, after the save and after a restore.
 

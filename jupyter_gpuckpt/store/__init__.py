@@ -22,6 +22,7 @@ This package knows no process, no CRIU and no Jupyter.
 
 from __future__ import annotations
 
+from .chunks import CHUNK, HOLE, Chunk, digest, is_zero
 from .committing import name_taken
 from .contents import Contents
 from .extracting import Taker
@@ -39,7 +40,10 @@ from .working_folder import WorkingFolder
 from .writer import Writer
 
 __all__ = [
+    "CHUNK",
+    "HOLE",
     "MAX_NAME",
+    "Chunk",
     "Collected",
     "Contents",
     "Holder",
@@ -56,6 +60,8 @@ __all__ = [
     "Writer",
     "check_key",
     "check_name",
+    "digest",
+    "is_zero",
     "key_of",
     "name_of",
     "name_taken",

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from ..errors import StoreError
-from .chunks import CHUNK, HOLE, Chunk, chunk_of, digest, equal_pieces, first_cut, is_zero
+from .chunks import CHUNK, HOLE, Chunk, digest, equal_pieces, first_cut, is_zero
 from .codec import encode
 from .lookup import Lookup
 from .pack import PackWriter
 from .parallel import Tally, run_all
 from .sources import Reader, Source
 
-__all__ = ["Cut", "store_files"]
+__all__ = ["Cut", "Piece", "store_files"]
 
 Cut = Callable[[Path], Sequence[int] | None]
 """Returns the sizes of the pieces that a file is to be cut into; None leaves it to the store.
@@ -25,11 +26,14 @@ A piece longer than `CHUNK` is memory that may be found elsewhere, by whole page
 its content.
 """
 
+Piece = int | Chunk
+"""A piece of a file: its size, as of those of `Cut`; or the chunk that it is, where that is known."""
+
 _BATCH = 8 * 1024 * 1024
 """Bytes of one file that one job reads, about."""
 
-_HASHES = 64
-"""Chunks whose hashes are given that one job looks at."""
+_KNOWN = _BATCH // 64
+"""What a chunk that is known counts for among these bytes: it is looked up, and hardly ever read."""
 
 _STRETCH = 64 * 1024 * 1024
 """Bytes of one long piece that one job reads, about."""
@@ -65,44 +69,33 @@ def store_files(
     known: Lookup,
     packs: PackWriter,
     report: Callable[[int], None],
-    hashed: Mapping[str, Sequence[bytes]],
+    told: Mapping[str, Sequence[Piece]],
 ) -> dict[str, list[Chunk]]:
     """Return each file as its chunks, all of them in packs and on the disk; `report` gets the bytes done.
 
-    `known` says what the store holds already. Files that are `hashed` are cut every `CHUNK` bytes, and the hash of each
-    chunk is given: what the store holds of them is not read.
+    `known` says what the store holds already. Of some files it is `told` how they are cut and which of their chunks are
+    known: of these what the store holds is not read.
 
     Raises
     ------
     OSError : a file cannot be read, is not as long as it was, or the packs cannot be written.
-    StoreError : a chunk that was read does not have the hash that was given.
-    ValueError : hashes were given for what is no file of these, or of another size.
+    StoreError : a chunk that was read is not the one that was told.
+    ValueError : chunks were told of what is no file of these, or of another size.
     """
-    if unknown := hashed.keys() - {source.path for source in sources}:
-        raise ValueError(f"hashes were given for {', '.join(sorted(unknown))}")
+    if unknown := told.keys() - {source.path for source in sources}:
+        raise ValueError(f"chunks were told of {', '.join(sorted(unknown))}")
     claims = _Claims(known)
     found: dict[str, list[list[Chunk]]] = {}
     jobs: list[Callable[[Tally], None]] = []
     # The largest first, so that no thread is left alone with one at the end.
     for source in sorted(sources, key=lambda s: -s.size):
-        if source.path in hashed:
-            keys, batches = hashed[source.path], found.setdefault(source.path, [])
-            if len(keys) * CHUNK != source.size:
-                raise ValueError(f"{len(keys)} hashes were given for {source.size:,} bytes")
-            for first in range(0, len(keys), _HASHES):
-                batches.append([])
-                jobs.append(partial(_store_hashed, source, keys, first, claims, packs, batches[-1]))
-            continue
-        pieces = cut(source.file)
-        if pieces is None or sum(pieces) != source.size:
-            pieces = equal_pieces(source.size)
         batches = found[source.path] = []
-        for offset, sizes in _batches(pieces):
-            if sizes[0] <= CHUNK:
+        for offset, batch in _batches(_pieces(source, cut, told)):
+            if len(batch) > 1 or _size(batch[0]) <= CHUNK:
                 batches.append([])
-                jobs.append(partial(_store, source, offset, sizes, claims, packs, batches[-1]))
+                jobs.append(partial(_store, source, offset, batch, claims, packs, batches[-1]))
                 continue
-            piece = _LongPiece(source, offset, offset + sizes[0])
+            piece = _LongPiece(source, offset, offset + _size(batch[0]))
             for number in range(piece.stretches):
                 batches.append([])
                 jobs.append(partial(_store_stretch, piece, number, claims, packs, batches[-1]))
@@ -111,23 +104,34 @@ def store_files(
     return {path: _joined(batches) for path, batches in found.items()}
 
 
-def _batches(pieces: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-    """Yield pieces in batches, each with the offset at which it begins; a long piece is one of its own."""
-    begin = offset = 0
-    batch: list[int] = []
-    for size in pieces:
-        if size > CHUNK:
-            if batch:
-                yield begin, batch
-            yield offset, [size]
-            offset += size
-            begin, batch = offset, []
-            continue
-        batch.append(size)
-        offset += size
-        if offset - begin >= _BATCH:
+def _pieces(source: Source, cut: Cut, told: Mapping[str, Sequence[Piece]]) -> Sequence[Piece]:
+    if source.path in told:
+        if (size := sum(map(_size, told[source.path]))) != source.size:
+            raise ValueError(f"chunks of {size:,} bytes were told of {source.path}, which has {source.size:,}")
+        return told[source.path]
+    pieces = cut(source.file)
+    return pieces if pieces is not None and sum(pieces) == source.size else equal_pieces(source.size)
+
+
+def _size(piece: Piece) -> int:
+    return piece if isinstance(piece, int) else piece.size
+
+
+def _batches(pieces: Sequence[Piece]) -> Iterator[tuple[int, list[Piece]]]:
+    """Yield pieces in batches, each with the offset at which it begins; one that is to be cut is a batch of its own."""
+    begin = offset = work = 0
+    batch: list[Piece] = []
+    for piece in pieces:
+        is_long = isinstance(piece, int) and piece > CHUNK
+        if batch and (is_long or work >= _BATCH):
             yield begin, batch
-            begin, batch = offset, []
+            begin, batch, work = offset, [], 0
+        batch.append(piece)
+        offset += _size(piece)
+        work += piece if isinstance(piece, int) else _KNOWN
+        if is_long:
+            yield begin, batch
+            begin, batch, work = offset, [], 0
     if batch:
         yield begin, batch
 
@@ -167,44 +171,48 @@ class _LongPiece:
 def _store(
     source: Source,
     offset: int,
-    sizes: Sequence[int],
+    pieces: Sequence[Piece],
     claims: _Claims,
     packs: PackWriter,
     into: list[Chunk],
     tally: Tally,
 ) -> None:
-    end = offset + sum(sizes)
+    end = offset
     with Reader(source) as reader:
-        for size in sizes:
-            into.append(_put(reader.view(offset, size, end), claims, packs))
-            if size >= _FREED_FROM:
-                reader.free(offset, size)
+        for number, piece in enumerate(pieces):
+            size = _size(piece)
+            if isinstance(piece, Chunk):
+                chunk = piece
+                if chunk.hash != HOLE and claims.known.find(chunk.hash) is None:
+                    _put_known(reader.view(offset, size, offset + size), chunk, claims, packs)
+            else:
+                if offset >= end:  # up to the next that is known, where there may be nothing to be read
+                    end = offset + _up_to_a_known(itertools.islice(pieces, number, None))
+                chunk = _put(reader.view(offset, size, end), claims, packs)
+                if size >= _FREED_FROM:
+                    reader.free(offset, size)
+            into.append(chunk)
             offset += size
             tally.add(size)
 
 
-def _store_hashed(
-    source: Source,
-    keys: Sequence[bytes],
-    first: int,
-    claims: _Claims,
-    packs: PackWriter,
-    into: list[Chunk],
-    tally: Tally,
-) -> None:
-    with Reader(source) as reader:
-        for number, key in enumerate(keys[first : first + _HASHES], first):
-            chunk = chunk_of(key)
-            if chunk.hash != HOLE and claims.known.find(key) is None:
-                begin = number * CHUNK
-                if _put(reader.view(begin, CHUNK, begin + CHUNK), claims, packs) != chunk:
-                    raise StoreError(
-                        "The snapshot could not be stored.",
-                        "GPU memory does not have the hash that was computed of it on the GPU.",
-                        "Save again. If it fails again, the GPU may be faulty: `nvidia-smi -q -d ECC` tells.",
-                    )
-            into.append(chunk)
-            tally.add(CHUNK)
+def _up_to_a_known(pieces: Iterable[Piece]) -> int:
+    """Return how many bytes come before the first piece that is known."""
+    size = 0
+    for piece in pieces:
+        if isinstance(piece, Chunk):
+            break
+        size += piece
+    return size
+
+
+def _put_known(data: memoryview, chunk: Chunk, claims: _Claims, packs: PackWriter) -> None:
+    if _put(data, claims, packs) != chunk:
+        raise StoreError(
+            "The snapshot could not be stored.",
+            "Memory does not have the hash that was computed of it before.",
+            "Save again. If it fails again with memory of a GPU, that may be faulty: `nvidia-smi -q -d ECC` tells.",
+        )
 
 
 def _store_stretch(

@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -32,8 +32,8 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import NameTaken, StoreError
-from .chunking import Cut, store_files
-from .chunks import CHUNK, HASH_OF_ZEROS, HOLE, digest
+from .chunking import Cut, Piece, store_files
+from .chunks import CHUNK, HASH_OF_ZEROS, HOLE, Chunk, chunk_of, digest
 from .committing import Commit
 from .contents import Contents
 from .durable import make_folder, sync_folder, write_at, write_new
@@ -91,7 +91,8 @@ class Writer:
             self.id = self._session.id
             self._folders: dict[str, Path] = {"": self.directory}
             self._files: list[Source] = []
-            self._hashed: dict[str, Sequence[bytes]] = {}
+            self._told: dict[str, Sequence[Piece]] = {}
+            self._contents = Contents({})
             self._held: dict[bytes, Location] = {}
             self._packs = PackWriter(layout.packs, self.id, room)
             self._commit = Commit(layout, name, self.id, replace=replace)
@@ -118,11 +119,24 @@ class Writer:
         self._files.append(Source(file, size, path))
 
     def hashed(self, path: str, keys: Sequence[bytes]) -> None:
-        """Say which hashes the chunks of the file `path` have, each of `CHUNK` bytes.
+        """Say which hashes the chunks of the file `path` have, each of `CHUNK` bytes, as `tell` does."""
+        self.tell(path, [chunk_of(key) for key in keys])
 
-        The file need not have those that the store holds, nor zeros. Of the others, what is read is held against them.
+    def tell(self, path: str, pieces: Sequence[Piece]) -> None:
+        """Say how the file `path` is cut, and which of its chunks are known.
+
+        The file need not have those that the store holds, nor zeros. Of the others that are known, what is read is held
+        against them.
         """
-        self._hashed[path] = keys
+        self._told[path] = pieces
+
+    def holds(self, chunks: Iterable[Chunk]) -> set[Chunk]:
+        """Return those of the chunks that the store has, until this writer is closed. Raises `StoreError`."""
+        with storing(f"The snapshot {self._name} cannot be written.", self._layout.root):
+            known = Lookup(self._layout)
+            found = {chunk for chunk in chunks if chunk.hash == HOLE or known.find(chunk.hash) is not None}
+        self._held.update(known.found)
+        return found
 
     def held_of(self, manifest: Manifest | None, paths: Callable[[str], bool]) -> list[bytes]:
         """Return the hashes of chunks of `CHUNK` bytes of another snapshot's files that the store holds, and of zeros.
@@ -154,6 +168,10 @@ class Writer:
                         write_at(fd, number * CHUNK, reader.read(key, at))
             finally:
                 os.close(fd)
+
+    def stored(self, path: str) -> Sequence[tuple[Chunk, bool]]:
+        """Return the chunks that a file was made of, when it is committed; of each, whether the store had it not."""
+        return [(chunk, chunk.hash in self._packs.placed) for chunk in self._contents.files.get(path, ())]
 
     def __enter__(self) -> Writer:
         return self
@@ -212,7 +230,7 @@ class Writer:
         TypeError, ValueError : one of the objects is not JSON.
         """
         with storing(f"The snapshot {self._name} could not be stored.", self._layout.root):
-            contents = self._store_files(cut, progress)
+            contents = self._contents = self._store_files(cut, progress)
             raw = contents.to_bytes()
             manifest = Manifest(
                 name=self._name,
@@ -266,7 +284,7 @@ class Writer:
         known = Lookup(self._layout)
         known.found.update(self._held)
         report = (lambda done: progress("store", done, total)) if progress else (lambda _: None)
-        contents = Contents(store_files(sources, cut, known, self._packs, report, self._hashed))
+        contents = Contents(store_files(sources, cut, known, self._packs, report, self._told))
         # Also those that were there before: a collection may be about to delete what no other snapshot needs.
         where = {**known.found, **self._packs.placed}
         chunks = {chunk.hash: where[chunk.hash] for chunk in contents.chunks()}

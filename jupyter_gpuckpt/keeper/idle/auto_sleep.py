@@ -107,12 +107,8 @@ class AutoSleep:
         last = max(channel.last_active, keeper.woken.at if keeper.woken is not None else "")
         return (datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(last)).total_seconds()
 
-    def _tree(self) -> list[int]:
-        space = self._keeper.space
-        return [] if space is None else processes.descendants(space.pid)
-
     def _take_sample(self) -> _Sample:
-        cpu = sum(processes.work_done(pid)[0] for pid in self._tree()) / _TICK
+        cpu = sum(processes.work_done(pid)[0] for pid in self._keeper.tree()) / _TICK
         return _Sample(time.monotonic(), time.time(), cpu)
 
     def _should_stay(self, since: _Sample) -> bool:
@@ -121,7 +117,7 @@ class AutoSleep:
         A thread that gives the GPU work needs the processor for it, and the driver knows who was at work. A process
         that has ended meanwhile takes its time with it: that makes the sum smaller, and the kernel no less idle.
         """
-        tree = self._tree()
+        tree = self._keeper.tree()
         on_gpu = any(map(gpu_processes.has_context, tree))
         if not on_gpu and not settings.sleep_without_gpu():
             return True

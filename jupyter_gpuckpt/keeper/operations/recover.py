@@ -138,6 +138,7 @@ async def _mend(keeper: Keeper) -> None:
         tell_again(keeper)
     if keeper.space is not None:
         await asyncio.to_thread(discard_left, keeper.space)
+        await asyncio.to_thread(twin.end, keeper.space.run_dir, keeper.space.outer, kept=True)
         if keeper.state.sleep is None:
             gate.open_(keeper.space.run_dir)
             if left is None:  # but perhaps a save was being written

@@ -27,7 +27,6 @@ from ...errors import (
 )
 from ...freeze import images
 from ...freeze.criu_program import CriuProgram
-from ...linux import processes
 from ...linux.reserved_ports import Reserved
 from ...operations.requests import Redo, Restore, Undo
 from ...operations.results import Restored, ResumedFrom, Unsaved, Woken
@@ -116,7 +115,7 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
     _refuse_to_stop(manifest, request)
     program = await asyncio.to_thread(usable_criu)
     before = keeper.space  # None where a job comes up that does not run
-    leaving = processes.descendants(before.pid) if before is not None else []
+    leaving = keeper.tree()
     check = functools.partial(preflight.check_machine, manifest, files, keeper.launch, keeper.worker, program, leaving)
     check = functools.partial(check, keeper.marks, request.gpus)
     if request.resume:

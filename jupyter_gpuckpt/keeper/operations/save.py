@@ -46,6 +46,7 @@ from ..files import lifetime
 from ..namespace import Namespace
 from ..owner import owner_of
 from ..unsaved import saved_with
+from .host_memory import HostMemory
 from .parts import CRIU_IMAGES, VRAM
 from .progress import OperationProgress, ProgressCallback
 from .take import Check, Frozen, Taken, take
@@ -93,11 +94,21 @@ async def save(
         room(private, described)
 
     program = await asyncio.to_thread(usable_criu)
-    with await asyncio.to_thread(_writer, keeper, store, operation.name, request.replace) as writer:
-        gpu = _Elsewhere(keeper, store, writer)
+    async with contextlib.AsyncExitStack() as closing:
+        writer = closing.enter_context(await asyncio.to_thread(_writer, keeper, store, operation.name, request.replace))
+        gpu, memory = _Elsewhere(keeper, store, writer), HostMemory(keeper, writer)
+        closing.push_async_callback(asyncio.to_thread, memory.close)
         taken = await take(
-            keeper, operation, writer.directory, program, progress, check, look_elsewhere=gpu.look_elsewhere
+            keeper,
+            operation,
+            writer.directory,
+            program,
+            progress,
+            check,
+            look_elsewhere=gpu.look_elsewhere,
+            memory_before=memory.before,
         )
+        memory.tell(taken.frozen.memory)
         taken_at, worked = now(), keeper.work()
         try:
             if request.between_cells:
@@ -116,6 +127,7 @@ async def save(
                 manifest = await commit(keeper, writer, taken, program, progress, message, after)
             finally:
                 letting_go.cancel()
+            await memory.keep()
         finally:
             await taken.frozen.tidied()
             await asyncio.to_thread(taken.staging.discard)

@@ -24,7 +24,7 @@ from ...errors import (
     KernelLost,
     SaveFailed,
 )
-from ...freeze import criu, cuda, images, twin
+from ...freeze import criu, cuda, images, memory_copy, twin
 from ...freeze.criu_errors import Cause
 from ...freeze.criu_program import CriuProgram
 from ...linux import memory, processes
@@ -67,6 +67,8 @@ class Frozen:
     """What the user should know of it."""
     still: list[int] = field(default_factory=list)
     """The processes that were stopped already (SIGSTOP)."""
+    memory: memory_copy.Memory | None = None
+    """What was copied of host memory since the kernel runs again, where its twins are there still."""
     _tidying: asyncio.Task[None] | None = None
 
     def begin_to_tidy(self) -> None:
@@ -99,11 +101,13 @@ async def take(
     check: Check,
     left: criu.Left = "running",
     look_elsewhere: LookElsewhere | None = None,
+    memory_before: Callable[[], memory_copy.Before | None] | None = None,
 ) -> Taken:
     """Freeze the kernel for a moment and take all of it: into the staging, and /dev/shm and log into `directory`.
 
-    `check` is called before the freeze; `look_elsewhere` says what of its GPU memory need not be taken. A kernel that
-    is `left` stopped stays as it was taken, off the GPU, until `run_on`.
+    `check` is called before the freeze; `look_elsewhere` says what of its GPU memory need not be taken, and
+    `memory_before` what of its host memory; the caller ends the twins of that then (`Frozen.memory`). A kernel that is
+    `left` stopped stays as it was taken, off the GPU, until `run_on`.
 
     Raises
     ------
@@ -129,7 +133,7 @@ async def take(
         patience = _AFTER_FAILURE
         found = await _look(keeper, agent)
         check(found.private, found.described)
-        freeze = _Freeze(keeper, operation, directory, program, progress, left, found, look_elsewhere)
+        freeze = _Freeze(keeper, operation, directory, program, progress, left, found, look_elsewhere, memory_before)
         staging, frozen = await freeze.take(agent.parkable)
         undoing.pop_all()
     if left == "running":
@@ -142,6 +146,13 @@ async def take(
 def _in_words() -> Iterator[None]:
     try:
         yield
+    except memory_copy.Unreliable as e:
+        raise SaveFailed(
+            "The {kernel} was not saved; it keeps running.",
+            str(e),
+            "Save again: all of its memory is copied then. Earlier snapshots of it may be wrong; to have every save "
+            f"copy all, set {settings.unchanged.variable}=copy where Jupyter starts.",
+        ) from e
     except OSError as e:
         raise _not_saved(e) from e
 
@@ -227,7 +238,7 @@ async def _look(keeper: Keeper, agent: ReadyForSave) -> _Found:
     if kernel is None:
         raise KernelLost("The {kernel} has ended.", "", "{Restart}.")
     tree = [kernel, *processes.descendants(kernel)]
-    preflight.refuse_unsavable(space.pid, kernel, tree)
+    preflight.refuse_unsavable(space.pid, kernel, tree, keeper.twins.pids)
     on_gpu = asleep.living if asleep is not None else await asyncio.to_thread(cuda.freezable, worker, tree)
     described: dict[str, Any] = dict(asleep.described) if asleep is not None and on_gpu else {}
     if on_gpu and asleep is None:
@@ -252,6 +263,7 @@ class _Freeze:
     left: criu.Left
     found: _Found
     look_elsewhere: LookElsewhere | None
+    memory_before: Callable[[], memory_copy.Before | None] | None
 
     async def take(self, parkable: int) -> tuple[Staging, Frozen]:
         """Freeze the kernel's tree, take it, and leave it as asked; what criu wrote is in the staging.
@@ -296,9 +308,16 @@ class _Freeze:
             if found.space.outer(keeper.state.kernel_pid) is None:
                 raise KernelLost("The {kernel} ended during the save.", "", "{Restart}.")
             await self.progress.enter("copying memory", cancellable=False)
-            copied_since = await asyncio.to_thread(self._copy_memory, staging)
-            if not (staging.in_memory or copied_since):
+            # What a device writes to is not seen as what a process writes to is.
+            looks = self.memory_before is not None and not found.on_gpu
+            before = self.memory_before() if self.memory_before is not None and looks else None
+            copied = await asyncio.to_thread(
+                memory_copy.copy, found.space.run_dir, staging.outside, found.space.outer, before
+            )
+            if not (staging.in_memory or copied.copies):
                 notes.append(_NO_MEMORY)
+            if not looks:
+                await asyncio.to_thread(copied.end)
             undoing.pop_all()
         process = SavedProcesses(
             pid=keeper.state.kernel_pid,
@@ -308,7 +327,7 @@ class _Freeze:
             frozen_seconds=seconds,
         )
         described = {**found.described, **({"parked": asdict(parked)} if parked is not None else {})}
-        frozen = Frozen(seconds, gpu, described, process, notes, found.still)
+        frozen = Frozen(seconds, gpu, described, process, notes, found.still, copied)
         if self.left == "running":
             frozen.begin_to_tidy()
             keeper.state.operation = None
@@ -368,14 +387,6 @@ class _Freeze:
             return False
         room = memory.room(os.getpid(), found.kernel)
         return not room.where or room.bytes > found.private
-
-    def _copy_memory(self, staging: Staging) -> bool:
-        """Copy what the tree had in memory when it was frozen, while it runs again; tell whether it was not yet."""
-        space = self.found.space
-        try:
-            return twin.copy_memory(space.run_dir, staging.outside, space.outer)
-        finally:
-            self._end_twins()
 
     def _end_twins(self) -> None:
         twin.end(self.found.space.run_dir, self.found.space.outer)
