@@ -16,6 +16,19 @@ _EXEC = """#!/bin/bash
 jupyter gpuckpt exec train -- python -u train.py
 sleep 1000
 """
+_KERNEL = """#!/bin/bash
+exec python - <<'END'
+import pathlib, time
+from jupyter_client import KernelManager
+manager = KernelManager(kernel_name="python3-gpuckpt", connection_file=str(pathlib.Path("connection.json").absolute()))
+manager.start_kernel(independent=True)
+client = manager.client()
+client.start_channels()
+client.wait_for_ready(timeout=60)
+pathlib.Path("started").touch()
+time.sleep(1000)
+END
+"""
 _GROWING = """
 import os, threading, time
 kept = []
@@ -35,6 +48,16 @@ def test_jobs_end_with_their_slurm_job_and_are_saved(cluster: Cluster, counting:
     cluster.asks("scancel", job.id, user="alice")
     wait_until(lambda: not node.processes("alice"), what="processes are left")
     assert cluster.snapshots() == ["hibernated-train"]
+
+
+def test_kernels_end_with_their_slurm_job_and_are_saved(cluster: Cluster) -> None:
+    job = cluster.submits(_KERNEL)
+    wait_until(lambda: (cluster.hosts.homes / "alice" / "started").exists())
+    node = cluster.hosts[job.node]
+    cluster.asks("scancel", job.id, user="alice")
+    wait_until(lambda: not node.processes("alice"), what="processes are left")
+    (snapshot,) = cluster.snapshots()
+    assert "hibernated-" in snapshot
 
 
 @pytest.mark.parametrize("how", ["asked", "killed"])

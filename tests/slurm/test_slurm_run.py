@@ -49,10 +49,11 @@ def test_preempted_it_makes_way_and_goes_on(cluster: Cluster, counting: Counting
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["told before", "at the end"])
+@pytest.mark.parametrize("how", ["told before", "at the end", "at the end, by srun"])
 def test_at_its_time_limit_it_is_queued_again(cluster: Cluster, counting: Counting, how: str) -> None:
     signal = "--signal=B:USR1@30" if how == "told before" else "--signal=B:CONT@1"
-    job = counting.submitted("--time=1", signal)
+    script = batch_script().replace("exec ", "srun ") if "srun" in how else batch_script()
+    job = counting.submitted("--time=1", signal, script=script)
     first = job.node
     cluster.drained(first)
     wait_until(lambda: int(job.shown()["Restarts"]) == 1, timeout=180)
@@ -96,6 +97,18 @@ def test_what_is_not_to_be_queued_again_is_not(cluster: Cluster, counting: Count
     counting.let_end()
     again.wait_for("COMPLETED")
     counting.assert_none_lost_or_twice()
+
+
+def test_a_second_signal_waits_for_the_first(cluster: Cluster, counting: Counting) -> None:
+    job = counting.submitted()
+    for name in ("USR1", "TERM", "USR1"):
+        cluster.asks("scancel", "--batch", f"--signal={name}", job.id, user="alice", check=False)
+    job.starts_again()
+    counting.counts(job)
+    counting.let_end()
+    job.wait_for("COMPLETED")
+    counting.assert_none_lost_or_twice()
+    assert job.shown()["Restarts"] == "1"
 
 
 def test_each_task_of_an_array_goes_on_with_its_own(cluster: Cluster) -> None:
