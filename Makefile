@@ -21,6 +21,7 @@ help:
 	@echo 'make test-programs save and restore programs that are heavy to install: Spark, Ray, torchrun, MPI, databases'
 	@echo 'make test-hub      stop, cull and start the servers of several users by a real JupyterHub'
 	@echo 'make test-slurm    run jobs on a real Slurm of two nodes, which are namespaces of this machine'
+	@echo 'make test-pods     build the container image, and stop, kill and start its pods by podman'
 	@echo 'make first-minutes walk what a newcomer does, in a browser, from an empty machine, and count it'
 	@echo 'make docs          build the documentation site into build/docs'
 	@echo 'make labextension  build the JupyterLab extension for .venv'
@@ -63,7 +64,7 @@ test-users:
 	@$(BIN)/python -m pytest $(USERS)
 
 test-others:
-	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper tests/hub tests/programs tests/slurm $(SERVERS) $(USERS) $(KERNELS))
+	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper tests/hub tests/pods tests/programs tests/slurm $(SERVERS) $(USERS) $(KERNELS))
 
 # For daily work: no browser, no servers, nothing slow; of real kernels what a person does with them, one after another.
 QUICK := tests/keeper/test_imports.py tests/keeper/test_one_at_a_time.py tests/keeper/test_save_and_restore.py \
@@ -154,6 +155,19 @@ test-slurm: setup .venv/slurm-ready
 		iproute2 munge slurm-client slurmctld slurmd util-linux >/dev/null
 	@touch $@
 
+.PHONY: test-pods
+test-pods: setup .venv/pods-ready
+	@$(BIN)/python -m pytest tests/pods $(PODS)
+
+.venv/pods-ready: $(READY)
+	@test "$$(id -u)" = 0 && command -v apt-get >/dev/null || \
+		{ echo 'Podman comes from Debian or Ubuntu, by apt-get as root.'; exit 1; }
+	@echo 'Installing podman, crun and debootstrap (a minute, once) ...'
+	@apt-get update -qq
+	@DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+		crun debootstrap podman util-linux >/dev/null
+	@touch $@
+
 .PHONY: first-minutes
 first-minutes: setup labextension $(BIN)/chromium
 	@$(BIN)/python -m benchmarks.first_minutes
@@ -238,5 +252,5 @@ python3-venv:
 
 clean:
 	rm -rf labextension/node_modules labextension/lib jupyter_gpuckpt/labextension
-	rm -rf .venv .peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .peers .pods .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -141,6 +141,15 @@ passphrase = Setting(
     without="it is asked for",
     configurable="",
 )
+remote: Setting[str] = Setting(
+    "GPUCKPT_REMOTE",
+    str,
+    str,
+    what="the address to which snapshots of kernels and jobs are sent that are hibernated at a stop, and where a start "
+    "looks for what the store lacks of them",
+    without="they stay in the store",
+    more="moving.md#at-every-stop-and-start",
+)
 files_limit = Setting(
     "GPUCKPT_FILES_LIMIT",
     parse_size,

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import settings
 from ..client import jobs, keepers
@@ -26,10 +26,13 @@ from ..linux.processes import start_time
 from ..machine.capability import why_unavailable
 from ..operations.requests import Cancel, Hibernate, Restore, Save, Signal
 from ..snapshots import going_on
-from ..store import Store, name_of
+from ..store import Manifest, Progress, Store, name_of
 from ..subject import of_a_job
 from . import output, slurm
 from .jobs import following, how_it_ended, launch_here
+
+if TYPE_CHECKING:
+    from ..snapshots.at_remote import AtRemote
 
 __all__ = ["run"]
 
@@ -111,6 +114,7 @@ def _begin(args: argparse.Namespace, signals: _Signals) -> KernelFolder:
         raise unavailable
     slurm.warn_of_deaf_script()
     _wait_for_end(jobs.folder_of(args.name), signals)
+    _fetch(args.name)
     manifest = going_on.find(_store(), args.name)
     if manifest is None:
         return jobs.start(launch, replace=True)
@@ -121,6 +125,52 @@ def _begin(args: argparse.Namespace, signals: _Signals) -> KernelFolder:
         f"(restored in {show.duration(time.monotonic() - began)})."
     )
     return folder
+
+
+def _fetch(name: str) -> None:
+    """Fetch what the job is to go on with from the remote, if the settings name one.
+
+    Raises
+    ------
+    GpuckptError : it cannot be told what is there, or not be fetched: the job would begin anew, or from older state.
+    """
+    if not settings.remote():
+        return
+    at = _at_remote()
+    fetched, faults = at.fetch(lambda manifest: going_on.is_of(name, manifest))
+    for manifest in fetched:
+        output.note(f"Fetched {name_of(manifest.name)} ({show.size(manifest.size)}) from {at.shown}.")
+    if faults:
+        raise faults[0]
+
+
+def _at_remote() -> AtRemote:
+    from ..snapshots.at_remote import AtRemote  # which takes a while to import
+
+    return AtRemote(_store())
+
+
+def _send(name: str, snapshot: Manifest | None, progress: Progress | None = None) -> None:
+    """Have the remote hold the snapshot that a job goes on with, and no other of it; None: the job is over."""
+    if not settings.remote():
+        return
+    at = _at_remote()
+    if snapshot is not None:
+        at.send(snapshot.name, progress)
+    left = "" if snapshot is None else snapshot.id
+    at.remove(lambda manifest: going_on.is_of(name, manifest) and manifest.id != left)
+
+
+def _send_or_say(name: str, snapshot: Manifest | None) -> None:
+    try:
+        _send(name, snapshot)
+    except GpuckptError as e:
+        failed = GpuckptError(
+            f"What job {name} goes on with is not at the remote as it should be; it is in the store of this machine.",
+            f"{e.what} {e.why}",
+            "Where the next machine has the same store, nothing is lost.",
+        )
+        output.failure(False, failed)
 
 
 def _wait_for_end(folder: KernelFolder, signals: _Signals) -> None:
@@ -156,7 +206,7 @@ class _Saver:
 
     def __init__(self, folder: KernelFolder, job: str, every: float | None) -> None:
         self._folder, self._job, self._every = folder, job, every
-        self._saving, self._over = threading.Lock(), threading.Event()
+        self._saving, self._over, self._wanted = threading.Lock(), threading.Event(), threading.Event()
         self._operation = new_operation_id()
         self._thread = None if every is None else threading.Thread(target=self._run, daemon=True)
 
@@ -185,17 +235,25 @@ class _Saver:
         name = going_on.name_while_running(self._job)
         with keepers.connect(self._folder) as keeper:
             saved = keeper.ask(Save(name=name, replace=True, operation=self._operation), timeout=None)
-        going_on.remove_all_but(_store(), self._job, saved.id)
+        store = _store()
+        going_on.remove_all_but(store, self._job, saved.id)
+        _send(self._job, store.get(saved.name), self._go_on)
+
+    def _go_on(self, *_: object) -> None:
+        if self._wanted.is_set() or self._over.is_set():
+            raise Cancelled("The snapshot was not sent.", "The job is to be saved for good, or has ended.", "")
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Have nothing saved within; what is being saved is given up."""
+        self._wanted.set()
         while not self._saving.acquire(timeout=_LOOK):
             with contextlib.suppress(GpuckptError), keepers.connect(self._folder) as keeper:
                 keeper.ask(Cancel(operation=self._operation, kind="save"), timeout=STATUS_TIMEOUT)
         try:
             yield
         finally:
+            self._wanted.clear()
             self._saving.release()
 
 
@@ -287,6 +345,7 @@ def _settle(args: argparse.Namespace, folder: KernelFolder, signals: _Signals) -
             f"Job {name} is hibernated as {name_of(manifest.name)} ({show.size(manifest.size)}): "
             "the same command goes on with it."
         )
+        _send_or_say(name, manifest)
         return None
     status = ended.status if ended is not None else None
     if signals.stopped_by is not None or status in (None, -signal.SIGKILL):  # not by itself
@@ -298,13 +357,15 @@ def _settle(args: argparse.Namespace, folder: KernelFolder, signals: _Signals) -
             )
             if signals.stopped_by is not None:
                 return None
-    elif status == 0:
-        going_on.remove_all_but(store, name)
-    elif aside := going_on.set_aside(store, name):
-        output.note(
-            f"Job {name} {how_it_ended(status)}: the same command starts it afresh. Its last snapshot is kept as "
-            f"{name_of(aside)}; `jupyter gpuckpt restore {name} {name_of(aside)}` restores it."
-        )
+    else:
+        if status == 0:
+            going_on.remove_all_but(store, name)
+        elif aside := going_on.set_aside(store, name):
+            output.note(
+                f"Job {name} {how_it_ended(status)}: the same command starts it afresh. Its last snapshot is kept as "
+                f"{name_of(aside)}; `jupyter gpuckpt restore {name} {name_of(aside)}` restores it."
+            )
+        _send_or_say(name, None)
     if status is None:
         status = -signal.SIGKILL
     return status if status >= 0 else 128 - status

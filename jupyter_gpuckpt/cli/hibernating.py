@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
+from .. import settings
 from ..client import jobs, keepers
 from ..client.jobs import job_of
 from ..client.preemption import Outcome, hibernate_all, write_report
@@ -13,6 +14,7 @@ from ..kernel.tables import Listing, Marked
 from ..kernel.words import Usage
 from ..operations.requests import Hibernate
 from ..operations.results import KernelStatus
+from ..store import Store
 from . import output
 from .kernels import operate
 
@@ -38,6 +40,10 @@ def hibernate(args: argparse.Namespace) -> int:
 
 def _hibernate_all(args: argparse.Namespace) -> int:
     outcomes = hibernate_all(keepers.folders(), args.deadline, _how)
+    if settings.remote():
+        from ..snapshots.at_remote import send_all  # which takes a while to import
+
+        send_all(Store(settings.store_dir()), [outcome.name for outcome in outcomes if outcome.saved])
     report, told = None, ""
     try:
         report = str(write_report(outcomes, args.deadline))

@@ -45,6 +45,9 @@ _TREES_FILTERS = "Filters: of the tree alone"
 """And where filters of system calls that are criu's own as well do not count as the processes' (`criu_filters.c`)."""
 _MARKS = (_PRIVATE_SOCKETS, _INNER_CONNECTIONS, _TREES_FILTERS)
 
+_WITH_OWN_PROC = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--")
+"""How a program is started with a /proc of its own, as criu has it in a sleeper: a container's is not to be written."""
+
 _OPTIONS = (
     # A default configuration file (/etc/criu/default.conf, ~/.criu/default.conf) could change
     # what a dump holds, so it is never read.
@@ -172,7 +175,7 @@ def check(program: CriuProgram) -> None:
     then = "Run `gpuckpt doctor` to see what is missing on this machine."
     what = f"CRIU {version_text(program.version)} cannot work on this machine."
     try:
-        done = _run((*program.argv, "check"), _CHECK_TIMEOUT)
+        done = _run((*_WITH_OWN_PROC, *program.argv, "check"), _CHECK_TIMEOUT)
     except subprocess.TimeoutExpired:
         raise Unavailable(what, f"`criu check` did not end within {_CHECK_TIMEOUT:.0f} s.", then) from None
     except OSError as error:

@@ -76,6 +76,8 @@ class Gpuckpt(ExtensionApp):
         register(service.look)
         if "cull" in settings.hibernate_on():
             hibernate_instead.hibernate_when_culled(server.kernel_manager)
+        if settings.remote():
+            hibernate_instead.fetch_from_remote(Store(settings.store_dir()))
         root = Path(server.kernel_manager.root_dir).absolute()
         follow_sessions(server.session_manager, server.kernel_manager, root)
         follow_files(server.event_logger, Store(settings.store_dir()), events, root)

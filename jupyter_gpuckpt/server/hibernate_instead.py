@@ -16,13 +16,16 @@ from jupyter_client.utils import ensure_async
 
 from .. import settings
 from ..client import keepers
+from ..client.listing import hibernated
 from ..client.preemption import hibernate_all, write_report
 from ..client.record import KernelFolder
 from ..errors import GpuckptError
 from ..operations.requests import Hibernate
 from ..operations.results import KernelStatus
+from ..snapshots.summary import HIBERNATED
+from ..store import Manifest, Store, name_of
 
-__all__ = ["hibernate_before_stop", "hibernate_when_culled"]
+__all__ = ["fetch_from_remote", "hibernate_before_stop", "hibernate_when_culled"]
 
 log = logging.getLogger("gpuckpt")
 
@@ -70,6 +73,38 @@ async def hibernate_before_stop(manager: Any) -> None:
         await asyncio.to_thread(_hibernate_for_good, ids, "stop" in settings.hibernate_on())
     except Exception:  # the server is to stop all the same
         log.exception("kernels could not be hibernated")
+    if settings.remote():
+        await asyncio.to_thread(_send_to_remote)
+
+
+def _send_to_remote() -> None:
+    """Send all that is hibernated, also what the culler has hibernated before; what is there already is not sent."""
+    from ..snapshots.at_remote import send_all  # which a server without a remote does not need
+
+    try:
+        store = Store(settings.store_dir())
+        send_all(store, [found.name for found in hibernated(store)])
+    except Exception:  # the server is to stop all the same
+        log.exception("hibernated kernels could not be sent to the remote")
+
+
+def fetch_from_remote(store: Store) -> None:
+    """Fetch hibernated kernels that the store lacks; what is wrong with one is told in the log."""
+    from ..snapshots.at_remote import AtRemote  # likewise
+
+    try:
+        fetched, faults = AtRemote(store).fetch(_is_hibernated_kernel)
+    except (GpuckptError, OSError) as e:
+        log.error("hibernated kernels could not be fetched: %s", e)
+        return
+    for manifest in fetched:
+        log.info("%s was fetched from the remote", manifest.name)
+    for fault in faults:
+        log.error("a hibernated kernel was not fetched: %s", fault)
+
+
+def _is_hibernated_kernel(manifest: Manifest) -> bool:
+    return name_of(manifest.name).startswith(f"{HIBERNATED}-") and not manifest.kernel.get("job")
 
 
 def _hibernate_for_good(ids: Collection[str], all_of_them: bool) -> None:

@@ -17,7 +17,7 @@ from .hibernated import remove
 from .naming import new_key
 from .summary import HIBERNATED
 
-__all__ = ["MAX_NAME", "check", "find", "name_while_running", "remove_all_but", "set_aside"]
+__all__ = ["MAX_NAME", "check", "find", "is_of", "name_while_running", "remove_all_but", "set_aside"]
 
 MAX_NAME = 60
 """How long the name of such a job may be: its snapshots' names are longer."""
@@ -89,6 +89,11 @@ def set_aside(store: Store, job: str) -> str:
     return store.rename(last.name, new_key(store, last.name, name)).name
 
 
+def is_of(job: str, manifest: Manifest) -> bool:
+    """Tell whether a snapshot is one that a job may go on with."""
+    names = rf"{_RUNNING}-{re.escape(job)}|{HIBERNATED}-{re.escape(job)}(-[0-9]+)?"
+    return manifest.kernel.get("job") == job and re.fullmatch(names, name_of(manifest.name)) is not None
+
+
 def _all(store: Store, job: str) -> Iterator[Manifest]:
-    names = re.compile(rf"{_RUNNING}-{re.escape(job)}|{HIBERNATED}-{re.escape(job)}(-[0-9]+)?")
-    return (m for m in store.list() if m.kernel.get("job") == job and names.fullmatch(name_of(m.name)))
+    return (manifest for manifest in store.list() if is_of(job, manifest))

@@ -149,3 +149,39 @@ def test_a_server_that_ends_while_it_resumes_a_kernel_loses_nothing(tmp_path: Pa
         assert len(_hibernated(server)) == 1
         with _connected(server, _opened(server)) as notebook:
             assert notebook.value("x + 1") == "42"
+
+
+def test_on_a_machine_that_shares_no_more_than_the_remote_a_notebook_starts_with_it_too(tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+
+    def machine(name: str) -> dict[str, str]:
+        return {**_HUB, "GPUCKPT_REMOTE": str(remote), "GPUCKPT_STORE": str(tmp_path / name)}
+
+    with running(tmp_path, **machine("first")) as server:
+        with _connected(server, _opened(server)) as notebook:
+            notebook.run("x = 41")
+        _stop(server)
+    assert len(list((remote / "snapshots").iterdir())) == 1
+    with running(tmp_path, **machine("second")) as server:
+        with _connected(server, _opened(server)) as notebook:
+            assert notebook.value("x") == "41"
+            # It runs here now: no other machine is to begin with what it was.
+            wait_until(lambda: not list((remote / "snapshots").iterdir()), what="the remote still has it")
+            notebook.run("x += 1")
+        _stop(server)
+    with running(tmp_path, **machine("third")) as server, _connected(server, _opened(server)) as notebook:
+        assert notebook.value("x") == "42"
+
+
+def test_a_server_starts_and_stops_where_its_remote_cannot_be_reached(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    environment = {**_HUB, "GPUCKPT_REMOTE": str(tmp_path / "file" / "remote")}
+    with running(tmp_path, **environment) as server:
+        with _connected(server, _opened(server)) as notebook:
+            notebook.run("x = 41")
+        _stop(server)
+    said = (tmp_path / "server.log").read_text()
+    assert "hibernated kernels could not be fetched" in said
+    assert "only in the store of this machine" in said
+    with running(tmp_path, **_HUB) as server, _connected(server, _opened(server)) as notebook:
+        assert notebook.value("x") == "41"

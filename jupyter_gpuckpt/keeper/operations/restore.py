@@ -12,11 +12,13 @@ import contextlib
 import functools
 import logging
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ... import settings
 from ...checked import from_json
 from ...client.broker_connection import usable_criu
 from ...client.record import Operation, Parent, now
@@ -194,6 +196,11 @@ class _Prepared:
             await asyncio.to_thread(remove_old, keeper, snapshot.manifest.id)
         if self.request.resume:
             await asyncio.to_thread(forget, keeper.store, snapshot.manifest.name, snapshot.manifest.id)
+            if settings.remote():
+                from ...snapshots.at_remote import remove_one  # which brings in what few keepers need
+
+                told = (keeper.store, snapshot.manifest.name, snapshot.manifest.id)
+                threading.Thread(target=remove_one, args=told).start()  # nobody waits for it, but this process's end
         if self.waking is not None:
             keeper.state.operation = None  # whoever holds the kernel next has one that sleeps
             keeper.note_state()

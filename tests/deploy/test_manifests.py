@@ -1,0 +1,93 @@
+"""What deploy/kubernetes has, by Kubernetes' own schemas, and what it promises of rights and time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from jupyter_gpuckpt.broker.rights import NEEDED
+
+_DEPLOY = Path(__file__).parents[2] / "deploy"
+_FOLDER = _DEPLOY / "kubernetes"
+_VERSIONS = ("1.30", "1.34")
+_NOT_RESOURCES = {"kustomization.yaml", "values.yaml"}
+_WELL_USED = {"CAP_KILL", "CAP_SYS_RESOURCE"}  # the broker works without them
+_SEPARATE = {"CHOWN"}  # gpuckpt-start's, for a fresh volume
+
+
+def _resources() -> dict[str, dict[str, Any]]:
+    files = [path for path in sorted(_FOLDER.glob("*/*.yaml")) if path.name not in _NOT_RESOURCES]
+    found = [(path, one) for path in files for one in yaml.safe_load_all(path.read_text())]
+    return {f"{path.parent.name}/{one['kind']}": one for path, one in found}
+
+
+_RESOURCES = _resources()
+
+
+_PODS = {name: one["spec"]["template"]["spec"] for name, one in _RESOURCES.items() if "template" in one["spec"]}
+
+
+@pytest.mark.parametrize("version", _VERSIONS)
+@pytest.mark.parametrize("name", _RESOURCES)
+def test_each_resource_is_what_kubernetes_schema_says(name: str, version: str) -> None:
+    kubernetes_validate.validate(_RESOURCES[name], version, strict=True)
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent.name for path in _FOLDER.glob("*/kustomization.yaml")}))
+def test_a_kustomization_has_all_of_its_folder(folder: str) -> None:
+    told = yaml.safe_load((_FOLDER / folder / "kustomization.yaml").read_text())
+    there = {path.name for path in (_FOLDER / folder).glob("*.yaml")} - _NOT_RESOURCES
+    assert set(told["resources"]) == there
+    assert [image["name"] for image in told["images"]] == ["gpuckpt"]
+
+
+@pytest.mark.parametrize("name", _PODS)
+def test_a_pod_has_the_rights_that_the_broker_needs_and_no_others(name: str) -> None:
+    pod = _PODS[name]
+    assert not pod["automountServiceAccountToken"]
+    (container,) = pod["containers"]
+    context = container["securityContext"]
+    assert not context["allowPrivilegeEscalation"]
+    assert "privileged" not in context
+    assert context["capabilities"]["drop"] == ["ALL"]
+    assert container["resources"]["requests"]
+    assert container["resources"]["limits"]["memory"]
+    if name.startswith("seccomp/"):
+        assert "add" not in context["capabilities"]
+        return
+    assert pod["securityContext"]["seccompProfile"] == {"type": "Localhost", "localhostProfile": "gpuckpt.json"}
+    assert set(context["capabilities"]["add"]) == _of_the_broker()
+
+
+def _of_the_broker() -> set[str]:
+    return {name.removeprefix("CAP_") for name in set(NEEDED) - _WELL_USED} | _SEPARATE
+
+
+def test_kernels_are_hibernated_before_the_kubelet_kills() -> None:
+    pod = _RESOURCES["notebook/StatefulSet"]["spec"]["template"]["spec"]
+    environment = {one["name"]: one["value"] for one in pod["containers"][0]["env"]}
+    assert environment["GPUCKPT_HIBERNATE_ON"] == "stop"
+    assert float(environment["GPUCKPT_HIBERNATE_DEADLINE"]) < pod["terminationGracePeriodSeconds"]
+
+
+def test_the_hubs_servers_get_the_same_rights_and_time() -> None:
+    values = yaml.safe_load((_FOLDER / "jupyterhub" / "values.yaml").read_text())
+
+    class Config:
+        KubeSpawner = type("KubeSpawner", (), {})()
+
+    exec(values["hub"]["extraConfig"]["gpuckpt"], {"c": Config})
+    spawner, user = Config.KubeSpawner, values["singleuser"]
+    context = spawner.container_security_context
+    assert set(context["capabilities"]["add"]) == _of_the_broker()
+    assert context["capabilities"]["drop"] == ["ALL"]
+    assert spawner.delete_grace_period == user["extraPodConfig"]["terminationGracePeriodSeconds"]
+    assert float(user["extraEnv"]["GPUCKPT_HIBERNATE_DEADLINE"]) < spawner.delete_grace_period
+    pod = {"containers": [{"name": "notebook", "securityContext": context}], **user["extraPodConfig"]}
+    whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "user"}, "spec": pod}
+    for version in _VERSIONS:
+        kubernetes_validate.validate(whole, version, strict=True)

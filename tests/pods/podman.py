@@ -1,0 +1,156 @@
+"""Podman, with storage of its own, and the image that deploy/container builds, from Debian's packages alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+__all__ = ["IMAGE", "Podman"]
+
+ROOT = Path(__file__).parents[2]
+IMAGE = "localhost/gpuckpt"
+_BASE = "localhost/gpuckpt-base"
+_PROFILES = "/var/lib/kubelet/seccomp"
+_CONTAINERS = """
+[containers]
+default_ulimits = ["nofile=20000:20000", "nproc=30000:30000"]
+log_driver = "k8s-file"
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+runtime = "crun"
+infra_image = "localhost/gpuckpt"
+infra_command = "/usr/bin/tini -- sleep infinity"
+"""
+_STORAGE = """
+[storage]
+driver = "overlay"
+graphroot = "{folder}/storage"
+runroot = "{folder}/run"
+"""
+_IN_MOUNTS = f"""
+set -e
+mount --make-rprivate /
+if [ -d /sys/fs/cgroup/unified ]; then
+    # crun takes cgroups of the first kind or of the second, not both.
+    umount -l /sys/fs/cgroup
+    mount -t tmpfs -o mode=755 cgroup /sys/fs/cgroup
+    for kind in cpu cpuacct cpuset memory devices freezer blkio pids; do
+        mkdir /sys/fs/cgroup/$kind
+        mount -t cgroup -o $kind cgroup /sys/fs/cgroup/$kind
+    done
+    mkdir /sys/fs/cgroup/systemd
+    mount -t cgroup -o none,name=systemd cgroup /sys/fs/cgroup/systemd
+fi
+mkdir -p {_PROFILES}
+mount -t tmpfs profiles {_PROFILES}
+cp "$PROFILE" {_PROFILES}/gpuckpt.json
+echo ready
+exec sleep infinity
+"""
+
+
+class Podman:
+    """Podman of one folder, where its images stay from one run of the tests to the next."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder = folder
+        (folder / "containers.conf").write_text(_CONTAINERS)
+        (folder / "storage.conf").write_text(_STORAGE.format(folder=folder))
+        self.profile = ROOT / "jupyter_gpuckpt" / "recipes" / "seccomp.json"
+        # What podman mounts is in mounts of its own, and gone with them.
+        self._mounts = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", _IN_MOUNTS],
+            env=os.environ | {"PROFILE": str(self.profile)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._mounts.stdout is not None
+        assert self._mounts.stdout.readline() == "ready\n"
+
+    def close(self) -> None:
+        """Leave nothing but the images."""
+        self.remove_all()
+        self._mounts.kill()
+        self._mounts.communicate()
+
+    def does(self, *words: str, check: bool = True, timeout: float = 600) -> str:
+        """Run podman; return what it and its container said."""
+        inside = ["nsenter", f"--target={self._mounts.pid}", "--mount", "sh", "-c", 'cd / && exec podman "$@"', "sh"]
+        done = subprocess.run(
+            [*inside, *words],
+            env=os.environ
+            | {
+                "CONTAINERS_CONF": str(self.folder / "containers.conf"),
+                "CONTAINERS_STORAGE_CONF": str(self.folder / "storage.conf"),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+        )
+        assert done.returncode == 0 or not check, f"podman {' '.join(words)}:\n{done.stdout}"
+        return done.stdout
+
+    def build(self) -> None:
+        """Build the image, unless that of these sources is there."""
+        mark, label = _state_of_sources(), "gpuckpt.sources"
+        if self.does("images", "--quiet", "--filter", f"label={label}={mark}"):
+            return
+        if not self.does("images", "--quiet", _BASE):
+            self._make_base()
+        # How this machine reaches its mirrors is what the build uses, too.
+        settings = [path for path in ("/etc/ssl/certs", "/etc/pip.conf", "/etc/apt/apt.conf.d") if Path(path).exists()]
+        volumes = [word for path in settings for word in ("--volume", f"{path}:{path}:ro")]
+        arguments = ["--build-arg", f"BASE={_BASE}", "--build-arg", "SIDEBAR=no", "--label", f"{label}={mark}"]
+        file = str(ROOT / "deploy" / "container" / "Containerfile")
+        self.does("build", "--network", "host", *volumes, *arguments, "-f", file, "-t", IMAGE, str(ROOT), timeout=1800)
+
+    def _make_base(self) -> None:
+        """Make Debian's base system an image: what docker.io/library/debian is, without a registry."""
+        folder = self.folder / "base"
+        subprocess.run(["rm", "-rf", folder], check=True)
+        command = ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(folder)]
+        subprocess.run([*command, "http://deb.debian.org/debian"], stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(["tar", "-C", folder, "-cf", folder.with_suffix(".tar"), "."], check=True)
+        self.does("import", str(folder.with_suffix(".tar")), _BASE)
+        subprocess.run(["rm", "-rf", folder, folder.with_suffix(".tar")], check=True)
+
+    def play(self, pod: dict[str, Any], file: Path) -> None:
+        """Start a pod as its manifest says."""
+        file.write_text(json.dumps(pod))
+        self.does("kube", "play", "--network", "none", str(file))
+
+    def stop(self, pod: str, grace: int) -> None:
+        """Stop a pod as a kubelet does: SIGTERM, and SIGKILL after so many seconds; and remove it."""
+        self.does("pod", "stop", "-t", str(grace), pod)
+        self.does("pod", "rm", "-f", pod)
+
+    def python(self, container: str, script: str, *words: str) -> str:
+        """Run Python in a container, as the user whose notebooks they are."""
+        who = ["--user", "jovyan", "-e", "HOME=/home/jovyan"]
+        return self.does("exec", *who, container, "python", "-c", script, *words)
+
+    def remove_all(self) -> None:
+        """End and remove every container of these tests."""
+        self.does("pod", "rm", "-f", "-a", check=False)
+        self.does("rm", "-f", "-t", "0", "-a", check=False)
+
+
+def _state_of_sources() -> str:
+    """Return what changes with anything that the image is built from."""
+    digest = hashlib.blake2b()
+    folders = ("deploy/container", "jupyter_gpuckpt", "jupyter-config")
+    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*")) if path.is_file()]
+    for path in [*files, ROOT / "pyproject.toml", ROOT / "hatch_libraries.py"]:
+        if "__pycache__" not in path.parts and "labextension" not in path.parts and ".so" not in path.suffixes:
+            digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
