@@ -150,13 +150,14 @@ def fits(
     gpus: Sequence[int] = (),
     copies: int = 1,
     room_later: bool = False,
+    environment: Mapping[str, str] | None = None,
     what: str = _NO_RESTORE,
 ) -> Mapping[str, str] | None:
     """Return the GPU map with which a snapshot can be restored here; None where none is needed.
 
     It names every GPU. Where nothing else is asked for, each stays on its GPU; where that is not here, was not given to
-    this process (``CUDA_VISIBLE_DEVICES``), or has not enough memory free, it goes to another of the same model, of
-    those that this process was given.
+    the kernel (``CUDA_VISIBLE_DEVICES``), or has not enough memory free, it goes to another of the same model, of those
+    that the kernel was given.
 
     Parameters
     ----------
@@ -166,6 +167,7 @@ def fits(
         processes hold memory of, in the order of the saved ones; empty for no wish.
     copies : how often it is to be restored.
     room_later : whether too little free memory is no reason to refuse: it is waited for when the state comes to a GPU.
+    environment : what the kernel would be started with now; this process's own where it is None.
     what : what is said to have happened, where it does not fit.
 
     Raises
@@ -195,8 +197,9 @@ def fits(
     if gpus:
         places = _wanted_places(saved, here, [gpu["uuid"] for gpu in saved if gpu["uuid"] in needed], gpus, what)
     else:
-        own = _visible(here, os.environ)
-        are_given = not own or all(usual[old] in own for old in needed)
+        environment = os.environ if environment is None else environment
+        own = _visible(here, environment)
+        are_given = not _is_certain(here, own, environment) or all(usual[old] in own for old in needed)
         places = usual
         if not (are_given and _have_room(usual, needed, free)):
             others = _other_places(saved, here, own, needed, free)
@@ -289,6 +292,16 @@ def _visible(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[Gpu]:
             break
         visible += found
     return visible
+
+
+def _is_certain(gpus: Sequence[Gpu], own: Sequence[Gpu], environment: Mapping[str, str]) -> bool:
+    """Tell whether the GPUs that an environment leaves to a program are certainly these.
+
+    CUDA puts the fastest ones first, unless ``CUDA_DEVICE_ORDER`` says otherwise, where NVML has the order of the bus.
+    """
+    by_uuid = "GPU-" in environment.get("CUDA_VISIBLE_DEVICES", "")
+    same_order = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) == 1
+    return bool(own) and (by_uuid or same_order)
 
 
 def _other_places(

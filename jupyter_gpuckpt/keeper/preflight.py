@@ -189,7 +189,15 @@ def check_machine(
             reasons.append(e)
     if saved.cuda:
         try:
-            gpu_map = cuda.fits(worker, manifest.cuda, leaving, gpus=gpus, copies=copies, room_later=gpu_room_later)
+            gpu_map = cuda.fits(
+                worker,
+                manifest.cuda,
+                leaving,
+                gpus=gpus,
+                copies=copies,
+                room_later=gpu_room_later,
+                environment=launch.env or None,
+            )
         except Refused as e:
             reasons.append(e)
     if reasons:

@@ -171,6 +171,19 @@ def test_what_was_on_a_gpu_that_is_not_given_any_more_goes_to_the_one_that_is(mo
         cuda.fits(four, both)
 
 
+def test_numbers_that_may_mean_other_gpus_keep_nothing_from_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = Machine(gpu(0, "GPU-A", name="A100"), gpu(1, "GPU-B"))
+    manifest = on("GPU-B", "GPU-B")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # for CUDA the fastest one, wherever it is
+    assert cuda.fits(mixed, manifest) is None
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    with pytest.raises(Refused, match="GPU model"):
+        cuda.fits(mixed, manifest)
+    assert cuda.fits(mixed, manifest, environment={"CUDA_VISIBLE_DEVICES": "GPU-B"}) is None
+    with pytest.raises(Refused, match="GPU model"):
+        cuda.fits(mixed, manifest, environment={"CUDA_VISIBLE_DEVICES": "GPU-A"})
+
+
 def test_every_copy_needs_room() -> None:
     assert cuda.fits(TWO, on("A", "A", "B"), copies=10) is None
     with pytest.raises(Refused, match=r"100\.0 GiB free, and 110\.0 GiB are needed"):
