@@ -164,3 +164,42 @@ def test_a_restore_that_is_killed_for_lack_of_memory_says_so(tmp_path: Path, mon
     job.restore("held")
     gate.touch()
     assert job.wait_for_end() == 0
+
+
+def test_a_save_into_a_store_in_memory_that_has_no_room_for_it_is_refused(
+    runtime_in_memory: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUCKPT_STORE", str(tmp_path / "in-memory" / "store"))
+    gate = tmp_path / "gate"
+    source = program(
+        tmp_path, HOLD.replace("bytearray(os.urandom(1 << 20)) * 180", "[os.urandom(1 << 20) for _ in range(180)]")
+    )
+    with memory_cgroup(330 * MB) as group:
+        job = Job("large")
+        assert _in(group, "exec", "large", "--", sys.executable, source, str(gate)).returncode == 0
+        job.wait_for(1)
+        refused = _in(group, "save", "large", "s")
+        assert refused.returncode == 1
+        assert "not enough space" in refused.stderr
+        assert f"are free in the cgroup {group.name}, whose" in refused.stderr
+        assert "lies in memory" in refused.stderr
+        gate.touch()
+        assert job.wait_for_end() == 0
+        assert group.killed() == 0
+
+
+def test_a_restore_that_has_no_disk_at_all_counts_what_it_is_read_into(
+    runtime_in_memory: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUCKPT_STORE", str(tmp_path / "in-memory" / "store"))
+    job = Job("large")
+    job.start(sys.executable, program(tmp_path, HOLD.replace("180", "330")), str(tmp_path / "gate"))
+    job.wait_for(1)
+    assert run("hibernate", "large").status == 0
+    with memory_cgroup(600 << 20) as group:
+        refused = _in(group, "restore", "large", "hibernated-large")
+        assert refused.returncode == 1
+        said = re.search(r"It needs (\d+) MB of memory", refused.stderr)
+        assert said, refused.stderr
+        assert int(said[1]) > 2 * 330
+        assert group.killed() == 0

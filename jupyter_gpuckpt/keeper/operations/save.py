@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import logging
+import os
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from ...errors import (
 from ...freeze import cuda, pages
 from ...freeze.criu_program import CriuProgram, version_text
 from ...freeze.parking import HASH, PARKED, Elsewhere
+from ...linux import memory
 from ...operations.requests import Save
 from ...operations.results import Saved
 from ...operations.results import Taken as TakenSoFar
@@ -359,11 +361,13 @@ class RoomInStore:
 
     def __call__(self, private: int, described: Mapping[str, Any]) -> None:
         needed = private + sum(cuda.needs(described).values())
-        free = shutil.disk_usage(self.store.root).free
+        free, where = shutil.disk_usage(self.store.root).free, f" in {self.store.root}"
+        if memory.is_in_memory(self.store.root) and (room := memory.room(os.getpid())).bytes < free:
+            free, where = room.bytes, f"{room.where}: {self.store.root} lies in memory"
         if needed > free and (free * _NEW < needed or needed - self._known() > free):
             raise Refused(
                 "The save was refused: not enough space on the store's disk.",
-                f"The {{kernel}} holds {needed / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free in {self.store.root}",
+                f"The {{kernel}} holds {needed / 1e6:,.0f} MB; {free / 1e6:,.0f} MB are free{where}",
                 "Save to a folder on another disk (`gpuckpt save @ NAME --to FOLDER`), remove snapshots "
                 "(`gpuckpt rm NAME`), or free memory in the {kernel}.",
                 needed=needed,
