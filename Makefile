@@ -20,6 +20,7 @@ help:
 	@echo 'make test-peers    run other projects'\'' test suites over our kernels and jobs (PEERS="nbclient zdtm")'
 	@echo 'make test-programs save and restore programs that are heavy to install: Spark, Ray, torchrun, MPI, databases'
 	@echo 'make test-hub      stop, cull and start the servers of several users by a real JupyterHub'
+	@echo 'make test-shared-store  use a store that machines share by NFS, on a file server and two clients'
 	@echo 'make test-slurm    run jobs on a real Slurm of two nodes, which are namespaces of this machine'
 	@echo 'make test-pods     build the container image, and stop, kill and start its pods by podman'
 	@echo 'make first-minutes walk what a newcomer does, in a browser, from an empty machine, and count it'
@@ -64,7 +65,7 @@ test-users:
 	@$(BIN)/python -m pytest $(USERS)
 
 test-others:
-	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper tests/hub tests/pods tests/programs tests/slurm $(SERVERS) $(USERS) $(KERNELS))
+	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper tests/hub tests/pods tests/programs tests/shared_store tests/slurm $(SERVERS) $(USERS) $(KERNELS))
 
 # For daily work: no browser, no servers, nothing slow; of real kernels what a person does with them, one after another.
 QUICK := tests/keeper/test_imports.py tests/keeper/test_one_at_a_time.py tests/keeper/test_save_and_restore.py \
@@ -153,6 +154,26 @@ test-slurm: setup .venv/slurm-ready
 	@apt-get update -qq
 	@DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
 		iproute2 munge slurm-client slurmctld slurmd util-linux >/dev/null
+	@touch $@
+
+# The machines are User Mode Linux, with an NFS server's programs from Debian; nothing of it is installed.
+.PHONY: test-shared-store
+test-shared-store: setup .venv/shared-store/ready
+	@$(BIN)/python -m pytest tests/shared_store $(SHARED_STORE)
+
+SHARED_STORE_FROM := user-mode-linux nfs-kernel-server nfs-common rpcbind libtirpc3 libtirpc-common libwrap0 \
+	libnfsidmap1 libevent-core-2.1-7 libkeyutils1 keyutils kmod libkmod2
+.venv/shared-store/ready: $(READY)
+	@command -v apt-get dpkg-deb mkfs.ext4 ip >/dev/null || \
+		{ echo 'The file server comes from Debian, by apt-get; mkfs.ext4 and ip have to be there.'; exit 1; }
+	@echo 'Fetching User Mode Linux and an NFS server into .venv (a minute, once) ...'
+	@rm -rf .venv/shared-store && mkdir -p .venv/shared-store/debs
+	@apt-get update -qq
+	@cd .venv/shared-store/debs && apt-get download -qq $(SHARED_STORE_FROM) 2>/dev/null
+	@for deb in .venv/shared-store/debs/*.deb; do dpkg-deb --extract $$deb .venv/shared-store; done
+	@mkdir -p .venv/shared-store/lib/modules
+	@mv .venv/shared-store/usr/lib/uml/modules/* .venv/shared-store/lib/modules
+	@rm -rf .venv/shared-store/debs
 	@touch $@
 
 .PHONY: test-pods

@@ -57,14 +57,21 @@ class Commit:
         StoreError : somebody took the lock of a session away.
         OSError : the disk refused.
         """
-        self._write_draft(signed)
-        if not all(session.stands() for session in sessions):
-            raise StoreError(
-                f"The snapshot {self._name} was not stored.",
-                f"its lock file in {self._layout.locks} was deleted, so data that it needs may have been deleted, too",
-                "Try again, and do not delete anything in the store by hand.",
-                name=self._name,
-            )
+        try:
+            self._write_draft(signed)
+            self._require(sessions)
+            self._give_name()
+        except FileNotFoundError:
+            self._require(sessions)  # which is the reason, where others have deleted what was written
+            raise
+        try:
+            # Once more: a machine that was cut off from a file server right before goes on here.
+            self._require(sessions)
+        except StoreError:
+            self._take_back()
+            raise
+
+    def _give_name(self) -> None:
         draft, target = self._layout.draft(self._id), self._layout.manifest(self._name)
         self.kept = True  # first: an interrupt may come right after the call
         try:
@@ -80,6 +87,24 @@ class Commit:
             # Failed calls may have taken effect, on a network file system for one.
             self.kept = self._may_be_in_place()
             raise
+
+    def _require(self, sessions: Sequence[Session]) -> None:
+        """Raise `StoreError` where others count on the end of a session, and may have deleted what is needed."""
+        if not all(session.stands() for session in sessions):
+            raise StoreError(
+                f"The snapshot {self._name} was not stored.",
+                f"its lock file in {self._layout.locks} was deleted, so data that it needs may have been deleted, too; "
+                "other machines do that when this one is cut off from the file server for a minute or more",
+                "Try again, and do not delete anything in the store by hand.",
+                name=self._name,
+            )
+
+    def _take_back(self) -> None:
+        with changing(self._layout):
+            if self._may_be_in_place():
+                self._layout.manifest(self._name).unlink(missing_ok=True)
+            sync_folder(self._layout.snapshots)
+        self.kept = False
 
     def make_last(self) -> None:
         """Return when the name is on the disk.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,10 +18,12 @@ __all__ = [
     "FILE_MODE",
     "FOLDER_MODE",
     "free_range",
+    "links_of",
     "make_folder",
     "make_parents",
     "name_new",
     "read_small",
+    "refresh",
     "start_writing",
     "sync_file",
     "sync_folder",
@@ -32,6 +35,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 _START = 2  # SYNC_FILE_RANGE_WRITE of linux/fs.h
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1  # linux/fcntl.h, linux/fs.h
+_AT_EMPTY_PATH, _FORCE_SYNC, _NLINK = 0x1000, 0x2000, 4  # linux/fcntl.h, linux/stat.h
+_ABOUT_SIZE, _NLINK_AT = 256, 16  # struct statx
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # link(2): the file system does not support hard links
 
 _STEP = 1024 * 1024
@@ -87,6 +92,13 @@ def name_new(draft: Path, path: Path) -> None:
     """
     try:
         os.link(draft, path)
+    except FileExistsError:
+        # A file server that was asked twice, since its answer was lost, says so of what it has done itself.
+        refresh(path.parent)
+        with suppress(FileNotFoundError):
+            if path.samefile(draft):
+                return
+        raise
     except OSError as e:
         if e.errno not in _NO_LINKS:
             raise
@@ -119,16 +131,39 @@ def start_writing(fd: int, offset: int, size: int) -> None:
     _libc.sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(size), _START)
 
 
+def refresh(path: Path) -> None:
+    """Have a file server asked anew how long a file is, or which names a folder has. Raises nothing.
+
+    A client of NFS remembers both for up to a minute, also that a name is not there: another machine may have made it.
+    """
+    _about(_AT_FDCWD, path, _FORCE_SYNC)
+
+
+def links_of(fd: int) -> int:
+    """Return how many names an open file has, by what the file server says now. Raises `OSError`."""
+    about = _about(fd, Path(), _AT_EMPTY_PATH | _FORCE_SYNC)
+    return os.fstat(fd).st_nlink if about is None else int.from_bytes(about[_NLINK_AT : _NLINK_AT + 4], sys.byteorder)
+
+
+def _about(fd: int, path: Path, flags: int) -> bytes | None:
+    """Return what statx(2) says; None where it cannot."""
+    about = ctypes.create_string_buffer(_ABOUT_SIZE)
+    name = b"" if flags & _AT_EMPTY_PATH else os.fsencode(path)
+    return about.raw if _libc.statx(fd, name, flags, _NLINK, about) == 0 else None
+
+
 def read_small(path: Path, limit: int) -> bytes:
     """Return the content of `path`, of a longer file the first `limit` + 1 bytes.
 
-    A read that fails with an input/output error is tried once more.
+    A read that fails with an input/output error, or of a file that was replaced meanwhile on a file server, is tried
+    once more; so is one of a file that is not there, as far as this machine knows.
     """
     try:
         return _read_small(path, limit)
     except OSError as e:
-        if e.errno != errno.EIO:
+        if e.errno not in (errno.EIO, errno.ENOENT, errno.ESTALE):
             raise
+        refresh(path.parent)
         return _read_small(path, limit)
 
 

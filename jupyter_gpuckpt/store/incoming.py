@@ -24,8 +24,9 @@ from .manifest import Manifest
 from .names import session_of
 from .pack import Location, PackReader, PackWriter
 from .parallel import Tally, run_all
+from .reach import locks_reach
 from .reading import parse_contents
-from .sessions import Lock, Session, held
+from .sessions import Lock, Session, settle
 
 __all__ = ["Incoming"]
 
@@ -111,10 +112,12 @@ class Incoming:
 
     def _adopt(self, wanted: dict[bytes, int]) -> None:
         """Make what a broken-off attempt has left part of this one, as far as it is whole."""
+        if not locks_reach(self._layout.root):  # another machine may be deleting them
+            return
         # Nobody deletes packs meanwhile; from the end of this on they are named.
         lock = Lock.wait(self._layout.collecting)
         try:
-            at_work = held(self._layout.locks)
+            at_work = settle(self._layout.locks)
             named = named_packs(self._layout, self._layout.parts() - {self._manifest.id})
             left = [p for p in pack_sizes(self._layout) if p not in named and session_of(p) not in at_work]
             told = from_packs(self._layout, left)

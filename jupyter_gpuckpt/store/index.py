@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import lru_cache
 
 from .chunks import digest
-from .durable import read_small, sync_folder, write_new
+from .durable import read_small, refresh, sync_folder, write_new
 from .layout import Layout
 from .names import pack_name, session_of
 from .pack import Location, entries, plausible
@@ -226,12 +226,17 @@ def pack_sizes(layout: Layout) -> dict[str, int]:
     return sizes_of(layout, layout.pack_names())
 
 
-def sizes_of(layout: Layout, packs: Iterable[str]) -> dict[str, int]:
-    """Return the size of each of these packs that is there, in bytes, by its name. Raises `OSError`."""
+def sizes_of(layout: Layout, packs: Iterable[str], *, fresh: bool = False) -> dict[str, int]:
+    """Return the size of each of these packs that is there, in bytes, by its name.
+
+    With `fresh` a file server is asked, whatever it has said before. Raises `OSError`.
+    """
     sizes = {}
     folder = str(layout.packs)
     for pack in packs:
         with suppress(FileNotFoundError):
+            if fresh:
+                refresh(layout.packs / pack)
             about = os.lstat(f"{folder}/{pack}")  # there can be very many
             if stat.S_ISREG(about.st_mode):
                 sizes[pack] = about.st_size

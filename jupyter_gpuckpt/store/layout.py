@@ -16,6 +16,7 @@ from .durable import (
     make_folder,
     make_parents,
     read_small,
+    refresh,
     sync_folder,
     write_new,
 )
@@ -163,6 +164,9 @@ class Layout:
             folder, or it cannot be read.
         """
         with storing("The store cannot be read.", self.root):
+            if not self.root.exists():
+                for folder in reversed(self.root.absolute().parents):  # another machine may have made it
+                    refresh(folder)
             try:
                 about = self.root.stat()
             except FileNotFoundError:
@@ -267,6 +271,7 @@ def _is_mark_draft(entry: str) -> bool:
 
 def _entries(folder: Path) -> list[str]:
     """Return the names in a folder; none where it is missing. A read that fails is tried once more."""
+    refresh(folder)
     for last in (False, True):
         try:
             return os.listdir(folder)  # noqa: PTH208 - names are what is wanted, of 10,000 files at times

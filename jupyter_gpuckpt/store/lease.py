@@ -12,6 +12,7 @@ from ..errors import Busy
 from .durable import make_folder
 from .failures import storing
 from .layout import Layout
+from .reach import locks_reach
 from .sessions import Holder, Session, held, holder
 
 __all__ = ["lease_holder", "take_lease"]
@@ -31,7 +32,9 @@ def take_lease(layout: Layout, snapshot_id: str, by: str) -> Session:
             return Session(layout.leases, "kernel", of=snapshot_id, by=by)
         except Busy:
             has_it = lease_holder(layout, snapshot_id)
-            raise Busy("The hibernated kernel cannot be brought back here.", _why(has_it), "Use it there.") from None
+            raise Busy(
+                "The hibernated kernel cannot be brought back here.", _why(has_it), _then(layout, has_it)
+            ) from None
 
 
 def _why(has_it: Holder | None) -> str:
@@ -39,6 +42,19 @@ def _why(has_it: Holder | None) -> str:
         return "Somebody else is bringing it back."
     return (
         f"It belongs to {has_it.by or 'another kernel'} on {has_it.host} (process {has_it.pid}), since {has_it.since}."
+    )
+
+
+def _then(layout: Layout, has_it: Holder | None) -> str:
+    if has_it is None or has_it.is_of_this_machine:
+        return "Use it there."
+    if locks_reach(layout.leases):
+        return (
+            f"Use it there. If {has_it.host} is down, the file server drops the lease within a few minutes: try again."
+        )
+    return (
+        "Use it there. Locks on this file system are not seen by other machines: only if "
+        f"{has_it.host} is down, run `rm {layout.leases / has_it.id}`, and try again."
     )
 
 

@@ -14,7 +14,7 @@ from .chunks import HOLE, Chunk, digest
 from .codec import Bytes
 from .contents import MAX_SIZE, Contents
 from .durable import read_small
-from .index import DamagedPart, Index, Part, from_packs, open_part, pack_sizes, read_index, sizes_of
+from .index import DamagedPart, Index, Part, from_packs, open_part, read_index, sizes_of
 from .layout import Layout
 from .manifest import Manifest
 from .pack import Location, PackReader
@@ -93,9 +93,13 @@ def locate(layout: Layout, manifest: Manifest, contents: Contents) -> Index:
     """
     with suppress(FileNotFoundError, DamagedPart):
         index = _located_by(open_part(layout, manifest.id), manifest.id, contents)
-        if not missing(contents, index, sizes_of(layout, {at.pack for at in index.values()})):
+        packs = {at.pack for at in index.values()}
+        if not missing(contents, index, sizes_of(layout, packs)):
             return index
-    sizes = pack_sizes(layout)
+        sizes = sizes_of(layout, packs, fresh=True)  # another machine may have written them just now
+        if not missing(contents, index, sizes):
+            return index
+    sizes = sizes_of(layout, layout.pack_names(), fresh=True)
     index = {**from_packs(layout, sizes), **read_index(layout)}
     for path, chunk in missing(contents, index, sizes):
         raise damage(manifest, path, f"its chunk {chunk.hash.hex()[:16]} is missing from the packs")

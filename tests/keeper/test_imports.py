@@ -24,7 +24,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "linux": set(),
     "operations": set(),
     "freeze": {"linux"},
-    "store": set(),
+    "store": {"linux"},
     "snapshots": {"operations", "freeze", "store"},
     "broker": {"linux", "freeze", "machine"},
     "client": {"linux", "operations", "freeze", "store", "snapshots", "broker"},

@@ -17,7 +17,7 @@ from jupyter_gpuckpt.errors import NameTaken
 from jupyter_gpuckpt.store import Store, Writer
 from jupyter_gpuckpt.store.chunks import digest
 from jupyter_gpuckpt.store.codec import RAW
-from jupyter_gpuckpt.store.sessions import held
+from jupyter_gpuckpt.store.sessions import settle
 
 SPAWN = mp.get_context("spawn")
 ROUNDS = 60
@@ -118,10 +118,10 @@ def test_who_begins_while_a_collection_looks_around_loses_nothing(
     looks = 0
     late: list[Writer] = []
 
-    def held_and_then_somebody_begins(locks: Path) -> set[str]:
+    def settled_and_then_somebody_begins(locks: Path) -> set[str]:
         nonlocal looks
         looks += 1
-        found = held(locks)
+        found = settle(locks)
         if looks == look:
             writer = store.writer("late")
             fill(writer, {"a": data})
@@ -132,7 +132,7 @@ def test_who_begins_while_a_collection_looks_around_loses_nothing(
             late.append(writer)
         return found
 
-    monkeypatch.setattr("jupyter_gpuckpt.store.upkeep.collect.held", held_and_then_somebody_begins)
+    monkeypatch.setattr("jupyter_gpuckpt.store.upkeep.collect.settle", settled_and_then_somebody_begins)
     store.collect()
     (writer,) = late
     with writer:

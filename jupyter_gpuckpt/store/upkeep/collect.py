@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from ..index import DamagedPart, named_packs, pack_sizes
 from ..layout import Layout
 from ..manifest import Manifest
 from ..names import session_of
-from ..sessions import Lock, held
+from ..sessions import Lock, ended, held, settle
 
 __all__ = ["Collected", "Named", "collect", "needless_parts", "sweep", "used", "would_collect"]
 
@@ -57,7 +56,7 @@ def sweep(layout: Layout, sessions: Iterable[str]) -> int:
         path.unlink(missing_ok=True)
     freed = 0
     for session in sorted(sessions):
-        lock = Lock.take(layout.locks / session)
+        lock = ended(layout.locks, session)
         if lock is None:
             continue
         try:
@@ -99,7 +98,7 @@ def collect(layout: Layout, named: Named, grace: float = 0.0) -> Collected:
     freed = 0
     try:
         freed = sweep(layout, layout.begun())
-        needless = needless_parts(layout, named)
+        needless = needless_parts(layout, named, settle)
         if needless is None:
             return Collected(freed, obstacle=_DAMAGE)
         # A removal that is not yet on the disk may be undone by a power cut.
@@ -110,7 +109,7 @@ def collect(layout: Layout, named: Named, grace: float = 0.0) -> Collected:
         freed += _delete(layout.contents_of(i) for i in needless)
         freed += _delete(layout.labels_of(i) for i in needless)
         freed += _delete(layout.leases / i for i in needless)
-        return _delete_packs(layout, before, grace, freed)
+        return _delete_packs(layout, before, grace, lock.now(), freed)
     except DamagedPart:
         return Collected(freed, obstacle=_DAMAGE)
     finally:
@@ -134,11 +133,14 @@ def would_collect(layout: Layout, named: Named) -> Collected:
     return Collected(sum(sizes) + sum(left))
 
 
-def needless_parts(layout: Layout, named: Named) -> set[str] | None:
-    """Return the ids that no snapshot and nobody at work has; None where it cannot be known what snapshots need."""
+def needless_parts(layout: Layout, named: Named, look: Callable[[Path], set[str]] = held) -> set[str] | None:
+    """Return the ids that no snapshot and nobody at work has; None where it cannot be known what snapshots need.
+
+    `look` tells who is at work: `settle` where these are to be deleted.
+    """
     # In this order: what was there first belongs to somebody who is still at work, or has its manifest in place.
     found = layout.parts() | layout.lists() | layout.labelled()
-    at_work = held(layout.locks)
+    at_work = look(layout.locks)
     manifests = named()
     if manifests is None:
         return None
@@ -156,18 +158,17 @@ def _delete(paths: Iterable[Path]) -> int:
     return freed
 
 
-def _delete_packs(layout: Layout, named_before: set[str], grace: float, freed: int) -> Collected:
+def _delete_packs(layout: Layout, named_before: set[str], grace: float, now: float, freed: int) -> Collected:
     """Condemn the packs that no part of the index names any more, and delete those whose time has come."""
     # In this order: what was there first belongs to somebody who is still at work, or is in the index by now. And who
     # was at work before the index was read is among those waited for.
     packs = pack_sizes(layout)
-    at_work = held(layout.locks)
+    at_work = settle(layout.locks)
     named_now = named_packs(layout, layout.parts())
     # A pack that was named until just now is condemned only now: somebody may have come to rely on it meanwhile.
     condemned = {pack: entry for pack, entry in _condemned(layout).items() if pack not in named_before}
     waiting: dict[str, Any] = {}
     bytes_waiting = 0
-    now = time.time()
     for pack, size in packs.items():
         if pack in named_now or session_of(pack) in at_work:
             continue

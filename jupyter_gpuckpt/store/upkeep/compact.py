@@ -10,7 +10,8 @@ from ..index import DamagedPart, Index, named_packs, open_part, pack_sizes, read
 from ..layout import Layout
 from ..names import pack_name, session_of
 from ..pack import HEADER, PackReader, PackWriter
-from ..sessions import Lock, Session, held
+from ..reach import locks_reach
+from ..sessions import Lock, Session, held, settle
 from .collect import Collected, Named, collect, needless_parts, would_collect
 
 __all__ = ["compact", "would_compact"]
@@ -25,7 +26,9 @@ def compact(layout: Layout, named: Named, grace: float = 0.0) -> Collected:
     A snapshot's part of the index changes only when the copies it names are on the disk.
     """
     first = collect(layout, named, grace)
-    lock = None if first.obstacle else Lock.take(layout.collecting)
+    if first.obstacle or not locks_reach(layout.root):  # two machines that write packs again need the lock
+        return first
+    lock = Lock.take(layout.collecting)
     if lock is None:
         return first
     try:
@@ -78,7 +81,7 @@ def _copy(layout: Layout) -> int:
     session = Session(layout.locks, "compact")
     packs = PackWriter(layout.packs, session.id)
     try:
-        at_work = held(layout.locks)
+        at_work = settle(layout.locks)
         plan = _plan(layout, layout.parts() - at_work, at_work)
         for pack, chunks in plan.chunks.items():
             _copy_pack(layout, pack, chunks, packs)

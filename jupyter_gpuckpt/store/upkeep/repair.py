@@ -20,7 +20,7 @@ from ..layout import Layout
 from ..manifest import Manifest
 from ..pack import Location, PackReader, PackWriter
 from ..reading import missing, read_contents
-from ..sessions import Lock, Session, held
+from ..sessions import Lock, Session, settle
 
 __all__ = ["Repaired", "repair"]
 
@@ -122,7 +122,7 @@ def _find(
 
 def _delete_strays(layout: Layout, known: set[str]) -> None:
     """Delete damaged parts of the index that belong to no snapshot."""
-    for part in layout.parts() - known - held(layout.locks):
+    for part in layout.parts() - known - settle(layout.locks):
         if _part(layout, part) is None:
             layout.part_of(part).unlink(missing_ok=True)
     sync_folder(layout.index)
