@@ -79,7 +79,7 @@ def doctor(args: argparse.Namespace) -> int:
     """Judge the machine; the status says whether a save and a restore would work."""
     from ..machine.doctor import examine  # which brings in Jupyter
 
-    checks = examine(deep=not args.quick)
+    checks = examine(deep=not args.quick, engine=args.engine or "")
     document = {"works": works(checks), "checks": [dataclasses.asdict(c) for c in checks]}
     output.result(args.json, document, _Judged(checks))
     return output.DONE if works(checks) else output.UNAVAILABLE

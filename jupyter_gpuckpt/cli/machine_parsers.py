@@ -16,6 +16,12 @@ def add_machine_commands(group: Group) -> None:
         "Check everything that a save and a restore need. The exit status is 0 only when they would work, else 4.",
     )
     judging.add_argument("--quick", action="store_true", help="do not save and restore a small process for a trial")
+    judging.add_argument(
+        "--for",
+        dest="engine",
+        choices=("slurm", "jupyterhub", "container", "kubernetes"),
+        help="also check how that stops servers and jobs, and whether they can be saved in time",
+    )
     group.add(
         "setup",
         "machine.setup",

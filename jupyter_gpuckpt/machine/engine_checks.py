@@ -1,0 +1,114 @@
+"""Checks of what an engine does to the servers and jobs that it starts here, and for how long it waits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from .checks import Check, judge
+from .place_checks import hibernation_check, locks_check, run_folder_check, volume_check
+from .slurm_checks import slurm_checks
+
+__all__ = ["ENGINES", "first_process_check"]
+
+_SHELLS = ("sh", "bash", "dash", "ash", "zsh")
+
+
+def _hub_checks(environment: Mapping[str, str] = os.environ) -> list[Check]:
+    inside = "JUPYTERHUB_SERVICE_PREFIX" in environment
+    checks = [
+        judge(
+            "JupyterHub",
+            inside,
+            f"a server of {environment.get('JUPYTERHUB_USER', 'a user')}" if inside else "not a server of a hub",
+            "The checks below are about this process and its environment, not about the hub's users.",
+            "Run it in a terminal of a server that the hub has started.",
+            required=False,
+        ),
+        hibernation_check(),
+        run_folder_check(),
+        *locks_check(),
+    ]
+    if "KUBERNETES_SERVICE_HOST" in environment:
+        return [*checks, _KUBESPAWNER, volume_check()]
+    if "SLURM_JOB_ID" in environment:
+        return [*checks, *slurm_checks()]
+    return [*checks, _LOCAL_SPAWNERS]
+
+
+_KUBESPAWNER = judge(
+    "spawner's time",
+    False,
+    "KubeSpawner; its grace period cannot be seen from here",
+    "As it is installed, it gives a pod one second to stop, which is too short to save a kernel.",
+    "Set c.KubeSpawner.delete_grace_period = 120 in the hub's configuration.",
+    required=False,
+)
+_LOCAL_SPAWNERS = judge(
+    "spawner's time",
+    False,
+    "a process on the hub's machine; its time-outs cannot be seen from here",
+    "LocalProcessSpawner of JupyterHub 6 sends SIGINT, after 30 s SIGTERM, and kills the server after another 30 s.",
+    "Set c.LocalProcessSpawner.interrupt_timeout = 120 in the hub's configuration.",
+    required=False,
+)
+
+
+def _container_checks() -> list[Check]:
+    return [volume_check(), *locks_check(), run_folder_check(), first_process_check(), hibernation_check(), _STOP_TIME]
+
+
+_STOP_TIME = judge(
+    "time to save",
+    False,
+    "cannot be seen from inside the container",
+    "podman and Docker kill a container 10 s after the stop signal, unless it says otherwise.",
+    "Start it with `--stop-timeout 120`, or stop it with `podman stop --time 120`.",
+    required=False,
+)
+
+
+def _kubernetes_checks() -> list[Check]:
+    return [
+        volume_check(),
+        *locks_check(),
+        run_folder_check(),
+        first_process_check(),
+        hibernation_check(),
+        _GRACE_PERIOD,
+    ]
+
+
+_GRACE_PERIOD = judge(
+    "time to save",
+    False,
+    "cannot be seen from inside the pod",
+    "Kubernetes kills a pod's containers terminationGracePeriodSeconds after the stop signal: 30 s unless the pod says "
+    "otherwise.",
+    "Look: `kubectl get pod NAME -o jsonpath={.spec.terminationGracePeriodSeconds}`. Set it to 120 in the pod's spec.",
+    required=False,
+)
+
+
+def first_process_check(process: Path = Path("/proc/1")) -> Check:
+    """Return whether a container's stop signal reaches a program that does something about it."""
+    words = [word.decode(errors="replace") for word in process.joinpath("cmdline").read_bytes().split(b"\0") if word]
+    shell = bool(words) and Path(words[0]).name in _SHELLS
+    return judge(
+        "stop signal",
+        not shell,
+        f"goes to {' '.join(words[:2]) if words else 'an unknown process'}",
+        "A shell as the container's first process does not pass the stop signal on: nothing is saved.",
+        "Write `exec` before the last command of the script, or name the command itself as the container's command.",
+        required=False,
+    )
+
+
+ENGINES: Mapping[str, Callable[[], list[Check]]] = {
+    "slurm": slurm_checks,
+    "jupyterhub": _hub_checks,
+    "container": _container_checks,
+    "kubernetes": _kubernetes_checks,
+}
+"""What `doctor --for` checks besides, by the engine's name."""
