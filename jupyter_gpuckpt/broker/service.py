@@ -99,12 +99,14 @@ def _listener(group: str) -> socket.socket:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
             other.connect(str(path))
         raise Refused("The broker was not started.", f"Another broker listens at {path}.", "Use that one, or stop it.")
-    path.unlink(missing_ok=True)
+    made = path.with_name(f".{path.name}")
+    made.unlink(missing_ok=True)
     act_as(0, gid)  # it is of that group from the first moment
-    listener.bind(str(path))
+    listener.bind(str(made))
     act_as(0, 0)
-    path.chmod(0o660)
+    made.chmod(0o660)
     listener.listen(_BACKLOG)
+    made.replace(path)  # whoever finds it is answered
     return listener
 
 

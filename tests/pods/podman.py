@@ -14,6 +14,12 @@ __all__ = ["IMAGE", "Podman"]
 ROOT = Path(__file__).parents[2]
 IMAGE = "localhost/gpuckpt"
 _BASE = "localhost/gpuckpt-base"
+_PAUSE = "localhost/gpuckpt-pause"
+_PAUSING = f"""
+FROM {_BASE}
+ENTRYPOINT ["sh", "-c", "trap 'exit 0' TERM; sleep infinity & wait"]
+"""
+"""What holds a pod's namespaces, and ends when it is told to."""
 _PROFILES = "/var/lib/kubelet/seccomp"
 _CONTAINERS = """
 [containers]
@@ -23,8 +29,7 @@ log_driver = "k8s-file"
 cgroup_manager = "cgroupfs"
 events_logger = "file"
 runtime = "crun"
-infra_image = "localhost/gpuckpt"
-infra_command = "/usr/bin/tini -- sleep infinity"
+infra_image = "localhost/gpuckpt-pause"
 """
 _STORAGE = """
 [storage]
@@ -103,10 +108,14 @@ class Podman:
     def build(self) -> None:
         """Build the image, unless that of these sources is there."""
         mark, label = _state_of_sources(), "gpuckpt.sources"
-        if self.does("images", "--quiet", "--filter", f"label={label}={mark}"):
-            return
         if not self.does("images", "--quiet", _BASE):
             self._make_base()
+        if not self.does("images", "--quiet", _PAUSE):
+            file = self.folder / "pause"
+            file.write_text(_PAUSING)
+            self.does("build", "-f", str(file), "-t", _PAUSE, str(self.folder / "run"))
+        if self.does("images", "--quiet", "--filter", f"label={label}={mark}"):
+            return
         # How this machine reaches its mirrors is what the build uses, too.
         settings = [path for path in ("/etc/ssl/certs", "/etc/pip.conf", "/etc/apt/apt.conf.d") if Path(path).exists()]
         volumes = [word for path in settings for word in ("--volume", f"{path}:{path}:ro")]
