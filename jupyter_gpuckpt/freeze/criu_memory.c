@@ -354,12 +354,14 @@ static pid_t fork_by(struct thread *thread, uint64_t flags, struct thread *child
 	return pid;
 }
 
-/* Leave a twin without files, deaf, stopped, and about to end should anybody continue it. */
+/* Leave a twin without files, in a session of its own, deaf, stopped, and about to end should anybody continue it. A
+ * process group of the program's with a process that is stopped would be hung up (SIGHUP) when its leader leaves it. */
 static int lay_down(struct thread *twin)
 {
 	static const uint64_t close_all[4] = {SYS_close_range, 0, ~0u, CLOSE_RANGE_UNSHARE}, leave[4] = {SYS_exit_group};
+	static const uint64_t set_apart[4] = {SYS_setsid};
 	struct user_regs_struct registers = registers_for(twin, leave);
-	return call(twin, close_all, NULL) != 0 || trace(PTRACE_SETREGS, twin->pid, 0, (uintptr_t)&registers) != 0 ||
+	return call(twin, close_all, NULL) != 0 || call(twin, set_apart, NULL) < 0 || trace(PTRACE_SETREGS, twin->pid, 0, (uintptr_t)&registers) != 0 ||
 			       kill(twin->pid, SIGSTOP) != 0 || trace(PTRACE_DETACH, twin->pid, 0, 0) != 0
 		       ? -1
 		       : 0;

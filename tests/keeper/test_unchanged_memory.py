@@ -249,3 +249,22 @@ def test_all_is_copied_where_that_is_wanted(start: StartKernel, monkeypatch: pyt
         notebook.run(f"%gpuckpt save --wait s{n}")
     assert [same for same, _ in unchanged(notebook)] == [0, 0, 0]
     assert kept(notebook) == []
+
+
+def test_nobody_is_hung_up_by_a_twin_that_stands_still(start: StartKernel) -> None:
+    """The system ends a process group that its leader leaves behind, if one of its processes stands still."""
+    notebook = start()
+    notebook.run(
+        "import os, subprocess\n"
+        "shell = subprocess.Popen(['sh', '-c', 'cat /dev/zero > /dev/null & echo $!; read line'], text=True,\n"
+        "    stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)\n"
+        "left = int(shell.stdout.readline())"
+    )
+    for n in range(2):
+        notebook.run(f"%gpuckpt save --wait kept{n}")
+    assert len(kept(notebook)) == 3
+    notebook.run("import ctypes; ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)")  # a job is no subreaper either
+    notebook.run("shell.communicate('go on\\n')")
+    assert notebook.value("shell.wait(), os.path.exists(f'/proc/{left}')") == "0 True"
+    assert notebook.value("open(f'/proc/{left}/stat').read().split()[2] in 'RS'") == "True"
+    notebook.run("os.kill(left, 9)")

@@ -57,7 +57,11 @@ class HostMemory:
         now = self._now
         if now is None or not now.copies or settings.unchanged() == settings.COPY:
             return
-        kept = await asyncio.to_thread(self._kept, now)
+        try:
+            kept = await asyncio.to_thread(self._kept, now)
+        except Exception:  # what is stored is stored
+            log.exception("the twins of this save are not kept")
+            kept = None
         if kept is not None:
             self._now = None
             self._keeper.twins.written = ()
