@@ -42,6 +42,12 @@ _ANSWER_TIMEOUT = 8.0  # for how long a keeper may be silent when it has been as
 _AGAIN_TIMEOUT = 1.0  # the same of one that was silent the last time: a shutdown interrupts first, and then kills
 
 
+_Started = tuple[subprocess.Popen[bytes], KernelFolder, KeeperClient]
+
+starts: dict[str, Future[_Started]] = {}
+"""The kernels that this process is just starting, by their ids."""
+
+
 class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
     """Starts kernels that can be saved and restored.
 
@@ -214,7 +220,8 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         reason = await in_thread(why_unavailable, with_trial=False)
         if reason is None:
             launch = self._launch(cmd, environment, kwargs)
-            starting = begin_in_thread(self._start, launch)
+            starting = starts[self.kernel_id] = begin_in_thread(self._start, launch)
+            starting.add_done_callback(lambda _: starts.pop(launch.kernel_id, None))
             try:
                 process, folder, keeper = await asyncio.wrap_future(starting)
                 self._process, self._folder, self._keeper, self._exit_status = process, folder, keeper, None
@@ -269,7 +276,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             self.log.warning("The setting %s is wrong, so the kernel is started as with off: %s.", name, e)
             return None
 
-    def _start(self, launch: Launch) -> tuple[subprocess.Popen[bytes], KernelFolder, KeeperClient]:
+    def _start(self, launch: Launch) -> _Started:
         """Start the kernel's keeper, and by it the kernel, and hold it; the one that was hibernated, if it is to be.
 
         Raises
@@ -285,7 +292,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             _end_started(process, folder)
             raise
 
-    def _resume(self, launch: Launch) -> tuple[subprocess.Popen[bytes], KernelFolder, KeeperClient] | None:
+    def _resume(self, launch: Launch) -> _Started | None:
         """Bring up the hibernated kernel of the notebook, and hold it; None where there is none, or it does not come.
 
         Raises
@@ -470,7 +477,7 @@ def _end_started(process: subprocess.Popen[bytes], folder: KernelFolder) -> None
     process.wait()
 
 
-def _end_unwanted(started: Future[tuple[subprocess.Popen[bytes], KernelFolder, KeeperClient]]) -> None:
+def _end_unwanted(started: Future[_Started]) -> None:
     """End a kernel that has been started, if it has."""
     if not started.cancelled() and started.exception() is None:
         process, folder, keeper = started.result()

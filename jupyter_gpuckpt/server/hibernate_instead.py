@@ -7,7 +7,9 @@ method of its kernel manager is wrapped that it calls for this reason alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import Collection
 from contextvars import ContextVar
 from typing import Any
@@ -68,9 +70,18 @@ def _hibernate(folder: KernelFolder) -> None:
 async def hibernate_before_stop(manager: Any) -> None:
     """Hibernate the kernels of a server that stops, which is about to end them; where the settings do not say so, only
     have those stay hibernated that are it already."""
-    ids = list(manager.list_kernel_ids())
+    began = time.monotonic()
+    from ..provisioner import starts as under_way  # here, since it is loaded with the first kernel
+
+    coming = dict(under_way)
     try:
-        await asyncio.to_thread(_hibernate_for_good, ids, "stop" in settings.hibernate_on())
+        if coming:
+            # One that was hibernated is to be so again. Until it has come up, its snapshot is what it was.
+            starts = map(asyncio.wrap_future, coming.values())
+            await asyncio.wait([*map(asyncio.ensure_future, starts)], timeout=settings.hibernate_deadline())
+        ids = [*manager.list_kernel_ids(), *filter(_is_resumed, coming)]
+        waited = time.monotonic() - began
+        await asyncio.to_thread(_hibernate_for_good, set(ids), "stop" in settings.hibernate_on(), waited)
     except Exception:  # the server is to stop all the same
         log.exception("kernels could not be hibernated")
     if settings.remote():
@@ -107,13 +118,20 @@ def _is_hibernated_kernel(manifest: Manifest) -> bool:
     return name_of(manifest.name).startswith(f"{HIBERNATED}-") and not manifest.kernel.get("job")
 
 
-def _hibernate_for_good(ids: Collection[str], all_of_them: bool) -> None:
+def _is_resumed(kernel_id: str) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return (folder := _folder(kernel_id)) is not None and folder.state().resumed is not None
+    return False
+
+
+def _hibernate_for_good(ids: Collection[str], all_of_them: bool, waited: float) -> None:
     folders = [folder for folder in map(_folder, ids) if folder is not None]
     if not all_of_them:
         folders = [folder for folder in folders if folder.is_hibernated()]
     if not folders:
         return
-    deadline = settings.hibernate_deadline()
+    limit = settings.hibernate_deadline()
+    deadline = None if limit is None else max(0.0, limit - waited)
     outcomes = hibernate_all(folders, deadline, _and_end)
     for outcome in outcomes:
         log.log(

@@ -142,6 +142,7 @@ async def _about(keeper: Keeper) -> KernelReplies | None:
     try:
         said = await keeper.channel.call_when_there("about", {}, settings.hook_timeout())
     except AgentSilent:
+        keeper.namespace()  # it says so where the kernel has ended
         raise SaveFailed(
             _NOT_HIBERNATED,
             f"It has not answered for {settings.hook_timeout():.0f} s: something in it holds Python's lock.",
