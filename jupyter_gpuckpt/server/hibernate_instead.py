@@ -79,7 +79,10 @@ async def hibernate_before_stop(manager: Any) -> None:
             # One that was hibernated is to be so again. Until it has come up, its snapshot is what it was.
             starts = map(asyncio.wrap_future, coming.values())
             await asyncio.wait([*map(asyncio.ensure_future, starts)], timeout=settings.hibernate_deadline())
-        ids = [*manager.list_kernel_ids(), *filter(_is_resumed, coming)]
+        held = list(manager.list_kernel_ids())
+        for kernel_id in held:
+            manager.get_kernel(kernel_id).stop_restarter()  # none is to be started anew for one that is on the disk
+        ids = [*held, *filter(_is_resumed, coming)]
         waited = time.monotonic() - began
         await asyncio.to_thread(_hibernate_for_good, set(ids), "stop" in settings.hibernate_on(), waited)
     except Exception:  # the server is to stop all the same

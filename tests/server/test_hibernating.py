@@ -107,6 +107,22 @@ def test_a_server_stops_and_its_kernels_are_resumed_by_the_next(tmp_path: Path, 
             assert server.save(other, "later")["parent"] == base
 
 
+def test_none_is_started_anew_while_others_are_being_hibernated(tmp_path: Path) -> None:
+    """The kernel manager looks every so often whether its kernels live."""
+    with running(tmp_path, "c.KernelRestarter.time_to_dead = 0.1", GPUCKPT_HIBERNATE_ON="stop") as server:
+        for name in ("a.ipynb", "b.ipynb", "c.ipynb"):
+            session = {"path": name, "name": name, "type": "notebook", "kernel": {"name": "python3-gpuckpt"}}
+            kernel_id = server.request("POST", "api/sessions", json=session).json()["kernel"]["id"]
+            notebook = _client(server, kernel_id)
+            notebook.run("import os; much = os.urandom(100_000_000)")
+            notebook.client.stop_channels()
+        server.process.terminate()
+        assert server.process.wait(60) == 0
+        assert "restarting kernel" not in server.log.read_text()
+    with running(tmp_path) as server:
+        assert sorted(one["path"] for one in _hibernated(server)) == ["a.ipynb", "b.ipynb", "c.ipynb"]
+
+
 def test_a_person_who_shuts_a_kernel_down_ends_it(tmp_path: Path) -> None:
     with running(tmp_path, GPUCKPT_HIBERNATE_ON="cull,stop") as server:
         with server.notebook("a.ipynb") as (kernel_id, notebook):
