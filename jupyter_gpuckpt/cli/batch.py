@@ -42,6 +42,7 @@ _ENDING = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
 _SAVED_BY_ITS_KEEPER = 600.0  # how long a job whose `run` was killed may take to be saved, in seconds
 _KILLED_BY_SLURM = 60.0  # how long Slurm may take to end a job that it has requeued, in seconds
 _LOOK = 0.1  # seconds
+_ELSEWHERE = 1  # with this status it ends where another machine has the job
 _TO_END = 5.0  # how long before it is killed a program that is not saved is told to end, in seconds
 _TO_END_PART = 0.3  # the same as a part of the time that there is, where that is short
 
@@ -65,9 +66,14 @@ def run(args: argparse.Namespace) -> int:
         folder = _begin(args, signals)
         with _Saver(folder, args.name, args.every) as saver:
             for piece in following(folder, only_new=True):
+                if _is_elsewhere(folder):
+                    break
                 output.pass_on(piece)
                 while signals.came:
                     _obey(*signals.came.popleft(), folder, signals, saver)
+        if _is_elsewhere(folder):
+            output.note(f"Job {args.name} ends here: it was started again on another machine.")
+            return _ELSEWHERE
         status = _settle(args, folder, signals)
         return status if status is not None else _leave(args, signals)
 
@@ -171,6 +177,14 @@ def _send_or_say(name: str, snapshot: Manifest | None) -> None:
             "Where the next machine has the same store, nothing is lost.",
         )
         output.failure(False, failed)
+
+
+def _is_elsewhere(folder: KernelFolder) -> bool:
+    """Tell whether a job is another machine's now, which took this one for dead; its folder may be being made."""
+    try:
+        return folder.launch().runner != (os.getpid(), start_time(os.getpid()))
+    except FileNotFoundError:
+        return True
 
 
 def _wait_for_end(folder: KernelFolder, signals: _Signals) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 from . import kernel_log
 from .idle.auto_hibernate import hibernate_sleepers
-from .idle.client_gone import end_with_client, end_with_step
+from .idle.client_gone import end_with_client, end_with_record, end_with_step
 from .kernel_life import Keeper
 from .operations.fork import arrive
 from .operations.recover import recover, take_over
@@ -54,7 +54,7 @@ class Duties:
         keeper.held.set()
         requests = self._requests
         watches = [requests.auto_sleep.run(), requests.auto_save.run(), hibernate_sleepers(keeper)]
-        watches += [end_with_client(keeper), end_with_step(keeper)]
+        watches += [end_with_client(keeper), end_with_step(keeper), end_with_record(keeper)]
         if not keeper.launch.job:
             watches.append(kernel_log.keep_short(keeper.quiet_log))
         watching = [asyncio.create_task(watch) for watch in watches]

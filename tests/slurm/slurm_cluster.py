@@ -115,7 +115,12 @@ class Cluster:
             host.does("sh", "-c", "mkdir -p /var/spool/slurmctld; exec slurmctld -c")
         else:
             host.starts_broker()
-            host.does("sh", "-c", f"mkdir -p /var/spool/slurmd; exec slurmd -N {host.name}")
+            self.starts_daemon(host)
+
+    @staticmethod
+    def starts_daemon(host: Host) -> None:
+        """Start a node's daemon."""
+        host.does("sh", "-c", f"mkdir -p /var/spool/slurmd; exec slurmd -N {host.name}")
 
     def wait_for_nodes(self) -> None:
         """Wait until all nodes take jobs."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 from counting import PROGRAM, Counting, batch_script
 from notebooks import wait_until
@@ -51,9 +54,9 @@ def test_preempted_it_makes_way_and_goes_on(cluster: Cluster, counting: Counting
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["told before", "at the end", "at the end, by srun"])
 def test_at_its_time_limit_it_is_queued_again(cluster: Cluster, counting: Counting, how: str) -> None:
-    signal = "--signal=B:USR1@30" if how == "told before" else "--signal=B:CONT@1"
+    told = "--signal=B:USR1@30" if how == "told before" else "--signal=B:CONT@1"
     script = batch_script().replace("exec ", "srun ") if "srun" in how else batch_script()
-    job = counting.submitted("--time=1", signal, script=script)
+    job = counting.submitted("--time=1", told, script=script)
     first = job.node
     cluster.drained(first)
     wait_until(lambda: int(job.shown()["Restarts"]) == 1, timeout=180)
@@ -185,3 +188,31 @@ def test_a_node_that_dies_costs_what_came_after_the_last_save(cluster: Cluster, 
     counting.let_end()
     job.wait_for("COMPLETED")
     counting.assert_none_lost_or_twice(deaths=[taken])
+
+
+@pytest.mark.slow
+def test_on_a_node_that_was_only_taken_for_dead_the_job_ends_once_it_runs_elsewhere(
+    cluster: Cluster, counting: Counting
+) -> None:
+    job = counting.submitted(script=batch_script().replace("run train", "run train --every 2"))
+    wait_until(cluster.snapshots)
+    node = cluster.hosts[job.node]
+    (daemon,) = node.pids("slurmd -N")
+    os.kill(daemon, signal.SIGKILL)
+    wait_until(lambda: int(job.shown()["Restarts"]) == 1, timeout=180)
+    assert node.processes("alice")
+    job.starts_again()
+    other = cluster.other(node.name)
+    counting.counts(job, on=other)
+    wait_until(lambda: not node.processes("alice"), what="it runs twice")
+    cluster.starts_daemon(node)
+    counting.counts(job, on=other)
+    counting.let_end()
+    job.wait_for("COMPLETED")
+    steps = counting.steps()
+    elsewhere = [n for n, step in enumerate(steps) if step.host == other]
+    assert [step.number for step in steps[elsewhere[0] :] if step.host == other] == list(
+        range(steps[elsewhere[0]].number, steps[-1].number + 1)
+    )
+    assert len({step.secret for step in steps}) == 1
+    assert cluster.snapshots() == []

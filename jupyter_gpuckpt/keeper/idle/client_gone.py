@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from ..ports import peers
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
 
-__all__ = ["end_with_client", "end_with_step"]
+__all__ = ["end_with_client", "end_with_record", "end_with_step"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -57,6 +58,29 @@ async def end_with_step(keeper: Keeper) -> None:
         await asyncio.sleep(_LOOK if step is not None else _NEVER)
     log.warning("the kernel ends: its batch job has ended, with process %d", step[0])
     await _end(keeper, save=True)
+
+
+async def end_with_record(keeper: Keeper) -> None:
+    """End a job of `run` at once when another machine has it, which took this one for dead; else never return.
+
+    Its folder is that one's keeper's then, and its snapshots are: nothing is saved, and nothing written there.
+    """
+    while keeper.launch.runner is None or keeper.record_is_closed or await asyncio.to_thread(_is_own, keeper):
+        await asyncio.sleep(_LOOK if keeper.launch.runner is not None else _NEVER)
+    log.error("the job ends: it was started on another machine, which took this one for dead")
+    await keeper.end_sleepers()
+    os._exit(1)
+
+
+def _is_own(keeper: Keeper) -> bool:
+    """Tell whether the record in the folder is this keeper's, as far as can be told."""
+    try:
+        head = keeper.folder.head()
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
+    return head.keeper == keeper.state.keeper and head.host == keeper.state.host
 
 
 async def _end(keeper: Keeper, *, save: bool) -> None:
