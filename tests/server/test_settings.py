@@ -18,7 +18,7 @@ from jupyter_gpuckpt.server.app import Gpuckpt
 
 _PACKAGE = Path(jupyter_gpuckpt.__file__).parent
 _BETWEEN_OUR_OWN_PROGRAMS = {
-    *("RUN_DIR", "ENVIRONMENT", "UNAVAILABLE", "PROOF", "LOG", "SNAPSHOT"),
+    *("RUN_DIR", "ENVIRONMENT", "SHIELDED_FROM", "UNAVAILABLE", "PROOF", "LOG", "SNAPSHOT"),
     *("TELL_SOCKETS", "DUMP_CONNECTIONS", "RESTORE_CONNECTIONS", "DUMP_TWINS", "DUMP_TWINS_FOLDER"),
 }
 
