@@ -11,7 +11,7 @@ import resource
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from ..linux import proc
+from ..linux import capabilities
 from .descriptors import close_at_exec
 from .peer import NO_LOGIN, Peer, login_of
 
@@ -32,16 +32,6 @@ NEEDED = (
     "CAP_SYS_RESOURCE",  # giving users' limits to their kernels, where they are higher than its own
 )
 """The capabilities that the broker has any use for. It works without the last two."""
-_NUMBERS = {
-    "CAP_SETGID": 6,
-    "CAP_SETUID": 7,
-    "CAP_SETPCAP": 8,
-    "CAP_SYS_CHROOT": 18,
-    "CAP_SYS_PTRACE": CAP_SYS_PTRACE,
-    "CAP_SYS_ADMIN": _CAP_SYS_ADMIN,
-    "CAP_CHECKPOINT_RESTORE": CAP_CHECKPOINT_RESTORE,
-}
-"""Of those that it does not work without (linux/capability.h)."""
 
 _PR_SET_KEEPCAPS, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _RAISE = 8, 24, 38, 47, 2
 _LAST_CAPABILITY = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
@@ -59,11 +49,9 @@ class _Data(ctypes.Structure):
     _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
 
 
-def missing() -> list[str]:
-    """Return the names of those capabilities that this process lacks, and that the broker does not work without."""
-    status = proc.lines("/proc/self/status")
-    effective = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
-    return [name for name, number in _NUMBERS.items() if not effective >> number & 1]
+def missing(of: str = "CapEff") -> list[str]:
+    """Return which capabilities this process lacks that the broker does not work without (`capabilities.missing`)."""
+    return capabilities.missing([name.removeprefix("CAP_") for name in NEEDED[:-2]], of)
 
 
 def become(peer: Peer, capabilities: Collection[int] = (), descriptors: Collection[int] = ()) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from .. import installed
 from ..errors import Refused, Unavailable
 from ..freeze.criu_program import CriuProgram, find_criu, refuse_open_sockets, version_text
+from ..linux.capabilities import to_add
 from ..linux.readiness import readable
 from .changeable import refuse_changeable
 from .deputy import Deputy
@@ -54,12 +55,10 @@ def run(group: str) -> None:
     if os.geteuid() != 0:
         raise Unavailable("The broker was not started.", f"This is user {os.geteuid()}.", "Start it as root.")
     if lacking := missing():
-        options = ",".join(name.removeprefix("CAP_") for name in lacking)
         raise Unavailable(
             "The broker was not started.",
-            f"It lacks {' and '.join(lacking)}, as is usual in a container.",
-            f"Start the container with `--cap-add {options}`; in Kubernetes, name them in "
-            "securityContext.capabilities.add.",
+            f"It lacks {' and '.join(f'CAP_{name}' for name in lacking)}, as is usual in a container.",
+            to_add(lacking),
         )
     close_all(but=[_HANDED_OVER] if _is_activated() else [])
     program = find_criu()

@@ -10,9 +10,10 @@ from jupyter_gpuckpt.client.broker_connection import usable_criu
 from jupyter_gpuckpt.errors import GpuckptError, Unavailable
 from jupyter_gpuckpt.freeze.criu_program import find_criu
 from jupyter_gpuckpt.linux import seccomp, yama
+from jupyter_gpuckpt.linux.capabilities import missing, to_add
 
-from . import capabilities
 from .blocked_calls import blocked_calls
+from .capabilities import NEEDED
 from .trials import try_namespaces
 
 __all__ = [
@@ -45,11 +46,11 @@ def why_unavailable(*, with_trial: bool = True) -> Unavailable | None:
         except GpuckptError as error:
             return Unavailable(_WHAT, error.why, error.then)
         return why_filtered(served.works_filtered)  # by the broker's own filter: it serves nobody under another
-    if lacking := capabilities.missing(capabilities.NEEDED):
+    if lacking := missing(NEEDED):
         return Unavailable(
             _WHAT,
             f"Root lacks {' and '.join(f'CAP_{name}' for name in lacking)} here, as is usual in a container.",
-            capabilities.to_add(lacking),
+            to_add(lacking),
         )
     if yama.ptrace_scope() >= yama.NOBODY:
         return Unavailable(

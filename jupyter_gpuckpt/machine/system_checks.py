@@ -10,8 +10,9 @@ import psutil
 from jupyter_gpuckpt.errors import Unavailable
 from jupyter_gpuckpt.freeze.criu_program import find_criu
 from jupyter_gpuckpt.linux import seccomp
+from jupyter_gpuckpt.linux.capabilities import missing, to_add
 
-from . import capabilities
+from .capabilities import HELPFUL, NEEDED
 from .capability import ARCHITECTURES, why_filtered
 from .checks import Check, judge
 from .confinement_checks import apparmor_label, confinement_checks
@@ -60,8 +61,8 @@ def _platform() -> Check:
 
 
 def _rights() -> Check:
-    lacking = capabilities.missing(capabilities.NEEDED)
-    told = "; ".join(f"CAP_{name}: {capabilities.NEEDED[name]}" for name in lacking)
+    lacking = missing(NEEDED)
+    told = "; ".join(f"CAP_{name}: {NEEDED[name]}" for name in lacking)
     return judge(
         "rights",
         not lacking,
@@ -69,19 +70,19 @@ def _rights() -> Check:
         f"Saves and restores need root, with these rights. What is missing is for ({told})."
         if lacking
         else "CRIU needs root to read and recreate whole processes.",
-        capabilities.to_add(lacking),
+        to_add(lacking),
     )
 
 
 def _rights_over_others() -> Check:
-    lacking = capabilities.missing(capabilities.HELPFUL)
+    lacking = missing(HELPFUL)
     return judge(
         "other users' processes",
         not lacking,
         f"root without {' and '.join(f'CAP_{name}' for name in lacking)}" if lacking else "can be saved",
         "A kernel is not saved while a process that it has started runs as another user (a database server, say): CRIU "
         "may not read that one's limits (\"Can't get rlimit\").",
-        f"{capabilities.to_add(lacking)} Or stop such processes before you save.",
+        f"{to_add(lacking)} Or stop such processes before you save.",
         required=False,
     )
 

@@ -108,7 +108,7 @@ def test_what_root_runs_is_this_and_no_more() -> None:
     }
     assert {name for name in ours if name.startswith(("freeze.", "linux."))} == {
         *(f"freeze.{name}" for name in ("criu", "criu_errors", "criu_program", "random_state")),
-        *(f"linux.{name}" for name in ("proc", "processes", "proof", "readiness", "root_only")),
+        *(f"linux.{name}" for name in ("capabilities", "proc", "processes", "proof", "readiness", "root_only")),
         *(f"linux.{name}" for name in ("seccomp", "spawning", "yama")),
     }
     others = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - {"__main__", "_distutils_hack"}

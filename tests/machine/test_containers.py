@@ -115,6 +115,13 @@ def test_under_a_filter_a_kernel_comes_back_under_it_and_a_filter_of_a_program_o
     assert "End the processes with a seccomp filter" in said
 
 
+def test_a_user_of_a_container_in_which_no_broker_can_run_is_told_what_it_lacks() -> None:
+    user = ("setpriv", "--reuid=65534", "--clear-groups", "--bounding-set=-sys_admin", "--inh-caps=+dac_read_search")
+    check = _doctor(*user, "--ambient-caps=+dac_read_search")["rights"]
+    assert "lacks CAP_SYS_ADMIN" in check["found"]
+    assert "--cap-add SYS_ADMIN`" in check["mend"]
+
+
 def test_root_of_another_user_namespace_is_told_so() -> None:
     check = _doctor("unshare", "--user", "--map-root-user")["user namespace"]
     assert not check["ok"]
