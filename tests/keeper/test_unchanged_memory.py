@@ -268,3 +268,16 @@ def test_nobody_is_hung_up_by_a_twin_that_stands_still(start: StartKernel) -> No
     assert notebook.value("shell.wait(), os.path.exists(f'/proc/{left}')") == "0 True"
     assert notebook.value("open(f'/proc/{left}/stat').read().split()[2] in 'RS'") == "True"
     notebook.run("os.kill(left, 9)")
+
+
+def test_what_an_older_dump_has_left_is_not_taken_for_memory(start: StartKernel) -> None:
+    notebook = start()
+    notebook.run("import os; few = bytearray(5000)\n%gpuckpt save --wait first")
+    (run,) = notebook.folder.glob("run-*/")
+    left = run / f"twin-{notebook.value('os.getpid()')}.regions"
+    left.write_bytes(bytes(8))
+    notebook.run("few[:] = b'y' * 5000\n%gpuckpt save --wait again")
+    assert kept(notebook)  # there was a twin
+    assert not left.exists()
+    notebook.run("few[:] = b'x' * 5000\n%gpuckpt restore again --discard")
+    assert notebook.value("few == b'y' * 5000") == "True"

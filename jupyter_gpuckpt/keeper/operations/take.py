@@ -137,7 +137,12 @@ async def take(
         staging, frozen = await freeze.take(agent.parkable)
         undoing.pop_all()
     if left == "running":
-        said = await after_save(channel, has_agent, None, settings.hook_timeout())
+        try:
+            said = await after_save(channel, has_agent, None, settings.hook_timeout())
+        except BaseException:
+            if frozen.memory is not None:
+                await asyncio.to_thread(frozen.memory.end)
+            raise
         agent = replace(agent, waited=said.waited or agent.waited)
     return Taken(staging, frozen, agent)
 
@@ -283,6 +288,7 @@ class _Freeze:
             keeper.note_state()
 
         async with contextlib.AsyncExitStack() as undoing:
+            await asyncio.to_thread(self._end_twins)  # nothing of an older dump is taken for this one's
             staging = await self._staging()
             undoing.push_async_callback(asyncio.to_thread, staging.discard)
             undoing.push_async_callback(asyncio.to_thread, self._end_twins)
