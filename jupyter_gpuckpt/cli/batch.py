@@ -72,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
                 while signals.came:
                     _obey(*signals.came.popleft(), folder, signals, saver)
         if _is_elsewhere(folder):
-            output.note(f"Job {args.name} ends here: it was started again on another machine.")
+            output.note(
+                f"Job {args.name} ends here: it was started again on another machine, or its record was removed."
+            )
             return _ELSEWHERE
         status = _settle(args, folder, signals)
         return status if status is not None else _leave(args, signals)
@@ -180,7 +182,7 @@ def _send_or_say(name: str, snapshot: Manifest | None) -> None:
 
 
 def _is_elsewhere(folder: KernelFolder) -> bool:
-    """Tell whether a job is another machine's now, which took this one for dead; its folder may be being made."""
+    """Tell whether a job is another machine's now, which took this one for dead; it may be about to start it."""
     try:
         return folder.launch().runner != (os.getpid(), start_time(os.getpid()))
     except FileNotFoundError:

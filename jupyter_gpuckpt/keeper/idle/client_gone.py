@@ -73,14 +73,12 @@ async def end_with_record(keeper: Keeper) -> None:
 
 
 def _is_own(keeper: Keeper) -> bool:
-    """Tell whether the record in the folder is this keeper's, as far as can be told."""
+    """Tell whether the record in the folder is this keeper's; one that cannot be read, or is not there, may be."""
     try:
         head = keeper.folder.head()
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # a home may be away for a moment
         return True
-    return head.keeper == keeper.state.keeper and head.host == keeper.state.host
+    return (head.keeper, head.boot) == (keeper.state.keeper, keeper.state.boot)
 
 
 async def _end(keeper: Keeper, *, save: bool) -> None:
