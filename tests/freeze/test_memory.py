@@ -94,3 +94,27 @@ def test_version_1_and_its_limit_of_memory_and_swap(tmp_path: Path, monkeypatch:
     machine.set("top", memory__memsw__limit_in_bytes=f"{20 * MB}", memory__memsw__usage_in_bytes=f"{3 * MB}")
     assert memory.room(7).bytes == 18 * MB
     assert memory.room(7).where == " in the cgroup /top, whose memory.memsw.limit_in_bytes is 20 MB"
+
+
+@pytest.mark.parametrize(
+    ("version", "file", "content"),
+    [
+        (1, "memory__oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3"),
+        (2, "memory__events", "low 0\nhigh 7\nmax 9\noom 4\noom_kill 3\noom_group_kill 0"),
+    ],
+)
+def test_kills_are_those_of_the_process_s_own_cgroup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, file: str, content: str
+) -> None:
+    machine = Machine(tmp_path, version)
+    monkeypatch.setattr(memory, "_PROC", machine.proc)
+    assert memory.kills(7) == 0
+    machine.set("top/own", **{file: content})
+    machine.set("top", **{file: content.replace("3", "5")})
+    assert memory.kills(7) == 3
+
+
+def test_a_folder_lies_in_memory_where_it_or_what_it_would_be_made_in_does() -> None:
+    assert memory.is_in_memory(Path("/dev/shm/none/such"))
+    assert not memory.is_in_memory(Path("/usr/none/such"))
+    assert not memory.is_in_memory(Path("/proc/self"))
