@@ -135,7 +135,7 @@ def test_a_kernel_that_outlived_its_server_is_held_by_the_next(tmp_path: Path) -
 def test_a_server_that_ends_while_it_resumes_a_kernel_loses_nothing(tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path, **_HUB) as server:
         with _connected(server, _opened(server)) as notebook:
-            notebook.run("import os; x, much = 41, os.urandom(400_000_000)")
+            notebook.run("import os; x, much = 41, os.urandom(150_000_000)")
         _stop(server)
     with running(tmp_path, **_HUB) as server:
         opening = threading.Thread(target=_opened_perhaps, args=(server,))
