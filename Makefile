@@ -164,8 +164,8 @@ test-shared-store: setup .venv/shared-store/ready
 SHARED_STORE_FROM := user-mode-linux nfs-kernel-server nfs-common rpcbind libtirpc3 libtirpc-common libwrap0 \
 	libnfsidmap1 libevent-core-2.1-7 libkeyutils1 keyutils kmod libkmod2
 .venv/shared-store/ready: $(READY)
-	@command -v apt-get dpkg-deb mkfs.ext4 ip >/dev/null || \
-		{ echo 'The file server comes from Debian, by apt-get; mkfs.ext4 and ip have to be there.'; exit 1; }
+	@for program in apt-get dpkg-deb mkfs.ext4 ip; do command -v $$program >/dev/null || \
+		{ echo "The file server comes from Debian, by apt-get. There is no $$program here."; exit 1; }; done
 	@echo 'Fetching User Mode Linux and an NFS server into .venv (a minute, once) ...'
 	@rm -rf .venv/shared-store && mkdir -p .venv/shared-store/debs
 	@apt-get update -qq

@@ -205,10 +205,15 @@ class Session:
                 "name": name,
                 "by": by[-_MOST_BY:],
             }
-            # By another open file, whose end has a client of NFS send it: others read it meanwhile.
-            with self._path.open("r+b") as file:
-                file.write(json.dumps(about).encode("ascii"))
-                file.truncate()  # a holder before this one may have said more
+            self._say(json.dumps(about).encode("ascii"))
+
+    def _say(self, text: bytes) -> None:
+        # By another open file, whose end has a client of NFS send it: others read it meanwhile.
+        fd = os.open(self._path, os.O_WRONLY | os.O_NOFOLLOW)
+        try:
+            os.pwrite(fd, text.ljust(os.fstat(fd).st_size), 0)  # a holder before this one may have said more
+        finally:
+            os.close(fd)
 
     @classmethod
     def for_reading(cls, locks: Path) -> Session | None:

@@ -11,7 +11,10 @@ from shared_store.machines import Cluster, Machine
 
 pytestmark = pytest.mark.timeout(900)
 ways = pytest.mark.parametrize(
-    "cluster", [("vers=4.2",), ("vers=4.0",), ("vers=4.2,nocto,actimeo=600",)], indirect=True
+    "cluster",
+    [("vers=4.2",), ("vers=4.0",), ("vers=4.2,nocto,actimeo=600",)],
+    indirect=True,
+    ids=["4.2", "4.0", "rarely"],
 )
 """Also with a client that asks the server as rarely as possible."""
 
