@@ -22,6 +22,7 @@ __all__ = [
     "LOAD",
     "NUMBER",
     "RETURN",
+    "against_io_uring",
     "are_counted",
     "are_those_of_process_one",
     "forbid_io_uring",
@@ -117,6 +118,19 @@ def install(code: list[bytes], flags: int = 0) -> None:
         raise OSError(number, f"filter system calls: {os.strerror(number)}")
 
 
+def against_io_uring() -> list[bytes]:
+    """Return the filter in which io_uring does not exist. Raises as `machine`."""
+    return [
+        step(LOAD, ARCHITECTURE),
+        step(IF_EQUAL, machine(), 0, 4),
+        step(LOAD, NUMBER),
+        step(IF_AT_LEAST, _IO_URING_SETUP, 0, 2),
+        step(IF_MORE, _IO_URING_REGISTER, 1, 0),
+        step(RETURN, _ERRNO | errno.ENOSYS),
+        step(RETURN, ALLOW),
+    ]
+
+
 def forbid_io_uring() -> None:
     """Have the system tell this process, and all that it becomes and starts, that it knows no io_uring (ENOSYS).
 
@@ -130,16 +144,7 @@ def forbid_io_uring() -> None:
             return
         if os.geteuid() != 0 or not in_first_user_namespace():
             return
-        code = [
-            step(LOAD, ARCHITECTURE),
-            step(IF_EQUAL, machine(), 0, 4),
-            step(LOAD, NUMBER),
-            step(IF_AT_LEAST, _IO_URING_SETUP, 0, 2),
-            step(IF_MORE, _IO_URING_REGISTER, 1, 0),
-            step(RETURN, _ERRNO | errno.ENOSYS),
-            step(RETURN, ALLOW),
-        ]
         # Without that flag, Linux before 5.16 slows down what has a filter, to mitigate Spectre.
-        install(code, _SPEC_ALLOW)
+        install(against_io_uring(), _SPEC_ALLOW)
     except OSError:  # the save says what is in its way
         pass

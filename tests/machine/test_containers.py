@@ -24,7 +24,8 @@ from jupyter_gpuckpt.machine.capability import why_unavailable
 unavailable = why_unavailable()
 print(json.dumps(unavailable and unavailable.as_dict()))
 """
-_A_KERNEL = f"""
+_KERNEL = f"""
+import sys
 from jupyter_client import KernelManager
 manager = KernelManager(kernel_name="python3-gpuckpt")
 manager.start_kernel()
@@ -37,19 +38,18 @@ def run(code):
         print(content.get("text") or content.get("evalue") or "")
     client.execute_interactive(code, timeout={PATIENCE}, output_hook=show)
 try:
-    run("import subprocess, sys")
-    run("def filters(): return [line for line in open('/proc/self/status') if line.startswith('Seccomp')]")
-    run("x, before = 42, filters()")
-    run("%gpuckpt save first")
-    run("x = 0")
-    run("%gpuckpt restore first")
-    run("print('after', x, filters() == before)")
-    run({UNDER_A_FILTER + "import time; print(1, flush=True); time.sleep(1e6)"!r}.join(["code = '''", "'''"]))
-    run("child = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE); child.stdout.readline()")
-    run("%gpuckpt save second")
+    for cell in sys.argv[1:]:
+        run(cell)
 finally:
     client.stop_channels()
     manager.shutdown_kernel(now=True)
+"""
+_FILTERS = "def filters(): return [line for line in open('/proc/self/status') if line.startswith('Seccomp')]"
+_A_CHILD_WITH_A_FILTER = f"""
+import subprocess, sys
+code = {UNDER_A_FILTER + "import time; print(1, flush=True); time.sleep(1e6)"!r}
+child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+child.stdout.readline()
 """
 _CALLS = {"kcmp": 312, "vmsplice": 278, "ptrace": 101, "setns": 308, "unshare": 272, "chroot": 161}  # x86-64
 _x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of calls are another machine's")
@@ -104,15 +104,37 @@ def test_under_a_filter_that_allows_these_calls_all_is_well() -> None:
     assert checks["trial"]["ok"], checks["trial"]
 
 
-def test_under_a_filter_a_kernel_comes_back_under_it_and_a_filter_of_a_program_of_its_own_is_not_lost(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def _cells(*cells: str, under: tuple[str, ...] = ()) -> str:
+    """Run cells in a kernel; return what they printed, and their errors."""
+    command = [*under, sys.executable, "-c", _KERNEL, *cells]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=4 * PATIENCE, check=True).stdout
+
+
+@pytest.fixture
+def _own_history(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    command = [*under_a_filter(), sys.executable, "-c", _A_KERNEL]
-    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=4 * PATIENCE, check=True).stdout
+
+
+@pytest.mark.usefixtures("_own_history")
+def test_under_a_filter_a_kernel_comes_back_under_it_and_a_filter_of_a_program_of_its_own_is_not_lost() -> None:
+    there = ("x, before = 42, filters()", "%gpuckpt save first", "x = 0", "%gpuckpt restore first")
+    came = "print('after', x, filters() == before)"
+    cells = (_FILTERS, *there, came, _A_CHILD_WITH_A_FILTER, "%gpuckpt save second", "%gpuckpt restore second")
+    said = _cells(*cells, under=(*under_a_filter(),))
     assert "after 42 True" in said
-    assert "Saved second" not in said
     assert "End the processes with a seccomp filter" in said
+    assert "There is no snapshot named second" in said
+
+
+@pytest.mark.usefixtures("_own_history")
+def test_a_kernel_that_was_saved_outside_of_a_container_can_be_saved_again_in_one() -> None:
+    """Root's kernels have a filter against io_uring, which the container's takes the place of."""
+    _cells("x = 42", "%gpuckpt save --wait outside")
+    inside = ("%gpuckpt restore outside", "x += 1", "%gpuckpt save --wait again", "x = 0", "%gpuckpt restore again")
+    assert "after 43" in _cells(*inside, "print('after', x)", under=(*under_a_filter(),))
+    # The first snapshot is as it was.
+    came = "print('after', x, [line for line in open('/proc/self/status') if line.startswith('Seccomp:')])"
+    assert "after 42 ['Seccomp:\\t2\\n']" in _cells("%gpuckpt restore outside", came)
 
 
 def test_a_user_of_a_container_in_which_no_broker_can_run_is_told_what_it_lacks() -> None:

@@ -22,7 +22,7 @@ from ...client.sleep_record import ASLEEP
 from ...errors import RestoreFailed
 from ...freeze import criu, cuda, images, random_state, tcp_connections
 from ...freeze.criu_program import CriuProgram
-from ...linux import processes
+from ...linux import processes, seccomp
 from ...linux.reserved_ports import Unheld
 from ...snapshots.saved import kernel_of, processes_of
 from ...store import Manifest, Snapshot
@@ -333,6 +333,9 @@ def _make_ready(coming: Coming, places: Places) -> None:
     for path in map(places.socket_path, images.socket_paths(work)):
         # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.
         space.path(str(path.parent)).mkdir(mode=0o700, parents=True, exist_ok=True)
+    if seccomp.is_filtered():
+        # With a filter of its own besides the container's it could never be saved again.
+        images.drop_filter(work, b"".join(seccomp.against_io_uring()))
     if os.geteuid() != 0:
         images.own_deleted_files(work, os.geteuid(), [os.getegid(), *os.getgroups()])
     images.rewrite_files(
