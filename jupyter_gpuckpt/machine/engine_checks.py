@@ -10,12 +10,13 @@ from .checks import Check, judge
 from .place_checks import hibernation_check, locks_check, run_folder_check, volume_check
 from .slurm_checks import slurm_checks
 
-__all__ = ["ENGINES", "first_process_check"]
+__all__ = ["ENGINES", "first_process_check", "hub_checks"]
 
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh")
 
 
-def _hub_checks(environment: Mapping[str, str] = os.environ) -> list[Check]:
+def hub_checks(environment: Mapping[str, str] = os.environ) -> list[Check]:
+    """Return the checks of a hub's server, by the environment that its spawner has given it."""
     inside = "JUPYTERHUB_SERVICE_PREFIX" in environment
     checks = [
         judge(
@@ -27,13 +28,12 @@ def _hub_checks(environment: Mapping[str, str] = os.environ) -> list[Check]:
             required=False,
         ),
         hibernation_check(),
-        run_folder_check(),
-        *locks_check(),
     ]
-    if "KUBERNETES_SERVICE_HOST" in environment:
-        return [*checks, _KUBESPAWNER, volume_check()]
     if "SLURM_JOB_ID" in environment:
         return [*checks, *slurm_checks()]
+    checks += [run_folder_check(), *locks_check()]
+    if "KUBERNETES_SERVICE_HOST" in environment:
+        return [*checks, _KUBESPAWNER, volume_check()]
     return [*checks, _LOCAL_SPAWNERS]
 
 
@@ -107,7 +107,7 @@ def first_process_check(process: Path = Path("/proc/1")) -> Check:
 
 ENGINES: Mapping[str, Callable[[], list[Check]]] = {
     "slurm": slurm_checks,
-    "jupyterhub": _hub_checks,
+    "jupyterhub": hub_checks,
     "container": _container_checks,
     "kubernetes": _kubernetes_checks,
 }

@@ -101,6 +101,20 @@ def test_a_shell_that_does_not_pass_the_stop_signal_on_is_told(tmp_path: Path) -
         assert engine_checks.first_process_check(tmp_path).ok is ok
 
 
+def test_a_server_of_a_hub_is_told_by_which_spawner_it_was_started() -> None:
+    server = {"JUPYTERHUB_SERVICE_PREFIX": "/user/alice/", "JUPYTERHUB_USER": "alice"}
+    for started_by, told in (
+        ({}, "spawner's time"),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "store's volume"),
+        ({"SLURM_JOB_ID": "7"}, "scontrol"),
+    ):
+        names = [check.name for check in engine_checks.hub_checks({**server, **started_by})]
+        assert told in names
+        assert len(names) == len({*names})
+    assert engine_checks.hub_checks(server)[0].ok
+    assert not engine_checks.hub_checks({})[0].ok
+
+
 @pytest.mark.parametrize("engine", ["slurm", "jupyterhub", "container", "kubernetes"])
 def test_the_doctor_says_what_an_engine_does(cli: Cli, engine: str, folders: None) -> None:
     plain = {one["name"] for one in cli("doctor", "--quick", "--json").json["checks"]}
