@@ -21,13 +21,7 @@ CAP_SYS_PTRACE, CAP_CHECKPOINT_RESTORE = 19, 40  # linux/capability.h
 _CAP_SYS_ADMIN = 21
 
 NEEDED = (
-    "CAP_SYS_ADMIN",  # namespaces and mounts
-    "CAP_SYS_CHROOT",  # entering a mount namespace
-    "CAP_SYS_PTRACE",  # looking at users' processes
-    "CAP_SETUID",
-    "CAP_SETGID",
-    "CAP_SETPCAP",  # dropping capabilities for good
-    "CAP_CHECKPOINT_RESTORE",
+    *(f"CAP_{name}" for name in capabilities.BROKER),
     "CAP_KILL",  # ending a criu that hangs
     "CAP_SYS_RESOURCE",  # giving users' limits to their kernels, where they are higher than its own
 )
@@ -51,7 +45,7 @@ class _Data(ctypes.Structure):
 
 def missing(of: str = "CapEff") -> list[str]:
     """Return which capabilities this process lacks that the broker does not work without (`capabilities.missing`)."""
-    return capabilities.missing([name.removeprefix("CAP_") for name in NEEDED[:-2]], of)
+    return capabilities.missing(capabilities.BROKER, of)
 
 
 def become(peer: Peer, capabilities: Collection[int] = (), descriptors: Collection[int] = ()) -> None:

@@ -37,7 +37,7 @@ from ..errors import GpuckptError, Unavailable
 from ..freeze.criu import Left
 from ..freeze.criu_program import CriuProgram, find_criu
 from ..linux import proc
-from ..linux.capabilities import to_add
+from ..linux.capabilities import BROKER, missing, to_add
 from ..linux.readiness import readable
 from ..linux.unix_sockets import peer_uid, short_path
 
@@ -280,8 +280,6 @@ def _odd_answer(why: Exception) -> GpuckptError:
 
 
 def _no_broker(path: Path, why: str) -> Unavailable:
-    from ..broker.rights import missing  # which nobody needs where a broker answers
-
     said = (
         f"This is user {os.geteuid()}, and CRIU needs root; the broker, which does this for users, does not answer "
         f"at {path}: {why}."
@@ -290,7 +288,7 @@ def _no_broker(path: Path, why: str) -> Unavailable:
         "Start the Jupyter server as root, for example in a container of its own; or ask an administrator to run "
         "`sudo jupyter gpuckpt broker install` and to add you to its group."
     )
-    if lacking := missing("CapBnd"):  # nobody in a container has more than its bounds: a broker in it has ended
+    if lacking := missing(BROKER, "CapBnd"):  # nobody in a container has more than its bounds: a broker in it has ended
         named = " and ".join(f"CAP_{name}" for name in lacking)
         said, then = f"{said} None can run in this container, which lacks {named}.", to_add(lacking)
     return Unavailable("Kernels and jobs cannot be saved on this machine.", said, then)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from . import proc
 
-__all__ = ["missing", "to_add"]
+__all__ = ["BROKER", "missing", "to_add"]
 
 _NUMBERS = {
     "SETGID": 6,
@@ -21,6 +21,17 @@ _NUMBERS = {
     "CHECKPOINT_RESTORE": 40,
 }
 """linux/capability.h"""
+
+BROKER = (
+    "SYS_ADMIN",  # namespaces and mounts
+    "SYS_CHROOT",  # entering a mount namespace
+    "SYS_PTRACE",  # looking at users' processes
+    "SETUID",
+    "SETGID",
+    "SETPCAP",  # dropping capabilities for good
+    "CHECKPOINT_RESTORE",
+)
+"""What the broker does not work without."""
 
 
 def missing(names: Iterable[str], of: str = "CapEff") -> list[str]:
