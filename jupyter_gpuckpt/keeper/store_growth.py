@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 from ..errors import GpuckptError
 from ..store import Store
@@ -18,6 +19,7 @@ log = logging.getLogger("gpuckpt.keeper")
 
 _QUARTER = 1.25
 _LEAST = 64_000_000  # bytes
+_PAUSE, _TRIES = 1.0, 5  # seconds; the removal of old snapshots, which follows a save, is in the way for a moment
 
 
 class StoreGrowth:
@@ -44,11 +46,19 @@ class StoreGrowth:
             self._saved.wait()
             self._saved.clear()
             try:
-                if size is None:
+                used = self._store.used()
+                if size is None or (used > max(size * _QUARTER, size + _LEAST) and self._compact()):
                     size = self._store.used()
-                elif self._store.used() > max(size * _QUARTER, size + _LEAST):
-                    freed = self._store.compact().freed
-                    size = self._store.used()
-                    log.info("the store was compacted: %.1f MB were freed, it takes %.1f MB", freed / 1e6, size / 1e6)
             except GpuckptError as e:
                 log.warning("the store was not compacted: %s", e)
+
+    def _compact(self) -> bool:
+        """Compact the store, and tell whether that could be done; otherwise the next save is followed by it."""
+        for _ in range(_TRIES):
+            time.sleep(_PAUSE)
+            done = self._store.compact()
+            if not done.obstacle:
+                log.info("the store was compacted: %.1f MB were freed", done.freed / 1e6)
+                return True
+        log.warning("the store was not compacted: %s", done.obstacle)
+        return False
