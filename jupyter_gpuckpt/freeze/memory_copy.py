@@ -9,6 +9,7 @@ import bisect
 import contextlib
 import errno
 import itertools
+import mmap
 import os
 import random
 import threading
@@ -332,7 +333,9 @@ def _blocks(extents: Iterable[_Extent]) -> Iterator[list[_Extent]]:
 
 def _copy(block: Sequence[_Extent], sources: Sequence[int], out: int) -> None:
     if not hasattr(_local, "view"):
-        _local.view = memoryview(bytearray(_BLOCK))  # fresh memory for each block costs as much as copying it
+        # Fresh memory for each block costs as much as copying it. The system has it back when the thread ends, which it
+        # has not where the C library keeps it for others.
+        _local.view = memoryview(mmap.mmap(-1, _BLOCK))
     view: memoryview = _local.view[: sum(size for *_, size in block)]
     done = 0
     for source, at, _, size in block:

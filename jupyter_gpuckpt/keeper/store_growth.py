@@ -11,7 +11,7 @@ import threading
 import time
 
 from ..errors import GpuckptError
-from ..store import Store
+from ..store import Collected, Store
 
 __all__ = ["StoreGrowth"]
 
@@ -47,18 +47,20 @@ class StoreGrowth:
             self._saved.clear()
             try:
                 used = self._store.used()
-                if size is None or (used > max(size * _QUARTER, size + _LEAST) and self._compact()):
-                    size = self._store.used()
+                if size is None:
+                    size = used
+                elif used > max(size * _QUARTER, size + _LEAST) and (done := self._compact()) is not None:
+                    size = self._store.used() - done.waiting  # that goes with the next collection
             except GpuckptError as e:
                 log.warning("the store was not compacted: %s", e)
 
-    def _compact(self) -> bool:
-        """Compact the store, and tell whether that could be done; otherwise the next save is followed by it."""
+    def _compact(self) -> Collected | None:
+        """Compact the store; None where that could not be done, and is to be tried after the next save."""
         for _ in range(_TRIES):
             time.sleep(_PAUSE)
             done = self._store.compact()
             if not done.obstacle:
                 log.info("the store was compacted: %.1f MB were freed", done.freed / 1e6)
-                return True
+                return done
         log.warning("the store was not compacted: %s", done.obstacle)
-        return False
+        return None
