@@ -128,7 +128,7 @@ class Podman:
         folder = self.folder / "base"
         subprocess.run(["rm", "-rf", folder], check=True)
         command = ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(folder)]
-        subprocess.run([*command, "http://deb.debian.org/debian"], stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
         subprocess.run(["tar", "-C", folder, "-cf", folder.with_suffix(".tar"), "."], check=True)
         self.does("import", str(folder.with_suffix(".tar")), _BASE)
         subprocess.run(["rm", "-rf", folder, folder.with_suffix(".tar")], check=True)
