@@ -74,8 +74,7 @@ class Gpuckpt(ExtensionApp):
         events = Events(server.event_logger)
         service = Service(events, server.kernel_manager)
         register(service.look)
-        if "cull" in settings.hibernate_on():
-            hibernate_instead.hibernate_when_culled(server.kernel_manager)
+        hibernate_instead.hibernate_when_culled(server.kernel_manager)
         if settings.remote():
             hibernate_instead.fetch_from_remote(Store(settings.store_dir()))
         root = Path(server.kernel_manager.root_dir).absolute()

@@ -1,7 +1,8 @@
 """Hibernating kernels where Jupyter Server would kill them: when it culls idle ones, and when it stops.
 
-What a user shuts down or restarts ends as always. Jupyter Server has no place to hook in where it culls, so that the
-method of its kernel manager is wrapped that it calls for this reason alone.
+What a user shuts down or restarts ends as always. A kernel that was resumed is hibernated again whatever the settings
+say: the snapshot that it came from is gone. Jupyter Server has no place to hook in where it culls, so that the method
+of its kernel manager is wrapped that it calls for this reason alone.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _culling: ContextVar[bool] = ContextVar("gpuckpt_culling", default=False)
 
 
 def hibernate_when_culled(manager: Any) -> None:
-    """Have idle kernels of a server hibernated instead of culled (called once, when it starts)."""
+    """Have kernels of a server hibernated instead of culled where that is so set (called once, when it starts)."""
     cull_kernel_if_idle, shutdown_kernel = manager.cull_kernel_if_idle, manager.shutdown_kernel
 
     async def cull_or_hibernate(kernel_id: str) -> None:
@@ -47,7 +48,8 @@ def hibernate_when_culled(manager: Any) -> None:
             _culling.reset(token)
 
     async def shut_down(kernel_id: str, *args: Any, **kwargs: Any) -> Any:
-        if _culling.get() and (folder := _folder(kernel_id)) is not None:
+        folder = _folder(kernel_id) if _culling.get() else None
+        if folder is not None and ("cull" in settings.hibernate_on() or _was_resumed(folder)):
             kernel = manager.get_kernel(kernel_id)
             kernel.stop_restarter()  # its end is no crash
             try:
@@ -69,7 +71,7 @@ def _hibernate(folder: KernelFolder) -> None:
 
 async def hibernate_before_stop(manager: Any) -> None:
     """Hibernate the kernels of a server that stops, which is about to end them; where the settings do not say so, only
-    have those stay hibernated that are it already."""
+    those that were resumed, and have those stay hibernated that are it already."""
     began = time.monotonic()
     from ..provisioner import starts as under_way  # here, since it is loaded with the first kernel
 
@@ -82,7 +84,7 @@ async def hibernate_before_stop(manager: Any) -> None:
         held = list(manager.list_kernel_ids())
         for kernel_id in held:
             manager.get_kernel(kernel_id).stop_restarter()  # none is to be started anew for one that is on the disk
-        ids = [*held, *filter(_is_resumed, coming)]
+        ids = [*held, *(one for one in coming if (folder := _folder(one)) is not None and _was_resumed(folder))]
         waited = time.monotonic() - began
         await asyncio.to_thread(_hibernate_for_good, set(ids), "stop" in settings.hibernate_on(), waited)
     except Exception:  # the server is to stop all the same
@@ -121,16 +123,16 @@ def _is_hibernated_kernel(manifest: Manifest) -> bool:
     return name_of(manifest.name).startswith(f"{HIBERNATED}-") and not manifest.kernel.get("job")
 
 
-def _is_resumed(kernel_id: str) -> bool:
+def _was_resumed(folder: KernelFolder) -> bool:
     with contextlib.suppress(OSError, ValueError):
-        return (folder := _folder(kernel_id)) is not None and folder.state().resumed is not None
+        return folder.state().resumed is not None
     return False
 
 
 def _hibernate_for_good(ids: Collection[str], all_of_them: bool, waited: float) -> None:
     folders = [folder for folder in map(_folder, ids) if folder is not None]
     if not all_of_them:
-        folders = [folder for folder in folders if folder.is_hibernated()]
+        folders = [folder for folder in folders if folder.is_hibernated() or _was_resumed(folder)]
     if not folders:
         return
     limit = settings.hibernate_deadline()
@@ -144,8 +146,7 @@ def _hibernate_for_good(ids: Collection[str], all_of_them: bool, waited: float) 
             outcome.notebook or "no notebook",
             f"saved as {outcome.name}" if outcome.saved else f"not saved: {outcome.why}",
         )
-    if all_of_them:
-        log.warning("What became of the kernels when the server stopped: %s", write_report(outcomes, deadline))
+    log.warning("What became of the kernels when the server stopped: %s", write_report(outcomes, deadline))
 
 
 def _and_end(_: KernelStatus) -> Hibernate:
