@@ -23,13 +23,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ParkedMemory:
-    """Memory of a GPU that a process has given up while it is frozen, or sleeps: as `freeze.parking.Parked` has it."""
+    """Memory of GPUs that a process has given up while it is frozen, or sleeps: as `freeze.parking.Parked` has it."""
 
     pid: int
     thread: int
     """0 while the process has not given it up yet."""
-    gpu: str
-    size: int
+    places: tuple[tuple[str, int], ...]
+    """The UUIDs of the GPUs, with the bytes on each."""
     holder: int | None = None
     """The pid of the program that holds it meanwhile, where one does."""
 

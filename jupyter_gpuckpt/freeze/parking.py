@@ -11,10 +11,11 @@ then.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -65,14 +66,28 @@ class Parked:
     Attributes
     ----------
     pid, thread : the process and its thread that waits for the memory, numbered as in their own namespace.
-    gpu : the UUID of the GPU that the memory was on.
-    size : its bytes.
+    places : the UUIDs of the GPUs that the process sees, in its order, with the bytes on each; the file has them in
+        this order, too.
     """
 
     pid: int
     thread: int
-    gpu: str
-    size: int
+    places: tuple[tuple[str, int], ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes on all GPUs together."""
+        return sum(size for _, size in self.places)
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        """Bytes by the UUID of the GPU, of those that have any."""
+        return {gpu: size for gpu, size in self.places if size}
+
+    def without(self, needs: Mapping[str, int]) -> dict[str, int]:
+        """Return bytes by the UUID of the GPU less what is parked of them."""
+        gpus = self.gpus
+        return {gpu: max(0, size - gpus.get(gpu, 0)) for gpu, size in needs.items()}
 
     @property
     def file(self) -> str:
@@ -110,7 +125,7 @@ class Parking:
     file : what there is of the file: nothing yet (``new``; ``bare``, where its memory is not to be made ready), nothing
         yet but all before it is given back (``awaited``), all of it (``kept``). Or nothing, since the bytes are
         ``brought`` to the GPU (`staging_buffer`, `have_all`).
-    gpu : the UUID of the GPU to give it back to, where that is another.
+    gpu_map : the UUIDs of the GPUs to give it back to, by those that it was on, where they are others.
     make_whole : writes all of the file, where the bytes were brought and are lost before the process has them; may
         raise.
     elsewhere : what need not be copied, and the file then lacks; None to copy all.
@@ -127,7 +142,7 @@ class Parking:
         inside: str,
         parked: Parked,
         file: FileState,
-        gpu: str = "",
+        gpu_map: Mapping[str, str] | None = None,
         make_whole: Callable[[], None] | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> None:
@@ -159,12 +174,12 @@ class Parking:
             self._remove_hashes()
             with open(os.open(self._hashes, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
                 f.write(elsewhere.hashes)
+        places = [((gpu_map or {}).get(gpu, gpu), size) for gpu, size in parked.gpus.items()]
         every_gpu = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
         self._holder = LineProgram(
             "jupyter_gpuckpt.freeze.vram_holder",
-            gpu or parked.gpu,
+            ",".join(f"{gpu}={size}" for gpu, size in places),
             str(used),
-            str(parked.size),
             file,
             *([str(self._hashes)] if elsewhere is not None else []),
             environment=every_gpu,
@@ -245,10 +260,10 @@ class Parking:
         if not self._hold_still(pid, inner, "hold"):
             self._say("no")
             return self._not_parked("its threads did not pause")
-        self.parked = Parked(self.parked.pid, inner, self.parked.gpu, self.parked.size)
+        self.parked = dataclasses.replace(self.parked, thread=inner)
         note(self.parked)
         self._holder.tell(b"take %d %d" % (pid, socket))
-        self._say("park")
+        self._say(" ".join(["park", *(str(size) for _, size in self.parked.places)]))
         said = self._process_says(_TAKE_TIMEOUT)
         if said != b"parked":
             self.let_go()

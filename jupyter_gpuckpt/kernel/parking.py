@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 from .. import installed, settings
 from ..linux import proc
@@ -42,6 +43,7 @@ def prepare() -> None:
     except OSError:  # built for another kind of machine
         return
     library.gpuckpt_parkable.restype = ctypes.c_uint64
+    library.gpuckpt_parkable_on.restype = ctypes.c_int64
     library.gpuckpt_park.restype = None
     library.gpuckpt_park.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.gpuckpt_begin.restype = None
@@ -50,9 +52,16 @@ def prepare() -> None:
     _library = library
 
 
-def parkable() -> int:
-    """Return how many bytes of GPU memory could be parked now; they are on this process's only GPU."""
-    return 0 if _library is None else int(_library.gpuckpt_parkable())
+def parkable() -> list[tuple[str, int]]:
+    """Return how many bytes of GPU memory could be parked now: for each GPU that this process sees, in its order, its
+    UUID and bytes; nothing without any."""
+    if _library is None or not _library.gpuckpt_parkable():
+        return []
+    places: list[tuple[str, int]] = []
+    uuid = ctypes.create_string_buffer(16)
+    while (size := _library.gpuckpt_parkable_on(len(places), uuid)) >= 0:
+        places.append((f"GPU-{UUID(bytes=uuid.raw)}", size))
+    return places
 
 
 def is_driver_loaded() -> bool:

@@ -31,7 +31,7 @@ from jupyter_gpuckpt.client.sleep_record import (
 from jupyter_gpuckpt.operations.results import Executed, Summary
 
 _HELD = [Held(7, {"GPU-1": 1 << 30})]
-_PARKED = ParkedMemory(pid=10007, thread=0, gpu="GPU-1", size=1 << 30, holder=12)
+_PARKED = ParkedMemory(pid=10007, thread=0, places=(("GPU-1", 1 << 30), ("GPU-2", 0)), holder=12)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,11 @@ library, driver, gate, to, back = sys.argv[1:]
 ours = ctypes.PyDLL(library, mode=ctypes.RTLD_GLOBAL)
 ours.gpuckpt_begin(driver.encode(), gate.encode())
 ours.gpuckpt_parkable.restype = ctypes.c_uint64
+ours.gpuckpt_parkable_on.restype = ctypes.c_int64
+def places():
+    found, uuid = [], ctypes.create_string_buffer(16)
+    while (size := ours.gpuckpt_parkable_on(len(found), uuid)) >= 0: found.append(("GPU-" + uuid.raw.hex(), size))
+    return found
 cu = ctypes.CDLL("libcuda.so.1")  # as every program does
 blocks, handles = [], []
 lock = threading.Lock()
@@ -93,7 +98,7 @@ class Process:
         self.gpu = folder / "gpu"
         self.no_imports = folder / "gpu.fails"
         """From when this exists, nobody can open another's memory."""
-        self.gpu.write_bytes(free.to_bytes(8, "little") + bytes(8 + 24 * 8192))
+        self.gpu.write_bytes(free.to_bytes(8, "little") + bytes(8 + 32 * 8192))
         words = [installed.PARKING_LIBRARY, self.driver, self.gate, *self.fifos]
         self._process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *map(str, words)],

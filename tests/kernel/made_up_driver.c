@@ -16,8 +16,8 @@
 
 enum { OUT_OF_MEMORY = 2, NOT_FOUND = 500 };
 
-/* What of the GPU is in use: by inode of the files, since several processes have them. */
-static struct { uint64_t size, count; struct { uint64_t inode, size, users; } used[8192]; } *gpu;
+/* What of the GPUs is in use: by inode of the files, since several processes have them. Each has as much. */
+static struct { uint64_t size, count; struct { uint64_t inode, size, users, device; } used[8192]; } *gpu;
 
 __attribute__((constructor)) static void begin(void) {
   const char *path = getenv("MADE_UP_GPU");
@@ -27,18 +27,23 @@ __attribute__((constructor)) static void begin(void) {
   if (fd >= 0) close(fd);
 }
 
-static uint64_t free_bytes(void) {
+/* The GPU of the context that this thread uses; the context of a GPU is its number and one. */
+static __thread uint64_t current, before[16];
+static __thread int depth;
+
+static uint64_t free_bytes(uint64_t device) {
   uint64_t left = gpu->size;
-  for (uint64_t i = 0; i < gpu->count; i++) left -= gpu->used[i].users ? gpu->used[i].size : 0;
+  for (uint64_t i = 0; i < gpu->count; i++)
+    left -= gpu->used[i].users && gpu->used[i].device == device ? gpu->used[i].size : 0;
   return left;
 }
 
-static void use(int fd, int by) {
+static void use(int fd, int by, uint64_t device) {
   struct stat status;
   fstat(fd, &status);
   uint64_t i = 0;
   while (i < gpu->count && gpu->used[i].inode != status.st_ino) i++;
-  if (i == gpu->count) gpu->count++;
+  if (i == gpu->count) gpu->used[gpu->count++].device = device;
   gpu->used[i].inode = status.st_ino;
   gpu->used[i].size = status.st_size;
   gpu->used[i].users += by;
@@ -46,32 +51,34 @@ static void use(int fd, int by) {
 
 int cuInit(unsigned flags) { return 0; }
 int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
-int cuDeviceGetCount(int *count) { *count = 1; return 0; }
+int cuDeviceGetCount(int *count) { *count = atoi(getenv("MADE_UP_GPUS") ?: "1"); return 0; }
 int cuDeviceGet(int *device, int number) { *device = number; return 0; }
-int cuDeviceGetUuid_v2(char *uuid, int device) { memset(uuid, 0xab, 16); return 0; }
+int cuDeviceGetUuid_v2(char *uuid, int device) { memset(uuid, 0xab + device, 16); return 0; }
 int cuDeviceGetUuid(char *uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
 int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = 0; return 0; }
-int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)1; return 0; }
+int cuDevicePrimaryCtxRetain(uint64_t *context, int device) { *context = device + 1; return 0; }
 int cuDevicePrimaryCtxRelease_v2(int device) { return 0; }
-int cuCtxGetCurrent(void **context) { *context = (void *)1; return 0; }
-int cuCtxSetCurrent(void *context) { return 0; }
-int cuCtxGetDevice(int *device) { *device = 0; return 0; }
+int cuDeviceCanAccessPeer(int *can, int device, int peer) { *can = device != peer; return 0; }
+int cuCtxGetCurrent(uint64_t *context) { *context = current + 1; return 0; }
+int cuCtxSetCurrent(uint64_t context) { current = context ? context - 1 : 0; return 0; }
+int cuCtxGetDevice(int *device) { *device = current; return 0; }
 int cuCtxSynchronize(void) { return 0; }
 int cuCtxSynchronize_v2(void *context) { return 0; }
-int cuCtxPushCurrent_v2(void *context) { return 0; }
-int cuCtxPopCurrent_v2(void **context) { return 0; }
+int cuCtxPushCurrent_v2(uint64_t context) { before[depth++] = current; current = context - 1; return 0; }
+int cuCtxPopCurrent_v2(uint64_t *context) { *context = current + 1; current = before[--depth]; return 0; }
 int cuMemGetAllocationGranularity(size_t *size, void *prop, int option) { *size = 2 << 20; return 0; }
-int cuMemGetInfo_v2(size_t *free, size_t *total) { *free = free_bytes(); *total = gpu->size; return 0; }
+int cuMemGetInfo_v2(size_t *free, size_t *total) { *free = free_bytes(current); *total = gpu->size; return 0; }
 
-int cuMemCreate(uint64_t *handle, size_t size, void *prop, uint64_t flags) {
-  if (size > free_bytes()) return OUT_OF_MEMORY;
+int cuMemCreate(uint64_t *handle, size_t size, const int *prop, uint64_t flags) {
+  uint64_t device = prop ? prop[3] : current;
+  if (size > free_bytes(device)) return OUT_OF_MEMORY;
   int fd = memfd_create("gpu", MFD_CLOEXEC);
   if (ftruncate(fd, size)) return OUT_OF_MEMORY;
-  use(fd, 1);
+  use(fd, 1, device);
   *handle = fd;
   return 0;
 }
-int cuMemRelease(uint64_t handle) { use(handle, -1); return close(handle); }
+int cuMemRelease(uint64_t handle) { use(handle, -1, 0); return close(handle); }
 int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, uint64_t wanted, uint64_t flags) {
   *address = (uint64_t)mmap(0, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return 0;
@@ -96,7 +103,7 @@ int cuMemImportFromShareableHandle(uint64_t *handle, void *fd, int type) {
   snprintf(no, sizeof no, "%s.fails", getenv("MADE_UP_GPU"));
   if (!access(no, F_OK)) return 999;
   *handle = fcntl((int)(intptr_t)fd, F_DUPFD_CLOEXEC, 0);
-  use(*handle, 1);
+  use(*handle, 1, 0);
   return 0;
 }
 int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle) { return 1; }

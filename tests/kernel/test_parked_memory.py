@@ -34,7 +34,6 @@ pytestmark = [
 
 MIB, GIB = 1 << 20, 1 << 30
 CHUNK = 2 << 20
-UUID = "GPU-" + "ab" * 16
 Start = Callable[..., "HeldProcess"]
 
 
@@ -48,9 +47,9 @@ class HeldProcess:
         self.parking: Parking | None = None
 
     def parks(self, file: FileState = "new", elsewhere: Elsewhere | None = None) -> Parking:
-        size = self.process.ask("ours.gpuckpt_parkable()")
+        places = tuple((gpu, size) for gpu, size in self.process.ask("places()"))
         at = self.memory
-        parked = Parked(self.process.pid, 0, UUID, size)
+        parked = Parked(self.process.pid, 0, places)
         self.parking = Parking(self.folder, at, str(at), parked, file, elsewhere=elsewhere)
         assert self.parking.get_ready()
         self.process.begin("park")

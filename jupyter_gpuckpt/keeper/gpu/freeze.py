@@ -80,16 +80,15 @@ class GpuFreeze:
         self._kernel = 0
         self._parking: Parking | None = None
 
-    async def prepare(self, kernel: int, parkable: int) -> None:
-        """Make the memory ready that VRAM goes into; `parkable` bytes of the kernel's can be parked."""
+    async def prepare(self, kernel: int, parkable: Sequence[tuple[str, int]]) -> None:
+        """Make the memory ready that VRAM goes into; the kernel has `parkable` bytes (`Parked.places`)."""
         if not self._pids:
             return
         self._kernel = kernel
         held = {one["pid"]: one["used"] for one in self._described["processes"]}
         sizes = {pid: sum(held[pid].values()) for pid in self._pids}
-        gpus = list(held.get(kernel, {}))
-        if parkable >= _WORTH_PARKING and len(gpus) == 1 and parking_.is_supported():
-            parked = Parked(processes.inner_pid(kernel), 0, gpus[0], parkable)
+        parked = Parked(processes.inner_pid(kernel), 0, tuple(parkable))
+        if parked.size >= _WORTH_PARKING and parking_.is_supported():
             look = self._look_elsewhere
             elsewhere = await asyncio.to_thread(look, parked.file) if look is not None else None
             self._parking = await asyncio.to_thread(
@@ -101,21 +100,21 @@ class GpuFreeze:
                 "bare" if elsewhere is not None and elsewhere.is_most else "new",
                 elsewhere=elsewhere,
             )
-            sizes[kernel] = max(0, sizes[kernel] - parkable)
+            sizes[kernel] = max(0, sizes[kernel] - parked.size)
         names = {pid: (str(processes.inner_pid(pid)), size) for pid, size in sizes.items()}
         await asyncio.to_thread(self._vram.prepare, names)
         if self._parking is not None:
             ready = await asyncio.to_thread(self._parking.get_ready)
-            if not ready or not await self._has_room(self._parking.parked.gpu):
+            if not ready or not await self._has_room(self._parking.parked.gpus):
                 await self.close()
 
-    async def _has_room(self, uuid: str) -> bool:
+    async def _has_room(self, uuids: Iterable[str]) -> bool:
         """Tell whether the program that holds parked memory has left the driver what a checkpoint takes."""
-        gpus = await asyncio.to_thread(self._worker.gpus)
-        free = next((gpu.free for gpu in gpus if gpu.uuid == uuid), 0)
-        if free < _CHECKPOINT:
-            log.warning("the GPU memory is not parked: GPU %s has %d MiB free", uuid, free >> 20)
-        return free >= _CHECKPOINT
+        free = {gpu.uuid: gpu.free for gpu in await asyncio.to_thread(self._worker.gpus)}
+        full = [uuid for uuid in uuids if free.get(uuid, 0) < _CHECKPOINT]
+        for uuid in full:
+            log.warning("the GPU memory is not parked: GPU %s has %d MiB free", uuid, free.get(uuid, 0) >> 20)
+        return not full
 
     async def freeze(self, note: Callable[[ParkedMemory], None]) -> None:
         """Take the GPU state of all processes off the GPUs; `note` writes down what `GpuReturn.after` must know.
@@ -233,7 +232,7 @@ class GpuFreeze:
         for process in self._described["processes"]:
             used = dict(process["used"])
             if parked is not None and process["pid"] == self._kernel:
-                used[parked.gpu] = max(0, used[parked.gpu] - parked.size)
+                used = parked.without(used)
             processes.append({**process, "used": used})
         return {**self._described, "processes": processes}
 
@@ -303,19 +302,24 @@ class GpuReturn:
         if self._parked is None or self._parking is not None:
             return
         parking_.make_fifos(self._space.run_dir)
-        gpus = {gpu.uuid: gpu for gpu in await asyncio.to_thread(self._worker.gpus)}
-        uuid = (self._gpu_map or {}).get(self._parked.gpu, self._parked.gpu)
-        gpu = gpus[place_of(uuid, gpus)]
-        if early and gpu.free <= _HELPER:
+        free = {gpu.uuid: gpu.free for gpu in await asyncio.to_thread(self._worker.gpus)}
+        places = self._places(free)
+        if early and any(free[places[gpu]] <= _HELPER for gpu in self._parked.gpus):
             return
         state: FileState = "awaited" if early else "kept"
-        size = self._parked.size
-        if reading and gpu.free > size + _TWICE + _HELPER + _CONTEXT:
+        beside = _TWICE + _HELPER + _CONTEXT
+        if reading and all(free[places[gpu]] > size + beside for gpu, size in self._parked.gpus.items()):
             state = "brought"
         self._parking = await asyncio.to_thread(
-            _parking, self._space, self._vram, self._parked, state, gpu.uuid, self._read_again
+            _parking, self._space, self._vram, self._parked, state, places, self._read_again
         )
         await asyncio.to_thread(self._parking.get_still)
+
+    def _places(self, here: Iterable[str]) -> dict[str, str]:
+        """Return the GPU here (UUIDs, in order) for each GPU that has parked memory."""
+        gpu_map, uuids = self._gpu_map or {}, list(here)
+        gpus = self._parked.gpus if self._parked is not None else {}
+        return {gpu: place_of(gpu_map.get(gpu, gpu), uuids) for gpu in gpus}
 
     @property
     def taker(self) -> StagingBuffer | None:
@@ -416,7 +420,7 @@ class GpuReturn:
         parked = self._parked
         if parked is None or not self._is_on_gpu:
             return needs
-        return {**needs, parked.gpu: max(0, needs.get(parked.gpu, 0) - parked.size)}
+        return parked.without(needs)
 
     def _leave_room(self, needs: Mapping[str, int]) -> None:
         """End the program that fills, where it takes what the rest needs: the process then reads the file itself."""
@@ -424,8 +428,7 @@ class GpuReturn:
         if parking is None or parked is None or self._is_on_gpu:
             return
         free = {gpu.uuid: gpu.free for gpu in self._worker.gpus()}
-        place = place_of((self._gpu_map or {}).get(parked.gpu, parked.gpu), free)
-        if free[place] < needs.get(parked.gpu, 0):
+        if any(free[place] < needs.get(gpu, 0) for gpu, place in self._places(free).items()):
             parking.do_without_holder()
 
     @property
@@ -492,10 +495,10 @@ def _parking(
     vram: VramFiles,
     parked: Parked,
     file: FileState,
-    gpu: str = "",
+    places: Mapping[str, str],
     make_whole: Callable[[], None] | None = None,
 ) -> Parking:
-    return Parking(space.run_dir, vram.outside, vram.inside, parked, file, gpu, make_whole)
+    return Parking(space.run_dir, vram.outside, vram.inside, parked, file, places, make_whole)
 
 
 @contextlib.contextmanager
@@ -529,14 +532,15 @@ def parked_in(described: Mapping[str, Any]) -> Parked | None:
     said = described.get("parked")
     if not said or not said["thread"]:
         return None
-    return Parked(int(said["pid"]), int(said["thread"]), str(said["gpu"]), int(said["size"]))
+    places = tuple((str(gpu), int(size)) for gpu, size in said["places"])
+    return Parked(int(said["pid"]), int(said["thread"]), places)
 
 
 def noted_parked(parked: Parked, holder: int | None) -> ParkedMemory:
     """Return parked memory as the record has it."""
-    return ParkedMemory(parked.pid, parked.thread, parked.gpu, parked.size, holder)
+    return ParkedMemory(parked.pid, parked.thread, parked.places, holder)
 
 
 def parked_of(noted: ParkedMemory | None) -> Parked | None:
     """Return the parked memory that the record has; None where the process had not given it up yet."""
-    return Parked(noted.pid, noted.thread, noted.gpu, noted.size) if noted is not None and noted.thread else None
+    return Parked(noted.pid, noted.thread, noted.places) if noted is not None and noted.thread else None

@@ -101,7 +101,8 @@ class GpuSleep:
         }
         parked = parked_in(saved)
         if parked is not None:
-            parked = dataclasses.replace(parked, gpu=place_of(parked.gpu, here))
+            places = tuple((place_of(gpu, here), size) for gpu, size in parked.places)
+            parked = dataclasses.replace(parked, places=places)
         asleep = cls(worker, space, [pid], described, vram_files(space), parked, late)
         asleep._parking = gpu.hand_over()
         parking_.run_on(space.run_dir)
@@ -138,7 +139,8 @@ class GpuSleep:
         """As `needs`, with room for the program that makes it quick."""
         needs = self.needs
         if self._parked is not None:
-            needs[self._parked.gpu] = needs.get(self._parked.gpu, 0) + HELPER
+            for gpu in self._parked.gpus:
+                needs[gpu] = needs.get(gpu, 0) + HELPER
         return needs
 
     def host_memory(self) -> HostMemory:
@@ -155,7 +157,11 @@ class GpuSleep:
         return HostMemory(beside, inside)
 
     async def fall_asleep(
-        self, channel: AgentChannel, kernel: int, parkable: int, note: Callable[[ParkedMemory], None]
+        self,
+        channel: AgentChannel,
+        kernel: int,
+        parkable: Sequence[tuple[str, int]],
+        note: Callable[[ParkedMemory], None],
     ) -> None:
         """Take everything off the GPUs; `note` writes down what the next keeper must know, should this one die.
 
@@ -233,7 +239,8 @@ class GpuSleep:
             self._thaw(self.needs)
             return
         free = {gpu.uuid: gpu.free for gpu in self._worker.gpus()}
-        with_holder = free.get(parked.gpu, 0) >= self.needs.get(parked.gpu, 0) + HELPER
+        needs = self.needs
+        with_holder = all(free.get(gpu, 0) >= needs.get(gpu, 0) + HELPER for gpu in parked.gpus)
         parking = self._parking
         if parking is None:
             parking = self._parking = Parking(self._space.run_dir, self.vram.outside, self.vram.inside, parked, "kept")
@@ -250,7 +257,7 @@ class GpuSleep:
         self._sleeps_on = False
         try:
             with parking.giving_back(pid, otherwise=self._asleep_again):
-                self._thaw({**self.needs, parked.gpu: max(0, self.needs.get(parked.gpu, 0) - parked.size)})
+                self._thaw(parked.without(needs))
                 back = True
         except DriverError as e:
             if not back:
@@ -301,7 +308,7 @@ class FrozenAsleep(GpuFreeze):
         super().__init__(worker, space, channel, asleep.living, asleep.described, asleep.vram)
         self._asleep = asleep
 
-    async def prepare(self, kernel: int, parkable: int) -> None:
+    async def prepare(self, kernel: int, parkable: Sequence[tuple[str, int]]) -> None:
         """There is nothing to make ready."""
 
     async def freeze(self, note: Callable[[ParkedMemory], None]) -> None:

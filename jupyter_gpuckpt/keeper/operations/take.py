@@ -270,10 +270,10 @@ class _Freeze:
     look_elsewhere: LookElsewhere | None
     memory_before: Callable[[], memory_copy.Before | None] | None
 
-    async def take(self, parkable: int) -> tuple[Staging, Frozen]:
+    async def take(self, parkable: Sequence[tuple[str, int]]) -> tuple[Staging, Frozen]:
         """Freeze the kernel's tree, take it, and leave it as asked; what criu wrote is in the staging.
 
-        `parkable` bytes of its GPU memory can be parked.
+        `parkable` bytes of its GPU memory can be parked (`Parked.places`).
         """
         keeper, found = self.keeper, self.found
         inner, on_gpu = processes.inner_pids(found.tree), [processes.inner_pid(pid) for pid in found.on_gpu]

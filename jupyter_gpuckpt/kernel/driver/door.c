@@ -105,7 +105,7 @@ static int load(void) {
       {&cu.CtxSynchronize, "cuCtxSynchronize"}, {&cu.CtxPush, "cuCtxPushCurrent_v2"},
       {&cu.CtxPop, "cuCtxPopCurrent_v2"}, {&cu.PrimaryRetain, "cuDevicePrimaryCtxRetain"},
       {&cu.PrimaryRelease, "cuDevicePrimaryCtxRelease_v2"},
-      {&cu.DeviceCount, "cuDeviceGetCount"}, {&cu.DeviceAttribute, "cuDeviceGetAttribute"},
+      {&cu.DeviceCount, "cuDeviceGetCount"}, {&cu.DeviceUuid, "cuDeviceGetUuid_v2"}, {&cu.DeviceAttribute, "cuDeviceGetAttribute"},
       {&cu.HtoD, "cuMemcpyHtoD_v2"}, {&cu.Alloc, "cuMemAlloc_v2"}, {&cu.AllocPitch, "cuMemAllocPitch_v2"},
       {&cu.Free, "cuMemFree_v2"}, {&cu.AddressRange, "cuMemGetAddressRange_v2"},
       {&cu.IpcGetMemHandle, "cuIpcGetMemHandle"}, {&cu.GetProcAddress, "cuGetProcAddress"},

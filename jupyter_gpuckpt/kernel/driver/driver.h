@@ -26,13 +26,15 @@ enum { ON_DEVICE = 1, PINNED = 1, POSIX_FD = 1, READ_WRITE = 3 };
 extern struct driver {
   fn Create, Release, Map, Unmap, AddressReserve, AddressFree, SetAccess, Export, Granularity, Retain, Properties;
   fn BindMem, CtxGetCurrent, CtxGetDevice, CtxSynchronize, CtxPush, CtxPop, PrimaryRetain, PrimaryRelease;
-  fn DeviceCount, DeviceAttribute, HtoD, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, GetProcAddress, GetProcAddress2;
+  fn DeviceCount, DeviceUuid, DeviceAttribute, HtoD, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, GetProcAddress, GetProcAddress2;
 } cu;
+
+PUBLIC int gpuckpt_is_open(void);
 
 /* -- memory.c */
 
 enum { PART = 1 << 30 };
-enum { MOST_ACCESSES = 16 }; /* GPUs that one mapping is accessible to */
+enum { MOST_DEVICES = 16 }; /* GPUs of one process; more are left to the driver */
 
 /* Physical memory, in parts: the GPU need not have room for all of it twice while it changes hands. It has the first
  * `had` of them: all, but while it is parked. */
@@ -51,7 +53,7 @@ typedef struct {
   memory *of;
   int is_block; /* made for cuMemAlloc: the addresses are reserved for it */
   int accesses;
-  access_desc access[MOST_ACCESSES];
+  access_desc access[MOST_DEVICES];
 } mapping;
 
 extern memory **memories;
@@ -63,6 +65,7 @@ void unlock_memory(void);
 size_t parts_of(const memory *m);
 uint64_t part_size(const memory *m, size_t part);
 int is_parkable(const memory *m);
+int device_of(const memory *m);
 int give_part(memory *m);
 void take_parts(memory *m);
 

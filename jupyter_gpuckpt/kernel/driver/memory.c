@@ -40,6 +40,8 @@ uint64_t part_size(const memory *m, size_t part) {
 
 int is_parkable(const memory *m) { return !m->shared; }
 
+int device_of(const memory *m) { return m->prop.place.id; }
+
 static int make_room(void **list, size_t count, size_t *room, size_t each) {
   if (count < *room) return 1;
   void *more = realloc(*list, (*room + 256) * each);
@@ -334,7 +336,7 @@ static void note_access(mapping *at, const access_desc *access) {
       at->access[i].flags = access->flags;
       return;
     }
-  if (at->accesses == MOST_ACCESSES) {
+  if (at->accesses == MOST_DEVICES) {
     at->of->shared = 1; /* it cannot be mapped again as it was */
     return;
   }

@@ -131,25 +131,85 @@ static int finish(batch *b, uint64_t total) {
   return flush(b, (item){total, 0}) || hear_number(b->to, &thanks) ? -1 : 0;
 }
 
+/* -- contexts */
+
+static void *contexts[MOST_DEVICES]; /* of the GPUs with memory to park */
+
+static int enter(int device) { return cu.CtxPush(contexts[device]); }
+
+static void leave(void) {
+  void *left;
+  cu.CtxPop(&left);
+}
+
+static int synchronize(void) {
+  int result = 0;
+  for (int device = 0; !result && device < MOST_DEVICES; device++)
+    if (contexts[device] && !(result = enter(device))) {
+      result = cu.CtxSynchronize();
+      leave();
+    }
+  return result;
+}
+
+static void release_contexts(void) {
+  for (int device = 0; device < MOST_DEVICES; device++) {
+    if (contexts[device]) cu.PrimaryRelease(device);
+    contexts[device] = NULL;
+  }
+}
+
+static int retain_contexts(void) {
+  int result = 0;
+  for (size_t i = 0; !result && i < memory_count; i++) {
+    int device = device_of(memories[i]);
+    if (is_parkable(memories[i]) && !contexts[device]) result = cu.PrimaryRetain(&contexts[device], device);
+    if (result) contexts[device] = NULL;
+  }
+  if (result) release_contexts();
+  return result;
+}
+
 /* -- there */
 
+static int by_device(const void *one, const void *other) {
+  int a = device_of(*(memory *const *)one), b = device_of(*(memory *const *)other);
+  return (a > b) - (a < b);
+}
+
+/* Say where the bytes of each piece go: first those of the first GPU, which has so many `places`. */
+static int lay_out(const uint64_t places[MOST_DEVICES], uint64_t *end) {
+  uint64_t offset = 0, limit = 0;
+  int device = -1;
+  qsort(memories, memory_count, sizeof *memories, by_device);
+  for (size_t i = 0; i < memory_count; i++) {
+    memory *m = memories[i];
+    if (!is_parkable(m)) continue;
+    for (; device < device_of(m); offset = limit, limit += places[device]) device++;
+    m->offset = offset;
+    offset += m->size;
+    if (offset > limit) return -1; /* it has more by now */
+  }
+  *end = offset;
+  return 0;
+}
+
 /* Hand all memory to the holder, and keep nothing but the addresses. Nothing is changed where it fails. */
-static int hand_over(int pair[2]) {
+static int hand_over(int pair[2], const uint64_t places[MOST_DEVICES]) {
   batch b = {.to = pair[0]};
+  uint64_t end;
   int result = meet(pair);
-  if (!result) result = cu.CtxSynchronize();
-  uint64_t offset = 0;
+  if (!result) result = synchronize();
+  if (!result) result = lay_out(places, &end);
   for (size_t i = 0; !result && i < memory_count; i++) {
     memory *m = memories[i];
     if (!is_parkable(m)) continue;
-    m->offset = offset;
-    offset += m->size;
     for (size_t part = 0; !result && part < parts_of(m); part++) {
       if (b.count == BATCH) result = flush(&b, (item){m->offset + part * m->part, part_size(m, part)});
       if (!result) result = add(&b, m, part);
     }
   }
-  if (!result) result = finish(&b, offset);
+  if (!result) result = finish(&b, end);
   while (b.count) close(b.fds[--b.count]);
   for (size_t i = 0; !result && i < memory_count; i++)
     if (is_parkable(memories[i])) take_parts(memories[i]);
@@ -163,6 +223,7 @@ static int hand_over(int pair[2]) {
 static int have_filled(void) {
   int pair[2], result = 0;
   uint64_t room = 0, more;
+  int device = -1;
   if (open_pair(pair)) return -1;
   batch b = {.to = pair[0]};
   say("socket %ld %ld\n", pair[1], PROTOCOL, 0);
@@ -170,6 +231,8 @@ static int have_filled(void) {
   for (size_t i = 0; !result && i < memory_count; i++) {
     memory *m = memories[i];
     if (!is_parkable(m)) continue;
+    if (device_of(m) != device) room = 0; /* what was said is of another GPU */
+    device = device_of(m);
     for (size_t part = 0; !result && part < parts_of(m); part++) {
       item next = {m->offset + part * m->part, part_size(m, part)};
       if (b.count == BATCH || next.size > room) result = flush(&b, next);
@@ -192,7 +255,10 @@ static int copy_to_part(const memory *m, size_t part, const char *bytes) {
   int result = cu.AddressReserve(&address, size, (size_t)0, (uint64_t)0, (uint64_t)0);
   if (result) return result;
   if (!(result = cu.Map(address, size, (size_t)0, m->handles[part], (uint64_t)0))) {
-    if (!(result = cu.SetAccess(address, size, &access, (size_t)1))) result = cu.HtoD(address, bytes, size);
+    if (!(result = cu.SetAccess(address, size, &access, (size_t)1)) && !(result = enter(device_of(m)))) {
+      result = cu.HtoD(address, bytes, size);
+      leave();
+    }
     cu.Unmap(address, size);
   }
   cu.AddressFree(address, size);
@@ -223,7 +289,7 @@ static int load(const char *path) {
 
 /* Give up what was got back so far: where there was no room for all of it. */
 static void drop(void) {
-  cu.CtxSynchronize();
+  synchronize();
   for (size_t i = 0; i < memory_count; i++)
     if (is_parkable(memories[i])) take_parts(memories[i]);
   say("dropped\n", 0, 0, 0);
@@ -276,14 +342,37 @@ PUBLIC uint64_t gpuckpt_parkable(void) {
   return bytes;
 }
 
+/* Return how many bytes of a GPU's could be parked now, and its UUID; -1 where this process sees no GPU of that number. */
+PUBLIC int64_t gpuckpt_parkable_on(int device, unsigned char uuid[16]) {
+  int64_t bytes = 0;
+  int count;
+  if (!gpuckpt_is_open() || cu.DeviceCount(&count) || device >= count || cu.DeviceUuid(uuid, device)) return -1;
+  lock_memory();
+  for (size_t i = 0; i < memory_count; i++)
+    if (is_parkable(memories[i]) && device_of(memories[i]) == device) bytes += memories[i]->size;
+  unlock_memory();
+  return bytes;
+}
+
+/* Read what a line says after "park": for each GPU, how many bytes the holder has room for. */
+static int read_places(const char *line, uint64_t places[MOST_DEVICES]) {
+  const char *command = "park";
+  if (strncmp(line, command, strlen(command))) return 0;
+  char *at = (char *)line + strlen(command);
+  for (int device = 0; device < MOST_DEVICES && *at; device++) places[device] = strtoull(at, &at, 10);
+  return !*at;
+}
+
 /* Park, wait, and come back: all of it as the keeper says by the FIFO `to`, answering by the FIFO `from`.
  *
- * Said first: "here", this thread's id, and the descriptor that the holder is to take. "park" parks, and anything else
- * ends it. "parked", or "not" and what failed; then `stay_parked`. Called with Python's lock, and returns with it.
+ * Said first: "here", this thread's id, and the descriptor that the holder is to take. "park", with the bytes for each
+ * GPU, parks, and anything else ends it. "parked", or "not" and what failed; then `stay_parked`. Called with Python's
+ * lock, and returns with it.
  */
 PUBLIC void gpuckpt_park(const char *to, const char *from) {
-  void *context, *before, *python = NULL;
-  char line[16];
+  void *python = NULL;
+  char line[512];
+  uint64_t places[MOST_DEVICES] = {0};
   int pair[2] = {-1, -1}, result = -1;
   in = open(to, O_RDWR | O_CLOEXEC);
   out = open(from, O_RDWR | O_CLOEXEC);
@@ -293,22 +382,19 @@ PUBLIC void gpuckpt_park(const char *to, const char *from) {
   if (poll(&first, 1, FIRST_SECONDS * 1000) != 1) goto end;
   hear(line, sizeof line);
   /* Without memory there is no driver to call; a paused thread may hold the lock. */
-  if (strcmp(line, "park") || !memory_count || !try_lock_memory()) {
+  if (!read_places(line, places) || !memory_count || !try_lock_memory()) {
     say("not %ld\n", -1, 0, 0);
     goto end;
   }
-  if (!(result = cu.PrimaryRetain(&context, 0))) {
-    if (!(result = cu.CtxPush(context))) {
-      result = hand_over(pair);
-      close_pair(pair);
-      pair[0] = pair[1] = -1;
-      if (!result) {
-        say("parked\n", 0, 0, 0);
-        python = stay_parked();
-      }
-      cu.CtxPop(&before);
+  if (!(result = retain_contexts())) {
+    result = hand_over(pair, places);
+    close_pair(pair);
+    pair[0] = pair[1] = -1;
+    if (!result) {
+      say("parked\n", 0, 0, 0);
+      python = stay_parked();
     }
-    cu.PrimaryRelease(0);
+    release_contexts();
   }
   if (result) say("not %ld\n", result, 0, 0);
   unlock_memory();
