@@ -201,7 +201,7 @@ soak: setup
 setup: $(READY)
 	@$(BIN)/jupyter gpuckpt setup
 
-$(READY): pyproject.toml hatch_libraries.py $(wildcard jupyter_gpuckpt/*/*.c)
+$(READY): pyproject.toml hatch_libraries.py $(shell find jupyter_gpuckpt -name '*.[ch]')
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo 'Python 3.10 or newer is needed, and "$(PYTHON)" is not. Name another: make PYTHON=python3.12'; exit 1; }
 	@echo 'Installing packages into .venv (a minute or two, once) ...'

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jupyter_client import BlockingKernelClient
-from notebooks import Notebook
+from notebooks import Notebook, client_of
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.client import keepers
@@ -20,10 +19,7 @@ class Copy(Notebook):
     """A client of a copy, and what the fork said of it as `told`."""
 
     def __init__(self, told: dict[str, Any]) -> None:
-        connected = BlockingKernelClient()
-        connected.load_connection_file(told["connection_file"])
-        connected.start_channels()
-        super().__init__(None, connected)  # type: ignore[arg-type]
+        super().__init__(None, client_of(told["connection_file"]))  # type: ignore[arg-type]
         self.told = told
 
     @property

@@ -15,8 +15,7 @@ from typing import Any
 
 import requests
 import websocket
-from jupyter_client import BlockingKernelClient
-from notebooks import Notebook, wait_for_ready, wait_until
+from notebooks import Notebook, connected, wait_until
 
 SPEC = "python3-gpuckpt"
 TOKEN = "token-of-the-tests"
@@ -68,15 +67,15 @@ class Server:
         wanted = {"path": path, "name": path, "type": "notebook", "kernel": {"name": spec}}
         session = self.request("POST", "api/sessions", json=wanted).json()
         kernel_id = session["kernel"]["id"]
-        client = BlockingKernelClient()
-        client.load_connection_file(str(self.folder / "runtime" / f"kernel-{kernel_id}.json"))
-        client.start_channels()
         try:
-            wait_for_ready(client, START_TIMEOUT)
-            yield kernel_id, Notebook(None, client)  # type: ignore[arg-type]
+            with self.connected(kernel_id) as notebook:
+                yield kernel_id, notebook
         finally:
-            client.stop_channels()
             self.request("DELETE", f"api/sessions/{session['id']}")
+
+    def connected(self, kernel_id: str) -> contextlib.AbstractContextManager[Notebook]:
+        """Give a client of one of its kernels."""
+        return connected(self.folder / "runtime" / f"kernel-{kernel_id}.json")
 
     @contextlib.contextmanager
     def channels(self, kernel_id: str) -> Iterator[Callable[[str, dict[str, Any]], dict[str, Any]]]:

@@ -8,7 +8,7 @@ import queue
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,7 +165,7 @@ def start_kernel(spec: str = SPEC, transport: str = "tcp", **kwargs: Any) -> Not
     manager = KernelManager(kernel_name=spec, transport=transport)
     manager.start_kernel(**kwargs)
     notebook = Notebook(manager, manager.client())
-    notebook.client.start_channels()
+    open_channels(notebook.client)
     try:
         notebook.wait_for_ready()
     except AssertionError as e:
@@ -173,6 +173,33 @@ def start_kernel(spec: str = SPEC, transport: str = "tcp", **kwargs: Any) -> Not
         notebook.close()
         raise AssertionError(f"{e}; its logs say:\n{logs}") from e
     return notebook
+
+
+def open_channels(client: BlockingKernelClient) -> None:
+    """Open a client's channels but for the heartbeat, which a test that wants it starts, and waits for.
+
+    jupyter_client's thread for it, where it is stopped before it has begun, opens sockets until there are no more.
+    """
+    client.start_channels(hb=False)
+
+
+def client_of(connection_file: Path | str) -> BlockingKernelClient:
+    """Return a client of a kernel that somebody else holds, with its channels open."""
+    client = BlockingKernelClient(connection_file=str(connection_file))
+    client.load_connection_file()
+    open_channels(client)
+    return client
+
+
+@contextlib.contextmanager
+def connected(connection_file: Path | str) -> Iterator[Notebook]:
+    """Give a client of a kernel that somebody else holds, once it answers; it hangs up at the end."""
+    notebook = Notebook(None, client_of(connection_file))  # type: ignore[arg-type]
+    try:
+        notebook.wait_for_ready()
+        yield notebook
+    finally:
+        notebook.hang_up()
 
 
 def wait_until(condition: Callable[[], Any], timeout: float = PATIENCE, what: str = "") -> Any:

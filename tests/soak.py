@@ -28,7 +28,7 @@ from job_programs import TRAIN, Job, program
 from jupyter_client import KernelManager
 from keeper_faults import keeper_pid
 from leaks import clients_of, is_more, look, memory
-from notebooks import SPEC, Notebook, wait_for_ready
+from notebooks import SPEC, Notebook, open_channels, wait_for_ready
 
 from jupyter_gpuckpt.client.jobs import folder_of
 from jupyter_gpuckpt.linux.processes import resident_bytes
@@ -88,7 +88,7 @@ def _kernel() -> Iterator[Notebook]:
     manager = KernelManager(kernel_name=SPEC)
     manager.start_kernel()
     client = manager.client()
-    client.start_channels()
+    open_channels(client)
     notebook = Notebook(manager, client)
     try:
         wait_for_ready(client)

@@ -57,10 +57,10 @@ if "ipykernel_launcher" in sys.orig_argv:
 _STARTS = """
 import os
 from jupyter_client import KernelManager
-from notebooks import Notebook, wait_for_ready
+from notebooks import Notebook, open_channels, wait_for_ready
 def connected():
     client = manager.client()
-    client.start_channels()
+    open_channels(client)
     wait_for_ready(client)
     return Notebook(manager, client)
 manager = KernelManager(kernel_name="python3-gpuckpt")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Cli, Orphan
-from jupyter_client import BlockingKernelClient
-from notebooks import Notebook, StartKernel, wait_for_ready, wait_until
+from notebooks import Notebook, StartKernel, connected, wait_until
 
 from jupyter_gpuckpt.client import keepers
 from jupyter_gpuckpt.errors import NoSuchKernel
@@ -190,10 +188,5 @@ def test_listing_kernels_does_not_disturb_those_that_are_starting(start: StartKe
 
 
 def test_one_can_go_on_with_an_orphan(orphan: Orphan) -> None:
-    going_on = BlockingKernelClient()
-    going_on.load_connection_info(json.loads(Path(orphan.connection_file).read_text()))
-    going_on.start_channels()
-    try:
-        wait_for_ready(going_on, 60)
-    finally:
-        going_on.stop_channels()
+    with connected(orphan.connection_file) as going_on:
+        assert going_on.value("1 + 1") == "2"

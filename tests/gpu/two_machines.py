@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from jupyter_client import KernelManager
-from notebooks import Notebook
+from notebooks import Notebook, open_channels
 from small_environment import SPEC, small_environment
 
 HOME = Path("/opt/gpuckpt-two-machines")
@@ -50,7 +50,7 @@ def _started(spec: str) -> Notebook:
     manager = KernelManager(kernel_name=spec)
     manager.start_kernel()
     client = manager.client()
-    client.start_channels()
+    open_channels(client)
     client.wait_for_ready(120)
     return Notebook(manager, client)
 

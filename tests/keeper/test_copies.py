@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from copies import forking
 from jupyter_client import KernelManager
-from notebooks import SPEC, Notebook, wait_for_ready
+from notebooks import SPEC, Notebook, open_channels, wait_for_ready
 
 _SETUP = """
 import multiprocessing, multiprocessing.shared_memory, os, random, secrets, socket, ssl, tempfile, threading, time, uuid
@@ -107,7 +107,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
         manager = KernelManager(kernel_name=SPEC)
         manager.start_kernel()
         client = manager.client()
-        client.start_channels()
+        open_channels(client)
         original = Notebook(manager, client)
         stack.callback(original.close)
         wait_for_ready(client)

@@ -87,6 +87,7 @@ def test_looking_at_it_does_not_wake_it(notebook: Notebook) -> None:
     client = notebook.client
     assert reply_to(notebook, client.kernel_info())["language_info"]["name"] == "python"
     assert reply_to(notebook, client.comm_info()) == {"status": "ok", "comms": {}}
+    client.hb_channel.start()
     wait_until(client.hb_channel.is_beating)
     assert notebook.manager.is_alive()
     with notebook.keeper as keeper:

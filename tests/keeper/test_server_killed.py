@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from jupyter_client import BlockingKernelClient
 from keeper_faults import assert_nothing_left, processes_of
-from notebooks import Notebook, wait_for_ready, wait_until
+from notebooks import Notebook, client_of, connected, wait_until
 
 from jupyter_gpuckpt.client import keepers
 from jupyter_gpuckpt.client.record import KernelFolder
@@ -57,13 +56,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
     ) as process:
         assert process.stdout is not None
         connection_file, kernel_id = json.loads(process.stdout.readline())
-        notebook_client = BlockingKernelClient(connection_file=connection_file)
-        notebook_client.load_connection_file()
-        notebook_client.start_channels()
-        wait_for_ready(notebook_client, 60)
         folder = KernelFolder(Path(os.environ["JUPYTER_RUNTIME_DIR"], "gpuckpt", kernel_id))
-        yield Server(process, Notebook(None, notebook_client), folder)  # type: ignore[arg-type]
-        notebook_client.stop_channels()
+        with connected(connection_file) as notebook:
+            yield Server(process, notebook, folder)
         process.kill()
     keepers.end(folder)
     wait_until(lambda: not processes_of(tmp_path))
@@ -170,9 +165,7 @@ def test_the_keeper_too_and_the_batch_run_s_kernel_ends_when_it_gets_another(
 def test_it_goes_on_while_somebody_else_looks_at_it_or_holds_it(batch: subprocess.Popen[bytes], tmp_path: Path) -> None:
     (folder,) = keepers.folders()
     connection_file = folder.launch().connection_file
-    viewer = BlockingKernelClient(connection_file=connection_file)
-    viewer.load_connection_file()
-    viewer.start_channels()
+    viewer = client_of(connection_file)
     wait_until(lambda: peers(connection_file)["iopub_port"] == 2)
     batch.kill()
     batch.wait()

@@ -22,7 +22,7 @@ import pytest
 import zmq
 from jupyter_client import AsyncKernelManager, KernelManager
 from keeper_faults import assert_nothing_left, processes_of
-from notebooks import PATIENCE, SPEC, Notebook, StartKernel, wait_for_ready, wait_until
+from notebooks import PATIENCE, SPEC, Notebook, StartKernel, open_channels, wait_for_ready, wait_until
 
 import jupyter_gpuckpt
 from jupyter_gpuckpt import provisioner, settings
@@ -163,7 +163,7 @@ def test_nobody_is_given_the_ports_of_a_kernel_from_its_start_to_its_end(tmp_pat
                 other.bind((manager.ip, port))  # without SO_REUSEADDR: what is free for that is what the system gives
         mark.touch()
         connected = manager.client()
-        connected.start_channels()
+        open_channels(connected)
         wait_for_ready(connected)
         connected.stop_channels()
         ports = manager.ports

@@ -50,11 +50,17 @@ def connection(notebook: Notebook) -> dict[str, Any]:
     return found
 
 
+def assert_beats(notebook: Notebook) -> None:
+    heart = notebook.client.hb_channel
+    if not heart.is_alive():
+        heart.start()
+    wait_until(heart.is_beating)
+
+
 def assert_serves(notebook: Notebook) -> None:
     """All five channels are served: shell and iopub, the heartbeat, control, and stdin."""
     client = notebook.client
-    client.hb_channel.unpause()
-    wait_until(client.hb_channel.is_beating)
+    assert_beats(notebook)
     client.control_channel.send(client.session.msg("kernel_info_request", {}))
     assert client.get_control_msg(timeout=PATIENCE)["content"]["status"] == "ok"
     client.execute("answer = input('?')")
@@ -83,8 +89,7 @@ def test_an_encrypted_kernel_is_hibernated_and_woken_by_a_cell(curve: Start) -> 
     notebook.run("x = 1")
     with notebook.keeper as keeper:
         keeper.request("hibernate")
-    notebook.client.hb_channel.unpause()
-    wait_until(notebook.client.hb_channel.is_beating)
+    assert_beats(notebook)
     assert notebook.value("x") == "1"
     assert_serves(notebook)
 

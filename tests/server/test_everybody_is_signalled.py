@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jupyter_client import BlockingKernelClient
-from jupyter_servers import SPEC, START_TIMEOUT, Server, running
+from jupyter_servers import SPEC, Server, running
 from keeper_faults import processes_of
-from notebooks import PATIENCE, Notebook, wait_for_ready, wait_until
+from notebooks import PATIENCE, Notebook, wait_until
 
 from jupyter_gpuckpt.client import keepers
 from jupyter_gpuckpt.client.record import KernelFolder
@@ -37,14 +36,8 @@ x = 41
 def _notebook(server: Server, path: str = "a.ipynb") -> Iterator[tuple[str, Notebook]]:
     wanted = {"path": path, "name": path, "type": "notebook", "kernel": {"name": SPEC}}
     kernel = str(server.request("POST", "api/sessions", json=wanted).json()["kernel"]["id"])
-    client = BlockingKernelClient(connection_file=str(server.folder / "runtime" / f"kernel-{kernel}.json"))
-    client.load_connection_file()
-    client.start_channels()
-    try:
-        wait_for_ready(client, START_TIMEOUT)
-        yield kernel, Notebook(None, client)  # type: ignore[arg-type]
-    finally:
-        client.stop_channels()
+    with server.connected(kernel) as notebook:
+        yield kernel, notebook
 
 
 def _everybody(server: Server) -> list[int]:

@@ -7,9 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from jupyter_client import BlockingKernelClient
-from jupyter_servers import START_TIMEOUT, Server, running
-from notebooks import Notebook, wait_for_ready, wait_until
+from jupyter_servers import Server, running
+from notebooks import wait_until
 
 pytestmark = pytest.mark.criu
 
@@ -35,14 +34,6 @@ def _hibernated(server: Server) -> list[dict]:
     return found
 
 
-def _client(server: Server, kernel_id: str) -> Notebook:
-    client = BlockingKernelClient()
-    client.load_connection_file(str(server.folder / "runtime" / f"kernel-{kernel_id}.json"))
-    client.start_channels()
-    wait_for_ready(client, START_TIMEOUT)
-    return Notebook(None, client)  # type: ignore[arg-type]
-
-
 def _kernels(server: Server) -> list[str]:
     return [kernel["id"] for kernel in server.request("GET", "api/kernels").json()]
 
@@ -59,9 +50,8 @@ def test_a_culled_kernel_is_hibernated_and_resumed(tmp_path: Path) -> None:
         assert not list((tmp_path / "runtime" / "gpuckpt").iterdir())
         done = server.finish(server.ask("POST", f"hibernated/{found[0]['name']}/resume", {}, 202))
         assert done["state"] == "done", done["error"]
-        resumed = _client(server, done["kernel_id"])
-        assert resumed.value("x + 1") == "42"
-        resumed.client.stop_channels()
+        with server.connected(done["kernel_id"]) as resumed:
+            assert resumed.value("x + 1") == "42"
         assert _hibernated(server) == []
         assert server.ask("GET", "snapshots")["snapshots"] == []
 
@@ -77,9 +67,8 @@ def test_a_server_stops_and_its_kernels_are_resumed_by_the_next(tmp_path: Path, 
     with running(tmp_path, 'c.Gpuckpt.hibernate_on = "stop"', GPUCKPT_HIBERNATE_ON="cull") as server:
         session = {"path": "a.ipynb", "name": "a.ipynb", "type": "notebook", "kernel": {"name": "python3-gpuckpt"}}
         kernel_id = server.request("POST", "api/sessions", json=session).json()["kernel"]["id"]
-        notebook = _client(server, kernel_id)
-        notebook.run("import os; x, much = 41, os.urandom(200_000_000)")
-        notebook.client.stop_channels()
+        with server.connected(kernel_id) as notebook:
+            notebook.run("import os; x, much = 41, os.urandom(200_000_000)")
         base = server.save(kernel_id, "base")["id"]
         for number in signals:
             server.process.send_signal(number)
@@ -97,9 +86,8 @@ def test_a_server_stops_and_its_kernels_are_resumed_by_the_next(tmp_path: Path, 
             assert asked["kernel_id"] == other
             done = server.finish(asked)
             assert done["state"] == "done", done["error"]
-            again = _client(server, other)
-            assert again.value("x + 1") == "42"
-            again.client.stop_channels()
+            with server.connected(other) as again:
+                assert again.value("x + 1") == "42"
             # The snapshot by which it came is gone: it goes on from the one that it had come from before.
             assert _hibernated(server) == []
             (kernel,) = server.ask("GET", "kernels")["kernels"]
@@ -113,9 +101,8 @@ def test_none_is_started_anew_while_others_are_being_hibernated(tmp_path: Path) 
         for name in ("a.ipynb", "b.ipynb", "c.ipynb"):
             session = {"path": name, "name": name, "type": "notebook", "kernel": {"name": "python3-gpuckpt"}}
             kernel_id = server.request("POST", "api/sessions", json=session).json()["kernel"]["id"]
-            notebook = _client(server, kernel_id)
-            notebook.run("import os; much = os.urandom(100_000_000)")
-            notebook.client.stop_channels()
+            with server.connected(kernel_id) as notebook:
+                notebook.run("import os; much = os.urandom(100_000_000)")
         server.process.terminate()
         assert server.process.wait(60) == 0
         assert "restarting kernel" not in server.log.read_text()

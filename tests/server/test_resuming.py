@@ -6,16 +6,14 @@ import contextlib
 import platform
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
-from jupyter_client import BlockingKernelClient
-from jupyter_servers import SPEC, START_TIMEOUT, Server, running
+from jupyter_servers import SPEC, Server, running
 from keeper_faults import processes_of
-from notebooks import PATIENCE, Notebook, wait_for_ready, wait_until
+from notebooks import PATIENCE, wait_until
 
 pytestmark = pytest.mark.criu
 
@@ -31,18 +29,6 @@ def _opened(server: Server, path: str = "a.ipynb") -> str:
     return str(session["kernel"]["id"])
 
 
-@contextlib.contextmanager
-def _connected(server: Server, kernel_id: str) -> Iterator[Notebook]:
-    client = BlockingKernelClient(connection_file=str(server.folder / "runtime" / f"kernel-{kernel_id}.json"))
-    client.load_connection_file()
-    client.start_channels()
-    try:
-        wait_for_ready(client, START_TIMEOUT)
-        yield Notebook(None, client)  # type: ignore[arg-type]
-    finally:
-        client.stop_channels()
-
-
 def _stop(server: Server, number: signal.Signals = signal.SIGTERM) -> None:
     server.process.send_signal(number)
     assert server.process.wait(PATIENCE) == 0 or number == signal.SIGKILL
@@ -54,14 +40,14 @@ def _hibernated(server: Server) -> list[str]:
 
 def test_a_notebook_starts_with_the_kernel_that_was_hibernated(tmp_path: Path) -> None:
     with running(tmp_path, **_HUB) as server:
-        with _connected(server, _opened(server)) as notebook:
+        with server.connected(_opened(server)) as notebook:
             notebook.run("import os; x, much = 41, os.urandom(50_000_000)")
         _stop(server)
     with running(tmp_path, **_HUB) as server:
         (name,) = _hibernated(server)
-        with _connected(server, _opened(server, "b.ipynb")) as notebook:
+        with server.connected(_opened(server, "b.ipynb")) as notebook:
             assert "NameError" in notebook.fails("x").text  # another notebook
-        with _connected(server, kernel := _opened(server)) as notebook:
+        with server.connected(kernel := _opened(server)) as notebook:
             assert notebook.value("x + 1") == "42"
             status = notebook.run("%gpuckpt status").text
             assert "resumed from" in status
@@ -71,11 +57,11 @@ def test_a_notebook_starts_with_the_kernel_that_was_hibernated(tmp_path: Path) -
             assert _hibernated(server) == []
             assert "Saved" in notebook.run("%gpuckpt save later").text
             server.request("POST", f"api/kernels/{kernel}/restart").raise_for_status()
-        with _connected(server, kernel) as notebook:
+        with server.connected(kernel) as notebook:
             assert "NameError" in notebook.fails("x").text
             assert "resumed from" not in notebook.run("%gpuckpt status").text
         _stop(server)
-    with running(tmp_path, **_HUB) as server, _connected(server, _opened(server)) as notebook:
+    with running(tmp_path, **_HUB) as server, server.connected(_opened(server)) as notebook:
         assert "NameError" in notebook.fails("x").text  # what was hibernated last
         assert "resumed from" in notebook.run("%gpuckpt status").text
 
@@ -118,7 +104,7 @@ def test_a_kernel_that_was_resumed_is_hibernated_where_others_are_culled(tmp_pat
 def test_a_cell_that_ran_goes_on_when_the_notebook_is_opened(tmp_path: Path) -> None:
     steps = tmp_path / "steps"
     with running(tmp_path, **_HUB) as server:
-        with _connected(server, _opened(server)) as notebook:
+        with server.connected(_opened(server)) as notebook:
             step = f"    open({str(steps)!r}, 'a').write(f'{{i}}\\n'); time.sleep(0.1)"
             notebook.client.execute(f"import time\nfor i in range(10**6):\n{step}")
             wait_until(lambda: steps.exists() and len(steps.read_text().splitlines()) > 3)
@@ -132,44 +118,44 @@ def test_a_cell_that_ran_goes_on_when_the_notebook_is_opened(tmp_path: Path) -> 
 
 def test_what_cannot_be_resumed_is_kept_and_a_fresh_kernel_starts(tmp_path: Path) -> None:
     with running(tmp_path, **_HUB) as server:
-        with _connected(server, _opened(server)) as notebook:
+        with server.connected(_opened(server)) as notebook:
             notebook.run("x = 41")
         _stop(server)
     largest = max((tmp_path / "store" / "packs").rglob("*"), key=lambda path: path.stat().st_size)
     away = largest.rename(tmp_path / "away")
     with running(tmp_path, **_HUB) as server:
         (name,) = _hibernated(server)
-        with _connected(server, kernel := _opened(server)) as notebook:
+        with server.connected(kernel := _opened(server)) as notebook:
             assert "NameError" in notebook.fails("x").text
             assert f"The hibernated kernel of {tmp_path / 'work' / 'a.ipynb'} was not resumed" in server.log.read_text()
             assert _hibernated(server) == [name]
         away.rename(largest)
         done = server.finish(server.ask("POST", f"hibernated/{name}/resume", {"kernel_id": kernel}, 202))
         assert done["state"] == "done", done["error"]
-        with _connected(server, kernel) as notebook:
+        with server.connected(kernel) as notebook:
             assert notebook.value("x + 1") == "42"
 
 
 def test_a_kernel_that_outlived_its_server_is_held_by_the_next(tmp_path: Path) -> None:
     with running(tmp_path, **_HUB) as server:
-        with _connected(server, kernel := _opened(server)) as notebook:
+        with server.connected(kernel := _opened(server)) as notebook:
             notebook.run("x = 41")
         _stop(server, signal.SIGKILL)
     with running(tmp_path, **_HUB) as server:
         assert _opened(server) == kernel
-        with _connected(server, kernel) as notebook:
+        with server.connected(kernel) as notebook:
             assert notebook.value("x + 1") == "42"
         (session,) = server.request("GET", "api/sessions").json()
         assert (session["path"], session["kernel"]["id"]) == ("a.ipynb", kernel)
         _stop(server)
-    with running(tmp_path, **_HUB) as server, _connected(server, _opened(server)) as notebook:
+    with running(tmp_path, **_HUB) as server, server.connected(_opened(server)) as notebook:
         assert notebook.value("x + 1") == "42"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
 def test_a_server_that_ends_while_it_resumes_a_kernel_loses_nothing(tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path, **_HUB) as server:
-        with _connected(server, _opened(server)) as notebook:
+        with server.connected(_opened(server)) as notebook:
             notebook.run("import os; x, much = 41, os.urandom(150_000_000)")
         _stop(server)
     with running(tmp_path, **_HUB) as server:
@@ -182,7 +168,7 @@ def test_a_server_that_ends_while_it_resumes_a_kernel_loses_nothing(tmp_path: Pa
         assert not list((tmp_path / "runtime" / "gpuckpt").iterdir())
     with running(tmp_path, **_HUB) as server:
         assert len(_hibernated(server)) == 1
-        with _connected(server, _opened(server)) as notebook:
+        with server.connected(_opened(server)) as notebook:
             assert notebook.value("x + 1") == "42"
 
 
@@ -198,18 +184,18 @@ def test_on_a_machine_that_shares_no_more_than_the_remote_a_notebook_starts_with
         return {**_HUB, "GPUCKPT_REMOTE": str(remote), "GPUCKPT_STORE": str(tmp_path / name)}
 
     with running(tmp_path, **machine("first")) as server:
-        with _connected(server, _opened(server)) as notebook:
+        with server.connected(_opened(server)) as notebook:
             notebook.run("x = 41")
         _stop(server)
     assert len(list((remote / "snapshots").iterdir())) == 1
     with running(tmp_path, **machine("second")) as server:
-        with _connected(server, _opened(server)) as notebook:
+        with server.connected(_opened(server)) as notebook:
             assert notebook.value("x") == "41"
             # It runs here now: no other machine is to begin with what it was.
             wait_until(lambda: not list((remote / "snapshots").iterdir()), what="the remote still has it")
             notebook.run("x += 1")
         _stop(server)
-    with running(tmp_path, **machine("third")) as server, _connected(server, _opened(server)) as notebook:
+    with running(tmp_path, **machine("third")) as server, server.connected(_opened(server)) as notebook:
         assert notebook.value("x") == "42"
 
 
@@ -217,11 +203,11 @@ def test_a_server_starts_and_stops_where_its_remote_cannot_be_reached(tmp_path: 
     (tmp_path / "file").touch()
     environment = {**_HUB, "GPUCKPT_REMOTE": str(tmp_path / "file" / "remote")}
     with running(tmp_path, **environment) as server:
-        with _connected(server, _opened(server)) as notebook:
+        with server.connected(_opened(server)) as notebook:
             notebook.run("x = 41")
         _stop(server)
     said = (tmp_path / "server.log").read_text()
     assert "hibernated kernels could not be fetched" in said
     assert "only in the store of this machine" in said
-    with running(tmp_path, **_HUB) as server, _connected(server, _opened(server)) as notebook:
+    with running(tmp_path, **_HUB) as server, server.connected(_opened(server)) as notebook:
         assert notebook.value("x") == "41"

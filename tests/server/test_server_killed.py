@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_client import BlockingKernelClient
 from jupyter_servers import SPEC, Server, running
-from notebooks import Notebook, wait_for_ready
 
 pytestmark = pytest.mark.criu
 
@@ -20,18 +16,6 @@ def _open(server: Server, path: str) -> dict[str, Any]:
     wanted = {"path": path, "name": Path(path).name, "type": "notebook", "kernel": {"name": SPEC}}
     session: dict[str, Any] = server.request("POST", "api/sessions", json=wanted).json()
     return session
-
-
-@contextlib.contextmanager
-def _connected(server: Server, kernel_id: str) -> Iterator[Notebook]:
-    client = BlockingKernelClient(connection_file=str(server.folder / "runtime" / f"kernel-{kernel_id}.json"))
-    client.load_connection_file()
-    client.start_channels()
-    try:
-        wait_for_ready(client)
-        yield Notebook(None, client)  # type: ignore[arg-type]
-    finally:
-        client.stop_channels()
 
 
 def _kernels(server: Server) -> dict[str, str | None]:
@@ -46,7 +30,7 @@ def test_the_kernel_of_a_killed_server_is_reconnected_to_its_notebook(tmp_path: 
         opened = _open(first, "deep/Untitled.ipynb")
         old = opened["kernel"]["id"]
         first.request("PATCH", f"api/sessions/{opened['id']}", json={"path": path}).raise_for_status()  # a rename
-        with _connected(first, old) as notebook:
+        with first.connected(old) as notebook:
             notebook.run("x = 41")
         assert _kernels(first) == {old: None}
         first.process.kill()
@@ -56,7 +40,7 @@ def test_the_kernel_of_a_killed_server_is_reconnected_to_its_notebook(tmp_path: 
         session = _open(second, path)
         fresh = session["kernel"]["id"]
         assert _kernels(second) == {old: path, fresh: None}
-        with _connected(second, fresh) as notebook:
+        with second.connected(fresh) as notebook:
             status = notebook.run("%gpuckpt status").text
         assert "Another kernel of this notebook is still running" in status
         assert f"jupyter gpuckpt stop {old}" in status
@@ -65,6 +49,6 @@ def test_the_kernel_of_a_killed_server_is_reconnected_to_its_notebook(tmp_path: 
         second.request("PATCH", f"api/sessions/{session['id']}", json=change).raise_for_status()
         assert [kernel["id"] for kernel in second.request("GET", "api/kernels").json()] == [old]
         assert _kernels(second) == {old: None}
-        with _connected(second, old) as notebook:
+        with second.connected(old) as notebook:
             assert notebook.value("x") == "41"
             assert "still running" not in notebook.run("%gpuckpt status").text
