@@ -229,7 +229,7 @@ class Agent:
             "python": platform.python_version(),
             "ipykernel": ipykernel.__version__,
             "protocol": settings.AGENT_PROTOCOL,
-            "waits_for_gpu": parking.has_gate() and not about_gpu.get("peers"),
+            "waits_for_gpu": parking.has_gate() and not self.housekeeping.are_apart,
             "environment": environment.describe(),
             "temporary": renewal.temporary_folders(),
             **variables.describe(self.kernel.shell),

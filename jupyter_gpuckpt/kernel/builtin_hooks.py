@@ -27,6 +27,7 @@ class Housekeeping:
         self._history: Any = getattr(shell, "history_manager", None)
         self._history_closed = False
         self._peers: list[dict[str, Any]] = []
+        self._were_together = False
 
     def before_save(self, *, busy: bool) -> dict[str, Any]:
         """Make the kernel small and savable.
@@ -57,7 +58,7 @@ class Housekeeping:
             self._close_history()
         parking.watch_gate(True)
         # The last thing before the freeze: torch's copies between GPUs must not run without it.
-        self._peers = devices.disable_peer_access()
+        self._keep_gpus_apart()
         return {"peers": _gpu_memory() if self._peers else {}}
 
     def before_sleep(self) -> dict[str, Any]:
@@ -73,8 +74,17 @@ class Housekeeping:
         _give_cached_vram_back()
         _end_compile_workers()
         parking.watch_gate(True)
-        self._peers = devices.disable_peer_access()
+        self._keep_gpus_apart()
         return {"peers": _gpu_memory() if self._peers else {}}
+
+    @property
+    def are_apart(self) -> bool:
+        """Whether GPUs had access to each other's memory, and have it no more until `after`."""
+        return self._were_together
+
+    def _keep_gpus_apart(self) -> None:
+        self._peers = devices.disable_peer_access()
+        self._were_together = parking.keep_apart(True) or bool(self._peers)
 
     def before_save_asleep(self) -> dict[str, Any]:
         """Make a kernel savable that sleeps: without a touch of the GPU, which `before_sleep` has seen to."""
@@ -96,10 +106,11 @@ class Housekeeping:
         faults = []
         parking.watch_gate(False)
         try:
+            parking.keep_apart(False)
             devices.enable_peer_access(self._peers)
         except DriverError as e:
             faults.append(f"{e} Until then, copying tensors between GPUs can break all GPU work in this kernel.")
-        self._peers = []
+        self._peers, self._were_together = [], False
         with contextlib.suppress(Exception):
             self._open_history(new_session=restored)
         return faults
@@ -157,9 +168,13 @@ def _refuse_shared_vram() -> None:
 
 
 def _gpu_memory() -> dict[str, int]:
-    """Return the bytes of GPU memory that this process is found to have, and those of its largest allocation."""
-    sizes = devices.allocations().values()
-    return {"total": sum(sizes), "largest": max(sizes, default=0)}
+    """Return the bytes of GPU memory that this process is found to have, and those of its largest allocation.
+
+    What can be parked counts as none: it is made anew afterwards.
+    """
+    sizes = devices.allocations()
+    others = [size for address, size in sizes.items() if not parking.is_parkable(address)]
+    return {"total": sum(sizes.values()), "largest": max(others, default=0)}
 
 
 def _give_cached_vram_back() -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from uuid import UUID
 
 from .. import installed, settings
+from ..errors import DriverError
 from ..linux import proc
 
-__all__ = ["has_gate", "is_driver_loaded", "park", "parkable", "prepare", "watch_gate"]
+__all__ = ["has_gate", "is_driver_loaded", "is_parkable", "keep_apart", "park", "parkable", "prepare", "watch_gate"]
 
 _library: ctypes.PyDLL | None = None
 _DRIVER = "libcuda.so.1"
@@ -62,6 +63,32 @@ def parkable() -> list[tuple[str, int]]:
     while (size := _library.gpuckpt_parkable_on(len(places), uuid)) >= 0:
         places.append((f"GPU-{UUID(bytes=uuid.raw)}", size))
     return places
+
+
+def keep_apart(on: bool) -> bool:
+    """Take from this process's GPUs the access to memory of others that may be parked, or give it back.
+
+    Returns whether there was any.
+
+    Raises
+    ------
+    DriverError : the driver refuses.
+    """
+    done = 0 if _library is None or not is_driver_loaded() else int(_library.gpuckpt_keep_apart(int(on)))
+    if done < 0:
+        raise DriverError(
+            "The GPUs' access to each other's memory could not be switched.",
+            f"cuMemSetAccess gave CUresult {-done}",
+            "Restart the kernel, and start it with one GPU (CUDA_VISIBLE_DEVICES) to be able to save it.",
+            call="cuMemSetAccess",
+            number=-done,
+        )
+    return done > 0
+
+
+def is_parkable(address: int) -> bool:
+    """Tell whether an address is that of GPU memory that can be parked."""
+    return _library is not None and bool(_library.gpuckpt_is_parkable(ctypes.c_uint64(address)))
 
 
 def is_driver_loaded() -> bool:

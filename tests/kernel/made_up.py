@@ -56,6 +56,19 @@ def create(size, exported=0):
     handles.append(handle.value)
     blocks.append((address.value, size))
     return 0
+def free():  # of each GPU
+    found = []
+    for gpu in range(int(os.environ["MADE_UP_GPUS"])):
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        cu.cuCtxPushCurrent_v2(ctypes.c_void_p(gpu + 1))
+        cu.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        cu.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        found.append(free.value)
+    return found
+def on(gpu): cu.cuCtxSetCurrent(ctypes.c_void_p(gpu + 1))
+def access(n):  # of which GPUs, by their bits
+    its = ctypes.CDLL(driver).made_up_access
+    return [its(ctypes.c_uint64(blocks[n][0] + at)) for at in (0, blocks[n][1] - 1)]
 def mark(n, value):
     address, size = blocks[n]
     for at in (0, size // 2, size - 16): ctypes.memset(address + at, value, 16)
@@ -88,9 +101,9 @@ while True:
 
 
 class Process:
-    """One such process; `free` is what the made-up GPU has, in bytes."""
+    """One such process; `free` is what each of the made-up GPUs has, in bytes."""
 
-    def __init__(self, folder: Path, driver: Path, free: int = 1 << 40) -> None:
+    def __init__(self, folder: Path, driver: Path, free: int = 1 << 40, gpus: int = 1) -> None:
         self.driver = folder / "driver" / "libcuda.so.1"
         self.driver.parent.mkdir()
         self.driver.hardlink_to(driver)
@@ -99,6 +112,7 @@ class Process:
         self.no_imports = folder / "gpu.fails"
         """From when this exists, nobody can open another's memory."""
         self.gpu.write_bytes(free.to_bytes(8, "little") + bytes(8 + 32 * 8192))
+        self._gpus = gpus
         words = [installed.PARKING_LIBRARY, self.driver, self.gate, *self.fifos]
         self._process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *map(str, words)],
@@ -111,7 +125,11 @@ class Process:
     @property
     def environment(self) -> dict[str, str]:
         """What others need to use the same GPU."""
-        return {"MADE_UP_GPU": str(self.gpu), "LD_LIBRARY_PATH": str(self.driver.parent)}
+        return {
+            "MADE_UP_GPU": str(self.gpu),
+            "MADE_UP_GPUS": str(self._gpus),
+            "LD_LIBRARY_PATH": str(self.driver.parent),
+        }
 
     @property
     def pid(self) -> int:

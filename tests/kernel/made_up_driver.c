@@ -58,7 +58,9 @@ int cuDeviceGetUuid(char *uuid, int device) { return cuDeviceGetUuid_v2(uuid, de
 int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = 0; return 0; }
 int cuDevicePrimaryCtxRetain(uint64_t *context, int device) { *context = device + 1; return 0; }
 int cuDevicePrimaryCtxRelease_v2(int device) { return 0; }
-int cuDeviceCanAccessPeer(int *can, int device, int peer) { *can = device != peer; return 0; }
+int cuDeviceCanAccessPeer(int *can, int device, int peer) { *can = !getenv("MADE_UP_APART"); return 0; }
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *active = 1; return 0; }
+int cuCtxEnablePeerAccess(uint64_t context, unsigned flags) { return 0; }
 int cuCtxGetCurrent(uint64_t *context) { *context = current + 1; return 0; }
 int cuCtxSetCurrent(uint64_t context) { current = context ? context - 1 : 0; return 0; }
 int cuCtxGetDevice(int *device) { *device = current; return 0; }
@@ -87,11 +89,31 @@ int cuMemAddressFree(uint64_t address, size_t size) { return munmap((void *)addr
 int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, uint64_t flags) {
   return mmap((void *)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, handle, 0) == MAP_FAILED;
 }
+/* Which GPUs, by their bits, may access addresses; what was said last holds. */
+static struct { uint64_t address, size, gpus; } accesses[65536];
+static int access_count;
+uint64_t made_up_access(uint64_t address) {
+  for (int i = access_count; i--;)
+    if (address >= accesses[i].address && address < accesses[i].address + accesses[i].size) return accesses[i].gpus;
+  return 0;
+}
+static void give_access(uint64_t address, size_t size, uint64_t gpus) {
+  accesses[access_count].address = address;
+  accesses[access_count].size = size;
+  accesses[access_count++].gpus = gpus;
+}
 int cuMemUnmap(uint64_t address, size_t size) {
+  give_access(address, size, 0);
   return mmap((void *)address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) ==
          MAP_FAILED;
 }
-int cuMemSetAccess(uint64_t address, size_t size, void *access, size_t count) {
+int cuMemSetAccess(uint64_t address, size_t size, const int *access, size_t count) {
+  uint64_t gpus = made_up_access(address);
+  for (size_t i = 0; access && i < count; i++) {
+    gpus &= ~(1ull << access[3 * i + 1]);
+    if (access[3 * i + 2]) gpus |= 1ull << access[3 * i + 1];
+  }
+  give_access(address, size, gpus);
   return mprotect((void *)address, size, PROT_READ | PROT_WRITE);
 }
 int cuMemExportToShareableHandle(int *fd, uint64_t handle, int type, uint64_t flags) {

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -46,8 +47,10 @@ class HeldProcess:
         self.memory = Path(tempfile.mkdtemp(dir="/dev/shm"))
         self.parking: Parking | None = None
 
-    def parks(self, file: FileState = "new", elsewhere: Elsewhere | None = None) -> Parking:
-        places = tuple((gpu, size) for gpu, size in self.process.ask("places()"))
+    def parks(
+        self, file: FileState = "new", elsewhere: Elsewhere | None = None, told: list[list[Any]] | None = None
+    ) -> Parking:
+        places = tuple((gpu, size) for gpu, size in told or self.process.ask("places()"))
         at = self.memory
         parked = Parked(self.process.pid, 0, places)
         self.parking = Parking(self.folder, at, str(at), parked, file, elsewhere=elsewhere)
@@ -76,8 +79,8 @@ class HeldProcess:
 def start(tmp_path: Path, made_up_driver: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     started: list[HeldProcess] = []
 
-    def start(free: int = 1 << 40) -> HeldProcess:
-        process = Process(tmp_path, made_up_driver, free)
+    def start(free: int = 1 << 40, gpus: int = 1) -> HeldProcess:
+        process = Process(tmp_path, made_up_driver, free, gpus)
         for name, value in process.environment.items():
             monkeypatch.setenv(name, value)
         started.append(HeldProcess(process, tmp_path))
@@ -89,12 +92,7 @@ def start(tmp_path: Path, made_up_driver: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def free_bytes(process: Process) -> int:
-    return int(
-        process.ask(
-            "(lambda a, b: (cu.cuMemGetInfo_v2(ctypes.byref(a), ctypes.byref(b)), a.value)[1])"
-            "(ctypes.c_size_t(), ctypes.c_size_t())"
-        )
-    )
+    return int(process.ask("free()[0]"))
 
 
 def test_many_blocks_come_back_with_what_was_in_them(start: Start) -> None:
@@ -377,3 +375,133 @@ def test_what_a_holder_that_was_killed_had_not_copied_is_read_from_where_it_is(s
     wait_until(lambda: parking.holder is None)
     held.comes_back()
     assert _blocks(process) == before
+
+
+ON_TWO = "[(on(n % 2), alloc((2 + 2 * (n % 3) << 20) if n else 600 << 20)) for n in range(150)]"
+"""One of 600 MiB among many, on two GPUs."""
+MARK = "[mark(n, n % 250 + 1) for n in range(150)]"
+MARKS = [[n % 250 + 1] * 3 for n in range(150)]
+OWN, BOTH = {0: [0b01] * 2, 1: [0b10] * 2}, [0b11] * 2
+
+
+def test_memory_of_two_gpus_comes_back_to_each_with_access_for_both(start: Start) -> None:
+    held = start(gpus=2)
+    process = held.process
+    process.ask(f"{ON_TWO}, {MARK}")
+    sizes = [sum(size for _, size in process.ask("blocks")[gpu::2]) for gpu in (0, 1)]
+    assert [size for _, size in process.ask("places()")] == sizes
+    free = process.ask("free()")
+    assert [(1 << 40) - left for left in free] == sizes
+    for _ in range(2):
+        assert process.ask("ours.gpuckpt_keep_apart(1)") == 150
+        assert process.ask("[access(n) for n in range(150)]") == [OWN[n % 2] for n in range(150)]
+        held.parks()
+        held.comes_back()
+        assert process.ask("[access(n) for n in range(150)]") == [BOTH] * 150
+        assert process.ask("ours.gpuckpt_keep_apart(0)") == 0, "it was mapped anew with it"
+        assert process.ask("[marks(n) for n in range(150)]") == MARKS
+        assert process.ask("free()") == free
+    process.ask("[cu.cuMemFree_v2(ctypes.c_uint64(a)) for a, _ in blocks]")
+    assert process.ask("free()") == [1 << 40] * 2
+
+
+def test_a_gpu_has_access_to_anothers_memory_once_it_has_memory_itself(start: Start) -> None:
+    process = start(gpus=2).process
+    process.ask("on(1), alloc(4 << 20), alloc(4 << 20)")
+    assert process.ask("access(0)") == OWN[1]
+    process.ask("on(0), alloc(1 << 10)")
+    assert process.ask("access(0), access(1)") == [BOTH] * 2
+
+
+def test_access_that_was_asked_for_is_given(start: Start) -> None:
+    process = start(gpus=3).process
+    process.ask("on(2), alloc(4 << 20), on(0), cu.cuCtxEnablePeerAccess(ctypes.c_void_p(3), 0)")
+    assert process.ask("access(0), cu.cuCtxGetDevice(at := ctypes.byref(ctypes.c_int())), at._obj.value") == [
+        [0b101] * 2,
+        0,
+        0,
+    ]
+
+
+def test_what_is_not_parked_has_access_again_afterwards_and_what_is_made_meanwhile_later(start: Start) -> None:
+    process = start(gpus=2).process
+    process.ask("on(0), alloc(4 << 20), on(1), alloc(4 << 20), create(20 << 20)")
+    both = "(ctypes.c_int * 6)(1, 0, 3, 1, 1, 3), ctypes.c_size_t(2)"
+    set_access = (
+        "(lambda n: cu.cuMemSetAccess(ctypes.c_uint64(blocks[n][0]), ctypes.c_size_t(blocks[n][1]), " + both + "))"
+    )
+    assert process.ask(f"{set_access}(2), access(2)") == [0, BOTH]
+    assert process.ask("ours.gpuckpt_keep_apart(1)") == 3
+    process.ask(f"alloc(4 << 20), create(20 << 20), {set_access}(4)")
+    own = [OWN[0], OWN[1], OWN[0], OWN[1], OWN[0]]
+    assert process.ask("[access(n) for n in range(5)]") == own
+    assert process.ask("ours.gpuckpt_keep_apart(0)") == 5
+    assert process.ask("[access(n) for n in range(5)]") == [BOTH] * 5
+
+
+@pytest.mark.parametrize("free", [0, 20 * MIB, GIB], ids=["none", "some", "all"])
+def test_two_gpus_need_not_have_room_for_anything_twice(start: Start, free: int) -> None:
+    held = start(free=900 * MIB + free, gpus=2)
+    process = held.process
+    process.ask(f"{ON_TWO}, {MARK}")
+    with_room = [900 * MIB + free - size for _, size in process.ask("places()")]
+    process.ask(f"[(on(n), alloc(left)) for n, left in enumerate({with_room}) if left > {free}]")
+    held.parks("bare", _found([]))
+    held.comes_back()
+    assert process.ask("[marks(n) for n in range(150)]") == MARKS
+
+
+@pytest.mark.parametrize("file", ["new", "bare"])
+def test_of_two_gpus_what_is_known_and_zeros_are_not_copied(start: Start, file: FileState) -> None:
+    held = start(gpus=2)
+    process = held.process
+    process.ask("[(on(n % 2), alloc(2 + 2 * (n % 3) << 20)) for n in range(12)]")
+    process.ask("[mark(n, n + 1) for n in range(0, 12, 3)]")
+    in_file = [n for gpu in (0, 1) for n in range(gpu, 12, 2)]
+    blocks = [_hashes(bytes.fromhex(one)) for one in process.ask("[ctypes.string_at(*b).hex() for b in blocks]")]
+    hashes = [key for n in in_file for key in blocks[n]]
+    places = process.ask("places()")
+    process.ask("on(0), alloc(6 << 20)")
+    # More on the first GPU when it was asked than when it is parked.
+    told = [[gpu, size + (6 << 20 if n == 0 else 0)] for n, (gpu, size) in enumerate(places)]
+    assert process.ask("places()") == told
+    process.ask("cu.cuMemFree_v2(ctypes.c_uint64(blocks.pop()[0]))")
+    parking = held.parks(file, _found(blocks[0]), told)
+    parking.finish_copy()
+    first = places[0][1] // CHUNK
+    zeros = [blake3(bytes(CHUNK)).digest()] * 3
+    assert parking.hashes == b"".join([*hashes[:first], *zeros, *hashes[first:]])
+    held.comes_back()
+    assert process.ask("[marks(n) for n in range(0, 12, 3)]") == [[n + 1] * 3 for n in range(0, 12, 3)]
+
+
+def test_more_on_a_gpu_than_was_said_is_not_parked(start: Start) -> None:
+    held = start(gpus=2)
+    process = held.process
+    process.ask("on(0), alloc(4 << 20), on(1), alloc(4 << 20), mark(0, 5), mark(1, 6)")
+    told = process.ask("places()")
+    process.ask("on(0), alloc(4 << 20)")
+    with pytest.raises(AssertionError):
+        held.parks(told=told)
+    assert process.answer() == "back"
+    assert process.ask("marks(0), marks(1)") == [[5] * 3, [6] * 3]
+
+
+def test_the_file_does_for_two_gpus(start: Start) -> None:
+    held = start(gpus=2)
+    process = held.process
+    process.ask(f"{ON_TWO}, {MARK}")
+    parking = held.parks()
+    parking.finish_copy()
+    parking.do_without_holder()
+    held.comes_back()
+    assert process.ask("[marks(n) for n in range(150)]") == MARKS
+
+
+def test_gpus_that_cannot_access_each_other_are_left_to_the_driver(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MADE_UP_APART", "yes")
+    process = start(gpus=2).process
+    process.ask("alloc(4 << 20), on(1), alloc(4 << 20), create(20 << 20)")
+    assert process.ask("ours.gpuckpt_parkable()") == 0

@@ -26,14 +26,14 @@ enum { ON_DEVICE = 1, PINNED = 1, POSIX_FD = 1, READ_WRITE = 3 };
 extern struct driver {
   fn Create, Release, Map, Unmap, AddressReserve, AddressFree, SetAccess, Export, Granularity, Retain, Properties;
   fn BindMem, CtxGetCurrent, CtxGetDevice, CtxSynchronize, CtxPush, CtxPop, PrimaryRetain, PrimaryRelease;
-  fn DeviceCount, DeviceUuid, DeviceAttribute, HtoD, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, GetProcAddress, GetProcAddress2;
+  fn DeviceCount, DeviceUuid, DeviceAttribute, CanAccessPeer, EnablePeerAccess, PrimaryState, HtoD, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, GetProcAddress, GetProcAddress2;
 } cu;
 
 PUBLIC int gpuckpt_is_open(void);
 
 /* -- memory.c */
 
-enum { PART = 1 << 30 };
+enum { PART = 1 << 30, PART_OF_SEVERAL = 256 << 20 };
 enum { MOST_DEVICES = 16 }; /* GPUs of one process; more are left to the driver */
 
 /* Physical memory, in parts: the GPU need not have room for all of it twice while it changes hands. It has the first
@@ -52,12 +52,13 @@ typedef struct {
   uint64_t address, size;
   memory *of;
   int is_block; /* made for cuMemAlloc: the addresses are reserved for it */
-  int accesses;
+  int accesses, is_apart; /* whether others' access is taken away */
   access_desc access[MOST_DEVICES];
 } mapping;
 
 extern memory **memories;
 extern size_t memory_count;
+extern int are_apart; /* GPUs have no access to each other's memory now */
 
 void lock_memory(void);
 int try_lock_memory(void);
@@ -72,7 +73,8 @@ void take_parts(memory *m);
 #define OWN_FUNCTIONS(O) \
   O(cuMemAlloc_v2) O(cuMemAllocPitch_v2) O(cuMemFree_v2) O(cuMemGetAddressRange_v2) O(cuIpcGetMemHandle) \
   O(cuMemCreate) O(cuMemRelease) O(cuMemMap) O(cuMemUnmap) O(cuMemSetAccess) O(cuMemExportToShareableHandle) \
-  O(cuMemRetainAllocationHandle) O(cuMemGetAllocationPropertiesFromHandle) O(cuMulticastBindMem)
+  O(cuMemRetainAllocationHandle) O(cuMemGetAllocationPropertiesFromHandle) O(cuMulticastBindMem) \
+  O(cuCtxEnablePeerAccess)
 /* `own_NAME` stands in for the driver's NAME. */
 #define O(name) int own_##name();
 OWN_FUNCTIONS(O)

@@ -24,6 +24,7 @@ static mapping *mappings;
 size_t memory_count;
 static size_t mapping_count, memory_room, mapping_room;
 static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
+int are_apart;
 
 void lock_memory(void) { pthread_mutex_lock(&busy); }
 int try_lock_memory(void) { return !pthread_mutex_trylock(&busy); }
@@ -65,6 +66,33 @@ static mapping *mapping_at(uint64_t address) {
 
 /* -- physical memory */
 
+static int is_foreign(const mapping *at, const access_desc *access) {
+  return access->place.type != ON_DEVICE || access->place.id != device_of(at->of);
+}
+
+/* Let GPUs access a stretch of a mapping, as the program wants it: its own alone while they are kept apart. */
+static int set_access(mapping *at, uint64_t address, uint64_t size) {
+  access_desc now[MOST_DEVICES];
+  size_t count = 0;
+  for (int i = 0; i < at->accesses; i++)
+    if (!are_apart || !is_foreign(at, &at->access[i])) now[count++] = at->access[i];
+  at->is_apart = are_apart && count < (size_t)at->accesses;
+  return count ? cu.SetAccess(address, size, now, count) : 0;
+}
+
+static void note_access(mapping *at, const access_desc *access) {
+  for (int i = 0; i < at->accesses; i++)
+    if (at->access[i].place.type == access->place.type && at->access[i].place.id == access->place.id) {
+      at->access[i].flags = access->flags;
+      return;
+    }
+  if (at->accesses == MOST_DEVICES) {
+    at->of->shared = 1; /* it cannot be mapped again as it was */
+    return;
+  }
+  at->access[at->accesses++] = *access;
+}
+
 /* Map a part wherever its memory is mapped. */
 static int map_part(memory *m, size_t part, uint64_t handle) {
   uint64_t from = part * m->part, to = from + part_size(m, part);
@@ -73,7 +101,7 @@ static int map_part(memory *m, size_t part, uint64_t handle) {
     if (at->of != m || from >= at->size) continue;
     uint64_t address = at->address + from, size = (to < at->size ? to : at->size) - from;
     int result = cu.Map(address, size, (size_t)0, handle, (uint64_t)0);
-    if (!result && at->accesses) result = cu.SetAccess(address, size, at->access, (size_t)at->accesses);
+    if (!result) result = set_access(at, address, size);
     if (result) return result;
   }
   return 0;
@@ -144,35 +172,73 @@ static void give_up_unused(memory *m) {
 
 /* -- cuMemAlloc */
 
-static allocation_prop block_prop;
-static size_t granularity;
+static struct {
+  allocation_prop prop;
+  size_t granularity;
+  int joined; /* whether it has memory of the program's, and may be copied to and from */
+} gpus[MOST_DEVICES];
+static int gpu_count; /* 0: not looked yet; -1: left to the driver */
 
-/* Tell whether to make blocks: with one GPU only, since others' access to this memory would have to be given one by
- * one, and cuCtxDisablePeerAccess could not take it away before a save. */
-static int at_work(void) {
-  static int state; /* 0: not looked yet; 1: at work; -1: left to the driver */
-  int devices = 0, rdma = 0;
-  if (state) return state == 1;
-  if (cu.DeviceCount(&devices)) return 0;
-  state = -1;
-  if (devices != 1) return 0;
-  block_prop = (allocation_prop){.type = PINNED, .handle_types = POSIX_FD, .place = {ON_DEVICE, 0}};
-  if (!cu.DeviceAttribute(&rdma, RDMA_WITH_VMM, 0) && rdma) block_prop.flags.rdma = 1;
-  if (cu.Granularity(&granularity, &block_prop, 0) || !granularity) return 0;
-  state = 1;
+/* Look at the GPUs, and tell whether to make blocks. Where one cannot access another's memory, only the driver can copy
+ * from one to the other, and only what it made itself. */
+static int look_at_gpus(void) {
+  int count, can = 1, rdma;
+  if (cu.DeviceCount(&count)) return 0; /* before cuInit */
+  gpu_count = -1;
+  if (count < 1 || count > MOST_DEVICES) return 0;
+  for (int i = 0; i < count; i++) {
+    gpus[i].prop = (allocation_prop){.type = PINNED, .handle_types = POSIX_FD, .place = {ON_DEVICE, i}};
+    rdma = 0;
+    if (!cu.DeviceAttribute(&rdma, RDMA_WITH_VMM, i) && rdma) gpus[i].prop.flags.rdma = 1;
+    if (cu.Granularity(&gpus[i].granularity, &gpus[i].prop, 0) || !gpus[i].granularity) return 0;
+    for (int k = 0; k < count; k++)
+      if (k != i && (cu.CanAccessPeer(&can, i, k) || !can)) return 0;
+  }
+  gpu_count = count;
   return 1;
 }
 
+static int at_work(int device) {
+  return (gpu_count > 0 || (!gpu_count && look_at_gpus())) && device >= 0 && device < gpu_count;
+}
+
+static uint64_t largest_part(void) { return gpu_count > 1 ? PART_OF_SEVERAL : PART; }
+
+/* From now on this GPU uses memory, its own or another's: it and the others that do so may access each other's blocks.
+ * A program that copies from one to the other need not have asked for that, so whether it did does not matter. */
+static int join(int device) {
+  int result = 0;
+  if (gpus[device].joined) return 0;
+  for (size_t i = 0; !result && i < mapping_count; i++) {
+    mapping *at = &mappings[i];
+    if (!at->is_block) continue;
+    note_access(at, &(access_desc){gpus[device].prop.place, READ_WRITE});
+    result = set_access(at, at->address, at->size);
+  }
+  gpus[device].joined = !result;
+  return result;
+}
+
+static int join_current(void) {
+  int device, result = 0;
+  lock_memory();
+  if (!cu.CtxGetDevice(&device) && at_work(device)) result = join(device);
+  unlock_memory();
+  return result;
+}
+
 static int new_block(uint64_t *address, uint64_t size) {
-  void *context = NULL;
-  int result;
-  if (cu.CtxGetCurrent(&context) || !context || !at_work()) return NOT_SUPPORTED;
+  int result, device;
+  if (cu.CtxGetDevice(&device) || !at_work(device)) return NOT_SUPPORTED;
+  if ((result = join(device))) return result;
   if (!make_room((void **)&mappings, mapping_count, &mapping_room, sizeof *mappings)) return OUT_OF_MEMORY;
-  mapping at = {.size = (size + granularity - 1) / granularity * granularity, .is_block = 1, .accesses = 1};
-  at.access[0] = (access_desc){block_prop.place, READ_WRITE};
+  size_t granularity = gpus[device].granularity;
+  mapping at = {.size = (size + granularity - 1) / granularity * granularity, .is_block = 1};
+  for (int i = 0; i < gpu_count; i++)
+    if (gpus[i].joined) at.access[at.accesses++] = (access_desc){gpus[i].prop.place, READ_WRITE};
   if ((result = cu.AddressReserve(&at.address, at.size, (size_t)0, (uint64_t)0, (uint64_t)0))) return result;
   result = OUT_OF_MEMORY;
-  if ((at.of = new_memory(at.size, PART, &block_prop))) {
+  if ((at.of = new_memory(at.size, largest_part(), &gpus[device].prop))) {
     at.of->mapped = 1;
     mappings[mapping_count++] = at;
     if (!(result = give_all(at.of))) {
@@ -187,8 +253,29 @@ static int new_block(uint64_t *address, uint64_t size) {
   return result;
 }
 
+/* Wait for the work of all GPUs that may use a block. */
+static int synchronize(void) {
+  int result = cu.CtxSynchronize();
+  for (int i = 0; gpu_count > 1 && !result && i < gpu_count; i++) {
+    void *context;
+    unsigned flags;
+    int active;
+    if (!gpus[i].joined || cu.PrimaryState(i, &flags, &active) || !active) continue;
+    if ((result = cu.PrimaryRetain(&context, i))) break;
+    if (!(result = cu.CtxPush(context))) {
+      result = cu.CtxSynchronize();
+      cu.CtxPop(&context);
+    }
+    cu.PrimaryRelease(i);
+  }
+  return result;
+}
+
 int own_cuMemAlloc_v2(uint64_t *address, size_t size) {
-  if (size < SMALLEST || !address) return cu.Alloc(address, size);
+  if (size < SMALLEST || !address) {
+    if (gpu_count != 1) join_current();
+    return cu.Alloc(address, size);
+  }
   lock_memory();
   int failed = new_block(address, size);
   unlock_memory();
@@ -214,7 +301,7 @@ int own_cuMemFree_v2(uint64_t address) {
     unlock_memory();
     return cu.Free(address);
   }
-  int result = cu.CtxSynchronize(); /* cuMemFree waits for the GPU's work, which may use the block */
+  int result = synchronize(); /* cuMemFree waits for the GPU's work, which may use the block */
   if (!result) {
     memory *of = at->of;
     uint64_t size = at->size;
@@ -257,11 +344,12 @@ int own_cuMemCreate(uint64_t *handle, size_t size, const allocation_prop *prop, 
   int result = NOT_SUPPORTED;
   if (plain) {
     lock_memory();
-    if (at_work() && size % granularity == 0) {
+    int device = prop->place.id;
+    if (at_work(device) && size % gpus[device].granularity == 0) {
       allocation_prop made = *prop;
       made.handle_types = POSIX_FD;
       /* In one piece where the program may export it. */
-      memory *m = new_memory(size, prop->handle_types ? size : PART, &made);
+      memory *m = new_memory(size, prop->handle_types ? size : largest_part(), &made);
       if (m && !(result = give_all(m))) {
         m->named = 1;
         *handle = (uint64_t)m;
@@ -330,29 +418,20 @@ int own_cuMemUnmap(uint64_t address, size_t size) {
   return result;
 }
 
-static void note_access(mapping *at, const access_desc *access) {
-  for (int i = 0; i < at->accesses; i++)
-    if (at->access[i].place.type == access->place.type && at->access[i].place.id == access->place.id) {
-      at->access[i].flags = access->flags;
-      return;
-    }
-  if (at->accesses == MOST_DEVICES) {
-    at->of->shared = 1; /* it cannot be mapped again as it was */
-    return;
-  }
-  at->access[at->accesses++] = *access;
-}
-
 int own_cuMemSetAccess(uint64_t address, size_t size, const access_desc *access, size_t count) {
+  int result = 0, known = 0;
   lock_memory();
-  int result = cu.SetAccess(address, size, access, count);
+  if (!are_apart) result = cu.SetAccess(address, size, access, count);
   for (size_t i = 0; !result && i < mapping_count; i++) {
     mapping *at = &mappings[i];
     if (at->address >= address + size || at->address + at->size <= address) continue;
     int whole = at->address >= address && at->address + at->size <= address + size;
+    known = 1;
     if (!whole) at->of->shared = 1; /* one mapping with two kinds of access is not kept account of */
     for (size_t k = 0; whole && k < count; k++) note_access(at, &access[k]);
+    if (are_apart) result = set_access(at, at->address, at->size);
   }
+  if (are_apart && !known) result = cu.SetAccess(address, size, access, count);
   unlock_memory();
   return result;
 }
@@ -392,4 +471,50 @@ int own_cuMulticastBindMem(uint64_t multicast, size_t to, uint64_t handle, size_
   if (m && !result && !(result = cu.BindMem(multicast, to, m->handles[0], offset, size, flags))) m->shared = 1;
   unlock_memory();
   return m ? result : cu.BindMem(multicast, to, handle, offset, size, flags);
+}
+
+/* -- several GPUs */
+
+int own_cuCtxEnablePeerAccess(void *peer, unsigned flags) {
+  int result = cu.EnablePeerAccess(peer, flags);
+  void *left;
+  if (!result) result = join_current();
+  if (!result && !(result = cu.CtxPush(peer))) {
+    result = join_current();
+    cu.CtxPop(&left);
+  }
+  return result;
+}
+
+/* Take away the access that GPUs have to others' memory, or give it back: the driver loses a process that has it at its
+ * checkpoint. What is parked meanwhile gets it back with its new memory. Returns how many mappings this was done for; a
+ * negative CUresult where it failed. */
+PUBLIC int gpuckpt_keep_apart(int apart) {
+  int result = 0, done = 0;
+  lock_memory();
+  are_apart = apart;
+  for (size_t i = 0; !result && i < mapping_count; i++) {
+    mapping *at = &mappings[i];
+    int changes = 0;
+    for (int k = 0; !result && k < at->accesses; k++) {
+      access_desc access = at->access[k];
+      if (!is_foreign(at, &access) || !access.flags || (!apart && !at->is_apart)) continue;
+      if (apart) access.flags = 0;
+      result = cu.SetAccess(at->address, at->size, &access, (size_t)1);
+      changes = 1;
+    }
+    if (changes) at->is_apart = apart;
+    done += changes;
+  }
+  unlock_memory();
+  return result ? -result : done;
+}
+
+/* Tell whether an address is of memory that can be parked. */
+PUBLIC int gpuckpt_is_parkable(uint64_t address) {
+  lock_memory();
+  mapping *at = mapping_at(address);
+  int parkable = at && is_parkable(at->of);
+  unlock_memory();
+  return parkable;
 }

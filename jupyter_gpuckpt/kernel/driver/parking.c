@@ -228,6 +228,7 @@ static int have_filled(void) {
   batch b = {.to = pair[0]};
   say("socket %ld %ld\n", pair[1], PROTOCOL, 0);
   result = meet(pair);
+  are_apart = 0; /* the driver has restored the process */
   for (size_t i = 0; !result && i < memory_count; i++) {
     memory *m = memories[i];
     if (!is_parkable(m)) continue;
@@ -274,6 +275,7 @@ static int load(const char *path) {
   if (!fstat(fd, &status)) bytes = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_SHARED, fd, 0);
   close(fd);
   if (bytes == MAP_FAILED) return -1;
+  are_apart = 0;
   for (size_t i = 0; !result && i < memory_count; i++) {
     memory *m = memories[i];
     if (!is_parkable(m)) continue;
