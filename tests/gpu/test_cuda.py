@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from cells import Cells
+from notebooks import wait_until
 
 from jupyter_gpuckpt.errors import DriverError, KernelWaits, NoRoomYet, Refused, SaveFailed
 from jupyter_gpuckpt.freeze import cuda, cuda_preflight
 from jupyter_gpuckpt.freeze.cuda import CudaWorker
+from jupyter_gpuckpt.linux.processes import stopped
 
 Start = Callable[..., Cells]
 
@@ -182,6 +184,7 @@ def test_process_stopped_while_frozen_is_mended(worker: CudaWorker, cells: Start
     process = cells(SMALL)
     cuda.freeze(worker, [process.pid])
     os.kill(process.pid, signal.SIGSTOP)
+    wait_until(lambda: stopped([process.pid]))
     assert cuda.mend(worker, [process.pid]) == {process.pid: "checkpointed"}
     assert process.run(LOOK) == SUM
 
