@@ -168,13 +168,10 @@ def _refuse_shared_vram() -> None:
 
 
 def _gpu_memory() -> dict[str, int]:
-    """Return the bytes of GPU memory that this process is found to have, and those of its largest allocation.
-
-    What can be parked counts as none: it is made anew afterwards.
-    """
+    """Return the bytes of GPU memory that this process is found to have, and those of its largest piece."""
     sizes = devices.allocations()
-    others = [size for address, size in sizes.items() if not parking.is_parkable(address)]
-    return {"total": sum(sizes.values()), "largest": max(others, default=0)}
+    pieces = [parking.part_at(address) or size for address, size in sizes.items()]
+    return {"total": sum(sizes.values()), "largest": max(pieces, default=0)}
 
 
 def _give_cached_vram_back() -> None:

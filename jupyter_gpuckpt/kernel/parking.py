@@ -13,7 +13,7 @@ from .. import installed, settings
 from ..errors import DriverError
 from ..linux import proc
 
-__all__ = ["has_gate", "is_driver_loaded", "is_parkable", "keep_apart", "park", "parkable", "prepare", "watch_gate"]
+__all__ = ["has_gate", "is_driver_loaded", "keep_apart", "park", "parkable", "part_at", "prepare", "watch_gate"]
 
 _library: ctypes.PyDLL | None = None
 _DRIVER = "libcuda.so.1"
@@ -45,6 +45,7 @@ def prepare() -> None:
         return
     library.gpuckpt_parkable.restype = ctypes.c_uint64
     library.gpuckpt_parkable_on.restype = ctypes.c_int64
+    library.gpuckpt_part_at.restype = ctypes.c_uint64
     library.gpuckpt_park.restype = None
     library.gpuckpt_park.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.gpuckpt_begin.restype = None
@@ -86,9 +87,9 @@ def keep_apart(on: bool) -> bool:
     return done > 0
 
 
-def is_parkable(address: int) -> bool:
-    """Tell whether an address is that of GPU memory that can be parked."""
-    return _library is not None and bool(_library.gpuckpt_is_parkable(ctypes.c_uint64(address)))
+def part_at(address: int) -> int:
+    """Return the bytes of the parts that the memory at an address is made in; 0 where it cannot be parked."""
+    return 0 if _library is None else int(_library.gpuckpt_part_at(ctypes.c_uint64(address)))
 
 
 def is_driver_loaded() -> bool:

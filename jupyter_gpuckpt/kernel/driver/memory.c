@@ -510,11 +510,11 @@ PUBLIC int gpuckpt_keep_apart(int apart) {
   return result ? -result : done;
 }
 
-/* Tell whether an address is of memory that can be parked. */
-PUBLIC int gpuckpt_is_parkable(uint64_t address) {
+/* Return the bytes of the piece of memory at an address that is made at once; 0 where it is not of this library's. */
+PUBLIC uint64_t gpuckpt_part_at(uint64_t address) {
   lock_memory();
   mapping *at = mapping_at(address);
-  int parkable = at && is_parkable(at->of);
+  uint64_t bytes = at ? part_size(at->of, 0) : 0;
   unlock_memory();
-  return parkable;
+  return bytes;
 }
