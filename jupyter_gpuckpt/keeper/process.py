@@ -19,6 +19,7 @@ from ..client.record import KernelFolder
 from ..errors import GpuckptError
 from ..linux import processes
 from ..linux.c_memory import have_few_arenas
+from ..linux.lock_files import keep_from_cleaning
 from ..linux.spawning import become_subreaper, mind_children
 from ..operations.requests import Hibernate
 from .answers import unforeseen
@@ -73,6 +74,7 @@ async def keep(
         # A keeper ends with its kernel, not with the terminal that its server was started from, nor with what signals
         # every process of that server; nor do the programs that it starts.
         signal.signal(number, signal.SIG_IGN)
+    keep_from_cleaning(folder.path.parent.parent)  # Jupyter's runtime folder: the connection file is there, too
     try:
         try:
             duties = await _hold(keeper, how, started, step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -23,3 +24,14 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def keep_from_cleaning(folder: Path) -> None:
+    """Have what lies in a folder left alone for as long as this process lives, however old it becomes.
+
+    Of old files in /tmp and the like, systemd removes none below a folder that somebody has locked (tmpfiles.d(5)).
+    Several processes may do so.
+    """
+    with contextlib.suppress(OSError):  # a file system without locks: nothing there is cleaned either
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -59,7 +59,8 @@ def run_folder_check() -> Check:
         not _is_network(kind),
         f"{folder}, on {kind or 'a file system of this machine'}",
         "Sockets and FIFOs of running kernels are there. Machines that share it leave each other's alone.",
-        "Set JUPYTER_RUNTIME_DIR to a folder of the machine, such as $XDG_RUNTIME_DIR/jupyter or one in $TMPDIR.",
+        "Set JUPYTER_RUNTIME_DIR to a folder of the machine that stays for as long as kernels run, "
+        f"such as /var/tmp/jupyter-{os.getuid()}. What is in $XDG_RUNTIME_DIR is removed when you log out.",
         required=False,
     )
 
