@@ -69,25 +69,25 @@ def test_a_notebook_starts_with_the_kernel_that_was_hibernated(tmp_path: Path) -
 def test_a_kernel_that_was_resumed_is_hibernated_again_though_the_server_hibernates_no_others(tmp_path: Path) -> None:
     """The snapshot that it came from is gone: it is to end with no server that only resumes kernels."""
     with running(tmp_path, **_HUB) as server:
-        with _connected(server, _opened(server)) as notebook:
+        with server.connected(_opened(server)) as notebook:
             notebook.run("x = 41")
         _stop(server)
     for _ in range(2):
         with running(tmp_path, GPUCKPT_RESUME="auto") as server:
-            with _connected(server, _opened(server)) as notebook:
+            with server.connected(_opened(server)) as notebook:
                 notebook.run("x += 1")
-            with _connected(server, _opened(server, "b.ipynb")) as notebook:
+            with server.connected(_opened(server, "b.ipynb")) as notebook:
                 assert "NameError" in notebook.fails("x").text
                 notebook.run("x = 1")
             _stop(server)
             assert "What became of the kernels" in server.log.read_text()
-    with running(tmp_path, GPUCKPT_RESUME="auto") as server, _connected(server, _opened(server)) as notebook:
+    with running(tmp_path, GPUCKPT_RESUME="auto") as server, server.connected(_opened(server)) as notebook:
         assert notebook.value("x") == "43"
 
 
 def test_a_kernel_that_was_resumed_is_hibernated_where_others_are_culled(tmp_path: Path) -> None:
     with running(tmp_path, **_HUB) as server:
-        with _connected(server, _opened(server)) as notebook:
+        with server.connected(_opened(server)) as notebook:
             notebook.run("x = 41")
         _stop(server)
     idle = "c.MappingKernelManager.cull_idle_timeout = c.MappingKernelManager.cull_interval = 1"
@@ -97,7 +97,7 @@ def test_a_kernel_that_was_resumed_is_hibernated_where_others_are_culled(tmp_pat
         _opened(server, "b.ipynb")
         wait_until(lambda: server.request("GET", "api/kernels").json() == [])
         assert len(_hibernated(server)) == 1
-        with _connected(server, _opened(server)) as notebook:
+        with server.connected(_opened(server)) as notebook:
             assert notebook.value("x") == "41"
 
 
