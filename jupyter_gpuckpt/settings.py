@@ -39,9 +39,6 @@ pages. The same path in every sleeper."""
 NAMESPACE_VRAM_DIR = "/dev/shm/gpuckpt-vram"  # noqa: S108 - likewise
 """Where the VRAM of a checkpointed process lies, in a tmpfs of huge pages. The same path in every sleeper."""
 
-PARKING_FIFOS = ("to-parking", "from-parking")
-"""In the run folder: how the keeper and a kernel that parks its GPU memory talk. No Python runs in the kernel then."""
-
 RUN_ID = "run.id"
 """The file in the run folder that tells it from all others: a restored kernel sees by it that it is another's."""
 

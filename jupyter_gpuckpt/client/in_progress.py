@@ -55,7 +55,7 @@ class SaveInProgress:
     cuda: list[int] = field(default_factory=list)
     """The processes with GPU state; none where the kernel sleeps."""
     held: list[Held] = field(default_factory=list)
-    parked: ParkedMemory | None = None
+    parking: list[ParkedMemory] = field(default_factory=list)
     criu: int | None = None
     """The pid of criu in the kernel's namespace."""
     kind: Literal["save"] = "save"

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from .. import settings
+from .. import driver_library, settings
 from ..linux import proof, spawning
 from ..linux.lock_files import KEEPER_LOCK
 from ..linux.spawning import Program
@@ -68,6 +68,8 @@ def kernel_program(launch: Launch) -> Program:
         argv=launch.argv,
         env={
             **launch.env,
+            # A kernel's agent sees to it itself, before anything uses CUDA.
+            **({} if launch.agent else driver_library.preload(launch.env)),
             settings.ENV_RUN_DIR: settings.NAMESPACE_RUN_DIR,
             settings.ENV_ENVIRONMENT: run_path(settings.ENVIRONMENT),
         },

@@ -17,13 +17,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..linux import proc
+from .parking_channel import THREAD
 
 __all__ = ["CudaWaits", "Place"]
 
 _DRIVER = re.compile(r"/(libcuda\.so[.\d]*|libgpuckpt-parking\.so)( \(deleted\))?$")
 """Where calls wait: in the driver, or in front of it for the memory that is parked."""
-_OWN_THREADS = "cuda"
-"""How the driver names its threads: ``cuda-EvtHandlr`` and the like (driver 580.159). They always wait there."""
+_OWN_THREADS = ("cuda", THREAD)
+"""How the driver's threads' names begin (``cuda-EvtHandlr`` and the like, driver 580.159), and our library's thread's
+name. They always wait there."""
 _NEAR = 2048
 """Bytes from the top of the stack in which a driver that waits is found: the frames of libc below it take some 300."""
 
@@ -32,20 +34,16 @@ Place = tuple[int, int, int, int]
 
 
 class CudaWaits:
-    """The threads of some processes; `known` are the places in which they waited while they were idle.
+    """The threads of some processes; `known` are the places in which they waited while they were idle."""
 
-    `others` are threads that are no business of this one's: they wait on purpose.
-    """
-
-    def __init__(self, pids: Iterable[int], known: Iterable[Sequence[int]] = (), others: Iterable[int] = ()) -> None:
+    def __init__(self, pids: Iterable[int], known: Iterable[Sequence[int]] = ()) -> None:
         self._code = {pid: _driver_code(pid) for pid in pids}
         self._known = {(int(p), int(t), int(s), int(i)) for p, t, s, i in known}
-        self._others = set(others)
         self._last: set[Place] = set()
 
     def places(self) -> set[Place]:
         """Return where threads wait in the driver now."""
-        return {place for pid, code in self._code.items() for place in _waiting(pid, code, self._others)}
+        return {place for pid, code in self._code.items() for place in _waiting(pid, code)}
 
     def new(self) -> bool:
         """Tell whether a thread waits in the driver that did not before, and has not moved since the last look."""
@@ -71,7 +69,7 @@ def _driver_code(pid: int) -> list[tuple[int, int]]:
     return found
 
 
-def _waiting(pid: int, code: Sequence[tuple[int, int]], others: set[int]) -> list[Place]:
+def _waiting(pid: int, code: Sequence[tuple[int, int]]) -> list[Place]:
     found: list[Place] = []
     if not code:
         return found
@@ -81,8 +79,6 @@ def _waiting(pid: int, code: Sequence[tuple[int, int]], others: set[int]) -> lis
         return found
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
-            if int(task.name) in others:
-                continue
             with contextlib.suppress(OSError, ValueError, IndexError):
                 words = proc.read(task / "syscall").split()
                 stack, at = int(words[-2], 16), int(words[-1], 16)  # ValueError or IndexError where it runs

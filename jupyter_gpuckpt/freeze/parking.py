@@ -11,24 +11,23 @@ then.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from ..errors import DriverError, GpuckptError
-from ..linux.processes import open_files, outer_thread
-from ..linux.readiness import readable
-from ..settings import PARKING_FIFOS
+from ..linux.processes import outer_thread
 from . import ptrace
+from .gpu_processes import ended
 from .line_program import LineProgram
+from .parking_channel import ParkingChannel, waits
 from .staging_buffer import StagingBuffer
 
-__all__ = ["HASH", "PARKED", "Elsewhere", "Parked", "Parking", "is_supported", "make_fifos", "refuse", "run_on"]
+__all__ = ["HASH", "PARKED", "Elsewhere", "Parked", "Parking", "giving_back", "is_supported"]
 
 log = logging.getLogger("gpuckpt.parking")
 
@@ -40,12 +39,12 @@ _RING = f"-ring{PARKED}"
 HASH = 32
 """Bytes of a hash (`vram_hashes`, which takes CUDA to import)."""
 _HASHES = "known-hashes"
-"""The file in the run folder with the hashes of what need not be copied."""
+"""How the file in the run folder is named with the hashes of what need not be copied."""
 
 FileState = Literal["new", "bare", "awaited", "kept", "brought"]
 
-_PROTOCOL = b"2"
-"""How process and holder talk to each other (parking.c, `vram_holder`)."""
+_PROTOCOL = b"3"
+"""How process, keeper and holder talk to each other (parking.c, `vram_holder`)."""
 _PREPARE_TIMEOUT = 60.0
 _ARRIVE_TIMEOUT = 5.0  # how long the process may take to come to the place where it parks, in seconds
 _STILL_TIMEOUT = 0.5  # how long its threads have to fall asleep, in seconds
@@ -115,11 +114,11 @@ class Elsewhere:
 
 
 class Parking:
-    """The parking of one process, whose run folder has the FIFOs.
+    """The parking of one process.
 
     Parameters
     ----------
-    run_dir : the run folder.
+    run_dir : the run folder, through which the process is talked to.
     outside, inside : the folder for the file with the bytes, as this process names it and as the other one does.
     parked : what is to be parked; of memory that is parked already and is to be given back, where it waits.
     file : what there is of the file: nothing yet (``new``; ``bare``, where its memory is not to be made ready), nothing
@@ -160,16 +159,12 @@ class Parking:
             used = outside / f"{parked.pid}{_RING}"
             self._buffer = StagingBuffer(used)
         self._inside = f"{inside}/{parked.file}"
-        self._heard = b""
         self._still: LineProgram | None = None
         self._spare: list[LineProgram] = []
-        names = make_fifos(run_dir)
-        self._to, self._from = (os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC) for name in names)
-        for fifo in (self._to, self._from):  # of a save that was broken off
-            with contextlib.suppress(BlockingIOError):
-                os.read(fifo, 65536)
-        self._hashes = run_dir / _HASHES
-        self._made_hashes = run_dir / f"{_HASHES}.made"
+        self._channel = ParkingChannel(run_dir, parked.pid)
+        self._socket = 0
+        self._hashes = run_dir / f"{_HASHES}-{parked.pid}"
+        self._made_hashes = run_dir / f"{self._hashes.name}.made"
         if elsewhere is not None:
             self._remove_hashes()
             with open(os.open(self._hashes, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
@@ -240,31 +235,47 @@ class Parking:
             log.warning("there is no holder for GPU memory: %s", self._holder.last_words())
         return self._ready
 
-    def park(self, pid: int, note: Callable[[Parked], None], before: Callable[[], None]) -> bool:
-        """Have the process (`pid` on this machine), which was told to, hand its memory over; tell whether it did.
+    def halt(self, pid: int) -> bool:
+        """Have no Python code run in the process (`pid` on this machine) from now on; tell whether none does.
+
+        It may be that there is none in it. `park` is to follow, or `go_on`.
+        """
+        self._socket = 0
+        if self._channel.call(pid) is None:
+            return self._not_parked("the process does not answer")
+        self._channel.say("watch")
+        self._channel.say("halt")
+        words = self._channel.hear(_ARRIVE_TIMEOUT, b"halted").split()
+        if len(words) != 4 or words[3] != _PROTOCOL:
+            self.go_on()
+            return self._not_parked("the {kernel} is busy")
+        inner, self._socket = int(words[1]), int(words[2])
+        self.parked = replace(self.parked, thread=inner)
+        return True
+
+    def go_on(self) -> None:
+        """Let a process go on that was to park."""
+        self._channel.say("no")
+
+    def park(self, pid: int, note: Callable[[Parked], None]) -> bool:
+        """Have a process hand its memory over in which no Python code runs; tell whether it did.
 
         Where it did, its threads are paused until `let_go`: nothing may use the GPU before it is checkpointed.
-        `before` is called when none of its Python runs any more, before they are held; `note` before anything is
-        handed over, with what is needed to give the memory back should this program die.
+        `note` is called before anything is handed over, with what is needed to give the memory back should this program
+        die.
         """
-        words = self._process_says(_ARRIVE_TIMEOUT).split()
-        if words[:1] != [b"here"]:
-            self._say("no")
-            return self._not_parked("the {kernel} is busy")
-        inner, socket = int(words[1]), int(words[2])
-        try:
-            before()
-        except BaseException:
-            self._say("no")
-            raise
-        if not self._hold_still(pid, inner, "hold"):
-            self._say("no")
+        if not self._hold_still(pid, self.parked.thread, "hold"):
+            self.go_on()
             return self._not_parked("its threads did not pause")
-        self.parked = dataclasses.replace(self.parked, thread=inner)
-        note(self.parked)
-        self._holder.tell(b"take %d %d" % (pid, socket))
-        self._say(" ".join(["park", *(str(size) for _, size in self.parked.places)]))
-        said = self._process_says(_TAKE_TIMEOUT)
+        try:
+            note(self.parked)
+        except BaseException:
+            self.let_go()
+            self.go_on()
+            raise
+        self._holder.tell(b"take %d %d" % (pid, self._socket))
+        self._channel.say(" ".join(["park", *(str(size) for _, size in self.parked.places)]))
+        said = self._channel.hear(_TAKE_TIMEOUT)
         if said != b"parked":
             self.let_go()
             return self._not_parked(said.decode("ascii", "replace") or "no answer")
@@ -332,48 +343,44 @@ class Parking:
         """End the holder, which takes GPU memory of its own: the process reads the file itself, more slowly."""
         self._holder.kill()
 
-    @contextlib.contextmanager
-    def giving_back(
-        self, pid: int, otherwise: Callable[[], None] | None = None, *, stay: bool = False
-    ) -> Iterator[None]:
-        """Give the process its memory back after the block, which brings back the rest of its GPU state.
+    def hold(self, pid: int, *, stay: bool = False) -> None:
+        """Hold the process's threads before its memory is given back, until `let_go`.
 
-        Its threads are paused from before the block until then. With `stay` all of it is paused before (SIGSTOP),
-        and its threads until `let_go`; not to be able to hold them is a failure. Where the memory cannot be given back,
-        what of it was is taken again, and `otherwise` is called before they go on.
+        With `stay` all of it is paused (SIGSTOP), and goes on then, but for what is held; not to be able to hold them
+        is a failure then.
+
+        Raises
+        ------
+        DriverError : they could not be held.
+        """
+        if (
+            self._is_parked
+            and not ended(pid)
+            and not self._hold_still(pid, self.parked.thread, "hold-stopped" if stay else "hold-all")
+        ):
+            if stay:
+                raise self._error("given back", f"the threads of process {pid} could not be held still")
+            log.warning("the threads of process %d could not be held still", pid)
+
+    def give_back(self, pid: int) -> None:
+        """Give the process its memory back; its threads are held, and the rest of its GPU state is there.
 
         Raises
         ------
         DriverError : it could not be given back.
         """
-        if not self._is_parked:
-            yield
-            return
-        if not self._hold_still(pid, self.parked.thread, "hold-stopped" if stay else "hold-all"):
-            if stay:
-                raise self._error("given back", f"the threads of process {pid} could not be held still")
-            log.warning("the threads of process %d could not be held still", pid)
-        try:
-            yield
-            try:
-                self._give_back(pid)
-            except DriverError:
-                if otherwise is not None:
-                    self._drop()
-                    otherwise()
-                raise
-        finally:
-            if not stay:
-                self.let_go()
+        if self._is_parked:
+            self._give_back(pid)
 
-    def _drop(self) -> None:
-        self._say("drop")
-        if (said := self._process_says(_TAKE_TIMEOUT)) != b"dropped":
+    def take_again(self) -> None:
+        """Take what was given back, where it could not be all of it. Raises `DriverError`."""
+        self._channel.say("drop")
+        if (said := self._channel.hear(_TAKE_TIMEOUT)) != b"dropped":
             raise self._error("taken again", said.decode("ascii", "replace") or "no answer")
 
     def _give_back(self, pid: int) -> None:
         why = ""
-        if not _waits(pid):
+        if ended(pid) or not waits(pid):
             self._is_parked = False  # it never was: a save was broken off before
             return
         if self._buffer is not None and not self.holds:
@@ -381,8 +388,8 @@ class Parking:
         if self._is_copied and not self.holds:
             self._finish_copy_all_the_same()
         if self._holder_is_ready() or not self._is_whole:
-            self._say("fill" if self._is_whole or self._holds else "no")
-            words = self._process_says(_ARRIVE_TIMEOUT).split()
+            self._channel.say("fill" if self._is_whole or self._holds else "no")
+            words = self._channel.hear(_ARRIVE_TIMEOUT).split()
             if words[:1] == [b"not"]:
                 self._is_parked = False
                 return
@@ -394,7 +401,7 @@ class Parking:
                 )
             if words[:1] == [b"socket"]:
                 self._holder.tell(b"fill %d %d" % (pid, int(words[1])))
-                said = self._process_says(_COPY_TIMEOUT)
+                said = self._channel.hear(_COPY_TIMEOUT)
                 if said == b"done":
                     self._is_parked = False
                     if self._is_copied and not self._is_whole:
@@ -408,8 +415,8 @@ class Parking:
             raise self._error("given back", why or self._holder.last_words())
         log.warning("the memory of process %d is given back the slow way: %s", pid, why)
         self._holder.kill()  # it has GPU memory that the process needs
-        self._say(f"load {self._inside}")
-        said = self._process_says(_COPY_TIMEOUT)
+        self._channel.say(f"load {self._inside}")
+        said = self._channel.hear(_COPY_TIMEOUT)
         if said != b"done":
             raise self._error("given back", said.decode("ascii", "replace") or "no answer")
         self._is_parked = False
@@ -449,8 +456,7 @@ class Parking:
         if self._buffer is not None:
             self._buffer.close()
         self._remove_hashes()
-        os.close(self._to)
-        os.close(self._from)
+        self._channel.close()
 
     def _remove_hashes(self) -> None:
         for file in (self._hashes, self._made_hashes):
@@ -480,20 +486,6 @@ class Parking:
         except TimeoutError:
             return False
 
-    def _say(self, line: str) -> None:
-        os.write(self._to, os.fsencode(line) + b"\n")
-
-    def _process_says(self, limit: float) -> bytes:
-        """Return the next line of the process's; nothing where none comes in time."""
-        deadline = time.monotonic() + limit
-        while b"\n" not in self._heard:
-            left = deadline - time.monotonic()
-            if left <= 0 or not readable(self._from, seconds=left):
-                return b""
-            self._heard += os.read(self._from, 65536)
-        line, _, self._heard = self._heard.partition(b"\n")
-        return line
-
     def _not_parked(self, why: str) -> bool:
         log.warning("the GPU memory is not parked: %s", why)
         return False
@@ -512,38 +504,48 @@ class Parking:
         )
 
 
-def make_fifos(run_dir: Path) -> list[Path]:
-    """Make what a process that parks is talked to through, which a restored one has open; return the paths."""
-    names = [run_dir / name for name in PARKING_FIFOS]
-    for name in names:
-        with contextlib.suppress(FileExistsError):
-            os.mkfifo(name, 0o600)
-    return names
+@contextlib.contextmanager
+def giving_back(
+    parkings: Mapping[int, Parking], otherwise: Callable[[], None] | None = None, *, stay: bool = False
+) -> Iterator[None]:
+    """Give processes, by their pids here, their memory back after the block, which brings the rest of their GPU state.
 
+    Their threads are held from before the block until then; with `stay`, as `Parking.hold` has it, until `let_go`.
+    Where one cannot be given its memory back, what of it was is taken again, and `otherwise` is called before they go
+    on.
 
-def refuse(run_dir: Path) -> None:
-    """Let a process go on that has come to the place where it parks, should it be there; it is not parked."""
-    _tell(run_dir, b"no\n")
+    Raises
+    ------
+    DriverError : the memory of one could not be given back; that of the others has been.
+    """
+    everyone = list(parkings.items())
+    with ThreadPoolExecutor(max(1, len(everyone))) as together:
 
+        def give_back(one: tuple[int, Parking]) -> DriverError | None:
+            pid, parking = one
+            try:
+                parking.give_back(pid)
+            except DriverError as e:
+                return e
+            return None
 
-def run_on(run_dir: Path) -> None:
-    """Let the Python of a process run on whose memory is parked, should it be: once the process is checkpointed."""
-    _tell(run_dir, b"sleep\n")
-
-
-def _tell(run_dir: Path, line: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody reads
-        fifo = os.open(run_dir / PARKING_FIFOS[0], os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            os.write(fifo, line)
+            list(together.map(lambda one: one[1].hold(one[0], stay=stay), everyone))
+            yield
+            failures = [
+                (parking, e) for (_, parking), e in zip(everyone, together.map(give_back, everyone), strict=True) if e
+            ]
+            if failures and otherwise is not None:
+                for parking, _ in failures:
+                    parking.take_again()
+                otherwise()
+            for _, e in failures:
+                raise e
         finally:
-            os.close(fifo)
+            if not stay:
+                for _, parking in everyone:
+                    parking.let_go()
 
 
 def _thread_stopper() -> LineProgram:
     return LineProgram("jupyter_gpuckpt.freeze.thread_stopper")
-
-
-def _waits(pid: int) -> bool:
-    """Tell whether a process is at the place where it parks: it has the FIFOs open."""
-    return any(path.endswith("/" + PARKING_FIFOS[0]) for path in open_files(pid))

@@ -38,8 +38,6 @@ class ReadyForSave:
 
     peers: dict[str, int] | None = None
     """What there was of GPU memory when the access of its GPUs to each other was turned off; None where it sleeps."""
-    parkable: tuple[tuple[str, int], ...] = ()
-    """Bytes of GPU memory that it can give up by itself: the UUID of each GPU that it sees, in its order, and bytes."""
     waits_for_gpu: bool = False
     """Whether each of its calls to CUDA would wait while it has no GPU state."""
     execution_count: int | None = None
@@ -85,7 +83,6 @@ class ReadyForSleep:
     peers: dict[str, int]
     hooks: bool
     """Whether the user's code is to be called before a save."""
-    parkable: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,6 @@ class Agent:
             "about": self._about,
             "before_save": self._before_save,
             # In a thread of its own: it may be away for long, where the kernel sleeps or is restored.
-            "park": lambda: self.in_background(partial(parking.park, self._run_dir), "gpuckpt-parking"),
             "before_sleep": self.sleeping.before_sleep,
             "asleep": self.sleeping.asleep,
             "auto_saved": partial(self.cells.announce, "auto_saved"),
@@ -218,7 +217,7 @@ class Agent:
         if self.sleeping.is_asleep:
             about_gpu = self.housekeeping.before_save_asleep()
         else:
-            about_gpu = {**self.housekeeping.before_save(busy=self._is_busy()), "parkable": parking.parkable()}
+            about_gpu = self.housekeeping.before_save(busy=self._is_busy())
         cpu_time.note()
         start_times.note()
         return {

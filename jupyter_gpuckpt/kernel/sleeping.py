@@ -69,7 +69,7 @@ class Sleeping:
                     "Try again when it has ended, or run `%gpuckpt sleep` in a cell, which waits for its end.",
                 )
             said = self._housekeeping.before_sleep()
-            return {**said, "parkable": parking.parkable(), "hooks": hooks.are_there()}
+            return {**said, "hooks": hooks.are_there()}
         except BaseException:
             self.is_asleep = False
             raise

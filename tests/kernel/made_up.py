@@ -23,9 +23,8 @@ OTHERS = [name for name in NAMES if not re.search(rf"\b{name}\(", _SOURCE.read_t
 
 PROGRAM = r"""
 import ctypes, json, os, select, sys, threading, time
-library, driver, gate, to, back = sys.argv[1:]
-ours = ctypes.PyDLL(library, mode=ctypes.RTLD_GLOBAL)
-ours.gpuckpt_begin(driver.encode(), gate.encode())
+library, driver = sys.argv[1:]
+ours = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 ours.gpuckpt_parkable.restype = ctypes.c_uint64
 ours.gpuckpt_parkable_on.restype = ctypes.c_int64
 def places():
@@ -39,12 +38,18 @@ def say(value):
     with lock: print(json.dumps(value), flush=True)
 def beside(f): threading.Thread(target=lambda: say(f()), daemon=True).start()
 def call(name, *arguments): return getattr(cu, name)(*map(ctypes.c_long, arguments))
+def enter():
+    global enter
+    cu.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
+    enter = lambda: None
 def alloc(size):
+    enter()
     address = ctypes.c_uint64()
     result = cu.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size))
     if not result: blocks.append((address.value, size))
     return result
 def create(size, exported=0):
+    enter()
     prop = (ctypes.c_int * 8)(1, exported, 1, 0)
     handle, address = ctypes.c_uint64(), ctypes.c_uint64()
     result = cu.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(size), prop, ctypes.c_uint64(0))
@@ -83,18 +88,12 @@ def is_ours(address):
     maps = [line.split() for line in open("/proc/self/maps")]
     ranges = [[int(x, 16) for x in m[0].split("-")] for m in maps if m[-1] == library]
     return any(a <= address < b for a, b in ranges)
-def park():
-    ours.gpuckpt_park(to.encode(), back.encode())
-    return "back"
 left = b""
 while True:
     while b"\n" not in left:
         select.select([0], [], [])  # asleep where a kernel is, too
         left += os.read(0, 65536) or sys.exit()
     line, _, left = left.partition(b"\n")
-    if line == b"park":  # it keeps Python's lock
-        beside(park)
-        continue
     try: say(eval(line))
     except Exception as e: say(repr(e))
 """
@@ -107,13 +106,13 @@ class Process:
         self.driver = folder / "driver" / "libcuda.so.1"
         self.driver.parent.mkdir()
         self.driver.hardlink_to(driver)
-        self.gate, self.fifos = folder / "gate", [folder / name for name in settings.PARKING_FIFOS]
+        self.run_dir, self.gate = folder, folder / settings.GATE
         self.gpu = folder / "gpu"
         self.no_imports = folder / "gpu.fails"
         """From when this exists, nobody can open another's memory."""
         self.gpu.write_bytes(free.to_bytes(8, "little") + bytes(8 + 32 * 8192))
         self._gpus = gpus
-        words = [installed.PARKING_LIBRARY, self.driver, self.gate, *self.fifos]
+        words = [installed.PARKING_LIBRARY, self.driver]
         self._process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *map(str, words)],
             stdin=subprocess.PIPE,
@@ -129,6 +128,7 @@ class Process:
             "MADE_UP_GPU": str(self.gpu),
             "MADE_UP_GPUS": str(self._gpus),
             "LD_LIBRARY_PATH": str(self.driver.parent),
+            settings.ENV_RUN_DIR: str(self.run_dir),
         }
 
     @property

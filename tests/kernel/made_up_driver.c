@@ -64,6 +64,9 @@ int cuCtxEnablePeerAccess(uint64_t context, unsigned flags) { return 0; }
 int cuCtxGetCurrent(uint64_t *context) { *context = current + 1; return 0; }
 int cuCtxSetCurrent(uint64_t context) { current = context ? context - 1 : 0; return 0; }
 int cuCtxGetDevice(int *device) { *device = current; return 0; }
+int cuCtxCreate_v2(uint64_t *context, unsigned flags, int device) { return cuDevicePrimaryCtxRetain(context, device); }
+int cuCtxCreate_v3(uint64_t *context, void *a, int b, unsigned c, int device) { return cuCtxCreate_v2(context, 0, device); }
+int cuCtxCreate_v4(uint64_t *context, void *a, unsigned b, int device) { return cuCtxCreate_v2(context, 0, device); }
 int cuCtxSynchronize(void) { return 0; }
 int cuCtxSynchronize_v2(void *context) { return 0; }
 int cuCtxPushCurrent_v2(uint64_t context) { before[depth++] = current; current = context - 1; return 0; }

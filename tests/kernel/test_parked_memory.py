@@ -26,7 +26,8 @@ from notebooks import wait_until
 
 from jupyter_gpuckpt import installed
 from jupyter_gpuckpt.errors import DriverError
-from jupyter_gpuckpt.freeze.parking import HASH, Elsewhere, FileState, Parked, Parking, make_fifos, run_on
+from jupyter_gpuckpt.freeze.parking import HASH, Elsewhere, FileState, Parked, Parking, giving_back
+from jupyter_gpuckpt.freeze.parking_channel import run_on
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="parking is for x86-64"),
@@ -43,7 +44,6 @@ class HeldProcess:
 
     def __init__(self, process: Process, folder: Path) -> None:
         self.process, self.folder = process, folder
-        make_fifos(folder)
         self.memory = Path(tempfile.mkdtemp(dir="/dev/shm"))
         self.parking: Parking | None = None
 
@@ -55,16 +55,15 @@ class HeldProcess:
         parked = Parked(self.process.pid, 0, places)
         self.parking = Parking(self.folder, at, str(at), parked, file, elsewhere=elsewhere)
         assert self.parking.get_ready()
-        self.process.begin("park")
-        assert self.parking.park(self.process.pid, lambda parked: None, lambda: None)
+        assert self.parking.halt(self.process.pid)
+        assert self.parking.park(self.process.pid, lambda parked: None)
         self.parking.let_go()
         return self.parking
 
     def comes_back(self) -> None:
         assert self.parking is not None
-        with self.parking.giving_back(self.process.pid):
+        with giving_back({self.process.pid: self.parking}):
             pass
-        assert self.process.answer() == "back"
         self.parking.close()
         self.parking = None
 
@@ -151,7 +150,7 @@ def test_memory_that_a_program_handed_to_others_stays_where_it_is(start: Start) 
     assert process.ask(export) == 0
     assert process.ask("ours.gpuckpt_parkable()") == 30 * MIB
     held.parks()
-    run_on(process.fifos[0].parent)
+    run_on(process.run_dir, process.pid)
     assert process.ask("marks(0)") == [9] * 3
     held.comes_back()
     assert process.ask("marks(0), marks(1)") == [[9] * 3, [8] * 3]
@@ -204,18 +203,18 @@ def test_python_runs_on_while_the_memory_is_away_and_a_call_with_pythons_lock_go
     process = held.process
     process.ask("alloc(32 << 20), alloc(32 << 20), mark(0, 7), mark(1, 8)")
     parking = held.parks()
-    run_on(process.fifos[0].parent)
+    run_on(process.run_dir, process.pid)
     assert process.ask("'echo'") == "echo"
     parking.finish_copy()
     # As a thread does that has Python's lock in the call.
     process.begin("ctypes.PyDLL('libcuda.so.1').cuMemFree_v2(ctypes.c_uint64(blocks[1][0]))")
     answers: list[object] = []
-    reader = threading.Thread(target=lambda: answers.extend([process.answer(), process.answer()]))
+    reader = threading.Thread(target=lambda: answers.append(process.answer()))
     reader.start()
-    with parking.giving_back(process.pid):
+    with giving_back({process.pid: parking}):
         pass
     reader.join(30)
-    assert sorted(answers, key=str) == [0, "back"]
+    assert answers == [0]
     assert process.ask("marks(0)") == [7] * 3
 
 
@@ -224,7 +223,7 @@ def test_where_there_is_no_room_for_it_nothing_is_kept_and_it_comes_back_later(s
     process = held.process
     process.ask("[alloc(200 << 20) for _ in range(4)], [mark(n, n + 1) for n in range(4)]")
     parking = held.parks()
-    run_on(process.fifos[0].parent)
+    run_on(process.run_dir, process.pid)
     parking.finish_copy()
     parking.rest()
     assert (
@@ -235,7 +234,10 @@ def test_where_there_is_no_room_for_it_nothing_is_kept_and_it_comes_back_later(s
         == 0
     )
     given_up = []
-    with pytest.raises(DriverError), parking.giving_back(process.pid, otherwise=lambda: given_up.append(True)):
+    with (
+        pytest.raises(DriverError),
+        giving_back({process.pid: parking}, otherwise=lambda: given_up.append(True)),
+    ):
         pass
     assert given_up
     assert process.ask("ctypes.CDLL(driver).cuMemRelease(plain)") == 0

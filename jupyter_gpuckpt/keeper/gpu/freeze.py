@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from ...client.in_progress import ParkedMemory
 from ...errors import Cancelled, DriverError, GpuckptError, KernelLost
-from ...freeze import cuda
+from ...freeze import cuda, parking_channel
 from ...freeze import parking as parking_
 from ...freeze.parking import Elsewhere, FileState, Parked, Parking
 from ...freeze.staging_buffer import StagingBuffer
 from ...freeze.vram import VramFiles
 from ...linux import processes
 from ...store import Postponed, Progress
-from ..agent_channel import AgentChannel
 from ..namespace import Namespace
 from . import gate
 
 __all__ = ["GpuFreeze", "GpuReturn", "LookElsewhere", "noted_parked", "parked_in", "parked_of", "place_of"]
 
 log = logging.getLogger("gpuckpt.keeper")
+T = TypeVar("T")
+R = TypeVar("R")
 
 _HELPER = 1 << 30
 """Bytes of GPU memory that the program which fills the rest takes itself, at most."""
@@ -43,8 +46,8 @@ _WORTH_PARKING = 256 << 20
 """Bytes from which on parking is quicker than the driver's own copy."""
 
 
-LookElsewhere = Callable[[str], Elsewhere]
-"""Says what of parked memory, by the name of its file, is found elsewhere."""
+LookElsewhere = Callable[[], Elsewhere]
+"""Says what of parked memory is found elsewhere."""
 
 
 class GpuFreeze:
@@ -52,71 +55,68 @@ class GpuFreeze:
 
     Parameters
     ----------
-    space, link : the kernel's namespace, and the way to its agent.
+    space : the processes' namespace.
     pids : the processes with GPU state.
     described : what `cuda.describe` says of them.
     vram : the files for what is in VRAM.
-    look_elsewhere : says what of the kernel's memory need not be copied; None where all is to be in the files.
+    look_elsewhere : says what of their memory need not be copied; None where all is to be in the files.
 
     Attributes
     ----------
-    hashes : those of all chunks of what was parked, once it is copied, where its file lacks what is found elsewhere.
+    hashes : by the name of its file, those of all chunks of what a process parked, once it is copied, where the file
+        lacks what is found elsewhere.
     """
 
     def __init__(
         self,
         worker: cuda.CudaWorker,
         space: Namespace,
-        channel: AgentChannel,
         pids: Sequence[int],
         described: Mapping[str, Any],
         vram: VramFiles,
         look_elsewhere: LookElsewhere | None = None,
     ) -> None:
-        self.hashes = b""
+        self.hashes: dict[str, bytes] = {}
         self._look_elsewhere = look_elsewhere
-        self._worker, self._space, self._channel, self._vram = worker, space, channel, vram
+        self._worker, self._space, self._vram = worker, space, vram
         self._pids, self._described = pids, described
-        self._kernel = 0
-        self._parking: Parking | None = None
+        self._parkings: dict[int, Parking] = {}
 
-    async def prepare(self, kernel: int, parkable: Sequence[tuple[str, int]]) -> None:
-        """Make the memory ready that VRAM goes into; the kernel has `parkable` bytes (`Parked.places`)."""
+    async def prepare(self, may_park: Container[int] | None = None) -> None:
+        """Make the memory ready that VRAM goes into; these processes may park, all where it is None."""
         if not self._pids:
             return
-        self._kernel = kernel
         held = {one["pid"]: one["used"] for one in self._described["processes"]}
         sizes = {pid: sum(held[pid].values()) for pid in self._pids}
-        parked = Parked(processes.inner_pid(kernel), 0, tuple(parkable))
-        if parked.size >= _WORTH_PARKING and parking_.is_supported():
-            look = self._look_elsewhere
-            elsewhere = await asyncio.to_thread(look, parked.file) if look is not None else None
-            self._parking = await asyncio.to_thread(
-                Parking,
-                self._space.run_dir,
-                self._vram.outside,
-                self._vram.inside,
-                parked,
-                "bare" if elsewhere is not None and elsewhere.is_most else "new",
-                elsewhere=elsewhere,
-            )
-            sizes[kernel] = max(0, sizes[kernel] - parked.size)
+        parks = [pid for pid in self._pids if may_park is None or pid in may_park]
+        if not parking_.is_supported():
+            parks = []
+        space = self._space
+        places = await _together(functools.partial(parking_channel.parkable, space.run_dir), parks)
+        parked = {
+            pid: Parked(processes.inner_pid(pid), 0, tuple(each)) for pid, each in zip(parks, places, strict=True)
+        }
+        parked = {pid: one for pid, one in parked.items() if one.size >= _WORTH_PARKING}
+        look = self._look_elsewhere if parked else None
+        elsewhere = await asyncio.to_thread(look) if look is not None else None
+        state: FileState = "bare" if elsewhere is not None and elsewhere.is_most else "new"
+
+        def begin(one: Parked) -> Parking:
+            return Parking(space.run_dir, self._vram.outside, self._vram.inside, one, state, elsewhere=elsewhere)
+
+        self._parkings = dict(zip(parked, await _together(begin, parked.values()), strict=True))
+        for pid, parking in self._parkings.items():
+            sizes[pid] = max(0, sizes[pid] - parking.parked.size)
         names = {pid: (str(processes.inner_pid(pid)), size) for pid, size in sizes.items()}
         await asyncio.to_thread(self._vram.prepare, names)
-        if self._parking is not None:
-            ready = await asyncio.to_thread(self._parking.get_ready)
-            if not ready or not await self._has_room(self._parking.parked.gpus):
-                await self.close()
+        ready = dict(zip(self._parkings, await _together(Parking.get_ready, self._parkings.values()), strict=True))
+        free = {gpu.uuid: gpu.free for gpu in await asyncio.to_thread(self._worker.gpus)} if any(ready.values()) else {}
+        for pid, parking in list(self._parkings.items()):
+            if not ready[pid] or not _has_room(parking.parked.gpus, free):
+                del self._parkings[pid]
+                await asyncio.to_thread(parking.close)
 
-    async def _has_room(self, uuids: Iterable[str]) -> bool:
-        """Tell whether the program that holds parked memory has left the driver what a checkpoint takes."""
-        free = {gpu.uuid: gpu.free for gpu in await asyncio.to_thread(self._worker.gpus)}
-        full = [uuid for uuid in uuids if free.get(uuid, 0) < _CHECKPOINT]
-        for uuid in full:
-            log.warning("the GPU memory is not parked: GPU %s has %d MiB free", uuid, free.get(uuid, 0) >> 20)
-        return not full
-
-    async def freeze(self, note: Callable[[ParkedMemory], None]) -> None:
+    async def freeze(self, note: Callable[[Sequence[ParkedMemory]], None]) -> None:
         """Take the GPU state of all processes off the GPUs; `note` writes down what `GpuReturn.after` must know.
 
         Raises
@@ -131,28 +131,35 @@ class GpuFreeze:
             gate.open_(self._space.run_dir)
             raise
 
-    async def _freeze(self, note: Callable[[ParkedMemory], None]) -> None:
-        parking = self._parking
-        if parking is not None:
-            holder = parking.holder
+    async def _freeze(self, note: Callable[[Sequence[ParkedMemory]], None]) -> None:
+        noted = {pid: noted_parked(one.parked, one.holder) for pid, one in self._parkings.items()}
+        turn = threading.Lock()
 
-            def note_parked(parked: Parked) -> None:
-                note(noted_parked(parked, holder))
+        def note_parked(pid: int, parked: Parked) -> None:
+            with turn:
+                noted[pid] = noted_parked(parked, noted[pid].holder)
+                note(list(noted.values()))
 
-            note_parked(parking.parked)
-            await self._channel.send({"call": "park", "id": 0, "args": {}})
-            # The gate is closed when that thread has come: who waits there may hold Python's lock, which it needs.
-            await asyncio.to_thread(parking.park, self._kernel, note_parked, self._close_gate)
-        if self.parked() is None:
-            await asyncio.to_thread(self._close_gate)
+        if noted:
+            note(list(noted.values()))
         try:
+            await self._park(note_parked)
             await asyncio.to_thread(cuda.freeze, self._worker, self._pids, self._described, self._vram.taking)
         except BaseException:
-            if parking is not None:
-                await asyncio.to_thread(_give_back, parking, self._kernel)
+            await asyncio.to_thread(_give_back, self._parkings)
             raise
-        if parking is not None:
+        for parking in self._parkings.values():
             parking.let_go()
+
+    async def _park(self, note: Callable[[int, Parked], None]) -> None:
+        """Close the gate for all processes, and park what can be parked."""
+        halted = await _together(lambda one: one[1].halt(one[0]), self._parkings.items())
+        others = set(self._pids) - set(self._parkings)
+        await _together(functools.partial(parking_channel.watch_gate, self._space.run_dir), others)
+        # Not before: who waits at the gate may hold Python's lock, which is needed to halt a process.
+        await asyncio.to_thread(self._close_gate)
+        ready = [one for one, is_halted in zip(self._parkings.items(), halted, strict=True) if is_halted]
+        await _together(lambda one: one[1].park(one[0], functools.partial(note, one[0])), ready)
 
     def _close_gate(self) -> None:
         gate.close(self._space.run_dir)
@@ -160,25 +167,22 @@ class GpuFreeze:
 
     def taken(self) -> int:
         """Return how many bytes of VRAM lie in files; what could not be had in files criu has to write."""
-        parked = self.parked()
-        return self._vram.taken(self._pids) + (parked.size if parked is not None else 0)
+        return self._vram.taken(self._pids) + sum(parked.size for parked in self.parked())
 
-    def parked(self) -> Parked | None:
+    def parked(self) -> list[Parked]:
         """Return what is parked."""
-        return self._parking.parked if self._parking is not None and self._parking.is_parked else None
+        return [parking.parked for parking in self._parkings.values() if parking.is_parked]
 
-    async def finish_copy(self) -> Parked | None:
+    async def finish_copy(self) -> list[Parked]:
         """Wait until all of VRAM is in the files that is not found elsewhere; return what of it was parked.
 
         Raises
         ------
         DriverError : it could not be copied.
         """
-        parked = self.parked()
-        if parked is not None and self._parking is not None:
-            await asyncio.to_thread(self._parking.finish_copy)
-            self.hashes = self._parking.hashes
-        return parked
+        await _together(Parking.finish_copy, self._parkings.values())
+        self.hashes = {one.parked.file: one.hashes for one in self._parkings.values() if one.hashes}
+        return self.parked()
 
     async def rest(self) -> None:
         """Let the processes run on without their GPU state, and have what helps give up all that it has on GPUs.
@@ -187,11 +191,11 @@ class GpuFreeze:
         ------
         DriverError : parked memory could not be copied.
         """
-        parking = self._parking
-        if parking is not None and parking.is_parked:
-            parking_.run_on(self._space.run_dir)
+        if self.parked():
+            for parked in self.parked():
+                parking_channel.run_on(self._space.run_dir, parked.pid)
             await self.finish_copy()
-            await asyncio.to_thread(parking.rest)
+            await _together(Parking.rest, self._parkings.values())
         else:
             await self.close()
             for left_over in self._vram.outside.glob("*.part"):
@@ -199,9 +203,9 @@ class GpuFreeze:
         await asyncio.to_thread(self._vram.taken, self._pids)
 
     def hand_over(self) -> Parking | None:
-        """Return what gives parked memory back; who has it ends it."""
-        parking, self._parking = self._parking, None
-        return parking
+        """Return what gives the memory back of the only process that may park; who has it ends it."""
+        parkings, self._parkings = list(self._parkings.values()), {}
+        return parkings[0] if parkings else None
 
     async def thaw(self) -> None:
         """Bring the GPU state back; where the straight way fails, each process by what is found.
@@ -215,10 +219,7 @@ class GpuFreeze:
             gate.open_(self._space.run_dir)
 
     def _thaw(self) -> None:
-        with contextlib.ExitStack() as stack:
-            if self._parking is not None:
-                stack.enter_context(_or_lost())
-                stack.enter_context(self._parking.giving_back(self._kernel))
+        with _or_lost(), parking_.giving_back(self._parkings):
             described = self._without_parked()
             try:
                 cuda.thaw(self._worker, self._pids, held=cuda.needs(described))
@@ -228,19 +229,18 @@ class GpuFreeze:
 
     def _without_parked(self) -> dict[str, Any]:
         """Return what the driver has to find room for: what is parked is still on the GPU, held by another."""
-        parked, processes = self.parked(), []
+        there = []
         for process in self._described["processes"]:
-            used = dict(process["used"])
-            if parked is not None and process["pid"] == self._kernel:
-                used = parked.without(used)
-            processes.append({**process, "used": used})
-        return {**self._described, "processes": processes}
+            used, parking = dict(process["used"]), self._parkings.get(process["pid"])
+            if parking is not None and parking.is_parked:
+                used = parking.parked.without(used)
+            there.append({**process, "used": used})
+        return {**self._described, "processes": there}
 
     async def close(self) -> None:
         """End the programs that helped."""
-        parking, self._parking = self._parking, None
-        if parking is not None:
-            await asyncio.to_thread(parking.close)
+        parkings, self._parkings = self._parkings, {}
+        await _together(Parking.close, parkings.values())
 
 
 class GpuReturn:
@@ -249,7 +249,7 @@ class GpuReturn:
     Parameters
     ----------
     space : the namespace that the processes are in, or come into.
-    parked : what is parked, if anything.
+    parked : what is parked.
     gpu_map : from the UUIDs of the GPUs at the save to those of now, where they differ.
     vram : the files with what was in VRAM.
     read_again : writes what was parked into its file, where it was read straight to the GPU and is lost there; may
@@ -260,71 +260,80 @@ class GpuReturn:
         self,
         worker: cuda.CudaWorker,
         space: Namespace,
-        parked: Parked | None,
+        parked: Sequence[Parked],
         gpu_map: Mapping[str, str] | None,
         vram: VramFiles,
-        read_again: Callable[[], None] | None = None,
+        read_again: Callable[[Parked], None] | None = None,
     ) -> None:
         self._worker, self._space, self._parked = worker, space, parked
         self._gpu_map, self._vram, self._read_again = gpu_map, vram, read_again
-        self._parking: Parking | None = None
-        self._preloading: asyncio.Task[None] | None = None
+        self._parkings: list[Parking] = []
+        self._preloading: asyncio.Task[object] | None = None
         self._reading: Future[None] | None = None
         self._nearly_read = asyncio.Event()
         self._stopped = False
 
     @classmethod
     async def after(
-        cls, worker: cuda.CudaWorker, space: Namespace, noted: ParkedMemory | None, vram: VramFiles
+        cls, worker: cuda.CudaWorker, space: Namespace, noted: Sequence[ParkedMemory], vram: VramFiles
     ) -> GpuReturn:
-        """Return what brings back what a dead keeper had parked, by its note: its helper ends by itself."""
-        parked, holder = parked_of(noted), noted.holder if noted is not None else None
-        if noted is not None and parked is None:
-            await asyncio.to_thread(parking_.refuse, space.run_dir)
+        """Return what brings back what a dead keeper had parked, by its notes: its helpers end by themselves."""
+        for one in noted:
+            if not one.thread:
+                await asyncio.to_thread(parking_channel.refuse, space.run_dir, one.pid)
         deadline = time.monotonic() + _HOLDER_ENDS
-        while holder is not None and processes.start_time(holder) is not None:
-            if time.monotonic() > deadline:
-                raise KernelLost(
-                    "The {kernel}'s GPU memory could not be restored.",
-                    f"Process {holder}, which holds it, does not end: it hangs in the GPU driver.",
-                    "{Restart}, and restore a snapshot. `dmesg` may say what the driver waits for.",
-                )
-            await asyncio.sleep(0.05)
-        return cls(worker, space, parked, None, vram)
+        for holder in [one.holder for one in noted if one.holder is not None]:
+            while processes.start_time(holder) is not None:
+                if time.monotonic() > deadline:
+                    raise KernelLost(
+                        "The {kernel}'s GPU memory could not be restored.",
+                        f"Process {holder}, which holds it, does not end: it hangs in the GPU driver.",
+                        "{Restart}, and restore a snapshot. `dmesg` may say what the driver waits for.",
+                    )
+                await asyncio.sleep(0.05)
+        return cls(worker, space, [parked for one in noted if (parked := parked_of(one))], None, vram)
 
     async def prepare(self, *, early: bool = False, reading: bool = False) -> None:
-        """Start the program that fills the GPU, so that it is ready when it is needed.
+        """Start the programs that fill the GPUs, so that they are ready when they are needed.
 
-        `early` is before the file is written, which is then written into memory that is ready; and only if the GPU has
-        room for one more program now. Where the file is `reading` from the store next, and the GPU has room for all of
-        it now, it is read straight to the GPU (`taker`).
+        `early` is before the files are written, which are then written into memory that is ready; and only if the GPUs
+        have room for these programs now. Where the files are `reading` from the store next, and a GPU has room for all
+        that was parked on it now, they are read straight to the GPU (`takers`).
         """
-        if self._parked is None or self._parking is not None:
+        if not self._parked or self._parkings:
             return
-        parking_.make_fifos(self._space.run_dir)
+        for parked in self._parked:
+            parking_channel.make_fifos(self._space.run_dir, parked.pid)
         free = {gpu.uuid: gpu.free for gpu in await asyncio.to_thread(self._worker.gpus)}
         places = self._places(free)
-        if early and any(free[places[gpu]] <= _HELPER for gpu in self._parked.gpus):
+        parked_on: dict[str, list[int]] = {}
+        for parked in self._parked:
+            for gpu, size in parked.gpus.items():
+                parked_on.setdefault(places[gpu], []).append(size)
+        if early and any(free[place] <= _HELPER * len(sizes) for place, sizes in parked_on.items()):
             return
-        state: FileState = "awaited" if early else "kept"
         beside = _TWICE + _HELPER + _CONTEXT
-        if reading and all(free[places[gpu]] > size + beside for gpu, size in self._parked.gpus.items()):
-            state = "brought"
-        self._parking = await asyncio.to_thread(
-            _parking, self._space, self._vram, self._parked, state, places, self._read_again
-        )
-        await asyncio.to_thread(self._parking.get_still)
+        have_room = {place for place, sizes in parked_on.items() if free[place] > sum(sizes) + beside * len(sizes)}
+
+        def parking(parked: Parked) -> Parking:
+            state: FileState = "awaited" if early else "kept"
+            if reading and have_room.issuperset(places[gpu] for gpu in parked.gpus):
+                state = "brought"
+            again = functools.partial(self._read_again, parked) if self._read_again is not None else None
+            return Parking(self._space.run_dir, self._vram.outside, self._vram.inside, parked, state, places, again)
+
+        self._parkings = await _together(parking, self._parked)
+        await _together(Parking.get_still, self._parkings)
 
     def _places(self, here: Iterable[str]) -> dict[str, str]:
         """Return the GPU here (UUIDs, in order) for each GPU that has parked memory."""
         gpu_map, uuids = self._gpu_map or {}, list(here)
-        gpus = self._parked.gpus if self._parked is not None else {}
-        return {gpu: place_of(gpu_map.get(gpu, gpu), uuids) for gpu in gpus}
+        return {gpu: place_of(gpu_map.get(gpu, gpu), uuids) for parked in self._parked for gpu in parked.gpus}
 
     @property
-    def taker(self) -> StagingBuffer | None:
-        """What takes the bytes to the GPU as they are read; None where they are written to the file."""
-        return self._parking.buffer if self._parking is not None else None
+    def takers(self) -> dict[str, StagingBuffer]:
+        """What takes the bytes to the GPUs as they are read, by the name of the file that has them otherwise."""
+        return {one.parked.file: one.buffer for one in self._parkings if one.buffer is not None}
 
     def read_behind(self, files: Postponed, progress: Progress) -> None:
         """Begin to read what is taken, which `files` are; `thaw` waits for it, or `have_read`."""
@@ -359,28 +368,26 @@ class GpuReturn:
         """
         if self._reading is not None:
             await asyncio.wrap_future(self._reading)
-        parking = self._parking
-        if parking is None or parking.buffer is None or await asyncio.to_thread(parking.have_all):
-            return
-        await self.close()
-        if self._read_again is not None:
-            await asyncio.to_thread(self._read_again)
+        for parking in [one for one in self._parkings if one.buffer is not None]:
+            if not await asyncio.to_thread(parking.have_all):
+                self._parkings.remove(parking)
+                await asyncio.to_thread(parking.close)
+                if self._read_again is not None:
+                    await asyncio.to_thread(self._read_again, parking.parked)
 
     async def preload(self) -> None:
-        """Begin to bring what was parked to the GPU, where there is room for it; to be waited for by `thaw`."""
-        parking, parked = self._parking, self._parked
-        if parking is not None and parked is not None:
-            self._preloading = asyncio.create_task(asyncio.to_thread(parking.preload))
+        """Begin to bring what was parked to the GPUs, where there is room for it; to be waited for by `thaw`."""
+        if self._parkings:
+            self._preloading = asyncio.create_task(_together(Parking.preload, self._parkings))
 
     def hand_over(self) -> Parking | None:
-        """Return what gives parked memory back; who has it ends it."""
-        parking, self._parking = self._parking, None
-        return parking
+        """Return what gives parked memory back, of the only process that had any; who has it ends it."""
+        parkings, self._parkings = self._parkings, []
+        return parkings[0] if parkings else None
 
     def can_stay(self, pids: Sequence[int]) -> bool:
         """Tell whether these processes' threads can be held while their GPU state is brought back."""
-        parked = self._parked
-        return self._parking is not None and parked is not None and list(pids) == [self._space.outer(parked.pid)]
+        return set(pids) == set(self._by_pid()) and bool(pids)
 
     async def thaw(
         self,
@@ -408,38 +415,41 @@ class GpuReturn:
             cuda.thaw(self._worker, pids, self._gpu_map, self._still_needed(needs))
             if self._reading is not None:
                 self._reading.result()
-                assert self._parking is not None
-                self._parking.have_all()
+                for parking in self._parkings:
+                    if parking.buffer is not None:
+                        parking.have_all()
 
         await self._around(bring_back, stay=stay)
         if not stay:
             gate.open_(self._space.run_dir)
 
+    def _by_pid(self) -> dict[int, Parking]:
+        """Return the parkings by the pids that their processes have here."""
+        found = {self._space.outer(one.parked.pid): one for one in self._parkings}
+        return {pid: one for pid, one in found.items() if pid is not None}
+
     def _still_needed(self, needs: Mapping[str, int]) -> Mapping[str, int]:
         """Return what the driver has to find room for: parked memory that is there, or comes, changes hands only."""
-        parked = self._parked
-        if parked is None or not self._is_on_gpu:
-            return needs
-        return parked.without(needs)
+        left = dict(needs)
+        for parking in filter(_is_on_gpu, self._parkings):
+            left = parking.parked.without(left)
+        return left
 
     def _leave_room(self, needs: Mapping[str, int]) -> None:
-        """End the program that fills, where it takes what the rest needs: the process then reads the file itself."""
-        parking, parked = self._parking, self._parked
-        if parking is None or parked is None or self._is_on_gpu:
+        """End the programs that fill, where they take what the rest needs: the processes then read the files."""
+        waiting = [parking for parking in self._parkings if not _is_on_gpu(parking)]
+        if not waiting:
             return
         free = {gpu.uuid: gpu.free for gpu in self._worker.gpus()}
-        if any(free[place] < needs.get(gpu, 0) for gpu, place in self._places(free).items()):
-            parking.do_without_holder()
-
-    @property
-    def _is_on_gpu(self) -> bool:
-        """Whether what was parked is on the GPU already, or is being read to there."""
-        return self._parking is not None and (self._parking.holds or self._parking.buffer is not None)
+        left, places = self._still_needed(needs), self._places(free)
+        for parking in waiting:
+            if any(free[places[gpu]] < left.get(gpu, 0) for gpu in parking.parked.gpus):
+                parking.do_without_holder()
 
     async def go(self) -> None:
         """Let the threads go on that `thaw` has left held."""
-        if self._parking is not None:
-            await asyncio.to_thread(self._parking.let_go)
+        for parking in self._parkings:
+            await asyncio.to_thread(parking.let_go)
         gate.open_(self._space.run_dir)
 
     async def mend(self, pids: Sequence[int], held: Sequence[Mapping[str, Any]], patience: float | None = None) -> None:
@@ -456,33 +466,42 @@ class GpuReturn:
         gate.open_(self._space.run_dir)
 
     async def _around(self, bring_back: Callable[[], object], *, stay: bool = False) -> None:
-        parking, parked = self._parking, self._parked
-        pid = self._space.outer(parked.pid) if parked is not None else None
-        if parking is None or pid is None:
-            await asyncio.to_thread(bring_back)
-            return
         if self._preloading is not None:
             await self._preloading
+        parkings = self._by_pid()
         if self._reading is None:
-            await asyncio.to_thread(parking.get_ready)
+            await _together(Parking.get_ready, parkings.values())
 
         def both() -> None:
-            with parking.giving_back(pid, stay=stay):
+            with parking_.giving_back(parkings, stay=stay):
                 bring_back()
 
         await asyncio.to_thread(both)
 
     async def close(self) -> None:
-        """End the program that helped."""
+        """End the programs that helped."""
         self._stopped = True
         if self._reading is not None:
             with contextlib.suppress(GpuckptError, OSError):
                 await asyncio.wrap_future(self._reading)
         if self._preloading is not None:
             await self._preloading
-        parking, self._parking = self._parking, None
-        if parking is not None:
-            await asyncio.to_thread(parking.close)
+        parkings, self._parkings = self._parkings, []
+        await _together(Parking.close, parkings)
+
+
+def _is_on_gpu(parking: Parking) -> bool:
+    """Tell whether what was parked is on the GPU already, or is being read to there."""
+    return parking.holds or parking.buffer is not None
+
+
+async def _together(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Do something with each of these at once, in threads; when all are done, raise what the first one raised."""
+    done = await asyncio.gather(*(asyncio.to_thread(function, item) for item in items), return_exceptions=True)
+    for one in done:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in done if not isinstance(one, BaseException)]
 
 
 async def _done(task: asyncio.Task[None] | None) -> None:
@@ -490,15 +509,12 @@ async def _done(task: asyncio.Task[None] | None) -> None:
         await task
 
 
-def _parking(
-    space: Namespace,
-    vram: VramFiles,
-    parked: Parked,
-    file: FileState,
-    places: Mapping[str, str],
-    make_whole: Callable[[], None] | None = None,
-) -> Parking:
-    return Parking(space.run_dir, vram.outside, vram.inside, parked, file, places, make_whole)
+def _has_room(uuids: Iterable[str], free: Mapping[str, int]) -> bool:
+    """Tell whether the programs that hold parked memory have left the driver what a checkpoint takes."""
+    full = [uuid for uuid in uuids if free.get(uuid, 0) < _CHECKPOINT]
+    for uuid in full:
+        log.warning("the GPU memory is not parked: GPU %s has %d MiB free", uuid, free.get(uuid, 0) >> 20)
+    return not full
 
 
 @contextlib.contextmanager
@@ -515,8 +531,11 @@ def _or_lost() -> Iterator[None]:
         ) from e
 
 
-def _give_back(parking: Parking, pid: int) -> None:
-    with parking.giving_back(pid):
+def _give_back(parkings: Mapping[int, Parking]) -> None:
+    for parking in parkings.values():
+        if not parking.is_parked:
+            parking.go_on()
+    with parking_.giving_back(parkings):
         pass
 
 
@@ -527,13 +546,14 @@ def place_of(gpu: str, here: Iterable[str]) -> str:
     return gpu if gpu in uuids else uuids[0]
 
 
-def parked_in(described: Mapping[str, Any]) -> Parked | None:
-    """Return what a snapshot (its manifest's ``cuda``) says is parked; None for nothing."""
-    said = described.get("parked")
-    if not said or not said["thread"]:
-        return None
-    places = tuple((str(gpu), int(size)) for gpu, size in said["places"])
-    return Parked(int(said["pid"]), int(said["thread"]), places)
+def parked_in(described: Mapping[str, Any]) -> list[Parked]:
+    """Return what a snapshot (its manifest's ``cuda``) says is parked, of each process; older ones have one alone."""
+    said = described.get("parked") or []
+    return [
+        Parked(int(one["pid"]), int(one["thread"]), tuple((str(gpu), int(size)) for gpu, size in one["places"]))
+        for one in ([said] if isinstance(said, Mapping) else said)
+        if one["thread"]
+    ]
 
 
 def noted_parked(parked: Parked, holder: int | None) -> ParkedMemory:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from ...client.in_progress import ParkedMemory
 from ...client.record import now
 from ...client.sleep_record import HostMemory, Sleep, Stage
 from ...errors import DriverError, GpuckptError, KernelLost, NoRoomYet
-from ...freeze import cuda
+from ...freeze import cuda, parking_channel
 from ...freeze import parking as parking_
 from ...freeze.parking import Parked, Parking
 from ...freeze.vram import VramFiles
 from ...linux import processes
-from ..agent_channel import AgentChannel
 from ..namespace import Namespace
 from ..staging import vram_files
 from . import gate
@@ -99,13 +98,14 @@ class GpuSleep:
             "gpus": [{"uuid": one.uuid, "name": one.name, "total": one.total} for one in gpus],
             "processes": [{"pid": pid, "used": used}],
         }
-        parked = parked_in(saved)
+        parked = next(iter(parked_in(saved)), None)  # a snapshot of one process with GPU state
         if parked is not None:
             places = tuple((place_of(gpu, here), size) for gpu, size in parked.places)
             parked = dataclasses.replace(parked, places=places)
         asleep = cls(worker, space, [pid], described, vram_files(space), parked, late)
         asleep._parking = gpu.hand_over()
-        parking_.run_on(space.run_dir)
+        if parked is not None:
+            parking_channel.run_on(space.run_dir, parked.pid)
         return asleep
 
     def note(self, stage: Stage) -> Sleep:
@@ -156,14 +156,10 @@ class GpuSleep:
                 inside += max(0, sum(process["used"].values()) - elsewhere)
         return HostMemory(beside, inside)
 
-    async def fall_asleep(
-        self,
-        channel: AgentChannel,
-        kernel: int,
-        parkable: Sequence[tuple[str, int]],
-        note: Callable[[ParkedMemory], None],
-    ) -> None:
+    async def fall_asleep(self, kernel: int, note: Callable[[ParkedMemory], None]) -> None:
         """Take everything off the GPUs; `note` writes down what the next keeper must know, should this one die.
+
+        Of the processes, the kernel alone parks its memory: a wake gives one back.
 
         Raises
         ------
@@ -172,10 +168,15 @@ class GpuSleep:
         """
         if not self.pids:
             return
-        freeze = GpuFreeze(self._worker, self._space, channel, self.pids, self.described, self.vram)
+        freeze = GpuFreeze(self._worker, self._space, self.pids, self.described, self.vram)
+
+        def note_all(parked: Sequence[ParkedMemory]) -> None:
+            for one in parked:
+                note(one)
+
         try:
-            await freeze.prepare(kernel, parkable)
-            await freeze.freeze(note)
+            await freeze.prepare([kernel])
+            await freeze.freeze(note_all)
             try:
                 await freeze.rest()
                 await asyncio.to_thread(self._verify)
@@ -187,7 +188,7 @@ class GpuSleep:
             await asyncio.to_thread(self.vram.discard)
             raise
         self._parking = freeze.hand_over()
-        if self._parking is not None:
+        if self._parking is not None and self._parking.is_parked:
             self._parked = self._parking.parked
             _note(note, self._parking)
 
@@ -256,7 +257,7 @@ class GpuSleep:
         back = False
         self._sleeps_on = False
         try:
-            with parking.giving_back(pid, otherwise=self._asleep_again):
+            with parking_.giving_back({pid: parking}, otherwise=self._asleep_again):
                 self._thaw(parked.without(needs))
                 back = True
         except DriverError as e:
@@ -304,23 +305,23 @@ class GpuSleep:
 class FrozenAsleep(GpuFreeze):
     """A save's GPU side where the kernel sleeps: all is where it is to be already, and stays there."""
 
-    def __init__(self, asleep: GpuSleep, worker: cuda.CudaWorker, space: Namespace, channel: AgentChannel) -> None:
-        super().__init__(worker, space, channel, asleep.living, asleep.described, asleep.vram)
+    def __init__(self, asleep: GpuSleep, worker: cuda.CudaWorker, space: Namespace) -> None:
+        super().__init__(worker, space, asleep.living, asleep.described, asleep.vram)
         self._asleep = asleep
 
-    async def prepare(self, kernel: int, parkable: Sequence[tuple[str, int]]) -> None:
+    async def prepare(self, may_park: Container[int] | None = None) -> None:
         """There is nothing to make ready."""
 
-    async def freeze(self, note: Callable[[ParkedMemory], None]) -> None:
+    async def freeze(self, note: Callable[[Sequence[ParkedMemory]], None]) -> None:
         """There is nothing on a GPU."""
 
-    def parked(self) -> Parked | None:
+    def parked(self) -> list[Parked]:
         """Return what is parked."""
-        return self._asleep.parked
+        return [self._asleep.parked] if self._asleep.parked is not None else []
 
-    async def finish_copy(self) -> Parked | None:
+    async def finish_copy(self) -> list[Parked]:
         """Return what is parked: all of it was copied when the kernel fell asleep."""
-        return self._asleep.parked
+        return self.parked()
 
     async def thaw(self) -> None:
         """The kernel sleeps on."""

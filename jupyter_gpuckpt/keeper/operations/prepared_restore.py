@@ -76,7 +76,7 @@ class PreparedRestore:
             new = await FreshSleeper.prepare(keeper, request.images, request.lacking)
             undoing.push_async_callback(new.discard)
             parked = parked_in(manifest.cuda)
-            read_again = functools.partial(_read_parked, store, manifest, new, parked)
+            read_again = functools.partial(_read_parked, store, manifest, new)
             gpu = GpuReturn(keeper.worker, new.space, parked, fits.gpu_map, vram_files(new.space), read_again)
             undoing.push_async_callback(gpu.close)
             await gpu.prepare(early=True, reading=not lazily)
@@ -122,8 +122,7 @@ async def _read(
 ) -> Snapshot:
     """Take out of the store what is read at once, every byte of it verified; begin with what is read behind that."""
     is_wanted: Callable[[str], bool] = request.is_wanted_at_once if lazily else request.is_wanted
-    parked = parked_in(manifest.cuda)
-    takers = {f"{VRAM}/{parked.file}": gpu.taker} if parked is not None and gpu.taker is not None else {}
+    takers = {f"{VRAM}/{file}": taker for file, taker in gpu.takers.items()}
     behind = beside and bool(takers)
     if behind:
         is_wanted = _but_for(takers, request.is_wanted)
@@ -143,14 +142,13 @@ def _but_for(paths: Container[str], is_wanted: Callable[[str], bool]) -> Callabl
     return lambda path: path not in paths and is_wanted(path)
 
 
-def _read_parked(store: Store, manifest: Manifest, new: FreshSleeper, parked: Parked | None) -> None:
+def _read_parked(store: Store, manifest: Manifest, new: FreshSleeper, parked: Parked) -> None:
     """Write what was parked into its file, of a snapshot that is being restored; it may have been renamed meanwhile.
 
     Raises
     ------
     StoreError : it is not there any more.
     """
-    assert parked is not None
     path = f"{VRAM}/{parked.file}"
     name = current_name(store, manifest.name, manifest.id)
     with contextlib.closing(store.postpone(name, manifest.id, {VRAM: new.vram}, path.__eq__)) as files:

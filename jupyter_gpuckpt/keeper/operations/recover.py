@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import signal
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...client.in_progress import MoveInProgress, ParkedMemory, RestoreInProgress, SaveInProgress, WakeInProgress
@@ -153,7 +154,7 @@ async def _recover_save(keeper: Keeper, left: SaveInProgress, undoing: Operation
     await asyncio.to_thread(give_connections_back, keeper.namespace())
     await asyncio.to_thread(twin.end, keeper.namespace().run_dir, keeper.namespace().outer)
     await let_run(keeper.namespace().outer(keeper.state.kernel_pid), left.still, undoing.tell_of)
-    await _bring_back_gpu_state(keeper, left, left.parked)
+    await _bring_back_gpu_state(keeper, left, left.parking)
     if keeper.state.sleep is None:
         await asyncio.to_thread(vram_files(keeper.namespace()).discard)
     if left.left == "stopped":
@@ -163,11 +164,11 @@ async def _recover_save(keeper: Keeper, left: SaveInProgress, undoing: Operation
 
 async def _recover_move(keeper: Keeper, left: MoveInProgress) -> None:
     """Bring what the kernel has on GPUs back to those that it was on, or find that it has come to the others."""
-    await _bring_back_gpu_state(keeper, left, None)
+    await _bring_back_gpu_state(keeper, left, [])
 
 
 async def _bring_back_gpu_state(
-    keeper: Keeper, left: SaveInProgress | MoveInProgress, parked: ParkedMemory | None
+    keeper: Keeper, left: SaveInProgress | MoveInProgress, parked: Sequence[ParkedMemory]
 ) -> None:
     gpu = await GpuReturn.after(keeper.worker, keeper.namespace(), parked, vram_files(keeper.namespace()))
     try:
@@ -197,7 +198,7 @@ async def _recover_sleep(keeper: Keeper, noted: Sleep) -> None:
             keeper.in_background(bring_back(keeper))
         return
     log.warning("the keeper before this one died while the kernel was %s", noted.stage)
-    gpu = await GpuReturn.after(keeper.worker, space, noted.parked, vram)
+    gpu = await GpuReturn.after(keeper.worker, space, [noted.parked] if noted.parked is not None else [], vram)
     try:
         await gpu.prepare()
         held, patience = noted.described.get("processes", []), _ROOM if noted.stage == WAKING else None

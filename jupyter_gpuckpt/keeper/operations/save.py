@@ -157,11 +157,9 @@ class _Elsewhere:
     def __init__(self, keeper: Keeper, store: Store, writer: Writer) -> None:
         self._keeper, self._store, self._writer = keeper, store, writer
         self._known: frozenset[bytes] = frozenset()
-        self._file = ""
 
-    def look_elsewhere(self, file: str) -> Elsewhere:
-        """Return what is found in the store, of the file of this name."""
-        self._file = file
+    def look_elsewhere(self) -> Elsewhere:
+        """Return what is found in the store."""
         parent = next((m for m in self._store.list() if m.id == self._keeper.state.parent_id), None)
         with contextlib.suppress(StoreError):  # then all is copied
             self._known = frozenset(self._writer.held_of(parent, lambda path: path.endswith(PARKED)))
@@ -170,12 +168,14 @@ class _Elsewhere:
 
     def tell_hashes(self, frozen: Frozen) -> None:
         """Tell the writer what was found on the GPU, and note whether it was much for the next save."""
-        keys = _cut(frozen.gpu.hashes)
-        if keys:
-            self._writer.hashed(f"{VRAM}/{self._file}", keys)
-            new = sum(key not in self._known for key in keys)
-            self._keeper.few_vram_is_new = new * _FEW <= len(keys)
-            log.info("%d of %d chunks of GPU memory are new", new, len(keys))
+        found = {file: _cut(hashes) for file, hashes in frozen.gpu.hashes.items()}
+        for file, keys in found.items():
+            self._writer.hashed(f"{VRAM}/{file}", keys)
+        if found:
+            count = sum(map(len, found.values()))
+            new = sum(key not in self._known for keys in found.values() for key in keys)
+            self._keeper.few_vram_is_new = new * _FEW <= count
+            log.info("%d of %d chunks of GPU memory are new", new, count)
 
 
 def _cut(hashes: bytes) -> list[bytes]:

@@ -59,7 +59,7 @@ async def sleep(keeper: Keeper, operation: Operation, request: asked.Sleep, on_p
     await progress.enter("preparing the {kernel}")
     try:
         agent = await progress.or_cancelled(_prepared(channel))
-        gpu = await _fall_asleep(keeper, channel, agent, progress)
+        gpu = await _fall_asleep(keeper, agent, progress)
     except BaseException as e:
         if isinstance(e, KernelLost):
             raise
@@ -118,9 +118,7 @@ async def _prepared(channel: AgentChannel) -> ReadyForSleep:
     return checked_reply(ReadyForSleep, answer, Refused, _NOT_ASLEEP)
 
 
-async def _fall_asleep(
-    keeper: Keeper, channel: AgentChannel, agent: ReadyForSleep, progress: OperationProgress
-) -> GpuSleep:
+async def _fall_asleep(keeper: Keeper, agent: ReadyForSleep, progress: OperationProgress) -> GpuSleep:
     space, worker = keeper.namespace(), keeper.worker
     kernel = space.outer(keeper.state.kernel_pid)
     if kernel is None:
@@ -143,7 +141,7 @@ async def _fall_asleep(
         keeper.note_state()
 
     await progress.enter(FALLING_ASLEEP, cancellable=False)
-    await gpu.fall_asleep(channel, kernel, agent.parkable, note_parked)
+    await gpu.fall_asleep(kernel, note_parked)
     noted.stage, noted.since, noted.host = ASLEEP, now(), await asyncio.to_thread(gpu.host_memory)
     try:
         keeper.save_state()

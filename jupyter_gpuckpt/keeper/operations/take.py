@@ -134,7 +134,7 @@ async def take(
         found = await _look(keeper, agent)
         check(found.private, found.described)
         freeze = _Freeze(keeper, operation, directory, program, progress, left, found, look_elsewhere, memory_before)
-        staging, frozen = await freeze.take(agent.parkable)
+        staging, frozen = await freeze.take()
         undoing.pop_all()
     if left == "running":
         try:
@@ -270,11 +270,8 @@ class _Freeze:
     look_elsewhere: LookElsewhere | None
     memory_before: Callable[[], memory_copy.Before | None] | None
 
-    async def take(self, parkable: Sequence[tuple[str, int]]) -> tuple[Staging, Frozen]:
-        """Freeze the kernel's tree, take it, and leave it as asked; what criu wrote is in the staging.
-
-        `parkable` bytes of its GPU memory can be parked (`Parked.places`).
-        """
+    async def take(self) -> tuple[Staging, Frozen]:
+        """Freeze the kernel's tree, take it, and leave it as asked; what criu wrote is in the staging."""
         keeper, found = self.keeper, self.found
         inner, on_gpu = processes.inner_pids(found.tree), [processes.inner_pid(pid) for pid in found.on_gpu]
         noted = self._write_down()
@@ -283,8 +280,8 @@ class _Freeze:
             noted.criu = pid
             keeper.note_state()
 
-        def parks(parked: ParkedMemory) -> None:
-            noted.parked = parked
+        def parks(parked: Sequence[ParkedMemory]) -> None:
+            noted.parking = list(parked)
             keeper.note_state()
 
         async with contextlib.AsyncExitStack() as undoing:
@@ -294,7 +291,7 @@ class _Freeze:
             undoing.push_async_callback(asyncio.to_thread, self._end_twins)
             gpu = self._gpu_side(staging)
             undoing.push_async_callback(gpu.close)
-            await gpu.prepare(found.kernel, parkable)
+            await gpu.prepare()
             await self.progress.enter("freezing", quiet=True)
             began = time.monotonic()
             await gpu.freeze(parks)
@@ -332,7 +329,7 @@ class _Freeze:
             private_bytes=found.private,
             frozen_seconds=seconds,
         )
-        described = {**found.described, **({"parked": asdict(parked)} if parked is not None else {})}
+        described = {**found.described, **({"parked": [asdict(one) for one in parked]} if parked else {})}
         frozen = Frozen(seconds, gpu, described, process, notes, found.still, copied)
         if self.left == "running":
             frozen.begin_to_tidy()
@@ -358,11 +355,10 @@ class _Freeze:
         return await asyncio.to_thread(Staging, self.found.space, self.directory / CRIU_IMAGES, sleeps=sleeps)
 
     def _gpu_side(self, staging: Staging) -> GpuFreeze:
-        found, worker, channel = self.found, self.keeper.worker, self.keeper.channel
-        assert channel is not None
+        found, worker = self.found, self.keeper.worker
         if found.asleep is not None:
-            return FrozenAsleep(found.asleep, worker, found.space, channel)
-        return GpuFreeze(worker, found.space, channel, found.on_gpu, found.described, staging.vram, self.look_elsewhere)
+            return FrozenAsleep(found.asleep, worker, found.space)
+        return GpuFreeze(worker, found.space, found.on_gpu, found.described, staging.vram, self.look_elsewhere)
 
     async def _dump(self, staging: Staging, gpu: GpuFreeze, started: Callable[[int], None]) -> None:
         self.progress.check()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from ...errors import GpuckptError
 from ...freeze.cuda_waits import CudaWaits
-from ...linux import processes
 from ...operations.requests import Wake
 from ..agent_channel import AgentChannel, AgentSilent
 from .progress import to_nobody
@@ -33,7 +32,7 @@ _AGAIN = 2.0  # after how many seconds a wake that failed is tried again: the ca
 
 async def wake_at_touch(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequence[int]]) -> None:
     """Watch the kernel for as long as it sleeps this sleep; `known` are the places where its threads waited before."""
-    waits = await asyncio.to_thread(_waits, keeper, asleep, known)
+    waits = await asyncio.to_thread(CudaWaits, asleep.pids, known)
     looks, told = 0, False
     while keeper.asleep is asleep and keeper.exit_status is None:
         await asyncio.sleep(_LOOK)
@@ -57,14 +56,3 @@ async def tell_not_woken(channel: AgentChannel, error: GpuckptError) -> None:
     """Tell the kernel why it still sleeps: a cell that waits for the GPU shows it, and the next one wakes it first."""
     with contextlib.suppress(AgentSilent):
         await channel.send({"call": "not_woken", "id": 0, "args": {"error": error.as_dict()}})
-
-
-def _waits(keeper: Keeper, asleep: GpuSleep, known: Iterable[Sequence[int]]) -> CudaWaits:
-    """Return how to look: the thread that waits for parked memory waits on purpose."""
-    others = []
-    with contextlib.suppress(GpuckptError):
-        parked = asleep.parked
-        kernel = keeper.namespace().outer(parked.pid) if parked is not None else None
-        if parked is not None and kernel is not None:
-            others = [thread for thread in [processes.outer_thread(kernel, parked.thread)] if thread]
-    return CudaWaits(asleep.pids, known, others)

@@ -1,9 +1,9 @@
 /* A library in the driver's place: every call of it in this process passes here.
  *
- * Its SONAME is libcuda.so.1, and the kernel loads it first. So it is what each later dlopen("libcuda.so.1") finds: the
- * CUDA runtime's, torch's, JAX's, CuPy's, Triton's programs'. Nothing is set in the environment, and children get
- * nothing of it. It exports the driver's functions; each goes on to the driver at once, by a jump through a table. The
- * driver itself is loaded at the first call: a kernel without CUDA has none.
+ * Its SONAME is libcuda.so.1, and it is loaded first: by the agent in a kernel, by LD_PRELOAD elsewhere. So it is what
+ * each later dlopen("libcuda.so.1") finds: the CUDA runtime's, torch's, JAX's, CuPy's, Triton's programs'. It exports
+ * the driver's functions; each goes on to the driver at once, by a jump through a table. The driver itself is loaded at
+ * the first call: a process without CUDA has none, and nothing is looked at in it.
  *
  * Two things are done on the way. Some functions are its own (memory.c): memory is made so that it can be parked. And
  * there is a gate: the driver (580) holds back most calls of a checkpointed process, and not all. Some end it by SIGSEGV
@@ -11,10 +11,12 @@
  * wait here first. Without a save the table leads past the gate, and it costs nothing.
  */
 #define _GNU_SOURCE
+#include "channel.h"
 #include "driver.h"
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -71,8 +73,9 @@ extern const char long_way[] __attribute__((visibility("hidden")));
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int is_open; /* 1: the driver is loaded; -1: it cannot be */
-static _Atomic int watched; /* a save may be under way: the gate has to be looked at */
-static char *driver, *gate;
+static _Atomic int watched; /* a save may be under way: the gate has to be looked at, for the agent or the keeper */
+static char gate[PATH_MAX]; /* the file that stands there while the driver has this process's GPU state */
+enum { FOR_AGENT = 1, FOR_KEEPER = 2 };
 
 static int no_device(void) { return NO_DEVICE; }
 static int not_there(void) { return NOT_SUPPORTED; } /* an older driver without this function */
@@ -91,7 +94,8 @@ static fn function(const char *name) {
 }
 
 static int load(void) {
-  void *library = driver ? dlopen(driver, RTLD_NOW | RTLD_LOCAL) : NULL;
+  char path[PATH_MAX];
+  void *library = find_driver(path) ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
   for (size_t i = 0; library && i < COUNT; i++) real[i] = dlsym(library, names[i]);
   for (size_t i = 0; i < COUNT; i++) open_way[i] = library ? (real[i] ? real[i] : (void *)not_there) : (void *)no_device;
   if (!library) return -1;
@@ -108,6 +112,7 @@ static int load(void) {
       {&cu.DeviceCount, "cuDeviceGetCount"}, {&cu.DeviceUuid, "cuDeviceGetUuid_v2"}, {&cu.DeviceAttribute, "cuDeviceGetAttribute"},
       {&cu.CanAccessPeer, "cuDeviceCanAccessPeer"}, {&cu.EnablePeerAccess, "cuCtxEnablePeerAccess"},
       {&cu.PrimaryState, "cuDevicePrimaryCtxGetState"}, {&cu.HtoD, "cuMemcpyHtoD_v2"}, {&cu.Alloc, "cuMemAlloc_v2"}, {&cu.AllocPitch, "cuMemAllocPitch_v2"},
+      {&cu.CtxCreate, "cuCtxCreate_v2"}, {&cu.CtxCreate3, "cuCtxCreate_v3"}, {&cu.CtxCreate4, "cuCtxCreate_v4"},
       {&cu.Free, "cuMemFree_v2"}, {&cu.AddressRange, "cuMemGetAddressRange_v2"},
       {&cu.IpcGetMemHandle, "cuIpcGetMemHandle"}, {&cu.GetProcAddress, "cuGetProcAddress"},
       {&cu.GetProcAddress2, "cuGetProcAddress_v2"},
@@ -119,6 +124,8 @@ static int load(void) {
       OWN_FUNCTIONS(O) O(cuGetProcAddress) O(cuGetProcAddress_v2)
 #undef O
   };
+  if (!is_wanted()) return 1;
+  snprintf(gate, sizeof gate, "%s/gpu-away", run_folder());
   /* Of a driver that lacks what parking needs, only the gate is ours. */
   for (size_t i = 0; i < sizeof own / sizeof *own; i++)
     for (size_t k = 0; k < COUNT; k++)
@@ -130,7 +137,7 @@ static int load(void) {
 static int is_shut(void) {
   static _Atomic long open_at = -1;
   struct timespec now;
-  if (!gate || clock_gettime(CLOCK_MONOTONIC_COARSE, &now)) return 0;
+  if (!*gate || clock_gettime(CLOCK_MONOTONIC_COARSE, &now)) return 0;
   long tick = now.tv_sec * 1000000000L + now.tv_nsec;
   if (tick == open_at) return 0;
   int shut = !access(gate, F_OK);
@@ -176,12 +183,37 @@ int own_cuGetProcAddress_v2(const char *name, void **found, int version, uint64_
   return result;
 }
 
+/* -- for the keeper, whose gate is shut a moment after `watch_gate` and open when all is over */
+
+static int has_been_shut, looks_left;
+
+static void watch(int whose, int on) {
+  pthread_mutex_lock(&opening);
+  watched = on ? watched | whose : watched & ~whose;
+  lead(!watched && is_open);
+  pthread_mutex_unlock(&opening);
+}
+
+void watch_gate(void) {
+  has_been_shut = 0, looks_left = 20;
+  watch(FOR_KEEPER, 1);
+}
+
+int has_watch(void) {
+  if (!(watched & FOR_KEEPER)) return 0;
+  int shut = !access(gate, F_OK);
+  has_been_shut |= shut;
+  if (shut || (!has_been_shut && looks_left-- > 0)) return 1;
+  watch(FOR_KEEPER, 0);
+  return 0;
+}
+
 /* -- for the agent */
 
-/* Say where the driver's library is, and the file that stands there while the driver has this process's GPU state. */
-PUBLIC void gpuckpt_begin(const char *library, const char *file) {
-  driver = strdup(library);
-  gate = strdup(file);
+/* Tell whether this library is to stay loaded: there is a driver, and nothing speaks against standing before it. */
+PUBLIC int gpuckpt_is_wanted(void) {
+  char path[PATH_MAX];
+  return is_wanted() && find_driver(path);
 }
 
 /* Tell whether the driver is loaded. */
@@ -189,8 +221,5 @@ PUBLIC int gpuckpt_is_open(void) { return is_open == 1; }
 
 /* Have every call look at the gate from now on, or none. */
 PUBLIC void gpuckpt_watch(int on) {
-  pthread_mutex_lock(&opening);
-  watched = on || (gate && !access(gate, F_OK)); /* where calls wait they go on to */
-  lead(!watched && is_open);
-  pthread_mutex_unlock(&opening);
+  watch(FOR_AGENT, on || !access(gate, F_OK)); /* where calls wait they go on to */
 }

@@ -20,16 +20,27 @@ typedef struct { location place; int flags; } access_desc;
 
 enum { ON_DEVICE = 1, PINNED = 1, POSIX_FD = 1, READ_WRITE = 3 };
 
+/* -- place.c */
+
+/* Find the driver's own library: write its path, of PATH_MAX bytes, and tell whether there is one. */
+int find_driver(char *path);
+/* Tell whether a keeper may park this process's memory: nobody has switched it off, and no tool is at work here. */
+int is_wanted(void);
+
 /* -- door.c */
 
 /* The driver's own functions, of those that this library calls. */
 extern struct driver {
   fn Create, Release, Map, Unmap, AddressReserve, AddressFree, SetAccess, Export, Granularity, Retain, Properties;
   fn BindMem, CtxGetCurrent, CtxGetDevice, CtxSynchronize, CtxPush, CtxPop, PrimaryRetain, PrimaryRelease;
+  fn CtxCreate, CtxCreate3, CtxCreate4;
   fn DeviceCount, DeviceUuid, DeviceAttribute, CanAccessPeer, EnablePeerAccess, PrimaryState, HtoD, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, GetProcAddress, GetProcAddress2;
 } cu;
 
-PUBLIC int gpuckpt_is_open(void);
+/* Have every call look at the gate, until it has been shut and opened again, or is not shut for seconds. */
+void watch_gate(void);
+/* Tell whether they look yet; to be asked from time to time, by which they end to. */
+int has_watch(void);
 
 /* -- memory.c */
 
@@ -74,7 +85,7 @@ void take_parts(memory *m);
   O(cuMemAlloc_v2) O(cuMemAllocPitch_v2) O(cuMemFree_v2) O(cuMemGetAddressRange_v2) O(cuIpcGetMemHandle) \
   O(cuMemCreate) O(cuMemRelease) O(cuMemMap) O(cuMemUnmap) O(cuMemSetAccess) O(cuMemExportToShareableHandle) \
   O(cuMemRetainAllocationHandle) O(cuMemGetAllocationPropertiesFromHandle) O(cuMulticastBindMem) \
-  O(cuCtxEnablePeerAccess)
+  O(cuCtxEnablePeerAccess) O(cuDevicePrimaryCtxRetain) O(cuCtxCreate_v2) O(cuCtxCreate_v3) O(cuCtxCreate_v4)
 /* `own_NAME` stands in for the driver's NAME. */
 #define O(name) int own_##name();
 OWN_FUNCTIONS(O)

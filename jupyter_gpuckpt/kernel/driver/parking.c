@@ -7,12 +7,12 @@
  * Written in C, and run without Python: all other threads are paused then, and any may hold a lock of Python's.
  */
 #define _GNU_SOURCE
+#include "channel.h"
 #include "driver.h"
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,10 +24,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PROTOCOL = 2 };       /* how the holder is talked to; said to the keeper, since a restored process may be older */
+enum { PROTOCOL = 3 };       /* how the holder is talked to; said to the keeper, since a restored process may be older */
 enum { BATCH = 64 };         /* parts in one message, with a descriptor each */
 enum { ACK_SECONDS = 60 };   /* for how long the holder may take over one message */
-enum { FIRST_SECONDS = 10 }; /* for how long the keeper may take to say whether to park at all */
+enum { KEEPER_SECONDS = 10 }; /* for how long the keeper may take to say what comes next, until memory is parked */
 
 /* Where a part's bytes are while it is parked, and how many. */
 typedef struct { uint64_t offset, size; } item;
@@ -41,25 +41,7 @@ typedef struct {
   int fds[BATCH];
 } batch;
 
-static int in, out;
-
-static void say(const char *text, long a, long b, long c) {
-  char line[128];
-  int length = snprintf(line, sizeof line, text, a, b, c);
-  if (write(out, line, (size_t)length) != length) return; /* the keeper's time limit tells */
-}
-
-/* Read a line of at most `size` - 1 bytes; it comes in one piece, being shorter than PIPE_BUF. */
-static void hear(char *line, size_t size) {
-  size_t length = 0;
-  while (length < size - 1) {
-    ssize_t got = read(in, line + length, 1);
-    if (got < 0 && errno == EINTR) continue;
-    if (got != 1 || line[length] == '\n') break;
-    length++;
-  }
-  line[length] = 0;
-}
+static channel *keeper;
 
 /* -- the holder's socket */
 
@@ -226,7 +208,7 @@ static int have_filled(void) {
   int device = -1;
   if (open_pair(pair)) return -1;
   batch b = {.to = pair[0]};
-  say("socket %ld %ld\n", pair[1], PROTOCOL, 0);
+  say(keeper, "socket %d %d\n", pair[1], PROTOCOL);
   result = meet(pair);
   are_apart = 0; /* the driver has restored the process */
   for (size_t i = 0; !result && i < memory_count; i++) {
@@ -294,30 +276,43 @@ static void drop(void) {
   synchronize();
   for (size_t i = 0; i < memory_count; i++)
     if (is_parkable(memories[i])) take_parts(memories[i]);
-  say("dropped\n", 0, 0, 0);
+  say(keeper, "dropped\n");
 }
 
-/* Let Python's other threads run: the memory stays parked for long. Their CUDA calls wait, in the driver or for the memory's lock.
- * Returns what `have_python` needs to take Python's lock again; the functions are Python's C API. */
-static void *let_python_go(void) {
-  void *(*save)(void) = (void *(*)(void))dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
-  return save && dlsym(RTLD_DEFAULT, "PyEval_RestoreThread") ? save() : NULL;
+/* -- Python, where the program is one: while a thread has its lock, no Python code runs in the others. They sleep, and can
+ * be held still; without it, one that computes cannot. */
+
+static void *of_python(const char *name) { return dlsym(RTLD_DEFAULT, name); }
+
+/* Take Python's lock; returns what `leave_python` wants. */
+static int enter_python(int *state) {
+  int (*is_there)(void) = (int (*)(void))of_python("Py_IsInitialized");
+  int (*ensure)(void) = (int (*)(void))of_python("PyGILState_Ensure");
+  if (!is_there || !is_there() || !ensure || !of_python("PyGILState_Release")) return 0;
+  *state = ensure();
+  return 1;
 }
+
+static void leave_python(int state) { ((void (*)(int))of_python("PyGILState_Release"))(state); }
+
+/* Let Python's other threads run: the memory stays parked for long. Their CUDA calls wait, in the driver or for the
+ * memory's lock. Returns what `have_python` needs to take Python's lock again. */
+static void *let_python_go(void) { return ((void *(*)(void))of_python("PyEval_SaveThread"))(); }
 
 static void have_python(void *thread) {
-  if (thread) ((void (*)(void *))dlsym(RTLD_DEFAULT, "PyEval_RestoreThread"))(thread);
+  if (thread) ((void (*)(void *))of_python("PyEval_RestoreThread"))(thread);
 }
 
 /* Come back to memory as the keeper says: `fill` by the holder, or `load` from a file. Until then `sleep` lets Python
  * run on; returns what `have_python` wants afterwards. */
-static void *stay_parked(void) {
+static void *stay_parked(int has_python) {
   char line[4200];
   void *python = NULL;
   for (;;) {
-    hear(line, sizeof line);
+    hear(keeper, line, sizeof line, 0);
     int result = -1;
     if (!strcmp(line, "sleep")) {
-      if (!python) python = let_python_go();
+      if (has_python && !python) python = let_python_go();
       continue;
     }
     if (!strcmp(line, "drop")) {
@@ -328,9 +323,9 @@ static void *stay_parked(void) {
     else if (!strncmp(line, "load ", 5)) result = load(line + 5);
     else continue;
     if (!result) break;
-    say("error %ld\n", result, 0, 0);
+    say(keeper, "error %d\n", result);
   }
-  say("done\n", 0, 0, 0);
+  say(keeper, "done\n");
   return python;
 }
 
@@ -348,7 +343,7 @@ PUBLIC uint64_t gpuckpt_parkable(void) {
 PUBLIC int64_t gpuckpt_parkable_on(int device, unsigned char uuid[16]) {
   int64_t bytes = 0;
   int count;
-  if (!gpuckpt_is_open() || cu.DeviceCount(&count) || device >= count || cu.DeviceUuid(uuid, device)) return -1;
+  if (!cu.DeviceCount || cu.DeviceCount(&count) || device >= count || cu.DeviceUuid(uuid, device)) return -1;
   lock_memory();
   for (size_t i = 0; i < memory_count; i++)
     if (is_parkable(memories[i]) && device_of(memories[i]) == device) bytes += memories[i]->size;
@@ -365,44 +360,101 @@ static int read_places(const char *line, uint64_t places[MOST_DEVICES]) {
   return !*at;
 }
 
-/* Park, wait, and come back: all of it as the keeper says by the FIFO `to`, answering by the FIFO `from`.
- *
- * Said first: "here", this thread's id, and the descriptor that the holder is to take. "park", with the bytes for each
- * GPU, parks, and anything else ends it. "parked", or "not" and what failed; then `stay_parked`. Called with Python's
- * lock, and returns with it.
- */
-PUBLIC void gpuckpt_park(const char *to, const char *from) {
+/* Park, wait, and come back. Other threads are held still by now, and may hold the memory's lock. */
+static void *park(int pair[2], const uint64_t places[MOST_DEVICES], int has_python) {
   void *python = NULL;
-  char line[512];
-  uint64_t places[MOST_DEVICES] = {0};
-  int pair[2] = {-1, -1}, result = -1;
-  in = open(to, O_RDWR | O_CLOEXEC);
-  out = open(from, O_RDWR | O_CLOEXEC);
-  if (in < 0 || out < 0 || open_pair(pair)) goto end;
-  say("here %ld %ld %ld\n", syscall(SYS_gettid), pair[1], PROTOCOL);
-  struct pollfd first = {.fd = in, .events = POLLIN};
-  if (poll(&first, 1, FIRST_SECONDS * 1000) != 1) goto end;
-  hear(line, sizeof line);
-  /* Without memory there is no driver to call; a paused thread may hold the lock. */
-  if (!read_places(line, places) || !memory_count || !try_lock_memory()) {
-    say("not %ld\n", -1, 0, 0);
-    goto end;
+  int result = -1;
+  if (!memory_count || !try_lock_memory()) {
+    say(keeper, "not %d\n", -1);
+    return NULL;
   }
   if (!(result = retain_contexts())) {
     result = hand_over(pair, places);
     close_pair(pair);
     pair[0] = pair[1] = -1;
     if (!result) {
-      say("parked\n", 0, 0, 0);
-      python = stay_parked();
+      say(keeper, "parked\n");
+      python = stay_parked(has_python);
     }
     release_contexts();
   }
-  if (result) say("not %ld\n", result, 0, 0);
+  if (result) say(keeper, "not %d\n", result);
   unlock_memory();
-end:
+  return python;
+}
+
+/* Say what can be parked: "here", and for each GPU that this process sees, in its order, UUID=BYTES. */
+static void say_what_there_is(void) {
+  char line[1024], *end = line + sprintf(line, "here");
+  unsigned char uuid[16];
+  int64_t bytes;
+  for (int device = 0; device < MOST_DEVICES && (bytes = gpuckpt_parkable_on(device, uuid)) >= 0; device++) {
+    *end++ = ' ';
+    for (size_t i = 0; i < sizeof uuid; i++) end += sprintf(end, "%02x", uuid[i]);
+    end += sprintf(end, "=%lld", (long long)bytes);
+  }
+  say(keeper, "%s\n", line);
+}
+
+/* What the keeper wants of this process. What there is is said first; then come
+ *
+ * - watch: every call looks at the gate from now on, until the gate has been shut and opened again: "watching"
+ * - halt: no Python code runs from now on, where there is Python: "halted", this thread's id, and the descriptor that
+ *   the holder is to take
+ * - park, with the bytes for each GPU: "parked", or "not" and what failed; then `stay_parked`, and the end
+ * - anything else: "not", and the end.
+ */
+static void converse(channel *with) {
+  int pair[2] = {-1, -1}, has_python = 0, state = 0;
+  void *python = NULL;
+  char line[512];
+  uint64_t places[MOST_DEVICES] = {0};
+  keeper = with;
+  say_what_there_is();
+  for (;;) {
+    hear(keeper, line, sizeof line, KEEPER_SECONDS);
+    if (!strcmp(line, "watch")) {
+      watch_gate();
+      say(keeper, "watching\n");
+    } else if (!strcmp(line, "halt") && pair[0] < 0 && !open_pair(pair)) {
+      has_python = enter_python(&state);
+      say(keeper, "halted %ld %d %d\n", syscall(SYS_gettid), pair[1], PROTOCOL);
+    } else {
+      break;
+    }
+  }
+  if (pair[0] >= 0 && read_places(line, places))
+    python = park(pair, places, has_python);
+  else
+    say(keeper, "not %d\n", -1);
   if (pair[0] >= 0) close_pair(pair);
-  if (in >= 0) close(in);
-  if (out >= 0) close(out);
   have_python(python); /* last: who has it may wait for the memory's lock */
+  if (has_python) leave_python(state);
+}
+
+/* Have the keeper find this process, which has a CUDA context now. */
+static void found_by_the_keeper(void) { be_there("parking", converse, has_watch); }
+
+int own_cuDevicePrimaryCtxRetain(void **context, int device) {
+  int result = cu.PrimaryRetain(context, device);
+  if (!result) found_by_the_keeper();
+  return result;
+}
+
+int own_cuCtxCreate_v2(void **context, unsigned flags, int device) {
+  int result = cu.CtxCreate(context, flags, device);
+  if (!result) found_by_the_keeper();
+  return result;
+}
+
+int own_cuCtxCreate_v3(void **context, void *affinities, int count, unsigned flags, int device) {
+  int result = cu.CtxCreate3(context, affinities, count, flags, device);
+  if (!result) found_by_the_keeper();
+  return result;
+}
+
+int own_cuCtxCreate_v4(void **context, void *parameters, unsigned flags, int device) {
+  int result = cu.CtxCreate4(context, parameters, flags, device);
+  if (!result) found_by_the_keeper();
+  return result;
 }

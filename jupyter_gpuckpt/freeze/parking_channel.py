@@ -1,0 +1,162 @@
+"""How the keeper talks to the library in a process that parks its GPU memory (`kernel/driver/channel.c`).
+
+In every process with a CUDA context the library has a thread, which waits for a signal of its own. When it comes, the
+two talk line by line through two FIFOs in the run folder, which are named by the process's pid. No program's own signal
+handler sees the signal: it goes to that thread alone, which is known to block it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+from ..linux import proc
+from ..linux.processes import inner_pid, open_files
+from ..linux.readiness import readable
+
+__all__ = ["THREAD", "ParkingChannel", "Places", "make_fifos", "parkable", "refuse", "run_on", "waits", "watch_gate"]
+
+THREAD = "gpuckpt-parking"
+"""The name of that thread."""
+_SIGNAL = 62
+_HERE = 1.0  # how long the thread may take to answer the signal, in seconds
+
+Places = list[tuple[str, int]]
+"""The UUIDs of the GPUs that a process sees, in its order, with bytes on each."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ParkingChannel:
+    """The FIFOs of one process, by its pid in its own namespace."""
+
+    def __init__(self, run_dir: Path, pid: int) -> None:
+        self._heard = b""
+        self._to, self._from = (
+            os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW) for name in make_fifos(run_dir, pid)
+        )
+        for fifo in (self._to, self._from):  # of a save that was broken off
+            with contextlib.suppress(BlockingIOError):
+                os.read(fifo, 65536)
+
+    def call(self, pid: int) -> Places | None:
+        """Begin to talk to a process (`pid` on this machine); return what it can park, None where it does not answer."""
+        thread = _thread(pid)
+        if thread is None or _libc.tgkill(pid, thread, _SIGNAL) != 0:
+            return None
+        first, *words = self.hear(_HERE, b"here").decode("ascii", "replace").split() or [""]
+        pairs = [word.partition("=") for word in words]
+        return [(f"GPU-{UUID(hex=gpu)}", int(size)) for gpu, _, size in pairs] if first else None
+
+    def say(self, line: str) -> None:
+        """Say a line."""
+        os.write(self._to, os.fsencode(line) + b"\n")
+
+    def hear(self, limit: float, first: bytes = b"") -> bytes:
+        """Return the next line, or the next that begins with this word; nothing where none comes in so many seconds."""
+        deadline = time.monotonic() + limit
+        while True:
+            while b"\n" not in self._heard:
+                left = deadline - time.monotonic()
+                if left <= 0 or not readable(self._from, seconds=left):
+                    return b""
+                self._heard += os.read(self._from, 65536)
+            line, _, self._heard = self._heard.partition(b"\n")
+            if not first or line.split()[:1] == [first]:
+                return line
+
+    def close(self) -> None:
+        """Close the FIFOs."""
+        os.close(self._to)
+        os.close(self._from)
+
+
+def parkable(run_dir: Path, pid: int) -> Places:
+    """Return what a process (`pid` on this machine) could park now; nothing for one without the library."""
+    with _talk(run_dir, pid) as (_, places):
+        return places or []
+
+
+def watch_gate(run_dir: Path, pid: int) -> None:
+    """Have a process's CUDA calls look at the gate, until it has been shut and opened again.
+
+    Also until it is not shut for seconds. The calls of a process without the library do not.
+    """
+    with _talk(run_dir, pid) as (channel, places):
+        if channel is not None and places is not None:
+            channel.say("watch")
+            channel.hear(_HERE, b"watching")
+
+
+@contextlib.contextmanager
+def _talk(run_dir: Path, pid: int) -> Iterator[tuple[ParkingChannel | None, Places | None]]:
+    """Give the channel to a process that has the library, and what it can park."""
+    if _thread(pid) is None:
+        yield None, None
+        return
+    channel = ParkingChannel(run_dir, inner_pid(pid))
+    try:
+        yield channel, channel.call(pid)
+        channel.say("no")
+    finally:
+        channel.close()
+
+
+def make_fifos(run_dir: Path, pid: int) -> tuple[Path, Path]:
+    """Make what a process is talked to through, which a restored one has open; return the paths."""
+    names = (run_dir / f"parking-{pid}-to", run_dir / f"parking-{pid}-from")
+    for name in names:
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(name, 0o600)
+    return names
+
+
+def waits(pid: int) -> bool:
+    """Tell whether a process is talking, or waits for its parked memory: it has the FIFOs open."""
+    end = f"/parking-{inner_pid(pid)}-to"
+    return any(path.endswith(end) for path in open_files(pid))
+
+
+def refuse(run_dir: Path, pid: int) -> None:
+    """Let a process (by its pid in its own namespace) go on that has come to park, should it have; it does not."""
+    _tell(run_dir, pid, b"no\n")
+
+
+def run_on(run_dir: Path, pid: int) -> None:
+    """Let the Python of a process run on whose memory is parked, should it be: once the process is checkpointed."""
+    _tell(run_dir, pid, b"sleep\n")
+
+
+def _tell(run_dir: Path, pid: int, line: bytes) -> None:
+    with contextlib.suppress(OSError):  # nobody reads
+        fifo = os.open(make_fifos(run_dir, pid)[0], os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.write(fifo, line)
+        finally:
+            os.close(fifo)
+
+
+def _thread(pid: int) -> int | None:
+    """Return the library's thread of a process; None where there is none that the signal could be sent to."""
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                if proc.read(task / "comm").rstrip("\n") == THREAD and _blocks(task):
+                    return int(task.name)
+    return None
+
+
+def _blocks(task: Path) -> bool:
+    """Tell whether a thread blocks all signals, but perhaps the one it waits for: another would end its process."""
+    line = next((line for line in proc.lines(task / "status") if line.startswith("SigBlk:")), "SigBlk: 0")
+    return int(line.split()[1], 16) | 1 << _SIGNAL - 1 == _ALL
+
+
+_ALL = (1 << 64) - 1 & ~sum(1 << number - 1 for number in (signal.SIGKILL, signal.SIGSTOP, 32, 33))
+"""All signals that a thread can block: two are the C library's own."""

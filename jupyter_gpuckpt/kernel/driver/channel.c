@@ -1,0 +1,105 @@
+/* How the keeper reaches this process.
+ *
+ * A thread waits for a signal (sigwait), and has nothing open meanwhile: so it can be dumped and restored anywhere, and
+ * stands in nobody's way. The signal is sent to this thread alone, which blocks it, as all others: no other thread, no
+ * handler of the program's ever sees one. The keeper finds it by its name in /proc, makes the FIFOs, and signals.
+ */
+#define _GNU_SOURCE
+#include "channel.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { CALLED = 62 }; /* the signal (freeze/parking.py) */
+enum { IDLE = 500000000 }; /* ns between two calls of `idle` */
+
+static const char *name;
+static void (*converse)(channel *);
+static int (*idle)(void);
+static pid_t there; /* the process that has the thread: a forked child has none */
+
+const char *run_folder(void) {
+  static const char *folder;
+  if (!folder) folder = getenv("GPUCKPT_RUN_DIR");
+  return folder && *folder && !access(folder, X_OK) ? folder : NULL;
+}
+
+void say(channel *to, const char *text, ...) {
+  char line[1100];
+  va_list values;
+  va_start(values, text);
+  int length = vsnprintf(line, sizeof line, text, values);
+  va_end(values);
+  if (length <= 0 || length >= (int)sizeof line || write(to->out, line, (size_t)length) != length)
+    return; /* the keeper's time limit tells */
+}
+
+void hear(channel *from, char *line, size_t size, int seconds) {
+  struct pollfd ready = {.fd = from->in, .events = POLLIN};
+  size_t length = 0;
+  int came = 1;
+  if (seconds)
+    while ((came = poll(&ready, 1, seconds * 1000)) < 0 && errno == EINTR) {}
+  /* A line comes in one piece, being shorter than PIPE_BUF. */
+  while (came == 1 && length < size - 1) {
+    ssize_t got = read(from->in, line + length, 1);
+    if (got < 0 && errno == EINTR) continue;
+    if (got != 1 || line[length] == '\n') break;
+    length++;
+  }
+  line[length] = 0;
+}
+
+static int open_fifo(const char *end) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/%s-%d-%s", run_folder() ? run_folder() : "", name, (int)getpid(), end);
+  /* For both directions: it is waited for nobody. */
+  return open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+}
+
+static void *wait_for_the_keeper(void *nothing) {
+  char comm[16];
+  sigset_t called;
+  const struct timespec pause = {.tv_nsec = IDLE};
+  snprintf(comm, sizeof comm, "gpuckpt-%s", name);
+  prctl(PR_SET_NAME, comm);
+  sigemptyset(&called);
+  sigaddset(&called, CALLED);
+  for (int more = 0;;) {
+    if (sigtimedwait(&called, NULL, more ? &pause : NULL) == CALLED) {
+      channel with = {open_fifo("to"), open_fifo("from")};
+      if (with.in >= 0 && with.out >= 0) converse(&with);
+      if (with.in >= 0) close(with.in);
+      if (with.out >= 0) close(with.out);
+    }
+    more = idle();
+  }
+  return nothing;
+}
+
+void be_there(const char *of, void (*converse_)(channel *), int (*idle_)(void)) {
+  pthread_attr_t attributes;
+  pthread_t thread;
+  sigset_t all, before;
+  pid_t other = there, here = getpid();
+  if (other == here || !run_folder() || !__atomic_compare_exchange_n(&there, &other, here, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+    return;
+  name = of, converse = converse_, idle = idle_;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  if (!pthread_attr_init(&attributes)) {
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_create(&thread, &attributes, wait_for_the_keeper, NULL);
+    pthread_attr_destroy(&attributes);
+  }
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
