@@ -25,7 +25,7 @@ __all__ = ["THREAD", "ParkingChannel", "Places", "make_fifos", "parkable", "refu
 THREAD = "gpuckpt-parking"
 """The name of that thread."""
 _SIGNAL = 62
-_HERE = 1.0  # how long the thread may take to answer the signal, in seconds
+_HERE = 5.0  # how long the thread may take to answer the signal, in seconds
 
 Places = list[tuple[str, int]]
 """The UUIDs of the GPUs that a process sees, in its order, with bytes on each."""
@@ -46,7 +46,7 @@ class ParkingChannel:
                 os.read(fifo, 65536)
 
     def call(self, pid: int) -> Places | None:
-        """Begin to talk to a process (`pid` on this machine); return what it can park, None where it does not answer."""
+        """Begin to talk to a process (`pid` on this machine); return what it can park; None without an answer."""
         thread = _thread(pid)
         if thread is None or _libc.tgkill(pid, thread, _SIGNAL) != 0:
             return None

@@ -8,7 +8,7 @@ from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.freeze.parking import PARKED
-from jupyter_gpuckpt.linux.processes import open_files
+from jupyter_gpuckpt.freeze.parking_channel import waits
 from jupyter_gpuckpt.store import Store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -102,8 +102,7 @@ def test_a_keeper_killed_while_the_memory_is_parked_is_replaced_and_gives_it_bac
     with notebook.keeper as keeper:
         status = keeper.request("status")
     request = notebook.client.execute("%gpuckpt save here")
-    fifo = settings.PARKING_FIFOS[0]
-    wait_until(lambda: any(path.endswith(fifo) for path in open_files(status["pid"])), 60)
+    wait_until(lambda: waits(status["pid"]), 60)
     notebook.kill_keeper()
     reply = notebook.reply(120)
     assert reply["parent_header"]["msg_id"] == request

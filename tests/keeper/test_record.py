@@ -37,7 +37,7 @@ _PARKED = ParkedMemory(pid=10007, thread=0, places=(("GPU-1", 1 << 30), ("GPU-2"
 @pytest.mark.parametrize(
     "operation",
     [
-        SaveInProgress("a", "stopped", still=[3], cuda=[7], held=_HELD, parked=_PARKED, criu=31),
+        SaveInProgress("a", "stopped", still=[3], cuda=[7], held=_HELD, parking=[_PARKED], criu=31),
         MoveInProgress(cuda=[7], held=_HELD),
         RestoreInProgress("a", asked={"cell": {"header": {}}}, peers={"shell_port": 2}, fresh=True),
         WakeInProgress("a"),

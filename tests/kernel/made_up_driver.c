@@ -49,7 +49,38 @@ static void use(int fd, int by, uint64_t device) {
   gpu->used[i].users += by;
 }
 
-int cuInit(unsigned flags) { return 0; }
+/* What another process, by its pid, has here: for the driver's calls about processes, and for made_up_nvml.c. */
+#include "made_up_state.h"
+
+static int initialized;
+static int has_state(void) { return initialized; }
+int cuInit(unsigned flags) {
+  int anonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+  if (!initialized && mmap(STATE, sizeof *STATE, PROT_READ | PROT_WRITE, anonymous, -1, 0) == STATE) {
+    STATE->magic = MAGIC;
+    initialized = 1;
+  }
+  return 0;
+}
+
+enum { RUNNING, LOCKED, CHECKPOINTED, NOT_INITIALIZED = 3, ILLEGAL_STATE = 401 };
+static int move(int pid, uint64_t from, uint64_t to) {
+  struct state its;
+  if (!read_state(pid, &its)) return NOT_INITIALIZED;
+  if (its.now != from) return ILLEGAL_STATE;
+  its.now = to;
+  return write_state(pid, &its) ? 0 : ILLEGAL_STATE;
+}
+int cuCheckpointProcessGetState(int pid, int *state) {
+  struct state its;
+  if (!read_state(pid, &its)) return NOT_INITIALIZED;
+  *state = its.now;
+  return 0;
+}
+int cuCheckpointProcessLock(int pid, void *arguments) { return move(pid, RUNNING, LOCKED); }
+int cuCheckpointProcessCheckpoint(int pid, void *arguments) { return move(pid, LOCKED, CHECKPOINTED); }
+int cuCheckpointProcessRestore(int pid, void *arguments) { return move(pid, CHECKPOINTED, LOCKED); }
+int cuCheckpointProcessUnlock(int pid, void *arguments) { return move(pid, LOCKED, RUNNING); }
 int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
 int cuDeviceGetCount(int *count) { *count = atoi(getenv("MADE_UP_GPUS") ?: "1"); return 0; }
 int cuDeviceGet(int *device, int number) { *device = number; return 0; }
@@ -81,9 +112,16 @@ int cuMemCreate(uint64_t *handle, size_t size, const int *prop, uint64_t flags) 
   if (ftruncate(fd, size)) return OUT_OF_MEMORY;
   use(fd, 1, device);
   *handle = fd;
+  if (has_state()) STATE->bytes += size;
   return 0;
 }
-int cuMemRelease(uint64_t handle) { use(handle, -1, 0); return close(handle); }
+int cuMemRelease(uint64_t handle) {
+  struct stat status;
+  fstat(handle, &status);
+  if (has_state()) STATE->bytes -= status.st_size;
+  use(handle, -1, 0);
+  return close(handle);
+}
 int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, uint64_t wanted, uint64_t flags) {
   *address = (uint64_t)mmap(0, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return 0;
