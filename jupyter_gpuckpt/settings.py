@@ -202,7 +202,7 @@ parking = Setting(
     "GPUCKPT_PARKING",
     is_not_off,
     lambda: True,
-    what="`off`: do not allocate GPU memory so that it can be parked; set it in the kernel's environment",
+    what="`off`: do not allocate GPU memory so that it can be parked; set it in the kernel's or job's environment",
     without="on, if the library was built",
     more="internals/parking.md",
 )

@@ -246,7 +246,7 @@ class Parking:
         self._channel.say("watch")
         self._channel.say("halt")
         words = self._channel.hear(_ARRIVE_TIMEOUT, b"halted").split()
-        if len(words) != 4 or words[3] != _PROTOCOL:
+        if len(words) != 4 or words[3] != _PROTOCOL or not (words[1].isdigit() and words[2].isdigit()):
             self.go_on()
             return self._not_parked("the {kernel} is busy")
         inner, self._socket = int(words[1]), int(words[2])

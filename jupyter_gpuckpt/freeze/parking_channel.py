@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -30,6 +31,9 @@ _HERE = 5.0  # how long the thread may take to answer the signal, in seconds
 Places = list[tuple[str, int]]
 """The UUIDs of the GPUs that a process sees, in its order, with bytes on each."""
 
+_PLACE = re.compile(rb"([0-9a-f]{32})=([0-9]{1,18})")
+_MOST = 4096
+"""Bytes of a line at most: what says more is no library of ours."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -41,18 +45,19 @@ class ParkingChannel:
         self._to, self._from = (
             os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW) for name in make_fifos(run_dir, pid)
         )
-        for fifo in (self._to, self._from):  # of a save that was broken off
-            with contextlib.suppress(BlockingIOError):
-                os.read(fifo, 65536)
+        with contextlib.suppress(BlockingIOError):  # of a save that was broken off
+            os.read(self._from, 65536)
 
     def call(self, pid: int) -> Places | None:
         """Begin to talk to a process (`pid` on this machine); return what it can park; None without an answer."""
         thread = _thread(pid)
         if thread is None or _libc.tgkill(pid, thread, _SIGNAL) != 0:
             return None
-        first, *words = self.hear(_HERE, b"here").decode("ascii", "replace").split() or [""]
-        pairs = [word.partition("=") for word in words]
-        return [(f"GPU-{UUID(hex=gpu)}", int(size)) for gpu, _, size in pairs] if first else None
+        words = self.hear(_HERE, b"here").split()
+        found = [_PLACE.fullmatch(word) for word in words[1:]]
+        if not words or None in found:
+            return None
+        return [(f"GPU-{UUID(one[1].decode())}", int(one[2])) for one in found if one is not None]
 
     def say(self, line: str) -> None:
         """Say a line."""
@@ -64,7 +69,7 @@ class ParkingChannel:
         while True:
             while b"\n" not in self._heard:
                 left = deadline - time.monotonic()
-                if left <= 0 or not readable(self._from, seconds=left):
+                if left <= 0 or len(self._heard) > _MOST or not readable(self._from, seconds=left):
                     return b""
                 self._heard += os.read(self._from, 65536)
             line, _, self._heard = self._heard.partition(b"\n")
@@ -102,8 +107,11 @@ def _talk(run_dir: Path, pid: int) -> Iterator[tuple[ParkingChannel | None, Plac
         return
     channel = ParkingChannel(run_dir, inner_pid(pid))
     try:
-        yield channel, channel.call(pid)
-        channel.say("no")
+        places = channel.call(pid)
+        yield channel, places
+        if places is not None:
+            channel.say("no")
+            channel.hear(_HERE, b"not")
     finally:
         channel.close()
 

@@ -42,6 +42,10 @@ void watch_gate(void);
 /* Tell whether they look yet; to be asked from time to time, by which they end to. */
 int has_watch(void);
 
+/* -- parking.c */
+
+void found_by_the_keeper(void);
+
 /* -- memory.c */
 
 enum { PART = 1 << 30, PART_OF_SEVERAL = 256 << 20 };

@@ -146,6 +146,7 @@ static void forget(memory *m) {
 
 /* Keep account of physical memory that is to be made (`give_all`). */
 static memory *new_memory(uint64_t size, uint64_t part, const allocation_prop *prop) {
+  found_by_the_keeper();
   if (!make_room((void **)&memories, memory_count, &memory_room, sizeof *memories)) return NULL;
   memory *m = calloc(1, sizeof *m);
   if (!m) return NULL;

@@ -432,8 +432,8 @@ static void converse(channel *with) {
   if (has_python) leave_python(state);
 }
 
-/* Have the keeper find this process, which has a CUDA context now. */
-static void found_by_the_keeper(void) { be_there("parking", converse, has_watch); }
+/* Have the keeper find this process, which has a CUDA context now, or memory. */
+void found_by_the_keeper(void) { be_there("parking", converse, has_watch); }
 
 int own_cuDevicePrimaryCtxRetain(void **context, int device) {
   int result = cu.PrimaryRetain(context, device);
