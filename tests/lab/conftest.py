@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from jupyter_servers import Server, running
 from lab_window import CONFIG, OpenWindow, Routes, Window, prepare
-from playwright.sync_api import Browser, Error, sync_playwright
+from playwright.sync_api import BrowserContext, Error, sync_playwright
 
 _numbers = itertools.count(1)
 
@@ -82,7 +82,7 @@ class SharedLab:
 
 
 @pytest.fixture(scope="session")
-def shared_lab(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[SharedLab]:
+def shared_lab(tmp_path_factory: pytest.TempPathFactory, browser: BrowserContext) -> Iterator[SharedLab]:
     """What `lab` and `open_window` take theirs from."""
     shared = SharedLab(tmp_path_factory)
     shared.server()  # before a test's own environment is there
@@ -115,18 +115,18 @@ def bare_lab(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """The machine's chromium."""
+def browser() -> Iterator[BrowserContext]:
+    """The machine's chromium, as one user has it open."""
     program = shutil.which("chromium")
     assert program, "the tests need chromium: `make test` installs it"
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        yield started
+        yield started.new_context()
         started.close()
 
 
 @pytest.fixture
-def open_window(request: pytest.FixtureRequest, browser: Browser, shared_lab: SharedLab) -> Iterator[OpenWindow]:
+def open_window(request: pytest.FixtureRequest, browser: BrowserContext, shared_lab: SharedLab) -> Iterator[OpenWindow]:
     """Open a browser window with JupyterLab; what it complains of in its console fails the test.
 
     It may have been another test's before. One that is asked for as `fresh`, or with `routes` for what it asks of the

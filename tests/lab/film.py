@@ -188,7 +188,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
                 with running(folder, CONFIG, "lab", **prepare(folder)) as server:
-                    window = Window(browser, server, notebook)
+                    window = Window(browser.new_context(), server, notebook)
                     window.load(f"{notebook}.ipynb", "python3-gpuckpt")
                     window.page.set_viewport_size({"width": _WIDTH, "height": height})
                     film = Film(window.page)
