@@ -23,6 +23,7 @@ help:
 	@echo 'make test-shared-store  use a store that machines share by NFS, on a file server and two clients'
 	@echo 'make test-slurm    run jobs on a real Slurm of two nodes, which are namespaces of this machine'
 	@echo 'make test-pods     build the container image, and stop, kill and start its pods by podman'
+	@echo 'make test-kubernetes  drain and stop what deploy/kubernetes has, on a real Kubernetes of two nodes, which it builds'
 	@echo 'make first-minutes walk what a newcomer does, in a browser, from an empty machine, and count it'
 	@echo 'make docs          build the documentation site into build/docs'
 	@echo 'make labextension  build the JupyterLab extension for .venv'
@@ -65,7 +66,7 @@ test-users:
 	@$(BIN)/python -m pytest $(USERS)
 
 test-others:
-	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper tests/hub tests/pods tests/programs tests/shared_store tests/slurm $(SERVERS) $(USERS) $(KERNELS))
+	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper tests/hub tests/kubernetes tests/pods tests/programs tests/shared_store tests/slurm $(SERVERS) $(USERS) $(KERNELS))
 
 # For daily work: no browser, no servers, nothing slow; of real kernels what a person does with them, one after another.
 QUICK := tests/keeper/test_imports.py tests/keeper/test_one_at_a_time.py tests/keeper/test_save_and_restore.py \
@@ -187,6 +188,20 @@ test-pods: setup .venv/pods-ready
 	@apt-get update -qq
 	@DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
 		crun debootstrap podman util-linux >/dev/null
+	@touch $@
+
+# Kubernetes is built from Debian's source package (seven minutes of one processor, once), and is run in namespaces.
+.PHONY: test-kubernetes
+test-kubernetes: setup .venv/pods-ready .venv/hub-ready .venv/kubernetes/ready
+	@$(BIN)/python -m pytest tests/kubernetes $(KUBERNETES)
+
+.venv/kubernetes/ready: $(READY) tests/kubernetes/fetch_and_build.sh
+	@for program in apt-get dpkg-source ip make openssl; do command -v $$program >/dev/null || \
+		{ echo "Kubernetes is built from Debian's packages. There is no $$program here."; exit 1; }; done
+	@echo 'Building Kubernetes into .venv (ten minutes, once) ...'
+	@rm -rf .venv/kubernetes && mkdir -p .venv/kubernetes
+	@tests/kubernetes/fetch_and_build.sh .venv/kubernetes
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r tests/kubernetes/requirements.txt
 	@touch $@
 
 .PHONY: first-minutes

@@ -202,12 +202,12 @@ def connected(connection_file: Path | str) -> Iterator[Notebook]:
         notebook.hang_up()
 
 
-def wait_until(condition: Callable[[], Any], timeout: float = PATIENCE, what: str = "") -> Any:
-    """Wait for something that other processes do; fail when it does not come."""
+def wait_until(condition: Callable[[], Any], timeout: float = PATIENCE, what: str = "", every: float = 0.01) -> Any:
+    """Wait for something that other processes do, looking every so many seconds; fail when it does not come."""
     deadline = time.monotonic() + timeout
     while not (value := condition()):
         assert time.monotonic() < deadline, what or "it did not come about in time"
-        time.sleep(0.01)
+        time.sleep(every)
     return value
 
 

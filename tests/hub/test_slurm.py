@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +18,6 @@ sys.path.append(str(Path(__file__).parents[1] / "slurm"))
 from cluster_hosts import Host
 from slurm_cluster import NODES, Cluster
 
-_CLONE_NEWNET = 0x40000000
 _BIN = Path(sys.executable).parent
 _CONFIG = """
 import batchspawner
@@ -51,23 +47,11 @@ def cluster() -> Iterator[Cluster]:
     cluster.close()
 
 
-@contextlib.contextmanager
-def _in_network_of(pid: int) -> Iterator[None]:
-    """Have this thread make its connections where a process does, for the block."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with open("/proc/thread-self/ns/net") as own, open(f"/proc/{pid}/ns/net") as other:
-        assert libc.setns(other.fileno(), _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-        try:
-            yield
-        finally:
-            assert libc.setns(own.fileno(), _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-
-
 @pytest.fixture
 def hub(cluster: Cluster) -> Iterator[Hub]:
     """A hub on the controller's host, which this thread sees the network of."""
     host: Host = cluster.controller
-    with _in_network_of(host.pids("slurmctld")[0]):
+    with host.joined():
         runtime = 'lambda spawner: f"/tmp/jupyter-{spawner.user.name}"'
         config = _CONFIG.format(address=host.address, bin=_BIN, runtime=runtime)
         environment = {"GPUCKPT_CRIU_PREFIX": str(settings.criu_prefix())}

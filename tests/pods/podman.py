@@ -9,12 +9,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-__all__ = ["IMAGE", "Podman"]
+__all__ = ["IMAGE", "PAUSE", "Podman"]
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "localhost/gpuckpt"
 _BASE = "localhost/gpuckpt-base"
-_PAUSE = "localhost/gpuckpt-pause"
+PAUSE = "localhost/gpuckpt-pause"
 _PAUSING = f"""
 FROM {_BASE}
 ENTRYPOINT ["sh", "-c", "trap 'exit 0' TERM; sleep infinity & wait"]
@@ -105,23 +105,29 @@ class Podman:
         assert done.returncode == 0 or not check, f"podman {' '.join(words)}:\n{done.stdout}"
         return done.stdout
 
-    def build(self) -> None:
-        """Build the image, unless that of these sources is there."""
+    def build(self, image: str = IMAGE, extras: str = "") -> None:
+        """Build the image, with further packages, unless that of these sources is there."""
         mark, label = _state_of_sources(), "gpuckpt.sources"
         if not self.does("images", "--quiet", _BASE):
             self._make_base()
-        if not self.does("images", "--quiet", _PAUSE):
+        if not self.does("images", "--quiet", PAUSE):
             file = self.folder / "pause"
             file.write_text(_PAUSING)
-            self.does("build", "-f", str(file), "-t", _PAUSE, str(self.folder / "run"))
-        if self.does("images", "--quiet", "--filter", f"label={label}={mark}"):
+            self.does("build", "-f", str(file), "-t", PAUSE, str(self.folder / "run"))
+        if self.does("images", "--quiet", "--filter", f"label={label}={mark}", "--filter", f"reference={image}"):
             return
         # How this machine reaches its mirrors is what the build uses, too.
         settings = [path for path in ("/etc/ssl/certs", "/etc/pip.conf", "/etc/apt/apt.conf.d") if Path(path).exists()]
         volumes = [word for path in settings for word in ("--volume", f"{path}:{path}:ro")]
-        arguments = ["--build-arg", f"BASE={_BASE}", "--build-arg", "SIDEBAR=no", "--label", f"{label}={mark}"]
+        told = (f"BASE={_BASE}", "SIDEBAR=no", f"EXTRAS={extras}")
+        arguments = [*(word for one in told for word in ("--build-arg", one)), "--label", f"{label}={mark}"]
         file = str(ROOT / "deploy" / "container" / "Containerfile")
-        self.does("build", "--network", "host", *volumes, *arguments, "-f", file, "-t", IMAGE, str(ROOT), timeout=1800)
+        self.does("build", "--network", "host", *volumes, *arguments, "-f", file, "-t", image, str(ROOT), timeout=1800)
+
+    def saves(self, file: Path, *images: str) -> None:
+        """Write images into a file that other programs read, with what holds a pod's namespaces."""
+        file.unlink(missing_ok=True)
+        self.does("save", "--quiet", "--multi-image-archive", "-o", str(file), *images, PAUSE)
 
     def _make_base(self) -> None:
         """Make Debian's base system an image: what docker.io/library/debian is, without a registry."""

@@ -8,6 +8,7 @@ namespaces, a network namespace and control groups, all of which `close` removes
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import secrets
@@ -34,6 +35,7 @@ USERS = {"alice": 61_891, "bob": 61_892}
 _HERE = Path(__file__).parent
 _NETWORK = "10.77.0."
 _NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--cgroup", "--pid")
+_CLONE_NEWNET = 0x40000000
 _PYTHON = [sys.executable, "-I", "-S", "-B"]
 
 
@@ -169,31 +171,47 @@ class Host:
             *becoming,
         ]
 
-    def does(self, *words: str, user: str | None = None, check: bool = True) -> str:
+    def does(self, *words: str, user: str | None = None, check: bool = True, timeout: float = PATIENCE) -> str:
         """Run a program here, as root or as a user; return what it wrote."""
         done = subprocess.run(
-            [*self.entering(user), *words], capture_output=True, text=True, timeout=PATIENCE, check=False, cwd="/"
+            [*self.entering(user), *words], capture_output=True, text=True, timeout=timeout, check=False, cwd="/"
         )
         assert not check or done.returncode == 0, f"{words} on {self.name}: {done.stdout}{done.stderr}"
         return done.stdout + ("" if check else done.stderr)
 
     def starts_broker(self) -> None:
         """Start a broker, for the users, and wait until it listens."""
-        log = self._hosts.folder / f"broker-{self.name}.log"
-        environment = {"GPUCKPT_CRIU_PREFIX": str(settings.criu_prefix())}
         program = [sys.executable, "-I", "-m", "jupyter_gpuckpt.broker", GROUP]
+        log = self.begins("broker", *program, environment={"GPUCKPT_CRIU_PREFIX": str(settings.criu_prefix())})
+        broker = self._started[-1]
+        wait_until(lambda: broker.poll() is not None or "listens" in log.read_text())
+        assert broker.poll() is None, log.read_text()
+
+    def begins(self, name: str, *words: str, environment: Mapping[str, str] | None = None) -> Path:
+        """Start a daemon as root, which ends with the host; return its log."""
+        log = self._hosts.folder / f"{name}-{self.name}.log"
         with log.open("wb") as out:
-            broker = subprocess.Popen(
-                [*self.entering(environment=environment), *program],
+            daemon = subprocess.Popen(
+                [*self.entering(environment=environment), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 cwd="/",
                 start_new_session=True,
             )
-        self._started.append(broker)
-        wait_until(lambda: broker.poll() is not None or "listens" in log.read_text())
-        assert broker.poll() is None, log.read_text()
+        self._started.append(daemon)
+        return log
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """Have this thread make its connections on this host, for the block."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open("/proc/thread-self/ns/net") as own, open(f"/proc/{self._init}/ns/net") as other:
+            assert libc.setns(other.fileno(), _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+            try:
+                yield
+            finally:
+                assert libc.setns(own.fileno(), _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
 
     def processes(self, user: str) -> list[str]:
         """Return the command lines of a user's processes here."""
