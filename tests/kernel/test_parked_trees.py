@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from job_programs import Job, folder_of, program
-from notebooks import wait_until
+from notebooks import StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.freeze.parking import PARKED
 from jupyter_gpuckpt.store import Store
 
@@ -47,13 +51,16 @@ def is_there(place, n):
     return word.value == place.value + n
 n = 1000 * mine
 write(n)
+holds = os.open(__file__ + ".fifo", os.O_RDWR) if mine == HOLDS_PYTHON else None
 while True:
     right = all(is_there(place, n) for place in places)
     n += 1
     write(n)
     os.write(1, b"%d %d %s\\n" % (mine, n, b"right" if right else b"WRONG"))
     time.sleep(0.1)
-"""
+    if holds is not None:
+        ctypes.PyDLL(None).read(holds, ctypes.create_string_buffer(1), ctypes.c_size_t(1))
+""".replace("HOLDS_PYTHON", "4")
 
 
 @pytest.fixture(autouse=True)
@@ -66,19 +73,30 @@ def gpu(made_up_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
+def worker(tmp_path: Path) -> str:
+    """The program; the fourth of them holds Python's lock until something comes by a FIFO."""
+    worker = program(tmp_path, WORKER)
+    os.mkfifo(f"{worker}.fifo")
+    return worker
+
+
+@pytest.fixture
+def start_job(worker: str) -> Iterator[Callable[..., Job]]:
+    """Start a job of these workers."""
     job = Job("tree")
-    job.start(sys.executable, program(tmp_path, WORKER), "1", "2", "3")
-    all_have_begun(job)
-    yield job
+
+    def start(*numbers: str) -> Job:
+        job.start(sys.executable, worker, *numbers)
+        all_have_begun(job, numbers)
+        return job
+
+    yield start
     job.kill()
 
 
-def all_have_begun(job: Job, after: int = 0) -> None:
-    """Wait until each of the three has said something beyond the first `after` lines."""
-    wait_until(
-        lambda: {line.split()[0] for line in lines(job)[after:]} >= {"1", "2", "3"}, what="a process says nothing more"
-    )
+def all_have_begun(job: Job, numbers: Collection[str], after: int = 0) -> None:
+    """Wait until each of these has said something beyond the first `after` lines."""
+    wait_until(lambda: {line.split()[0] for line in lines(job)[after:]} >= set(numbers), what="one says nothing more")
 
 
 def lines(job: Job) -> list[str]:
@@ -97,22 +115,80 @@ def parked_files(name: str) -> list[int]:
     return [contents.size_of(path) for path in contents.files if path.endswith(PARKED)]
 
 
-def all_go_on(job: Job) -> None:
-    """See that all go on, each with its memory as it was."""
-    before = lines(job)
-    all_have_begun(job, len(before))
+def all_go_on(job: Job, *numbers: str) -> None:
+    """See that these go on, each with its memory as it was."""
+    all_have_begun(job, numbers, len(lines(job)))
     assert [line for line in lines(job) if not line.endswith("right")] == []
 
 
-def test_all_processes_of_a_job_park_and_come_back(job: Job) -> None:
+def test_all_processes_of_a_job_park_and_come_back(start_job: Callable[..., Job]) -> None:
+    job = start_job("1", "2", "3")
     for name in ("one", "two"):
         job.save(name)
         assert parked_files(name) == [SIZE] * 3, log(job)
-        all_go_on(job)
+        all_go_on(job, "1", "2", "3")
     job.kill()
     job.restore("one")
-    all_go_on(job)
+    all_go_on(job, "1", "2", "3")
     job.save("three")
     assert parked_files("three") == [SIZE] * 3, log(job)
     job.restore("two")
-    all_go_on(job)
+    all_go_on(job, "1", "2", "3")
+
+
+def test_a_process_that_does_not_come_is_left_to_the_driver(start_job: Callable[..., Job], worker: str) -> None:
+    job = start_job("1", "2", "4")
+    job.save("here")
+    assert parked_files("here") == [SIZE] * 2, log(job)
+    all_go_on(job, "1", "2")
+    job.restore("here")
+    before = len(lines(job))
+    Path(f"{worker}.fifo").write_bytes(b"go on")
+    all_have_begun(job, ["1", "2", "4"], before)
+    all_go_on(job, "1", "2")
+
+
+def test_a_holder_that_is_killed_before_it_holds_anything_is_done_without(start_job: Callable[..., Job]) -> None:
+    job = start_job("1", "2")
+    with ThreadPoolExecutor(1) as beside:
+        saving = beside.submit(job.save, "here")
+        wait_until(lambda: len(holders(job)) == 2)
+        holders(job)[0].kill()
+        saving.result()
+    assert parked_files("here") == [SIZE], log(job)
+    all_go_on(job, "1", "2")
+    job.restore("here")
+    all_go_on(job, "1", "2")
+
+
+def holders(job: Job) -> list[psutil.Process]:
+    keeper = KernelFolder(folder_of(job.name)).head().keeper
+    assert keeper is not None
+    return [one for one in psutil.Process(keeper[0]).children() if "jupyter_gpuckpt.freeze.vram_holder" in _words(one)]
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        words: list[str] = process.cmdline()
+    except psutil.Error:
+        words = []
+    return words
+
+
+CHILD = """
+import json, subprocess, sys
+child = subprocess.Popen([sys.executable, {worker!r}, "1"], stdout=subprocess.PIPE)
+def child_says(): return child.stdout.readline().decode().split()[2]
+assert child_says() == "right"
+"""
+
+
+def test_what_a_cell_starts_parks_too(start: StartKernel, worker: str) -> None:
+    notebook = start()
+    notebook.run(CHILD.format(worker=worker))
+    notebook.run("%gpuckpt save here")
+    assert parked_files("here") == [SIZE]
+    for _ in range(2):
+        assert notebook.value("{child_says() for _ in range(20)}") == "{'right'}"
+        notebook.run("%gpuckpt restore here")
+    assert notebook.value("{child_says() for _ in range(20)}") == "{'right'}"

@@ -302,8 +302,6 @@ class GpuReturn:
         """
         if not self._parked or self._parkings:
             return
-        for parked in self._parked:
-            parking_channel.make_fifos(self._space.run_dir, parked.pid)
         free = {gpu.uuid: gpu.free for gpu in await asyncio.to_thread(self._worker.gpus)}
         places = self._places(free)
         parked_on: dict[str, list[int]] = {}

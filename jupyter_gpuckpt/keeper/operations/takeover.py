@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...client.sleep_record import ASLEEP
 from ...errors import RestoreFailed
-from ...freeze import criu, cuda, images, random_state, tcp_connections
+from ...freeze import criu, cuda, images, parking_channel, random_state, tcp_connections
 from ...freeze.criu_program import CriuProgram
 from ...linux import processes, seccomp
 from ...linux.reserved_ports import Unheld
@@ -327,6 +327,8 @@ async def _introduce(coming: Coming, places: Places, how: Mapping[str, bool], pe
 def _make_ready(coming: Coming, places: Places) -> None:
     """Make criu's images ready to be restored here: what differs from one kernel to the next is written again."""
     work, space = coming.images, coming.space
+    for pid in processes_of(coming.manifest).cuda:
+        parking_channel.make_fifos(space.run_dir, pid)  # one that was to park may have them open, and not have parked
     may_keep = criu_run.may_keep_connections(space)
     kept = preflight.connections(work, coming.manifest, may_keep=may_keep).kept
     images.rewrite_tree(work / "pstree.img", work / "pstree.img")
