@@ -76,12 +76,17 @@ def freezable(worker: CudaWorker, pids: Iterable[int]) -> list[int]:
     return found
 
 
-def preflight(worker: CudaWorker, pids: Sequence[int], peers: Mapping[int, Mapping[str, int]] | None = None) -> None:
+def preflight(
+    worker: CudaWorker, pids: Sequence[int], peers: Mapping[int, Mapping[str, int]] | None = None
+) -> dict[int, Refused]:
     """Refuse a save of these CUDA processes that could not be done or could not be undone.
+
+    Returns why those of them are refused that can only be saved if their memory is parked.
 
     `peers` holds the processes of which it is known that no GPU of theirs has peer access to another now: a process
     with peer access checkpoints well and then cannot be restored. Where it was on before, the value says how many bytes
-    of GPU memory the process's allocators know of (``total``), and of the largest single allocation (``largest``).
+    of GPU memory the process's allocators know of (``total``), of the largest single allocation (``largest``), and of
+    the largest piece that can be parked (``part``).
 
     Raises
     ------
@@ -89,7 +94,8 @@ def preflight(worker: CudaWorker, pids: Sequence[int], peers: Mapping[int, Mappi
     DriverError : the driver does not answer.
     """
     if not pids:
-        return
+        return {}
+    unless_parked: dict[int, Refused] = {}
     _has_checkpoint_api(worker)
     _not_together(pids)
     gpus, usage = worker.gpus(), worker.usage()
@@ -113,8 +119,9 @@ def preflight(worker: CudaWorker, pids: Sequence[int], peers: Mapping[int, Mappi
                 pid=pid,
             )
         used = _gpus_used(pid, usage)
-        if used > 1 and pid not in (peers or {}):
-            raise Refused(
+        known = (peers or {}).get(pid)
+        if known is None and used > 1:
+            unless_parked[pid] = Refused(
                 _NOT_TOUCHED,
                 f"process {pid} uses {used} GPUs, and they may have peer access to each other, which cannot be "
                 "restored",
@@ -122,9 +129,14 @@ def preflight(worker: CudaWorker, pids: Sequence[int], peers: Mapping[int, Mappi
                 pid=pid,
                 gpus=used,
             )
-        if peers and peers.get(pid):
-            _peers_can_be_had_back(pid, peers[pid], sum(_held(pid, gpus, usage).values()), used)
+        if known:
+            unknown = sum(_held(pid, gpus, usage).values()) - known["total"]
+            if known["largest"] > _PEER_SAFE or unknown > used * _UNSEEN:
+                raise _no_peers_afterwards(pid, known["largest"], unknown)
+            if known.get("part", 0) > _PEER_SAFE:
+                unless_parked[pid] = _no_peers_afterwards(pid, known["part"], unknown)
     _room_in_host_memory(pids, gpus, usage)
+    return unless_parked
 
 
 def describe(worker: CudaWorker, pids: Iterable[int]) -> dict[str, Any]:
@@ -370,23 +382,21 @@ def _have_room(places: Mapping[str, Gpu], needed: Mapping[str, int], free: Mappi
     return all(free[places[old].uuid] >= size for old, size in needed.items())
 
 
-def _peers_can_be_had_back(pid: int, known: Mapping[str, int], held: int, gpus: int) -> None:
-    """Refuse a process whose GPUs could not have access to each other again after a restore.
+def _no_peers_afterwards(pid: int, largest: int, unknown: int) -> Refused:
+    """Return why a process is refused whose GPUs could not have access to each other again after a restore.
 
     Measured (580.159, H200): `cuCtxEnablePeerAccess` then gives CUDA_ERROR_INVALID_HANDLE where an allocation of
     `cudaMalloc` has 512 MiB or more, and works with smaller ones, and with expandable segments of any size.
     """
-    if known["largest"] <= _PEER_SAFE and held - known["total"] <= gpus * _UNSEEN:
-        return
-    raise Refused(
+    return Refused(
         _NOT_TOUCHED,
         "copies between GPUs would not work afterwards: the driver does not give GPUs access to each other again "
         f"where one allocation of GPU memory has more than {_PEER_SAFE >> 20} MiB (process {pid})",
         "Have torch allocate in small pieces: {restart}, and run "
         "`%env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before torch uses a GPU.",
         pid=pid,
-        largest=known["largest"],
-        unknown=max(held - known["total"], 0),
+        largest=largest,
+        unknown=max(unknown, 0),
     )
 
 

@@ -168,10 +168,15 @@ def _refuse_shared_vram() -> None:
 
 
 def _gpu_memory() -> dict[str, int]:
-    """Return the bytes of GPU memory that this process is found to have, and those of its largest piece."""
+    """Return the bytes of GPU memory that this process is found to have.
+
+    ``largest`` is that of its largest allocation; what can be parked is made in parts, and of those the largest is
+    ``part``.
+    """
     sizes = devices.allocations()
-    pieces = [parking.part_at(address) or size for address, size in sizes.items()]
-    return {"total": sum(sizes.values()), "largest": max(pieces, default=0)}
+    parts = {address: parking.part_at(address) for address in sizes}
+    largest = max((size for address, size in sizes.items() if not parts[address]), default=0)
+    return {"total": sum(sizes.values()), "largest": largest, "part": max(parts.values(), default=0)}
 
 
 def _give_cached_vram_back() -> None:

@@ -59,57 +59,6 @@ def test_vram_passes_criu_by_and_its_memory_is_given_back(notebook: Notebook) ->
         notebook.run("%gpuckpt restore here", timeout=120)
 
 
-PEERS = """
-x = torch.randint(0, 2**62, ({size},), device='cuda:0'); y = x.to('cuda:1')
-strided = lambda: x.view(1024, -1)[::2, ::3].to('cuda:1').sum().item()
-d, s = digest(x, y), strided()
-"""
-
-
-@pytest.fixture
-def two_gpus() -> None:
-    if len(used_by_gpu()) != 2:
-        pytest.skip(f"needs two GPUs, and this machine has {len(used_by_gpu())}")
-
-
-def parked_by_gpu(name: str) -> dict[str, int]:
-    """Return the bytes of a snapshot that were parked, by the UUID of their GPU."""
-    return dict(Store(settings.store_dir()).get(name).cuda.get("parked", {}).get("places", []))
-
-
-@pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize(
-    ("size", "segments"),
-    [(2**20, ""), (2**25, ""), (2**28, ""), (2**28, "expandable_segments:True")],
-    ids=["small", "256M", "2G", "2G in segments"],
-)
-def test_two_gpus_with_access_to_each_other_come_back(
-    start: StartKernel, monkeypatch: pytest.MonkeyPatch, size: int, segments: str
-) -> None:
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", segments)
-    notebook = start()
-    notebook.run("import torch\n" + DIGEST + PEERS.format(size=size), timeout=120)
-    notebook.run("%gpuckpt save here", timeout=120)
-    parked = parked_by_gpu("here")
-    assert (len(parked) == 2 and min(parked.values()) >= 8 * size) or size == 2**20
-    assert notebook.value("digest(x, y) == d, strided() == s") == "True True"
-    for where in ("", " --gpu 1,0", " --gpu 0,1"):
-        notebook.run("x.zero_(); y.zero_()")
-        notebook.run("%gpuckpt restore here" + where, timeout=120)
-        assert notebook.value("digest(x, y) == d, strided() == s") == "True True"
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_large_allocations_of_the_driver_on_gpus_with_access_to_each_other_are_refused_beforehand(
-    start: StartKernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GPUCKPT_PARKING", "off")
-    notebook = start()
-    notebook.run("import torch\n" + DIGEST + PEERS.format(size=2**27), timeout=120)
-    assert "expandable_segments" in notebook.fails("%gpuckpt save here", timeout=120).text
-    assert notebook.value("digest(x, y) == d, strided() == s") == "True True"
-
-
 def test_memory_that_is_written_while_it_is_copied_is_of_the_instant_of_the_save(notebook: Notebook) -> None:
     """Pinned and plain memory, written over and over by a thread and by the GPU: all is as it was at one moment."""
     notebook.run("""

@@ -91,7 +91,15 @@ int cuDevicePrimaryCtxRetain(uint64_t *context, int device) { *context = device 
 int cuDevicePrimaryCtxRelease_v2(int device) { return 0; }
 int cuDeviceCanAccessPeer(int *can, int device, int peer) { *can = !getenv("MADE_UP_APART"); return 0; }
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *active = 1; return 0; }
-int cuCtxEnablePeerAccess(uint64_t context, unsigned flags) { return 0; }
+/* Which GPUs have access to small memory of others: the driver's own peer access. */
+static int has_access[16][16];
+int made_up_peer(int gpu, int other) { return has_access[gpu][other]; }
+int cuCtxEnablePeerAccess(uint64_t context, unsigned flags) {
+  return has_access[current][context - 1] ? 704 : !(has_access[current][context - 1] = 1);
+}
+int cuCtxDisablePeerAccess(uint64_t context) {
+  return has_access[current][context - 1] ? has_access[current][context - 1] = 0 : 705;
+}
 int cuCtxGetCurrent(uint64_t *context) { *context = current + 1; return 0; }
 int cuCtxSetCurrent(uint64_t context) { current = context ? context - 1 : 0; return 0; }
 int cuCtxGetDevice(int *device) { *device = current; return 0; }

@@ -415,6 +415,40 @@ def test_a_gpu_has_access_to_anothers_memory_once_it_has_memory_itself(start: St
     assert process.ask("access(0), access(1)") == [BOTH] * 2
 
 
+PEERS = "[ctypes.CDLL(driver).made_up_peer(a, b) for a, b in ((0, 1), (1, 0))]"
+
+
+def test_the_drivers_own_peer_access_is_off_while_memory_is_parked(start: Start) -> None:
+    """Nobody else sees to it in a job; the blocks' own access goes and comes with them."""
+    held = start(gpus=2)
+    process = held.process
+    process.ask("on(0), alloc(4 << 20), cu.cuCtxEnablePeerAccess(ctypes.c_void_p(2), 0), on(1), alloc(4 << 20)")
+    process.ask("create(20 << 20, exported=1), mark(0, 5), mark(1, 6)")
+    both = "(ctypes.c_int * 6)(1, 0, 3, 1, 1, 3), ctypes.c_size_t(2)"
+    process.ask(f"cu.cuMemSetAccess(ctypes.c_uint64(blocks[2][0]), ctypes.c_size_t(blocks[2][1]), {both})")
+    process.ask("cu.cuMemExportToShareableHandle(ctypes.byref(ctypes.c_int()), ctypes.c_uint64(handles[0]), 1, 0)")
+    assert process.ask(f"{PEERS}, [access(n) for n in range(3)]") == [[1, 0], [BOTH] * 3]
+    held.parks()
+    run_on(process.run_dir, process.pid)
+    nobody, own = [0] * 2, OWN[0]
+    assert process.ask(f"{PEERS}, [access(n) for n in range(3)]") == [[0, 0], [nobody, nobody, own]]
+    held.comes_back()
+    assert process.ask(f"{PEERS}, [access(n) for n in range(3)]") == [[1, 0], [BOTH] * 3]
+    assert process.ask("marks(0), marks(1)") == [[5] * 3, [6] * 3]
+
+
+def test_peer_access_beside_a_large_piece_of_the_drivers_is_not_parked(start: Start) -> None:
+    """The driver would not give it back."""
+    held = start(gpus=2)
+    process = held.process
+    process.ask("on(0), alloc(4 << 20), cu.cuCtxEnablePeerAccess(ctypes.c_void_p(2), 0), mark(0, 5)")
+    large = "cu.cuMemCreate(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(600 << 20), (ctypes.c_int * 8)(9), 0)"
+    assert process.ask(large) == 0
+    with pytest.raises(AssertionError):
+        held.parks()
+    assert process.ask(f"{PEERS}, access(0), marks(0)") == [[1, 0], BOTH, [5] * 3]
+
+
 def test_access_that_was_asked_for_is_given(start: Start) -> None:
     process = start(gpus=3).process
     process.ask("on(2), alloc(4 << 20), on(0), cu.cuCtxEnablePeerAccess(ctypes.c_void_p(3), 0)")
@@ -485,7 +519,6 @@ def test_more_on_a_gpu_than_was_said_is_not_parked(start: Start) -> None:
     process.ask("on(0), alloc(4 << 20)")
     with pytest.raises(AssertionError):
         held.parks(told=told)
-    assert process.answer() == "back"
     assert process.ask("marks(0), marks(1)") == [[5] * 3, [6] * 3]
 
 

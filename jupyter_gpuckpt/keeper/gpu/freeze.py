@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from ...client.in_progress import ParkedMemory
-from ...errors import Cancelled, DriverError, GpuckptError, KernelLost
+from ...errors import Cancelled, DriverError, GpuckptError, KernelLost, Refused
 from ...freeze import cuda, parking_channel
 from ...freeze import parking as parking_
 from ...freeze.parking import Elsewhere, FileState, Parked, Parking
@@ -60,6 +60,7 @@ class GpuFreeze:
     described : what `cuda.describe` says of them.
     vram : the files for what is in VRAM.
     look_elsewhere : says what of their memory need not be copied; None where all is to be in the files.
+    unless_parked : why those of them are refused that could not be restored if their memory were not parked.
 
     Attributes
     ----------
@@ -75,7 +76,9 @@ class GpuFreeze:
         described: Mapping[str, Any],
         vram: VramFiles,
         look_elsewhere: LookElsewhere | None = None,
+        unless_parked: Mapping[int, Refused] | None = None,
     ) -> None:
+        self._unless_parked = dict(unless_parked or {})
         self.hashes: dict[str, bytes] = {}
         self._look_elsewhere = look_elsewhere
         self._worker, self._space, self._vram = worker, space, vram
@@ -83,7 +86,12 @@ class GpuFreeze:
         self._parkings: dict[int, Parking] = {}
 
     async def prepare(self, may_park: Container[int] | None = None) -> None:
-        """Make the memory ready that VRAM goes into; these processes may park, all where it is None."""
+        """Make the memory ready that VRAM goes into; these processes may park, all where it is None.
+
+        Raises
+        ------
+        Refused : memory cannot be parked that has to be.
+        """
         if not self._pids:
             return
         held = {one["pid"]: one["used"] for one in self._described["processes"]}
@@ -96,7 +104,7 @@ class GpuFreeze:
         parked = {
             pid: Parked(processes.inner_pid(pid), 0, tuple(each)) for pid, each in zip(parks, places, strict=True)
         }
-        parked = {pid: one for pid, one in parked.items() if one.size >= _WORTH_PARKING}
+        parked = {pid: one for pid, one in parked.items() if one.size >= self._least(pid)}
         look = self._look_elsewhere if parked else None
         elsewhere = await asyncio.to_thread(look) if look is not None else None
         state: FileState = "bare" if elsewhere is not None and elsewhere.is_most else "new"
@@ -115,6 +123,17 @@ class GpuFreeze:
             if not ready[pid] or not _has_room(parking.parked.gpus, free):
                 del self._parkings[pid]
                 await asyncio.to_thread(parking.close)
+        self._refuse_but(self._parkings)
+
+    def _least(self, pid: int) -> int:
+        """Return from how many bytes on the memory of a process is parked."""
+        return 1 if pid in self._unless_parked else _WORTH_PARKING
+
+    def _refuse_but(self, parked: Container[int]) -> None:
+        """Refuse processes that have to be parked, but for these."""
+        for pid, refused in self._unless_parked.items():
+            if pid not in parked:
+                raise refused
 
     async def freeze(self, note: Callable[[Sequence[ParkedMemory]], None]) -> None:
         """Take the GPU state of all processes off the GPUs; `note` writes down what `GpuReturn.after` must know.
@@ -122,6 +141,7 @@ class GpuFreeze:
         Raises
         ------
         SaveFailed, KernelLost : as `cuda.freeze`.
+        Refused : memory was not parked that has to be.
         """
         if not self._pids:
             return
@@ -144,6 +164,7 @@ class GpuFreeze:
             note(list(noted.values()))
         try:
             await self._park(note_parked)
+            self._refuse_but([pid for pid, parking in self._parkings.items() if parking.is_parked])
             await asyncio.to_thread(cuda.freeze, self._worker, self._pids, self._described, self._vram.taking)
         except BaseException:
             await asyncio.to_thread(_give_back, self._parkings)

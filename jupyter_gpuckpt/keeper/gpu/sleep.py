@@ -11,7 +11,7 @@ from typing import Any
 from ...client.in_progress import ParkedMemory
 from ...client.record import now
 from ...client.sleep_record import HostMemory, Sleep, Stage
-from ...errors import DriverError, GpuckptError, KernelLost, NoRoomYet
+from ...errors import DriverError, GpuckptError, KernelLost, NoRoomYet, Refused
 from ...freeze import cuda, parking_channel
 from ...freeze import parking as parking_
 from ...freeze.parking import Parked, Parking
@@ -156,19 +156,23 @@ class GpuSleep:
                 inside += max(0, sum(process["used"].values()) - elsewhere)
         return HostMemory(beside, inside)
 
-    async def fall_asleep(self, kernel: int, note: Callable[[ParkedMemory], None]) -> None:
+    async def fall_asleep(
+        self, kernel: int, note: Callable[[ParkedMemory], None], unless_parked: Mapping[int, Refused]
+    ) -> None:
         """Take everything off the GPUs; `note` writes down what the next keeper must know, should this one die.
+
+        `unless_parked` is as in `GpuFreeze`.
 
         Of the processes, the kernel alone parks its memory: a wake gives one back.
 
         Raises
         ------
-        SaveFailed, DriverError : it could not be done; the processes run on as before.
+        SaveFailed, Refused, DriverError : it could not be done; the processes run on as before.
         KernelLost : nor could they be brought back.
         """
         if not self.pids:
             return
-        freeze = GpuFreeze(self._worker, self._space, self.pids, self.described, self.vram)
+        freeze = GpuFreeze(self._worker, self._space, self.pids, self.described, self.vram, unless_parked=unless_parked)
 
         def note_all(parked: Sequence[ParkedMemory]) -> None:
             for one in parked:

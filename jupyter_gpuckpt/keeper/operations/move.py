@@ -66,7 +66,8 @@ async def _moved(keeper: Keeper, gpus: Sequence[int], agent: ReadyForSave, progr
     if not on_gpu:
         raise Refused(_NOT_MOVED, "It has nothing on a GPU.", "Move it once it uses one.")
     peers = {kernel: agent.peers} if kernel is not None and agent.peers is not None else {}
-    await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)
+    for refused in (await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)).values():
+        raise refused  # nothing is parked here
     described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     gpu_map = await sharing.fitting(keeper, progress, functools.partial(_map, worker, described, on_gpu, gpus))
     held = cuda.needs(described)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import datetime
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
@@ -125,8 +126,9 @@ async def _fall_asleep(keeper: Keeper, agent: ReadyForSleep, progress: Operation
         raise KernelLost("The {kernel} has ended.", "", "{Restart}.")
     on_gpu = await asyncio.to_thread(cuda.freezable, worker, [kernel, *processes.descendants(kernel)])
     described: dict[str, Any] = {"processes": []}
+    unless_parked: Mapping[int, Refused] = {}
     if on_gpu:
-        await asyncio.to_thread(cuda.preflight, worker, on_gpu, {kernel: agent.peers})
+        unless_parked = await asyncio.to_thread(cuda.preflight, worker, on_gpu, {kernel: agent.peers})
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     vram = vram_files(space)
     await asyncio.to_thread(vram.discard)
@@ -141,7 +143,7 @@ async def _fall_asleep(keeper: Keeper, agent: ReadyForSleep, progress: Operation
         keeper.note_state()
 
     await progress.enter(FALLING_ASLEEP, cancellable=False)
-    await gpu.fall_asleep(kernel, note_parked)
+    await gpu.fall_asleep(kernel, note_parked, unless_parked)
     noted.stage, noted.since, noted.host = ASLEEP, now(), await asyncio.to_thread(gpu.host_memory)
     try:
         keeper.save_state()

@@ -22,6 +22,7 @@ from ...client.in_progress import ParkedMemory, SaveInProgress, held_of
 from ...errors import (
     GpuckptError,
     KernelLost,
+    Refused,
     SaveFailed,
 )
 from ...freeze import criu, cuda, images, memory_copy, twin
@@ -234,6 +235,8 @@ class _Found:
     """Bytes of host memory to be taken."""
     still: list[int]
     """The processes that are stopped already (SIGSTOP)."""
+    unless_parked: Mapping[int, Refused]
+    """Why those of its processes are refused that could not be restored if their memory were not parked."""
 
 
 async def _look(keeper: Keeper, agent: ReadyForSave) -> _Found:
@@ -246,14 +249,15 @@ async def _look(keeper: Keeper, agent: ReadyForSave) -> _Found:
     preflight.refuse_unsavable(space.pid, kernel, tree, keeper.twins.pids)
     on_gpu = asleep.living if asleep is not None else await asyncio.to_thread(cuda.freezable, worker, tree)
     described: dict[str, Any] = dict(asleep.described) if asleep is not None and on_gpu else {}
+    unless_parked: Mapping[int, Refused] = {}
     if on_gpu and asleep is None:
         peers = {kernel: agent.peers} if agent.peers is not None else {}
-        await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)
+        unless_parked = await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     private = processes.private_bytes(tree) + processes.swapped_bytes(tree) + _only_in_shared_memory(space, tree)
     if asleep is not None:
         private = max(0, private - asleep.vram.taken(on_gpu))  # which are counted as GPU memory
-    return _Found(space, asleep, kernel, tree, on_gpu, described, private, processes.stopped(tree))
+    return _Found(space, asleep, kernel, tree, on_gpu, described, private, processes.stopped(tree), unless_parked)
 
 
 @dataclass(frozen=True)
@@ -358,7 +362,15 @@ class _Freeze:
         found, worker = self.found, self.keeper.worker
         if found.asleep is not None:
             return FrozenAsleep(found.asleep, worker, found.space)
-        return GpuFreeze(worker, found.space, found.on_gpu, found.described, staging.vram, self.look_elsewhere)
+        return GpuFreeze(
+            worker,
+            found.space,
+            found.on_gpu,
+            found.described,
+            staging.vram,
+            self.look_elsewhere,
+            found.unless_parked,
+        )
 
     async def _dump(self, staging: Staging, gpu: GpuFreeze, started: Callable[[int], None]) -> None:
         self.progress.check()

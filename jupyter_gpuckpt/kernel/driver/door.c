@@ -111,6 +111,7 @@ static int load(void) {
       {&cu.PrimaryRelease, "cuDevicePrimaryCtxRelease_v2"},
       {&cu.DeviceCount, "cuDeviceGetCount"}, {&cu.DeviceUuid, "cuDeviceGetUuid_v2"}, {&cu.DeviceAttribute, "cuDeviceGetAttribute"},
       {&cu.CanAccessPeer, "cuDeviceCanAccessPeer"}, {&cu.EnablePeerAccess, "cuCtxEnablePeerAccess"},
+      {&cu.DisablePeerAccess, "cuCtxDisablePeerAccess"},
       {&cu.PrimaryState, "cuDevicePrimaryCtxGetState"}, {&cu.HtoD, "cuMemcpyHtoD_v2"}, {&cu.Alloc, "cuMemAlloc_v2"}, {&cu.AllocPitch, "cuMemAllocPitch_v2"},
       {&cu.CtxCreate, "cuCtxCreate_v2"}, {&cu.CtxCreate3, "cuCtxCreate_v3"}, {&cu.CtxCreate4, "cuCtxCreate_v4"},
       {&cu.Free, "cuMemFree_v2"}, {&cu.AddressRange, "cuMemGetAddressRange_v2"},

@@ -34,7 +34,8 @@ extern struct driver {
   fn Create, Release, Map, Unmap, AddressReserve, AddressFree, SetAccess, Export, Granularity, Retain, Properties;
   fn BindMem, CtxGetCurrent, CtxGetDevice, CtxSynchronize, CtxPush, CtxPop, PrimaryRetain, PrimaryRelease;
   fn CtxCreate, CtxCreate3, CtxCreate4;
-  fn DeviceCount, DeviceUuid, DeviceAttribute, CanAccessPeer, EnablePeerAccess, PrimaryState, HtoD, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, GetProcAddress, GetProcAddress2;
+  fn DeviceCount, DeviceUuid, DeviceAttribute, CanAccessPeer, EnablePeerAccess, DisablePeerAccess, PrimaryState;
+  fn HtoD, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, GetProcAddress, GetProcAddress2;
 } cu;
 
 /* Have every call look at the gate, until it has been shut and opened again, or is not shut for seconds. */
@@ -74,6 +75,7 @@ typedef struct {
 extern memory **memories;
 extern size_t memory_count;
 extern int are_apart; /* GPUs have no access to each other's memory now */
+extern uint64_t largest_left; /* bytes of the largest allocation that was left to the driver */
 
 void lock_memory(void);
 int try_lock_memory(void);
@@ -82,8 +84,14 @@ size_t parts_of(const memory *m);
 uint64_t part_size(const memory *m, size_t part);
 int is_parkable(const memory *m);
 int device_of(const memory *m);
+int join_current(void);
+int keep_memory_apart(int apart, int is_parked, int *done);
 int give_part(memory *m);
 void take_parts(memory *m);
+
+/* -- peers.c */
+
+int keep_gpus_apart(int apart);
 
 #define OWN_FUNCTIONS(O) \
   O(cuMemAlloc_v2) O(cuMemAllocPitch_v2) O(cuMemFree_v2) O(cuMemGetAddressRange_v2) O(cuIpcGetMemHandle) \

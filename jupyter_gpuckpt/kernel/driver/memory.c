@@ -25,6 +25,7 @@ size_t memory_count;
 static size_t mapping_count, memory_room, mapping_room;
 static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
 int are_apart;
+uint64_t largest_left;
 
 void lock_memory(void) { pthread_mutex_lock(&busy); }
 int try_lock_memory(void) { return !pthread_mutex_trylock(&busy); }
@@ -220,7 +221,7 @@ static int join(int device) {
   return result;
 }
 
-static int join_current(void) {
+int join_current(void) {
   int device, result = 0;
   lock_memory();
   if (!cu.CtxGetDevice(&device) && at_work(device)) result = join(device);
@@ -272,6 +273,12 @@ static int synchronize(void) {
   return result;
 }
 
+/* Note what was left to the driver. */
+static int left(int result, uint64_t size) {
+  if (!result && size > largest_left) largest_left = size;
+  return result;
+}
+
 int own_cuMemAlloc_v2(uint64_t *address, size_t size) {
   if (size < SMALLEST || !address) {
     if (gpu_count != 1) join_current();
@@ -280,7 +287,8 @@ int own_cuMemAlloc_v2(uint64_t *address, size_t size) {
   lock_memory();
   int failed = new_block(address, size);
   unlock_memory();
-  return failed ? cu.Alloc(address, size) : 0; /* what fails here fails there too, with the driver's own error */
+  /* What fails here fails there too, with the driver's own error. */
+  return failed ? left(cu.Alloc(address, size), size) : 0;
 }
 
 int own_cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width, size_t height, unsigned element) {
@@ -290,7 +298,7 @@ int own_cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width, size_
   lock_memory();
   int failed = new_block(address, size);
   unlock_memory();
-  if (failed) return cu.AllocPitch(address, pitch, width, height, element);
+  if (failed) return left(cu.AllocPitch(address, pitch, width, height, element), size);
   *pitch = row;
   return 0;
 }
@@ -361,7 +369,7 @@ int own_cuMemCreate(uint64_t *handle, size_t size, const allocation_prop *prop, 
     }
     unlock_memory();
   }
-  return result ? cu.Create(handle, size, prop, flags) : 0;
+  return result ? left(cu.Create(handle, size, prop, flags), size) : 0;
 }
 
 int own_cuMemRelease(uint64_t handle) {
@@ -476,46 +484,34 @@ int own_cuMulticastBindMem(uint64_t multicast, size_t to, uint64_t handle, size_
 
 /* -- several GPUs */
 
-int own_cuCtxEnablePeerAccess(void *peer, unsigned flags) {
-  int result = cu.EnablePeerAccess(peer, flags);
-  void *left;
-  if (!result) result = join_current();
-  if (!result && !(result = cu.CtxPush(peer))) {
-    result = join_current();
-    cu.CtxPop(&left);
-  }
-  return result;
-}
-
-/* Take away the access that GPUs have to others' memory, or give it back: the driver loses a process that has it at its
- * checkpoint. What is parked meanwhile gets it back with its new memory. Returns how many mappings this was done for; a
- * negative CUresult where it failed. */
-PUBLIC int gpuckpt_keep_apart(int apart) {
-  int result = 0, done = 0;
-  lock_memory();
+/* Take away the access that GPUs have to others' memory, or give it back: to all of it, or to what is not parked. What
+ * is parked has it again with its new memory. Returns 0 or a CUresult; `done` is for how many mappings it was. */
+int keep_memory_apart(int apart, int is_parked, int *done) {
+  int result = 0;
   are_apart = apart;
+  *done = 0;
   for (size_t i = 0; !result && i < mapping_count; i++) {
     mapping *at = &mappings[i];
     int changes = 0;
+    if (at->is_apart == apart || (is_parked && is_parkable(at->of))) continue;
     for (int k = 0; !result && k < at->accesses; k++) {
       access_desc access = at->access[k];
-      if (!is_foreign(at, &access) || !access.flags || (!apart && !at->is_apart)) continue;
+      if (!is_foreign(at, &access) || !access.flags) continue;
       if (apart) access.flags = 0;
       result = cu.SetAccess(at->address, at->size, &access, (size_t)1);
       changes = 1;
     }
     if (changes) at->is_apart = apart;
-    done += changes;
+    *done += changes;
   }
-  unlock_memory();
-  return result ? -result : done;
+  return result;
 }
 
-/* Return the bytes of the piece of memory at an address that is made at once; 0 where it is not of this library's. */
+/* Return the bytes of the parts that the memory at an address is made in; 0 where it cannot be parked. */
 PUBLIC uint64_t gpuckpt_part_at(uint64_t address) {
   lock_memory();
   mapping *at = mapping_at(address);
-  uint64_t bytes = at ? part_size(at->of, 0) : 0;
+  uint64_t bytes = at && is_parkable(at->of) ? part_size(at->of, 0) : 0;
   unlock_memory();
   return bytes;
 }

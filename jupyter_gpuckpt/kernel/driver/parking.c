@@ -308,9 +308,10 @@ static void have_python(void *thread) {
 static void *stay_parked(int has_python) {
   char line[4200];
   void *python = NULL;
+  int result;
   for (;;) {
     hear(keeper, line, sizeof line, 0);
-    int result = -1;
+    result = -1;
     if (!strcmp(line, "sleep")) {
       if (has_python && !python) python = let_python_go();
       continue;
@@ -325,6 +326,8 @@ static void *stay_parked(int has_python) {
     if (!result) break;
     say(keeper, "error %d\n", result);
   }
+  if ((result = keep_gpus_apart(0)))
+    fprintf(stderr, "gpuckpt: GPUs of this process cannot access each other's memory again (CUresult %d)\n", result);
   say(keeper, "done\n");
   return python;
 }
@@ -369,12 +372,14 @@ static void *park(int pair[2], const uint64_t places[MOST_DEVICES], int has_pyth
     return NULL;
   }
   if (!(result = retain_contexts())) {
-    result = hand_over(pair, places);
+    if (!(result = keep_gpus_apart(1))) result = hand_over(pair, places);
     close_pair(pair);
     pair[0] = pair[1] = -1;
     if (!result) {
       say(keeper, "parked\n");
       python = stay_parked(has_python);
+    } else {
+      keep_gpus_apart(0);
     }
     release_contexts();
   }

@@ -1,0 +1,197 @@
+"""Kernels that see several GPUs, and use one or two: all of it is parked, comes back, and copies between GPUs go on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from gpu_memory import DIGEST, GIB, leaving_free, used_by_gpu
+from job_programs import Job, program
+from notebooks import Notebook, StartKernel, wait_until
+from test_gpu_sleep import ask, is_asleep, says
+
+from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.store import Store
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+
+_ONE = "import torch\n{digest}x = torch.randint(0, 2**62, (2**27,), device='cuda:{gpu}'); d = digest(x)\n"
+
+# Copies of all of it, and kernels on one GPU that read what is on the other.
+PEERS = """
+import torch
+{digest}
+torch.manual_seed(0)
+x = torch.randint(0, 2**40, ({size},), device='cuda:0'); y = x.to('cuda:1')
+small = [torch.full((1000,), n, device=f'cuda:{{n}}') for n in (0, 1)]
+d = digest(x, y, *small)
+def check(): return digest(x, y, *small) == d
+def step():
+    strided = x.view(1024, -1)[::2, ::3].to('cuda:1').sum().item()
+    back = y.to('cuda:0')
+    return strided, bool((back == x).all()), small[0].to('cuda:1').add(small[1]).sum().item()
+"""
+PARALLEL = """
+import os; os.environ['PYTORCH_CUDA_ALLOC_CONF'] = '{segments}'
+import torch
+{digest}
+torch.manual_seed(0); torch.use_deterministic_algorithms(True); os.environ['CUBLAS_WORKSPACE_CONFIG'] = ':4096:8'
+layers = [torch.nn.Linear(6144, 6144) for _ in range(4)]
+model = torch.nn.DataParallel(torch.nn.Sequential(*layers).cuda(), device_ids=[0, 1])
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+batch = torch.randn(64, 6144, device='cuda'); other = torch.randn(2**27, device='cuda:1')
+def everything():
+    moments = [v for s in optimizer.state.values() for v in s.values() if torch.is_tensor(v)]
+    return digest(*model.parameters(), *moments, other)
+def step():
+    loss = ((model(batch) - batch) ** 2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    return loss.item()
+step(); step()
+d = everything()
+def check(): return everything() == d
+"""
+JOB = """
+import sys, time
+print("first", step(), step(), flush=True)
+while not os.path.exists(sys.argv[1]): time.sleep(0.01)
+print("then", check(), step(), step(), flush=True)
+"""
+JAX = """
+import os; os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+import jax, jax.numpy as jnp, numpy as np
+mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("gpu",))
+shards = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("gpu"))
+a = jax.device_put(jax.random.normal(jax.random.key(0), (2**13, 2**14)), shards)
+f = jax.jit(lambda a: (a / 2 + a.sum() / a.size).sum())
+first = float(f(a)); saved = np.asarray(a).tobytes()
+def check(): return np.asarray(a).tobytes() == saved
+def step(): return float(f(a)), float(jax.device_put(a[:100], jax.devices()[1]).sum())
+"""
+CUPY = """
+import cupy
+with cupy.cuda.Device(0): a = cupy.random.RandomState(1).randint(0, 1 << 30, 2**27, dtype=cupy.int64)
+with cupy.cuda.Device(1): b = cupy.asarray(a); c = cupy.arange(2**27)
+saved = [cupy.asnumpy(each).tobytes() for each in (a, b, c)]
+def check(): return [cupy.asnumpy(each).tobytes() for each in (a, b, c)] == saved
+def step():
+    with cupy.cuda.Device(0): return int((cupy.asarray(c) + a).sum()), int((cupy.asarray(b) == a).all())
+"""
+PROGRAMS = {
+    "peers": PEERS.format(digest=DIGEST, size=2**27 + 2**20),
+    "parallel": PARALLEL.format(digest=DIGEST, segments=""),
+    "segments": PARALLEL.format(digest=DIGEST, segments="expandable_segments:True"),
+    "jax": JAX,
+    "cupy": CUPY,
+}
+
+
+@pytest.fixture(autouse=True)
+def two_gpus() -> None:
+    if len(used_by_gpu()) != 2:
+        pytest.skip(f"needs exactly two GPUs, and this machine has {len(used_by_gpu())}")
+
+
+def parked(name: str) -> list[int]:
+    """Return the bytes of a snapshot that were parked, by the number of the GPU."""
+    found = Store(settings.store_dir()).get(name).cuda.get("parked") or []
+    return [sum(sizes) for sizes in zip(*([size for _, size in one["places"]] for one in found), strict=True)]
+
+
+def told(job: Job) -> list[str]:
+    """Return what a job printed itself: libraries may warn beside it."""
+    return [line for line in job.lines() if line.startswith(("first ", "then "))]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_on_two_gpus_goes_on_also_with_the_gpus_swapped(notebook: Notebook, name: str) -> None:
+    notebook.run(PROGRAMS[name], timeout=240)
+    notebook.run("%gpuckpt save here", timeout=120)
+    assert min(parked("here")) > GIB // 4
+    assert notebook.value("check()") == "True"
+    straight_on = notebook.value("step(), step()")
+    for where in ("", " --gpu 1,0", " --gpu 0,1"):
+        notebook.run("%gpuckpt restore here" + where, timeout=120)
+        assert notebook.value("check()") == "True"
+        assert notebook.value("step(), step()") == straight_on
+
+
+@pytest.mark.parametrize("size", [2**20, 2**24, 2**28], ids=["8M", "128M", "2G"])
+def test_two_gpus_with_access_to_each_other_come_back(notebook: Notebook, size: int) -> None:
+    """Whether it is worth parking or left to the driver."""
+    notebook.run(PEERS.format(digest=DIGEST, size=size), timeout=120)
+    before = notebook.value("step()")
+    notebook.run("%gpuckpt save here", timeout=120)
+    assert (min(parked("here"), default=0) >= 8 * size) == (size > 2**20)
+    assert notebook.value("check(), step()") == f"True {before}"
+    notebook.run("x.zero_(); y.zero_()")
+    notebook.run("%gpuckpt restore here --gpu 1,0", timeout=120)
+    assert notebook.value("check(), step()") == f"True {before}"
+
+
+def test_large_allocations_of_the_driver_on_gpus_with_access_to_each_other_are_refused_beforehand(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUCKPT_PARKING", "off")
+    notebook = start()
+    notebook.run(PROGRAMS["peers"], timeout=120)
+    before = notebook.value("step()")
+    assert "expandable_segments" in notebook.fails("%gpuckpt save here", timeout=120).text
+    assert notebook.value("check(), step()") == f"True {before}"
+
+
+@pytest.mark.parametrize("name", ["peers", "parallel"])
+def test_a_job_on_two_gpus_goes_on_also_with_the_gpus_swapped(tmp_path: Path, name: str) -> None:
+    gate = tmp_path / "gate"
+    job = Job("two")
+    job.start(sys.executable, program(tmp_path, "import os\n" + PROGRAMS[name] + JOB), str(gate))
+    wait_until(lambda: told(job), 240)
+    job.save("half")
+    assert min(parked("half")) > GIB // 4
+    gate.touch()
+    assert job.wait_for_end() == 0
+    whole = told(job)
+    assert whole[1].startswith("then True ")
+    for where in ([], ["--gpu", "1,0"]):
+        job.restore("half", *where)
+        assert job.wait_for_end() == 0
+        assert told(job) == whole
+
+
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_a_program_on_one_of_two_gpus_is_parked_and_moves(notebook: Notebook, gpu: int) -> None:
+    notebook.run(_ONE.format(digest=DIGEST, gpu=gpu), timeout=120)
+    notebook.run("%gpuckpt save here", timeout=120)
+    assert [size >= GIB for size in parked("here")] == [gpu == 0, gpu == 1]
+    for where in ("", f" --gpu {1 - gpu}", " --lazy"):
+        notebook.run("x.zero_()")
+        notebook.run("%gpuckpt restore here" + where, timeout=120)
+        assert notebook.value("digest(x) == d") == "True"
+    # What is allocated from now on is on the other one, too.
+    notebook.run(f"y = x.to('cuda:{1 - gpu}')")
+    notebook.run("%gpuckpt save both", timeout=120)
+    assert min(parked("both")) >= GIB
+    assert notebook.value("bool((y.cpu() == x.cpu()).all()) and digest(x) == d") == "True"
+
+
+def test_it_sleeps_and_its_gpus_are_swapped_in_its_life(notebook: Notebook) -> None:
+    notebook.run(PROGRAMS["peers"], timeout=120)
+    before = notebook.value("step()")
+    ask(notebook, "sleep")
+    assert is_asleep(notebook)
+    assert says(notebook, "check(), step()") == f"True {before}"
+    notebook.run("%gpuckpt move --gpu 1,0", timeout=120)
+    assert notebook.value("check(), step()") == f"True {before}"
+
+
+def test_without_room_for_a_helper_the_driver_copies_and_access_comes_back(notebook: Notebook) -> None:
+    notebook.run(PROGRAMS["peers"], timeout=120)
+    before = notebook.value("step()")
+    with leaving_free(GIB // 4):
+        notebook.run("%gpuckpt save here", timeout=120)
+        assert not parked("here")
+        assert notebook.value("check(), step()") == f"True {before}"
+    for where in ("", " --gpu 1,0"):
+        notebook.run("%gpuckpt restore here" + where, timeout=120)
+        assert notebook.value("check(), step()") == f"True {before}"
