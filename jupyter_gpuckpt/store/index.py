@@ -28,6 +28,7 @@ __all__ = [
     "from_packs",
     "named_packs",
     "open_part",
+    "open_parts",
     "pack_sizes",
     "part_from_bytes",
     "part_size",
@@ -155,6 +156,16 @@ def open_part(layout: Layout, part: str) -> Part:
         raise DamagedPart(part) from e
 
 
+def open_parts(layout: Layout, parts: Iterable[str]) -> Iterator[tuple[str, Part]]:
+    """Yield these parts with their names, but for those that are deleted meanwhile. Raises as `read_part`."""
+    for name in parts:
+        try:
+            part = open_part(layout, name)
+        except FileNotFoundError:
+            continue
+        yield name, part
+
+
 def part_size(chunks: int) -> int:
     """Return how long a part with so many chunks is, in bytes."""
     return len(MAGIC) + chunks * _RECORD.size + _SEAL
@@ -212,13 +223,7 @@ def named_packs(layout: Layout, sessions: Iterable[str]) -> set[str]:
     DamagedPart : one of them is damaged.
     OSError : one of them cannot be read.
     """
-    packs: set[str] = set()
-    for session in sessions:
-        try:
-            packs |= open_part(layout, session).packs()
-        except FileNotFoundError:
-            continue  # its session was given up meanwhile
-    return packs
+    return {pack for _, part in open_parts(layout, sessions) for pack in part.packs()}
 
 
 def pack_sizes(layout: Layout) -> dict[str, int]:

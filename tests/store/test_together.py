@@ -41,6 +41,16 @@ def collect_until(root: Path, done: Event) -> None:
         Store(root).collect()
 
 
+def save_and_remove_until(root: Path, done: Event) -> None:
+    store, number = Store(root), 0
+    while not done.is_set():
+        for name in ("one", "other"):
+            save(store, name, files={**FILES, "shared": b"shared" * 9999, f"own-{number}": os.urandom(9999)})
+            number += 1
+        for name in ("one", "other"):
+            store.remove(name)
+
+
 def hold(root: Path, ready: Event) -> None:
     """Write, and never end."""
     with Store(root).writer("never") as writer:
@@ -77,6 +87,21 @@ def test_of_two_writers_of_a_name_one_wins_and_collect_beside_them_harms_nothing
         assert read_back(store, manifest.name)["me"] == manifest.message.encode() * 9999
     store.collect()
     assert litter(store) == []
+
+
+def test_who_looks_beside_removals_is_told_how_much_there_is_and_how_much_would_go(tmp_path: Path) -> None:
+    store, done = Store(tmp_path / "store"), SPAWN.Event()
+    save(store, "stays")
+    remover = SPAWN.Process(target=save_and_remove_until, args=(store.root, done))
+    remover.start()
+    try:
+        for _ in range(300):
+            assert [store.would_collect().obstacle, store.would_compact().obstacle] == ["", ""]
+            assert store.used() > 0
+    finally:
+        done.set()
+        remover.join(60)
+    assert remover.exitcode == 0
 
 
 def test_what_a_suspended_process_uses_stays_until_it_is_dead(store: Store) -> None:

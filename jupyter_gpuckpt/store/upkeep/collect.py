@@ -75,7 +75,15 @@ def sweep(layout: Layout, sessions: Iterable[str]) -> int:
 
 
 def _bytes_in(folder: Path) -> int:
-    return sum(os.lstat(f"{where}/{f}").st_size for where, _, files in os.walk(folder) for f in files)
+    return sum(_size(f"{where}/{f}") for where, _, files in os.walk(folder) for f in files)
+
+
+def _size(path: str | Path) -> int:
+    """Return how many bytes a file has: none where somebody deletes it meanwhile."""
+    try:
+        return os.lstat(path).st_size
+    except FileNotFoundError:
+        return 0
 
 
 def used(layout: Layout) -> int:
@@ -127,7 +135,7 @@ def would_collect(layout: Layout, named: Named) -> Collected:
         return Collected(obstacle=_DAMAGE)
     at_work = held(layout.locks)
     paths = [p for i in needless for p in (layout.part_of(i), layout.contents_of(i), layout.labels_of(i))]
-    sizes = [path.stat().st_size for path in paths if path.exists()]
+    sizes = [_size(path) for path in paths]
     sizes += [size for p, size in pack_sizes(layout).items() if p not in packs and session_of(p) not in at_work]
     left = [_bytes_in(layout.saving_of(session)) for session in layout.begun() - at_work]
     return Collected(sum(sizes) + sum(left))
@@ -145,7 +153,10 @@ def needless_parts(layout: Layout, named: Named, look: Callable[[Path], set[str]
     if manifests is None:
         return None
     needed = {m.id for m in manifests}
-    return found - at_work - needed if needed <= layout.parts() else None
+    lost = needed - layout.parts()
+    if lost and ((again := named()) is None or any(m.id in lost for m in again)):
+        return None  # not as where a snapshot was removed meanwhile: its manifest goes before its part
+    return found - at_work - needed
 
 
 def _delete(paths: Iterable[Path]) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
-from ..index import DamagedPart, Index, named_packs, open_part, pack_sizes, read_part, write_part
+from ..index import DamagedPart, Index, named_packs, open_parts, pack_sizes, read_part, write_part
 from ..layout import Layout
 from ..names import pack_name, session_of
 from ..pack import HEADER, PackReader, PackWriter
@@ -57,7 +58,7 @@ def would_compact(layout: Layout, named: Named) -> Collected:
         return first
     sizes = pack_sizes(layout)
     copied = {key: at.taken for chunks in plan.chunks.values() for key, at in chunks.items()}
-    return Collected(first.freed + sum(sizes[pack] for pack in plan.packs) - sum(copied.values()))
+    return Collected(first.freed + sum(sizes.get(pack, 0) for pack in plan.packs) - sum(copied.values()))
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class _Plan:
 def _plan(layout: Layout, parts: Iterable[str], at_work: set[str]) -> _Plan:
     """Find what is worth writing again of what the `parts` need. Raises `DamagedPart`, `OSError`."""
     sparse = _sparse(layout, parts, named_packs(layout, at_work), at_work)
-    users = [part for part in parts if sparse and not sparse.isdisjoint(open_part(layout, part).packs())]
+    users = [name for name, part in open_parts(layout, parts if sparse else ()) if not sparse.isdisjoint(part.packs())]
     return _Plan(sparse, _needed(layout, users, sparse), users)
 
 
@@ -101,8 +102,8 @@ def _copy(layout: Layout) -> int:
 def _sparse(layout: Layout, parts: Iterable[str], in_use: set[str], at_work: set[str]) -> set[str]:
     """Return the packs to be written again."""
     places: set[tuple[bytes, int, int, int]] = set()
-    for part in parts:
-        places.update(open_part(layout, part).places())
+    for _, part in open_parts(layout, parts):
+        places.update(part.places())
     taken: dict[tuple[bytes, int], int] = defaultdict(int)
     for session, number, _, stored in places:
         taken[session, number] += HEADER + stored
@@ -119,9 +120,10 @@ def _needed(layout: Layout, parts: Iterable[str], packs: set[str]) -> dict[str, 
     """Return the chunks in these packs that the parts name, by pack."""
     needed: dict[str, Index] = defaultdict(dict)
     for part in parts:
-        for key, at in read_part(layout, part).items():
-            if at.pack in packs:
-                needed[at.pack][key] = at
+        with suppress(FileNotFoundError):  # it is deleted meanwhile
+            for key, at in read_part(layout, part).items():
+                if at.pack in packs:
+                    needed[at.pack][key] = at
     return needed
 
 
