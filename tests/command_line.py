@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from notebooks import PATIENCE
+
 PROGRAM = str(Path(sys.executable).with_name("jupyter-gpuckpt"))
 COMMAND = [PROGRAM]
 """The command's first words: where the package lies in a folder of PYTHONPATH there is no program of it."""
@@ -38,7 +40,7 @@ Cli = Callable[..., Ran]
 def run(*words: str, **environment: str) -> Ran:
     """Run `jupyter gpuckpt` with these words."""
     done = subprocess.run(
-        [*COMMAND, *words], capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
+        [*COMMAND, *words], capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, **environment}
     )
     assert "Traceback" not in done.stderr
     return Ran(done.returncode, done.stdout, done.stderr)

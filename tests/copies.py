@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from notebooks import Notebook, client_of
+from notebooks import PATIENCE, Notebook, client_of
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.client import keepers
@@ -43,7 +43,7 @@ def forking() -> Iterator[Fork]:
 
     def fork(notebook: Notebook, **request: Any) -> Sequence[Copy]:
         with notebook.keeper as keeper:
-            result = keeper.request("fork", request, timeout=60)
+            result = keeper.request("fork", request, timeout=PATIENCE)
         made = [Copy(told) for told in result["kernels"]]
         copies.extend(made)
         fork.warnings = result["warnings"]  # type: ignore[attr-defined]

@@ -15,12 +15,10 @@ from typing import Any
 
 import requests
 import websocket
-from notebooks import Notebook, connected, wait_until
+from notebooks import PATIENCE, Notebook, connected, wait_until
 
 SPEC = "python3-gpuckpt"
 TOKEN = "token-of-the-tests"
-START_TIMEOUT = 180.0
-SAVE_TIMEOUT = 60.0
 _OTHERS = ("jupyterlab", "jupyter_lsp", "jupyter_server_terminals", "nbclassic", "notebook", "notebook_shim")
 _ALONE = f"c.ServerApp.jpserver_extensions = {dict.fromkeys(_OTHERS, False)}\n"
 """For a server that no browser looks at: the extensions of others take it longer to start than all else."""
@@ -36,7 +34,7 @@ class Server:
     def request(self, method: str, path: str, **how: Any) -> requests.Response:
         """Ask for a path below the server's base address."""
         headers = {"Authorization": f"token {TOKEN}", **how.pop("headers", {})}
-        return requests.request(method, self.url + path, headers=headers, timeout=60, **how)
+        return requests.request(method, self.url + path, headers=headers, timeout=PATIENCE, **how)
 
     def ask(self, method: str, path: str, body: Any = None, status: int = 200) -> Any:
         """Ask our API for something, and return the answer, which must have this status."""
@@ -51,7 +49,7 @@ class Server:
             found: dict[str, Any] = self.ask("GET", f"operations/{operation['id']}")
             return found if found["ended"] else None
 
-        ended: dict[str, Any] = wait_until(look, SAVE_TIMEOUT)
+        ended: dict[str, Any] = wait_until(look)
         return ended
 
     def save(self, kernel_id: str, name: str) -> dict[str, Any]:
@@ -81,7 +79,7 @@ class Server:
     def channels(self, kernel_id: str) -> Iterator[Callable[[str, dict[str, Any]], dict[str, Any]]]:
         """Open a kernel's WebSocket, as JupyterLab does; give what sends a request and returns the reply to it."""
         url = f"{self.url}api/kernels/{kernel_id}/channels".replace("http", "ws", 1)
-        opened = websocket.create_connection(url, header=[f"Authorization: token {TOKEN}"], timeout=60)
+        opened = websocket.create_connection(url, header=[f"Authorization: token {TOKEN}"], timeout=PATIENCE)
 
         def ask(kind: str, content: dict[str, Any]) -> dict[str, Any]:
             header = {"msg_id": uuid.uuid4().hex, "msg_type": kind, "session": "s", "username": "", "version": "5.3"}
@@ -135,7 +133,7 @@ def running(folder: Path, config: str = "", app: str = "server", port: int = 0, 
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(60)
+            process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -151,5 +149,5 @@ def _url(folder: Path, process: subprocess.Popen[bytes]) -> str:
                 return url
         return None
 
-    found: str = wait_until(look, START_TIMEOUT)
+    found: str = wait_until(look)
     return found

@@ -17,7 +17,7 @@ from jupyter_client import BlockingKernelClient, KernelManager
 
 SPEC = "python3-gpuckpt"
 """The name of our kernelspec."""
-PATIENCE = 60.0
+PATIENCE = 150.0
 """For how long a test waits for what must come, in seconds: no promise of ours, but the end of a hang."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from notebooks import wait_until
+from notebooks import PATIENCE, wait_until
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.linux.processes import descendants
@@ -337,7 +337,13 @@ class Machine:
 
     def as_root(self, *argv: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*self.entering, *argv], env=environment, cwd="/", capture_output=True, text=True, timeout=60, check=False
+            [*self.entering, *argv],
+            env=environment,
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
         )
 
     def wait_for_process(self, sleeper: int, name: str) -> None:

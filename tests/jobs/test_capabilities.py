@@ -8,6 +8,7 @@ import sys
 import pytest
 from command_line import COMMAND
 from job_programs import Job
+from notebooks import PATIENCE
 
 pytestmark = pytest.mark.criu
 
@@ -23,7 +24,7 @@ def test_the_capability_that_a_restore_lacks_is_named(capability: str) -> None:
     job.save("s")
     job.kill()
     command = ["unshare", "--mount", "sh", "-c", _WITHOUT, capability, *COMMAND, "restore", "saved", "s"]
-    failed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    failed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert failed.returncode != 0
     assert f"CAP_{capability.upper()}" in failed.stderr
     assert "tun" not in failed.stderr

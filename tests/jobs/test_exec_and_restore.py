@@ -16,7 +16,7 @@ import pytest
 from command_line import COMMAND, PROGRAM, Ran, run
 from job_programs import TRAIN, Job, ask, folder_of, program, start_counter
 from keeper_faults import assert_no_litter, processes_of
-from notebooks import Notebook, wait_until
+from notebooks import PATIENCE, Notebook, wait_until
 from rings import CALLS, NO_CALLS
 
 from jupyter_gpuckpt.client import jobs, keepers
@@ -109,7 +109,9 @@ def test_a_restore_does_not_wait_for_the_ports_of_connections_that_are_over(tmp_
 def test_a_training_goes_on_bit_for_bit_as_an_uninterrupted_one(tmp_path: Path) -> None:
     source, gate = program(tmp_path, TRAIN), tmp_path / "gate"
     gate.touch()
-    whole = subprocess.run([sys.executable, source, str(gate)], capture_output=True, text=True, check=True, timeout=60)
+    whole = subprocess.run(
+        [sys.executable, source, str(gate)], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     gate.unlink()
     training = Job("train")
     training.start(sys.executable, source, str(gate))
@@ -320,7 +322,7 @@ def test_following_goes_on_through_a_restore_until_the_end(tmp_path: Path) -> No
     assert following.stdout.readline() == b"line 2\n"  # written again, by the restored one; line 1 is not
     for n in (2, 3, 4):
         (gate / str(n)).touch()
-    rest, said = following.communicate(timeout=60)
+    rest, said = following.communicate(timeout=PATIENCE)
     assert rest == b"line 3\nline 4\n"
     assert said == b"-- restored: one\n"
     assert following.returncode == 0

@@ -15,6 +15,7 @@ from cgroups import Cgroup, memory_cgroup
 from command_line import PROGRAM, run
 from job_programs import Job, program
 from keeper_faults import Criu
+from notebooks import PATIENCE
 
 MB = 10**6
 
@@ -63,7 +64,7 @@ def runtime_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def _in(group: Cgroup, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the command, and what it starts, in a cgroup."""
-    return subprocess.run([PROGRAM, *words], capture_output=True, text=True, timeout=90, preexec_fn=group.join)
+    return subprocess.run([PROGRAM, *words], capture_output=True, text=True, timeout=PATIENCE, preexec_fn=group.join)
 
 
 def test_what_a_cgroup_has_no_room_for_is_refused_and_a_save_goes_by_the_disk(tmp_path: Path) -> None:

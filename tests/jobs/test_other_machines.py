@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import COMMAND, Ran, run
 from job_programs import Job, program
+from notebooks import PATIENCE
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.client.record import KernelFolder, Launch, State
@@ -41,7 +42,7 @@ class OtherMachine:
         setup = f'mount --bind {self._boot} {_BOOT} && hostname {_NAME} && exec "$@"'
         namespaces = ["unshare", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
         command = [*namespaces, "sh", "-c", setup, "sh", *COMMAND, *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
         assert "Traceback" not in done.stderr
         return Ran(done.returncode, done.stdout, done.stderr)
 

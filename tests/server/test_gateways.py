@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import requests
 from job_programs import free_port
-from jupyter_servers import SPEC, START_TIMEOUT, running
+from jupyter_servers import SPEC, running
 from notebooks import PATIENCE, wait_until
 
 pytestmark = pytest.mark.criu
@@ -37,7 +37,7 @@ def _kernel_gateway(folder: Path) -> Iterator[str]:
         return False
 
     try:
-        wait_until(answers, START_TIMEOUT)
+        wait_until(answers)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.send_signal(signal.SIGTERM)
