@@ -18,7 +18,7 @@ from jupyter_gpuckpt.client import keepers
 from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.errors import GpuckptError, NoSuchSnapshot
 
-_KEPT = ("GPUCKPT_CRIU", "GPUCKPT_CRIU_PREFIX", "GPUCKPT_SCREENSHOTS")
+_KEPT = ("GPUCKPT_BROKER", "GPUCKPT_CRIU", "GPUCKPT_CRIU_PREFIX", "GPUCKPT_SCREENSHOTS")
 
 
 def _be_started_by_nobody_in_particular() -> None:

@@ -21,7 +21,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -146,7 +146,7 @@ class Deputy:
             case Criu():
                 _refuse_where_users_may_not_trace()
                 self._refuse_under_seccomp()
-                return CriuFound(self._program.version, self._program.path)
+                return CriuFound(self._program.version, self._program.path, self._program.new_connections)
             case Start():
                 return self._start(peer, *descriptors)
             case Hold():
@@ -295,12 +295,13 @@ class Deputy:
         if yama.ptrace_scope() >= yama.ANCESTORS:
             capabilities.append(CAP_SYS_PTRACE)
         seconds = min(asked.seconds, _LONGEST)
-        arguments = criu.dump_arguments(asked.pid, f"/proc/self/fd/{_IMAGES}", criu.AT_POST_DUMP, seconds, asked.left)
+        images_at = f"/proc/self/fd/{_IMAGES}"
+        arguments = criu.dump_arguments(asked.pid, images_at, criu.AT_POST_DUMP, seconds, asked.left)
 
         def work() -> None:
             _place({_IMAGES: folder, _SNAPSHOT: snapshot})
             become(peer, capabilities, (_IMAGES, _SNAPSHOT))
-            self._become_criu(arguments)
+            self._become_criu(arguments, criu.dump_environment(images_at))
 
         with self._alone():
             self._refuse_strange_processes(peer, asked.pid)
@@ -317,7 +318,7 @@ class Deputy:
         def work() -> None:
             images.lay_out(folder, at, peer)
             become(peer, [CAP_CHECKPOINT_RESTORE])
-            self._become_criu(arguments)
+            self._become_criu(arguments, {})
 
         with self._alone():
             return self._inside(peer, work, min(asked.seconds, _LONGEST), lambda: images.take_away(at))
@@ -329,13 +330,14 @@ class Deputy:
         with self._alone():
             return self._inside(peer, lay_out, _CHECK_TIMEOUT, lambda: images.take_away(at)) == 0
 
-    def _become_criu(self, arguments: Sequence[str]) -> NoReturn:
+    def _become_criu(self, arguments: Sequence[str], more: Mapping[str, str]) -> NoReturn:
         run_dir = NAMESPACE_RUN_DIR
         out = os.open(f"{run_dir}/{_CRIU_OUTPUT}", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         for descriptor in (1, 2):
             os.dup2(out, descriptor)
         environment = {
             **self._program.environment(),
+            **more,
             # criu, which this process is about to be, keeps it open; its script inherits nothing.
             "GPUCKPT_SNAPSHOT": f"/proc/{os.getpid()}/fd/{_SNAPSHOT}",
             "GPUCKPT_LOG": f"{run_dir}/{_KERNEL_LOG}",

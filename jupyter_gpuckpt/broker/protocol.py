@@ -137,6 +137,8 @@ class CriuFound:
 
     version: tuple[int, int, int]
     path: str
+    new_connections: bool | None = None
+    """Whether the library in it puts new TCP connections in the place of saved ones; earlier brokers do not say."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Deputy:
     def criu(self) -> CriuProgram:
         """Return the broker's criu, to tell of: it is not run by this process."""
         found = _value(CriuFound, self._ask(Criu()))
-        return CriuProgram((), found.version, found.path, "system")
+        return CriuProgram((), found.version, found.path, "system", new_connections=bool(found.new_connections))
 
     def start(self, run_dir: Path, listening_at: Path) -> int:
         """Start a sleeper over a run folder, which listens at this path; return its pid on the machine.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,13 +11,9 @@ DUMP_LOG, RESTORE_LOG = "dump.log", "restore.log"
 Left = Literal["running", "stopped"]
 """How a tree is left after its dump or restore: it runs, or stands still until it is continued (SIGCONT) or killed."""
 
-DUMPS_CONNECTIONS, RESTORES_CONNECTIONS = (
-    {"GPUCKPT_DUMP_CONNECTIONS": "inside"},
-    {"GPUCKPT_RESTORE_CONNECTIONS": "inside"},
-)
-"""What criu's environment has for our library in it (`criu_connections.c`), where `connections` are asked for."""
-
 _COMMON = (
+    # A live kernel's connections stay up; those that are restored come back closed, or are made anew.
+    "--tcp-close",
     "--ext-unix-sk",
     "--file-locks",
     "--link-remap",
@@ -26,13 +22,10 @@ _COMMON = (
 )
 
 
-def dump_arguments(
-    pid: int, images: str, action_script: Path, timeout: float, left: Left, *, connections: bool = False
-) -> Sequence[str]:
+def dump_arguments(pid: int, images: str, action_script: Path, timeout: float, left: Left) -> Sequence[str]:
     """Return criu's arguments to dump the tree of `pid` (as its namespace knows it) and leave it `left`.
 
-    `timeout` (seconds) is how long criu may try to stop the processes of the tree. With `connections`, those that are
-    inside the tree are saved.
+    `timeout` (seconds) is how long criu may try to stop the processes of the tree.
     """
     return (
         "dump",
@@ -52,23 +45,19 @@ def dump_arguments(
         "64G",
         # A client that is connecting in that instant, and that nobody has accepted yet, would be an error.
         "--skip-in-flight",
-        *_tcp(connections),
         *_COMMON,
     )
 
 
-def restore_arguments(images: Path, log: Path, left: Left, *, connections: bool = False) -> Sequence[str]:
-    """Return criu's arguments to restore a tree and leave it, as asked, to process 1.
+def dump_environment(images: str) -> Mapping[str, str]:
+    """Return what tells the library in criu to write down what lies unread in connections (`criu_connections.c`)."""
+    return {"GPUCKPT_DUMP_UNREAD": images}
 
-    `connections` tells whether there are any in its images that come back.
-    """
+
+def restore_arguments(images: Path, log: Path, left: Left) -> Sequence[str]:
+    """Return criu's arguments to restore a tree and leave it, as asked, to process 1."""
     stopped = ("--leave-stopped",) if left == "stopped" else ()
-    return ("restore", "-D", str(images), "-o", str(log), "-d", *stopped, *_tcp(connections), *_COMMON)
-
-
-def _tcp(connections: bool) -> Sequence[str]:
-    # In either case a live kernel's connections stay up. criu would lock them by rules of the machine's firewall.
-    return ("--tcp-established", "--network-lock", "skip") if connections else ("--tcp-close",)
+    return ("restore", "-D", str(images), "-o", str(log), "-d", *stopped, *_COMMON)
 
 
 UNPRIVILEGED = "--unprivileged"

@@ -1,27 +1,19 @@
-/* TCP connections inside the tree: a dump looks into no others, and a restore says nothing before both ends are there.
+/* TCP connections inside the tree: a dump writes down what their ends have not read, and a restore gets new ones.
  * Part of the library that criu is started with.
  *
- * To save a connection, criu takes it out of the kernel's hands for a moment (TCP_REPAIR, tcp(7)) and copies its queues.
- * A connection to the outside is not restored, so it must not be touched: its other end goes on meanwhile, criu would
- * give up where an acknowledgement changes a queue under it, and what the kernel sends in that moment would be delayed.
- * criu does all this through a duplicate of the descriptor that is its own. Where the other end is outside the tree, the
- * duplicate is replaced by a new socket. criu then finds a closed connection with empty queues.
+ * criu could take a connection out of the kernel's hands and copy all of it (TCP_REPAIR, tcp(7)). That takes rights that
+ * let a process have any connection of the machine's. Where both ends are in the tree, none of it is needed: whoever
+ * restores makes a new connection, and sends what had not been read. So criu is told to leave connections alone
+ * (--tcp-close), and what lies unread is read here without being taken away (MSG_PEEK), when all processes stand still.
  *
- * Nor may anything move between the two ends of a connection inside, which are saved one after the other: the processes
- * stand still by then, but the system's timers do not. So before the first is saved, a filter that drops every packet is
- * attached to all of them (socket(7)); TCP sends again what was dropped when it is gone.
- *
- * criu would leave a connection in that state until its dump ends: a criu that is killed, or that leaves the tree stopped,
- * leaves connections on which nothing can be sent or received (EINVAL, EPERM). So it is given back as soon as the last of
- * its queues is read.
+ * What was sent and has not arrived cannot be read, but it arrives while the processes stand still. Where the receiver
+ * has no room for it, it is given more. Only a connection of which all has arrived, in both directions, is written down.
  *
  * A connection is inside the tree where the socket at its other end is open in a process of this PID namespace. One that
- * waits to be accepted is open nowhere yet: criu cannot save it, and it counts as outside.
+ * waits to be accepted is open nowhere yet: it counts as outside.
  *
- * In a restore, what is sent to an end that is not there yet is answered by a reset; criu relies on a firewall that is
- * not used here. So connections have a filter that drops resets from when they are made until criu ends, when all are
- * there. And what was not sent yet is put into a queue while TCP_REPAIR is off; it is turned off without the window probe
- * that this sends, so that nothing goes out before the end.
+ * In a restore, criu's images name an end of a new connection by an address that there is not, to which criu binds a
+ * socket. Whoever made the connections is asked for the socket of that number, which takes the place of criu's.
  */
 #define _GNU_SOURCE
 #include <ctype.h>
@@ -29,73 +21,58 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <linux/filter.h>
-#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
+
+#include "criu_connections.h"
+
+#ifndef SO_BUF_LOCK
+#define SO_BUF_LOCK 72 /* asm-generic/socket.h, Linux 5.15 */
+#endif
+#ifndef TCP_ULP
+#define TCP_ULP 31
+#endif
 
 #define PUBLIC __attribute__((visibility("default")))
 #define MAPPED "0000000000000000FFFF0000" /* what is before an address of IPv4 in IPv6, as net/tcp6 has it */
+#define MAKER "/dev/shm/gpuckpt/connections" /* where whoever made the new ones listens: in the run folder */
 
 enum {
-	END = 32 + 1 + 4 + 1, /* an address and a port, in hexadecimal digits */
+	RECEIVES = 2,		  /* linux/socket.h, SOCK_RCVBUF_LOCK */
+	END = 32 + 1 + 4 + 1,     /* an address and a port, in hexadecimal digits */
+	LOOK = 500,		  /* microseconds between looks */
+	STUCK = 50, MOST = 1000,  /* milliseconds: without progress, and in all */
+	LARGE = 1 << 28,	  /* bytes of a buffer that has room for all that a sender can have kept */
 };
 
 struct connection {
 	char here[END], there[END];
-	unsigned long inode;
-	int is_still; /* our filter is attached */
+	unsigned long inode, unsent; /* bytes */
+	const struct connection *other; /* NULL: it is outside */
 };
 
 static unsigned long *in_tree; /* the inodes of the sockets of all processes, ascending */
 static size_t in_tree_count;
-static struct connection *connections;
+static struct connection *connections; /* the tree's ends of them */
 static size_t connections_count;
-static struct sock_filter nothing = {.code = BPF_RET | BPF_K}; /* how many bytes of a packet pass: 0 */
-static const struct sock_fprog drop_all = {.len = 1, .filter = &nothing};
-static struct sock_filter no_resets[] = {
-	{.code = BPF_LD | BPF_B | BPF_ABS, .k = 13}, /* the flags of a TCP header */
-	{.code = BPF_JMP | BPF_JSET | BPF_K, .jt = 1, .k = 0x04},
-	{.code = BPF_RET | BPF_K, .k = 0xFFFFFFFF},
-	{.code = BPF_RET | BPF_K},
-};
-enum { NO_RESETS = sizeof no_resets / sizeof *no_resets };
-static const struct sock_fprog drop_resets = {.len = NO_RESETS, .filter = no_resets};
-static pid_t restorer; /* criu itself, not the processes that it makes */
 
-static pid_t owner; /* who dumps; not what is forked from it */
-static struct {
-	int fd, reuse, sends; /* sends: the queue is chosen that is read last */
-} saved = {.fd = -1};         /* the connection that is being saved */
+static struct room {
+	unsigned long inode;
+	int buffer, locks; /* as they were */
+} * rooms; /* the sockets that were given more room for a moment */
+static size_t rooms_count;
 
-static int is_dump_of_connections(void)
-{
-	static int asked = -1;
-	if (asked < 0)
-		asked = getenv("GPUCKPT_DUMP_CONNECTIONS") != NULL;
-	return asked;
-}
-
-__attribute__((constructor)) static void begin(void)
-{
-	/* criu opens an image for each connection, and more files than a user's shell allows by itself. */
-	struct rlimit files;
-	if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
-		files.rlim_cur = files.rlim_max;
-		setrlimit(RLIMIT_NOFILE, &files);
-	}
-	if (getenv("GPUCKPT_RESTORE_CONNECTIONS") != NULL)
-		restorer = getpid();
-}
+static const char *folder; /* where what is unread is written down */
 
 /* Make room for one more; NULL, and what was there is as it was, where there is none. */
 static void *grown(void *all, size_t count, size_t size)
@@ -121,19 +98,19 @@ static void visit_sockets_of(const char *pid, visitor *visit)
 	char path[sizeof "/proc//fd" + NAME_MAX], name[64];
 	snprintf(path, sizeof path, "/proc/%s/fd", pid);
 	int pidfd = syscall(SYS_pidfd_open, atoi(pid), 0);
-	DIR *folder = opendir(path);
+	DIR *descriptors = opendir(path);
 	struct dirent *entry;
-	while (folder != NULL && (entry = readdir(folder)) != NULL) {
+	while (descriptors != NULL && (entry = readdir(descriptors)) != NULL) {
 		unsigned long inode;
-		ssize_t length = readlinkat(dirfd(folder), entry->d_name, name, sizeof name - 1);
+		ssize_t length = readlinkat(dirfd(descriptors), entry->d_name, name, sizeof name - 1);
 		if (length <= 0)
 			continue;
 		name[length] = '\0';
 		if (sscanf(name, "socket:[%lu]", &inode) == 1)
 			visit(pidfd, atoi(entry->d_name), inode);
 	}
-	if (folder != NULL)
-		closedir(folder);
+	if (descriptors != NULL)
+		closedir(descriptors);
 	if (pidfd >= 0)
 		close(pidfd);
 }
@@ -160,16 +137,17 @@ static void note(int pidfd, int fd, unsigned long inode)
 	}
 }
 
-/* Read the connections of one table of the kernel's (proc(5)); `mapped` is put before each address. */
+/* Read the tree's connections from one table of the kernel's (proc(5)); `mapped` is put before each address. */
 static void read_table(const char *path, const char *mapped)
 {
 	char line[512], here[33], there[33], here_port[5], there_port[5];
 	FILE *file = fopen(path, "re");
 	while (file != NULL && fgets(line, sizeof line, file) != NULL) {
 		struct connection one = {0}, *more;
-		if (sscanf(line, "%*d: %32[0-9A-F]:%4[0-9A-F] %32[0-9A-F]:%4[0-9A-F] %*s %*s %*s %*s %*s %*s %lu", here,
-			   here_port, there, there_port, &one.inode) != 5 ||
-		    strcmp(there_port, "0000") == 0 ||
+		if (sscanf(line,
+			   "%*d: %32[0-9A-F]:%4[0-9A-F] %32[0-9A-F]:%4[0-9A-F] %*x %lx:%*x %*s %*s %*s %*s %lu", here,
+			   here_port, there, there_port, &one.unsent, &one.inode) != 6 ||
+		    strcmp(there_port, "0000") == 0 || !is_in_tree(one.inode) ||
 		    (more = grown(connections, connections_count, sizeof one)) == NULL)
 			continue;
 		snprintf(one.here, sizeof one.here, "%s%s:%s", mapped, here, here_port);
@@ -181,210 +159,228 @@ static void read_table(const char *path, const char *mapped)
 		fclose(file);
 }
 
-static struct connection *connection_of(unsigned long inode)
+/* Find the other ends; return how many bytes have not arrived at them. */
+static unsigned long look(void)
+{
+	unsigned long unsent = 0;
+	free(connections);
+	connections = NULL, connections_count = 0;
+	read_table("/proc/net/tcp", MAPPED);
+	read_table("/proc/net/tcp6", "");
+	for (size_t i = 0; i < connections_count; i++)
+		for (size_t k = i + 1; k < connections_count; k++) {
+			struct connection *one = connections + i, *other = connections + k;
+			if (strcmp(one->here, other->there) != 0 || strcmp(one->there, other->here) != 0)
+				continue;
+			one->other = other, other->other = one;
+			unsent += one->unsent + other->unsent;
+		}
+	return unsent;
+}
+
+static const struct connection *connection_of(unsigned long inode)
 {
 	for (size_t i = 0; i < connections_count; i++)
-		if (connections[i].inode == inode)
+		if (connections[i].inode == inode && connections[i].other != NULL)
 			return connections + i;
 	return NULL;
 }
 
-/* Give the other end of a connection, where that is another socket in the tree. */
-static const struct connection *other_end(const struct connection *of)
+static const struct room *room_of(unsigned long inode)
 {
-	for (size_t i = 0; i < connections_count; i++) {
-		const struct connection *other = connections + i;
-		if (other->inode != of->inode && strcmp(other->here, of->there) == 0 &&
-		    strcmp(other->there, of->here) == 0 && is_in_tree(other->inode))
-			return other;
-	}
+	for (size_t i = 0; i < rooms_count; i++)
+		if (rooms[i].inode == inode)
+			return rooms + i;
 	return NULL;
 }
 
-/* Let no packet come to a socket any more, where both of its connection's ends are inside. */
-static void hold(int pidfd, int fd, unsigned long inode)
+static int option(int fd, int level, int name)
 {
-	struct connection *one = connection_of(inode);
-	if (one == NULL || one->is_still || other_end(one) == NULL)
+	int value = 0;
+	socklen_t length = sizeof value;
+	return syscall(SYS_getsockopt, fd, level, name, &value, &length) == 0 ? value : -1;
+}
+
+static int set_option(int fd, int level, int name, int value)
+{
+	return syscall(SYS_setsockopt, fd, level, name, &value, sizeof value);
+}
+
+/* Let a socket receive all that the other end has sent, and say so to it. */
+static void make_room(int pidfd, int fd, unsigned long inode)
+{
+	const struct connection *one = connection_of(inode);
+	struct room room = {.inode = inode}, *more;
+	char byte;
+	if (one == NULL || one->other->unsent == 0 || room_of(inode) != NULL ||
+	    (more = grown(rooms, rooms_count, sizeof room)) == NULL)
 		return;
+	rooms = more;
 	int own = syscall(SYS_pidfd_getfd, pidfd, fd, 0);
-	socklen_t count = 0;
 	if (own < 0)
 		return;
-	/* One that has a filter of its own keeps it. */
-	if (syscall(SYS_getsockopt, own, SOL_SOCKET, SO_GET_FILTER, NULL, &count) == 0 && count == 0)
-		one->is_still = setsockopt(own, SOL_SOCKET, SO_ATTACH_FILTER, &drop_all, sizeof drop_all) == 0;
+	int waits_for = option(own, SOL_SOCKET, SO_RCVLOWAT);
+	room.buffer = option(own, SOL_SOCKET, SO_RCVBUF), room.locks = option(own, SOL_SOCKET, SO_BUF_LOCK);
+	rooms[rooms_count++] = room;
+	if (room.locks >= 0)
+		set_option(own, SOL_SOCKET, SO_BUF_LOCK, room.locks & ~RECEIVES);
+	if (set_option(own, SOL_SOCKET, SO_RCVBUFFORCE, LARGE) == 0) {
+		set_option(own, IPPROTO_TCP, TCP_WINDOW_CLAMP, LARGE);
+	} else { /* Without CAP_NET_ADMIN: this, too, makes a buffer large, and it stays so (tcp(7)). */
+		set_option(own, SOL_SOCKET, SO_RCVLOWAT, INT_MAX);
+		set_option(own, SOL_SOCKET, SO_RCVLOWAT, waits_for);
+	}
+	set_option(own, IPPROTO_TCP, TCP_QUICKACK, 1);
+	recv(own, &byte, 1, MSG_PEEK | MSG_DONTWAIT); /* the other end is told of the room after reads */
 	close(own);
 }
 
-static void release_fd(int fd, struct connection *one)
+static void take_room_back(int pidfd, int fd, unsigned long inode)
 {
-	if (one != NULL && one->is_still && setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &fd, sizeof fd) == 0)
-		one->is_still = 0;
-}
-
-static void release(int pidfd, int fd, unsigned long inode)
-{
-	struct connection *one = connection_of(inode);
-	if (one == NULL || !one->is_still)
+	const struct room *room = room_of(inode);
+	int own = room == NULL || room->locks < 0 ? -1 : syscall(SYS_pidfd_getfd, pidfd, fd, 0);
+	if (own < 0)
 		return;
-	int own = syscall(SYS_pidfd_getfd, pidfd, fd, 0);
-	if (own >= 0) {
-		release_fd(own, one);
-		close(own);
-	}
+	if (option(own, SOL_SOCKET, SO_RCVBUF) != room->buffer && /* the kernel doubles what it is told */
+	    set_option(own, SOL_SOCKET, SO_RCVBUFFORCE, room->buffer / 2) != 0)
+		set_option(own, SOL_SOCKET, SO_RCVBUF, room->buffer / 2);
+	set_option(own, SOL_SOCKET, SO_BUF_LOCK, room->locks);
+	close(own);
 }
 
-static void look(void)
+/* Write all that is unread in a socket into a file, or nothing. */
+static void write_unread(int fd, const char *path)
+{
+	int size = -1, file = -1, is_whole = 0;
+	char *unread = NULL;
+	if (ioctl(fd, FIONREAD, &size) == 0 && size >= 0 && (unread = malloc((size_t)size + 1)) != NULL &&
+	    (file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600)) >= 0) {
+		ssize_t found = recv(fd, unread, (size_t)size + 1, MSG_PEEK | MSG_DONTWAIT), done = 0, more = 1;
+		is_whole = found == size || (size == 0 && found < 0 && errno == EAGAIN);
+		while (is_whole && done < size && (more = write(file, unread + done, size - done)) > 0)
+			done += more;
+		if (!is_whole || more <= 0)
+			unlink(path);
+	}
+	if (file >= 0)
+		close(file);
+	free(unread);
+}
+
+/* Tell whether a socket gives what is unread as it came: from where it was read last, and not by way of TLS. */
+static int is_plain(int fd)
+{
+	char layer[16] = "";
+	socklen_t length = sizeof layer;
+	syscall(SYS_getsockopt, fd, IPPROTO_TCP, TCP_ULP, layer, &length);
+	return layer[0] == '\0' && option(fd, SOL_SOCKET, SO_PEEK_OFF) < 0;
+}
+
+static void save(int pidfd, int fd, unsigned long inode)
+{
+	const struct connection *one = connection_of(inode);
+	char path[PATH_MAX];
+	if (one == NULL || one->unsent != 0 || one->other->unsent != 0)
+		return;
+	snprintf(path, sizeof path, "%s/tcp-unread-%lx", folder, inode);
+	int own = access(path, F_OK) == 0 ? -1 : syscall(SYS_pidfd_getfd, pidfd, fd, 0);
+	if (own < 0)
+		return;
+	if (is_plain(own))
+		write_unread(own, path);
+	close(own);
+}
+
+/* Milliseconds. */
+static long now(void)
+{
+	struct timespec time;
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return time.tv_sec * 1000 + time.tv_nsec / 1000000;
+}
+
+static void save_all(void)
 {
 	visit_sockets(note);
 	if (in_tree_count)
 		qsort(in_tree, in_tree_count, sizeof *in_tree, by_number);
-	read_table("/proc/net/tcp", MAPPED);
-	read_table("/proc/net/tcp6", "");
-	visit_sockets(hold);
-}
-
-static struct connection *held_connection(int fd)
-{
-	struct stat about;
-	struct connection *one = fstat(fd, &about) == 0 ? connection_of(about.st_ino) : NULL;
-	return one != NULL && one->is_still ? one : NULL;
-}
-
-static int is_inside(int fd)
-{
-	if (owner != getpid()) {
-		owner = getpid();
-		look();
+	unsigned long unsent = look();
+	if (unsent != 0)
+		visit_sockets(make_room);
+	for (long begin = now(), moved = begin; unsent != 0 && now() < moved + STUCK && now() < begin + MOST;) {
+		unsigned long before = unsent;
+		usleep(LOOK);
+		if ((unsent = look()) < before)
+			moved = now();
 	}
-	const struct connection *one = held_connection(fd), *other = one != NULL ? other_end(one) : NULL;
-	return other != NULL && other->is_still;
-}
-
-static int replace_by_new(int fd)
-{
-	int new = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	int result = new < 0 ? -1 : dup3(new, fd, O_CLOEXEC);
-	if (new >= 0)
-		close(new);
-	return result;
-}
-
-static int is_connected(int fd)
-{
-	struct tcp_info about = {0};
-	socklen_t length = sizeof about;
-	return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &about, &length) == 0 && about.tcpi_state != TCP_CLOSE &&
-	       about.tcpi_state != TCP_LISTEN;
-}
-
-/* Give the connection that was saved back to the system. */
-static void give_back(void)
-{
-	static const int off = -1; /* linux/tcp.h: TCP_REPAIR_OFF_NO_WP */
-	if (saved.fd < 0 || owner != getpid())
-		return;
-	int error = errno;
-	syscall(SYS_setsockopt, saved.fd, IPPROTO_TCP, TCP_REPAIR, &off, sizeof off);
-	syscall(SYS_setsockopt, saved.fd, SOL_SOCKET, SO_REUSEADDR, &saved.reuse, sizeof saved.reuse);
-	saved.fd = -1;
-	errno = error;
-}
-
-static void let_resets_pass(int pidfd, int fd, unsigned long inode)
-{
-	(void)inode;
-	struct sock_filter found[NO_RESETS];
-	socklen_t count = NO_RESETS;
-	int own = syscall(SYS_pidfd_getfd, pidfd, fd, 0);
-	if (own < 0)
-		return;
-	if (syscall(SYS_getsockopt, own, SOL_SOCKET, SO_GET_FILTER, found, &count) == 0 && count == NO_RESETS &&
-	    memcmp(found, no_resets, sizeof found) == 0)
-		setsockopt(own, SOL_SOCKET, SO_DETACH_FILTER, &own, sizeof own);
-	close(own);
-}
-
-__attribute__((destructor)) static void end_restore(void)
-{
-	if (restorer == getpid())
-		visit_sockets(let_resets_pass);
-}
-
-/* A dump that leaves the tree stopped does not say when it is done with each. */
-__attribute__((destructor)) static void release_all(void)
-{
-	int are_held = 0;
-	give_back();
-	for (size_t i = 0; i < connections_count; i++)
-		are_held |= connections[i].is_still;
-	if (are_held && owner == getpid())
-		visit_sockets(release);
-}
-
-static int begin_dump(int fd)
-{
-	socklen_t length = sizeof saved.reuse;
-	give_back();
-	if (!is_connected(fd))
-		return 0;
-	if (!is_inside(fd))
-		return replace_by_new(fd);
-	saved.sends = 0;
-	if (getsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &saved.reuse, &length) == 0)
-		saved.fd = fd;
-	return 0;
-}
-
-PUBLIC int setsockopt(int fd, int level, int name, const void *value, socklen_t length)
-{
-	static const int off_without_probe = -1;
-	if (level == IPPROTO_TCP && name == TCP_REPAIR && length == sizeof(int)) {
-		int on = *(const int *)value == 1;
-		if (on && is_dump_of_connections() && begin_dump(fd) < 0)
-			return -1;
-		if (!on && is_dump_of_connections())
-			release_fd(fd, held_connection(fd));
-		if (on && restorer != 0 &&
-		    setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &drop_resets, sizeof drop_resets) != 0)
-			return -1;
-		if (!on && !is_dump_of_connections())
-			value = &off_without_probe;
-	}
-	if (fd == saved.fd && level == IPPROTO_TCP && name == TCP_REPAIR_QUEUE && length == sizeof(int))
-		saved.sends = *(const int *)value == TCP_SEND_QUEUE;
-	return syscall(SYS_setsockopt, fd, level, name, value, length);
-}
-
-/* Tell whether there is anything in the queue that is read last: the end of the stream is not read. */
-static int has_queue(int fd)
-{
-	struct tcp_info about = {0};
-	socklen_t length = sizeof about;
-	int size = 0;
-	if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &about, &length) != 0 || ioctl(fd, SIOCOUTQ, &size) != 0)
-		return 1;
-	int ended = about.tcpi_state != TCP_ESTABLISHED && about.tcpi_state != TCP_CLOSE_WAIT;
-	return size > ended;
+	visit_sockets(save);
+	if (rooms_count)
+		visit_sockets(take_room_back);
 }
 
 PUBLIC int getsockopt(int fd, int level, int name, void *restrict value, socklen_t *restrict length)
 {
-	if (level == SOL_SOCKET && name == SO_GET_FILTER && held_connection(fd) != NULL) {
-		*length = 0; /* what is attached is ours, and not saved */
-		return 0;
-	}
-	int result = syscall(SYS_getsockopt, fd, level, name, value, length);
-	if (fd == saved.fd && level == IPPROTO_TCP && name == TCP_QUEUE_SEQ && saved.sends && !has_queue(fd))
-		give_back();
-	return result;
+	/* criu asks this of each TCP socket that it saves: from the first on, all processes stand still. */
+	if (level == IPPROTO_TCP && name == TCP_NODELAY && folder == NULL &&
+	    (folder = getenv("GPUCKPT_DUMP_UNREAD")) != NULL)
+		save_all();
+	return syscall(SYS_getsockopt, fd, level, name, value, length);
 }
 
-PUBLIC ssize_t recv(int fd, void *buffer, size_t size, int flags)
+/* Give the number of an end that an address stands for: 0.0.0.0/8 of IPv4, or 100::/64 of IPv6. 0: none. */
+static uint32_t number_of(const struct sockaddr *address, socklen_t length)
 {
-	ssize_t result = syscall(SYS_recvfrom, fd, buffer, size, flags, NULL, NULL);
-	if (fd == saved.fd && saved.sends)
-		give_back();
-	return result;
+	static const unsigned char nowhere[8] = {0x01};
+	if (length >= sizeof(struct sockaddr_in) && address->sa_family == AF_INET) {
+		uint32_t number = ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr);
+		return number >> 24 == 0 ? number : 0;
+	}
+	if (length >= sizeof(struct sockaddr_in6) && address->sa_family == AF_INET6) {
+		const unsigned char *bytes = ((const struct sockaddr_in6 *)address)->sin6_addr.s6_addr;
+		uint32_t number;
+		memcpy(&number, bytes + 12, sizeof number);
+		return memcmp(bytes, nowhere, sizeof nowhere) == 0 ? ntohl(number) : 0;
+	}
+	return 0;
+}
+
+static int receive(int from)
+{
+	union {
+		struct cmsghdr header;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control;
+	char byte;
+	struct iovec data = {.iov_base = &byte, .iov_len = 1};
+	struct msghdr message = {
+		.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+	int fd = -1;
+	if (recvmsg(from, &message, MSG_CMSG_CLOEXEC) != 1 || message.msg_controllen < sizeof control.header ||
+	    control.header.cmsg_type != SCM_RIGHTS) {
+		errno = ECONNRESET;
+		return -1;
+	}
+	memcpy(&fd, CMSG_DATA(&control.header), sizeof fd);
+	return fd;
+}
+
+int take_end(int fd, const struct sockaddr *address, socklen_t length)
+{
+	static const struct sockaddr_un maker = {.sun_family = AF_UNIX, .sun_path = MAKER};
+	uint32_t number = number_of(address, length);
+	if (number == 0)
+		return 0;
+	static const struct timeval patience = {.tv_sec = 30};
+	int taken = -1, asked = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (asked >= 0 &&
+	    syscall(SYS_setsockopt, asked, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0 && syscall(SYS_connect, asked, &maker, sizeof maker) == 0 &&
+	    send(asked, &number, sizeof number, MSG_NOSIGNAL) == sizeof number)
+		taken = receive(asked);
+	int result = taken < 0 ? -1 : dup2(taken, fd), error = errno;
+	if (asked >= 0)
+		close(asked);
+	if (taken >= 0)
+		close(taken);
+	errno = error;
+	return result < 0 ? -1 : 1;
 }

@@ -39,11 +39,11 @@ _VERSION_TIMEOUT = 10.0
 _CHECK_TIMEOUT = 60.0
 _PRIVATE_SOCKETS = "Sockets: private"
 """What our library says in a program that heeds it (`criu_sockets.c`)."""
-_INNER_CONNECTIONS = "Connections: inside the tree"
-"""What it says, too, where it has a dump look into no others (`criu_connections.c`)."""
+_NEW_CONNECTIONS = "Connections: made anew"
+"""What it says, too, where it puts new connections in the place of saved ones (`criu_connections.c`)."""
 _TREES_FILTERS = "Filters: of the tree alone"
 """And where filters of system calls that are criu's own as well do not count as the processes' (`criu_filters.c`)."""
-_MARKS = (_PRIVATE_SOCKETS, _INNER_CONNECTIONS, _TREES_FILTERS)
+_MARKS = (_PRIVATE_SOCKETS, _NEW_CONNECTIONS, _TREES_FILTERS)
 
 _WITH_OWN_PROC = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--")
 """How a program is started with a /proc of its own, as criu has it in a sleeper: a container's is not to be written."""
@@ -84,8 +84,7 @@ class CriuProgram:
         ``jupyter gpuckpt setup``) or "system".
     private_sockets : whether no other user can reach the sockets by which its processes find each other, as
         those who look for a program find out.
-    inner_connections : whether a dump can be had to look into those TCP connections alone that are inside the tree,
-        likewise.
+    new_connections : whether TCP connections inside the tree can be made anew in a restore, likewise.
     works_filtered : whether it saves and restores also where it is under a filter of system calls itself, likewise.
     """
 
@@ -94,7 +93,7 @@ class CriuProgram:
     path: str
     origin: Origin
     private_sockets: bool = True
-    inner_connections: bool = True
+    new_connections: bool = True
     works_filtered: bool = True
 
     def environment(self) -> dict[str, str]:

@@ -25,6 +25,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "criu_connections.h"
+
 #define PUBLIC __attribute__((visibility("default")))
 #define FOLDER "/dev/shm/gpuckpt-criu"
 #define DUMPED FOLDER "/dumped-" /* then the number of criu's descriptor */
@@ -88,7 +90,7 @@ __attribute__((destructor)) static void remove_folder(void)
 __attribute__((constructor)) static void tell(void)
 {
 	if (getenv("GPUCKPT_TELL_SOCKETS") != NULL)
-		dprintf(STDOUT_FILENO, "Sockets: private\nConnections: inside the tree\nFilters: of the tree alone\n");
+		dprintf(STDOUT_FILENO, "Sockets: private\nConnections: made anew\nFilters: of the tree alone\n");
 }
 
 static int has_name(const struct sockaddr_un *address, socklen_t length, const char *name)
@@ -143,6 +145,9 @@ PUBLIC int bind(int fd, const struct sockaddr *address, socklen_t length)
 {
 	struct sockaddr_un own;
 	socklen_t size = length;
+	int taken = take_end(fd, address, length);
+	if (taken != 0)
+		return taken < 0 ? -1 : 0;
 	const void *private = private_address(address, &size, &own);
 	if (private == NULL || (private == &own && make_folder() != 0))
 		return -1;

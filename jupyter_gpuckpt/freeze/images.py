@@ -12,6 +12,7 @@ import ipaddress
 import mmap
 import os
 import shutil
+import socket
 import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import Any, BinaryIO
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-TCP_SYN_SENT, TCP_CLOSE, TCP_LISTEN = 2, 7, 10  # include/net/tcp_states.h
+TCP_CLOSE, TCP_LISTEN = 7, 10  # include/net/tcp_states.h
 SOCK_STREAM, SOCK_DGRAM = 1, 2
 _TASK_STOPPED = 3  # criu/include/pid.h
 _WHOLE_FILE = 2  # criu/include/file-lock.h, FL_FLOCK: of flock(2)
@@ -42,7 +43,7 @@ _REPEATED = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
 
 _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
     # message: (field, number, type, message type); numbers from fdinfo, regfile, sk-inet, sk-unix,
-    # tcp-stream, remap-file-path, pstree, mm, vma, core, seccomp and file-lock
+    # remap-file-path, pstree, mm, vma, core, seccomp and file-lock
     "vma": [
         ("start", 1, _U64, ""),
         ("end", 2, _U64, ""),
@@ -61,6 +62,7 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
     ],
     "inet": [
         ("ino", 2, _U32, ""),
+        ("family", 3, _U32, ""),
         ("type", 4, _U32, ""),
         ("state", 6, _U32, ""),
         ("src_port", 7, _U32, ""),
@@ -68,12 +70,6 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("src_addr", 11, _U32, ""),
         ("dst_addr", 12, _U32, ""),
         ("shutdown", 19, _U32, ""),
-    ],
-    "stream": [
-        ("inq_seq", 2, _U32, ""),
-        ("outq_len", 3, _U32, ""),
-        ("outq_seq", 4, _U32, ""),
-        ("unsq_len", 12, _U32, ""),
     ],
     "unix": [
         ("ino", 2, _U32, ""),
@@ -443,6 +439,8 @@ class TcpEnd:
     here, there : address and port of this end, and of the other; that of IPv4 also where the socket is one of IPv6.
     state : include/net/tcp_states.h.
     pid : the lowest of those that have it open.
+    family : of its socket (socket(2)).
+    shutdown : the halves that are closed, 1 for what it receives, 2 for what it sends, 3 for both.
     """
 
     id: int
@@ -451,6 +449,8 @@ class TcpEnd:
     there: tuple[str, int]
     state: int
     pid: int
+    family: int
+    shutdown: int
 
 
 def tcp_ends(images: Path) -> list[TcpEnd]:
@@ -467,6 +467,8 @@ def tcp_ends(images: Path) -> list[TcpEnd]:
             (_address(e.isk.dst_addr), e.isk.dst_port),
             e.isk.state,
             holders[e.id],
+            e.isk.family,
+            e.isk.shutdown,
         )
         for e in _entries((images / "files.img").read_bytes(), "file")
         if e.HasField("isk") and _has_other_end(e.isk) and e.id in holders
@@ -482,29 +484,26 @@ def _address(words: Sequence[int]) -> str:
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
+def unread(images: Path, end: TcpEnd) -> Path:
+    """Return the file with what an end of a connection had not read (`criu_connections.c`); none where that is not
+    known."""
+    return images / f"tcp-unread-{end.inode:x}"
+
+
 @dataclass(frozen=True)
-class Stream:
-    """How far an end of a connection was, as numbers of bytes modulo 2**32: `queued` of those `written` lay in its
-    queue, not acknowledged yet, and of these the last `unsent` had not been sent."""
+class NewEnd:
+    """An end of a connection that is made anew.
 
-    received: int
-    written: int
-    queued: int
-    unsent: int
+    Attributes
+    ----------
+    number : by which criu asks for its socket, 1 or more.
+    port : its local port.
+    shutdown : the halves that criu closes, as in `TcpEnd`.
+    """
 
-
-def tcp_stream(images: Path, end: TcpEnd) -> Stream | None:
-    """Return how far an end of a connection was; None where that was not saved."""
-    try:
-        e = next(_entries((images / f"tcp-stream-{end.inode:x}.img").read_bytes(), "stream"))
-    except FileNotFoundError:
-        return None
-    return Stream(e.inq_seq, e.outq_seq, e.outq_len, e.unsq_len)
-
-
-def has_connections(images: Path) -> bool:
-    """Tell whether TCP connections come back with the tree."""
-    return any(_has_other_end(e.isk) for e in _entries((images / "files.img").read_bytes(), "file"))
+    number: int
+    port: int
+    shutdown: int
 
 
 def process_names(images: Path) -> dict[int, str]:
@@ -560,7 +559,7 @@ def rewrite_files(
     target: Path,
     *,
     port: Callable[[int], int],
-    connected: Mapping[int, tuple[int, int]],
+    connected: Mapping[int, NewEnd],
     abstract_name: Callable[[bytes], bytes],
     socket_path: Callable[[Path], Path],
     deleted: Callable[[str], str],
@@ -571,8 +570,7 @@ def rewrite_files(
     Parameters
     ----------
     port : gives the new port for a bound one (listening TCP, or UDP).
-    connected : the ports of the TCP connections that come back, this end's and the other's, by the files' ids; all
-        others come back closed.
+    connected : the ends of TCP connections that come back, by the files' ids; all others come back closed.
     abstract_name : gives the new name for an abstract Unix socket's (without its leading NUL).
     socket_path : gives the new path for one that a Unix socket is bound to.
     deleted : gives the new path for that of a deleted file, beside which criu makes it again, to delete it again.
@@ -591,7 +589,7 @@ def rewrite_files(
     written = {_path(e.reg) for e in _entries(raw, "file") if e.HasField("reg") and is_written(e.reg.flags)}
     for e in _entries(raw, "file"):
         if e.id in connected:
-            e.isk.src_port, e.isk.dst_port = connected[e.id]
+            _connect(e.isk, connected[e.id])
         elif e.HasField("isk") and _is_connection(e.isk, listening):
             _close(e.isk)
         elif e.HasField("isk") and e.isk.src_port:
@@ -619,6 +617,19 @@ def _close(isk: Any) -> None:
     if isk.dst_port:
         isk.shutdown = _BOTH
     isk.src_port, isk.dst_port, isk.state = 0, 0, TCP_CLOSE
+
+
+def _connect(isk: Any, end: NewEnd) -> None:
+    """Have a socket be taken from who made its connection anew: in place of its address it has a number.
+
+    In IPv4 that is an address of 0.0.0.0/8, in IPv6 one of 100::/64: nobody has these.
+    """
+    number = end.number.to_bytes(4, "big")
+    address = number if isk.family == socket.AF_INET else b"\x01" + bytes(11) + number
+    isk.src_addr[: len(address) // 4] = struct.unpack(f"<{len(address) // 4}I", address)
+    isk.src_port, isk.dst_port, isk.state, isk.shutdown = end.port, 0, TCP_CLOSE, end.shutdown
+    if not end.shutdown:
+        isk.ClearField("shutdown")
 
 
 def drop_filter(images: Path, code: bytes) -> None:

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import socket
 
 from .ended_connections import forget
 
-__all__ = ["Reserved", "Unheld", "bound"]
+__all__ = ["Reserved", "bound"]
 
 _TRIES = 100  # for a port that is free in UDP as well
-_DRAWS = 100_000  # for one that was not given before
 
 
 def bound(port: int) -> socket.socket:
@@ -134,29 +132,3 @@ class Reserved:
         for s in self._held.values():
             s.close()
         self._held.clear()
-
-
-class Unheld:
-    """Gives free ports for the ends of connections, each once.
-
-    They are not held: nobody else would have the same port at the other end, too.
-    """
-
-    def __init__(self) -> None:
-        self._given: set[int] = set()
-
-    def __call__(self) -> int:
-        """Return one.
-
-        Raises
-        ------
-        OSError : there is none.
-        """
-        for _ in range(_DRAWS):
-            with contextlib.closing(_socket()) as s:
-                _bind(s, 0)
-                port = int(s.getsockname()[1])
-            if port not in self._given:
-                self._given.add(port)
-                return port
-        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

@@ -13,7 +13,7 @@ NEEDED = {
     "SYS_PTRACE": "CRIU looks into the kernel's processes",
     "SYS_CHROOT": "entering a kernel's mount namespace",
     "SYS_TIME": "a restored kernel's monotonic clock goes on from its save",
-    "NET_ADMIN": "sockets come back with their buffers, and TCP connections inside the kernel",
+    "NET_ADMIN": "sockets come back with their buffers",
     "SETPCAP": "a restored process has no more capabilities than it had",
 }
 """Those that saves and restores as root do not work without, with what each is for."""

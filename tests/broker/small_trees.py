@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from core_images import rewrite_core
+from notebooks import wait_until
 
 from jupyter_gpuckpt.client.kernel_start import FIRST_PID
 from jupyter_gpuckpt.errors import GpuckptError
@@ -36,8 +37,8 @@ async def sleeping(name: str) -> Namespace:
     return space
 
 
-async def dumped(name: str = "first", program: str = PROGRAM) -> str:
-    """Dump a small process; return the folder with its images."""
+async def dumped(name: str = "first", program: str = PROGRAM, *, sockets: int = 0) -> str:
+    """Dump a small process, when it has so many sockets; return the folder with its images."""
     space = await sleeping(name)
     try:
         target = HOME / "trees" / f"{name}-images"
@@ -46,6 +47,7 @@ async def dumped(name: str = "first", program: str = PROGRAM) -> str:
         argv, log = ["/usr/bin/python3", "-c", program], "/dev/shm/gpuckpt/kernel.log"
         pid = await space.spawn(Program(argv, {}, log, after_pid=FIRST_PID - 1))
         assert space.deputy is not None
+        wait_until(lambda: len(processes.sockets([space.outer(pid) or 0])) == sockets)
         status = await asyncio.to_thread(space.deputy.dump, pid, target / "criu", target, 60, lambda _: None)
         assert status == 0, (target / "criu" / "dump.log").read_text()
         return str(target / "criu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -16,8 +17,6 @@ from copies import Fork, forking
 from job_programs import Job, program
 from keeper_faults import Criu
 from notebooks import Notebook, wait_until
-
-from jupyter_gpuckpt.linux import tcp_repair
 
 CHILD = """
 import socket, sys
@@ -212,7 +211,10 @@ def check(s, note):
 
 
 def test_a_stream_to_the_outside_loses_nothing_in_ten_saves_and_comes_back_closed(notebook: Notebook) -> None:
-    """It is at full speed in both directions, as is one inside the tree beside it."""
+    """It is at full speed in both directions, as is one inside the tree beside it.
+
+    That one comes back, too, for root; for others only where the receiver was not too far behind.
+    """
     here: dict[str, object] = {}
     exec(COUNTS, here)  # the same as in the kernel
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -257,11 +259,12 @@ def test_a_stream_to_the_outside_loses_nothing_in_ten_saves_and_comes_back_close
             notebook.run(f"%gpuckpt save s{number}")
             wait_until(lambda before=before: all(now > then for now, then in zip(progress(), before, strict=True)))
         answer = notebook.run("%gpuckpt restore s9").text
-        assert "between its own processes" not in answer
+        is_kept = "between its own processes" not in answer
+        assert is_kept or os.geteuid() != 0
         assert "TCP connections to other programs that were closed: 1 (1 the kernel to 127.0.0.1:" in answer
         assert notebook.value("cut.wait(20)") == "True"
         before = notebook.value("seen['inside']")
-        wait_until(lambda: int(notebook.value("seen['inside']")) > int(before))
+        wait_until(lambda: not is_kept or int(notebook.value("seen['inside']")) > int(before))
 
 
 BOTH_WAYS = """
@@ -437,22 +440,108 @@ time.sleep(600)
 """
 
 
-def test_a_snapshot_that_was_saved_without_connections_comes_back_with_them_closed_and_named(tmp_path: Path) -> None:
-    """As those of older versions were; here it is by a keeper that has no right to save them."""
+def test_without_the_right_to_send_any_packet_connections_come_back_open(tmp_path: Path) -> None:
     source = program(tmp_path, TALK + JOB)
     exec_ = ["exec", "talk", "--", sys.executable, source]
-    subprocess.run(["setpriv", "--bounding-set=-net_raw", *COMMAND, *exec_], check=True, capture_output=True)
+    rights = "--bounding-set=-net_raw"
+    subprocess.run(["setpriv", rights, *COMMAND, *exec_], check=True, capture_output=True)
     job = Job("talk")
     job.wait_for(1)
     job.save("here")
     job.wait_for(3)  # it goes on
     job.kill()
     for _ in range(2):
-        (warning,) = run("restore", "talk", "here", "--json").json["warnings"]
+        subprocess.run(["setpriv", rights, *COMMAND, "restore", "talk", "here"], check=True, capture_output=True)
+        said = len(job.lines())
+        job.wait_for(said + 2)
+        assert "cut" not in job.lines()
+
+
+def test_a_connection_between_two_listening_ports_comes_back_closed_and_is_named(notebook: Notebook) -> None:
+    """Where the kernel before it listens there still, a new one could be the other's."""
+    notebook.run(TALK)
+    notebook.run("""
+        one, other = socket.create_server(("127.0.0.1", 0)), socket.socket()
+        for s in (other, dial := socket.socket()):
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            s.bind(other.getsockname() if s is dial else ("127.0.0.1", 0))
+        other.listen()
+        dial.connect(one.getsockname()); accepted = one.accept()[0]
+        say = lambda: (dial.sendall(b"hello"), accepted.recv(5))[1]
+    """)
+    notebook.run("%gpuckpt save here")
+    assert notebook.value("say()") == "b'hello'"
+    for _ in range(2):
+        answer = notebook.run("%gpuckpt restore here").text
         assert (
-            "TCP connections between its own processes that were closed: 1 (1 between the job and python (" in warning
+            "connections between its own processes that were closed: 1 (1 between the kernel and the kernel)" in answer
         )
-        wait_until(lambda: "cut" in job.lines(), what=job.output())
+        assert notebook.fails("say()").ename == "BrokenPipeError"
+
+
+def test_what_is_unread_comes_back_however_much_it_is_and_in_both_directions(notebook: Notebook) -> None:
+    notebook.run(TALK)
+    notebook.run("""
+        sizes = [(0, 1), (1, 0), (50_000, 70_001), (2_000_000, 3), (1_500_000, 2_000_000)]
+        listener = socket.create_server(("127.0.0.1", 0))
+        data = os.urandom(1 << 21)
+        pairs = []
+        for size in sizes:
+            one = socket.create_connection(listener.getsockname()); pairs.append((one, listener.accept()[0]))
+            for s, n in zip(pairs[-1], size): s.settimeout(20); s.sendall(data[:n])
+        def all_there():
+            return [recv(s, n) == data[:n] for pair, size in zip(pairs, sizes) for s, n in zip(pair, reversed(size))]
+        def talk(one, other):
+            one.sendall(b"there"); there = recv(other, 5); other.sendall(b"and back"); return there + recv(one, 8)
+    """)
+    notebook.run("%gpuckpt save here")
+    for _ in range(3):
+        assert notebook.value("all(all_there()), {talk(*pair) for pair in pairs}") == "True {b'thereand back'}"
+        assert "TCP" not in notebook.run("%gpuckpt restore here").text
+
+
+HEARS_BY_EPOLL = """
+import select, socket, sys
+s = socket.socket(fileno=int(sys.argv[1]))
+waiting = select.epoll(); waiting.register(s, select.EPOLLIN)
+while waiting.poll():
+    s.sendall(s.recv(100).upper())
+"""
+
+
+def test_options_flags_and_all_who_share_a_connection_come_back_with_it(notebook: Notebook) -> None:
+    """Copies of its descriptors, other processes that have it, and sets of epoll in which it is."""
+    notebook.run(TALK)
+    notebook.run(f"""
+        import select
+        listener = socket.create_server(("127.0.0.1", 0))
+        ours = socket.create_connection(listener.getsockname()); theirs = listener.accept()[0]
+        child = subprocess.Popen(
+            [sys.executable, "-c", {HEARS_BY_EPOLL!r}, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+        )
+        again = ours.dup()
+        waiting = select.epoll(); waiting.register(ours, select.EPOLLIN | select.EPOLLET, )
+        options = [
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 77),
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_RCVLOWAT, 3),
+            (socket.SOL_SOCKET, socket.SO_OOBINLINE, 1),
+        ]
+        for option in options: ours.setsockopt(*option)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 50_000)
+        ours.setblocking(False)
+        def told(s):
+            more = [(socket.SOL_SOCKET, socket.SO_RCVBUF), (socket.SOL_SOCKET, socket.SO_REUSEADDR)]
+            return [s.getsockopt(*option) for option in [o[:2] for o in options] + more], os.get_blocking(s.fileno())
+        was = told(ours), told(theirs)
+        def ask(words):
+            again.sendall(words)
+            return waiting.poll(20) == [(ours.fileno(), select.EPOLLIN)] and (again.recv(100), waiting.poll(0))
+    """)
+    notebook.run("%gpuckpt save here")
+    for _ in range(2):
+        assert notebook.value("(told(ours), told(theirs)) == was or (told(ours), told(theirs), was)") == "True"
+        assert notebook.value("[ask(words) for words in (b'one', b'two')]") == "[(b'ONE', []), (b'TWO', [])]"
+        assert "TCP" not in notebook.run("%gpuckpt restore here").text
 
 
 def test_a_criu_that_is_killed_leaves_the_connections_as_they_were(criu: Criu, notebook: Notebook) -> None:
@@ -469,18 +558,3 @@ def test_a_criu_that_is_killed_leaves_the_connections_as_they_were(criu: Criu, n
     criu.honest()
     notebook.run("accepted.sendall(b'hello'); reader.join(20)")
     assert notebook.value("answers[0], accepted.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)") == "b'HELLO' 1"
-
-
-def test_a_connection_that_a_criu_left_in_the_middle_is_given_back() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
-        other, _ = server.accept()
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdin=other)
-        with other:
-            other.setsockopt(socket.IPPROTO_TCP, 19, 1)  # TCP_REPAIR
-            one.sendall(b"hello")
-            with pytest.raises(PermissionError):
-                other.recv(5)
-            tcp_repair.give_back([child.pid])
-            assert other.recv(5) == b"hello"
-        child.kill()
-        child.wait()

@@ -275,7 +275,7 @@ def test_setup_installs_once_and_tells_where(tmp_path: Path, monkeypatch: pytest
     document = json.loads(run("setup", "--json").stdout)
     assert document["ok"] is True
     assert document["criu"]["origin"] == "prefix"
-    found_out = {"private_sockets", "inner_connections", "works_filtered"}
+    found_out = {"private_sockets", "new_connections", "works_filtered"}
     assert set(document["criu"]) == {"argv", "version", "path", "origin"} | found_out
     assert document["unavailable"] is None
 

@@ -18,9 +18,8 @@ from ... import settings
 from ...client.kernel_start import run_path
 from ...errors import GpuckptError, SaveFailed
 from ...freeze import criu, criu_errors, twin
-from ...freeze import images as images_of
 from ...freeze.criu_program import CriuProgram
-from ...linux import memory, proc, processes, tcp_repair
+from ...linux import memory, proc, processes
 from .. import criu_logs
 from ..namespace import Namespace
 from .parts import KERNEL_LOG
@@ -64,10 +63,9 @@ async def dump(
         if deputy is not None:
             by_deputy = functools.partial(deputy.dump, pid, outside, snapshot, seconds, left=left)
             return _by_deputy(space, by_deputy, started)
-        connections = program.inner_connections and may_keep_connections(space)
-        arguments = criu.dump_arguments(pid, inside, criu.AT_POST_DUMP, seconds, left, connections=connections)
+        arguments = criu.dump_arguments(pid, inside, criu.AT_POST_DUMP, seconds, left)
         more = {"GPUCKPT_SNAPSHOT": str(snapshot), "GPUCKPT_LOG": run_path(KERNEL_LOG)}
-        more |= criu.DUMPS_CONNECTIONS if connections else {}
+        more |= criu.dump_environment(inside)
         more |= twin.asked_for(pid, settings.NAMESPACE_RUN_DIR) if has_twins else {}
         return _run(space, program, arguments, more, seconds, started)
 
@@ -76,27 +74,12 @@ async def dump(
             await _outcome(run(), log_file, failure, seconds)
             return
         except BaseException as e:
-            give_connections_back(space)  # it may have been killed
             await asyncio.to_thread(twin.end, space.run_dir, space.outer)
             if not isinstance(e, SaveFailed) or not tries_left:
                 raise
             if criu_errors.in_log(log_file).cause is not criu_errors.Cause.INTERRUPTED:
                 raise
             log.warning("criu dumps the kernel once more: %s", failure.why)
-
-
-def give_connections_back(space: Namespace) -> None:
-    """Have TCP connections go on that a criu was saving when it ended."""
-    if may_keep_connections(space):
-        tcp_repair.give_back(processes.descendants(space.pid))
-
-
-def may_keep_connections(space: Namespace) -> bool:
-    """Tell whether criu can save TCP connections in this namespace, and make them again.
-
-    The broker's has no right to: with it a user could make connections of any address and port of the machine's.
-    """
-    return space.deputy is None and tcp_repair.is_allowed()
 
 
 async def restore(
@@ -108,9 +91,8 @@ async def restore(
     """
     seconds = settings.criu_timeout(sum(image.stat().st_size for image in images.iterdir()))
     if space.deputy is None:
-        connections = images_of.has_connections(images)
-        arguments = criu.restore_arguments(inside, inside / criu.RESTORE_LOG, left, connections=connections)
-        run = _run(space, program, arguments, criu.RESTORES_CONNECTIONS if connections else {}, seconds)
+        arguments = criu.restore_arguments(inside, inside / criu.RESTORE_LOG, left)
+        run = _run(space, program, arguments, {}, seconds)
     else:
         # As the sleeper sees it: the system lets a folder be mounted only where it is mounted already.
         where = space.path(str(inside))

@@ -19,7 +19,6 @@ from .. import preflight
 from ..gpu.freeze import GpuReturn, parked_in
 from ..gpu.late_vram import LateVram
 from ..staging import vram_files
-from . import criu_run
 from .fresh_sleeper import FreshSleeper, RestorePlan
 from .parts import VRAM
 from .progress import OperationProgress
@@ -96,7 +95,7 @@ class PreparedRestore:
             await progress.or_cancelled(new.furnish(snapshot))
             await new.refuse_without_criu(program)
             await asyncio.to_thread(preflight.check_files, snapshot, new.space.path("/"))
-            may_keep = criu_run.may_keep_connections(new.space)
+            may_keep = program.new_connections
             found = await asyncio.to_thread(preflight.warnings, snapshot, leaving, may_keep_connections=may_keep)
             warnings = [*fits.notes, *new.notes(), *found]
             if fits.gpu_map is not None:

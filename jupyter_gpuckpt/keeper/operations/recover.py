@@ -27,7 +27,7 @@ from ..gpu.freeze import GpuReturn
 from ..gpu.late_vram import LateVram
 from ..gpu.sleep import GpuSleep
 from ..staging import discard_left, vram_files
-from .criu_run import end_criu, give_connections_back, let_run
+from .criu_run import end_criu, let_run
 from .failed_restore import answer_from_fresh, failed_restore
 from .hibernate import remove_broken_off
 from .parts import CAPTURE, VRAM, WORKING_COPY
@@ -151,7 +151,6 @@ async def _mend(keeper: Keeper) -> None:
 async def _recover_save(keeper: Keeper, left: SaveInProgress, undoing: OperationProgress) -> None:
     """Let the kernel run on, with what it has on GPUs; one that was to be hibernated is not."""
     await end_criu(keeper.namespace(), left.criu)
-    await asyncio.to_thread(give_connections_back, keeper.namespace())
     await asyncio.to_thread(twin.end, keeper.namespace().run_dir, keeper.namespace().outer)
     await let_run(keeper.namespace().outer(keeper.state.kernel_pid), left.still, undoing.tell_of)
     await _bring_back_gpu_state(keeper, left, left.parking)

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...client.sleep_record import ASLEEP
 from ...errors import RestoreFailed
-from ...freeze import criu, cuda, images, parking_channel, random_state, tcp_connections
+from ...freeze import criu, cuda, images, parking_channel, random_state
 from ...freeze.criu_program import CriuProgram
+from ...freeze.new_connections import NewConnections
 from ...linux import processes, seccomp
-from ...linux.reserved_ports import Unheld
 from ...snapshots.saved import kernel_of, processes_of
 from ...store import Manifest, Snapshot
 from .. import preflight
@@ -108,21 +108,25 @@ async def take_over(coming: Coming, way: InPlace | SideBySide, places: Places) -
     What fails before `Predecessor.leave` has changed nothing for the running kernel.
     """
     keeper, new, space, gpu = coming.keeper, coming.new, coming.space, coming.gpu
-    _make_ready(coming, places)
     if space.deputy is None:  # which does it itself, at the restore
         random_state.spoil()
     introduce = functools.partial(_introduce, coming, places, way.told | gpu.told)
-    await way.begin(introduce)
     output = (space.run_dir / KERNEL_LOG).stat().st_size
-    try:
-        await gpu.get_ready()
-        # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
-        await space.set_last_pid(images.highest_id(coming.images) + 1)
-        if coming.has_gpu_state:
-            gate.close(space.run_dir)
-        await way.bring_up(coming, introduce)
-    finally:
-        tidying = asyncio.create_task(gpu.of.close())
+    async with contextlib.AsyncExitStack() as undoing:
+        connections = NewConnections()
+        undoing.push_async_callback(asyncio.to_thread, connections.close)
+        await asyncio.to_thread(_connect, coming, places, connections)
+        _make_ready(coming, places, connections.ends)
+        await way.begin(introduce)
+        try:
+            await gpu.get_ready()
+            # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
+            await space.set_last_pid(images.highest_id(coming.images) + 1)
+            if coming.has_gpu_state:
+                gate.close(space.run_dir)
+            await way.bring_up(coming, introduce)
+        finally:
+            tidying = asyncio.create_task(gpu.of.close())
     await gpu.settle()
     pid = processes_of(coming.manifest).pid
     await space.adopt(pid)
@@ -324,13 +328,27 @@ async def _introduce(coming: Coming, places: Places, how: Mapping[str, bool], pe
     )
 
 
-def _make_ready(coming: Coming, places: Places) -> None:
+def _connect(coming: Coming, places: Places, connections: NewConnections) -> None:
+    """Make the saved tree's own TCP connections anew. Raises `RestoreFailed`."""
+    may_keep = coming.program.new_connections
+    kept = preflight.connections(coming.images, coming.manifest, may_keep=may_keep).kept
+    listening = {one.port for one in images.bound_sockets(coming.images) if one.kind == "tcp"}
+    try:
+        connections.make(coming.images, kept, lambda port: places.port(port) if port in listening else 0)
+        connections.listen(coming.space.run_dir)
+    except OSError as e:
+        raise RestoreFailed(
+            "The snapshot could not be restored.",
+            f"A TCP connection between its processes could not be made again: {e.strerror or e}.",
+            "Try again.",
+        ) from e
+
+
+def _make_ready(coming: Coming, places: Places, connected: Mapping[int, images.NewEnd]) -> None:
     """Make criu's images ready to be restored here: what differs from one kernel to the next is written again."""
     work, space = coming.images, coming.space
     for pid in processes_of(coming.manifest).cuda:
         parking_channel.make_fifos(space.run_dir, pid)  # one that was to park may have them open, and not have parked
-    may_keep = criu_run.may_keep_connections(space)
-    kept = preflight.connections(work, coming.manifest, may_keep=may_keep).kept
     images.rewrite_tree(work / "pstree.img", work / "pstree.img")
     for path in map(places.socket_path, images.socket_paths(work)):
         # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.
@@ -344,7 +362,7 @@ def _make_ready(coming: Coming, places: Places) -> None:
         work / "files.img",
         work / "files.img",
         port=places.port,
-        connected=tcp_connections.ports_of(work, kept, places.port, Unheld()),
+        connected=connected,
         abstract_name=places.abstract_name,
         socket_path=places.socket_path,
         deleted=functools.partial(_place_of_deleted, root=space.path("/")),
