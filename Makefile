@@ -38,14 +38,13 @@ demo: setup
 test:
 	@$(MAKE) --no-print-directory --jobs=2 lint setup labextension $(BIN)/chromium
 	@test -e /dev/nvidiactl || echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
-	@echo 'The tests run in six parts at once, and their lines alternate (about twenty minutes on two processors) ...'
-	@$(MAKE) --no-print-directory --jobs=6 --keep-going $(PARTS)
+	@echo 'The tests run in seven parts at once, and their lines alternate (about twenty minutes on two processors) ...'
+	@$(MAKE) --no-print-directory --jobs=7 --keep-going $(PARTS)
 
 # Most of a test is waiting: for a kernel, for criu, for a page. The parts take about as long as each other.
-PARTS := test-keeper-a test-keeper-f test-keeper-s test-servers test-users test-others
+PARTS := test-lab test-keeper-a test-keeper-f test-keeper-s test-servers test-users test-others
 KEEPER_A := $(wildcard tests/keeper/test_[a-e]*.py)
 KEEPER_F := $(wildcard tests/keeper/test_[f-r]*.py)
-SERVERS := tests/server tests/lab
 USERS := tests/broker tests/cli
 KERNELS := tests/kernel tests/jobs
 
@@ -59,14 +58,17 @@ test-keeper-f:
 test-keeper-s:
 	@$(BIN)/python -m pytest tests/keeper tests/jobs $(patsubst %,--ignore=%,$(KEEPER_A) $(KEEPER_F))
 
+test-lab:
+	@$(BIN)/python -m pytest tests/lab
+
 test-servers:
-	@$(BIN)/python -m pytest $(SERVERS)
+	@$(BIN)/python -m pytest tests/server
 
 test-users:
 	@$(BIN)/python -m pytest $(USERS)
 
 test-others:
-	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper tests/hub tests/kubernetes tests/pods tests/programs tests/shared_store tests/slurm $(SERVERS) $(USERS) $(KERNELS))
+	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper tests/hub tests/kubernetes tests/pods tests/programs tests/shared_store tests/slurm tests/lab tests/server $(USERS) $(KERNELS))
 
 # For daily work: no browser, no servers, nothing slow; of real kernels what a person does with them, one after another.
 QUICK := tests/keeper/test_imports.py tests/keeper/test_one_at_a_time.py tests/keeper/test_save_and_restore.py \
