@@ -32,9 +32,9 @@ class Cgroup:
         version_1 = self.folder / "memory.limit_in_bytes"
         return version_1 if version_1.exists() else self.folder / "memory.max"
 
-    def join(self) -> None:
-        """Take this process, and what it will start, into it."""
-        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+    def join(self, pid: int | None = None) -> None:
+        """Take this process, or another, and what it will start, into it."""
+        (self.folder / "cgroup.procs").write_text(str(pid or os.getpid()))
 
     def kill(self) -> None:
         """Kill all processes in it: a test has failed, and ends none of what it has started."""

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from .. import settings
 from ..errors import DriverError, KernelLost, KernelWaits, NoRoomYet, SaveFailed
 from .cuda_calls import CudaWorker, Gpu, State, Usage
-from .cuda_preflight import describe, fits, freezable, moves, needs, preflight
+from .cuda_preflight import describe, fits, freezable, in_use, moves, needs, preflight, refuse_without_memory
 from .gpu_processes import cuda_pids, ended, stopped
 
 __all__ = [
@@ -34,10 +34,12 @@ __all__ = [
     "fits",
     "freezable",
     "freeze",
+    "in_use",
     "mend",
     "moves",
     "needs",
     "preflight",
+    "refuse_without_memory",
     "thaw",
 ]
 

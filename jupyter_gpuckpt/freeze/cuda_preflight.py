@@ -23,7 +23,7 @@ from .gpu_processes import (
 )
 from .inherited_devices import drop_inherited, has_inherited
 
-__all__ = ["describe", "fits", "freezable", "moves", "needs", "preflight"]
+__all__ = ["describe", "fits", "freezable", "in_use", "moves", "needs", "preflight", "refuse_without_memory"]
 
 _FIRST_CUDA = 12080
 """The first CUDA version whose driver has the checkpoint API (driver 570)."""
@@ -77,7 +77,11 @@ def freezable(worker: CudaWorker, pids: Iterable[int]) -> list[int]:
 
 
 def preflight(
-    worker: CudaWorker, pids: Sequence[int], peers: Mapping[int, Mapping[str, int]] | None = None
+    worker: CudaWorker,
+    pids: Sequence[int],
+    peers: Mapping[int, Mapping[str, int]] | None = None,
+    *,
+    room_later: bool = False,
 ) -> dict[int, Refused]:
     """Refuse a save of these CUDA processes that could not be done or could not be undone.
 
@@ -87,6 +91,7 @@ def preflight(
     with peer access checkpoints well and then cannot be restored. Where it was on before, the value says how many bytes
     of GPU memory the process's allocators know of (``total``), of the largest single allocation (``largest``), and of
     the largest piece that can be parked (``part``).
+    With `room_later`, room in host memory is looked for later (`refuse_without_memory`).
 
     Raises
     ------
@@ -135,7 +140,8 @@ def preflight(
                 raise _no_peers_afterwards(pid, known["largest"], unknown)
             if known.get("part", 0) > _PEER_SAFE:
                 unless_parked[pid] = _no_peers_afterwards(pid, known["part"], unknown)
-    _room_in_host_memory(pids, gpus, usage)
+    if not room_later:
+        refuse_without_memory(pids, sum(size for pid in pids for size in _held(pid, gpus, usage).values()))
     return unless_parked
 
 
@@ -238,6 +244,11 @@ def needs(cuda_manifest: Mapping[str, Any]) -> dict[str, int]:
         for gpu, held in process["used"].items():
             total[gpu] += held
     return dict(total)
+
+
+def in_use(cuda_manifest: Mapping[str, Any]) -> int:
+    """Return how many bytes of what all processes held were more than zeros, as far as that is known (``zeros``)."""
+    return sum(needs(cuda_manifest).values()) - int(cuda_manifest.get("zeros", 0))
 
 
 def moves(worker: CudaWorker, cuda_manifest: Mapping[str, Any], gpu_map: Mapping[str, str]) -> list[str]:
@@ -481,11 +492,11 @@ def _not_stopped(pid: int) -> None:
         )
 
 
-def _room_in_host_memory(pids: Iterable[int], gpus: Sequence[Gpu], usage: Sequence[Usage]) -> None:
-    holding = list(pids)
-    needed = _HOST_MARGIN + sum(size for pid in holding for size in _held(pid, gpus, usage).values())
+def refuse_without_memory(pids: Iterable[int], needed: int) -> None:
+    """Refuse a save for which so many bytes of processes' GPU memory have no room in host memory. Raises `Refused`."""
+    needed += _HOST_MARGIN
     # The copies may count as the processes' own, or, where they lie in files, as the keeper's.
-    room = memory.room(os.getpid(), *holding)
+    room = memory.room(os.getpid(), *pids)
     if needed > room.bytes:
         raise Refused(
             _NOT_TOUCHED,

@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,10 +25,11 @@ from ..linux.processes import outer_thread
 from . import ptrace
 from .gpu_processes import ended
 from .line_program import LineProgram
-from .parking_channel import ParkingChannel, waits
+from .parking_channel import ParkingChannel, path_of, waits
+from .ranges import Range
 from .staging_buffer import StagingBuffer
 
-__all__ = ["HASH", "PARKED", "Elsewhere", "Parked", "Parking", "giving_back", "is_supported"]
+__all__ = ["HASH", "PARKED", "Elsewhere", "Parked", "Parking", "Seen", "giving_back", "is_supported"]
 
 log = logging.getLogger("gpuckpt.parking")
 
@@ -38,10 +40,13 @@ _RING = f"-ring{PARKED}"
 
 HASH = 32
 """Bytes of a hash (`vram_hashes`, which takes CUDA to import)."""
-_HASHES = "known-hashes"
-"""How the file in the run folder is named with the hashes of what need not be copied."""
+KNOWN, MADE, IN_USE = "known", "made", "in-use"
+"""What of the files in the run folder (`path_of`) has the hashes of what need not be copied, those of all that was
+parked, and the ranges of what is brought or awaited that are not zero."""
+_RANGE = struct.Struct("<QQ")
+"""Where one begins, and its bytes."""
 
-FileState = Literal["new", "bare", "awaited", "kept", "brought"]
+FileState = Literal["new", "awaited", "kept", "brought"]
 
 _PROTOCOL = b"3"
 """How process, keeper and holder talk to each other (parking.c, `vram_holder`)."""
@@ -104,13 +109,18 @@ class Elsewhere:
     put_back : given the file and the hashes of all its chunks, writes those into it that are found elsewhere, for the
         case that they are lost on the GPU; may raise `GpuckptError`, `OSError`
         and `ValueError`.
-    is_most : whether this is expected to be nearly all: no memory is made ready for copies then, before the process is
-        paused. Where there is more to copy after all, it is paused for longer.
     """
 
     hashes: bytes
     put_back: Callable[[Path, bytes], None]
-    is_most: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of a process's memory before it was paused: how many bytes are not zero, and would be copied."""
+
+    in_use: int
+    new: int
 
 
 class Parking:
@@ -121,17 +131,18 @@ class Parking:
     run_dir : the run folder, through which the process is talked to.
     outside, inside : the folder for the file with the bytes, as this process names it and as the other one does.
     parked : what is to be parked; of memory that is parked already and is to be given back, where it waits.
-    file : what there is of the file: nothing yet (``new``; ``bare``, where its memory is not to be made ready), nothing
-        yet but all before it is given back (``awaited``), all of it (``kept``). Or nothing, since the bytes are
-        ``brought`` to the GPU (`staging_buffer`, `have_all`).
+    file : what there is of the file: nothing yet (``new``), nothing yet but all before it is given back (``awaited``),
+        all of it (``kept``). Or nothing, since the bytes are ``brought`` to the GPU (`staging_buffer`, `have_all`).
     gpu_map : the UUIDs of the GPUs to give it back to, by those that it was on, where they are others.
     make_whole : writes all of the file, where the bytes were brought and are lost before the process has them; may
         raise.
-    elsewhere : what need not be copied, and the file then lacks; None to copy all.
+    elsewhere : what need not be copied, and the file then lacks; None to copy all but zeros.
+    in_use : where what is awaited or brought is not zero; all of it, unless said.
 
     Attributes
     ----------
-    hashes : those of all chunks of the file, where it need not have them all, and has those that are not known.
+    hashes : those of all chunks of the file, which has holes for zeros and for what is known; nothing where they could
+        not be made, and it has all.
     """
 
     def __init__(
@@ -144,11 +155,12 @@ class Parking:
         gpu_map: Mapping[str, str] | None = None,
         make_whole: Callable[[], None] | None = None,
         elsewhere: Elsewhere | None = None,
+        in_use: Sequence[Range] | None = None,
     ) -> None:
         self.parked = parked
         self._elsewhere = elsewhere
         self.hashes = b""
-        self._is_parked = file not in ("new", "bare")
+        self._is_parked = file != "new"
         self._file = outside / parked.file
         self._is_whole = file == "awaited" or (file == "kept" and self._file.exists())
         self._make_whole = make_whole
@@ -163,12 +175,12 @@ class Parking:
         self._spare: list[LineProgram] = []
         self._channel = ParkingChannel(run_dir, parked.pid)
         self._socket = 0
-        self._hashes = run_dir / f"{_HASHES}-{parked.pid}"
-        self._made_hashes = run_dir / f"{self._hashes.name}.made"
+        self._notes = {what: path_of(run_dir, parked.pid, what) for what in (KNOWN, MADE, IN_USE)}
+        self._remove_notes()
         if elsewhere is not None:
-            self._remove_hashes()
-            with open(os.open(self._hashes, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
-                f.write(elsewhere.hashes)
+            _write(self._notes[KNOWN], elsewhere.hashes)
+        if in_use is not None:
+            _write(self._notes[IN_USE], b"".join(_RANGE.pack(begin, end - begin) for begin, end in in_use))
         places = [((gpu_map or {}).get(gpu, gpu), size) for gpu, size in parked.gpus.items()]
         every_gpu = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
         self._holder = LineProgram(
@@ -176,7 +188,8 @@ class Parking:
             ",".join(f"{gpu}={size}" for gpu, size in places),
             str(used),
             file,
-            *([str(self._hashes)] if elsewhere is not None else []),
+            str(run_dir),
+            str(parked.pid),
             environment=every_gpu,
         )
         if self._buffer is not None:
@@ -235,6 +248,42 @@ class Parking:
             log.warning("there is no holder for GPU memory: %s", self._holder.last_words())
         return self._ready
 
+    @property
+    def _places(self) -> str:
+        return " ".join(str(size) for _, size in self.parked.places)
+
+    def see(self, pid: int) -> Seen | None:
+        """Have the holder open the memory of the process (`pid` on this machine), and look at it.
+
+        The process goes on with it; what it has at `park` is what counts. None where it cannot be seen: it is opened
+        then, which takes longer, while the process is paused.
+        """
+        if self._channel.call(pid) is None:
+            return None
+        self._channel.say(f"show {self._places}")
+        words = self._channel.hear(_ARRIVE_TIMEOUT).split()
+        seen, shown = [b"not"], b""
+        if words[:1] == [b"showing"] and words[2:] == [_PROTOCOL] and words[1].isdigit():
+            self._holder.tell(b"see %d %d" % (pid, int(words[1])))
+            shown = self._channel.hear(_TAKE_TIMEOUT)
+            with contextlib.suppress(TimeoutError):
+                seen = self._holder.hear(_PREPARE_TIMEOUT).split()
+        self._channel.say("no")
+        self._channel.hear(_ARRIVE_TIMEOUT, b"not")
+        if shown != b"shown" or seen[:1] != [b"seen"]:
+            log.warning("the GPU memory of process %d was not seen: %s", pid, self._holder.last_words())
+            return None
+        return Seen(int(seen[1]), int(seen[2]))
+
+    def stage(self) -> bool:
+        """Make memory ready for what will be copied, as far as it was seen, and tell whether that could be done."""
+        self._holder.tell(b"stage")
+        if not self._holder_says(b"staged", _COPY_TIMEOUT):
+            log.warning("no memory is ready for copies of GPU memory: %s", self._holder.last_words())
+            self._holder.kill()
+            return False
+        return True
+
     def halt(self, pid: int) -> bool:
         """Have no Python code run in the process (`pid` on this machine) from now on; tell whether none does.
 
@@ -274,7 +323,7 @@ class Parking:
             self.go_on()
             raise
         self._holder.tell(b"take %d %d" % (pid, self._socket))
-        self._channel.say(" ".join(["park", *(str(size) for _, size in self.parked.places)]))
+        self._channel.say(f"park {self._places}")
         said = self._channel.hear(_TAKE_TIMEOUT)
         if said != b"parked":
             self.let_go()
@@ -307,11 +356,21 @@ class Parking:
         """
         if self._is_parked and not self._is_whole and not self._is_copied:
             self._holder.tell(b"copied")
-            if not self._holder_says(b"copied", _COPY_TIMEOUT):
+            said = b""
+            with contextlib.suppress(TimeoutError):
+                said = self._holder.hear(_COPY_TIMEOUT)
+            if said.startswith(b"no room "):
+                lacking = int(said.split()[2]) / 1e6
+                raise self._error(
+                    "copied",
+                    f"More of it is in use than before: {lacking:,.0f} MB of host memory are lacking.",
+                    "Free memory in the {kernel}, or end other programs, and save again.",
+                )
+            if said != b"copied":
                 raise self._error("copied", self._holder.last_words())
             self._is_copied, self._is_whole = True, self._file.exists()
             with contextlib.suppress(FileNotFoundError):
-                self.hashes = self._made_hashes.read_bytes()
+                self.hashes = self._notes[MADE].read_bytes()
             if not self._is_whole and not self.hashes:
                 raise self._error("copied", "what was left out is not known")
 
@@ -405,7 +464,8 @@ class Parking:
                 if said == b"done":
                     self._is_parked = False
                     if self._is_copied and not self._is_whole:
-                        self._part.rename(self._file)
+                        with contextlib.suppress(FileNotFoundError):  # it was completed on the way
+                            self._part.rename(self._file)
                     return
                 why = f"{said.decode('ascii', 'replace')}; {self._holder.last_words()}"
         if self._buffer is not None and not self._is_whole:
@@ -455,11 +515,11 @@ class Parking:
             self._holder.kill()
         if self._buffer is not None:
             self._buffer.close()
-        self._remove_hashes()
+        self._remove_notes()
         self._channel.close()
 
-    def _remove_hashes(self) -> None:
-        for file in (self._hashes, self._made_hashes):
+    def _remove_notes(self) -> None:
+        for file in self._notes.values():
             file.unlink(missing_ok=True)
 
     def _hold_still(self, pid: int, inner: int, how: str) -> bool:
@@ -487,6 +547,7 @@ class Parking:
             return False
 
     def _not_parked(self, why: str) -> bool:
+        self._holder.kill()  # the driver is not to checkpoint a process whose memory another has open
         log.warning("the GPU memory is not parked: %s", why)
         return False
 
@@ -545,6 +606,11 @@ def giving_back(
             if not stay:
                 for _, parking in everyone:
                     parking.let_go()
+
+
+def _write(file: Path, data: bytes) -> None:
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+        f.write(data)
 
 
 def _thread_stopper() -> LineProgram:

@@ -21,8 +21,22 @@ from ..linux import proc
 from ..linux.processes import inner_pid, open_files
 from ..linux.readiness import readable
 
-__all__ = ["THREAD", "ParkingChannel", "Places", "make_fifos", "parkable", "refuse", "run_on", "waits", "watch_gate"]
+__all__ = [
+    "CHANGED",
+    "THREAD",
+    "ParkingChannel",
+    "Places",
+    "make_fifos",
+    "parkable",
+    "path_of",
+    "refuse",
+    "run_on",
+    "waits",
+    "watch_gate",
+]
 
+CHANGED = "changed"
+"""What of the FIFOs (`path_of`) tells who has a process's memory open that it has other memory by now."""
 THREAD = "gpuckpt-parking"
 """The name of that thread."""
 _SIGNAL = 62
@@ -118,11 +132,16 @@ def _talk(run_dir: Path, pid: int) -> Iterator[tuple[ParkingChannel | None, Plac
 
 def make_fifos(run_dir: Path, pid: int) -> tuple[Path, Path]:
     """Make what a process is talked to through, which a restored one has open; return the paths."""
-    names = (run_dir / f"parking-{pid}-to", run_dir / f"parking-{pid}-from")
-    for name in names:
+    to, back = path_of(run_dir, pid, "to"), path_of(run_dir, pid, "from")
+    for name in (to, back, path_of(run_dir, pid, CHANGED)):
         with contextlib.suppress(FileExistsError):
             os.mkfifo(name, 0o600)
-    return names
+    return to, back
+
+
+def path_of(run_dir: Path, pid: int, what: str) -> Path:
+    """Return the path of what is in the run folder for the parking of a process, by its pid in its own namespace."""
+    return run_dir / f"parking-{pid}-{what}"
 
 
 def waits(pid: int) -> bool:

@@ -87,6 +87,10 @@ class VramFiles:
         """Return how many bytes of memory the files take."""
         return sum(file.stat().st_blocks * _BLOCK for file in self._files())
 
+    def holes(self) -> int:
+        """Return how many bytes of the files take no memory, since they are zeros."""
+        return max(0, sum(file.stat().st_size for file in self._files()) - self.allocated())
+
     def are_mapped_by(self, pid: int) -> bool:
         """Tell whether a process has some of the files for its VRAM."""
         return any(path.startswith(self.inside + "/") for path in mapped_files(pid))

@@ -19,9 +19,14 @@ enum { LEAF_WORDS = 256, BLOCK_WORDS = 16, LEAVES_OF_THREAD = 8, THREADS = 256 }
 enum { CHUNK_WORDS = LEAF_WORDS * LEAVES_OF_THREAD * THREADS };
 enum { LEAF_BEGINS = 1, LEAF_ENDS = 2, PARENT = 4, ROOT = 8 };
 
+enum { AT_ONCE = 8 }; /* times 16 bytes that each thread reads before all look whether there was anything */
+
 typedef struct {
     word words[8];
 } Hash;
+
+/* That of a chunk of zeros. */
+#define OF_ZEROS {{0x8C3FC88A, 0x4B069DE0, 0xC1B33A02, 0x2FB08058, 0x18CD8626, 0x9125FD17, 0x3153815B, 0xF859E06E}}
 
 #define FIRST {{0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19}}
 
@@ -110,10 +115,33 @@ ON_GPU Hash hash_of_leaves(const word *chunk, int thread) {
 }
 
 #ifdef __CUDACC__
+/* Tell whether a chunk is all zeros, which reading alone tells: ten times as fast as a hash. */
+__device__ static int is_zero(const word *chunk, int thread) {
+    const uint4 *four = (const uint4 *)chunk;
+    for (int at = thread; at < CHUNK_WORDS / 4; at += THREADS * AT_ONCE) {
+        word any = 0;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const uint4 next = four[at + i * THREADS];
+            any |= next.x | next.y | next.z | next.w;
+        }
+        if (__syncthreads_or(any != 0))
+            return 0;
+    }
+    return 1;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) hash_chunks(const word *first, Hash *hashes) {
     __shared__ Hash made[THREADS];
     const int thread = threadIdx.x;
-    Hash hash = hash_of_leaves(first + (unsigned long long)blockIdx.x * CHUNK_WORDS, thread);
+    const word *chunk = first + (unsigned long long)blockIdx.x * CHUNK_WORDS;
+    if (is_zero(chunk, thread)) {
+        const Hash zeros = OF_ZEROS;
+        if (thread == 0)
+            hashes[blockIdx.x] = zeros;
+        return;
+    }
+    Hash hash = hash_of_leaves(chunk, thread);
     for (int left = THREADS / 2; left > 0; left /= 2) {
         __syncthreads();
         if (thread < left * 2)
@@ -126,9 +154,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) hash_chunks(const word *fi
         hashes[blockIdx.x] = hash;
 }
 #else
+static int is_zero(const word *chunk) {
+    word any = 0;
+    for (int at = 0; at < CHUNK_WORDS && !any; at++)
+        any |= chunk[at];
+    return !any;
+}
+
 void hash_chunks(const word *first, Hash *hashes, int count) {
     for (int chunk = 0; chunk < count; chunk++) {
+        const Hash zeros = OF_ZEROS;
         Hash made[THREADS];
+        if (is_zero(first + (unsigned long long)chunk * CHUNK_WORDS)) {
+            hashes[chunk] = zeros;
+            continue;
+        }
         for (int thread = 0; thread < THREADS; thread++)
             made[thread] = hash_of_leaves(first + (unsigned long long)chunk * CHUNK_WORDS, thread);
         for (int left = THREADS / 2; left > 0; left /= 2)

@@ -1,12 +1,10 @@
 """The program that holds a process's parked GPU memory.
 
-``python -m jupyter_gpuckpt.freeze.vram_holder UUID=SIZE,… FILE new|bare|awaited|kept|brought [HASHES]``: the GPUs with
-the bytes on each, which the file has one after the other, and the file, which is for the process's bytes, for others to
+``python -m jupyter_gpuckpt.freeze.vram_holder UUID=SIZE,… FILE new|awaited|kept|brought FOLDER PID``: the GPUs with the
+bytes on each, which the file has one after the other, and the file, which is for the process's bytes, for others to
 write before it is needed, or there already; or it is memory through which they are ``brought`` to the GPUs
-(`staging_buffer`). A ``bare`` one is for the process's bytes, too, but has no memory that is ready.
-
-With a file of hashes (`vram_hashes`), chunks that have one of these are not copied, nor are zeros: the file keeps holes
-there. HASHES.made then has the hashes of all chunks.
+(`staging_buffer`). Only what is not zero takes memory, here and in the file, which has holes for the rest. The FOLDER
+has the files named below, by the process's PID (`path_of`).
 
 It opens the physical memory of another process's blocks on the GPUs, copies them into the file (which lies in memory,
 pinned) while the process is checkpointed, and fills the new blocks that the process makes itself afterwards: from the
@@ -14,10 +12,19 @@ memory that it still holds, or from the file. The process's blocks are never thi
 has another's memory open at its checkpoint, and memory that came from another cannot be handed on a second time
 (measured on driver 580.159: cuMemExportToShareableHandle gives 1, INVALID_VALUE).
 
+`KNOWN`, where it is there, has hashes (`vram_hashes`): chunks that have one of these are not copied, nor are zeros.
+`MADE` then has the hashes of all chunks. `IN_USE`, where it is there, says of memory that is awaited or brought which
+ranges of it are not zero (`ranges`).
+
 Lines: ``ready`` out, and then one answer to each of
 
-- ``take PID FD``: open every part that comes through that process's socket, and begin to copy; there is no answer
-- ``copied``: wait for the copies: ``copied``
+- ``see PID FD``: open every part that comes through that process's socket, which goes on with its memory: ``seen``, how
+  many bytes are not zero, and how many of them would be copied; or ``not seen``. When the process says by the FIFO
+  `CHANGED` that it has other memory by now, all is closed again
+- ``stage``: make memory ready for what would be copied: ``staged``
+- ``take PID FD``: open every part that comes through that process's socket, but for those that are open already, and
+  begin to copy; there is no answer
+- ``copied``: wait for the copies: ``copied``; or ``no room``, how many bytes of memory they lack
 - ``complete``: copy what was not, too, and give the file its name: ``complete``
 - ``load``: begin to bring the file to the GPUs: ``loaded``; or ``no room``
 - ``bring AT SIZE TO``: copy bytes of the file at an offset to where they belong in the parked memory: that offset
@@ -32,16 +39,19 @@ process can have its memory back from there.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import ctypes
+import functools
 import itertools
 import mmap
 import os
+import select
 import socket
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +59,11 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from .parking import HASH
-from .populate import populate, populate_mapped, resize
+from ..linux import memory
+from .parking import HASH, IN_USE, KNOWN, MADE
+from .parking_channel import CHANGED, path_of
+from .populate import populate_mapped, resize
+from .ranges import Range, data_of, joined, size_of, within, without
 from .vram_hashes import CHUNK, ZEROS, Hasher
 
 __all__ = ["main"]
@@ -59,7 +72,8 @@ _ITEM = struct.Struct("<QQ")
 """What a message has of each part: its offset in the file, and its size. The last is the part that comes after these,
 without a descriptor yet; its size is 0 where there is none (parking.c)."""
 _NUMBER = struct.Struct("<Q")
-"""The answer: for how many bytes more there is room. The first one is a greeting, the last one thanks."""
+"""The answer: for how many bytes more there is room. The first one is a greeting, 1 where all that it was shown is open
+here, and the last one thanks."""
 _BATCH = 64
 """Parts in one message at most."""
 _FOR_ALL = 1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for the contexts of all GPUs
@@ -73,6 +87,11 @@ _REST = 2 << 30
 """Bytes of GPU memory to leave for what the driver brings back itself."""
 _PIECE = 1 << 30
 """Bytes that are brought to the GPU at once: no fewer than a part of a block has (parking.c)."""
+_STEP = 2 << 30
+"""Bytes of memory that are made ready at once, about."""
+_HOST_SLACK = 256 << 20
+"""Bytes of host memory to leave to others."""
+_NO_ROOM = "no room"
 _UNKNOWN = "unknown"
 _LIMIT = 60.0  # for how long the process may take over one part, in seconds
 
@@ -141,18 +160,14 @@ class _Part:
         self.offset, self.size, self.address = offset, size, address
         self._handle = handle
 
+    @property
+    def range(self) -> Range:
+        """Where its bytes are in the file."""
+        return self.offset, self.offset + self.size
+
     def close(self) -> None:
         _run("cuMemUnmap", self.address, self.size)
         _run("cuMemRelease", self._handle)
-
-
-@dataclass(frozen=True)
-class _Stretch:
-    """Bytes of another process's memory that follow one another, mapped here; in the file they are at `offset`."""
-
-    offset: int
-    size: int
-    address: int
 
 
 class _Piece:
@@ -161,6 +176,11 @@ class _Piece:
     def __init__(self, offset: int, size: int) -> None:
         self.offset, self.size = offset, size
         self.address = int(_run("cuMemAlloc", size))
+
+    @property
+    def range(self) -> Range:
+        """Where its bytes are in the file."""
+        return self.offset, self.offset + self.size
 
     def close(self) -> None:
         _run("cuMemFree", self.address)
@@ -172,8 +192,7 @@ class _Gpu:
     Attributes
     ----------
     hasher : makes hashes of what is there; None where all is copied.
-    held : what of the bytes is on the GPU: from some offset on without a gap, or nothing.
-    left : what of another's memory was not copied, since it is found elsewhere.
+    held : what of the bytes is on the GPU, in order: all that are not zero from some offset on, or nothing.
     """
 
     def __init__(self, uuid: str, first: int, size: int) -> None:
@@ -183,9 +202,8 @@ class _Gpu:
         self._context = _run("cuDevicePrimaryCtxRetain", self._device)
         self.hasher: Hasher | None = None
         self.held: deque[_Part | _Piece] = deque()
-        self.left: list[_Stretch] = []
         self._addresses: _Addresses | None = None
-        """Where what was taken is mapped."""
+        """Where what is another's is mapped."""
 
     def use(self) -> None:
         """Have this thread's calls be for this GPU."""
@@ -194,44 +212,60 @@ class _Gpu:
     def reserve(self) -> _Addresses:
         return _Addresses(self._device, self.first, self.size)
 
-    def take(self, items: Iterable[_Item]) -> list[_Part]:
+    def open(self, items: Iterable[_Item]) -> None:
         """Open parts of another's memory, and hold them; not to be used before `allow`."""
         if self._addresses is None:
             self._addresses = self.reserve()
-        parts = self._addresses.map(items)
-        self.held += parts
-        return parts
+        self.held += self._addresses.map(items)
 
     def allow(self) -> None:
-        """Let the GPU use all that was taken."""
+        """Let the GPU use all that was opened."""
         if self._addresses is not None:
             self._addresses.allow([part for part in self.held if isinstance(part, _Part)])
 
-    def make_pieces(self) -> Iterator[_Piece]:
-        """Make memory for all of the bytes, piece by piece, and hold it."""
-        for offset in range(self.first, self.end, _PIECE):
-            piece = _Piece(offset, min(_PIECE, self.end - offset))
-            self.held.append(piece)
-            yield piece
+    def hashes(self) -> bytes:
+        """Return the hashes of all chunks, of a process's parts that were opened. Raises `RuntimeError`."""
+        if self.hasher is None:
+            raise RuntimeError("there are no hashes")
+        size = sum(part.size for part in self.held)
+        made = self.hasher.hashes(self.held[0].address, size // CHUNK) if size else b""
+        # It may have freed some since it was asked: the file has holes there.
+        return made + ZEROS * ((self.size - size) // CHUNK)
 
-    def piece_at(self, offset: int) -> _Part | _Piece:
-        return self.held[(offset - self.first) // _PIECE]
-
-    def copy_to(self, new: _Part, staging: int) -> Iterator[_Part | _Piece]:
-        """Begin to copy what belongs there; yield what is not needed any more when that is done."""
-        done = 0
-        while done < new.size:
-            at, left = new.offset + done, new.size - done
-            if self.held:
-                held = self.held[0]
-                size = min(left, held.offset + held.size - at)
-                _run("cuMemcpyDtoDAsync", new.address + done, held.address + at - held.offset, size, 0)
-                if at + size == held.offset + held.size:
-                    yield self.held.popleft()
+    def drop_zeros(self, in_use: Sequence[Range]) -> None:
+        """Close the parts in which all is zero."""
+        parts = list(self.held)
+        self.held.clear()
+        for part in parts:
+            if any(within([part.range], in_use)):
+                self.held.append(part)
             else:
-                size = left
-                _run("cuMemcpyHtoDAsync", new.address + done, staging + at, size, 0)
-            done += size
+                part.close()
+
+    def make_pieces(self, in_use: Sequence[Range]) -> Iterator[_Piece]:
+        """Make memory for what is in use of the bytes, piece by piece, and hold it."""
+        for offset in range(self.first, self.end, _PIECE):
+            inside = list(within([(offset, min(offset + _PIECE, self.end))], in_use))
+            if inside:
+                piece = _Piece(inside[0][0], inside[-1][1] - inside[0][0])
+                self.held.append(piece)
+                yield piece
+
+    def held_within(self, ranges: Iterable[Range]) -> Iterator[tuple[int, int, int]]:
+        """Yield where bytes of these ranges are, of those that are here: the offset, their number, and the address."""
+        held = list(self.held)
+        for begin, end in ranges:
+            first = bisect.bisect_right(held, begin, key=lambda one: one.offset + one.size)
+            for one in itertools.islice(held, first, None):
+                if one.offset >= end:
+                    break
+                at, upto = max(begin, one.offset), min(end, one.offset + one.size)
+                yield at, upto - at, one.address + at - one.offset
+
+    def spent(self, offset: int) -> Iterator[_Part | _Piece]:
+        """Let go of what has only bytes before an offset."""
+        while self.held and self.held[0].range[1] <= offset:
+            yield self.held.popleft()
 
     def give_up(self) -> None:
         _close(self.held)
@@ -250,38 +284,58 @@ class _Gpu:
         self._context = _run("cuDevicePrimaryCtxRetain", self._device)
 
 
+@dataclass(frozen=True)
+class _Looked:
+    """What was found in another's memory: where it is not zero, and what of that is new or found elsewhere."""
+
+    in_use: list[Range]
+    new: list[Range]
+    known: list[Range]
+    hashes: bytes
+
+
 class _Holder:
-    def __init__(self, places: Sequence[tuple[str, int]], file: Path, state: str, hashes: Path | None) -> None:
+    def __init__(self, places: Sequence[tuple[str, int]], file: Path, state: str, note: Callable[[str], Path]) -> None:
         self._resting = False
         self._size = size = sum(of_gpu for _, of_gpu in places)
-        self._whole, self._part = file, file.with_name(file.name + ".part")
-        self._is_brought, self._is_bare = state == "brought", state == "bare"
-        used = self._part if state in ("new", "bare") else self._whole
-        if self._is_bare:
+        self._whole, self._part, self._note = file, file.with_name(file.name + ".part"), note
+        self._is_brought = state == "brought"
+        used = self._part if state == "new" else self._whole
+        if state in ("new", "awaited"):
             resize(used, size)
-        with ThreadPoolExecutor(1) as beside:
-            # Both take a third of a second and more.
-            populating = beside.submit(populate, used, size) if state in ("new", "awaited") else None
-            self._gpus = _gpus(places)
-            if populating is not None:
-                populating.result()
+        self._gpus = _gpus(places)
         with used.open("r+b") as opened:
             self._file = mmap.mmap(opened.fileno(), 0)
+            self._in_use = data_of(opened.fileno()) if state == "kept" else self._told_in_use()
+            """Where the bytes are not zero; all, as long as that is not known."""
         first: Any = ctypes.c_char.from_buffer(self._file)
         self._staging = ctypes.addressof(first)
-        if not self._is_bare:
-            self._register(self._staging, len(self._file))
-        self._hashes = hashes
-        self._has_taken, self._failed = False, ""
-        """Whether it has another's memory, and why that could not be copied."""
-        self._on_all(self._get_ready)
+        self._pinned: list[Range] = []
+        """What of the file is ready to be copied to and from, each range by a call of the driver's."""
+        self._is_open = self._has_taken = False
+        """Whether it has another's memory open, and whether nobody else has."""
+        self._failed = ""
+        """Why that could not be copied."""
+        self._expected: list[Range] = [(0, size)]
+        """What of it would be copied."""
+        self._left: list[Range] = []
+        """What of it was not copied, since it is found elsewhere."""
+        self.changes: int | None = None
+        """Where the process says that it has other memory by now than what is open here."""
+        if state == "new":
+            self._on_all(_have_hasher)
+        elif self._is_brought:
+            self._pin([(0, len(self._file))])
+            self._on_all(lambda gpu: deque(gpu.make_pieces(self._in_use), maxlen=0))
+        else:
+            self._pin(self._in_use)
 
-    def _get_ready(self, gpu: _Gpu) -> None:
-        if self._hashes is not None:
-            gpu.hasher = _hasher()
-        if self._is_brought:
-            for piece in gpu.make_pieces():
-                _run("cuMemsetD8", piece.address, 0, piece.size)  # zeros are not brought
+    def _told_in_use(self) -> list[Range]:
+        try:
+            told = self._note(IN_USE).read_bytes()
+        except FileNotFoundError:
+            return [(0, self._size)]
+        return [(begin, begin + size) for begin, size in _ITEM.iter_unpack(told)]
 
     def _each(self) -> Iterator[_Gpu]:
         """Yield each GPU, and use it meanwhile."""
@@ -289,7 +343,7 @@ class _Holder:
             gpu.use()
             yield gpu
 
-    def _on_all(self, what: Callable[[_Gpu], None]) -> None:
+    def _on_all(self, what: Callable[[_Gpu], object]) -> None:
         """Do something for all GPUs at once."""
 
         def do(gpu: _Gpu) -> None:
@@ -312,61 +366,131 @@ class _Holder:
             gpu.use()
             yield gpu, list(items)
 
-    def _register(self, address: int, size: int) -> None:
+    def _pin(self, ranges: Sequence[Range]) -> None:
+        """Make parts of the file ready that are not."""
+        populate_mapped((self._staging + begin, end - begin) for begin, end in ranges)
+        self._register(ranges)
+        self._pinned = sorted([*self._pinned, *ranges])
+
+    def _register(self, ranges: Iterable[Range]) -> None:
         self._gpus[0].use()
-        _run("cuMemHostRegister", address, size, _FOR_ALL)
+        for begin, end in ranges:
+            _run("cuMemHostRegister", self._staging + begin, end - begin, _FOR_ALL)
+
+    # -- before
+
+    def see(self, pid: int, fd: int) -> str:
+        self._close_seen()
+        self.changes = os.open(self._note(CHANGED), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            with _socket_of(pid, fd, 0) as there:
+                self._open(_batches(there))
+                there.send(_NUMBER.pack(0))
+            looked = self._look()
+        except (RuntimeError, OSError) as e:
+            print(f"it was not seen: {e}", file=sys.stderr)
+            self._close_seen()
+            return "not seen"
+        self._expected = looked.new
+        return f"seen {size_of(looked.in_use)} {size_of(looked.new)}"
+
+    def _open(self, batches: Iterable[_Batch]) -> None:
+        self._is_open = True
+        for batch in batches:
+            for gpu, items in self._by_gpu(batch):
+                gpu.open(items)
+        # Not while others are mapped, nor copied: each then takes ten times as long (1,200 parts: 0.5 s, not 0.1).
+        for gpu in self._each():
+            gpu.allow()
+
+    def look_for_changes(self) -> None:
+        """Close what is open of a process that goes on, where it has other memory by now."""
+        if self.changes is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.changes, 1)
+                self._close_seen()
+
+    def _close_seen(self) -> None:
+        if self._is_open and not self._has_taken:
+            for gpu in self._each():
+                gpu.give_up()
+            self._is_open = False
+        changes, self.changes = self.changes, None
+        if changes is not None:
+            os.close(changes)  # by this the process knows that all is closed
+
+    def stage(self) -> str:
+        step: list[Range] = []
+        for begin, end in self._expected:
+            for at in range(begin, end, _STEP):
+                step.append((at, min(at + _STEP, end)))
+                if size_of(step) >= _STEP:
+                    self._pin(step)
+                    step = []
+                    self.look_for_changes()
+        self._pin(step)
+        return "staged"
+
+    # -- there
 
     def take(self, pid: int, fd: int) -> None:
-        with _socket_of(pid, fd) as there:
-            for batch in _batches(there):
-                for gpu, items in self._by_gpu(batch):
-                    gpu.take(items)
-            # Not while others are mapped, nor copied: each then takes ten times as long (1,200 parts: 0.5 s, not 0.1).
-            for gpu in self._each():
-                gpu.allow()
+        self.look_for_changes()
+        with _socket_of(pid, fd, int(self._is_open)) as there:
+            batches = _batches(there)
+            first = next(batches)
+            if not self._is_open or first.items:
+                self._close_seen()
+                self._open(itertools.chain([first], batches))
             there.send(_NUMBER.pack(0))
         # From here on nobody else has it. What cannot be copied can still be given back.
         self._has_taken = True
+        self._close_seen()
         try:
-            self._copy_new()
+            looked = self._look()
+            _write(self._note(MADE), looked.hashes)
+            self._in_use, self._left = looked.in_use, looked.known
+            for gpu in self._each():
+                gpu.drop_zeros(self._in_use)
+            self._copy_out(looked.new)
         except (RuntimeError, OSError) as e:
             self._failed = str(e)
 
-    def _copy_new(self) -> None:
-        """Begin to copy what was taken, but for what is found elsewhere; write the hashes of all down."""
-        known, made = set[bytes](), dict[int, bytes]()
+    def _look(self) -> _Looked:
+        """See what has to be copied of what is open."""
+        made: dict[int, bytes] = {}
+        try:
+            self._on_all(lambda gpu: made.update({gpu.first: gpu.hashes()}))
+        except RuntimeError as e:
+            print(f"all is copied: {e}", file=sys.stderr)
+            everything = joined(one.range for gpu in self._gpus for one in gpu.held)
+            return _Looked(everything, everything, [], b"")
+        try:
+            known = set(_cut(self._note(KNOWN).read_bytes()))
+        except FileNotFoundError:
+            known = set()
+        hashes = b"".join(made[at] for at in sorted(made))
+        found: dict[str, list[Range]] = {"zero": [], "known": [], "new": []}
+        for number, key in enumerate(_cut(hashes)):
+            kind = "zero" if key == ZEROS else "known" if key in known else "new"
+            found[kind].append((number * CHUNK, (number + 1) * CHUNK))
+        in_use = sorted(found["known"] + found["new"])
+        return _Looked(joined(in_use), joined(found["new"]), joined(found["known"]), hashes)
 
-        def hash_all(gpu: _Gpu) -> None:
-            assert gpu.hasher is not None
-            size = sum(part.size for part in gpu.held)
-            hashes = gpu.hasher.hashes(gpu.held[0].address, size // CHUNK) if size else b""
-            # It may have freed some since it was asked: the file has holes there.
-            made[gpu.first] = hashes + ZEROS * ((gpu.size - size) // CHUNK)
+    def _copy_out(self, ranges: Sequence[Range]) -> None:
+        if any(True for _ in without(ranges, [one.range for gpu in self._gpus for one in gpu.held])):
+            raise RuntimeError("a part of it was given back")
+        missing = list(without(ranges, self._pinned))
+        lacking = size_of(missing) + _HOST_SLACK - memory.available(os.getpid()) if missing else 0
+        if lacking > 0:
+            raise RuntimeError(f"{_NO_ROOM} {lacking}")
+        self._pin(missing)
+        pieces = list(within(ranges, self._pinned))
 
         def copy(gpu: _Gpu) -> None:
-            parts = [_Stretch(part.offset, part.size, part.address) for part in gpu.held]
-            if made:
-                parts, gpu.left = _new_and_known(parts, made[gpu.first], known)
-            self._copy_out(parts)
+            for at, size, address in gpu.held_within(pieces):
+                _run("cuMemcpyDtoHAsync", self._staging + at, address, size, 0)
 
-        try:
-            if self._hashes is not None and all(gpu.hasher is not None for gpu in self._gpus):
-                known.update(_cut(self._hashes.read_bytes()))
-                self._on_all(hash_all)
-                _write(self._hashes.with_name(self._hashes.name + ".made"), b"".join(made[at] for at in sorted(made)))
-        except (RuntimeError, OSError) as e:
-            print(f"all is copied: {e}", file=sys.stderr)
-            made.clear()
         self._on_all(copy)
-
-    def _copy_out(self, stretches: Sequence[_Stretch]) -> None:
-        if self._is_bare:
-            populate_mapped((self._staging + one.offset, one.size) for one in stretches)
-        for one in stretches:
-            to = self._staging + one.offset
-            if self._is_bare:
-                _run("cuMemHostRegister", to, one.size, _FOR_ALL)
-            _run("cuMemcpyDtoHAsync", to, one.address, one.size, 0)
 
     def copied(self) -> str:
         """Wait for the copies; where nothing was left out, the file has its name now."""
@@ -374,50 +498,50 @@ class _Holder:
             return "copied"
         if self._failed:
             print(self._failed, file=sys.stderr)
-            return "not copied"
+            return self._failed if self._failed.startswith(_NO_ROOM) else "not copied"
         for _ in self._each():
             _run("cuCtxSynchronize")
-        if self._has_taken and not any(gpu.left for gpu in self._gpus) and self._part.exists():
+        if self._has_taken and not self._left and self._part.exists():
             self._part.rename(self._whole)
         return "copied"
 
     def complete(self) -> str:
         """Copy what was left out, too: the file is whole."""
-        for gpu in self._each():
-            left, gpu.left = gpu.left, []
-            try:
-                self._copy_out(left)
-            except (RuntimeError, OSError) as e:
-                self._failed = str(e)
+        left, self._left = self._left, []
+        try:
+            self._copy_out(left)
+        except (RuntimeError, OSError) as e:
+            self._failed = str(e)
         return "complete" if self.copied() == "copied" else "not complete"
 
     def end(self) -> None:
         """Leave the bytes in the file, where nobody has them back yet."""
-        if any(gpu.held for gpu in self._gpus):
+        if self._has_taken and any(gpu.held for gpu in self._gpus):
             self.complete()
         else:
             self.copied()
 
+    # -- and back
+
     def load(self) -> str:
         # While blocks are filled, a part of one is there twice, and of a piece the rest of which belongs to the next.
-        if any(_free_bytes() <= gpu.size + 2 * _PIECE + _REST for gpu in self._each()):
-            return "no room"
         for gpu in self._each():
-            for piece in gpu.make_pieces():
-                _run("cuMemcpyHtoDAsync", piece.address, self._staging + piece.offset, piece.size, 0)
+            in_use = size_of(within([(gpu.first, gpu.end)], self._in_use))
+            if _free_bytes() <= in_use + 2 * _PIECE + _REST:
+                return _NO_ROOM
+        pieces = list(within(self._in_use, self._pinned))
+        for gpu in self._each():
+            deque(gpu.make_pieces(self._in_use), maxlen=0)
+            for at, size, address in gpu.held_within(pieces):
+                _run("cuMemcpyHtoDAsync", address, self._staging + at, size, 0)
         return "loaded"
 
     def bring(self, at: int, size: int, to: int) -> str:
-        source, end = self._staging + at, to + size
-        if not 0 <= to <= end <= self._size or at + size > len(self._file):
+        if not 0 <= to <= to + size <= self._size or at + size > len(self._file):
             raise RuntimeError("there is more than there is room for")
-        while to < end:
-            gpu = self._of(to, 1)
-            gpu.use()
-            held = gpu.piece_at(to)
-            part = min(end, held.offset + held.size) - to
-            _run("cuMemcpyHtoD", held.address + to - held.offset, source, part)
-            source, to = source + part, to + part
+        for gpu in self._each():
+            for offset, part, address in gpu.held_within([(to, to + size)]):
+                _run("cuMemcpyHtoD", address, self._staging + at + offset - to, part)
         return str(at)
 
     def rest(self) -> str:
@@ -426,7 +550,8 @@ class _Holder:
         for gpu in self._each():
             gpu.give_up()
         self._gpus[0].use()
-        _run("cuMemHostUnregister", self._staging)
+        for begin, _ in self._pinned:
+            _run("cuMemHostUnregister", self._staging + begin)
         for gpu in self._each():
             gpu.rest()
         self._resting = True
@@ -435,7 +560,7 @@ class _Holder:
     def rise(self) -> str:
         for gpu in self._gpus:
             gpu.rise()
-        self._register(self._staging, len(self._file))
+        self._register(self._pinned)
         self._resting = False
         return "ready"
 
@@ -444,14 +569,14 @@ class _Holder:
         addresses = {gpu.first: gpu.reserve() for gpu in self._gpus}
         last: _Gpu | None = None
         """The GPU that `room` is of."""
-        with _socket_of(pid, fd) as there:
+        with _socket_of(pid, fd, 0) as there:
             for batch in _batches(there):
                 for gpu, items in self._by_gpu(batch):
                     parts = addresses[gpu.first].map(items)
                     addresses[gpu.first].allow(parts)
                     filled += parts
-                    for part in parts:
-                        spent += gpu.copy_to(part, self._staging)
+                    self._copy_to(gpu, parts)
+                    spent += gpu.spent(parts[-1].range[1])
                     room = (room if gpu is last else 0) - sum(part.size for part in parts)
                     last = gpu
                 for _ in self._each():
@@ -475,6 +600,20 @@ class _Holder:
             gpu.give_up()
         return "filled"
 
+    def _copy_to(self, gpu: _Gpu, new: Sequence[_Part]) -> None:
+        """Begin to copy what belongs into parts that follow one another; zeros too, whatever the driver gives out."""
+        first = new[0].offset
+        here, start = [(first, new[-1].range[1])], new[0].address
+        in_use = list(within(here, self._in_use))
+        for begin, end in without(here, in_use):
+            _run("cuMemsetD8", start + begin - first, 0, end - begin)
+        if gpu.held:
+            for at, size, address in gpu.held_within(in_use):
+                _run("cuMemcpyDtoDAsync", start + at - first, address, size, 0)
+        else:
+            for begin, end in within(in_use, self._pinned):
+                _run("cuMemcpyHtoDAsync", start + begin - first, self._staging + begin, end - begin, 0)
+
     def _room_for(self, gpu: _Gpu, size: int) -> int:
         """Return for how many bytes a GPU has room beside what is held; for so many, if need be without that."""
         gpu.use()
@@ -485,23 +624,6 @@ class _Holder:
             gpu.give_up()
             free = _free_bytes() - _SLACK
         return max(size, free)
-
-
-def _new_and_known(
-    parts: Sequence[_Stretch], hashes: bytes, known: Container[bytes]
-) -> tuple[list[_Stretch], list[_Stretch]]:
-    """Return what has to be copied of these parts, and what is found elsewhere, by the hashes of their chunks."""
-    chunks = iter(_cut(hashes))
-    found: dict[str, list[_Stretch]] = {"zero": [], "known": [], "new": []}
-    for part in parts:
-        done = 0
-        of_part = itertools.islice(chunks, part.size // CHUNK)
-        kinds = ("zero" if key == ZEROS else "known" if key in known else "new" for key in of_part)
-        for kind, run in itertools.groupby(kinds):
-            size = sum(CHUNK for _ in run)
-            found[kind].append(_Stretch(part.offset + done, size, part.address + done))
-            done += size
-    return found["new"], found["known"]
 
 
 def _free_bytes() -> int:
@@ -530,8 +652,8 @@ def _number_of(uuid: str) -> int:
 
 
 @contextlib.contextmanager
-def _socket_of(pid: int, fd: int) -> Iterator[socket.socket]:
-    """Open the same socket as another process has open."""
+def _socket_of(pid: int, fd: int, greeting: int) -> Iterator[socket.socket]:
+    """Open the same socket as another process has open, and greet it."""
     pidfd = os.pidfd_open(pid)
     try:
         own = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, fd, 0)
@@ -541,7 +663,7 @@ def _socket_of(pid: int, fd: int) -> Iterator[socket.socket]:
         os.close(pidfd)
     with socket.socket(fileno=own) as there:
         there.settimeout(_LIMIT)
-        there.send(_NUMBER.pack(0))  # the process gives its own copy up
+        there.send(_NUMBER.pack(greeting))  # the process gives its own copy up
         yield there
 
 
@@ -565,12 +687,11 @@ def _close(parts: Iterable[_Part | _Piece]) -> None:
         part.close()
 
 
-def _hasher() -> Hasher | None:
+def _have_hasher(gpu: _Gpu) -> None:
     try:
-        return Hasher()
+        gpu.hasher = Hasher()
     except (RuntimeError, OSError) as e:
         print(f"all is copied: {e}", file=sys.stderr)
-        return None
 
 
 def _cut(hashes: bytes) -> list[bytes]:
@@ -582,20 +703,34 @@ def _write(file: Path, data: bytes) -> None:
         opened.write(data)
 
 
-def main(places: str, file: str, state: str, hashes: str = "") -> None:
+def main(places: str, file: str, state: str, folder: str, pid: str) -> None:
     """Be that program."""
     # Until the process has its memory back, this program is as much worth as the process.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-1000")
     sizes = [(gpu, int(size)) for gpu, _, size in (place.partition("=") for place in places.split(","))]
-    holder = _Holder(sizes, Path(file), state, Path(hashes) if hashes else None)
+    holder = _Holder(sizes, Path(file), state, functools.partial(path_of, Path(folder), int(pid)))
     _say("ready")
     try:
-        for line in sys.stdin:
+        for line in _lines(holder):
             if (said := _answer(holder, line)) is not None:
                 _say(said)
     finally:
         holder.end()
+
+
+def _lines(holder: _Holder) -> Iterator[str]:
+    """Yield what is asked; meanwhile listen to the process that goes on with what is open here."""
+    heard, asked = b"", sys.stdin.fileno()
+    while True:
+        watched = [asked] if holder.changes is None else [asked, holder.changes]
+        readable, _, _ = select.select(watched, [], [])
+        holder.look_for_changes()
+        if asked in readable:
+            if not (more := os.read(asked, 65536)):
+                return
+            *lines, heard = (heard + more).split(b"\n")
+            yield from (line.decode("utf-8", "replace") for line in lines)
 
 
 def _answer(holder: _Holder, line: str) -> str | None:
@@ -604,6 +739,10 @@ def _answer(holder: _Holder, line: str) -> str | None:
     if not all(word.isdecimal() for word in words):
         return _UNKNOWN
     match command, [int(word) for word in words]:
+        case "see", [pid, fd]:
+            return holder.see(pid, fd)
+        case "stage", []:
+            return holder.stage()
         case "take", [pid, fd]:
             holder.take(pid, fd)
             return None

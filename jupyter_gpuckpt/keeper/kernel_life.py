@@ -105,8 +105,6 @@ class Keeper:
         """That of the snapshot which the kernel is hibernated as, or comes back from."""
         self.not_saved_by_itself = ""
         """Why the last automatic save failed; empty where it did not."""
-        self.few_vram_is_new = False
-        """Whether the last save found next to nothing new in the kernel's GPU memory."""
         self.twins = KeptTwins()
         self.became_idle = asyncio.Event()
         self._tidying: asyncio.Task[None] | None = None

@@ -533,7 +533,7 @@ def _room_in_memory(manifest: Manifest, wanted: Wanted, leaving: Sequence[int], 
     if memory.is_in_memory(disk_folder()) and not likely_in_memory(wanted.images):
         files += wanted.images
     # What was in VRAM lies in memory from before the running kernel ends until it is on the GPU.
-    vram = copies * sum(cuda.needs(manifest.cuda).values())
+    vram = copies * cuda.in_use(manifest.cuda)
     now = memory.room(os.getpid())
     for needed, room in (
         (vram, now.bytes),

@@ -22,7 +22,7 @@ This package knows no process, no CRIU and no Jupyter.
 
 from __future__ import annotations
 
-from .chunks import CHUNK, HOLE, Chunk, digest, is_zero
+from .chunks import CHUNK, HASH_OF_ZEROS, HOLE, Chunk, digest, is_zero
 from .committing import name_taken
 from .contents import Contents
 from .extracting import Taker
@@ -41,6 +41,7 @@ from .writer import Writer
 
 __all__ = [
     "CHUNK",
+    "HASH_OF_ZEROS",
     "HOLE",
     "MAX_NAME",
     "Chunk",

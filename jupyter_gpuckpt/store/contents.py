@@ -45,6 +45,18 @@ class Contents:
         """Return the size of a file, in bytes."""
         return sum(chunk.size for chunk in self.files[path])
 
+    def data_of(self, path: str) -> list[tuple[int, int]]:
+        """Return where a file has bytes that are not zero, as far as whole chunks tell: from where to where each."""
+        found: list[tuple[int, int]] = []
+        at = 0
+        for chunk in self.files[path]:
+            if chunk.hash != HOLE and found and found[-1][1] == at:
+                found[-1] = (found[-1][0], at + chunk.size)
+            elif chunk.hash != HOLE:
+                found.append((at, at + chunk.size))
+            at += chunk.size
+        return found
+
     def are_in(self, path: str, file: Path) -> bool:
         """Tell whether a file on the disk has the bytes of the file `path`. Raises `OSError`."""
         fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -20,6 +20,8 @@ class Told:
 @pytest.mark.parametrize(
     ("line", "done"),
     [
+        ("see 5 7\n", "see(5, 7)"),
+        ("stage\n", "stage()"),
         ("take 5 7\n", "take(5, 7)"),
         ("copied\n", "copied()"),
         ("load\n", "load()"),

@@ -110,6 +110,8 @@ class Process:
         self.gpu = folder / "gpu"
         self.no_imports = folder / "gpu.fails"
         """From when this exists, nobody can open another's memory."""
+        self.is_used = folder / "gpu.used"
+        """From when this exists, new memory has what was another's."""
         self.gpu.write_bytes(free.to_bytes(8, "little") + bytes(8 + 32 * 8192))
         self._gpus = gpus
         words = [installed.PARKING_LIBRARY, self.driver]

@@ -21,12 +21,13 @@ from typing import Any
 import psutil
 import pytest
 from blake3 import blake3
+from cgroups import memory_cgroup
 from made_up import Process
 from notebooks import wait_until
 
 from jupyter_gpuckpt import installed
 from jupyter_gpuckpt.errors import DriverError
-from jupyter_gpuckpt.freeze.parking import HASH, Elsewhere, FileState, Parked, Parking, giving_back
+from jupyter_gpuckpt.freeze.parking import HASH, Elsewhere, Parked, Parking, Seen, giving_back
 from jupyter_gpuckpt.freeze.parking_channel import run_on
 
 pytestmark = [
@@ -47,14 +48,22 @@ class HeldProcess:
         self.memory = Path(tempfile.mkdtemp(dir="/dev/shm"))
         self.parking: Parking | None = None
 
-    def parks(
-        self, file: FileState = "new", elsewhere: Elsewhere | None = None, told: list[list[Any]] | None = None
-    ) -> Parking:
+    def shows(self, elsewhere: Elsewhere | None = None, told: list[list[Any]] | None = None) -> Seen | None:
+        """Have the memory opened and seen, where it can be, and memory made ready for what is new."""
         places = tuple((gpu, size) for gpu, size in told or self.process.ask("places()"))
         at = self.memory
         parked = Parked(self.process.pid, 0, places)
-        self.parking = Parking(self.folder, at, str(at), parked, file, elsewhere=elsewhere)
+        self.parking = Parking(self.folder, at, str(at), parked, "new", elsewhere=elsewhere)
         assert self.parking.get_ready()
+        seen = self.parking.see(self.process.pid)
+        assert self.parking.stage()
+        return seen
+
+    def parks(self, elsewhere: Elsewhere | None = None, told: list[list[Any]] | None = None) -> Parking:
+        """Park it, which it was shown for now or before."""
+        if self.parking is None:
+            self.shows(elsewhere, told)
+        assert self.parking is not None
         assert self.parking.halt(self.process.pid)
         assert self.parking.park(self.process.pid, lambda parked: None)
         self.parking.let_go()
@@ -303,8 +312,7 @@ def test_the_hash_made_on_a_gpu_is_the_stores(tmp_path: Path) -> None:
     assert first.endswith(blake3(source.read_bytes()).hexdigest())
 
 
-@pytest.mark.parametrize("file", ["new", "bare"])
-def test_what_is_known_and_zeros_are_not_copied(start: Start, file: FileState) -> None:
+def test_what_is_known_and_zeros_are_not_copied_and_take_no_memory(start: Start) -> None:
     held = start()
     process = held.process
     process.ask("[alloc(2 + 2 * (n % 3) << 20) for n in range(12)]")
@@ -312,7 +320,7 @@ def test_what_is_known_and_zeros_are_not_copied(start: Start, file: FileState) -
     before = _blocks(process)
     hashes = _hashes(before)
     known = hashes[:6]
-    parking = held.parks(file, _found(known))
+    parking = held.parks(_found(known))
     parking.finish_copy()
     assert parking.hashes == b"".join(hashes)
     held.comes_back()
@@ -326,8 +334,7 @@ def test_what_is_known_and_zeros_are_not_copied(start: Start, file: FileState) -
             new += is_copied
         assert not f.read()
         assert 0 < new < len(hashes)
-        # Where little is expected to be new, no memory is taken for the rest.
-        assert (os.fstat(f.fileno()).st_blocks * 512 <= new * CHUNK) == (file == "bare")
+        assert os.fstat(f.fileno()).st_blocks * 512 <= new * CHUNK
 
 
 def test_a_gpu_without_room_for_anything_twice_has_all_copied(start: Start) -> None:
@@ -337,7 +344,7 @@ def test_a_gpu_without_room_for_anything_twice_has_all_copied(start: Start) -> N
     process.ask("[alloc(6 << 20) for _ in range(4)]")
     process.ask("[mark(n, n + 1) for n in range(4)]")
     before = _blocks(process)
-    held.parks("bare", _found(_hashes(before)))
+    held.parks(_found(_hashes(before)))
     held.comes_back()
     assert _blocks(process) == before
 
@@ -348,7 +355,7 @@ def test_the_memory_of_a_keeper_that_was_killed_is_whole(start: Start) -> None:
     process.ask("[alloc(6 << 20) for _ in range(4)]")
     process.ask("[mark(n, n + 1) for n in range(4)]")
     before = _blocks(process)
-    parking = held.parks("bare", _found(_hashes(before)))
+    parking = held.parks(_found(_hashes(before)))
     parking.finish_copy()
     assert not (held.memory / parking.parked.file).exists()
     parking.close()  # all that the holder sees of it is the end of its input
@@ -370,7 +377,7 @@ def test_what_a_holder_that_was_killed_had_not_copied_is_read_from_where_it_is(s
         with file.open("r+b") as f:
             f.write(before[: 4 * CHUNK])
 
-    parking = held.parks("bare", _found(hashes[:4], put_back))
+    parking = held.parks(_found(hashes[:4], put_back))
     parking.finish_copy()
     assert parking.holder is not None
     psutil.Process(parking.holder).kill()
@@ -482,13 +489,12 @@ def test_two_gpus_need_not_have_room_for_anything_twice(start: Start, free: int)
     process.ask(f"{ON_TWO}, {MARK}")
     with_room = [900 * MIB + free - size for _, size in process.ask("places()")]
     process.ask(f"[(on(n), alloc(left)) for n, left in enumerate({with_room}) if left > {free}]")
-    held.parks("bare", _found([]))
+    held.parks(_found([]))
     held.comes_back()
     assert process.ask("[marks(n) for n in range(150)]") == MARKS
 
 
-@pytest.mark.parametrize("file", ["new", "bare"])
-def test_of_two_gpus_what_is_known_and_zeros_are_not_copied(start: Start, file: FileState) -> None:
+def test_of_two_gpus_what_is_known_and_zeros_are_not_copied(start: Start) -> None:
     held = start(gpus=2)
     process = held.process
     process.ask("[(on(n % 2), alloc(2 + 2 * (n % 3) << 20)) for n in range(12)]")
@@ -502,7 +508,7 @@ def test_of_two_gpus_what_is_known_and_zeros_are_not_copied(start: Start, file: 
     told = [[gpu, size + (6 << 20 if n == 0 else 0)] for n, (gpu, size) in enumerate(places)]
     assert process.ask("places()") == told
     process.ask("cu.cuMemFree_v2(ctypes.c_uint64(blocks.pop()[0]))")
-    parking = held.parks(file, _found(blocks[0]), told)
+    parking = held.parks(_found(blocks[0]), told)
     parking.finish_copy()
     first = places[0][1] // CHUNK
     zeros = [blake3(bytes(CHUNK)).digest()] * 3
@@ -540,3 +546,118 @@ def test_gpus_that_cannot_access_each_other_are_left_to_the_driver(
     process = start(gpus=2).process
     process.ask("alloc(4 << 20), on(1), alloc(4 << 20), create(20 << 20)")
     assert process.ask("ours.gpuckpt_parkable()") == 0
+
+
+def _host_memory(held: HeldProcess) -> int:
+    """Return how many bytes of memory the files of what is parked take."""
+    return sum(file.stat().st_blocks * 512 for file in held.memory.iterdir())
+
+
+def test_only_what_is_in_use_of_a_large_reservation_takes_memory_and_room(start: Start) -> None:
+    """As JAX makes one: three quarters of the GPU, of which little is ever touched."""
+    held = start(free=1300 * MIB)
+    process = held.process
+    assert process.ask("create(1088 << 20)") == 0
+    process.ask("mark(0, 7)")
+    assert held.shows() == Seen(in_use=3 * CHUNK, new=3 * CHUNK)
+    assert _host_memory(held) <= 4 * CHUNK
+    parking = held.parks()
+    parking.finish_copy()
+    assert parking.hashes.count(blake3(bytes(CHUNK)).digest()) == 1088 * MIB // CHUNK - 3
+    assert _host_memory(held) <= 4 * CHUNK
+    held.comes_back()
+    assert process.ask("marks(0)") == [7] * 3
+    file = held.memory / parking.parked.file
+    assert file.stat().st_size == 1088 * MIB
+    assert _host_memory(held) <= 4 * CHUNK
+
+
+@pytest.mark.parametrize("holder", [True, False], ids=["by the holder", "by the process itself"])
+def test_a_file_with_holes_brings_back_zeros_where_the_gpus_memory_was_another_s(start: Start, *, holder: bool) -> None:
+    held = start()
+    process = held.process
+    process.ask("create(80 << 20), alloc(40 << 20), mark(1, 5)")
+    parking = held.parks()
+    run_on(held.folder, process.pid)
+    parking.finish_copy()
+    parking.rest()
+    process.is_used.touch()
+    if not holder:
+        parking.do_without_holder()
+    held.comes_back()
+    assert process.ask("marks(0), marks(1)") == [[0] * 3, [5] * 3]
+    assert _host_memory(held) <= 4 * CHUNK
+
+
+@pytest.mark.parametrize(
+    ("change", "size"),
+    [
+        ("cu.cuMemFree_v2(ctypes.c_uint64(blocks.pop(0)[0]))", 30),
+        ("[cu.cuMemFree_v2(ctypes.c_uint64(blocks.pop(0)[0])), alloc(20 << 20), mark(2, 9)][0]", 50),
+        ("alloc(2 << 20)", None),
+    ],
+    ids=["freed", "other", "more"],
+)
+def test_what_changes_after_it_was_shown_is_parked_as_it_is_then(start: Start, change: str, size: int | None) -> None:
+    held = start()
+    process = held.process
+    process.ask("alloc(20 << 20), alloc(18 << 20), alloc(12 << 20), mark(0, 1), mark(1, 2), mark(2, 3)")
+    held.shows()
+    assert process.ask(change) == 0
+    before = _blocks(process)
+    if size is None:
+        # There is no place for more than was asked for: the driver copies all of it then.
+        assert held.parking is not None
+        assert held.parking.halt(process.pid)
+        assert not held.parking.park(process.pid, lambda parked: None)
+        assert held.parking.holder is None, "nobody has it open while the driver makes a checkpoint"
+    else:
+        held.parks()
+        held.comes_back()
+    assert _blocks(process) == before
+    assert process.ask("[cu.cuMemFree_v2(ctypes.c_uint64(a)) for a, _ in blocks]") == [0] * len(process.ask("blocks"))
+    assert free_bytes(process) == 1 << 40
+
+
+def test_what_is_given_up_while_it_is_shown_can_be_had_again_at_once(start: Start) -> None:
+    """A cell that runs while a save is prepared has the GPU to itself, however full it is."""
+    held = start(free=100 * MIB)
+    process = held.process
+    process.ask("alloc(40 << 20), alloc(40 << 20), mark(0, 1), mark(1, 2)")
+    held.shows()
+    assert process.ask("cu.cuMemFree_v2(ctypes.c_uint64(blocks.pop(0)[0]))") == 0
+    assert process.ask("alloc(60 << 20), mark(1, 3)") == [0, None]
+    assert process.ask("[marks(n) for n in range(2)]") == [[2] * 3, [3] * 3]
+
+
+def test_memory_of_which_more_is_in_use_by_then_is_saved_all_the_same(start: Start) -> None:
+    held = start()
+    process = held.process
+    process.ask("create(256 << 20), mark(0, 1)")
+    assert held.shows() == Seen(3 * CHUNK, 3 * CHUNK)
+    process.ask("ctypes.memset(blocks[0][0] + (64 << 20), 5, 64 << 20)")
+    before = process.ask("ctypes.string_at(blocks[0][0] + (100 << 20), 8).hex()")
+    parking = held.parks()
+    parking.finish_copy()
+    assert _host_memory(held) >= 64 << 20
+    held.comes_back()
+    assert process.ask("ctypes.string_at(blocks[0][0] + (100 << 20), 8).hex()") == before
+    assert process.ask("marks(0)") == [1] * 3
+
+
+def test_memory_that_there_is_no_room_for_by_then_is_given_back(start: Start) -> None:
+    held = start()
+    process = held.process
+    process.ask("create(256 << 20), mark(0, 1)")
+    held.shows()
+    assert held.parking is not None
+    assert held.parking.holder is not None
+    process.ask("ctypes.memset(blocks[0][0] + (64 << 20), 5, 64 << 20)")
+    with memory_cgroup(300 << 20) as group:
+        group.join(held.parking.holder)
+        parking = held.parks()
+        with pytest.raises(DriverError, match="host memory"):
+            parking.finish_copy()
+        held.comes_back()  # the holder ends with it
+    assert process.ask("marks(0)") == [1] * 3
+    assert process.ask("ctypes.string_at(blocks[0][0] + (100 << 20), 8).hex()") == "05" * 8

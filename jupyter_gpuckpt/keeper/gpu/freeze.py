@@ -5,26 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ...client.in_progress import ParkedMemory
 from ...errors import Cancelled, DriverError, GpuckptError, KernelLost, Refused
 from ...freeze import cuda, parking_channel
 from ...freeze import parking as parking_
-from ...freeze.parking import Elsewhere, FileState, Parked, Parking
+from ...freeze.parking import HASH, Elsewhere, FileState, Parked, Parking
+from ...freeze.ranges import Range, size_of, within
 from ...freeze.staging_buffer import StagingBuffer
 from ...freeze.vram import VramFiles
 from ...linux import processes
-from ...store import Postponed, Progress
+from ...store import CHUNK, HASH_OF_ZEROS, Postponed, Progress
 from ..namespace import Namespace
 from . import gate
 
-__all__ = ["GpuFreeze", "GpuReturn", "LookElsewhere", "noted_parked", "parked_in", "parked_of", "place_of"]
+__all__ = [
+    "GpuFreeze",
+    "GpuReturn",
+    "Judge",
+    "LookElsewhere",
+    "judge_nothing",
+    "noted_parked",
+    "parked_in",
+    "parked_of",
+    "place_of",
+]
 
 log = logging.getLogger("gpuckpt.keeper")
 T = TypeVar("T")
@@ -48,6 +62,12 @@ _WORTH_PARKING = 256 << 20
 
 LookElsewhere = Callable[[], Elsewhere]
 """Says what of parked memory is found elsewhere."""
+Judge = Callable[[int], None]
+"""Refuses what has no room, where so many bytes of what processes have on GPUs are zeros."""
+
+
+def judge_nothing(_: int) -> None:
+    """Leave it to others to look for room."""
 
 
 class GpuFreeze:
@@ -64,9 +84,12 @@ class GpuFreeze:
 
     Attributes
     ----------
-    hashes : by the name of its file, those of all chunks of what a process parked, once it is copied, where the file
-        lacks what is found elsewhere.
+    hashes : by the name of its file, those of all chunks of what a process parked, once it is copied, where they could
+        be made.
+    zeros : how many bytes of all that are zeros, as far as that is known.
     """
+
+    zeros = 0
 
     def __init__(
         self,
@@ -84,46 +107,69 @@ class GpuFreeze:
         self._worker, self._space, self._vram = worker, space, vram
         self._pids, self._described = pids, described
         self._parkings: dict[int, Parking] = {}
+        self._elsewhere: Elsewhere | None = None
 
-    async def prepare(self, may_park: Container[int] | None = None) -> None:
+    async def prepare(self, may_park: Container[int] | None = None, judge: Judge = judge_nothing) -> None:
         """Make the memory ready that VRAM goes into; these processes may park, all where it is None.
 
         Raises
         ------
-        Refused : memory cannot be parked that has to be.
+        Refused : memory cannot be parked that has to be; host memory has no room for what is in use; or as `judge`.
         """
         if not self._pids:
             return
         held = {one["pid"]: one["used"] for one in self._described["processes"]}
         sizes = {pid: sum(held[pid].values()) for pid in self._pids}
-        parks = [pid for pid in self._pids if may_park is None or pid in may_park]
-        if not parking_.is_supported():
-            parks = []
-        space = self._space
-        places = await _together(functools.partial(parking_channel.parkable, space.run_dir), parks)
-        parked = {
-            pid: Parked(processes.inner_pid(pid), 0, tuple(each)) for pid, each in zip(parks, places, strict=True)
-        }
-        parked = {pid: one for pid, one in parked.items() if one.size >= self._least(pid)}
-        look = self._look_elsewhere if parked else None
-        elsewhere = await asyncio.to_thread(look) if look is not None else None
-        state: FileState = "bare" if elsewhere is not None and elsewhere.is_most else "new"
+        parked = await self._parkable(may_park)
+        elsewhere = None
+        if parked and self._look_elsewhere is not None:
+            elsewhere = self._elsewhere = await asyncio.to_thread(self._look_elsewhere)
 
         def begin(one: Parked) -> Parking:
-            return Parking(space.run_dir, self._vram.outside, self._vram.inside, one, state, elsewhere=elsewhere)
+            space, vram = self._space, self._vram
+            return Parking(space.run_dir, vram.outside, vram.inside, one, "new", elsewhere=elsewhere)
 
         self._parkings = dict(zip(parked, await _together(begin, parked.values()), strict=True))
-        for pid, parking in self._parkings.items():
-            sizes[pid] = max(0, sizes[pid] - parking.parked.size)
-        names = {pid: (str(processes.inner_pid(pid)), size) for pid, size in sizes.items()}
+        names = {
+            pid: (str(processes.inner_pid(pid)), max(0, size - parked[pid].size) if pid in parked else size)
+            for pid, size in sizes.items()
+        }
         await asyncio.to_thread(self._vram.prepare, names)
         ready = dict(zip(self._parkings, await _together(Parking.get_ready, self._parkings.values()), strict=True))
         free = {gpu.uuid: gpu.free for gpu in await asyncio.to_thread(self._worker.gpus)} if any(ready.values()) else {}
-        for pid, parking in list(self._parkings.items()):
-            if not ready[pid] or not _has_room(parking.parked.gpus, free):
-                del self._parkings[pid]
-                await asyncio.to_thread(parking.close)
+        await self._keep_those(pid for pid, one in parked.items() if ready[pid] and _has_room(one.gpus, free))
         self._refuse_but(self._parkings)
+        await self._stage(sum(sizes.values()), judge)
+        self._refuse_but(self._parkings)
+
+    async def _parkable(self, may_park: Container[int] | None) -> dict[int, Parked]:
+        """Return what is worth parking of these processes, by pid."""
+        pids = [pid for pid in self._pids if may_park is None or pid in may_park] if parking_.is_supported() else []
+        places = await _together(functools.partial(parking_channel.parkable, self._space.run_dir), pids)
+        found = {pid: Parked(processes.inner_pid(pid), 0, tuple(each)) for pid, each in zip(pids, places, strict=True)}
+        return {pid: one for pid, one in found.items() if one.size >= self._least(pid)}
+
+    async def _stage(self, size: int, judge: Judge) -> None:
+        """See what is in use of what can be parked, and make memory ready for it; all of the GPU memory is `size`.
+
+        Raises
+        ------
+        Refused : as `prepare`.
+        """
+        parkings = self._parkings
+        seen = dict(zip(parkings, await _together(lambda one: one[1].see(one[0]), parkings.items()), strict=True))
+        known = {pid: (parkings[pid].parked.size, one) for pid, one in seen.items() if one is not None}
+        judge(sum(all_of_it - one.in_use for all_of_it, one in known.values()))
+        needed = size - sum(all_of_it - one.new for all_of_it, one in known.values())
+        await asyncio.to_thread(cuda.refuse_without_memory, self._pids, needed)
+        staged = dict(zip(parkings, await _together(Parking.stage, parkings.values()), strict=True))
+        await self._keep_those(pid for pid, is_staged in staged.items() if is_staged)
+
+    async def _keep_those(self, pids: Iterable[int]) -> None:
+        """End the parkings of all processes but these: the driver copies what those have."""
+        keep = set(pids)
+        ending = [self._parkings.pop(pid) for pid in list(self._parkings) if pid not in keep]
+        await _together(Parking.close, ending)
 
     def _least(self, pid: int) -> int:
         """Return from how many bytes on the memory of a process is parked."""
@@ -203,7 +249,17 @@ class GpuFreeze:
         """
         await _together(Parking.finish_copy, self._parkings.values())
         self.hashes = {one.parked.file: one.hashes for one in self._parkings.values() if one.hashes}
+        await asyncio.to_thread(self._count)
         return self.parked()
+
+    def _count(self) -> None:
+        keys = Counter(key for hashes in self.hashes.values() for key in _cut(hashes))
+        count = sum(keys.values())
+        self.zeros = keys.pop(HASH_OF_ZEROS, 0) * CHUNK
+        known = set(_cut(self._elsewhere.hashes)) if self._elsewhere is not None else set()
+        if count:
+            new = sum(number for key, number in keys.items() if key not in known)
+            log.info("%d of %d chunks of GPU memory are new", new, count)
 
     async def rest(self) -> None:
         """Let the processes run on without their GPU state, and have what helps give up all that it has on GPUs.
@@ -275,6 +331,7 @@ class GpuReturn:
     vram : the files with what was in VRAM.
     read_again : writes what was parked into its file, where it was read straight to the GPU and is lost there; may
         raise `GpuckptError`.
+    in_use : by the name of its file, where what a process parked is not zero; all of it, unless said.
     """
 
     def __init__(
@@ -285,8 +342,9 @@ class GpuReturn:
         gpu_map: Mapping[str, str] | None,
         vram: VramFiles,
         read_again: Callable[[Parked], None] | None = None,
+        in_use: Mapping[str, Sequence[Range]] = MappingProxyType({}),
     ) -> None:
-        self._worker, self._space, self._parked = worker, space, parked
+        self._worker, self._space, self._parked, self._in_use = worker, space, parked, in_use
         self._gpu_map, self._vram, self._read_again = gpu_map, vram, read_again
         self._parkings: list[Parking] = []
         self._preloading: asyncio.Task[object] | None = None
@@ -327,7 +385,7 @@ class GpuReturn:
         places = self._places(free)
         parked_on: dict[str, list[int]] = {}
         for parked in self._parked:
-            for gpu, size in parked.gpus.items():
+            for gpu, size in self._used(parked).items():
                 parked_on.setdefault(places[gpu], []).append(size)
         if early and any(free[place] <= _HELPER * len(sizes) for place, sizes in parked_on.items()):
             return
@@ -339,10 +397,21 @@ class GpuReturn:
             if reading and have_room.issuperset(places[gpu] for gpu in parked.gpus):
                 state = "brought"
             again = functools.partial(self._read_again, parked) if self._read_again is not None else None
-            return Parking(self._space.run_dir, self._vram.outside, self._vram.inside, parked, state, places, again)
+            in_use, vram = self._in_use.get(parked.file), self._vram
+            return Parking(
+                *(self._space.run_dir, vram.outside, vram.inside, parked, state, places, again), in_use=in_use
+            )
 
         self._parkings = await _together(parking, self._parked)
         await _together(Parking.get_still, self._parkings)
+
+    def _used(self, parked: Parked) -> dict[str, int]:
+        """Return the bytes of what a process parked that are not zero, by the UUID of the GPU that they were on."""
+        in_use = self._in_use.get(parked.file)
+        if in_use is None:
+            return parked.gpus
+        ends = zip(parked.gpus.items(), itertools.accumulate(parked.gpus.values()), strict=True)
+        return {gpu: size_of(within([(end - size, end)], in_use)) for (gpu, size), end in ends}
 
     def _places(self, here: Iterable[str]) -> dict[str, str]:
         """Return the GPU here (UUIDs, in order) for each GPU that has parked memory."""
@@ -521,6 +590,10 @@ async def _together(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         if isinstance(one, BaseException):
             raise one
     return [one for one in done if not isinstance(one, BaseException)]
+
+
+def _cut(hashes: bytes) -> list[bytes]:
+    return [hashes[at : at + HASH] for at in range(0, len(hashes), HASH)]
 
 
 async def _done(task: asyncio.Task[None] | None) -> None:

@@ -20,7 +20,7 @@ from ...linux import processes
 from ..namespace import Namespace
 from ..staging import vram_files
 from . import gate
-from .freeze import GpuFreeze, GpuReturn, noted_parked, parked_in, parked_of, place_of
+from .freeze import GpuFreeze, GpuReturn, Judge, judge_nothing, noted_parked, parked_in, parked_of, place_of
 from .late_vram import LateVram
 
 __all__ = ["HELPER", "FrozenAsleep", "GpuSleep"]
@@ -313,8 +313,9 @@ class FrozenAsleep(GpuFreeze):
         super().__init__(worker, space, asleep.living, asleep.described, asleep.vram)
         self._asleep = asleep
 
-    async def prepare(self, may_park: Container[int] | None = None) -> None:
+    async def prepare(self, may_park: Container[int] | None = None, judge: Judge = judge_nothing) -> None:
         """There is nothing to make ready."""
+        judge(0 if self._asleep.late is not None else await asyncio.to_thread(self._asleep.vram.holes))
 
     async def freeze(self, note: Callable[[Sequence[ParkedMemory]], None]) -> None:
         """There is nothing on a GPU."""

@@ -133,7 +133,7 @@ class _Room:
     gpu_map: Mapping[str, str] | None = field(default=None, init=False)
 
     def __call__(self, private: int, described: Mapping[str, Any]) -> None:
-        preflight.room_for_copies(private + sum(cuda.needs(described).values()), self.wanted.count)
+        preflight.room_for_copies(private + cuda.in_use(described), self.wanted.count)
         preflight.has_gpu_state(bool(described), self.wanted.gpus, _NOT_FORKED)
         if described:
             self.gpu_map = cuda.fits(

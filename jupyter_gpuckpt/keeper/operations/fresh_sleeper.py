@@ -22,6 +22,7 @@ from ...errors import (
     Refused,
 )
 from ...freeze.criu_program import CriuProgram
+from ...freeze.ranges import Range
 from ...linux.root_only import environment
 from ...operations.results import Restored
 from ...snapshots import kept_files, needs
@@ -33,6 +34,7 @@ from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import faults_in
 from ..files import lifetime, placed_files
 from ..files.placed_files import Lacking, Placement
+from ..gpu.freeze import parked_in
 from ..namespace import Namespace
 from ..staging import disk_folder, fits_in_memory, vram_files
 from .parts import CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM, WORKING_COPY
@@ -62,6 +64,8 @@ class RestorePlan:
     """Bytes of its own files that are put in place."""
     parts: frozenset[str]
     """The parts of it that hold them."""
+    parked_in_use: Mapping[str, Sequence[Range]]
+    """By the name of its file, where what a process had parked is not zero."""
 
     def is_wanted(self, path: str) -> bool:
         """Tell whether a part of the snapshot is read."""
@@ -87,8 +91,10 @@ def plan_restore(store: Store, name: str) -> tuple[Manifest, RestorePlan]:
     parts = frozenset(placed_files.parts_of(lacking.files))
     outside = (VRAM + "/", kept_files.FILES + "/")
     images_size = sum(contents.size_of(path) for path in contents.files if not path.startswith(outside))
+    files = {one.file: f"{VRAM}/{one.file}" for one in parked_in(manifest.cuda)}
+    in_use = {file: contents.data_of(path) for file, path in files.items() if path in contents.files}
     return manifest, RestorePlan(
-        [file for file in needed if file.path not in brought], lacking, images_size, placed, parts
+        [file for file in needed if file.path not in brought], lacking, images_size, placed, parts, in_use
     )
 
 

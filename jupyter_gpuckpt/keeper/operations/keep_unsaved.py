@@ -71,7 +71,7 @@ async def keep_unsaved(
     saving = Operation("save", name)
 
     def refuse(private: int, described: Mapping[str, Any]) -> None:
-        if limit is not None and private + sum(cuda.needs(described).values()) > limit * _PACE:
+        if limit is not None and private + cuda.in_use(described) > limit * _PACE:
             raise _TakesLong("It was not saved.", "It has too much memory for that to take a moment.", "")
 
     ending = asyncio.create_task(_end(saving, operation, limit))

@@ -47,7 +47,7 @@ _CLIENTS = 0.5  # how long a kernel's clients may take to close their connection
 def has_room(keeper: Keeper, manifest: Manifest, gpu_map: Mapping[str, str] | None, *, gpu_later: bool) -> bool:
     """Tell whether memory and GPUs have room for a snapshot beside what runs; with `gpu_later` GPUs need not have."""
     needs = cuda.needs(manifest.cuda)
-    needed = sum(needs.values()) + processes_of(manifest).private_bytes
+    needed = cuda.in_use(manifest.cuda) + processes_of(manifest).private_bytes
     if needed > memory.room(os.getpid()).bytes:
         return False
     if needs and not gpu_later:

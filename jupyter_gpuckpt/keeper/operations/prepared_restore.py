@@ -76,7 +76,8 @@ class PreparedRestore:
             undoing.push_async_callback(new.discard)
             parked = parked_in(manifest.cuda)
             read_again = functools.partial(_read_parked, store, manifest, new)
-            gpu = GpuReturn(keeper.worker, new.space, parked, fits.gpu_map, vram_files(new.space), read_again)
+            vram, in_use = vram_files(new.space), request.parked_in_use
+            gpu = GpuReturn(keeper.worker, new.space, parked, fits.gpu_map, vram, read_again, in_use)
             undoing.push_async_callback(gpu.close)
             await gpu.prepare(early=True, reading=not lazily)
             late = LateVram(store, manifest.name, manifest.id, VRAM, new.vram) if lazily else None

@@ -98,7 +98,7 @@ async def save(
     program = await asyncio.to_thread(usable_criu)
     async with contextlib.AsyncExitStack() as closing:
         writer = closing.enter_context(await asyncio.to_thread(_writer, keeper, store, operation.name, request.replace))
-        gpu, memory = _Elsewhere(keeper, store, writer), HostMemory(keeper, writer)
+        memory = HostMemory(keeper, writer)
         closing.push_async_callback(asyncio.to_thread, memory.close)
         taken = await take(
             keeper,
@@ -107,7 +107,7 @@ async def save(
             program,
             progress,
             check,
-            look_elsewhere=gpu.look_elsewhere,
+            look_elsewhere=functools.partial(_elsewhere, keeper, store, writer),
             memory_before=memory.before,
         )
         memory.tell(taken.frozen.memory)
@@ -118,7 +118,6 @@ async def save(
             await progress.enter("writing")
             # The kernel runs: it does not wait for what is written about files, nor for their copies.
             await describe(keeper, writer, taken, progress, with_files=request.with_files)
-            gpu.tell_hashes(taken.frozen)
             operation.let_kernel_go()
             letting_go = asyncio.create_task(
                 _let_go(operation, request, writer.id, taken.frozen, progress, on_progress)
@@ -147,35 +146,13 @@ async def save(
     return done
 
 
-_FEW = 8
-"""One part in so many of what a kernel has on the GPU is little."""
-
-
-class _Elsewhere:
-    """What of a kernel's GPU memory the store has in the snapshot before: it is not copied, read or hashed again."""
-
-    def __init__(self, keeper: Keeper, store: Store, writer: Writer) -> None:
-        self._keeper, self._store, self._writer = keeper, store, writer
-        self._known: frozenset[bytes] = frozenset()
-
-    def look_elsewhere(self) -> Elsewhere:
-        """Return what is found in the store."""
-        parent = next((m for m in self._store.list() if m.id == self._keeper.state.parent_id), None)
-        with contextlib.suppress(StoreError):  # then all is copied
-            self._known = frozenset(self._writer.held_of(parent, lambda path: path.endswith(PARKED)))
-        is_most = parent is not None and self._keeper.few_vram_is_new
-        return Elsewhere(b"".join(self._known), lambda into, made: self._writer.put_back(into, _cut(made)), is_most)
-
-    def tell_hashes(self, frozen: Frozen) -> None:
-        """Tell the writer what was found on the GPU, and note whether it was much for the next save."""
-        found = {file: _cut(hashes) for file, hashes in frozen.gpu.hashes.items()}
-        for file, keys in found.items():
-            self._writer.hashed(f"{VRAM}/{file}", keys)
-        if found:
-            count = sum(map(len, found.values()))
-            new = sum(key not in self._known for keys in found.values() for key in keys)
-            self._keeper.few_vram_is_new = new * _FEW <= count
-            log.info("%d of %d chunks of GPU memory are new", new, count)
+def _elsewhere(keeper: Keeper, store: Store, writer: Writer) -> Elsewhere:
+    """Return what of a kernel's GPU memory the store has in the snapshot before; it is not copied again."""
+    parent = next((m for m in store.list() if m.id == keeper.state.parent_id), None)
+    known: list[bytes] = []
+    with contextlib.suppress(StoreError):  # then all is copied
+        known = writer.held_of(parent, lambda path: path.endswith(PARKED))
+    return Elsewhere(b"".join(known), lambda into, made: writer.put_back(into, _cut(made)))
 
 
 def _cut(hashes: bytes) -> list[bytes]:
@@ -242,6 +219,8 @@ async def describe(
     for folder, inside in ((staging.outside, CRIU_IMAGES), (staging.vram.outside, VRAM)):
         if not folder.is_relative_to(writer.directory):
             writer.include(folder, inside)
+    for file, hashes in taken.frozen.gpu.hashes.items():
+        writer.hashed(f"{VRAM}/{file}", _cut(hashes))
     files = await asyncio.to_thread(_describe, keeper, keeper.namespace(), writer, taken, progress, with_files)
     taken.frozen.process = replace(taken.frozen.process, files=files)
 
@@ -360,7 +339,7 @@ class RoomInStore:
     store: Store
 
     def __call__(self, private: int, described: Mapping[str, Any]) -> None:
-        needed = private + sum(cuda.needs(described).values())
+        needed = private + cuda.in_use(described)
         free, where = shutil.disk_usage(self.store.root).free, f" in {self.store.root}"
         if memory.is_in_memory(self.store.root) and (room := memory.room(os.getpid())).bytes < free:
             free, where = room.bytes, f"{room.where}: {self.store.root} lies in memory"

@@ -128,7 +128,8 @@ async def _fall_asleep(keeper: Keeper, agent: ReadyForSleep, progress: Operation
     described: dict[str, Any] = {"processes": []}
     unless_parked: Mapping[int, Refused] = {}
     if on_gpu:
-        unless_parked = await asyncio.to_thread(cuda.preflight, worker, on_gpu, {kernel: agent.peers})
+        peers = {kernel: agent.peers}
+        unless_parked = await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers, room_later=True)
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     vram = vram_files(space)
     await asyncio.to_thread(vram.discard)

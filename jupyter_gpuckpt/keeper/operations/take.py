@@ -53,7 +53,11 @@ _AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepare
 _NO_MEMORY = "It was paused until it was written to disk: there is too little free memory to buffer it."
 
 Check = Callable[[int, Mapping[str, Any]], None]
-"""Refuses, before a freeze, what could not be done with the kernel's private bytes and `cuda.describe` of it."""
+"""Refuses, before a freeze, what could not be done with the kernel's private bytes and `cuda.describe` of it.
+
+It is called twice: before anything is known of what is in use on GPUs, as if all were zeros, and when that was seen
+(`cuda.in_use`).
+"""
 
 
 @dataclass
@@ -133,8 +137,10 @@ async def take(
         agent = await progress.or_cancelled(before_save(channel, has_agent))
         patience = _AFTER_FAILURE
         found = await _look(keeper, agent)
-        check(found.private, found.described)
-        freeze = _Freeze(keeper, operation, directory, program, progress, left, found, look_elsewhere, memory_before)
+        check(found.private, found.with_zeros(sum(cuda.needs(found.described).values())))
+        freeze = _Freeze(
+            *(keeper, operation, directory, program, progress, left, found, check, look_elsewhere, memory_before)
+        )
         staging, frozen = await freeze.take()
         undoing.pop_all()
     if left == "running":
@@ -238,6 +244,10 @@ class _Found:
     unless_parked: Mapping[int, Refused]
     """Why those of its processes are refused that could not be restored if their memory were not parked."""
 
+    def with_zeros(self, size: int) -> Mapping[str, Any]:
+        """Return what `cuda.describe` says, with so many bytes that are zeros."""
+        return {**self.described, "zeros": size} if self.described else self.described
+
 
 async def _look(keeper: Keeper, agent: ReadyForSave) -> _Found:
     """See what there is to take. Raises `Refused` and `SaveFailed` for what could not be dumped, or not be undone."""
@@ -252,7 +262,7 @@ async def _look(keeper: Keeper, agent: ReadyForSave) -> _Found:
     unless_parked: Mapping[int, Refused] = {}
     if on_gpu and asleep is None:
         peers = {kernel: agent.peers} if agent.peers is not None else {}
-        unless_parked = await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)
+        unless_parked = await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers, room_later=True)
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     private = processes.private_bytes(tree) + processes.swapped_bytes(tree) + _only_in_shared_memory(space, tree)
     if asleep is not None:
@@ -271,6 +281,7 @@ class _Freeze:
     progress: OperationProgress
     left: criu.Left
     found: _Found
+    check: Check
     look_elsewhere: LookElsewhere | None
     memory_before: Callable[[], memory_copy.Before | None] | None
 
@@ -295,7 +306,7 @@ class _Freeze:
             undoing.push_async_callback(asyncio.to_thread, self._end_twins)
             gpu = self._gpu_side(staging)
             undoing.push_async_callback(gpu.close)
-            await gpu.prepare()
+            await gpu.prepare(judge=self._judge)
             await self.progress.enter("freezing", quiet=True)
             began = time.monotonic()
             await gpu.freeze(parks)
@@ -333,13 +344,19 @@ class _Freeze:
             private_bytes=found.private,
             frozen_seconds=seconds,
         )
-        described = {**found.described, **({"parked": [asdict(one) for one in parked]} if parked else {})}
+        described = dict(found.described)
+        if parked:
+            described |= {"parked": [asdict(one) for one in parked], "zeros": gpu.zeros}
         frozen = Frozen(seconds, gpu, described, process, notes, found.still, copied)
         if self.left == "running":
             frozen.begin_to_tidy()
             keeper.state.operation = None
             keeper.note_state()
         return staging, frozen
+
+    def _judge(self, zeros: int) -> None:
+        """Refuse what has no room, where so many bytes of GPU memory are zeros."""
+        self.check(self.found.private, self.found.with_zeros(zeros))
 
     def _write_down(self) -> SaveInProgress:
         """Tell the next keeper what to undo, should this one be killed."""

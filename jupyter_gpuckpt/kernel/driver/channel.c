@@ -59,11 +59,10 @@ void hear(channel *from, char *line, size_t size, int seconds) {
   line[length] = 0;
 }
 
-static int open_fifo(const char *end) {
+int open_fifo(const char *end, int flags) {
   char path[4096];
   snprintf(path, sizeof path, "%s/%s-%d-%s", run_folder() ? run_folder() : "", name, (int)getpid(), end);
-  /* For both directions: it is waited for nobody. */
-  return open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  return open(path, flags | O_CLOEXEC | O_NOFOLLOW);
 }
 
 static void *wait_for_the_keeper(void *nothing) {
@@ -76,7 +75,7 @@ static void *wait_for_the_keeper(void *nothing) {
   sigaddset(&called, CALLED);
   for (int more = 0;;) {
     if (sigtimedwait(&called, NULL, more ? &pause : NULL) == CALLED) {
-      channel with = {open_fifo("to"), open_fifo("from")};
+      channel with = {open_fifo("to", O_RDWR), open_fifo("from", O_RDWR)}; /* in both directions: nobody is waited for */
       if (with.in >= 0 && with.out >= 0) converse(&with);
       if (with.in >= 0) close(with.in);
       if (with.out >= 0) close(with.out);

@@ -13,6 +13,9 @@ void be_there(const char *name, void (*converse)(channel *), int (*idle)(void));
 /* Where the keeper puts files for this process; NULL where there is no keeper. */
 const char *run_folder(void);
 
+/* Open the FIFO NAME-PID-END of this process, where the keeper has made it; -1 where it cannot be. */
+int open_fifo(const char *end, int flags);
+
 void say(channel *to, const char *text, ...) __attribute__((format(printf, 2, 3)));
 
 /* Read a line of at most `size` - 1 bytes, in so many seconds (0: however long it takes); empty where none comes. */

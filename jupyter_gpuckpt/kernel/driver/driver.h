@@ -35,7 +35,7 @@ extern struct driver {
   fn BindMem, CtxGetCurrent, CtxGetDevice, CtxSynchronize, CtxPush, CtxPop, PrimaryRetain, PrimaryRelease;
   fn CtxCreate, CtxCreate3, CtxCreate4;
   fn DeviceCount, DeviceUuid, DeviceAttribute, CanAccessPeer, EnablePeerAccess, DisablePeerAccess, PrimaryState;
-  fn HtoD, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, GetProcAddress, GetProcAddress2;
+  fn HtoD, MemsetD8, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, GetProcAddress, GetProcAddress2;
 } cu;
 
 /* Have every call look at the gate, until it has been shut and opened again, or is not shut for seconds. */
@@ -92,6 +92,11 @@ void take_parts(memory *m);
 /* -- peers.c */
 
 int keep_gpus_apart(int apart);
+
+/* -- parking.c; both with the memory's lock */
+
+void memory_changed(void); /* what can be parked is, or will in a moment be, something else */
+int wait_for_holder(void); /* until it has closed what it was shown; 0 where there was nothing */
 
 #define OWN_FUNCTIONS(O) \
   O(cuMemAlloc_v2) O(cuMemAllocPitch_v2) O(cuMemFree_v2) O(cuMemGetAddressRange_v2) O(cuIpcGetMemHandle) \

@@ -67,6 +67,12 @@ static mapping *mapping_at(uint64_t address) {
 
 /* -- physical memory */
 
+/* It is not to be parked any more. */
+static void stays(memory *m) {
+  if (!m->shared) memory_changed();
+  m->shared = 1;
+}
+
 static int is_foreign(const mapping *at, const access_desc *access) {
   return access->place.type != ON_DEVICE || access->place.id != device_of(at->of);
 }
@@ -88,7 +94,7 @@ static void note_access(mapping *at, const access_desc *access) {
       return;
     }
   if (at->accesses == MOST_DEVICES) {
-    at->of->shared = 1; /* it cannot be mapped again as it was */
+    stays(at->of); /* it cannot be mapped again as it was */
     return;
   }
   at->access[at->accesses++] = *access;
@@ -139,6 +145,7 @@ void take_parts(memory *m) {
 }
 
 static void forget(memory *m) {
+  memory_changed();
   for (size_t i = 0; i < memory_count; i++)
     if (memories[i] == m) memories[i] = memories[--memory_count];
   free(m->handles);
@@ -155,13 +162,16 @@ static memory *new_memory(uint64_t size, uint64_t part, const allocation_prop *p
   m->part = part;
   m->prop = *prop;
   if (!(m->handles = malloc(parts_of(m) * sizeof *m->handles))) return free(m), NULL;
+  memory_changed();
   return memories[memory_count++] = m;
 }
 
-/* Give it all that it lacks; where that fails, it keeps what it has. */
+/* Give it all that it lacks; where that fails, it keeps what it has. What was given up while the holder had it open may
+ * not have left the GPU yet. */
 static int give_all(memory *m) {
   int result = 0;
-  while (!result && m->had < parts_of(m)) result = give_part(m);
+  while (!result && m->had < parts_of(m))
+    if ((result = give_part(m)) == OUT_OF_MEMORY && wait_for_holder()) result = give_part(m);
   return result;
 }
 
@@ -436,7 +446,7 @@ int own_cuMemSetAccess(uint64_t address, size_t size, const access_desc *access,
     if (at->address >= address + size || at->address + at->size <= address) continue;
     int whole = at->address >= address && at->address + at->size <= address + size;
     known = 1;
-    if (!whole) at->of->shared = 1; /* one mapping with two kinds of access is not kept account of */
+    if (!whole) stays(at->of); /* one mapping with two kinds of access is not kept account of */
     for (size_t k = 0; whole && k < count; k++) note_access(at, &access[k]);
     if (are_apart) result = set_access(at, at->address, at->size);
   }
@@ -449,7 +459,7 @@ int own_cuMemExportToShareableHandle(void *exported, uint64_t handle, int type, 
   lock_memory();
   memory *m = of_handle(handle);
   int result = m && parts_of(m) > 1 ? NOT_SUPPORTED : 0;
-  if (m && !result && !(result = cu.Export(exported, m->handles[0], type, flags))) m->shared = 1;
+  if (m && !result && !(result = cu.Export(exported, m->handles[0], type, flags))) stays(m);
   unlock_memory();
   return m ? result : cu.Export(exported, handle, type, flags);
 }
@@ -477,7 +487,7 @@ int own_cuMulticastBindMem(uint64_t multicast, size_t to, uint64_t handle, size_
   lock_memory();
   memory *m = of_handle(handle);
   int result = m && parts_of(m) > 1 ? NOT_SUPPORTED : 0;
-  if (m && !result && !(result = cu.BindMem(multicast, to, m->handles[0], offset, size, flags))) m->shared = 1;
+  if (m && !result && !(result = cu.BindMem(multicast, to, m->handles[0], offset, size, flags))) stays(m);
   unlock_memory();
   return m ? result : cu.BindMem(multicast, to, handle, offset, size, flags);
 }

@@ -27,6 +27,7 @@
 enum { PROTOCOL = 3 };       /* how the holder is talked to; said to the keeper, since a restored process may be older */
 enum { BATCH = 64 };         /* parts in one message, with a descriptor each */
 enum { ACK_SECONDS = 60 };   /* for how long the holder may take over one message */
+enum { CLOSE_SECONDS = 5 };   /* for how long the holder may take to close what it was shown */
 enum { KEEPER_SECONDS = 10 }; /* for how long the keeper may take to say what comes next, until memory is parked */
 
 /* Where a part's bytes are while it is parked, and how many. */
@@ -99,10 +100,10 @@ static int hear_number(int holder, uint64_t *number) {
   return got == sizeof *number ? 0 : -1;
 }
 
-/* Wait until the holder has its end. Only it has, from then on: when it ends, it is noticed at once. */
-static int meet(int pair[2]) {
-  uint64_t nothing;
-  if (hear_number(pair[0], &nothing)) return -1;
+/* Wait until the holder has its end, and hear its `greeting`. Only it has that end, from then on: when it ends, it is
+ * noticed at once. */
+static int meet(int pair[2], uint64_t *greeting) {
+  if (hear_number(pair[0], greeting)) return -1;
   close(pair[1]);
   pair[1] = -1;
   return 0;
@@ -152,7 +153,7 @@ static int retain_contexts(void) {
   return result;
 }
 
-/* -- there */
+/* -- before */
 
 static int by_device(const void *one, const void *other) {
   int a = device_of(*(memory *const *)one), b = device_of(*(memory *const *)other);
@@ -176,23 +177,79 @@ static int lay_out(const uint64_t places[MOST_DEVICES], uint64_t *end) {
   return 0;
 }
 
-/* Hand all memory to the holder, and keep nothing but the addresses. Nothing is changed where it fails. */
-static int hand_over(int pair[2], const uint64_t places[MOST_DEVICES]) {
-  batch b = {.to = pair[0]};
-  uint64_t end;
-  int result = meet(pair);
-  if (!result) result = synchronize();
-  if (!result) result = lay_out(places, &end);
+/* Send all that can be parked, for the holder to open. */
+static int send_all(batch *b) {
+  int result = 0;
   for (size_t i = 0; !result && i < memory_count; i++) {
     memory *m = memories[i];
     if (!is_parkable(m)) continue;
     for (size_t part = 0; !result && part < parts_of(m); part++) {
-      if (b.count == BATCH) result = flush(&b, (item){m->offset + part * m->part, part_size(m, part)});
-      if (!result) result = add(&b, m, part);
+      if (b->count == BATCH) result = flush(b, (item){m->offset + part * m->part, part_size(m, part)});
+      if (!result) result = add(b, m, part);
     }
   }
+  return result;
+}
+
+static int was_shown;  /* whether the holder may have memory open that this process goes on with */
+static int is_same;    /* whether that is what there is */
+static uint64_t shown; /* the end of it */
+
+/* Tell the holder, by a FIFO, that what it was shown is not what there is any more: what it has open stays on the GPU
+ * when this process gives it up, so it has to close it. Returns whether it has not yet: after that it closes its end. */
+static int tell_changed(void) {
+  int fd = was_shown ? open_fifo("changed", O_WRONLY | O_NONBLOCK) : -1;
+  if (fd < 0) return is_same = was_shown = 0;
+  ssize_t told = is_same ? write(fd, "", 1) : 1;
+  is_same = 0;
+  close(fd);
+  return told == 1;
+}
+
+void memory_changed(void) {
+  if (is_same) tell_changed();
+}
+
+int wait_for_holder(void) {
+  struct timespec pause = {.tv_nsec = 2000000};
+  int patience = CLOSE_SECONDS * 500;
+  if (!tell_changed()) return 0;
+  while (patience-- && tell_changed()) nanosleep(&pause, NULL);
+  return 1;
+}
+
+/* Show the holder what there is, for it to open, before anything is held still: opening it takes long, and it sees how
+ * much of it is in use. The process goes on with its memory. */
+static int show(int pair[2], const uint64_t places[MOST_DEVICES]) {
+  batch b = {.to = pair[0]};
+  uint64_t greeting;
+  int result = meet(pair, &greeting);
+  if (result) return result;
+  lock_memory();
+  if (memory_count && !(result = retain_contexts())) {
+    was_shown = 1;
+    if (!(result = lay_out(places, &shown))) result = send_all(&b);
+    is_same = !result;
+    release_contexts();
+  }
+  unlock_memory(); /* the holder takes its time */
+  if (!result) result = finish(&b, shown);
+  while (b.count) close(b.fds[--b.count]);
+  return result;
+}
+
+/* -- there */
+
+/* Hand all memory to the holder, and keep nothing but the addresses. Nothing is changed where it fails. */
+static int hand_over(int pair[2], const uint64_t places[MOST_DEVICES]) {
+  batch b = {.to = pair[0]};
+  uint64_t has_shown, end = shown;
+  int result = meet(pair, &has_shown);
+  if (!result) result = synchronize();
+  if (!result && !(has_shown && is_same) && !(result = lay_out(places, &end))) result = send_all(&b);
   if (!result) result = finish(&b, end);
   while (b.count) close(b.fds[--b.count]);
+  is_same = was_shown = 0;
   for (size_t i = 0; !result && i < memory_count; i++)
     if (is_parkable(memories[i])) take_parts(memories[i]);
   return result;
@@ -209,7 +266,7 @@ static int have_filled(void) {
   if (open_pair(pair)) return -1;
   batch b = {.to = pair[0]};
   say(keeper, "socket %d %d\n", pair[1], PROTOCOL);
-  result = meet(pair);
+  result = meet(pair, &more);
   are_apart = 0; /* the driver has restored the process */
   for (size_t i = 0; !result && i < memory_count; i++) {
     memory *m = memories[i];
@@ -232,14 +289,28 @@ static int have_filled(void) {
   return result;
 }
 
-static int copy_to_part(const memory *m, size_t part, const char *bytes) {
+/* Copy a part's bytes from a file that is mapped at `bytes`; it has holes for zeros, which need no host memory. */
+static int copy_bytes(uint64_t address, uint64_t size, const char *bytes, int fd, uint64_t offset) {
+  int result = cu.MemsetD8(address, 0, size);
+  off_t at = (off_t)offset, end = (off_t)(offset + size);
+  while (!result && at < end && (at = lseek(fd, at, SEEK_DATA)) >= 0 && at < end) {
+    off_t hole = lseek(fd, at, SEEK_HOLE);
+    if (hole < 0) return -1;
+    if (hole > end) hole = end;
+    result = cu.HtoD(address + (uint64_t)at - offset, bytes + at, (size_t)(hole - at));
+    at = hole;
+  }
+  return result;
+}
+
+static int copy_to_part(const memory *m, size_t part, const char *bytes, int fd) {
   uint64_t address, size = part_size(m, part);
   access_desc access = {m->prop.place, READ_WRITE};
   int result = cu.AddressReserve(&address, size, (size_t)0, (uint64_t)0, (uint64_t)0);
   if (result) return result;
   if (!(result = cu.Map(address, size, (size_t)0, m->handles[part], (uint64_t)0))) {
     if (!(result = cu.SetAccess(address, size, &access, (size_t)1)) && !(result = enter(device_of(m)))) {
-      result = cu.HtoD(address, bytes, size);
+      result = copy_bytes(address, size, bytes, fd, m->offset + part * m->part);
       leave();
     }
     cu.Unmap(address, size);
@@ -255,8 +326,7 @@ static int load(const char *path) {
   if (fd < 0) return -1;
   char *bytes = MAP_FAILED;
   if (!fstat(fd, &status)) bytes = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_SHARED, fd, 0);
-  close(fd);
-  if (bytes == MAP_FAILED) return -1;
+  if (bytes == MAP_FAILED) return close(fd), -1;
   are_apart = 0;
   for (size_t i = 0; !result && i < memory_count; i++) {
     memory *m = memories[i];
@@ -264,10 +334,11 @@ static int load(const char *path) {
     if (m->offset + m->size > (uint64_t)status.st_size) result = -1;
     for (size_t part = 0; !result && part < parts_of(m); part++) {
       if (m->had <= part) result = give_part(m);
-      if (!result) result = copy_to_part(m, part, bytes + m->offset + part * m->part);
+      if (!result) result = copy_to_part(m, part, bytes, fd);
     }
   }
   munmap(bytes, (size_t)status.st_size);
+  close(fd);
   return result;
 }
 
@@ -354,9 +425,8 @@ PUBLIC int64_t gpuckpt_parkable_on(int device, unsigned char uuid[16]) {
   return bytes;
 }
 
-/* Read what a line says after "park": for each GPU, how many bytes the holder has room for. */
-static int read_places(const char *line, uint64_t places[MOST_DEVICES]) {
-  const char *command = "park";
+/* Read what a line says after a command: for each GPU, how many bytes the holder has room for. */
+static int read_places(const char *line, const char *command, uint64_t places[MOST_DEVICES]) {
   if (strncmp(line, command, strlen(command))) return 0;
   char *at = (char *)line + strlen(command);
   for (int device = 0; device < MOST_DEVICES && *at; device++) places[device] = strtoull(at, &at, 10);
@@ -404,6 +474,8 @@ static void say_what_there_is(void) {
 /* What the keeper wants of this process. What there is is said first; then come
  *
  * - watch: every call looks at the gate from now on, until the gate has been shut and opened again: "watching"
+ * - show, with the bytes for each GPU: "showing", and the descriptor that the holder is to take; then "shown", or
+ *   "unshown" and what failed
  * - halt: no Python code runs from now on, where there is Python: "halted", this thread's id, and the descriptor that
  *   the holder is to take
  * - park, with the bytes for each GPU: "parked", or "not" and what failed; then `stay_parked`, and the end
@@ -421,6 +493,13 @@ static void converse(channel *with) {
     if (!strcmp(line, "watch")) {
       watch_gate();
       say(keeper, "watching\n");
+    } else if (pair[0] < 0 && read_places(line, "show", places) && !open_pair(pair)) {
+      say(keeper, "showing %d %d\n", pair[1], PROTOCOL);
+      int result = show(pair, places);
+      close_pair(pair);
+      pair[0] = pair[1] = -1;
+      if (result) say(keeper, "unshown %d\n", result);
+      else say(keeper, "shown\n");
     } else if (!strcmp(line, "halt") && pair[0] < 0 && !open_pair(pair)) {
       has_python = enter_python(&state);
       say(keeper, "halted %ld %d %d\n", syscall(SYS_gettid), pair[1], PROTOCOL);
@@ -428,7 +507,7 @@ static void converse(channel *with) {
       break;
     }
   }
-  if (pair[0] >= 0 && read_places(line, places))
+  if (pair[0] >= 0 && read_places(line, "park", places))
     python = park(pair, places, has_python);
   else
     say(keeper, "not %d\n", -1);
