@@ -51,8 +51,10 @@ class OneAtATime:
         """The kinds of those that wait until that is done."""
         return [operation.kind for operation in self._queued]
 
-    async def wait_for_others(self, operation: Operation, on_progress: ProgressCallback, *, patient: bool) -> None:
-        """Wait for what is under way where that is right for such an operation, or break it off.
+    async def wait_for_others(
+        self, operation: Operation, on_progress: ProgressCallback, *, patient: bool, for_all: bool = False
+    ) -> None:
+        """Wait for what is under way where that is right for such an operation, or break it off; or `for_all`.
 
         Raises
         ------
@@ -60,8 +62,8 @@ class OneAtATime:
         """
         kind = operation.kind
         while (under_way := self.current) is not None and not self._may_begin_beside(kind):
-            soon = patient and (kind_of(under_way.kind).waited_for or under_way.unasked or kind == "wake")
-            if not (soon or under_way.answering):
+            soon = patient and (kind_of(under_way.kind).waited_for or under_way.unasked)
+            if not (soon or for_all or under_way.answering):
                 return
             if under_way.kind in kind_of(kind).breaks_off:
                 under_way.cancelling.set()

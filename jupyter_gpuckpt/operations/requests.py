@@ -69,6 +69,11 @@ class Long(Request[R]):
     operation: str = ""
     """By this it is cancelled."""
 
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether it waits for whatever is under way, and is not refused for that."""
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class Save(Long[results.Saved]):
@@ -259,6 +264,11 @@ class Hibernate(Long[results.Hibernated]):
     at_once: bool = False
     """Whether a cell that comes meanwhile does not break it off."""
 
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether a server or a machine goes down: a kernel that is not on the disk by then is lost."""
+        return self.end or self.at_once
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wake(Long[results.Woken]):
@@ -270,6 +280,11 @@ class Wake(Long[results.Woken]):
     breaks_off = ("sleep", "hibernate")
     of_hibernated = True
     gpus: list[int] = field(default_factory=list)
+
+    @property
+    def waits_for_all(self) -> bool:
+        """A cell wants the kernel, whoever is at work on it."""
+        return True
 
 
 # -- what is done beside the operations

@@ -17,7 +17,7 @@ async def _may_begin(operations: OneAtATime, kind: str) -> bool:
 
     async def begin() -> None:
         operation = Operation(kind, "it")
-        await operations.wait_for_others(operation, to_nobody, patient=True)
+        await operations.wait_for_others(operation, to_nobody, patient=True, for_all=kind == "wake")
         await operations.wait_until_written(operation, to_nobody)
         with operations.begin(operation):
             pass
@@ -76,7 +76,7 @@ def test_one_that_waits_for_another_is_listed_and_can_be_cancelled() -> None:
         operations = OneAtATime()
         with operations.begin(Operation("restore", "x", "one")) as restore:
             wake = Operation("wake", "it", "other")
-            waiting = asyncio.create_task(operations.wait_for_others(wake, to_nobody, patient=True))
+            waiting = asyncio.create_task(operations.wait_for_others(wake, to_nobody, patient=True, for_all=True))
             await asyncio.sleep(0)
             assert operations.queued == ["wake"]
             assert operations.cancel("other")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from jupyter_servers import Server, running
-from notebooks import wait_until
+from notebooks import PATIENCE, wait_until
 
 pytestmark = pytest.mark.criu
 
@@ -93,6 +93,28 @@ def test_a_server_stops_and_its_kernels_are_resumed_by_the_next(tmp_path: Path, 
             (kernel,) = server.ask("GET", "kernels")["kernels"]
             assert kernel["parent"] == {"name": "base", "id": base}
             assert server.save(other, "later")["parent"] == base
+
+
+@pytest.mark.parametrize("doing", ["hibernate", "restore", "save"])
+def test_a_stop_waits_for_what_is_just_done_with_a_kernel_and_then_hibernates_it(tmp_path: Path, doing: str) -> None:
+    with running(tmp_path, GPUCKPT_HIBERNATE_ON="stop") as server:
+        session = {"path": "a.ipynb", "name": "a.ipynb", "type": "notebook", "kernel": {"name": "python3-gpuckpt"}}
+        kernel_id = server.request("POST", "api/sessions", json=session).json()["kernel"]["id"]
+        with server.connected(kernel_id) as notebook:
+            notebook.run("import os; x, much = 41, os.urandom(500_000_000)")
+        if doing == "restore":
+            server.save(kernel_id, "before")
+        server.ask("POST", f"kernels/{kernel_id}/{doing}", {"name": "new"} if doing == "save" else {}, 202)
+        wait_until(lambda: server.ask("GET", "kernels")["kernels"][0]["state"] != "running", what="it does not begin")
+        server.process.terminate()
+        assert server.process.wait(PATIENCE) == 0
+        assert "was not saved" not in server.log.read_text()
+    with running(tmp_path) as server, server.notebook("a.ipynb") as (other, _):
+        (found,) = _hibernated(server)
+        done = server.finish(server.ask("POST", f"hibernated/{found['name']}/resume", {"kernel_id": other}, 202))
+        assert done["state"] == "done", done["error"]
+        with server.connected(other) as again:
+            assert again.value("x, len(much)") == "41 500000000"
 
 
 def test_none_is_started_anew_while_others_are_being_hibernated(tmp_path: Path) -> None:
