@@ -310,6 +310,7 @@ _JAX_GROWS = (
     'os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"\n'
     'os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_deterministic_ops=true"'
 )
+_JAX_ASYNC = _JAX_GROWS + '\nos.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "cuda_async"'
 _CUPY_ASYNC = "cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)"
 
 PROGRAMS = {
@@ -326,6 +327,7 @@ PROGRAMS = {
             ("jax",),
             takes_all=True,
         ),
+        Program("jax_async", _JAX.format(environment=_JAX_ASYNC) + _MIXED_SIZES + _JAX_ARRAYS, 4 * _GIB, ("jax",)),
         Program("cupy", _MIXED_SIZES + _CUPY.format(environment=""), 8 * _GIB, ("cupy",)),
         Program("cupy_async", _MIXED_SIZES + _CUPY.format(environment=_CUPY_ASYNC), 8 * _GIB, ("cupy",)),
         _torch("torch_expandable", _blocks("min(20 << 20, SIZE)"), 8, _allocator("expandable_segments:True")),

@@ -88,7 +88,6 @@ int cuDeviceGetUuid_v2(char *uuid, int device) { memset(uuid, 0xab + device, 16)
 int cuDeviceGetUuid(char *uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
 int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = 0; return 0; }
 int cuDevicePrimaryCtxRetain(uint64_t *context, int device) { *context = device + 1; return 0; }
-int cuDevicePrimaryCtxRelease_v2(int device) { return 0; }
 int cuDeviceCanAccessPeer(int *can, int device, int peer) { *can = !getenv("MADE_UP_APART"); return 0; }
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *active = 1; return 0; }
 /* Which GPUs have access to small memory of others: the driver's own peer access. */
@@ -106,8 +105,6 @@ int cuCtxGetDevice(int *device) { *device = current; return 0; }
 int cuCtxCreate_v2(uint64_t *context, unsigned flags, int device) { return cuDevicePrimaryCtxRetain(context, device); }
 int cuCtxCreate_v3(uint64_t *context, void *a, int b, unsigned c, int device) { return cuCtxCreate_v2(context, 0, device); }
 int cuCtxCreate_v4(uint64_t *context, void *a, unsigned b, int device) { return cuCtxCreate_v2(context, 0, device); }
-int cuCtxSynchronize(void) { return 0; }
-int cuCtxSynchronize_v2(void *context) { return 0; }
 int cuCtxPushCurrent_v2(uint64_t context) { before[depth++] = current; current = context - 1; return 0; }
 int cuCtxPopCurrent_v2(uint64_t *context) { *context = current + 1; current = before[--depth]; return 0; }
 int cuMemGetAllocationGranularity(size_t *size, void *prop, int option) { *size = 2 << 20; return 0; }
@@ -227,6 +224,113 @@ int cuModuleGetFunction(void **function, void *module, const char *name) { *func
 int cuLaunchKernel(void *f, unsigned count, unsigned gy, unsigned gz, unsigned x, unsigned y, unsigned z, unsigned shared,
                    void *stream, void **arguments, void **extra) {
   hash_chunks(*(void **)arguments[0], *(void **)arguments[1], count);
+  return 0;
+}
+
+/* Streams: work that is begun in one is done when the test says so, or somebody waits for it. */
+enum { STREAMS = 64, NOT_READY = 600 };
+static struct stream { uint64_t begun, done, waited[STREAMS]; int device, capturing, destroyed; } streams[STREAMS];
+static int stream_count = 8; /* the first ones are the GPUs' default streams */
+static struct stream *stream(void *handle) {
+  static __thread int own;
+  if (handle == (void *)2 && !own) own = stream_count++;
+  return handle == (void *)2 ? &streams[own] : (uintptr_t)handle < 2 ? &streams[current] : handle;
+}
+/* A stream's work is done only when that is which it waited for. */
+static int reach(struct stream *s, uint64_t done) {
+  if (s->done >= done) return 0;
+  s->done = done;
+  for (int i = 0; i < stream_count; i++) reach(&streams[i], s->waited[i]);
+  return 0;
+}
+int cuStreamCreate(struct stream **made, unsigned flags) {
+  *made = &streams[stream_count++];
+  (*made)->device = current;
+  return 0;
+}
+int cuStreamDestroy_v2(struct stream *s) { return s->destroyed++ ? 400 : 0; }
+int cuStreamGetId(void *s, uint64_t *id) { return *id = stream(s) - streams + 1, 0; }
+int cuStreamGetCtx(void *s, void **context) {
+  return *context = (void *)(intptr_t)((uintptr_t)s <= 2 ? current + 1 : ((struct stream *)s)->device + 1), 0;
+}
+int cuStreamGetGreenCtx(void *s, void **context) { return *context = NULL, 0; }
+int cuStreamIsCapturing(void *s, int *status) { return *status = stream(s)->capturing, 0; }
+int cuStreamQuery(void *s) {
+  if (stream(s)->destroyed) abort();
+  return stream(s)->done < stream(s)->begun ? NOT_READY : 0;
+}
+int cuStreamSynchronize(void *s) { return reach(stream(s), stream(s)->begun); }
+int cuStreamSynchronize_ptsz(void *s) { return cuStreamSynchronize(s ? s : (void *)2); }
+struct event { struct stream *in; uint64_t at, waited[STREAMS]; };
+int cuEventCreate(struct event **made, unsigned flags) { return *made = calloc(1, sizeof **made), 0; }
+int cuEventDestroy_v2(struct event *e) { return free(e), 0; }
+int cuEventRecord(struct event *e, void *s) {
+  if (stream(s)->destroyed || stream(s)->capturing) abort();
+  *e = (struct event){stream(s), stream(s)->begun};
+  memcpy(e->waited, stream(s)->waited, sizeof e->waited);
+  e->waited[e->in - streams] = e->at;
+  return 0;
+}
+int cuEventQuery(const struct event *e) { return e->in->done < e->at ? NOT_READY : 0; }
+int cuEventSynchronize(const struct event *e) { return reach(e->in, e->at); }
+int cuStreamWaitEvent(void *s, const struct event *e, unsigned flags) {
+  for (int i = 0; i < stream_count; i++)
+    if (&streams[i] != stream(s) && stream(s)->waited[i] < e->waited[i]) stream(s)->waited[i] = e->waited[i];
+  stream(s)->begun += e->in->done < e->at; /* to wait is work, too */
+  return 0;
+}
+int cuThreadExchangeStreamCaptureMode(int *mode) { return 0; }
+int cuCtxSynchronize(void) {
+  for (int i = 0; i < stream_count; i++) reach(&streams[i], streams[i].begun);
+  return 0;
+}
+int cuCtxSynchronize_v2(void *context) { return cuCtxSynchronize(); }
+int cuCtxDestroy_v2(void *context) { return 0; }
+int cuDevicePrimaryCtxReset_v2(int device) { return 0; }
+int cuDevicePrimaryCtxRelease_v2(int device) { return 0; }
+/* What the tests ask: each memset in a stream is work. */
+int cuMemsetD8Async(uint64_t to, unsigned char value, size_t size, void *s) { return stream(s)->begun++, 0; }
+int cuStreamGetPriority(void *s, uint64_t *begun_and_done) { return memcpy(begun_and_done, stream(s), 16), 0; }
+int cuStreamGetFlags(void *s, uint64_t *waited) { return memcpy(waited, stream(s)->waited, sizeof stream(s)->waited), 0; }
+int cuStreamGetAttribute(void *s, int done, void *value) { return reach(stream(s), done); }
+int cuStreamBeginCapture_v2(void *s, int mode) { return stream(s)->capturing = 1, 0; }
+int cuStreamEndCapture(void *s, void **graph) { return stream(s)->capturing = 0; }
+
+/* Pools, of which the library asks no more than their settings. */
+static struct pool { uint64_t threshold; } default_pools[8], *chosen_pools[8];
+int cuDeviceTotalMem_v2(size_t *size, int device) { return *size = gpu->size < 1ull << 36 ? gpu->size : 1ull << 36, 0; }
+int cuDeviceGetDefaultMemPool(struct pool **pool, int device) { return *pool = &default_pools[device], 0; }
+int cuDeviceGetMemPool(struct pool **pool, int device) {
+  return *pool = chosen_pools[device] ?: &default_pools[device], 0;
+}
+int cuDeviceSetMemPool(int device, struct pool *pool) { return chosen_pools[device] = pool, 0; }
+int cuMemPoolCreate(struct pool **pool, const void *props) { return *pool = calloc(1, sizeof **pool), 0; }
+int cuMemPoolDestroy(struct pool *pool) {
+  for (int i = 0; i < 8; i++)
+    if (chosen_pools[i] == pool) chosen_pools[i] = NULL;
+  return pool >= default_pools && pool < default_pools + 8;
+}
+int cuMemPoolTrimTo(struct pool *pool, size_t keep) { return 0; }
+int cuMemPoolSetAccess(struct pool *pool, const void *access, size_t count) { return 0; }
+int cuMemPoolSetAttribute(struct pool *pool, int attribute, uint64_t *value) {
+  if (attribute == 4) pool->threshold = *value;
+  return 0;
+}
+int cuMemPoolGetAttribute(struct pool *pool, int attribute, uint64_t *value) {
+  *value = attribute == 4 ? pool->threshold : 0;
+  return 0;
+}
+int cuMemAllocAsync(uint64_t *address, size_t size, void *s) { return size > free_bytes(current) ? OUT_OF_MEMORY : 11; }
+int cuMemAllocFromPoolAsync(uint64_t *address, size_t size, void *pool, void *s) {
+  return size > free_bytes(current) ? OUT_OF_MEMORY : 12;
+}
+int cuMemFreeAsync(uint64_t address, void *s) { return 13; }
+int cuMemAllocAsync_ptsz(uint64_t *address, size_t size, void *s) { return 1101; }
+int cuMemAllocFromPoolAsync_ptsz(uint64_t *address, size_t size, void *pool, void *s) { return 1201; }
+int cuMemFreeAsync_ptsz(uint64_t address, void *s) { return 1301; }
+int cuPointerGetAttribute(uint64_t *data, int attribute, uint64_t address) { return *data = 14, 0; }
+int cuPointerGetAttributes(unsigned count, int *attributes, uint64_t **data, uint64_t address) {
+  for (unsigned i = 0; i < count; i++) *data[i] = 15;
   return 0;
 }
 

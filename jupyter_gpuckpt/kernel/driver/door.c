@@ -118,9 +118,24 @@ static int load(void) {
       {&cu.Free, "cuMemFree_v2"}, {&cu.AddressRange, "cuMemGetAddressRange_v2"},
       {&cu.IpcGetMemHandle, "cuIpcGetMemHandle"}, {&cu.GetProcAddress, "cuGetProcAddress"},
       {&cu.GetProcAddress2, "cuGetProcAddress_v2"},
+      {&cu.AllocAsync, "cuMemAllocAsync"}, {&cu.AllocFromPoolAsync, "cuMemAllocFromPoolAsync"},
+      {&cu.FreeAsync, "cuMemFreeAsync"}, {&cu.StreamIsCapturing, "cuStreamIsCapturing"},
+      {&cu.StreamGetId, "cuStreamGetId"}, {&cu.StreamGetCtx, "cuStreamGetCtx"},
+      {&cu.StreamGetGreenCtx, "cuStreamGetGreenCtx"}, {&cu.StreamQuery, "cuStreamQuery"},
+      {&cu.StreamSynchronize, "cuStreamSynchronize"}, {&cu.StreamWaitEvent, "cuStreamWaitEvent"},
+      {&cu.StreamDestroy, "cuStreamDestroy_v2"}, {&cu.EventCreate, "cuEventCreate"},
+      {&cu.EventDestroy, "cuEventDestroy_v2"}, {&cu.EventRecord, "cuEventRecord"}, {&cu.EventQuery, "cuEventQuery"},
+      {&cu.EventSynchronize, "cuEventSynchronize"}, {&cu.CtxDestroy, "cuCtxDestroy_v2"}, {&cu.PrimaryReset, "cuDevicePrimaryCtxReset_v2"},
+      {&cu.ExchangeCaptureMode, "cuThreadExchangeStreamCaptureMode"}, {&cu.DeviceTotalMem, "cuDeviceTotalMem_v2"},
+      {&cu.DeviceGetMemPool, "cuDeviceGetMemPool"}, {&cu.DeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool"},
+      {&cu.PoolCreate, "cuMemPoolCreate"}, {&cu.PoolDestroy, "cuMemPoolDestroy"}, {&cu.PoolTrimTo, "cuMemPoolTrimTo"},
+      {&cu.PoolSetAttribute, "cuMemPoolSetAttribute"}, {&cu.PoolGetAttribute, "cuMemPoolGetAttribute"},
+      {&cu.PoolSetAccess, "cuMemPoolSetAccess"}, {&cu.PointerGetAttribute, "cuPointerGetAttribute"},
+      {&cu.PointerGetAttributes, "cuPointerGetAttributes"},
   };
   int all = 1;
   for (size_t i = 0; i < sizeof used / sizeof *used; i++) all &= (*used[i].to = function(used[i].name)) != NULL;
+  cu.CtxSynchronize2 = function("cuCtxSynchronize_v2"); /* since 580 */
   const struct { const char *name; void *own; } own[] = {
 #define O(name) {#name, (void *)own_##name},
       OWN_FUNCTIONS(O) O(cuGetProcAddress) O(cuGetProcAddress_v2)

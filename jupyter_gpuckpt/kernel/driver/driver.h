@@ -36,6 +36,11 @@ extern struct driver {
   fn CtxCreate, CtxCreate3, CtxCreate4;
   fn DeviceCount, DeviceUuid, DeviceAttribute, CanAccessPeer, EnablePeerAccess, DisablePeerAccess, PrimaryState;
   fn HtoD, MemsetD8, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, GetProcAddress, GetProcAddress2;
+  fn AllocAsync, AllocFromPoolAsync, FreeAsync, StreamIsCapturing, StreamGetId, StreamGetCtx, StreamGetGreenCtx;
+  fn StreamQuery, StreamSynchronize, StreamWaitEvent, StreamDestroy, EventCreate, EventDestroy, EventRecord, EventQuery;
+  fn EventSynchronize, CtxSynchronize2, CtxDestroy, PrimaryReset, ExchangeCaptureMode, DeviceTotalMem;
+  fn DeviceGetMemPool, DeviceGetDefaultMemPool, PoolCreate, PoolDestroy, PoolTrimTo, PoolSetAttribute, PoolGetAttribute;
+  fn PoolSetAccess, PointerGetAttribute, PointerGetAttributes;
 } cu;
 
 /* Have every call look at the gate, until it has been shut and opened again, or is not shut for seconds. */
@@ -68,6 +73,7 @@ typedef struct {
   uint64_t address, size;
   memory *of;
   int is_block; /* made for cuMemAlloc: the addresses are reserved for it */
+  int is_piece; /* made for a pool */
   int accesses, is_apart; /* whether others' access is taken away */
   access_desc access[MOST_DEVICES];
 } mapping;
@@ -88,6 +94,16 @@ int join_current(void);
 int keep_memory_apart(int apart, int is_parked, int *done);
 int give_part(memory *m);
 void take_parts(memory *m);
+int is_at_work(int device);
+int new_piece(uint64_t address, uint64_t size, int device, const access_desc *others, int count);
+int is_block(uint64_t address);
+
+/* -- pools.c */
+
+int is_pooled(uint64_t address);
+void free_pooled(uint64_t address);
+int pooled_range(uint64_t *address, uint64_t *base, size_t *size, void **of);
+int give_back_pooled(void);
 
 /* -- peers.c */
 
@@ -102,7 +118,13 @@ int wait_for_holder(void); /* until it has closed what it was shown; 0 where the
   O(cuMemAlloc_v2) O(cuMemAllocPitch_v2) O(cuMemFree_v2) O(cuMemGetAddressRange_v2) O(cuIpcGetMemHandle) \
   O(cuMemCreate) O(cuMemRelease) O(cuMemMap) O(cuMemUnmap) O(cuMemSetAccess) O(cuMemExportToShareableHandle) \
   O(cuMemRetainAllocationHandle) O(cuMemGetAllocationPropertiesFromHandle) O(cuMulticastBindMem) \
-  O(cuCtxEnablePeerAccess) O(cuDevicePrimaryCtxRetain) O(cuCtxCreate_v2) O(cuCtxCreate_v3) O(cuCtxCreate_v4)
+  O(cuCtxEnablePeerAccess) O(cuDevicePrimaryCtxRetain) O(cuCtxCreate_v2) O(cuCtxCreate_v3) O(cuCtxCreate_v4) \
+  O(cuMemAllocAsync) O(cuMemAllocAsync_ptsz) O(cuMemAllocFromPoolAsync) O(cuMemAllocFromPoolAsync_ptsz) \
+  O(cuMemFreeAsync) O(cuMemFreeAsync_ptsz) O(cuMemPoolCreate) O(cuMemPoolDestroy) O(cuMemPoolTrimTo) \
+  O(cuMemPoolSetAttribute) O(cuMemPoolGetAttribute) O(cuMemPoolSetAccess) O(cuPointerGetAttribute) \
+  O(cuPointerGetAttributes) O(cuStreamSynchronize) O(cuStreamSynchronize_ptsz) O(cuEventSynchronize) \
+  O(cuCtxSynchronize) O(cuCtxSynchronize_v2) O(cuStreamDestroy_v2) O(cuCtxDestroy_v2) \
+  O(cuDevicePrimaryCtxReset_v2) O(cuDevicePrimaryCtxRelease_v2)
 /* `own_NAME` stands in for the driver's NAME. */
 #define O(name) int own_##name();
 OWN_FUNCTIONS(O)

@@ -223,7 +223,7 @@ static int join(int device) {
   if (gpus[device].joined) return 0;
   for (size_t i = 0; !result && i < mapping_count; i++) {
     mapping *at = &mappings[i];
-    if (!at->is_block) continue;
+    if (!at->is_block && !at->is_piece) continue;
     note_access(at, &(access_desc){gpus[device].prop.place, READ_WRITE});
     result = set_access(at, at->address, at->size);
   }
@@ -239,29 +239,57 @@ int join_current(void) {
   return result;
 }
 
+int is_at_work(int device) {
+  lock_memory();
+  int does = at_work(device);
+  unlock_memory();
+  return does;
+}
+
+/* Tell whether an address is the beginning of a block that cuMemAlloc gave out. */
+int is_block(uint64_t address) {
+  lock_memory();
+  const mapping *at = mapping_at(address);
+  int is = at && at->is_block && at->address == address;
+  unlock_memory();
+  return is;
+}
+
+/* Have new memory at addresses that are reserved; also those GPUs may access it that `others` tells. */
+static int map_new(mapping at, int device, const access_desc *others, int count) {
+  int result = join(device);
+  if (result) return result;
+  if (!make_room((void **)&mappings, mapping_count, &mapping_room, sizeof *mappings)) return OUT_OF_MEMORY;
+  if (!(at.of = new_memory(at.size, largest_part(), &gpus[device].prop))) return OUT_OF_MEMORY;
+  for (int i = 0; i < gpu_count; i++)
+    if (gpus[i].joined) note_access(&at, &(access_desc){gpus[i].prop.place, READ_WRITE});
+  for (int i = 0; i < count; i++) note_access(&at, &others[i]);
+  at.of->mapped = 1;
+  mappings[mapping_count++] = at;
+  if (!(result = give_all(at.of))) return 0;
+  take_parts(at.of);
+  mapping_count--;
+  forget(at.of);
+  return result;
+}
+
 static int new_block(uint64_t *address, uint64_t size) {
   int result, device;
   if (cu.CtxGetDevice(&device) || !at_work(device)) return NOT_SUPPORTED;
-  if ((result = join(device))) return result;
-  if (!make_room((void **)&mappings, mapping_count, &mapping_room, sizeof *mappings)) return OUT_OF_MEMORY;
   size_t granularity = gpus[device].granularity;
   mapping at = {.size = (size + granularity - 1) / granularity * granularity, .is_block = 1};
-  for (int i = 0; i < gpu_count; i++)
-    if (gpus[i].joined) at.access[at.accesses++] = (access_desc){gpus[i].prop.place, READ_WRITE};
   if ((result = cu.AddressReserve(&at.address, at.size, (size_t)0, (uint64_t)0, (uint64_t)0))) return result;
-  result = OUT_OF_MEMORY;
-  if ((at.of = new_memory(at.size, largest_part(), &gpus[device].prop))) {
-    at.of->mapped = 1;
-    mappings[mapping_count++] = at;
-    if (!(result = give_all(at.of))) {
-      *address = at.address;
-      return 0;
-    }
-    take_parts(at.of);
-    mapping_count--;
-    forget(at.of);
-  }
-  cu.AddressFree(at.address, at.size);
+  if (!(result = map_new(at, device, NULL, 0))) *address = at.address;
+  else cu.AddressFree(at.address, at.size);
+  return result;
+}
+
+/* Have memory of a GPU's at some of a pool's addresses. */
+int new_piece(uint64_t address, uint64_t size, int device, const access_desc *others, int count) {
+  mapping at = {.address = address, .size = size, .is_piece = 1};
+  lock_memory();
+  int result = at_work(device) ? map_new(at, device, others, count) : NOT_SUPPORTED;
+  unlock_memory();
   return result;
 }
 
@@ -289,7 +317,7 @@ static int left(int result, uint64_t size) {
   return result;
 }
 
-int own_cuMemAlloc_v2(uint64_t *address, size_t size) {
+static int allocate(uint64_t *address, size_t size) {
   if (size < SMALLEST || !address) {
     if (gpu_count != 1) join_current();
     return cu.Alloc(address, size);
@@ -299,6 +327,11 @@ int own_cuMemAlloc_v2(uint64_t *address, size_t size) {
   unlock_memory();
   /* What fails here fails there too, with the driver's own error. */
   return failed ? left(cu.Alloc(address, size), size) : 0;
+}
+
+int own_cuMemAlloc_v2(uint64_t *address, size_t size) {
+  int result = allocate(address, size);
+  return result == OUT_OF_MEMORY && give_back_pooled() ? allocate(address, size) : result;
 }
 
 int own_cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width, size_t height, unsigned element) {
@@ -314,6 +347,11 @@ int own_cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width, size_
 }
 
 int own_cuMemFree_v2(uint64_t address) {
+  if (is_pooled(address)) {
+    int result = synchronize();
+    if (!result) free_pooled(address);
+    return result;
+  }
   lock_memory();
   mapping *at = mapping_at(address);
   if (!at || !at->is_block || at->address != address) {
@@ -335,6 +373,7 @@ int own_cuMemFree_v2(uint64_t address) {
 }
 
 int own_cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) {
+  if (pooled_range(&address, base, size, NULL)) return 0;
   lock_memory();
   mapping *at = mapping_at(address);
   int ours = at && at->is_block;
@@ -357,7 +396,7 @@ int own_cuIpcGetMemHandle(void *handle, uint64_t address) {
 
 /* -- the virtual memory API, as programs use it */
 
-int own_cuMemCreate(uint64_t *handle, size_t size, const allocation_prop *prop, uint64_t flags) {
+static int create(uint64_t *handle, size_t size, const allocation_prop *prop, uint64_t flags) {
   int plain = handle && prop && !flags && prop->type == PINNED && prop->place.type == ON_DEVICE && size >= SMALLEST &&
               (prop->handle_types & ~POSIX_FD) == 0 && !prop->flags.compression && !prop->flags.usage;
   int result = NOT_SUPPORTED;
@@ -380,6 +419,11 @@ int own_cuMemCreate(uint64_t *handle, size_t size, const allocation_prop *prop, 
     unlock_memory();
   }
   return result ? left(cu.Create(handle, size, prop, flags), size) : 0;
+}
+
+int own_cuMemCreate(uint64_t *handle, size_t size, const allocation_prop *prop, uint64_t flags) {
+  int result = create(handle, size, prop, flags);
+  return result == OUT_OF_MEMORY && give_back_pooled() ? create(handle, size, prop, flags) : result;
 }
 
 int own_cuMemRelease(uint64_t handle) {
@@ -465,6 +509,7 @@ int own_cuMemExportToShareableHandle(void *exported, uint64_t handle, int type, 
 }
 
 int own_cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
+  if (pooled_range(&(uint64_t){(uint64_t)address}, NULL, NULL, NULL)) return INVALID_VALUE; /* as of the driver's pools */
   lock_memory();
   mapping *at = mapping_at((uint64_t)address);
   if (at && handle) {
