@@ -42,18 +42,18 @@ class _Place:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    cluster = Cluster()
+    cluster = Cluster(GraceTime="3")
     yield cluster
     cluster.close()
 
 
 @pytest.fixture
-def hub(cluster: Cluster) -> Iterator[Hub]:
-    """A hub on the controller's host, which this thread sees the network of."""
+def hub(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Hub]:
+    """A hub on the controller's host, which this thread sees the network of; its parameter is more configuration."""
     host: Host = cluster.controller
     with host.joined():
         runtime = 'lambda spawner: f"/tmp/jupyter-{spawner.user.name}"'
-        config = _CONFIG.format(address=host.address, bin=_BIN, runtime=runtime)
+        config = _CONFIG.format(address=host.address, bin=_BIN, runtime=runtime) + getattr(request, "param", "")
         environment = {"GPUCKPT_CRIU_PREFIX": str(settings.criu_prefix())}
         folder = cluster.hosts.folder / "hubs"
         folder.mkdir(exist_ok=True)
@@ -89,6 +89,35 @@ def test_a_notebook_goes_on_on_the_other_node(cluster: Cluster, hub: Hub) -> Non
         assert alice.run("print(secret)") == secret
         assert f" on {node}; resumed " in alice.run("%gpuckpt status")
         node = cluster.other(node)
+
+
+def _goes_on_elsewhere(cluster: Cluster, hub: Hub, node: str, secret: str) -> None:
+    """Check that alice's server is no more on a node, and that what she had comes back with it on the other."""
+    hub.wait_until_stopped("alice")
+    cluster.drained(node)
+    wait_until(lambda: not cluster.hosts[node].processes("alice"), PATIENCE, "processes are left")
+    alice = hub.start("alice")
+    assert _node(cluster) == cluster.other(node)
+    assert alice.run("print(secret)") == secret
+    assert f" on {node}; resumed " in alice.run("%gpuckpt status")
+    cluster.drained(node, resume=True)
+
+
+def test_a_server_that_is_preempted_leaves_its_kernels_to_the_next(cluster: Cluster, hub: Hub) -> None:
+    alice = hub.start("alice")
+    node, secret = _node(cluster), alice.run(_BEGIN)
+    urgent = "#!/bin/sh\nsleep 1000\n"
+    job = cluster.submits(urgent, "--partition=urgent", f"--nodelist={node}", "--cpus-per-task=2", user="bob")
+    job.wait_for("RUNNING")
+    _goes_on_elsewhere(cluster, hub, node, secret)
+
+
+@pytest.mark.parametrize("hub", ['c.BatchSpawnerBase.req_runtime = "1"\n'], indirect=True)
+def test_a_server_at_its_time_limit_leaves_its_kernels_to_the_next(cluster: Cluster, hub: Hub) -> None:
+    alice = hub.start("alice")
+    node, secret = _node(cluster), alice.run(_BEGIN)
+    wait_until(lambda: not cluster.asks("squeue", "-h", "--user=alice"), PATIENCE, "the limit is not kept")
+    _goes_on_elsewhere(cluster, hub, node, secret)
 
 
 def test_a_gigabyte_that_is_opened_on_the_other_node_answers_soon(cluster: Cluster, hub: Hub) -> None:
