@@ -2,17 +2,20 @@
 
 The order is NVIDIA's (CUDA driver API, "CUDA checkpointing"): lock, checkpoint, restore, unlock.
 All processes are locked before the first is checkpointed, so that none waits for another that is
-already away, and all are restored before the first is unlocked.
+already away, and all are restored before the first is unlocked. Each of these is done with all of
+them at once, by as many workers as there are.
 
 This module is the room's door; what it re-exports is described where it is made.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -69,11 +72,13 @@ def freeze(
     """
     processes = (described or describe(worker, pids))["processes"]
     try:
-        for pid in pids:
-            worker.lock(pid, settings.lock_timeout())
-        for pid in pids:
+        _raise_first(_together(worker, pids, lambda one, pid: one.lock(pid, settings.lock_timeout())))
+
+        def checkpoint(one: CudaWorker, pid: int) -> None:
             with taking(pid):
-                worker.checkpoint(pid)
+                one.checkpoint(pid)
+
+        _raise_first(_together(worker, pids, checkpoint))
     except DriverError as error:
         mend(worker, pids, processes)
         raise _save_failed(error) from error
@@ -101,21 +106,36 @@ def thaw(
     NoRoomYet : nothing was tried: `thaw` can be called again.
     """
     _wait_for_room(worker, gpu_map or {}, held or {}, patience=patience)
-    failures: dict[int, DriverError] = {}
-    for pid in reversed(pids):
-        try:
-            worker.restore(pid, gpu_map)
-        except DriverError as error:  # one lost child must not take the kernel with it
-            failures[pid] = error
-    for pid in reversed(pids):
-        if pid not in failures:
-            try:
-                worker.unlock(pid)
-            except DriverError as error:
-                failures[pid] = error
+    # One lost child must not take the kernel with it.
+    failures = _together(worker, pids, lambda one, pid: one.restore(pid, gpu_map))
+    failures |= _together(worker, [pid for pid in pids if pid not in failures], CudaWorker.unlock)
     for first in failures.values():
         first.data["lost"] = list(failures)
         raise first
+
+
+def _together(worker: CudaWorker, pids: Sequence[int], do: Callable[[CudaWorker, int], None]) -> dict[int, DriverError]:
+    """Do something with all processes at once, by the workers that there are; return what failed, by pid."""
+    failures: dict[int, DriverError] = {}
+
+    def try_it(one: CudaWorker, pid: int) -> None:
+        try:
+            do(one, pid)
+        except DriverError as error:
+            failures[pid] = error
+
+    if len(pids) == 1:
+        try_it(worker, pids[0])
+    elif pids:
+        workers = worker.all
+        with ThreadPoolExecutor(len(workers)) as together:
+            list(together.map(try_it, itertools.cycle(workers), pids))
+    return failures
+
+
+def _raise_first(failures: Mapping[int, DriverError]) -> None:
+    for error in failures.values():
+        raise error
 
 
 def mend(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar, get_args
 
 from .. import settings
@@ -46,6 +47,8 @@ _QUERY_TIMEOUT = 30.0
 """Seconds that a call may take which only asks."""
 _LOCK_GRACE = 5.0
 """Seconds that `lock` may outlast its own time limit."""
+_MOST = 8
+"""Workers at most: each imports CUDA."""
 
 
 class CudaWorker:
@@ -63,6 +66,21 @@ class CudaWorker:
     def __init__(self) -> None:
         self._program: LineProgram | None = None
         self._turn = threading.Lock()
+        self._others: list[CudaWorker] = []
+
+    def have_others(self, count: int) -> None:
+        """Start others beside this one, so that there are so many in all, up to `_MOST`, for calls at the same time."""
+        missing = min(count, _MOST) - len(self.all)
+        if missing > 0:
+            others = [CudaWorker() for _ in range(missing)]
+            with ThreadPoolExecutor(missing) as together:
+                list(together.map(CudaWorker.version, others))
+            self._others += others
+
+    @property
+    def all(self) -> list[CudaWorker]:
+        """This one, and those beside it."""
+        return [self, *self._others]
 
     @property
     def pid(self) -> int | None:
@@ -130,13 +148,18 @@ class CudaWorker:
         self._expect("unlock", pid, "running")
 
     def close(self) -> None:
-        """End the worker and close its pipes; the next call would start another one."""
+        """End the worker, and those beside it, and close the pipes; the next call would start another one."""
+        for other in self._others:
+            other.close()
+        self._others.clear()
         self.kill()
         with self._turn:
             self._discard()
 
     def kill(self) -> None:
-        """Kill the worker at once, also from another thread: a call under way fails."""
+        """Kill the worker, and those beside it, at once, also from another thread: a call under way fails."""
+        for other in list(self._others):
+            other.kill()
         program = self._program
         if program is not None:
             program.kill()

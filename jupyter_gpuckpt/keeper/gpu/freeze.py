@@ -135,6 +135,7 @@ class GpuFreeze:
             for pid, size in sizes.items()
         }
         await asyncio.to_thread(self._vram.prepare, names)
+        await asyncio.to_thread(self._worker.have_others, len(self._pids))
         ready = dict(zip(self._parkings, await _together(Parking.get_ready, self._parkings.values()), strict=True))
         free = {gpu.uuid: gpu.free for gpu in await asyncio.to_thread(self._worker.gpus)} if any(ready.values()) else {}
         await self._keep_those(pid for pid, one in parked.items() if ready[pid] and _has_room(one.gpus, free))
@@ -403,6 +404,7 @@ class GpuReturn:
             )
 
         self._parkings = await _together(parking, self._parked)
+        await asyncio.to_thread(self._worker.have_others, len(self._parked))
         await _together(Parking.get_still, self._parkings)
 
     def _used(self, parked: Parked) -> dict[str, int]:
