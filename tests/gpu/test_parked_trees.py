@@ -49,9 +49,8 @@ for rank in ranks: rank.wait()
 class Workers:
     """A job with workers."""
 
-    def __init__(self, folder: Path, ranks: int) -> None:
+    def __init__(self, folder: Path, worker: str, ranks: int) -> None:
         self.job, self._ranks = Job("workers"), {str(n) for n in range(ranks)}
-        worker = program(folder, WORKER)
         command = [worker, "0", "2"] if ranks == 1 else [program(folder, RANKS), worker]
         self.job.start(sys.executable, *command)
         self.all_go_on()
@@ -87,7 +86,7 @@ def _log(job: Job) -> str:
 
 @pytest.fixture(params=[1, 2], ids=["one process", "two ranks"])
 def workers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Workers]:
-    workers = Workers(tmp_path, request.param)
+    workers = Workers(tmp_path, program(tmp_path, WORKER), request.param)
     yield workers
     print(_log(workers.job))
     run("stop", workers.job.name, "--force")

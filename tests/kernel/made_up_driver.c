@@ -68,6 +68,7 @@ static int move(int pid, uint64_t from, uint64_t to) {
   struct state its;
   if (!read_state(pid, &its)) return NOT_INITIALIZED;
   if (its.now != from) return ILLEGAL_STATE;
+  if (its.peers && to == CHECKPOINTED) return ILLEGAL_STATE; /* the real one notices when it is too late */
   its.now = to;
   return write_state(pid, &its) ? 0 : ILLEGAL_STATE;
 }
@@ -93,11 +94,15 @@ int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *acti
 /* Which GPUs have access to small memory of others: the driver's own peer access. */
 static int has_access[16][16];
 int made_up_peer(int gpu, int other) { return has_access[gpu][other]; }
+static void switch_access(uint64_t context, int on) {
+  has_access[current][context - 1] = on;
+  if (has_state()) STATE->peers += on ? 1 : -1;
+}
 int cuCtxEnablePeerAccess(uint64_t context, unsigned flags) {
-  return has_access[current][context - 1] ? 704 : !(has_access[current][context - 1] = 1);
+  return has_access[current][context - 1] ? 704 : (switch_access(context, 1), 0);
 }
 int cuCtxDisablePeerAccess(uint64_t context) {
-  return has_access[current][context - 1] ? has_access[current][context - 1] = 0 : 705;
+  return has_access[current][context - 1] ? (switch_access(context, 0), 0) : 705;
 }
 int cuCtxGetCurrent(uint64_t *context) { *context = current + 1; return 0; }
 int cuCtxSetCurrent(uint64_t context) { current = context ? context - 1 : 0; return 0; }
@@ -124,13 +129,14 @@ int cuMemCreate(uint64_t *handle, size_t size, const int *prop, uint64_t flags) 
   }
   use(fd, 1, device);
   *handle = fd;
-  if (has_state()) STATE->bytes += size;
+  if (has_state()) STATE->bytes[device] += size;
   return 0;
 }
 int cuMemRelease(uint64_t handle) {
   struct stat status;
   fstat(handle, &status);
-  if (has_state()) STATE->bytes -= status.st_size;
+  for (uint64_t i = 0; has_state() && i < gpu->count; i++)
+    if (gpu->used[i].inode == status.st_ino) STATE->bytes[gpu->used[i].device] -= status.st_size;
   use(handle, -1, 0);
   return close(handle);
 }

@@ -1,4 +1,4 @@
-/* NVML of the made-up GPU: one, which has all that is asked for free, and the processes that the made-up driver is in. */
+/* NVML of the made-up GPUs, which have all that is asked for free, and the processes that the made-up driver is in. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <stdlib.h>
@@ -12,10 +12,12 @@ struct process { unsigned pid; unsigned long long used; unsigned gpu, compute; }
 
 int nvmlInit_v2(void) { return OK; }
 const char *nvmlErrorString(int number) { return "no"; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return OK; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = (void *)1; return OK; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = atoi(getenv("MADE_UP_GPUS") ?: "1"); return OK; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = (void *)(uintptr_t)index; return OK; }
 int nvmlDeviceGetUUID(void *device, char *text, unsigned size) {
-  strcpy(text, "GPU-abababab-abab-abab-abab-abababababab");
+  unsigned b = 0xab + (uintptr_t)device;
+  snprintf(text, size, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b, b, b, b, b, b, b, b, b, b, b,
+           b, b, b, b, b);
   return OK;
 }
 int nvmlDeviceGetName(void *device, char *text, unsigned size) { strcpy(text, "Made-up GPU"); return OK; }
@@ -30,8 +32,8 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *room, struct
   struct state its;
   for (struct dirent *one; (one = readdir(all));) {
     int pid = atoi(one->d_name);
-    if (pid <= 0 || !read_state(pid, &its)) continue;
-    if (count < size) found[count] = (struct process){pid, its.bytes};
+    if (pid <= 0 || !read_state(pid, &its) || !its.bytes[(uintptr_t)device]) continue;
+    if (count < size) found[count] = (struct process){pid, its.bytes[(uintptr_t)device]};
     count++;
   }
   closedir(all);

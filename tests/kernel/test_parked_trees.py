@@ -41,6 +41,15 @@ call("cuInit", 0)
 call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
 call("cuCtxSetCurrent", context)
 call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(260 << 20))
+def are_peers(): return True
+if mine == SEVERAL_GPUS:
+    other, more = ctypes.c_void_p(), ctypes.c_uint64()
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(other), 1)
+    call("cuCtxEnablePeerAccess", other, 0)
+    call("cuCtxSetCurrent", other)
+    call("cuMemAlloc_v2", ctypes.byref(more), ctypes.c_size_t(8 << 20))
+    call("cuCtxSetCurrent", context)
+    def are_peers(): return cu.cuCtxEnablePeerAccess(other, 0) == 704  # they are already
 places = [ctypes.c_uint64(address.value + (n * 50 << 20)) for n in range(6)]
 def write(n):
     for place in places:
@@ -53,14 +62,14 @@ n = 1000 * mine
 write(n)
 holds = os.open(__file__ + ".fifo", os.O_RDWR) if mine == HOLDS_PYTHON else None
 while True:
-    right = all(is_there(place, n) for place in places)
+    right = all(is_there(place, n) for place in places) and are_peers()
     n += 1
     write(n)
     os.write(1, b"%d %d %s\\n" % (mine, n, b"right" if right else b"WRONG"))
     time.sleep(0.1)
     if holds is not None:
         ctypes.PyDLL(None).read(holds, ctypes.create_string_buffer(1), ctypes.c_size_t(1))
-""".replace("HOLDS_PYTHON", "4")
+""".replace("HOLDS_PYTHON", "4").replace("SEVERAL_GPUS", "5")
 
 
 @pytest.fixture(autouse=True)
@@ -146,6 +155,20 @@ def test_a_process_that_does_not_come_is_left_to_the_driver(start_job: Callable[
     Path(f"{worker}.fifo").write_bytes(b"go on")
     all_have_begun(job, ["1", "2", "4"], before)
     all_go_on(job, "1", "2")
+
+
+def test_gpus_have_access_to_each_other_again_before_anything_runs(
+    start_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The made-up driver refuses to checkpoint a process that has it; the real one loses it."""
+    monkeypatch.setenv("MADE_UP_GPUS", "2")
+    job = start_job("5", "1")
+    for name in ("one", "two"):
+        job.save(name)
+        assert sorted(parked_files(name)) == [SIZE, SIZE + (8 << 20)], log(job)
+        all_go_on(job, "5", "1")
+    job.restore("one")
+    all_go_on(job, "5", "1")
 
 
 def test_a_holder_that_is_killed_before_it_holds_anything_is_done_without(start_job: Callable[..., Job]) -> None:
