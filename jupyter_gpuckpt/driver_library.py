@@ -1,46 +1,29 @@
-"""The library in the driver's place (`kernel/driver/`), and the programs that are started with it."""
+"""Whether programs are to have the library in the CUDA driver's place (`kernel/driver/`)."""
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from . import installed, settings
 
-__all__ = ["preload"]
-
-_PRELOAD = "LD_PRELOAD"
+__all__ = ["is_for"]
 
 
-def preload(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what to add to the environment of a program, so that it and its children have the library.
+def is_for(environment: Mapping[str, str]) -> bool:
+    """Tell whether a program that is started with this environment is to have the library, and its children, too.
 
-    Nothing where there is no driver, the library was not built, or GPUCKPT_PARKING is ``off``. What is preloaded
-    already stays.
+    Not where there is no driver, the library was not built, or GPUCKPT_PARKING is ``off``.
     """
-    path = str(installed.PARKING_LIBRARY)
-    others = environment.get(_PRELOAD, "").replace(" ", ":").split(":")
-    # ld.so(8) takes both for the end of a path.
-    if path in others or set(path) & {" ", ":"} or not settings.parking.read_from(environment):
-        return {}
-    with _loaded() as library:
-        found = library is not None and library.gpuckpt_has_driver(os.fsencode(environment.get("LD_LIBRARY_PATH", "")))
-    return {_PRELOAD: ":".join([*filter(None, others), path])} if found else {}
-
-
-@contextmanager
-def _loaded() -> Iterator[ctypes.CDLL | None]:
-    """Give the library, loaded for a moment; None where it is not there, or built for another kind of machine."""
-    import _ctypes
-
+    if not settings.parking.read_from(environment) or not installed.PARKING_LIBRARY.exists():
+        return False
     try:
         library = ctypes.CDLL(str(installed.PARKING_LIBRARY))
-    except OSError:
-        yield None
-        return
+    except OSError:  # built for another kind of machine
+        return False
     try:
-        yield library
+        return bool(library.gpuckpt_has_driver(os.fsencode(environment.get("LD_LIBRARY_PATH", ""))))
     finally:
-        _ctypes.dlclose(library._handle)
+        _ctypes.dlclose(library._handle)  # what looks for the driver in this process shall not find it

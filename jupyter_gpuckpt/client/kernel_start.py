@@ -68,8 +68,6 @@ def kernel_program(launch: Launch) -> Program:
         argv=launch.argv,
         env={
             **launch.env,
-            # A kernel's agent sees to it itself, before anything uses CUDA.
-            **({} if launch.agent else driver_library.preload(launch.env)),
             settings.ENV_RUN_DIR: settings.NAMESPACE_RUN_DIR,
             settings.ENV_ENVIRONMENT: run_path(settings.ENVIRONMENT),
         },
@@ -80,6 +78,8 @@ def kernel_program(launch: Launch) -> Program:
         subreaper=True,
         io_uring=settings.io_uring.read_from(launch.env),
         shielded=launch.shielded,
+        # A kernel's agent sees to it itself, before anything uses CUDA.
+        parking=not launch.agent and driver_library.is_for(launch.env),
     )
 
 

@@ -21,7 +21,7 @@ from .parking_channel import THREAD
 
 __all__ = ["CudaWaits", "Place"]
 
-_DRIVER = re.compile(r"/(libcuda\.so[.\d]*|libgpuckpt-parking\.so)( \(deleted\))?$")
+_DRIVER = re.compile(r"/(libcuda\.so[.\d]*|(\.|lib)gpuckpt-parking\.so)( \(deleted\))?$")
 """Where calls wait: in the driver, or in front of it for the memory that is parked."""
 _OWN_THREADS = ("cuda", THREAD)
 """How the driver's threads' names begin (``cuda-EvtHandlr`` and the like, driver 580.159), and our library's thread's

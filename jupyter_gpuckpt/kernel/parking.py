@@ -7,9 +7,9 @@ import ctypes
 import os
 import re
 
-from .. import driver_library, installed, settings
+from .. import driver_library, installed
 from ..errors import DriverError
-from ..linux import proc
+from ..linux import proc, spawning
 
 __all__ = ["has_gate", "is_driver_loaded", "keep_apart", "part_at", "prepare", "watch_gate"]
 
@@ -24,11 +24,13 @@ def prepare() -> None:
     a debugger or profiler is at work here, which wants the driver for itself.
     """
     global _library
-    if _library is not None or not settings.parking() or not installed.PARKING_LIBRARY.exists() or _is_mapped():
+    if _library is not None or _is_mapped() or not driver_library.is_for(os.environ):
+        return
+    if not spawning.provide(str(installed.PARKING_LIBRARY), spawning.PARKING):
         return
     try:
         # PyDLL: what it calls keeps Python's lock, so that no other Python code runs.
-        library = ctypes.PyDLL(str(installed.PARKING_LIBRARY), mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.PyDLL(spawning.PARKING, mode=ctypes.RTLD_GLOBAL)
     except OSError:  # built for another kind of machine
         return
     if not library.gpuckpt_is_wanted():
@@ -36,7 +38,7 @@ def prepare() -> None:
         return
     library.gpuckpt_part_at.restype = ctypes.c_uint64
     _library = library
-    os.environ.update(driver_library.preload(os.environ))
+    os.environ["LD_PRELOAD"] = spawning.with_preloaded(os.environ.get("LD_PRELOAD", ""), spawning.PARKING)
 
 
 def keep_apart(on: bool) -> bool:

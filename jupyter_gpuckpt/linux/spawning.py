@@ -26,8 +26,9 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 STARTER, SLEEPER = f"{_HERE}/starter.py", f"{_HERE}/sleeper.py"
 """Programs: the package does not import them."""
 _SHIELD, SHIELD = f"{_HERE}/libgpuckpt-shield.so", "/dev/shm/.gpuckpt-shield.so"
-"""The library of `shield.c`, and where it is loaded from: what is in that folder is part of a snapshot, so that it is
-the same where that comes back."""
+_PARKING, PARKING = f"{os.path.dirname(_HERE)}/kernel/libgpuckpt-parking.so", "/dev/shm/.gpuckpt-parking.so"
+"""The libraries of `shield.c` and of `kernel/driver/`, and where they are loaded from: what is in that folder is part
+of a snapshot, so that it is the same where that comes back."""
 _SHIELDED_FROM = "GPUCKPT_SHIELDED_FROM"
 _FILES = 256  # places in the table of a spawned process's files
 _SIGCHLD, _SIGNALS, _SIGSET_BYTES, _SIG_SETMASK = 17, 64, 128, 2  # as the C library has them
@@ -48,6 +49,7 @@ class Program:
     subreaper : whether what processes below it leave behind become children of it.
     io_uring : whether it may use io_uring.
     shielded : the signals at which it does not end when they come from outside of its namespace.
+    parking : whether it and its children have the library in the CUDA driver's place.
     """
 
     def __init__(
@@ -61,9 +63,11 @@ class Program:
         subreaper: bool = False,
         io_uring: bool = True,
         shielded: list[int] | None = None,
+        parking: bool = False,
     ) -> None:
         self.argv, self.env, self.stdout, self.cwd, self.umask = argv, env, stdout, cwd, umask
         self.after_pid, self.subreaper, self.io_uring, self.shielded = after_pid, subreaper, io_uring, shielded or []
+        self.parking = parking
 
     def at_any_pid(self) -> Program:
         """Return the same program for where the next pid is chosen otherwise."""
@@ -78,7 +82,7 @@ def program_in(raw: dict[str, object]) -> Program:
     ValueError : none.
     """
     defaults = {"cwd": "/", "umask": 0o077, "after_pid": 0, "subreaper": False, "io_uring": True, "shielded": []}
-    match {**defaults, **raw}:
+    match {**defaults, "parking": False, **raw}:
         case {
             "argv": list(argv),
             "env": dict(env),
@@ -89,10 +93,11 @@ def program_in(raw: dict[str, object]) -> Program:
             "subreaper": bool(subreaper),
             "io_uring": bool(io_uring),
             "shielded": list(shielded),
+            "parking": bool(parking),
         } if all(isinstance(one, str) for one in (*argv, *env, *env.values())) and all(
             isinstance(one, int) for one in shielded
         ):
-            return Program(argv, env, stdout, cwd, umask, after_pid, subreaper, io_uring, shielded)
+            return Program(argv, env, stdout, cwd, umask, after_pid, subreaper, io_uring, shielded, parking)
     raise ValueError("what is to be started is not described as it should be")
 
 
@@ -231,19 +236,37 @@ def _become(program: Program) -> None:
     if not program.io_uring:
         seccomp.forbid_io_uring()
     # All other files are closed by the exec, as Python opens them; the parent hears by one of them if it fails.
-    os.execvpe(program.argv[0], program.argv, {**program.env, **_shield(program)})
+    os.execvpe(program.argv[0], program.argv, {**program.env, **_preloaded(program)})
 
 
-def _shield(program: Program) -> dict[str, str]:
-    """Return the variables by which a program is shielded; none where it is not to be, or the library was not built."""
-    if not program.shielded or not os.path.exists(_SHIELD):
-        return {}
-    if not os.path.exists(SHIELD):
-        with open(_SHIELD, "rb") as built, open(SHIELD, "wb") as own:
-            own.write(built.read())
-        os.chmod(SHIELD, 0o500)
-    others = [one for one in program.env.get("LD_PRELOAD", "").split(":") if one and one != SHIELD]
-    return {"LD_PRELOAD": ":".join([SHIELD, *others]), _SHIELDED_FROM: ",".join(map(str, program.shielded))}
+def _preloaded(program: Program) -> dict[str, str]:
+    """Return the variables by which a program has the libraries that it is to have, of those that were built."""
+    wanted, variables = [], {}
+    if program.shielded and provide(_SHIELD, SHIELD):
+        wanted.append(SHIELD)
+        variables[_SHIELDED_FROM] = ",".join(map(str, program.shielded))
+    if program.parking and provide(_PARKING, PARKING):
+        wanted.append(PARKING)
+    if wanted:
+        variables["LD_PRELOAD"] = with_preloaded(program.env.get("LD_PRELOAD", ""), *wanted)
+    return variables
+
+
+def provide(built: str, own: str) -> bool:
+    """Have a library in this namespace where it is loaded from; tell whether it was built at all."""
+    if not os.path.exists(built):
+        return False
+    if not os.path.exists(own):
+        with open(built, "rb") as source, open(own, "wb") as library:
+            library.write(source.read())
+        os.chmod(own, 0o500)
+    return True
+
+
+def with_preloaded(before: str, *libraries: str) -> str:
+    """Return LD_PRELOAD with these libraries in front of what it has."""
+    others = [one for one in before.replace(" ", ":").split(":") if one and one not in libraries]
+    return ":".join([*libraries, *others])
 
 
 def _make_room_for_files(descriptor: int) -> None:
