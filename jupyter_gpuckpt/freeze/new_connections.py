@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
+import logging
+import os
 import resource
 import select
 import socket
@@ -19,7 +21,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,12 +31,15 @@ from .tcp_connections import Pair
 
 __all__ = ["NewConnections"]
 
+log = logging.getLogger("gpuckpt.keeper")
+
 _NAME = "connections"
 """In the run folder: where criu asks for sockets."""
 _PATIENCE = 5.0  # seconds that a connection, a part of what was unread, or a question of criu's may take
 _ARRIVAL = 1.0  # seconds after which what has not arrived is left to the system
 _LOOK = 0.001  # seconds
 _TRIES = 3
+_SPARE = 64  # files that are kept for what else this process does meanwhile
 _PART = 1 << 20  # bytes
 _RCVBUFFORCE = 33  # asm-generic/socket.h
 _LARGE, _LARGEST = 1 << 28, (1 << 31) - 1
@@ -55,30 +60,33 @@ class NewConnections:
         self._waiting: socket.socket | None = None
         self._at = Path()
         self._answering: threading.Thread | None = None
+        self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 
-    def make(self, images: Path, pairs: Collection[Pair], port: Callable[[int], int]) -> None:
-        """Make a connection for each pair, and send what was unread.
+    def make(self, images: Path, pairs: Collection[Pair], port: Callable[[int], int]) -> list[Pair]:
+        """Make a connection for each pair, and send what was unread; return those with which that failed.
 
         The first end of a pair has the port that `port` gives for its own, if that gives one; all others get free
         ones. So no connection is the same as one of a kernel that still runs, or that the system keeps in TIME_WAIT.
 
-        Raises
-        ------
-        OSError : one cannot be made, or has no room for what was unread.
+        It fails where this process may not have so many files, or the system has no room for what was unread.
         """
-        numbers = itertools.count(1)
-        with _many_files():
-            for pair in pairs:
-                sockets = _connected(pair, port)
-                for end, there, own in zip(pair, reversed(pair), sockets, strict=True):
-                    number = next(numbers)
-                    self._sockets[number] = own
-                    # What is sent is followed by the end of the stream, where the other end had said that it is over.
-                    shut = end.shutdown & ~_READ if there.shutdown & _WRITE else end.shutdown
-                    self.ends[end.id] = NewEnd(number, int(own.getsockname()[1]), shut)
-                for end, own, sender in zip(pair, sockets, reversed(sockets), strict=True):
-                    with unread(images, end).open("rb") as content:
-                        _fill(own, sender, content)
+        numbers, failed = itertools.count(1), []
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self._limits[1], self._limits[1]))  # until `close`
+        for pair in pairs:
+            try:
+                _demand_room_for_files()
+                sockets = _connected(images, pair, port)
+            except OSError as e:
+                log.warning("a connection could not be made again: %s", e)
+                failed.append(pair)
+                continue
+            for end, there, own in zip(pair, reversed(pair), sockets, strict=True):
+                number = next(numbers)
+                self._sockets[number] = own
+                # What is sent is followed by the end of the stream, where the other end had said that it is over.
+                shut = end.shutdown & ~_READ if there.shutdown & _WRITE else end.shutdown
+                self.ends[end.id] = NewEnd(number, int(own.getsockname()[1]), shut)
+        return failed
 
     def listen(self, run_dir: Path) -> None:
         """Give the sockets to criu when it asks for them, which is started over this run folder."""
@@ -116,21 +124,18 @@ class NewConnections:
             self._waiting = None
         while self._sockets:
             self._sockets.popitem()[1].close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
 
 
-@contextlib.contextmanager
-def _many_files() -> Iterator[None]:
-    """Let this process open as many files as it may, for a moment."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+def _demand_room_for_files() -> None:
+    """Raise OSError where this process may hardly open any more files."""
+    with contextlib.ExitStack() as opened:
+        for _ in range(_SPARE):
+            opened.callback(os.close, os.open("/", os.O_PATH))
 
 
-def _connected(pair: Pair, port: Callable[[int], int]) -> tuple[socket.socket, socket.socket]:
-    """Return the two ends of a new connection."""
+def _connected(images: Path, pair: Pair, port: Callable[[int], int]) -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a new connection, with what was unread. Raises `OSError`."""
     for last in (False,) * (_TRIES - 1) + (True,):
         with contextlib.ExitStack() as undoing:
             own = undoing.enter_context(socket.socket(pair[0].family))
@@ -148,6 +153,9 @@ def _connected(pair: Pair, port: Callable[[int], int]) -> tuple[socket.socket, s
             for one in (own, other):
                 _share_port(one)  # criu takes it to be so, and sets what it was at last
                 one.setblocking(False)
+            for end, receiver, sender in zip(pair, (own, other), (other, own), strict=True):
+                with unread(images, end).open("rb") as content:
+                    _fill(receiver, sender, content)
             undoing.pop_all()
             return own, other
     raise AssertionError

@@ -16,7 +16,7 @@ from ..client.record import Launch
 from ..errors import Refused
 from ..freeze import cuda, images, tcp_connections
 from ..freeze.criu_program import CriuProgram, version_text
-from ..freeze.tcp_connections import Connections
+from ..freeze.tcp_connections import Connections, Pair
 from ..linux import memory, proc, processes
 from ..snapshots import needs
 from ..snapshots.databases import DUCKDB, log_of
@@ -317,22 +317,31 @@ def connections(images_folder: Path, manifest: Manifest, *, may_keep: bool) -> C
     return tcp_connections.connections(images_folder, of_jupyter, may_keep=may_keep)
 
 
+def cut_inside(images_folder: Path, manifest: Manifest, pairs: Collection[Pair]) -> str:
+    """Return in words that connections between a saved tree's own processes were closed."""
+    return said(_cut_inside(pairs, _names(images_folder, manifest)))
+
+
+def _cut_inside(pairs: Collection[Pair], named: Callable[[int], str]) -> str:
+    pids = (sorted((one.pid, other.pid)) for one, other in pairs)
+    return (
+        f"TCP connections between its own processes that were closed: {len(pairs)} "
+        f"({_counted(f'between {named(one)} and {named(other)}' for one, other in pids)}). "
+        "Whatever used them, such as a Dask or Spark cluster, must be started again."
+    )
+
+
+def _names(images_folder: Path, manifest: Manifest) -> Callable[[int], str]:
+    """Return what says how a saved process is called."""
+    names, top = images.process_names(images_folder), processes_of(manifest).pid
+    return lambda pid: "the {kernel}" if pid == top else f"{names.get(pid, 'process')} ({pid})"
+
+
 def _cut_connections(images_folder: Path, manifest: Manifest, *, may_keep: bool) -> list[str]:
     """Return in words which connections of a saved tree are cut."""
     found = connections(images_folder, manifest, may_keep=may_keep)
-    names, top = images.process_names(images_folder), processes_of(manifest).pid
-
-    def named(pid: int) -> str:
-        return "the {kernel}" if pid == top else f"{names.get(pid, 'process')} ({pid})"
-
-    said = []
-    if found.cut:
-        pids = (sorted((one.pid, other.pid)) for one, other in found.cut)
-        said.append(
-            f"TCP connections between its own processes that were closed: {len(found.cut)} "
-            f"({_counted(f'between {named(one)} and {named(other)}' for one, other in pids)}). "
-            "Whatever used them, such as a Dask or Spark cluster, must be started again."
-        )
+    named = _names(images_folder, manifest)
+    said = [_cut_inside(found.cut, named)] if found.cut else []
     for what, ends in (
         ("to its own ports, which had not been accepted yet or were closed at the other end,", found.alone),
         ("to other programs", found.outside),

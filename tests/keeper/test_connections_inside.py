@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -542,6 +543,50 @@ def test_options_flags_and_all_who_share_a_connection_come_back_with_it(notebook
         assert notebook.value("(told(ours), told(theirs)) == was or (told(ours), told(theirs), was)") == "True"
         assert notebook.value("[ask(words) for words in (b'one', b'two')]") == "[(b'ONE', []), (b'TWO', [])]"
         assert "TCP" not in notebook.run("%gpuckpt restore here").text
+
+
+DIALS_OFTEN = """
+import socket, sys, threading
+def echo(s):
+    while said := s.recv(9):
+        s.sendall(said)
+for _ in range(75):
+    threading.Thread(target=echo, args=(socket.create_connection(("127.0.0.1", int(sys.argv[1]))),)).start()
+"""
+COUNTS_ANSWERS = f"""
+listener = socket.create_server(("127.0.0.1", 0), backlog=200)
+dial = [sys.executable, "-c", {DIALS_OFTEN!r}, str(listener.getsockname()[1])]
+children = [subprocess.Popen(dial), subprocess.Popen(dial)]
+accepted = [listener.accept()[0] for _ in range(150)]
+while True:
+    answers = 0
+    for one in accepted:
+        try:
+            answers += say(one, b"x") == b"x"
+        except (OSError, ZeroDivisionError):
+            pass
+    print(answers, flush=True)
+    time.sleep(0.3)
+"""
+
+
+def test_connections_for_which_a_keeper_may_not_have_enough_files_come_back_closed_and_are_named(
+    tmp_path: Path,
+) -> None:
+    few = ["prlimit", "--nofile=260:260", *COMMAND]
+    source = program(tmp_path, TALK + COUNTS_ANSWERS)
+    subprocess.run([*few, "exec", "many", "--", sys.executable, source], check=True, capture_output=True)
+    job = Job("many")
+    wait_until(lambda: "150" in job.lines())
+    job.save("here")
+    job.kill()
+    done = subprocess.run([*few, "restore", "many", "here", "--json"], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (warning,) = json.loads(done.stdout)["warnings"]
+    said, _, count = warning.partition(" (")[0].rpartition(" ")
+    assert said == "TCP connections between its own processes that were closed:"
+    assert 0 < int(count) < 150
+    wait_until(lambda: job.lines()[-1] == str(150 - int(count)))
 
 
 def test_a_criu_that_is_killed_leaves_the_connections_as_they_were(criu: Criu, notebook: Notebook) -> None:

@@ -524,7 +524,7 @@ async def arrive(keeper: Keeper) -> None:
             tidying = await take_over(coming, InPlace({}), places)
             copy = Copy(index=order.index, reseed=order.reseed, kernel_id=keeper.launch.kernel_id)
             progress = OperationProgress(Operation("fork", keeper.launch.kernel_id), to_nobody)
-            result = Restored(**vars(summary(manifest)), warnings=[], given_up=None, copy=copy)
+            result = Restored(**vars(summary(manifest)), warnings=coming.notes, given_up=None, copy=copy)
             keeper.notes = await resume(new.channel, snapshot, {}, result, progress)
             await tidying
             undoing.pop_all()

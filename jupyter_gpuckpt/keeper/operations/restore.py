@@ -239,7 +239,8 @@ class _Prepared:
             undone = await asyncio.to_thread(undone_after, keeper, manifest)
         if self.request.resume:
             parent = await asyncio.to_thread(_origin, keeper.store, manifest)
-        tidying = await take_over(Coming(keeper, snapshot, new, self.program, gpu_state), way, places)
+        coming = Coming(keeper, snapshot, new, self.program, gpu_state, self.verified.warnings)
+        tidying = await take_over(coming, way, places)
         # At once: the keeper may be killed before the cell has its answer, or right after.
         keeper.state.parent, keeper.state.undone = parent, undone
         keeper.state.resumed = _resumed(manifest) if self.request.resume else None

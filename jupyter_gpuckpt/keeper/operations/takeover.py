@@ -14,7 +14,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -58,6 +58,8 @@ class Coming:
     new: FreshSleeper
     program: CriuProgram
     gpu: AtOnce | Later
+    notes: list[str] = field(default_factory=list)
+    """What the user should know of how it came up: `take_over` adds to it."""
 
     @property
     def space(self) -> Namespace:
@@ -329,19 +331,14 @@ async def _introduce(coming: Coming, places: Places, how: Mapping[str, bool], pe
 
 
 def _connect(coming: Coming, places: Places, connections: NewConnections) -> None:
-    """Make the saved tree's own TCP connections anew. Raises `RestoreFailed`."""
+    """Make the saved tree's own TCP connections anew; those with which that fails come back closed, and are named."""
     may_keep = coming.program.new_connections
     kept = preflight.connections(coming.images, coming.manifest, may_keep=may_keep).kept
     listening = {one.port for one in images.bound_sockets(coming.images) if one.kind == "tcp"}
-    try:
-        connections.make(coming.images, kept, lambda port: places.port(port) if port in listening else 0)
-        connections.listen(coming.space.run_dir)
-    except OSError as e:
-        raise RestoreFailed(
-            "The snapshot could not be restored.",
-            f"A TCP connection between its processes could not be made again: {e.strerror or e}.",
-            "Try again.",
-        ) from e
+    cut = connections.make(coming.images, kept, lambda port: places.port(port) if port in listening else 0)
+    if cut:
+        coming.notes.append(preflight.cut_inside(coming.images, coming.manifest, cut))
+    connections.listen(coming.space.run_dir)
 
 
 def _make_ready(coming: Coming, places: Places, connected: Mapping[int, images.NewEnd]) -> None:

@@ -106,7 +106,8 @@ async def _bring_up(
         await keeper.stand_in.give_ports_up()
         with contextlib.closing(Reserved()) as reserved:
             places = Places.of_restore(kernel_of(manifest).connection, keeper.launch.connection_file, reserved)
-            coming = Coming(keeper, snapshot, verified.new, program, AtOnce(verified.gpu, verified.new, manifest))
+            gpu = AtOnce(verified.gpu, verified.new, manifest)
+            coming = Coming(keeper, snapshot, verified.new, program, gpu, verified.warnings)
             tidying = await take_over(coming, InPlace(peers, hold=True, progress=progress), places)
         await tidying
         undoing.pop_all()
