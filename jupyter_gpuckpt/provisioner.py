@@ -29,7 +29,7 @@ from .client.record import KernelFolder, Launch
 from .errors import GpuckptError, KeeperGone, KernelLost, NoSuchKernel, Refused, Unavailable
 from .in_thread import begin_in_thread, in_thread
 from .launch_command import with_agent
-from .linux import processes
+from .linux import processes, socket_ports
 from .linux.foreign_sockets import hold
 from .linux.reserved_ports import Reserved
 from .machine.capability import why_unavailable
@@ -508,7 +508,7 @@ def _can_encrypt(manager: Any, ipykernel: str) -> bool:
 
 
 def _listened_at() -> set[int]:
-    return {port for port, _ in processes.port_holders("tcp")}
+    return {port for port, _ in socket_ports.port_holders("tcp")}
 
 
 def _own_notebook(env: dict[str, str]) -> str:

@@ -11,7 +11,8 @@ from notebooks import Notebook, wait_until
 
 from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.keeper.ports import of_connection_file
-from jupyter_gpuckpt.linux.processes import connections, resident_bytes
+from jupyter_gpuckpt.linux.processes import resident_bytes
+from jupyter_gpuckpt.linux.socket_ports import connections
 
 
 def children(pid: int) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import Refused
 from ..freeze.images import BoundSocket
-from ..linux import processes
+from ..linux import processes, socket_ports
 from ..linux.reserved_ports import Reserved, bound
 from ..snapshots.saved import SavedKernel
 
@@ -57,14 +57,14 @@ def endpoint_differs(kernel: SavedKernel, connection_file: str) -> bool:
 
 def peers(connection_file: str) -> dict[str, int]:
     """Return how many clients are connected to the channels on which a cell is answered, and asks."""
-    ports, connected = of_connection_file(connection_file), processes.connections()
+    ports, connected = of_connection_file(connection_file), socket_ports.connections()
     asking = ("shell_port", "iopub_port", "stdin_port")
     return {channel: connected[ports[channel]] for channel in asking if channel in ports}
 
 
 def have_two_listeners(connection_file: str) -> bool:
     """Tell whether two listen at the ports of all channels."""
-    listening = Counter(port for port, _ in processes.port_holders("tcp"))
+    listening = Counter(port for port, _ in socket_ports.port_holders("tcp"))
     return all(listening[port] > 1 for port in of_connection_file(connection_file).values())
 
 
@@ -181,7 +181,9 @@ def elsewhere(bound: Collection[BoundSocket], leaving: Collection[int], *, may_d
     """
     ours = processes.sockets(leaving)
     kinds = {socket.kind for socket in bound}
-    held = {(kind, port): inode for kind in kinds for port, inode in processes.port_holders(kind) if inode not in ours}
+    held = {
+        (kind, port): inode for kind in kinds for port, inode in socket_ports.port_holders(kind) if inode not in ours
+    }
     taken = [socket for socket in bound if (socket.kind, socket.port) in held]
     wanted = [socket for socket in taken if not socket.is_connected]
     if wanted and not may_differ:
@@ -205,7 +207,7 @@ def lingering(bound: Collection[BoundSocket], table: Mapping[int, int]) -> list[
     Linux keeps the port of a server that closed a connection itself for a minute (TIME_WAIT), unless that server had
     asked it not to (SO_REUSEADDR). Looking gives it free, where this process has the right to (CAP_NET_ADMIN).
     """
-    kept = processes.ports_of_ended_connections()
+    kept = socket_ports.ports_of_ended_connections()
     wanted = (table.get(socket.port, socket.port) for socket in bound if socket.kind == "tcp")
     return [port for port in wanted if port in kept and not _is_free(port)]
 

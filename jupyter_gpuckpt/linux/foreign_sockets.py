@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Collection
 
-from . import processes
+from . import processes, socket_ports
 from .reserved_ports import Reserved
 
 __all__ = ["SharedPorts", "hold", "sockets_of"]
@@ -83,7 +83,7 @@ class SharedPorts:
     def __init__(self, pids: Collection[int]) -> None:
         self.ports: set[int] = set()
         self._sockets: list[tuple[socket.socket, int]] = []
-        listening = {inode: port for port, inode in processes.port_holders("tcp")}
+        listening = {inode: port for port, inode in socket_ports.port_holders("tcp")}
         try:
             for pid in pids:
                 wanted = {inode for inode in processes.sockets([pid]) if inode in listening}

@@ -8,7 +8,6 @@ import mmap
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -318,40 +317,9 @@ def sockets(pids: Iterable[int]) -> set[int]:
     return {int(inode.strip("[]")) for kind, _, inode in kinds if kind == "socket"}
 
 
-def port_holders(kind: str) -> Iterator[tuple[int, int]]:
-    """Yield port and inode of every socket that has its port for itself: listening ``tcp``, or ``udp``."""
-    return ((port, inode) for port, state, inode in _network(kind) if kind == "udp" or state == _LISTEN)
-
-
-def ports_of_ended_connections() -> set[int]:
-    """Return the local ports of the TCP connections that nobody has any more, and that the system still keeps."""
-    return {port for port, state, inode in _network("tcp") if state in _ENDED and not inode}
-
-
 def holder_of(inode: int) -> int | None:
     """Return the pid of a process that has the socket with this inode open, where one can be seen."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and f"socket:[{inode}]" in open_files(int(entry.name)):
             return int(entry.name)
     return None
-
-
-def connections() -> Counter[int]:
-    """Return how many established TCP connections end at each local port."""
-    return Counter(port for port, state, _ in _network("tcp") if state == _ESTABLISHED)
-
-
-_ESTABLISHED, _LISTEN = "01", "0A"
-_ENDED = ("04", "05", "06", "09", "0B")  # FIN_WAIT1, FIN_WAIT2, TIME_WAIT, LAST_ACK, CLOSING (linux/tcp_states.h)
-
-
-def _network(kind: str) -> Iterator[tuple[int, str, int]]:
-    """Yield local port, state and inode of every socket of IPv4 and IPv6 (proc(5), net/tcp); `kind`: tcp or udp."""
-    for table in (kind, f"{kind}6"):
-        try:
-            lines = proc.lines(f"/proc/net/{table}")[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            yield int(fields[1].rpartition(":")[2], 16), fields[3], int(fields[9])

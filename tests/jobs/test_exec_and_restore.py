@@ -21,7 +21,8 @@ from rings import CALLS, NO_CALLS
 
 from jupyter_gpuckpt.client import jobs, keepers
 from jupyter_gpuckpt.client.record import KernelFolder
-from jupyter_gpuckpt.linux.processes import ports_of_ended_connections, start_time
+from jupyter_gpuckpt.linux.processes import start_time
+from jupyter_gpuckpt.linux.socket_ports import ports_of_ended_connections
 
 
 @pytest.mark.parametrize("kind", ["udp", "tcp"])

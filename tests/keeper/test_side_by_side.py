@@ -13,7 +13,7 @@ from keeper_faults import Asked, Criu, status
 from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt.keeper import ports
-from jupyter_gpuckpt.linux import processes
+from jupyter_gpuckpt.linux import socket_ports
 
 pytestmark = [pytest.mark.criu, pytest.mark.shared_kernel]
 
@@ -134,7 +134,7 @@ def test_clients_that_come_while_both_listen_are_served(criu: Criu, notebook: No
     with criu.held_at("restore", "post-resume") as until_there:
         asked = Asked(notebook, "%gpuckpt restore here")
         until_there()
-        wait_until(lambda: processes.connections()[port] > 0)  # the asking client is back
+        wait_until(lambda: socket_ports.connections()[port] > 0)  # the asking client is back
         for _ in range(4):
             # Each with a session of its own, as other programs have.
             client = BlockingKernelClient(connection_file=notebook.manager.connection_file)
