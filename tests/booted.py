@@ -119,7 +119,14 @@ os.execve("/usr/bin/setpriv", ["setpriv", f"--bounding-set={dropped}", "--", *ar
 
 
 class BootedMachine(Machine):
-    """A `Machine` with systemd as process 1, and no broker until one is installed; it goes where users look for it."""
+    """A `Machine` with systemd as process 1, and no broker until one is installed; it goes where users look for it.
+
+    Attributes
+    ----------
+    first : its process 1, as the real machine counts.
+    """
+
+    first: int
 
     @classmethod
     def boot_or_skip(cls) -> BootedMachine:
@@ -168,8 +175,8 @@ class BootedMachine(Machine):
         children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children")
         wait_until(lambda: holder.poll() is not None or children.read_text())
         if holder.poll() is None:
-            first = children.read_text().strip()
-            self.entering = ["sh", "-c", joining, "sh", "nsenter", "--all", f"--target={first}"]
+            self.first = int(children.read_text())
+            self.entering = ["sh", "-c", joining, "sh", "nsenter", "--all", f"--target={self.first}"]
             wait_until(lambda: holder.poll() is not None or self._is_up())
         return holder
 

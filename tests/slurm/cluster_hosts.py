@@ -8,7 +8,6 @@ namespaces, a network namespace and control groups, all of which `close` removes
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import secrets
@@ -22,6 +21,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from networks import in_network_of
 from notebooks import PATIENCE, wait_until
 from people import OPEN_WAYS
 
@@ -35,7 +35,6 @@ USERS = {"alice": 61_891, "bob": 61_892}
 _HERE = Path(__file__).parent
 _NETWORK = "10.77.0."
 _NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--cgroup", "--pid")
-_CLONE_NEWNET = 0x40000000
 _PYTHON = [sys.executable, "-I", "-S", "-B"]
 
 
@@ -202,16 +201,9 @@ class Host:
         self._started.append(daemon)
         return log
 
-    @contextlib.contextmanager
-    def joined(self) -> Iterator[None]:
-        """Have this thread make its connections on this host, for the block."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        with open("/proc/thread-self/ns/net") as own, open(f"/proc/{self._init}/ns/net") as other:
-            assert libc.setns(other.fileno(), _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-            try:
-                yield
-            finally:
-                assert libc.setns(own.fileno(), _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+    def joined(self) -> contextlib.AbstractContextManager[None]:
+        """Have this thread make its connections on this host, for a block."""
+        return in_network_of(self._init)
 
     def processes(self, user: str) -> list[str]:
         """Return the command lines of a user's processes here."""
