@@ -27,7 +27,8 @@ _PARKING = (
     ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"],
 )
 _SHIELD = ("jupyter_gpuckpt/linux/shield.c", "jupyter_gpuckpt/linux/libgpuckpt-shield.so", [])
-_LIBRARIES = (_SOCKETS, _SHIELD, _PARKING) if platform.machine() == "x86_64" else (_SOCKETS, _SHIELD)
+_NCCL = ("jupyter_gpuckpt/kernel/nccl/*.c", "jupyter_gpuckpt/kernel/libgpuckpt-nccl.so", [])
+_LIBRARIES = (_SOCKETS, _SHIELD, _NCCL, *([_PARKING] if platform.machine() == "x86_64" else []))
 """Sources and library of each, and what the linker is told; parking is for x86-64 alone."""
 
 

@@ -8,10 +8,21 @@ from jupyter_core.paths import jupyter_data_dir
 
 from .setting import Setting
 
-__all__ = ["CRIU_SOCKETS_LIBRARY", "PARKING_LIBRARY", "broker_socket", "criu_prefix", "in_data_folder", "named_criu"]
+__all__ = [
+    "CRIU_SOCKETS_LIBRARY",
+    "NCCL_LIBRARY",
+    "PARKING_LIBRARY",
+    "broker_socket",
+    "criu_prefix",
+    "in_data_folder",
+    "named_criu",
+]
 
 PARKING_LIBRARY = Path(__file__).parent / "kernel" / "libgpuckpt-parking.so"
 """What is built of `kernel/driver/`; missing where there was no C compiler."""
+
+NCCL_LIBRARY = Path(__file__).parent / "kernel" / "libgpuckpt-nccl.so"
+"""What is built of `kernel/nccl/`, likewise."""
 
 CRIU_SOCKETS_LIBRARY = Path(__file__).parent / "freeze" / "libgpuckpt-criu-sockets.so.1"
 """What is built of `freeze/criu_sockets.c`, likewise. criu, which is given its folder for plugins, would take one of

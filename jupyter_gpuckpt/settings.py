@@ -206,6 +206,14 @@ parking = Setting(
     without="on, if the library was built",
     more="internals/parking.md",
 )
+nccl = Setting(
+    "GPUCKPT_NCCL",
+    is_on,
+    lambda: False,
+    what="`on`: processes that are connected by NCCL can be saved; set it in the environment of the kernel or job",
+    without="off: such saves are refused",
+    more="internals/nccl.md",
+)
 cells_asleep = Setting(
     "GPUCKPT_CELLS_ASLEEP",
     is_on,

@@ -29,6 +29,9 @@ __all__ = [
     "start_by_deputy",
 ]
 
+_CONTROL = Path("/dev/nvidiactl")
+"""It is there where there is an NVIDIA driver."""
+
 FIRST_PID = 10_000
 """Kernels start at a high pid: criu itself takes low ones in the namespace that it restores into."""
 
@@ -80,6 +83,7 @@ def kernel_program(launch: Launch) -> Program:
         shielded=launch.shielded,
         # A kernel's agent sees to it itself, before anything uses CUDA.
         parking=not launch.agent and driver_library.is_for(launch.env),
+        nccl=settings.nccl.read_from(launch.env) and _CONTROL.exists(),
     )
 
 

@@ -22,7 +22,17 @@ from typing import Any, Literal
 from .. import settings
 from ..errors import DriverError, KernelLost, KernelWaits, NoRoomYet, SaveFailed
 from .cuda_calls import CudaWorker, Gpu, State, Usage
-from .cuda_preflight import describe, fits, freezable, in_use, moves, needs, preflight, refuse_without_memory
+from .cuda_preflight import (
+    describe,
+    fits,
+    freezable,
+    in_use,
+    moves,
+    needs,
+    preflight,
+    refuse_together,
+    refuse_without_memory,
+)
 from .gpu_processes import cuda_pids, ended, stopped
 
 __all__ = [
@@ -42,6 +52,7 @@ __all__ = [
     "moves",
     "needs",
     "preflight",
+    "refuse_together",
     "refuse_without_memory",
     "thaw",
 ]

@@ -23,7 +23,17 @@ from .gpu_processes import (
 )
 from .inherited_devices import drop_inherited, has_inherited
 
-__all__ = ["describe", "fits", "freezable", "in_use", "moves", "needs", "preflight", "refuse_without_memory"]
+__all__ = [
+    "describe",
+    "fits",
+    "freezable",
+    "in_use",
+    "moves",
+    "needs",
+    "preflight",
+    "refuse_together",
+    "refuse_without_memory",
+]
 
 _FIRST_CUDA = 12080
 """The first CUDA version whose driver has the checkpoint API (driver 570)."""
@@ -81,6 +91,7 @@ def preflight(
     pids: Sequence[int],
     peers: Mapping[int, Mapping[str, int]] | None = None,
     *,
+    connected: Container[int] = (),
     room_later: bool = False,
 ) -> dict[int, Refused]:
     """Refuse a save of these CUDA processes that could not be done or could not be undone.
@@ -92,6 +103,7 @@ def preflight(
     of GPU memory the process's allocators know of (``total``), of the largest single allocation (``largest``), and of
     the largest piece that can be parked (``part``).
     With `room_later`, room in host memory is looked for later (`refuse_without_memory`).
+    The NCCL communicators of those that are `connected` will be taken down before they are frozen (`nccl`).
 
     Raises
     ------
@@ -102,7 +114,7 @@ def preflight(
         return {}
     unless_parked: dict[int, Refused] = {}
     _has_checkpoint_api(worker)
-    _not_together(pids)
+    refuse_together([pid for pid in pids if pid not in connected])
     gpus, usage = worker.gpus(), worker.usage()
     _no_mig(_NOT_TOUCHED, gpus)
     for pid in pids:
@@ -411,10 +423,14 @@ def _no_peers_afterwards(pid: int, largest: int, unknown: int) -> Refused:
     )
 
 
-def _not_together(pids: Sequence[int]) -> None:
+def refuse_together(pids: Sequence[int]) -> None:
     """Refuse processes that have each other's GPU memory open: the driver checkpoints them and cannot restore them.
 
     Measured (580.159, H200): the restore of one gives CUDA_ERROR_OPERATING_SYSTEM (304), and it is lost.
+
+    Raises
+    ------
+    Refused : they are.
     """
     if len(together := with_communicator(pids)) > 1:
         raise Refused(

@@ -27,8 +27,9 @@ STARTER, SLEEPER = f"{_HERE}/starter.py", f"{_HERE}/sleeper.py"
 """Programs: the package does not import them."""
 _SHIELD, SHIELD = f"{_HERE}/libgpuckpt-shield.so", "/dev/shm/.gpuckpt-shield.so"
 _PARKING, PARKING = f"{os.path.dirname(_HERE)}/kernel/libgpuckpt-parking.so", "/dev/shm/.gpuckpt-parking.so"
-"""The libraries of `shield.c` and of `kernel/driver/`, and where they are loaded from: what is in that folder is part
-of a snapshot, so that it is the same where that comes back."""
+_NCCL, NCCL = f"{os.path.dirname(_HERE)}/kernel/libgpuckpt-nccl.so", "/dev/shm/.gpuckpt-nccl.so"
+"""The libraries of `shield.c`, `kernel/driver/` and `kernel/nccl/`, and where they are loaded from: what is in that
+folder is part of a snapshot, so that it is the same where that comes back."""
 _SHIELDED_FROM = "GPUCKPT_SHIELDED_FROM"
 _FILES = 256  # places in the table of a spawned process's files
 _SIGCHLD, _SIGNALS, _SIGSET_BYTES, _SIG_SETMASK = 17, 64, 128, 2  # as the C library has them
@@ -50,6 +51,7 @@ class Program:
     io_uring : whether it may use io_uring.
     shielded : the signals at which it does not end when they come from outside of its namespace.
     parking : whether it and its children have the library in the CUDA driver's place.
+    nccl : whether they have the one in front of NCCL.
     """
 
     def __init__(
@@ -64,10 +66,11 @@ class Program:
         io_uring: bool = True,
         shielded: list[int] | None = None,
         parking: bool = False,
+        nccl: bool = False,
     ) -> None:
         self.argv, self.env, self.stdout, self.cwd, self.umask = argv, env, stdout, cwd, umask
         self.after_pid, self.subreaper, self.io_uring, self.shielded = after_pid, subreaper, io_uring, shielded or []
-        self.parking = parking
+        self.parking, self.nccl = parking, nccl
 
     def at_any_pid(self) -> Program:
         """Return the same program for where the next pid is chosen otherwise."""
@@ -82,7 +85,7 @@ def program_in(raw: dict[str, object]) -> Program:
     ValueError : none.
     """
     defaults = {"cwd": "/", "umask": 0o077, "after_pid": 0, "subreaper": False, "io_uring": True, "shielded": []}
-    match {**defaults, "parking": False, **raw}:
+    match {**defaults, "parking": False, "nccl": False, **raw}:
         case {
             "argv": list(argv),
             "env": dict(env),
@@ -94,10 +97,11 @@ def program_in(raw: dict[str, object]) -> Program:
             "io_uring": bool(io_uring),
             "shielded": list(shielded),
             "parking": bool(parking),
+            "nccl": bool(nccl),
         } if all(isinstance(one, str) for one in (*argv, *env, *env.values())) and all(
             isinstance(one, int) for one in shielded
         ):
-            return Program(argv, env, stdout, cwd, umask, after_pid, subreaper, io_uring, shielded, parking)
+            return Program(argv, env, stdout, cwd, umask, after_pid, subreaper, io_uring, shielded, parking, nccl)
     raise ValueError("what is to be started is not described as it should be")
 
 
@@ -247,6 +251,8 @@ def _preloaded(program: Program) -> dict[str, str]:
         variables[_SHIELDED_FROM] = ",".join(map(str, program.shielded))
     if program.parking and provide(_PARKING, PARKING):
         wanted.append(PARKING)
+    if program.nccl and provide(_NCCL, NCCL):
+        wanted.append(NCCL)
     if wanted:
         variables["LD_PRELOAD"] = with_preloaded(program.env.get("LD_PRELOAD", ""), *wanted)
     return variables

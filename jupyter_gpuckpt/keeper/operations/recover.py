@@ -16,16 +16,20 @@ from ...client.in_progress import MoveInProgress, ParkedMemory, RestoreInProgres
 from ...client.record import Operation
 from ...client.sleep_record import ASLEEP, WAKING, Sleep
 from ...errors import (
+    DriverError,
     GpuckptError,
     KernelLost,
     KernelWaits,
     RestoreFailed,
 )
 from ...freeze import twin
+from ...freeze.nccl import Communicators
+from ...linux import processes
 from ..gpu import gate
 from ..gpu.freeze import GpuReturn
 from ..gpu.late_vram import LateVram
 from ..gpu.sleep import GpuSleep
+from ..namespace import Namespace
 from ..staging import discard_left, vram_files
 from .criu_run import end_criu, let_run
 from .failed_restore import answer_from_fresh, failed_restore
@@ -142,10 +146,19 @@ async def _mend(keeper: Keeper) -> None:
         await asyncio.to_thread(twin.end, keeper.space.run_dir, keeper.space.outer, kept=True)
         if keeper.state.sleep is None:
             gate.open_(keeper.space.run_dir)
+            await asyncio.to_thread(_make_communicators_again, keeper.space)
             if left is None:  # but perhaps a save was being written
                 await asyncio.to_thread(vram_files(keeper.space).discard)
     keeper.state.operation = None
     keeper.note_state()
+
+
+def _make_communicators_again(space: Namespace) -> None:
+    living = processes.inner_pids(processes.descendants(space.pid))
+    try:
+        Communicators.left_behind(space.run_dir, living).make_again()
+    except DriverError as e:
+        log.error("%s", e)
 
 
 async def _recover_save(keeper: Keeper, left: SaveInProgress, undoing: OperationProgress) -> None:

@@ -28,6 +28,7 @@ from ...errors import (
 from ...freeze import criu, cuda, images, memory_copy, twin
 from ...freeze.criu_errors import Cause
 from ...freeze.criu_program import CriuProgram
+from ...freeze.nccl import Communicators
 from ...linux import memory, processes
 from ...snapshots.saved import SavedProcesses
 from .. import lost_names, preflight
@@ -95,6 +96,7 @@ class Taken:
     frozen: Frozen
     agent: ReadyForSave
     """What the agent says about its kernel."""
+    communicators: Communicators
 
 
 async def take(
@@ -136,10 +138,13 @@ async def take(
         undoing.enter_context(_in_words())
         agent = await progress.or_cancelled(before_save(channel, has_agent))
         patience = _AFTER_FAILURE
-        found = await _look(keeper, agent)
+        communicators = Communicators(keeper.namespace().run_dir)
+        undoing.push_async_callback(asyncio.to_thread, communicators.make_again)
+        found = await _look(keeper, agent, communicators)
         check(found.private, found.with_zeros(sum(cuda.needs(found.described).values())))
         freeze = _Freeze(
-            *(keeper, operation, directory, program, progress, left, found, check, look_elsewhere, memory_before)
+            *(keeper, operation, directory, program, progress, left, found, check, look_elsewhere, memory_before),
+            communicators,
         )
         staging, frozen = await freeze.take()
         undoing.pop_all()
@@ -151,7 +156,7 @@ async def take(
                 await asyncio.to_thread(frozen.memory.end)
             raise
         agent = replace(agent, waited=said.waited or agent.waited)
-    return Taken(staging, frozen, agent)
+    return Taken(staging, frozen, agent, communicators)
 
 
 @contextlib.contextmanager
@@ -182,6 +187,7 @@ async def run_on(keeper: Keeper, taken: Taken, failure: GpuckptError, progress: 
         kernel = keeper.namespace().outer(keeper.state.kernel_pid)
         await criu_run.let_run(kernel, taken.frozen.still, progress.tell_of)
         await taken.frozen.gpu.thaw()
+        await asyncio.to_thread(taken.communicators.make_again)
     finally:
         keeper.state.operation = None
         keeper.note_state()
@@ -249,20 +255,24 @@ class _Found:
         return {**self.described, "zeros": size} if self.described else self.described
 
 
-async def _look(keeper: Keeper, agent: ReadyForSave) -> _Found:
+async def _look(keeper: Keeper, agent: ReadyForSave, communicators: Communicators) -> _Found:
     """See what there is to take. Raises `Refused` and `SaveFailed` for what could not be dumped, or not be undone."""
     space, worker, asleep = keeper.namespace(), keeper.worker, keeper.asleep
     kernel = space.outer(keeper.state.kernel_pid)
     if kernel is None:
         raise KernelLost("The {kernel} has ended.", "", "{Restart}.")
     tree = [kernel, *processes.descendants(kernel)]
+    await asyncio.to_thread(communicators.look, _living(space))
     preflight.refuse_unsavable(space.pid, kernel, tree, keeper.twins.pids)
     on_gpu = asleep.living if asleep is not None else await asyncio.to_thread(cuda.freezable, worker, tree)
     described: dict[str, Any] = dict(asleep.described) if asleep is not None and on_gpu else {}
     unless_parked: Mapping[int, Refused] = {}
     if on_gpu and asleep is None:
         peers = {kernel: agent.peers} if agent.peers is not None else {}
-        unless_parked = await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers, room_later=True)
+        connected = [pid for pid in on_gpu if processes.inner_pid(pid) in communicators.pids]
+        unless_parked = await asyncio.to_thread(
+            cuda.preflight, worker, on_gpu, peers, connected=connected, room_later=True
+        )
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     private = processes.private_bytes(tree) + processes.swapped_bytes(tree) + _only_in_shared_memory(space, tree)
     if asleep is not None:
@@ -284,6 +294,7 @@ class _Freeze:
     check: Check
     look_elsewhere: LookElsewhere | None
     memory_before: Callable[[], memory_copy.Before | None] | None
+    communicators: Communicators
 
     async def take(self) -> tuple[Staging, Frozen]:
         """Freeze the kernel's tree, take it, and leave it as asked; what criu wrote is in the staging."""
@@ -307,8 +318,9 @@ class _Freeze:
             gpu = self._gpu_side(staging)
             undoing.push_async_callback(gpu.close)
             await gpu.prepare(judge=self._judge)
+            await asyncio.to_thread(self._take_communicators_down)
             await self.progress.enter("freezing", quiet=True)
-            began = time.monotonic()
+            began = self.communicators.began or time.monotonic()
             await gpu.freeze(parks)
             async with contextlib.AsyncExitStack() as undoing_freeze:
                 undoing_freeze.push_async_callback(gpu.thaw)
@@ -321,6 +333,7 @@ class _Freeze:
                 undoing_freeze.pop_all()
             if self.left == "running":
                 await gpu.thaw()
+                await asyncio.to_thread(self.communicators.make_again)
             # Without GPU state, only criu stops the kernel, and for less long than it runs.
             seconds = time.monotonic() - began if found.on_gpu else images.frozen_seconds(staging.outside)
             if found.space.outer(keeper.state.kernel_pid) is None:
@@ -347,6 +360,8 @@ class _Freeze:
         described = dict(found.described)
         if parked:
             described |= {"parked": [asdict(one) for one in parked], "zeros": gpu.zeros}
+        if self.communicators.pids:
+            described |= {"communicators": self.communicators.pids}
         frozen = Frozen(seconds, gpu, described, process, notes, found.still, copied)
         if self.left == "running":
             frozen.begin_to_tidy()
@@ -357,6 +372,11 @@ class _Freeze:
     def _judge(self, zeros: int) -> None:
         """Refuse what has no room, where so many bytes of GPU memory are zeros."""
         self.check(self.found.private, self.found.with_zeros(zeros))
+
+    def _take_communicators_down(self) -> None:
+        self.communicators.take_down()
+        if self.communicators.pids:
+            cuda.refuse_together(self.found.on_gpu)
 
     def _write_down(self) -> SaveInProgress:
         """Tell the next keeper what to undo, should this one be killed."""
@@ -430,6 +450,10 @@ class _Freeze:
 
 def _not_saved(error: BaseException) -> SaveFailed:
     return SaveFailed("The {kernel} could not be saved; it keeps running.", str(error), Cause.of(error).advice)
+
+
+def _living(space: Namespace) -> set[int]:
+    return set(processes.inner_pids(processes.descendants(space.pid)))
 
 
 def _only_in_shared_memory(space: Namespace, tree: Sequence[int]) -> int:

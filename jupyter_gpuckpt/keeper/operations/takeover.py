@@ -22,6 +22,7 @@ from ...client.sleep_record import ASLEEP
 from ...errors import RestoreFailed
 from ...freeze import criu, cuda, images, parking_channel, random_state
 from ...freeze.criu_program import CriuProgram
+from ...freeze.nccl import Communicators
 from ...freeze.new_connections import NewConnections
 from ...linux import processes, seccomp
 from ...snapshots.saved import kernel_of, processes_of
@@ -129,6 +130,8 @@ async def take_over(coming: Coming, way: InPlace | SideBySide, places: Places) -
             await way.bring_up(coming, introduce)
         finally:
             tidying = asyncio.create_task(gpu.of.close())
+    communicators = Communicators(space.run_dir, coming.manifest.cuda.get("communicators", []))
+    await asyncio.to_thread(communicators.make_again)
     await gpu.settle()
     pid = processes_of(coming.manifest).pid
     await space.adopt(pid)
